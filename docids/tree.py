@@ -1,0 +1,232 @@
+"""The docid tree: nodes, digits, centroids and the order of the documents, as flat arrays.
+
+Inner nodes are numbered breadth-first from the root (0); the document at docid position p is node num_inner + p. A node's
+children are either all inner nodes or all documents and have consecutive numbers; the documents below a node are the
+consecutive positions doc_start..doc_end. So a digit is an offset, a subtree is a slice, and nothing is ever looked up by
+string. Knows nothing of how the tree was made, of texts or of models.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
+
+_STRUCTURE = ("first_child", "num_children", "doc_start", "doc_end", "doc_rows")
+
+
+@dataclass(frozen=True, eq=False)
+class DocidTree:
+    """A tree over N documents with I inner nodes.
+
+    Attributes:
+        first_child: [I] node number of each inner node's first child.
+        num_children: [I] how many children it has; child number c has digit c.
+        doc_start: [I] first docid position below it.
+        doc_end: [I] one past the last docid position below it.
+        doc_rows: [N] collection row of the document at each docid position.
+        centroids: [I, dim] mean of the document embeddings below each inner node.
+        embeddings: [N, dim] embedding of the document at each docid position: the centroid of that leaf.
+    """
+
+    first_child: Ints
+    num_children: Ints
+    doc_start: Ints
+    doc_end: Ints
+    doc_rows: Ints
+    centroids: Floats
+    embeddings: Floats
+
+    @property
+    def num_inner(self) -> int:
+        """Inner nodes, the root included."""
+        return len(self.first_child)
+
+    @property
+    def num_documents(self) -> int:
+        """Documents, which are the leaves."""
+        return len(self.doc_rows)
+
+    @cached_property
+    def levels(self) -> list[slice]:
+        """The inner nodes of each level, root first; a docid has at most len(levels) digits."""
+        levels, start, stop = [], 0, 1
+        while stop > start:
+            levels.append(slice(start, stop))
+            above_inner = self.first_child[start:stop] < self.num_inner
+            start, stop = stop, stop + int(self.num_children[start:stop][above_inner].sum())
+        return levels
+
+    @property
+    def depth(self) -> int:
+        """Digits of the longest docid."""
+        return len(self.levels)
+
+    @cached_property
+    def fan_out(self) -> list[int]:
+        """Largest number of children a node of each level has: the size of that level's digit vocabulary."""
+        return [int(self.num_children[level].max()) for level in self.levels]
+
+    @cached_property
+    def token_offsets(self) -> Ints:
+        """[depth] token id of digit 0 of each level; token 0 starts a sequence (the root)."""
+        return (1 + np.concatenate([[0], np.cumsum(self.fan_out)[:-1]])).astype(np.int32)
+
+    @property
+    def vocab_size(self) -> int:
+        """Docid tokens of all levels and the start token."""
+        return 1 + sum(self.fan_out)
+
+    @cached_property
+    def positions(self) -> Ints:
+        """[N] docid position of each collection row: the inverse of `doc_rows`."""
+        inverse = np.empty_like(self.doc_rows)
+        inverse[self.doc_rows] = np.arange(self.num_documents, dtype=np.int32)
+        return inverse
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 of the structure and the order of the documents: what a decoder's vocabulary is bound to."""
+        digest = hashlib.sha256()
+        for name in _STRUCTURE:
+            digest.update(np.ascontiguousarray(getattr(self, name)).tobytes())
+        return digest.hexdigest()
+
+    def paths(self, positions: NDArray[np.integer]) -> tuple[Ints, Ints]:
+        """Way from the root to documents.
+
+        Args:
+            positions: [n] docid positions.
+
+        Returns:
+            parents: [n, depth] the inner node at which each digit is chosen, -1 past the end.
+            digits: [n, depth] the digit chosen there, -1 past the end.
+        """
+        positions = np.asarray(positions)
+        parents = np.full((len(positions), self.depth), -1, dtype=np.int32)
+        digits = np.full_like(parents, -1)
+        rows, nodes = np.arange(len(positions)), np.zeros(len(positions), dtype=np.int32)
+        for level in range(self.depth):
+            at_leaf = self.first_child[nodes] >= self.num_inner
+            parents[rows, level] = nodes
+            children = self.num_inner + positions[rows]
+            if level + 1 < self.depth:
+                below = self.levels[level + 1]
+                inner = below.start + np.searchsorted(self.doc_start[below], positions[rows], side="right") - 1
+                children = np.where(at_leaf, children, inner)
+            digits[rows, level] = children - self.first_child[nodes]
+            rows, nodes = rows[~at_leaf], children[~at_leaf].astype(np.int32)
+        return parents, digits
+
+    def digits(self, position: int) -> tuple[int, ...]:
+        """The docid of the document at a docid position."""
+        (row,) = self.paths(np.array([position]))[1]
+        return tuple(int(digit) for digit in row if digit >= 0)
+
+    def node(self, digits: Sequence[int]) -> int:
+        """The node at the end of a path of digits.
+
+        Raises:
+            ValueError: the path leaves the tree; the message names level, digit and range.
+        """
+        node = 0
+        for level, digit in enumerate(digits):
+            if node >= self.num_inner:
+                raise ValueError(f"digits {tuple(digits)} go on below a document, which ends at level {level}.")
+            if not 0 <= digit < self.num_children[node]:
+                raise ValueError(
+                    f"digits {tuple(digits)}: level {level} has digits 0 to {self.num_children[node] - 1}, got {digit}."
+                )
+            node = int(self.first_child[node] + digit)
+        return node
+
+    def node_digits(self, node: int) -> tuple[int, ...]:
+        """The path of digits from the root to any node."""
+        if node >= self.num_inner:
+            return self.digits(node - self.num_inner)
+        parents, digits = self.paths(self.doc_start[[node]])
+        depth = int(np.argmax(parents[0] == node))
+        return tuple(int(digit) for digit in digits[0, :depth])
+
+    def save(self, path: Path) -> None:
+        """Write the arrays as one safetensors file."""
+        save_file({name: np.ascontiguousarray(array) for name, array in vars(self).items() if name in _ARRAYS}, path)
+
+    @classmethod
+    def load(cls, path: Path) -> "DocidTree":
+        """Read what `save` wrote.
+
+        Raises:
+            FileNotFoundError: no such file.
+            ValueError: truncated, altered or inconsistent.
+        """
+        if not path.exists():
+            raise FileNotFoundError(f"{path} does not exist; build the docids first (dsi build-docids).")
+        try:
+            tree = cls(**load_file(path))
+        except (SafetensorError, TypeError) as error:
+            raise ValueError(f"{path} is truncated or altered ({error}); build the docids again.") from None
+        problem = tree._problem()
+        if problem:
+            raise ValueError(f"{path} does not hold a docid tree ({problem}); build the docids again.")
+        return tree
+
+    def _problem(self) -> str:
+        """What is wrong with the arrays, or an empty string."""
+        inner, documents = self.num_inner, self.num_documents
+        if any(len(getattr(self, name)) != inner for name in ("num_children", "doc_start", "doc_end", "centroids")):
+            return "arrays of inner nodes differ in length"
+        if len(self.embeddings) != documents or not np.array_equal(np.sort(self.doc_rows), np.arange(documents)):
+            return "documents are missing or doubled"
+        children = np.concatenate(
+            [np.arange(f, f + n) for f, n in zip(self.first_child, self.num_children, strict=True)]
+        )
+        if not np.array_equal(np.sort(children), np.arange(1, inner + documents)):
+            return "some nodes have no parent, or several"
+        return ""
+
+
+_ARRAYS = tuple(DocidTree.__dataclass_fields__)
+
+
+def diagnostics(tree: DocidTree) -> dict[str, object]:
+    """How evenly a tree codes its documents.
+
+    Returns:
+        documents, inner_nodes, depth; depth_histogram {digits: documents}; mean_fan_out a level; entropy a level, of the
+        digit given its node, as a share of the entropy of a uniform choice; collisions (always 0: a docid is a place).
+    """
+    _, digits = tree.paths(np.arange(tree.num_documents))
+    lengths, counts = np.unique((digits >= 0).sum(axis=1), return_counts=True)
+    return {
+        "documents": tree.num_documents,
+        "inner_nodes": tree.num_inner,
+        "depth": tree.depth,
+        "depth_histogram": {int(length): int(count) for length, count in zip(lengths, counts, strict=True)},
+        "mean_fan_out": [round(float(tree.num_children[level].mean()), 2) for level in tree.levels],
+        "entropy": [round(_entropy(tree, level), 4) for level in tree.levels],
+        "collisions": tree.num_documents - len(np.unique(digits, axis=0)),
+    }
+
+
+def _entropy(tree: DocidTree, level: slice) -> float:
+    """Mean over documents of H(digit | node) / log(children) at a level; 1 where all digits are equally likely."""
+    share, weight = 0.0, 0
+    for node in range(level.start, level.stop):
+        first, count = tree.first_child[node], tree.num_children[node]
+        size = int(tree.doc_end[node] - tree.doc_start[node])
+        weight += size
+        if first >= tree.num_inner or count == 1:
+            share += size
+            continue
+        p = (tree.doc_end[first : first + count] - tree.doc_start[first : first + count]) / size
+        share += size * float(-(p * np.log(p)).sum() / np.log(count))
+    return share / weight

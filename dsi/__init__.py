@@ -1,0 +1,21 @@
+"""Generative document retrieval: `from dsi import GenerativeRetriever`."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dsi.config import Config
+    from dsi.retriever import GenerativeRetriever, Hit, Hits
+    from dsi.search import SearchConfig
+
+__all__ = ["Config", "GenerativeRetriever", "Hit", "Hits", "SearchConfig"]
+
+_HOME = {"Config": "dsi.config", "SearchConfig": "dsi.search"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: `import dsi` alone stays fast."""
+    if name not in __all__:
+        raise AttributeError(f"module 'dsi' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOME.get(name, "dsi.retriever")), name)

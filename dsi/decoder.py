@@ -1,0 +1,120 @@
+"""One level of decoding, fast: the generator's decoder over many beams of many queries.
+
+The same numbers as `DocidGenerator.decoder`, computed for search: the query's cross-attention keys and values are made once
+and shared by its beams, query/key/value projections are one product, and only the digits of the level at hand get logits.
+Knows nothing of trees, scores or fusion.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dsi.generator import DocidGenerator
+
+
+@dataclass
+class DecoderCache:
+    """What the decoder remembers of a batch of queries.
+
+    Attributes:
+        cross: a layer: keys and values [batch, heads, length, head_dim] of the query's token states.
+        cross_bias: [batch, 1, 1, length] 0 at tokens, -inf at padding.
+        past: a layer: keys and values [batch, beams, heads, levels so far, head_dim] of the digits chosen.
+    """
+
+    cross: list[tuple[Tensor, Tensor]]
+    cross_bias: Tensor
+    past: list[tuple[Tensor, Tensor]]
+
+    def select(self, beams: Tensor) -> None:
+        """Keep, for each new beam, the past of the old beam it continues; beams: [batch, new beams]."""
+        rows = torch.arange(len(beams), device=beams.device)[:, None]
+        self.past = [(keys[rows, beams], values[rows, beams]) for keys, values in self.past]
+
+
+class FastDecoder:
+    """The weights of a `DocidGenerator`, laid out for search.
+
+    Args:
+        generator: a trained generator; later changes to its weights are not seen.
+    """
+
+    @torch.no_grad()
+    def __init__(self, generator: DocidGenerator) -> None:
+        config, stack = generator.config, generator.decoder
+        self.heads, self.eps = config.num_heads, config.layer_norm_epsilon
+        self.layers = [_Layer(block.layer) for block in stack.block]
+        self.final_norm = stack.final_layer_norm.weight.detach()
+        self.embeddings = stack.embed_tokens.weight.detach()
+        attention = stack.block[0].layer[0].SelfAttention
+        self.position_bias = attention.compute_bias(len(config.fan_out), len(config.fan_out))[0].detach()
+        first = 1
+        self.level_heads: list[Tensor] = []
+        for count in config.fan_out:
+            self.level_heads.append(generator.head.weight.detach()[first : first + count].contiguous())
+            first += count
+
+    def start(self, token_states: Tensor, states_mask: Tensor) -> DecoderCache:
+        """Cross-attention keys and values of queries: token_states [batch, length, d_model], states_mask [batch, length]."""
+        batch, length, _ = token_states.shape
+        cross = []
+        for layer in self.layers:
+            keys, values = F.linear(token_states, layer.cross_kv).view(batch, length, 2, self.heads, -1).unbind(2)
+            cross.append((keys.transpose(1, 2).contiguous(), values.transpose(1, 2).contiguous()))
+        bias = torch.zeros_like(states_mask, dtype=token_states.dtype).masked_fill(~states_mask, -torch.inf)
+        return DecoderCache(cross, bias[:, None, None, :], [])
+
+    def step(self, tokens: Tensor, level: int, cache: DecoderCache) -> Tensor:
+        """Logits [batch, beams, fan-out of the level] after `tokens` [batch, beams], the token chosen at level - 1."""
+        hidden = self.embeddings[tokens]
+        past, cache.past = cache.past or [None] * len(self.layers), []  # type: ignore[list-item]
+        bias = self.position_bias[:, level, : level + 1]
+        for layer, layer_past, cross in zip(self.layers, past, cache.cross, strict=True):
+            hidden = hidden + self._self_attention(layer, hidden, layer_past, bias, cache)
+            hidden = hidden + self._cross_attention(layer, hidden, cross, cache.cross_bias)
+            hidden = hidden + layer.feed_forward(self._norm(hidden, layer.feed_forward_norm))
+        return F.linear(self._norm(hidden, self.final_norm), self.level_heads[level])
+
+    def _self_attention(
+        self, layer: "_Layer", hidden: Tensor, past: tuple[Tensor, Tensor] | None, bias: Tensor, cache: DecoderCache
+    ) -> Tensor:
+        batch, beams, _ = hidden.shape
+        projected = F.linear(self._norm(hidden, layer.self_norm), layer.self_qkv)
+        query, key, value = projected.view(batch, beams, 3, self.heads, 1, -1).unbind(2)
+        if past is not None:
+            key, value = torch.cat([past[0], key], dim=3), torch.cat([past[1], value], dim=3)
+        cache.past.append((key, value))
+        weights = (query @ key.transpose(3, 4) + bias[:, None, :]).softmax(dim=-1)
+        return F.linear((weights @ value).reshape(batch, beams, -1), layer.self_out)
+
+    def _cross_attention(
+        self, layer: "_Layer", hidden: Tensor, cross: tuple[Tensor, Tensor], cross_bias: Tensor
+    ) -> Tensor:
+        batch, beams, _ = hidden.shape
+        query = F.linear(self._norm(hidden, layer.cross_norm), layer.cross_q)
+        query = query.view(batch, beams, self.heads, -1).transpose(1, 2)
+        weights = (query @ cross[0].transpose(2, 3) + cross_bias).softmax(dim=-1)
+        return F.linear((weights @ cross[1]).transpose(1, 2).reshape(batch, beams, -1), layer.cross_out)
+
+    def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(hidden, weight.shape, weight, self.eps)
+
+
+class _Layer:
+    """Weights of one T5 decoder block."""
+
+    def __init__(self, block: nn.ModuleList) -> None:
+        own, cross, feed_forward = block
+        attention = own.SelfAttention
+        self.self_qkv = torch.cat([attention.q.weight, attention.k.weight, attention.v.weight]).detach()
+        self.self_out = attention.o.weight.detach()
+        self.self_norm = own.layer_norm.weight.detach()
+        attention = cross.EncDecAttention
+        self.cross_q = attention.q.weight.detach()
+        self.cross_kv = torch.cat([attention.k.weight, attention.v.weight]).detach()
+        self.cross_out = attention.o.weight.detach()
+        self.cross_norm = cross.layer_norm.weight.detach()
+        self.feed_forward = feed_forward.DenseReluDense
+        self.feed_forward_norm = feed_forward.layer_norm.weight.detach()

@@ -1,0 +1,126 @@
+"""Why an answer came up: the search, level by level, as data and as a printed tree. Knows nothing of models."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from docids.tree import DocidTree
+from dsi.search import LevelTrace, SearchConfig
+
+_PRUNED_SHOWN = 2
+
+
+@dataclass
+class ExplainedNode:
+    """A node that the search looked at.
+
+    Attributes:
+        digits: its path.
+        generative: weighted decoder score of the path.
+        dense: weighted dense score.
+        kept: went on into the beam, or among the answers as they stood.
+        documents: how many lie below it.
+        label: a document's title; for an inner node the title of a document below it.
+        rank: final rank of a document that was returned, else None.
+        children: the nodes that were looked at below it, best first.
+    """
+
+    digits: tuple[int, ...]
+    generative: float
+    dense: float
+    kept: bool
+    documents: int
+    label: str
+    rank: int | None = None
+    children: list["ExplainedNode"] = field(default_factory=list)
+
+    @property
+    def score(self) -> float:
+        """What the node was ranked by."""
+        return self.generative + self.dense
+
+
+@dataclass
+class Explanation:
+    """One search: `levels` lists the nodes of each level best first, `roots` holds the first level as a tree."""
+
+    query: str
+    config: SearchConfig
+    levels: list[list[ExplainedNode]]
+    roots: list[ExplainedNode]
+
+    def __str__(self) -> str:
+        head = [
+            f'"{self.query}"  ({self.config.fusion} fusion, alpha {self.config.alpha:g}, beta {self.config.beta:g}, '
+            f"beam {self.config.beam_width})",
+            "score = generative + dense; + kept, - pruned, # rank of an answer",
+        ]
+        return "\n".join([*head, *_lines(self.roots, "")])
+
+    __repr__ = __str__
+
+
+def explain(
+    query: str,
+    tree: DocidTree,
+    titles: Sequence[str],
+    config: SearchConfig,
+    trace: Sequence[LevelTrace],
+    positions: Sequence[int],
+) -> Explanation:
+    """Turn the trace of a search for one query (batch of 1) into an `Explanation`.
+
+    Args:
+        query: its text.
+        tree: the docids.
+        titles: of the documents, in collection order.
+        config: what was searched with.
+        trace: of the search.
+        positions: docid positions of the answers, best first.
+    """
+    ranks = {tree.num_inner + position: rank for rank, position in enumerate(positions, start=1) if position >= 0}
+    known: dict[tuple[int, ...], ExplainedNode] = {}
+    levels: list[list[ExplainedNode]] = []
+    for level in trace:
+        entries = zip(
+            level.nodes[0].tolist(), level.generative[0].tolist(), level.dense[0].tolist(), level.kept[0].tolist(), strict=True
+        )
+        nodes = [_node(tree, titles, ranks, *entry) for entry in entries if entry[0] >= 0]
+        nodes.sort(key=lambda node: -node.score)
+        for node in nodes:
+            known[node.digits] = node
+            if len(node.digits) > 1:
+                known[node.digits[:-1]].children.append(node)
+        levels.append(nodes)
+    return Explanation(query, config, levels, levels[0] if levels else [])
+
+
+def _node(
+    tree: DocidTree, titles: Sequence[str], ranks: dict[int, int], node: int, generative: float, dense: float, kept: bool
+) -> ExplainedNode:
+    is_document = node >= tree.num_inner
+    position = node - tree.num_inner if is_document else int(tree.doc_start[node])
+    documents = 1 if is_document else int(tree.doc_end[node] - tree.doc_start[node])
+    label = titles[int(tree.doc_rows[position])]
+    return ExplainedNode(tree.node_digits(node), generative, dense, kept, documents, label, ranks.get(node))
+
+
+def _lines(nodes: Sequence[ExplainedNode], indent: str) -> list[str]:
+    kept = [node for node in nodes if node.kept]
+    pruned = [node for node in nodes if not node.kept]
+    shown = kept + pruned[:_PRUNED_SHOWN]
+    hidden = len(pruned) - _PRUNED_SHOWN
+    lines = []
+    for number, node in enumerate(shown):
+        last = number == len(shown) - 1 and hidden <= 0
+        lines.append(f"{indent}{'└─' if last else '├─'} {_line(node)}")
+        lines += _lines(node.children, indent + ("   " if last else "│  "))
+    if hidden > 0:
+        lines.append(f"{indent}└─ - and {hidden} more pruned")
+    return lines
+
+
+def _line(node: ExplainedNode) -> str:
+    mark = f"#{node.rank}" if node.rank else "+" if node.kept else "-"
+    what = node.label if node.documents == 1 else f"{node.documents} documents, as {node.label}"
+    digits = ".".join(map(str, node.digits))
+    return f"{mark} {digits}  {node.score:.3f} = {node.generative:.3f} + {node.dense:.3f}  {what}"

@@ -1,0 +1,215 @@
+"""The docid generator: a T5 decoder over the encoder's token states, with a small vocabulary of docid tokens.
+
+A docid token is a (level, digit) pair with its own embedding and its own output row, so the output layer has as many rows
+as the tree has digits, not 32,128. Probabilities are taken over a node's children only, in training as in search. The
+encoder is frozen and not part of the model: its token states come in from outside. Knows the tree's shape, no documents.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import T5Config, T5ForConditionalGeneration
+from transformers.models.t5.modeling_t5 import T5PreTrainedModel, T5Stack
+
+from docids.tree import DocidTree
+
+IGNORED = -1
+"""Digit that stands for "the docid has ended"."""
+
+
+@dataclass(frozen=True)
+class GeneratorConfig:
+    """The decoder and its training; defaults are the paper's.
+
+    Attributes:
+        decoder: a T5 checkpoint (Hub name or folder) whose decoder weights are the start, or "" for a fresh T5 stack of
+            the encoder's width.
+        num_layers: decoder layers; 0 keeps the checkpoint's number (a fresh stack needs a number).
+        num_heads: attention heads of a fresh stack.
+        feed_forward_dim: inner width of a fresh stack's feed-forward layers; 0 for four times its width.
+        dropout: in training.
+        document_examples: train document -> docid (indexing) beside query -> docid (retrieval).
+        pseudo_queries: train on pseudo-queries as further retrieval examples.
+        batch_size: examples a process and step.
+        epochs: passes over all examples.
+        learning_rate: peak, after a linear warm-up over a twentieth of the steps, then linear to zero.
+        weight_decay: of AdamW.
+        bf16: compute in bfloat16 where the device is fast at it.
+        seed: of initialisation and shuffling.
+    """
+
+    decoder: str = "google-t5/t5-base"
+    num_layers: int = 0
+    num_heads: int = 8
+    feed_forward_dim: int = 0
+    dropout: float = 0.1
+    document_examples: bool = True
+    pseudo_queries: bool = True
+    batch_size: int = 64
+    epochs: float = 50.0
+    learning_rate: float = 5e-4
+    weight_decay: float = 0.01
+    bf16: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.decoder and self.num_layers < 1:
+            raise ValueError(f"generator.num_layers must be at least 1 without a T5 checkpoint, got {self.num_layers}.")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"generator.dropout must be in [0, 1), got {self.dropout}.")
+
+
+class DocidGenerator(T5PreTrainedModel):
+    """T5 decoder with docid embeddings and a docid output layer.
+
+    Args:
+        config: a T5Config for the decoder stack, with two more entries: `fan_out`, the digits of each level, and
+            `docids_fingerprint`, the tree it belongs to.
+    """
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__(config)
+        self.decoder = T5Stack(config)
+        self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.register_buffer("level_tokens", _level_tokens(config.fan_out), persistent=False)
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, DocidGenerator):
+            nn.init.normal_(module.head.weight, std=self.config.d_model**-0.5)
+
+    @classmethod
+    def create(cls, config: GeneratorConfig, tree: DocidTree, state_dim: int) -> "DocidGenerator":
+        """A generator for a tree, its decoder fresh or taken over from a T5 checkpoint.
+
+        Args:
+            config: the settings.
+            tree: whose docids it will generate.
+            state_dim: width of the encoder's token states.
+
+        Raises:
+            ValueError: the checkpoint's width is not the encoder's.
+        """
+        torch.manual_seed(config.seed)
+        docid_settings = {
+            "vocab_size": tree.vocab_size,
+            "fan_out": tree.fan_out,
+            "docids_fingerprint": tree.fingerprint,
+            "dropout_rate": config.dropout,
+            "is_decoder": True,
+            "is_encoder_decoder": False,
+            "use_cache": False,
+        }
+        if not config.decoder:
+            return cls(_fresh_config(config, state_dim, docid_settings))
+        checkpoint = T5ForConditionalGeneration.from_pretrained(config.decoder)
+        if checkpoint.config.d_model != state_dim:
+            raise ValueError(
+                f"The decoder {config.decoder} is {checkpoint.config.d_model} wide, the encoder's states {state_dim}; "
+                f'choose a T5 of the encoder\'s width, or decoder = "" for a fresh one.'
+            )
+        t5_config = T5Config(**{**checkpoint.config.to_dict(), **docid_settings})
+        t5_config.num_layers = config.num_layers or checkpoint.config.num_decoder_layers
+        generator = cls(t5_config)
+        weights = {name: tensor for name, tensor in checkpoint.decoder.state_dict().items() if "embed_tokens" not in name}
+        missing, _ = generator.decoder.load_state_dict(weights, strict=False)
+        if missing != ["embed_tokens.weight"]:
+            raise ValueError(f"The decoder {config.decoder} lacks weights for {missing}; ask for fewer num_layers.")
+        return generator
+
+    def digit_logits(self, token_states: Tensor, states_mask: Tensor, digits: Tensor) -> Tensor:
+        """Logits of every digit at every level, the digits before it given.
+
+        Args:
+            token_states: [batch, length, d_model] encoder states.
+            states_mask: [batch, length], True at real tokens.
+            digits: [batch, depth], `IGNORED` past the end.
+
+        Returns:
+            [batch, depth, largest fan-out], -inf for digits that a level does not have.
+        """
+        depth = digits.shape[1]
+        tokens = self.level_tokens[torch.arange(depth, device=digits.device), digits.clamp(min=0)]
+        inputs = F.pad(tokens[:, :-1], (1, 0))  # token 0 starts every docid
+        hidden = self.decoder(
+            input_ids=inputs,
+            encoder_hidden_states=token_states,
+            encoder_attention_mask=states_mask.to(token_states.dtype),
+            use_cache=False,
+        ).last_hidden_state
+        logits = self.head(hidden)
+        columns = self.level_tokens[:depth]
+        picked = logits.gather(2, columns.clamp(min=0).expand(len(digits), -1, -1))
+        return picked.masked_fill(columns < 0, -torch.inf)
+
+    def forward(
+        self, token_states: Tensor, states_mask: Tensor, digits: Tensor, num_children: Tensor
+    ) -> dict[str, Tensor]:
+        """Negative log-likelihood of docids (DR-SCL eq. 8), each digit's softmax over its node's children only.
+
+        Args:
+            token_states: [batch, length, d_model].
+            states_mask: [batch, length].
+            digits: [batch, depth], `IGNORED` past the end.
+            num_children: [batch, depth] children of the node at which each digit is chosen.
+
+        Returns:
+            loss: mean over the batch; log_likelihood: [batch].
+        """
+        logits = self.digit_logits(token_states, states_mask, digits).float()
+        log_likelihood = path_log_likelihood(logits, digits, num_children)
+        return {"loss": -log_likelihood.mean(), "log_likelihood": log_likelihood}
+
+    def check_tree(self, tree: DocidTree) -> None:
+        """Raise ValueError unless this generator was trained for the docids of `tree`."""
+        if self.config.docids_fingerprint != tree.fingerprint:
+            raise ValueError(
+                f"The generator was trained for docids {self.config.docids_fingerprint[:12]}, the docids here are "
+                f"{tree.fingerprint[:12]}; train the generator again or restore the docids it belongs to."
+            )
+
+
+def path_log_likelihood(logits: Tensor, digits: Tensor, num_children: Tensor) -> Tensor:
+    """[batch] sum over levels of log softmax over valid children, from `digit_logits`."""
+    invalid = torch.arange(logits.shape[2], device=logits.device) >= num_children[:, :, None].clamp(min=1)
+    log_p = logits.masked_fill(invalid, -torch.inf).log_softmax(dim=2)
+    chosen = log_p.gather(2, digits.clamp(min=0)[:, :, None]).squeeze(2)
+    return chosen.masked_fill(digits < 0, 0.0).sum(dim=1)
+
+
+def _level_tokens(fan_out: list[int]) -> Tensor:
+    """[depth, largest fan-out] token id of each (level, digit), -1 where a level has no such digit."""
+    table = torch.full((len(fan_out), max(fan_out)), -1)
+    first = 1
+    for level, count in enumerate(fan_out):
+        table[level, :count] = torch.arange(first, first + count)
+        first += count
+    return table
+
+
+def _fresh_config(config: GeneratorConfig, width: int, docid_settings: dict[str, object]) -> T5Config:
+    if width % config.num_heads:
+        raise ValueError(f"generator.num_heads must divide the encoder's width {width}, got {config.num_heads}.")
+    return T5Config(
+        d_model=width,
+        d_kv=width // config.num_heads,
+        d_ff=config.feed_forward_dim or 4 * width,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        **docid_settings,
+    )
+
+
+def load_generator(folder: Path, device: str | torch.device) -> DocidGenerator:
+    """Read a generator that `save_pretrained` wrote.
+
+    Raises:
+        FileNotFoundError: no generator there.
+    """
+    if not (folder / "config.json").exists():
+        raise FileNotFoundError(f"{folder} holds no generator; train it first (dsi train-generator).")
+    return DocidGenerator.from_pretrained(str(folder), local_files_only=True).to(device).eval()

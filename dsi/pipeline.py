@@ -1,0 +1,270 @@
+"""From a collection to an index, in four stages that can be run, killed and run again.
+
+    queries    pseudo-queries for the documents
+    encoder    contrastive pre-training
+    docids     embeddings -> docid tree
+    generator  cached token states -> trained decoder; then the manifest, and the folder is an index
+
+Each stage writes one folder of the run in one step, with the key of everything it depends on; a stage whose folder has the
+right key is not run again. Under `accelerate launch` all processes train, and the first one writes.
+"""
+
+import dataclasses
+import hashlib
+import json
+import logging
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from accelerate import PartialState
+from numpy.typing import NDArray
+
+from contrastive.encoder import Encoder
+from contrastive.training import contrastive_rows, train_encoder
+from docids.clustering import build_tree
+from docids.collection import Collection
+from docids.storage import recover_folder, replace_folder, sha256
+from docids.tree import diagnostics
+from dsi.config import Config, write_config
+from dsi.generator import DocidGenerator, load_generator
+from dsi.pseudo_queries import generate_queries, read_queries_file
+from dsi.retriever import load_docids, save_docids, write_manifest
+from dsi.states import StateCache, write_states
+from dsi.training import DocidExamples, train_generator
+
+logger = logging.getLogger(__name__)
+
+_KEY_FILE = "stage.json"
+
+
+class TrainingRun:
+    """The stages over one collection into one folder.
+
+    Args:
+        folder: of the run; becomes the index.
+        collection: what to index.
+        config: every setting; written to `config.toml`.
+        device: for the encoder and the generator; the best there is by default.
+
+    Attributes:
+        seconds: {stage: wall time} of the stages that ran.
+    """
+
+    def __init__(self, folder: Path, collection: Collection, config: Config, device: str | None = None) -> None:
+        self.folder, self.collection, self.config, self.device = folder, collection, config, device
+        self.state = PartialState(cpu=device == "cpu")
+        self.seconds: dict[str, float] = {}
+        if self.state.is_main_process:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_config(config, folder / "config.toml")
+
+    def all_stages(self) -> None:
+        """Run what is not done yet, in order."""
+        self.generate_queries()
+        self.train_encoder()
+        self.build_docids()
+        self.train_generator()
+
+    def generate_queries(self) -> None:
+        """Stage `queries`: pseudo-queries for all documents."""
+        if self.config.queries.method == "none":
+            return
+        with self._stage("queries") as key:
+            if not key or not self.state.is_main_process:
+                return
+            work = self._work("queries", key)
+            documents = self.collection.documents
+            held_out = [*self.collection.query_texts("dev").values(), *self.collection.query_texts("test").values()]
+            counts = generate_queries(
+                list(zip(documents["doc_id"], documents["title"], documents["text"], strict=True)),
+                self.config.queries,
+                work / "queries.jsonl",
+                held_out=held_out,
+            )
+            logger.info("pseudo-queries: %(written)d written, %(dropped)d dropped (equal to a dev or test query)", counts)
+            with self._writing("queries", key) as folder:
+                shutil.copy(work / "queries.jsonl", folder / "queries.jsonl")
+
+    def train_encoder(self) -> None:
+        """Stage `encoder`: contrastive pre-training; with loss "none" the encoder as it is."""
+        with self._stage("encoder") as key:
+            if not key:
+                return
+            encoder = Encoder.load(self.config.encoder, device=self.device)
+            settings = self.config.contrastive
+            if settings.loss != "none":
+                rows = contrastive_rows(
+                    self._document_texts(encoder),
+                    self._train_queries(encoder),
+                    self._pseudo_queries() if settings.pseudo_queries else {},
+                    views=settings.views,
+                    seed=settings.seed,
+                )
+                train_encoder(encoder, rows, settings, self._work("encoder", key))
+            if self.state.is_main_process:
+                with self._writing("encoder", key) as folder:
+                    encoder.save(folder)
+
+    def build_docids(self, embeddings: NDArray[np.float32] | None = None) -> None:
+        """Stage `docids`: embed the documents and cluster them.
+
+        Args:
+            embeddings: [documents, any] to cluster on instead of what the settings say.
+        """
+        extra = "" if embeddings is None else hashlib.sha256(np.ascontiguousarray(embeddings).tobytes()).hexdigest()
+        with self._stage("docids", extra) as key:
+            if not key or not self.state.is_main_process:
+                return
+            encoder = self._encoder()
+            documents = encoder.encode(self._document_texts(encoder), "document", progress=True)
+            if embeddings is None and self.config.docids.cluster_on == "queries":
+                embeddings = self._means_with_queries(encoder, documents)
+            tree = build_tree(documents, self.config.docids, cluster_embeddings=embeddings, progress=True)
+            with self._writing("docids", key) as folder:
+                save_docids(tree, self.collection.documents, folder)
+                (folder / "diagnostics.json").write_text(json.dumps(diagnostics(tree), indent=2) + "\n")
+
+    def train_generator(self) -> None:
+        """Stage `generator`: cache the frozen encoder's states, train the decoder, finish the index."""
+        with self._stage("generator") as key:
+            if not key:
+                return
+            encoder = self._encoder()
+            tree, _ = load_docids(self._existing("docids", "dsi build-docids"))
+            examples = DocidExamples(*self._examples(encoder, tree.positions), tree)
+            generator = DocidGenerator.create(self.config.generator, tree, encoder.state_dim)
+            train_generator(generator, examples, self.config.generator, self._work("generator", key))
+            if self.state.is_main_process:
+                with self._writing("generator", key) as folder:
+                    generator.save_pretrained(str(folder))
+        self._finish()
+
+    def _finish(self) -> None:
+        if self.state.is_main_process and not (self.folder / "manifest.json").exists():
+            encoder, (tree, _) = self._encoder(), load_docids(self.folder / "docids")
+            generator = load_generator(self.folder / "generator", "cpu")
+            write_manifest(self.folder, encoder, tree, generator, self.config.search)
+        self.state.wait_for_everyone()
+
+    # What the stages read of each other.
+
+    def _encoder(self) -> Encoder:
+        return Encoder.load(self.config.encoder, self._existing("encoder", "dsi train-encoder"), self.device)
+
+    def _existing(self, stage: str, command: str) -> Path:
+        folder = self.folder / stage
+        recover_folder(folder)
+        if not (folder / _KEY_FILE).exists():
+            raise FileNotFoundError(f"{folder} is not there yet; run `{command}` (or `dsi train` for all stages) first.")
+        return folder
+
+    def _document_texts(self, encoder: Encoder) -> list[str]:
+        documents = self.collection.documents
+        return encoder.document_texts(list(documents["title"]), list(documents["text"]))
+
+    def _train_queries(self, encoder: Encoder) -> dict[int, list[str]]:
+        queries: dict[int, list[str]] = {}
+        pairs = self.collection.pairs("train")
+        texts = encoder.query_texts([self.collection.queries[query_id] for query_id, _ in pairs])
+        for (_, row), text in zip(pairs, texts, strict=True):
+            queries.setdefault(row, []).append(text)
+        return queries
+
+    def _pseudo_queries(self) -> dict[int, list[str]]:
+        if self.config.queries.method == "none":
+            return {}
+        queries = read_queries_file(self._existing("queries", "dsi generate-queries") / "queries.jsonl")
+        return {self.collection.rows[doc_id]: texts for doc_id, texts in queries.items() if texts}
+
+    def _means_with_queries(self, encoder: Encoder, documents: NDArray[np.float32]) -> NDArray[np.float32]:
+        sums, counts = documents.copy(), np.ones(len(documents), dtype=np.float32)
+        for queries in (self._train_queries(encoder), self._pseudo_queries()):
+            rows = [row for row, texts in queries.items() for _ in texts]
+            if rows:
+                embedded = encoder.encode([text for texts in queries.values() for text in texts], "query", progress=True)
+                np.add.at(sums, rows, embedded)
+                np.add.at(counts, rows, 1)
+        return sums / counts[:, None]
+
+    def _examples(self, encoder: Encoder, positions: NDArray[np.int32]) -> tuple[StateCache, NDArray[np.int32]]:
+        """Indexing and retrieval examples: their states (written once) and the docid positions they ask for."""
+        settings = self.config.generator
+        sources = [self._train_queries(encoder)] + ([self._pseudo_queries()] if settings.pseudo_queries else [])
+        queries = [(row, text) for source in sources for row, texts in source.items() for text in texts]
+        documents = self._document_texts(encoder) if settings.document_examples else []
+        query_texts = encoder.query_texts([text for _, text in queries])
+        parts = [("document", documents), ("query", query_texts)]
+        folder = self.folder / "states" / _digest([encoder.fingerprint, dataclasses.asdict(encoder.config), parts])
+        if self.state.is_main_process and not folder.exists():
+            shutil.rmtree(self.folder / "states", ignore_errors=True)
+            write_states(encoder, parts, folder)
+        self.state.wait_for_everyone()
+        rows = [*range(len(documents)), *(row for row, _ in queries)]
+        return StateCache(folder), positions[rows]
+
+    # Keys, folders, times.
+
+    def _key(self, stage: str, extra: str) -> str:
+        """Digest of all that a stage's output depends on: collection, settings, the keys of earlier stages."""
+        needs: dict[str, list[str]] = {
+            "queries": [],
+            "encoder": ["queries"] if self.config.contrastive.pseudo_queries else [],
+            "docids": ["encoder", "queries"] if self.config.docids.cluster_on == "queries" else ["encoder"],
+            "generator": ["docids", "queries"] if self.config.generator.pseudo_queries else ["docids"],
+        }
+        sections = {"encoder": ["encoder", "contrastive"]}.get(stage, [stage])
+        settings = [dataclasses.asdict(getattr(self.config, section)) for section in sections]
+        earlier = [_stored_key(self.folder / name) for name in needs[stage]]
+        return _digest([stage, settings, earlier, self._collection_digest, self.config.dev_queries, extra])
+
+    @cached_property
+    def _collection_digest(self) -> str:
+        files = sorted(path for path in self.collection.folder.rglob("*") if path.suffix in (".jsonl", ".gz", ".tsv"))
+        return _digest([sha256(path) for path in files])
+
+    @contextmanager
+    def _stage(self, name: str, extra: str = "") -> Iterator[str]:
+        """Yield the stage's key if it has to run, "" if its output is there; all processes leave together."""
+        folder, started = self.folder / name, time.perf_counter()
+        if self.state.is_main_process:
+            recover_folder(folder)
+        self.state.wait_for_everyone()
+        key = self._key(name, extra)
+        done = _stored_key(folder) == key
+        self.state.wait_for_everyone()
+        if done:
+            logger.info("stage %s: up to date", name)
+        elif self.state.is_main_process:
+            (self.folder / "manifest.json").unlink(missing_ok=True)  # the folder is no finished index until the end
+        yield "" if done else key
+        self.state.wait_for_everyone()
+        if not done:
+            self.seconds[name] = time.perf_counter() - started
+            if self.state.is_main_process:
+                shutil.rmtree(self.folder / "checkpoints" / f"{name}-{key[:12]}", ignore_errors=True)
+
+    @contextmanager
+    def _writing(self, stage: str, key: str) -> Iterator[Path]:
+        with replace_folder(self.folder / stage) as folder:
+            yield folder
+            (folder / _KEY_FILE).write_text(json.dumps({"key": key}) + "\n")
+
+    def _work(self, stage: str, key: str) -> Path:
+        folder = self.folder / "checkpoints" / f"{stage}-{key[:12]}"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+
+def _stored_key(folder: Path) -> str:
+    path = folder / _KEY_FILE
+    return str(json.loads(path.read_text())["key"]) if path.exists() else ""
+
+
+def _digest(value: object) -> str:
+    encode: Callable[[object], str] = json.dumps
+    return hashlib.sha256(encode(value).encode()).hexdigest()

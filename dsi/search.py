@@ -1,0 +1,308 @@
+"""Constrained beam search over the docid tree, decoder and dense scores fused (DR-SCL section 3.5, and "bound" fusion).
+
+Every node has two scores, and their sum ranks it:
+
+* generative: alpha times the sum of log P_T5 (softmax over a node's children) along its path;
+* dense: with fusion "paper", (1 - alpha) times the sum of log P_ANN along its path (eq. 10-12); with fusion "bound",
+  (1 - alpha) times the largest document score below the node.
+
+Below level beta the dense score of a node is its ancestor's at level beta; with beta = 0 only the decoder speaks. Both scores
+can only fall from a node to its children, so a node's score bounds every document below it. Hence a certificate: when no
+pruned node scores above the k-th document returned, the answer is the exact top k.
+
+A document that is reached leaves the beam for the list of answers; the beam holds inner nodes only, and nodes that cannot
+beat the k-th answer any more are dropped. Equal scores rank in docid order. Knows nothing of texts or folders.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from docids.tree import DocidTree
+from dsi.decoder import DecoderCache, FastDecoder
+
+_FUSIONS = ("bound", "paper")
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """How nodes are scored and how widely the tree is searched.
+
+    Attributes:
+        fusion: "bound" or "paper"; see the module's text.
+        alpha: weight of the decoder in [0, 1]; 0 is dense search alone.
+        beta: levels at which the dense score takes part; inf for all, 0 for the decoder alone.
+        ann_temperature: divides the dense scores; 1 in the paper, less for normalised embeddings.
+        beam_width: inner nodes kept a level.
+    """
+
+    fusion: str = "bound"
+    alpha: float = 0.7
+    beta: float = math.inf
+    ann_temperature: float = 1.0
+    beam_width: int = 20
+
+    def __post_init__(self) -> None:
+        if self.fusion not in _FUSIONS:
+            raise ValueError(f"fusion must be one of {', '.join(_FUSIONS)}, got {self.fusion!r}.")
+        if not 0 <= self.alpha <= 1:
+            raise ValueError(f"alpha must be in [0, 1] (the decoder's weight), got {self.alpha}.")
+        if not self.beta >= 0:
+            raise ValueError(f"beta must be 0 (decoder only) or more levels, or inf for all, got {self.beta}.")
+        if not self.ann_temperature > 0:
+            raise ValueError(f"ann_temperature must be above 0, got {self.ann_temperature}.")
+        if self.beam_width < 1:
+            raise ValueError(f"beam_width must be at least 1, got {self.beam_width}.")
+
+    def check_k(self, k: int) -> None:
+        """Raise ValueError unless 1 <= k <= beam_width: a narrower beam could return fewer than k documents."""
+        if not 1 <= k <= self.beam_width:
+            raise ValueError(f"k must be between 1 and {self.beam_width} (the beam width), got {k}; widen beam_width.")
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """Answers of a batch of queries, best first.
+
+    Attributes:
+        positions: [batch, k] docid positions, -1 where the collection has fewer documents.
+        scores: [batch, k] fused scores, -inf there.
+        exact: [batch] True where the answer is provably the top k of all documents.
+    """
+
+    positions: Tensor
+    scores: Tensor
+    exact: Tensor
+
+
+@dataclass(frozen=True)
+class LevelTrace:
+    """What one level of a search looked at; all tensors [batch, candidates].
+
+    Attributes:
+        nodes: candidate nodes, -1 where there is none.
+        generative: their weighted generative scores.
+        dense: their weighted dense scores.
+        kept: whether the node went on: into the beam, or among the k answers as they stood.
+    """
+
+    nodes: Tensor
+    generative: Tensor
+    dense: Tensor
+    kept: Tensor
+
+
+class TreeSearcher:
+    """Searches one tree with one decoder.
+
+    Args:
+        tree: the docids.
+        decoder: the generator, laid out for search.
+        device: where tree and decoder live.
+    """
+
+    def __init__(self, tree: DocidTree, decoder: FastDecoder, device: torch.device) -> None:
+        self.tree, self.decoder, self.device = tree, decoder, device
+        self.first_child = torch.from_numpy(tree.first_child).long().to(device)
+        self.num_children = torch.from_numpy(tree.num_children).long().to(device)
+        self.centroids = torch.from_numpy(tree.centroids).to(device)
+        self.embeddings = torch.from_numpy(tree.embeddings).to(device)
+        self._holds_documents = [bool((tree.first_child[level] >= tree.num_inner).any()) for level in tree.levels]
+
+    def document_scores(self, query_embeddings: Tensor) -> Tensor:
+        """[batch, documents] dot products in docid order, from query_embeddings [batch, dim]."""
+        return query_embeddings @ self.embeddings.T
+
+    def node_scores(self, query_embeddings: Tensor, document_scores: Tensor, config: SearchConfig) -> Tensor:
+        """[batch, nodes] the dense score of every node.
+
+        With fusion "paper" the dot product with the centroid, with "bound" the largest document score below; both over
+        ann_temperature.
+        """
+        if config.fusion == "paper":
+            inner = query_embeddings @ self.centroids.T
+        else:
+            inner = self._largest_below(document_scores)
+        return torch.cat([inner, document_scores], dim=1) / config.ann_temperature
+
+    def _largest_below(self, document_scores: Tensor) -> Tensor:
+        """[batch, inner nodes] segment maxima, from the leaves up; a level's children stand in order, without gaps."""
+        tree = self.tree
+        largest = document_scores.new_empty(len(document_scores), tree.num_inner)
+        for level in reversed(tree.levels):
+            nodes = torch.arange(level.start, level.stop, device=self.device)
+            first = self.first_child[nodes]
+            for source, offset in ((document_scores, tree.num_inner), (largest, 0)):
+                chosen = (first >= tree.num_inner) == (offset > 0)
+                parents = nodes[chosen]
+                if len(parents) == 0:
+                    continue
+                # Children of documents' parents may have gaps between them (deeper subtrees): sum up to the next start.
+                starts, counts = first[chosen] - offset, self.num_children[parents]
+                largest[:, parents] = _segment_max(source, starts, counts)
+        return largest
+
+    @torch.no_grad()
+    def search(
+        self,
+        token_states: Tensor,
+        states_mask: Tensor,
+        node_scores: Tensor,
+        k: int,
+        config: SearchConfig,
+        trace: list[LevelTrace] | None = None,
+    ) -> SearchResult:
+        """Top k documents of a batch of queries.
+
+        Args:
+            token_states: [batch, length, d_model] encoder states of the queries.
+            states_mask: [batch, length], True at real tokens.
+            node_scores: [batch, nodes] from `node_scores`.
+            k: documents a query; at most beam_width.
+            config: scores and beam.
+            trace: receives one `LevelTrace` a level.
+
+        Raises:
+            ValueError: k is not between 1 and beam_width.
+        """
+        config.check_k(k)
+        batch, k = len(node_scores), min(k, self.tree.num_documents)
+        beam = _Beam.root(batch, node_scores)
+        answers = _Answers.empty(batch, k, node_scores)
+        pruned = torch.full((batch,), -torch.inf, device=self.device)
+        cache = self.decoder.start(token_states, states_mask) if _uses_decoder(config) else None
+        for level, _ in enumerate(self.tree.levels):
+            candidates = self._expand(beam, level, node_scores, config, cache)
+            answers, beam, lost = self._select(candidates, level, answers, config.beam_width)
+            pruned = torch.maximum(pruned, lost)
+            if trace is not None:
+                trace.append(_trace(candidates, beam, answers, self.tree.num_inner))
+            if beam is None or not (beam.score > -torch.inf).any():
+                break
+            if cache is not None:
+                cache.select(beam.parent)
+        return SearchResult(answers.positions, answers.scores, pruned <= answers.scores[:, -1])
+
+    def _expand(
+        self, beam: "_Beam", level: int, node_scores: Tensor, config: SearchConfig, cache: DecoderCache | None
+    ) -> "_Beam":
+        """All children of the beam, [batch, beams * fan-out], in docid order."""
+        digits = torch.arange(self.tree.fan_out[level], device=self.device)
+        parents = beam.nodes.clamp(min=0)
+        valid = (digits < self.num_children[parents][:, :, None]) & (beam.score > -torch.inf)[:, :, None]
+        nodes = (self.first_child[parents][:, :, None] + digits).masked_fill(~valid, 0)
+        weighs = level < config.beta  # does the dense score take part at this level?
+        generative = beam.generative[:, :, None].expand_as(nodes)
+        if cache is not None:
+            logits = self.decoder.step(beam.tokens, level, cache).float()
+            weight = config.alpha if weighs or (config.fusion == "bound" and config.beta > 0) else 1.0
+            generative = generative + weight * _log_softmax(logits, valid)
+        dense = beam.dense[:, :, None].expand_as(nodes)
+        if weighs:
+            values = node_scores.gather(1, nodes.flatten(1)).view_as(nodes)
+            if config.fusion == "paper":
+                dense = dense + (1 - config.alpha) * _log_softmax(values, valid)
+            else:
+                dense = (1 - config.alpha) * values
+        return _Beam(
+            nodes=nodes.masked_fill(~valid, -1).flatten(1),
+            tokens=(int(self.tree.token_offsets[level]) + digits).expand_as(nodes).flatten(1),
+            generative=generative.flatten(1),
+            dense=dense.flatten(1),
+            score=(generative + dense).masked_fill(~valid, -torch.inf).flatten(1),
+            parent=torch.arange(beam.nodes.shape[1], device=self.device)[:, None].expand(nodes.shape).flatten(1),
+        )
+
+    def _select(
+        self, candidates: "_Beam", level: int, answers: "_Answers", beam_width: int
+    ) -> tuple["_Answers", "_Beam | None", Tensor]:
+        """Documents join the answers, the best inner nodes the next beam; also the best score that was pruned."""
+        is_document = candidates.nodes >= self.tree.num_inner
+        if self._holds_documents[level]:
+            scores = candidates.score.masked_fill(~is_document, -torch.inf)
+            answers = answers.merge(candidates.nodes - self.tree.num_inner, scores)
+        lost = torch.full_like(answers.scores[:, 0], -torch.inf)
+        if level + 1 == self.tree.depth:
+            return answers, None, lost
+        below = self.tree.levels[level + 1]
+        score = candidates.score.masked_fill(is_document, -torch.inf)
+        score = score.masked_fill(score < answers.scores[:, -1:], -torch.inf)
+        order = score.argsort(dim=1, descending=True, stable=True)
+        width = min(beam_width, below.stop - below.start)
+        if order.shape[1] > width:
+            lost = score.gather(1, order[:, width : width + 1])[:, 0]
+        kept = order[:, :width].sort(dim=1).values  # back to docid order
+        return answers, candidates.take(kept, score), lost
+
+
+@dataclass(frozen=True)
+class _Beam:
+    """Nodes with their scores, [batch, n], in docid order; a dead entry has node -1 and score -inf."""
+
+    nodes: Tensor
+    tokens: Tensor
+    generative: Tensor
+    dense: Tensor
+    score: Tensor
+    parent: Tensor
+
+    @classmethod
+    def root(cls, batch: int, like: Tensor) -> "_Beam":
+        zeros, scores = torch.zeros(batch, 1, dtype=torch.long, device=like.device), like.new_zeros(batch, 1)
+        return cls(zeros, zeros, scores, scores, scores, zeros)
+
+    def take(self, columns: Tensor, score: Tensor) -> "_Beam":
+        nodes = self.nodes.masked_fill(score == -torch.inf, -1)
+        fields = (nodes, self.tokens, self.generative, self.dense, score, self.parent)
+        return _Beam(*(field.gather(1, columns) for field in fields))
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """The best k documents so far, [batch, k], best first."""
+
+    positions: Tensor
+    scores: Tensor
+
+    @classmethod
+    def empty(cls, batch: int, k: int, like: Tensor) -> "_Answers":
+        return cls(torch.full((batch, k), -1, device=like.device), like.new_full((batch, k), -torch.inf))
+
+    def merge(self, positions: Tensor, scores: Tensor) -> "_Answers":
+        positions, scores = torch.cat([self.positions, positions], dim=1), torch.cat([self.scores, scores], dim=1)
+        in_docid_order = positions.argsort(dim=1, stable=True)
+        by_score = scores.gather(1, in_docid_order).argsort(dim=1, descending=True, stable=True)
+        best = in_docid_order.gather(1, by_score[:, : self.scores.shape[1]])
+        scores = scores.gather(1, best)
+        return _Answers(positions.gather(1, best).masked_fill(scores == -torch.inf, -1), scores)
+
+
+def _uses_decoder(config: SearchConfig) -> bool:
+    return config.alpha > 0 or config.beta == 0 or (config.fusion == "paper" and config.beta < math.inf)
+
+
+def _log_softmax(logits: Tensor, valid: Tensor) -> Tensor:
+    """Over the valid entries of the last dimension; 0 elsewhere, and never above 0."""
+    log_p = logits.masked_fill(~valid, torch.finfo(logits.dtype).min).log_softmax(dim=-1)
+    return log_p.masked_fill(~valid, 0.0).clamp(max=0.0)
+
+
+def _segment_max(source: Tensor, starts: Tensor, counts: Tensor) -> Tensor:
+    """[batch, segments] maxima of source[:, start : start + count]; segments in order, possibly with gaps between."""
+    # segment_reduce wants segments without gaps: name every segment and every gap, and drop the gaps afterwards.
+    ends = starts + counts
+    edges = torch.stack([starts, ends], dim=1).flatten()
+    offsets = torch.cat([edges, edges.new_tensor([source.shape[1]])])
+    reduced = torch.segment_reduce(
+        source, "max", offsets=offsets.expand(len(source), -1).contiguous(), axis=1, initial=-torch.inf, unsafe=True
+    )
+    return reduced[:, 0::2]
+
+
+def _trace(candidates: _Beam, beam: _Beam | None, answers: _Answers, num_inner: int) -> LevelTrace:
+    alive = torch.cat([answers.positions + num_inner, *([] if beam is None else [beam.nodes])], dim=1)
+    kept = (candidates.nodes[:, :, None] == alive[:, None, :]).any(dim=2) & (candidates.nodes >= 0)
+    return LevelTrace(candidates.nodes, candidates.generative, candidates.dense, kept)
+

@@ -1,0 +1,141 @@
+"""Training of the generator on cached encoder states with `transformers.Trainer`.
+
+An example is a text (by its row in the state cache) and the docid position of its document. Batches hold texts of like
+length; an epoch's order depends on seed and epoch alone, so a run that was killed goes on exactly where it was.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset, Sampler
+from transformers import Trainer, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from docids.tree import DocidTree
+from dsi.generator import DocidGenerator, GeneratorConfig
+from dsi.states import StateCache
+
+_BATCHES_A_BUCKET = 50
+
+
+@dataclass
+class DocidExamples(Dataset):  # type: ignore[type-arg]
+    """Texts and the documents they ask for (retrieval) or are (indexing).
+
+    Args:
+        states: rows = texts.
+        positions: [n] docid position of each text's document.
+        tree: the docids.
+    """
+
+    states: StateCache
+    positions: NDArray[np.integer]
+    tree: DocidTree
+
+    def __post_init__(self) -> None:
+        if len(self.positions) != len(self.states):
+            raise ValueError(f"{len(self.positions)} positions for {len(self.states)} cached texts; write the states again.")
+        self._parents, self._digits = self.tree.paths(np.arange(self.tree.num_documents))
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def __getitem__(self, row: int) -> int:
+        return int(row)
+
+    def collate(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        """The keyword arguments of `DocidGenerator.forward` for some examples."""
+        states, mask = self.states.batch(rows)
+        positions = self.positions[rows]
+        parents = self._parents[positions]
+        num_children = np.where(parents >= 0, self.tree.num_children[parents], 1)
+        digits = torch.from_numpy(self._digits[positions]).long()
+        return {
+            "token_states": states,
+            "states_mask": mask,
+            "digits": digits,
+            "num_children": torch.from_numpy(num_children).long(),
+        }
+
+
+class LengthBucketSampler(Sampler[int]):
+    """A shuffle in which neighbours have like length: pools of 50 batches are sorted, their batches shuffled.
+
+    Args:
+        lengths: [n] of each example.
+        batch_size: examples a batch over all processes.
+        seed: with the epoch it fixes the order.
+    """
+
+    def __init__(self, lengths: NDArray[np.integer], batch_size: int, seed: int) -> None:
+        self.lengths, self.batch_size, self.seed, self.epoch = lengths, batch_size, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by the trainer at the start of each epoch."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        rng = np.random.default_rng((self.seed, self.epoch))
+        order = rng.permutation(len(self.lengths))
+        pool = self.batch_size * _BATCHES_A_BUCKET
+        batches: list[NDArray[np.integer]] = []
+        for start in range(0, len(order), pool):
+            part = order[start : start + pool]
+            part = part[np.argsort(self.lengths[part], kind="stable")]
+            batches += [part[i : i + self.batch_size] for i in range(0, len(part), self.batch_size)]
+        # Only the last pool can have a short batch, and it must stay last.
+        short = [batches.pop(b) for b in range(len(batches) - 1, -1, -1) if len(batches[b]) < self.batch_size]
+        rng.shuffle(batches)  # type: ignore[arg-type]
+        for batch in [*batches, *short]:
+            yield from batch.tolist()
+
+
+class _GeneratorTrainer(Trainer):
+    def _get_train_sampler(self, train_dataset: DocidExamples | None = None) -> LengthBucketSampler:
+        examples: DocidExamples = train_dataset or self.train_dataset
+        batch_size = self.args.train_batch_size * self.args.world_size
+        return LengthBucketSampler(examples.states.lengths, batch_size, self.args.seed)
+
+
+def train_generator(
+    generator: DocidGenerator, examples: DocidExamples, config: GeneratorConfig, work_folder: Path
+) -> float:
+    """Train `generator` in place; resumes from the last checkpoint in `work_folder`, if there is one.
+
+    Returns:
+        The mean training loss (nats a docid) of the whole run.
+    """
+    arguments = TrainingArguments(
+        output_dir=str(work_folder),
+        num_train_epochs=config.epochs,
+        per_device_train_batch_size=config.batch_size,
+        learning_rate=config.learning_rate,
+        weight_decay=config.weight_decay,
+        warmup_steps=0.05,
+        bf16=config.bf16,
+        seed=config.seed,
+        save_strategy="steps",
+        save_steps=0.1,
+        save_total_limit=2,
+        logging_steps=0.05,
+        report_to="none",
+        use_cpu=generator.device.type == "cpu",
+        remove_unused_columns=False,
+        dataloader_pin_memory=False,
+        ddp_find_unused_parameters=False,
+    )
+    trainer = _GeneratorTrainer(
+        model=generator, args=arguments, train_dataset=examples, data_collator=examples.collate
+    )
+    checkpoint = get_last_checkpoint(str(work_folder)) if work_folder.is_dir() else None
+    result = trainer.train(resume_from_checkpoint=checkpoint)
+    generator.eval()
+    return float(result.training_loss)

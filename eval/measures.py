@@ -1,0 +1,101 @@
+"""Retrieval measures per query and their means: Hit@k, RR@k, nDCG@k, Recall@k, as ir_measures and trec_eval compute them.
+
+A run is ranked by score, equal scores by doc_id (ascending). A document is relevant when its judgement is above 0.
+Every judged query counts: one without results scores 0. Knows nothing of how runs come about.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+Run = Mapping[str, Mapping[str, float]]
+"""{query_id: {doc_id: score}}."""
+Judgements = Mapping[str, Mapping[str, int]]
+"""{query_id: {doc_id: relevance}}."""
+
+STANDARD_MEASURES = ("Hit@1", "Hit@5", "Hit@10", "RR@10", "nDCG@10", "Recall@100")
+
+
+def ranking(scores: Mapping[str, float]) -> list[str]:
+    """doc_ids, best first; equal scores by doc_id."""
+    return sorted(scores, key=lambda doc_id: (-scores[doc_id], doc_id))
+
+
+def evaluate(run: Run, qrels: Judgements, measures: Sequence[str] = STANDARD_MEASURES) -> dict[str, dict[str, float]]:
+    """{measure: {query_id: value}} for every judged query.
+
+    Args:
+        run: scores of the documents returned.
+        qrels: judgements; queries that are only in the run are ignored.
+        measures: names such as "Hit@1"; the mean reciprocal rank is the mean of RR.
+
+    Raises:
+        ValueError: an unknown measure, or no judged query.
+    """
+    if not qrels:
+        raise ValueError("There are no judged queries to evaluate; give a split that has judgements.")
+    functions = {name: _parse(name) for name in measures}
+    values: dict[str, dict[str, float]] = {name: {} for name in measures}
+    for query_id, judged in qrels.items():
+        ranked = ranking(run.get(query_id, {}))
+        for name, (function, k) in functions.items():
+            values[name][query_id] = function(ranked[:k], judged)
+    return values
+
+
+def mean(values: Mapping[str, float], query_ids: Iterable[str] | None = None) -> float:
+    """Mean over the given queries (all by default); NaN for none."""
+    chosen = list(values.values()) if query_ids is None else [values[query_id] for query_id in query_ids]
+    return sum(chosen) / len(chosen) if chosen else math.nan
+
+
+def hit(ranked: Sequence[str], judged: Mapping[str, int]) -> float:
+    """1 if a relevant document is among the ranked, else 0 (also called Success or top-k accuracy).
+
+    >>> hit(["a", "b"], {"b": 1})
+    1.0
+    """
+    return float(any(judged.get(doc_id, 0) > 0 for doc_id in ranked))
+
+
+def reciprocal_rank(ranked: Sequence[str], judged: Mapping[str, int]) -> float:
+    """1 / rank of the first relevant document, 0 without one.
+
+    >>> reciprocal_rank(["a", "b"], {"b": 1})
+    0.5
+    """
+    return next((1.0 / rank for rank, doc_id in enumerate(ranked, start=1) if judged.get(doc_id, 0) > 0), 0.0)
+
+
+def recall(ranked: Sequence[str], judged: Mapping[str, int]) -> float:
+    """Share of the relevant documents that are among the ranked; 0 when nothing is relevant.
+
+    >>> recall(["a", "b"], {"b": 1, "c": 2})
+    0.5
+    """
+    relevant = {doc_id for doc_id, relevance in judged.items() if relevance > 0}
+    return len(relevant.intersection(ranked)) / len(relevant) if relevant else 0.0
+
+
+def ndcg(ranked: Sequence[str], judged: Mapping[str, int], k: int) -> float:
+    """Normalised discounted cumulative gain, gain = relevance, discount = log2(rank + 1) (Järvelin & Kekäläinen 2002).
+
+    >>> ndcg(["a", "b"], {"b": 1}, 10) == 1 / math.log2(3)
+    True
+    """
+    ideal = _dcg(sorted(judged.values(), reverse=True)[:k])
+    return _dcg(judged.get(doc_id, 0) for doc_id in ranked) / ideal if ideal > 0 else 0.0
+
+
+def _dcg(gains: Iterable[int]) -> float:
+    return sum(max(gain, 0) / math.log2(rank + 1) for rank, gain in enumerate(gains, start=1))
+
+
+def _parse(name: str) -> tuple[Callable[[Sequence[str], Mapping[str, int]], float], int]:
+    match = re.fullmatch(r"(Hit|RR|nDCG|Recall)@([1-9]\d*)", name)
+    if not match:
+        raise ValueError(f"Unknown measure {name!r}; use Hit@k, RR@k, nDCG@k or Recall@k with k from 1.")
+    k = int(match[2])
+    if match[1] == "nDCG":
+        return (lambda ranked, judged: ndcg(ranked, judged, k)), k
+    return {"Hit": hit, "RR": reciprocal_rank, "Recall": recall}[match[1]], k

@@ -1,0 +1,114 @@
+"""The evaluation protocol: splits (Total, Overlap, No Overlap), tables of systems, tuning on dev, significance."""
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from eval.measures import Judgements, Run, evaluate, mean
+
+Splits = dict[str, list[str]]
+"""{"Total" | "Overlap" | "No Overlap": query_ids}."""
+
+
+def overlap_splits(qrels: Judgements, train_documents: Collection[str]) -> Splits:
+    """Split test queries by whether an answer document also answers a train query (Lewis et al. 2021).
+
+    Args:
+        qrels: test judgements.
+        train_documents: documents that are relevant to some train query.
+    """
+    splits: Splits = {"Total": [], "Overlap": [], "No Overlap": []}
+    for query_id, judged in qrels.items():
+        seen = any(relevance > 0 and doc_id in train_documents for doc_id, relevance in judged.items())
+        splits["Total"].append(query_id)
+        splits["Overlap" if seen else "No Overlap"].append(query_id)
+    return splits
+
+
+@dataclass(frozen=True)
+class SystemResult:
+    """One row of a table: a system's name, its per-query values {measure: {query_id: value}} and settings worth knowing."""
+
+    name: str
+    values: dict[str, dict[str, float]]
+    settings: dict[str, Any]
+
+    def means(self, splits: Splits) -> dict[str, dict[str, float]]:
+        """{split: {measure: mean, in percent}}."""
+        return {
+            split: {measure: round(100 * mean(values, query_ids), 2) for measure, values in self.values.items()}
+            for split, query_ids in splits.items()
+        }
+
+
+def measure_system(name: str, run: Run, qrels: Judgements, **settings: Any) -> SystemResult:
+    """Evaluate a run under the standard measures."""
+    return SystemResult(name, evaluate(run, qrels), settings)
+
+
+def table(results: Sequence[SystemResult], splits: Splits, measures: Sequence[str] = ("Hit@1", "Hit@5", "Hit@10")) -> str:
+    """A Markdown table: a row a system, a column a split with the measures in it, in percent."""
+    heads = [f"{split} {' / '.join(measures)} ({len(query_ids)})" for split, query_ids in splits.items()]
+    rows = [["system", *heads], ["---"] * (len(heads) + 1)]
+    for result in results:
+        means = result.means(splits)
+        cells = [" / ".join(_cell(means[split][measure]) for measure in measures) for split in splits]
+        rows.append([result.name, *cells])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join("| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |" for row in rows)
+
+
+def _cell(value: float) -> str:
+    return "—" if math.isnan(value) else f"{value:.2f}"
+
+
+def best_setting(
+    search: Callable[[Mapping[str, Any]], Run],
+    settings: Sequence[Mapping[str, Any]],
+    qrels: Judgements,
+    measure: str = "RR@10",
+) -> tuple[dict[str, Any], list[tuple[dict[str, Any], float]]]:
+    """Try settings on dev and return the best (the earliest of equals) and every setting with its mean.
+
+    Args:
+        search: runs the dev queries under a setting.
+        settings: what to try.
+        qrels: dev judgements.
+        measure: what is maximised.
+    """
+    tried = [(dict(s), mean(evaluate(search(s), qrels, [measure])[measure])) for s in settings]
+    return max(tried, key=lambda entry: entry[1])[0], tried
+
+
+def randomisation_test(
+    a: Mapping[str, float], b: Mapping[str, float], *, rounds: int = 100_000, seed: int = 0
+) -> tuple[float, float]:
+    """Paired randomisation test (Smucker et al. 2007), two-sided, by random sign flips of the per-query differences.
+
+    Args:
+        a: {query_id: value} of one system.
+        b: of the other, for the same queries.
+        rounds: random assignments; the smallest p-value is 1 / (rounds + 1).
+        seed: of the flips.
+
+    Returns:
+        Mean difference a - b, and its p-value.
+
+    Raises:
+        ValueError: the systems were measured on different queries.
+    """
+    if a.keys() != b.keys() or not a:
+        raise ValueError(f"Both systems need values for the same queries, got {len(a)} and {len(b)}.")
+    differences = np.array([a[query_id] - b[query_id] for query_id in a])
+    observed = differences.sum()
+    differences = differences[differences != 0]  # a zero stays zero under any flip
+    rng, extreme, done = np.random.default_rng(seed), 0, 0
+    while done < rounds:
+        block = min(1000, rounds - done)
+        signs = rng.integers(0, 2, size=(block, len(differences)), dtype=np.int8) * 2 - 1
+        extreme += int((np.abs(signs @ differences) >= abs(observed) - 1e-9).sum())
+        done += block
+    return float(observed) / len(a), (extreme + 1) / (rounds + 1)

@@ -1,0 +1,1 @@
+"""The commands of `dsi`: each module has a `main(argv)` that parses, calls and prints."""

@@ -94,9 +94,11 @@ def cut_dev(train: Qrels, dev_queries: int, seed: int) -> tuple[Qrels, Qrels]:
 def read_documents(folder: Path) -> datasets.Dataset:
     """The documents of a BEIR folder as an Arrow table with the columns doc_id, title and text."""
     path = _find(folder, "corpus.jsonl")
+    if next(_json_lines(path), None) is None:
+        raise ValueError(f"{path} holds no documents; it needs one JSON object a line with _id, title and text.")
     status = path.stat()
     try:
-        table = datasets.Dataset.from_generator(
+        return datasets.Dataset.from_generator(
             _document_records,
             features=_DOCUMENT_FEATURES,
             # Size and time are part of the cache key: a changed file is read again.
@@ -106,9 +108,6 @@ def read_documents(folder: Path) -> datasets.Dataset:
         if isinstance(error.__cause__, ValueError):
             raise error.__cause__ from None
         raise
-    if len(table) == 0:
-        raise ValueError(f"{path} holds no documents; it needs one JSON object a line with _id, title and text.")
-    return table
 
 
 def read_queries(folder: Path) -> dict[str, str]:

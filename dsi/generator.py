@@ -74,7 +74,6 @@ class DocidGenerator(T5PreTrainedModel):
         super().__init__(config)
         self.decoder = T5Stack(config)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        self.register_buffer("level_tokens", _level_tokens(config.fan_out), persistent=False)
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -132,8 +131,8 @@ class DocidGenerator(T5PreTrainedModel):
         Returns:
             [batch, depth, largest fan-out], -inf for digits that a level does not have.
         """
-        depth = digits.shape[1]
-        tokens = self.level_tokens[torch.arange(depth, device=digits.device), digits.clamp(min=0)]
+        columns = _level_tokens(self.config.fan_out).to(digits.device)
+        tokens = columns[torch.arange(len(columns), device=digits.device), digits.clamp(min=0)]
         inputs = F.pad(tokens[:, :-1], (1, 0))  # token 0 starts every docid
         hidden = self.decoder(
             input_ids=inputs,
@@ -142,7 +141,6 @@ class DocidGenerator(T5PreTrainedModel):
             use_cache=False,
         ).last_hidden_state
         logits = self.head(hidden)
-        columns = self.level_tokens[:depth]
         picked = logits.gather(2, columns.clamp(min=0).expand(len(digits), -1, -1))
         return picked.masked_fill(columns < 0, -torch.inf)
 

@@ -1,0 +1,256 @@
+"""`dsi benchmark-decoding`: our search against transformers' generate with a trie callback, in one run.
+
+Same random model, same queries, same beam, decoder only; both include the encoder. Measurements alternate between the two, so
+that other load on the machine meets both; medians are reported. The floor is what the multiplications alone would take at
+the rate this machine reaches on a large float32 matrix product.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import T5Config, T5EncoderModel, T5ForConditionalGeneration
+from transformers.modeling_outputs import BaseModelOutput
+
+from docids.clustering import DocidsConfig, build_tree
+from docids.storage import write_text
+from docids.tree import DocidTree
+from dsi.decoder import FastDecoder
+from dsi.generator import DocidGenerator
+from dsi.search import SearchConfig, TreeSearcher
+from scripts.arguments import quiet_libraries
+from scripts.main import run_command
+
+SHAPES = {
+    "t5-small": {"d_model": 512, "d_ff": 2048, "num_layers": 6, "num_heads": 8},
+    "t5-base": {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12},
+}
+
+
+class GenerateBaseline:
+    """The same generator inside transformers: `generate` with `prefix_allowed_tokens_fn` over a nested-dictionary trie.
+
+    Args:
+        generator: whose weights it shares.
+        tree: the docids; a docid is its tokens and an end-of-sequence token.
+    """
+
+    def __init__(self, generator: DocidGenerator, tree: DocidTree) -> None:
+        config = generator.config.to_dict()
+        self.end = tree.vocab_size
+        config.update(vocab_size=self.end + 1, is_encoder_decoder=True, is_decoder=False, use_cache=True)
+        config.update(num_decoder_layers=config["num_layers"], num_layers=1, pad_token_id=0, eos_token_id=self.end)
+        config.update(decoder_start_token_id=0)
+        for name in ("fan_out", "docids_fingerprint", "architectures", "dtype"):
+            config.pop(name, None)
+        self.model = T5ForConditionalGeneration(T5Config(**config)).eval()
+        self.model.config.num_layers = generator.config.num_layers  # the cache counts these; the encoder is never run
+        self.model.config.scale_decoder_outputs = False  # T5 scales for tied embeddings; ours are not tied
+        self.model.decoder.block = generator.decoder.block
+        self.model.decoder.final_layer_norm = generator.decoder.final_layer_norm
+        self.model.decoder.embed_tokens = nn.Embedding.from_pretrained(
+            nn.functional.pad(generator.decoder.embed_tokens.weight.detach(), (0, 0, 0, 1))
+        )
+        self.model.lm_head = nn.Linear(generator.config.d_model, self.end + 1, bias=False)
+        self.model.lm_head.weight = nn.Parameter(nn.functional.pad(generator.head.weight.detach(), (0, 0, 0, 1)))
+        self.depth = tree.depth
+        self._trie, self._positions = _nested_trie(tree, self.end)
+
+    @torch.no_grad()
+    def search(self, token_states: Tensor, states_mask: Tensor, k: int, beam_width: int) -> tuple[Tensor, Tensor]:
+        """Docid positions and scores, [batch, k] each, of `transformers`' beam search over valid docids."""
+        output = self.model.generate(
+            encoder_outputs=BaseModelOutput(last_hidden_state=token_states),
+            attention_mask=states_mask.long(),
+            num_beams=beam_width,
+            num_return_sequences=k,
+            max_new_tokens=self.depth + 1,
+            length_penalty=0.0,
+            early_stopping=False,
+            do_sample=False,
+            renormalize_logits=True,  # softmax over the valid children, as the generator is trained
+            prefix_allowed_tokens_fn=self._allowed,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        positions = [self._positions[tuple(t for t in row if t not in (0, self.end))] for row in output.sequences.tolist()]
+        shape = (len(token_states), k)
+        return torch.tensor(positions).view(shape), output.sequences_scores.view(shape)
+
+    def _allowed(self, _: int, prefix: Tensor) -> list[int]:
+        node = self._trie
+        for token in prefix.tolist()[1:]:
+            node = node.get(token, {})
+        return list(node) or [self.end]
+
+
+def _nested_trie(tree: DocidTree, end: int) -> tuple[dict[int, dict], dict[tuple[int, ...], int]]:  # type: ignore[type-arg]
+    trie: dict[int, dict] = {}  # type: ignore[type-arg]
+    positions = {}
+    digits = tree.paths(np.arange(tree.num_documents))[1]
+    for position, row in enumerate(digits):
+        tokens = tuple(int(tree.token_offsets[level] + digit) for level, digit in enumerate(row) if digit >= 0)
+        positions[tokens] = position
+        node = trie
+        for token in (*tokens, end):
+            node = node.setdefault(token, {})
+    return trie, positions
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One row: milliseconds a query of both searches, their ratio, the floor, and whether the answers agree."""
+
+    shape: str
+    documents: int
+    batch: int
+    beam_width: int
+    generate_ms: float
+    ours_ms: float
+    ratio: float
+    floor_ms: float
+    identical: bool
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and print a table; write JSON where asked."""
+    arguments = _parse(argv)
+    quiet_libraries()
+    rate = matmul_rate()
+    print(f"float32 matrix product: {rate / 1e9:.0f} GFLOP/s on {torch.get_num_threads()} threads")
+    print("shape     documents  batch  generate ms/query  ours ms/query  ratio  floor ms/query  identical")
+    rows = []
+    for shape in arguments.shapes:
+        for documents in arguments.documents:
+            for measurement in measure(shape, documents, arguments, rate):
+                rows.append(asdict(measurement))
+                m = measurement
+                print(
+                    f"{m.shape:9} {m.documents:9}  {m.batch:5}  {m.generate_ms:17.1f}  {m.ours_ms:13.1f}  {m.ratio:4.1f}x"
+                    f"  {m.floor_ms:14.1f}  {'yes' if m.identical else 'NO'}",
+                    flush=True,
+                )
+    if arguments.results:
+        hardware = f"{os.cpu_count()} x {platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+        report = {"hardware": hardware, "torch": torch.__version__, "matmul_gflops": round(rate / 1e9), "rows": rows}
+        write_text(arguments.results, json.dumps(report, indent=1) + "\n")
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="dsi benchmark-decoding", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shapes", nargs="+", choices=tuple(SHAPES), default=list(SHAPES))
+    parser.add_argument("--documents", nargs="+", type=int, default=[10_000, 100_000])
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 64])
+    parser.add_argument("--beam-width", type=int, default=10)
+    parser.add_argument("--query-tokens", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=5, help="alternations at batch 1; fewer at larger batches, at least 2")
+    parser.add_argument("--results", type=Path, help="write the table as JSON")
+    return parser.parse_args(argv)
+
+
+def measure(shape: str, documents: int, arguments: argparse.Namespace, rate: float) -> list[Measurement]:
+    """One row a batch size, for a random model over a complete tree of random docids."""
+    torch.manual_seed(0)
+    settings = SHAPES[shape]
+    encoder = T5EncoderModel(T5Config(**settings, vocab_size=32_128)).eval()
+    tree = build_tree(np.zeros((documents, 8), dtype=np.float32), DocidsConfig(method="random"))
+    config = T5Config(
+        **settings, vocab_size=tree.vocab_size, fan_out=tree.fan_out, docids_fingerprint=tree.fingerprint,
+        is_decoder=True, is_encoder_decoder=False, use_cache=False,
+    )  # fmt: skip
+    generator = DocidGenerator(config).eval()
+    with torch.no_grad():
+        generator.head.weight.mul_(4)  # a confident model, as a trained one is; fresh weights give near-ties
+    searcher = TreeSearcher(tree, FastDecoder(generator), torch.device("cpu"))
+    baseline = GenerateBaseline(generator, tree)
+    search = SearchConfig(alpha=1.0, beta=0, beam_width=arguments.beam_width)
+    rows = []
+    for batch in arguments.batches:
+        tokens = torch.randint(2, 32_000, (batch, arguments.query_tokens))
+        mask = torch.ones_like(tokens, dtype=torch.bool)
+        node_scores = torch.zeros(batch, tree.num_inner + documents)
+
+        def ours(tokens: Tensor = tokens, mask: Tensor = mask, scores: Tensor = node_scores) -> tuple[Tensor, Tensor]:
+            with torch.no_grad():
+                states = encoder(tokens).last_hidden_state
+            result = searcher.search(states, mask, scores, arguments.beam_width, search)
+            return result.positions, result.scores
+
+        def generate(tokens: Tensor = tokens, mask: Tensor = mask) -> tuple[Tensor, Tensor]:
+            with torch.no_grad():
+                states = encoder(tokens).last_hidden_state
+            return baseline.search(states, mask, arguments.beam_width, arguments.beam_width)
+
+        rounds = max(2, arguments.rounds // (1 + batch // 8))
+        seconds, results = alternate([generate, ours], rounds)
+        floor = flops(settings, tree, batch, arguments) / rate
+        to_ms = 1000 / batch
+        rows.append(
+            Measurement(
+                shape, documents, batch, arguments.beam_width, round(seconds[0] * to_ms, 2), round(seconds[1] * to_ms, 2),
+                round(seconds[0] / seconds[1], 2), round(floor * to_ms, 2), _identical(*results),
+            )  # fmt: skip
+        )
+    return rows
+
+
+def alternate(
+    functions: Sequence[Callable[[], tuple[Tensor, Tensor]]], rounds: int
+) -> tuple[list[float], list[tuple[Tensor, Tensor]]]:
+    """Median seconds of each function over alternating calls, after one call to warm up, and their results."""
+    results = [function() for function in functions]
+    times: list[list[float]] = [[] for _ in functions]
+    for _ in range(rounds):
+        for function, own in zip(functions, times, strict=True):
+            started = time.perf_counter()
+            function()
+            own.append(time.perf_counter() - started)
+    return [statistics.median(own) for own in times], results
+
+
+def _identical(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> bool:
+    """Same documents in the same order, scores within 1e-4; neighbours closer than that may have changed places."""
+    if not torch.allclose(a[1], b[1], atol=1e-4, rtol=0):
+        return False
+    swapped = a[0] != b[0]
+    gaps = (a[1][:, :, None] - a[1][:, None, :]).abs() + torch.eye(a[1].shape[1]) * 9
+    return bool((gaps.min(dim=2).values[swapped] < 1e-4).all())
+
+
+def matmul_rate(size: int = 1536, rounds: int = 5) -> float:
+    """FLOP/s of a large float32 matrix product, the best of a few."""
+    a, b = torch.randn(size, size), torch.randn(size, size)
+    torch.mm(a, b)
+    best = float("inf")
+    for _ in range(rounds):
+        started = time.perf_counter()
+        torch.mm(a, b)
+        best = min(best, time.perf_counter() - started)
+    return 2 * size**3 / best
+
+
+def flops(settings: dict[str, int], tree: DocidTree, batch: int, arguments: argparse.Namespace) -> float:
+    """Multiplications and additions of the weight matrices: encoder, cross keys and values, one position a beam and level."""
+    width, inner, tokens = settings["d_model"], 64 * settings["num_heads"], arguments.query_tokens
+    feed_forward = 2 * width * settings["d_ff"]
+    encoder = tokens * (4 * width * inner + feed_forward)
+    cross = tokens * 2 * width * inner
+    positions = sum(min(arguments.beam_width, level.stop - level.start) for level in tree.levels)
+    decoder = positions * (6 * width * inner + feed_forward)
+    return 2.0 * batch * settings["num_layers"] * (encoder + cross + decoder)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, sys.argv[1:]))

@@ -1,0 +1,132 @@
+"""Small real things for the tests: a Sentence-T5 and a T5 built from a config and saved, trees, generators, collections."""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("HF_DATASETS_CACHE", tempfile.mkdtemp(prefix="dsi-tests-"))
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel, T5ForConditionalGeneration
+
+from contrastive.encoder import Encoder, EncoderConfig
+from docids.clustering import DocidsConfig, build_tree
+from docids.tree import DocidTree
+from dsi.decoder import FastDecoder
+from dsi.generator import DocidGenerator, GeneratorConfig
+from dsi.search import TreeSearcher
+
+MINIPEDIA = Path(__file__).parent.parent / "docids" / "minipedia"
+WIDTH = 32
+torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="session")
+def tiny_t5_config() -> T5Config:
+    return T5Config(
+        vocab_size=2000, d_model=WIDTH, d_kv=8, d_ff=64, num_layers=2, num_decoder_layers=2, num_heads=4,
+        dropout_rate=0.0, decoder_start_token_id=0,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(vocab_size=2000, special_tokens=["<pad>", "</s>", "<unk>"])
+    texts = [json.loads(line)["text"] for line in (MINIPEDIA / "corpus.jsonl").open(encoding="utf-8")]
+    tokenizer.train_from_iterator(texts, trainer)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", model_max_length=512
+    ).save_pretrained(str(folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def sentence_t5_folder(tmp_path_factory: pytest.TempPathFactory, tiny_t5_config: T5Config, tokenizer_folder: Path) -> Path:
+    """A tiny Sentence-T5 on disk: T5 encoder, mean pooling, normalisation."""
+    base, folder = tmp_path_factory.mktemp("t5-encoder"), tmp_path_factory.mktemp("sentence-t5")
+    torch.manual_seed(0)
+    T5EncoderModel(tiny_t5_config).save_pretrained(str(base))
+    PreTrainedTokenizerFast.from_pretrained(str(tokenizer_folder)).save_pretrained(str(base))
+    transformer = Transformer(str(base))
+    SentenceTransformer(modules=[transformer, Pooling(WIDTH, pooling_mode="mean"), Normalize()]).save_pretrained(
+        str(folder), create_model_card=False
+    )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def t5_folder(tmp_path_factory: pytest.TempPathFactory, tiny_t5_config: T5Config, tokenizer_folder: Path) -> Path:
+    """A tiny T5 on disk with its tokenizer."""
+    folder = tmp_path_factory.mktemp("t5")
+    torch.manual_seed(1)
+    T5ForConditionalGeneration(tiny_t5_config).save_pretrained(str(folder))
+    PreTrainedTokenizerFast.from_pretrained(str(tokenizer_folder)).save_pretrained(str(folder))
+    return folder
+
+
+@pytest.fixture
+def encoder(sentence_t5_folder: Path) -> Encoder:
+    return Encoder.load(EncoderConfig(name=str(sentence_t5_folder)), device="cpu")
+
+
+@pytest.fixture
+def beir(tmp_path: Path) -> Callable[..., Path]:
+    """Write a BEIR folder; by default 40 Minipedia documents with their queries."""
+
+    def write(corpus: str | None = None, queries: str | None = None, **qrels: str) -> Path:
+        folder = tmp_path / "collection"
+        (folder / "qrels").mkdir(parents=True, exist_ok=True)
+        lines = (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:40]
+        keys = {json.loads(line)["_id"] for line in lines}
+        (folder / "corpus.jsonl").write_text("\n".join(lines) if corpus is None else corpus, encoding="utf-8")
+        if queries is None:
+            all_queries = (MINIPEDIA / "queries.jsonl").read_text(encoding="utf-8").splitlines()
+            queries = "\n".join(line for line in all_queries if json.loads(line)["_id"].rsplit(".", 1)[0] in keys)
+        (folder / "queries.jsonl").write_text(queries, encoding="utf-8")
+        if not qrels:
+            for split in ("train", "dev", "test"):
+                rows = (MINIPEDIA / "qrels" / f"{split}.tsv").read_text().splitlines()
+                qrels[split] = "\n".join(rows[:1] + [row for row in rows[1:] if row.split("\t")[1] in keys])
+        for split, content in qrels.items():
+            (folder / "qrels" / f"{split}.tsv").write_text(content)
+        return folder
+
+    return write
+
+
+def random_tree(documents: int, *, branching: int = 4, seed: int = 0, method: str = "kmeans", leaf: int = 4) -> DocidTree:
+    points = np.random.default_rng(seed).normal(size=(documents, WIDTH)).astype(np.float32)
+    return build_tree(points, DocidsConfig(branching=branching, max_leaf_size=leaf, seed=seed, method=method))
+
+
+def random_generator(tree: DocidTree, *, layers: int = 2, seed: int = 0) -> DocidGenerator:
+    config = GeneratorConfig(decoder="", num_layers=layers, num_heads=4, feed_forward_dim=64, seed=seed)
+    generator = DocidGenerator.create(config, tree, WIDTH).eval()
+    with torch.no_grad():  # fresh position biases are nearly zero; make every part of the decoder matter
+        generator.decoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight.normal_()
+        generator.head.weight.mul_(6)
+    return generator
+
+
+def random_queries(batch: int, *, seed: int = 0, longest: int = 9) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Token states [batch, longest, WIDTH], mask, embeddings [batch, WIDTH]."""
+    rng = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(2, longest + 1, (batch, 1), generator=rng)
+    states = torch.randn(batch, longest, WIDTH, generator=rng)
+    return states, torch.arange(longest) < lengths, torch.randn(batch, WIDTH, generator=rng)
+
+
+def searcher_for(tree: DocidTree, generator: DocidGenerator) -> TreeSearcher:
+    return TreeSearcher(tree, FastDecoder(generator), torch.device("cpu"))

@@ -1,0 +1,67 @@
+"""Who may import whom (scripts -> dsi | eval -> contrastive -> docids), how eval is imported, and what --help costs."""
+
+import ast
+import doctest
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("docids", "contrastive", "dsi", "eval", "scripts")
+MAY_IMPORT = {
+    "docids": set(),
+    "contrastive": {"docids"},
+    "dsi": {"docids", "contrastive"},
+    "eval": {"docids", "contrastive"},
+    "scripts": {"docids", "contrastive", "dsi", "eval"},
+}
+MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).glob("*.py"))
+
+
+def imported(path: Path) -> list[tuple[str, bool]]:
+    """(module, was it `import module`?) of every import in a file."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, True) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found.append((node.module or "", False))
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_imports_follow_the_direction(path):
+    package = path.parent.name
+    for module, bare in imported(path):
+        top = module.split(".")[0]
+        if top in PACKAGES and top != package:
+            assert top in MAY_IMPORT[package], f"{path} imports {module}"
+        assert not (bare and top == "eval"), f"{path}: a bare import of eval hides the builtin"
+        if package == "docids":
+            assert top not in ("torch", "transformers", "sentence_transformers"), f"{path} imports {module}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_modules_open_with_what_they_do_and_stay_short(path):
+    text = path.read_text(encoding="utf-8")
+    assert ast.get_docstring(ast.parse(text)), f"{path} has no docstring"
+    assert len(text.splitlines()) <= 400
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno - node.lineno < 70, f"{path}: {node.name} is too long"
+
+
+def test_help_imports_nothing_heavy():
+    code = "import sys, scripts.main as m; m.main(['--help']); print([n for n in ('torch', 'numpy') if n in sys.modules])"
+    output = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert output.strip().endswith("[]")
+    assert "train-generator" in output
+
+
+@pytest.mark.parametrize("module", ["eval.measures"])
+def test_examples_in_docstrings_hold(module):
+    assert doctest.testmod(importlib.import_module(module)).attempted > 0
+    assert doctest.testmod(importlib.import_module(module)).failed == 0

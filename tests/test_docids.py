@@ -1,0 +1,181 @@
+"""The docid tree on hand-plotted points, duplicates, and small and random collections."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from docids.clustering import DocidsConfig, build_tree
+from docids.tree import DocidTree, diagnostics
+from tests.conftest import random_tree
+
+# Three far groups of points on a plane, the first of them two near pairs.
+GROUPS = np.array(
+    [[0, 0], [0, 1], [5, 0], [5, 1], [100, 0], [101, 0], [102, 0], [0, 100], [0, 101], [0, 102]], dtype=np.float32
+)
+
+
+def groups_of(tree: DocidTree, level: int) -> set[frozenset[int]]:
+    return {
+        frozenset(tree.doc_rows[tree.doc_start[n] : tree.doc_end[n]].tolist())
+        for n in range(tree.levels[level].start, tree.levels[level].stop)
+    }
+
+
+def test_hand_plotted_points_fall_into_their_groups():
+    tree = build_tree(GROUPS, DocidsConfig(branching=3, max_leaf_size=4))
+    assert groups_of(tree, 1) == {frozenset({0, 1, 2, 3}), frozenset({4, 5, 6}), frozenset({7, 8, 9})}
+    deeper = build_tree(GROUPS, DocidsConfig(branching=3, max_leaf_size=3))
+    assert frozenset({0, 1}) in groups_of(deeper, 2) or frozenset({2, 3}) in groups_of(deeper, 2)
+
+
+def test_centroids_are_means_of_the_documents_below():
+    tree = build_tree(GROUPS, DocidsConfig(branching=3, max_leaf_size=4))
+    for node in range(tree.num_inner):
+        below = tree.doc_rows[tree.doc_start[node] : tree.doc_end[node]]
+        np.testing.assert_allclose(tree.centroids[node], GROUPS[below].mean(axis=0), rtol=1e-6)
+    np.testing.assert_array_equal(tree.embeddings, GROUPS[tree.doc_rows])
+
+
+@pytest.mark.parametrize("method", ["kmeans", "balanced", "random"])
+@pytest.mark.parametrize(("documents", "branching", "leaf"), [(4, 4, 4), (10, 10, 1), (57, 3, 2), (300, 10, 10), (40, 2, 30)])
+def test_every_document_is_reached_by_its_digits_and_only_by_them(method, documents, branching, leaf):
+    tree = random_tree(documents, branching=branching, leaf=leaf, method=method)
+    assert sorted(tree.doc_rows.tolist()) == list(range(documents))
+    all_digits = [tree.digits(position) for position in range(documents)]
+    assert len(set(all_digits)) == documents
+    for position, digits in enumerate(all_digits):
+        assert tree.node(digits) == tree.num_inner + position
+        assert all(0 <= digit < tree.fan_out[level] for level, digit in enumerate(digits))
+    reached = {tree.node(digits) for digits in walk(tree, ())}
+    assert reached == set(range(tree.num_inner, tree.num_inner + documents))
+    for node in range(tree.num_inner):
+        assert tree.node(tree.node_digits(node)) == node
+
+
+def walk(tree: DocidTree, prefix: tuple[int, ...]) -> list[tuple[int, ...]]:
+    node = tree.node(prefix)
+    if node >= tree.num_inner:
+        return [prefix]
+    return [found for digit in range(tree.num_children[node]) for found in walk(tree, (*prefix, digit))]
+
+
+def test_a_cluster_holds_at_most_max_leaf_size_documents_and_is_split_only_above_it():
+    tree = random_tree(500, branching=5, leaf=7)
+    sizes = tree.doc_end - tree.doc_start
+    above_documents = tree.first_child >= tree.num_inner
+    np.testing.assert_array_equal(above_documents, sizes <= 7)
+    assert (tree.num_children[~above_documents] == 5).all()
+
+
+def test_duplicates_are_split_by_order():
+    points = np.ones((100, 8), dtype=np.float32)
+    tree = build_tree(points, DocidsConfig(branching=4, max_leaf_size=4))
+    assert tree.depth >= 3
+    assert len({tree.digits(position) for position in range(100)}) == 100
+    assert (tree.num_children > 0).all()
+    mixed = np.concatenate([points, np.random.default_rng(0).normal(size=(50, 8)).astype(np.float32)])
+    mixed_tree = build_tree(mixed, DocidsConfig(branching=4, max_leaf_size=4))
+    assert len({mixed_tree.digits(position) for position in range(150)}) == 150
+
+
+def test_one_seed_gives_one_tree_and_float64_the_same():
+    assert random_tree(400, seed=3).fingerprint == random_tree(400, seed=3).fingerprint
+    points = np.random.default_rng(0).normal(size=(400, 16)).astype(np.float32)
+    config = DocidsConfig(branching=4, max_leaf_size=4)
+    assert build_tree(points, config).fingerprint == build_tree(points.astype(np.float64), config).fingerprint
+    other = dataclasses.replace(config, seed=1)
+    assert build_tree(points, config).fingerprint != build_tree(points, other).fingerprint
+
+
+def test_balanced_clusters_differ_by_at_most_one():
+    tree = random_tree(103, branching=4, leaf=5, method="balanced")
+    sizes = (tree.doc_end - tree.doc_start)[tree.levels[1]]
+    assert sizes.max() - sizes.min() <= 1
+
+
+def test_random_digits_ignore_the_embeddings():
+    points = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    config = DocidsConfig(method="random", branching=4, max_leaf_size=4)
+    assert build_tree(points, config).fingerprint == build_tree(-points, config).fingerprint
+
+
+def test_clustering_on_other_vectors_keeps_the_documents_own_embeddings():
+    other = GROUPS[::-1].copy()
+    tree = build_tree(GROUPS, DocidsConfig(branching=3, max_leaf_size=4), cluster_embeddings=other)
+    assert frozenset({6, 7, 8, 9}) in groups_of(tree, 1)
+    np.testing.assert_array_equal(tree.embeddings, GROUPS[tree.doc_rows])
+
+
+def test_token_ids_are_per_level():
+    tree = random_tree(100)
+    assert tree.vocab_size == 1 + sum(tree.fan_out)
+    assert tree.token_offsets.tolist() == [1 + sum(tree.fan_out[:level]) for level in range(tree.depth)]
+
+
+def test_diagnostics_of_an_even_tree_and_of_a_lopsided_one():
+    even = diagnostics(random_tree(64, method="balanced"))
+    assert even["depth_histogram"] == {3: 64}
+    assert even["entropy"] == [1.0, 1.0, 1.0]
+    assert even["collisions"] == 0
+    lopsided = diagnostics(build_tree(np.vstack([GROUPS[:4], [[900, 900]]]), DocidsConfig(branching=2, max_leaf_size=4)))
+    # 4 and 1 of 5 documents: H(0.8) = 0.7219 bits
+    assert lopsided["entropy"][0] == pytest.approx(0.7219, abs=1e-4)
+
+
+def test_saved_and_loaded_is_the_same(tmp_path):
+    tree = random_tree(77)
+    tree.save(tmp_path / "docids.safetensors")
+    loaded = DocidTree.load(tmp_path / "docids.safetensors")
+    assert loaded.fingerprint == tree.fingerprint
+    np.testing.assert_array_equal(loaded.centroids, tree.centroids)
+
+
+def test_bad_files_are_refused(tmp_path):
+    path = tmp_path / "docids.safetensors"
+    with pytest.raises(FileNotFoundError, match="dsi build-docids"):
+        DocidTree.load(path)
+    tree = random_tree(77)
+    tree.save(path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="truncated or altered"):
+        DocidTree.load(path)
+    dataclasses.replace(tree, doc_rows=np.zeros_like(tree.doc_rows)).save(path)
+    with pytest.raises(ValueError, match="documents are missing or doubled"):
+        DocidTree.load(path)
+    dataclasses.replace(tree, first_child=tree.first_child + 1).save(path)
+    with pytest.raises(ValueError, match="no parent, or several"):
+        DocidTree.load(path)
+
+
+def test_fewer_documents_than_the_branching_is_refused():
+    with pytest.raises(ValueError, match=r"3 documents, fewer than docids.branching = 10; set branching to at most 3"):
+        build_tree(GROUPS[:3], DocidsConfig())
+
+
+def test_embeddings_that_are_not_finite_are_refused():
+    points = GROUPS.copy()
+    points[4, 1] = np.nan
+    with pytest.raises(ValueError, match=r"embeddings must be finite; row 4 \(and 0 more\) is not"):
+        build_tree(points, DocidsConfig(branching=3))
+
+
+def test_digits_that_leave_the_tree_are_named():
+    tree = build_tree(GROUPS, DocidsConfig(branching=3, max_leaf_size=4))
+    with pytest.raises(ValueError, match=r"level 0 has digits 0 to 2, got 7"):
+        tree.node((7,))
+    with pytest.raises(ValueError, match="go on below a document"):
+        tree.node((*tree.digits(0), 0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"method": "tree"}, "docids.method must be one of kmeans, balanced, random, got 'tree'"),
+        ({"branching": 1}, "docids.branching must be at least 2"),
+        ({"cluster_on": "words"}, 'docids.cluster_on must be "documents" or "queries"'),
+    ],
+)
+def test_settings_out_of_range_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        DocidsConfig(**settings)

@@ -1,0 +1,137 @@
+"""Measures on five hand-made documents and against ir_measures; TREC files; splits, tuning, significance, baselines."""
+
+import math
+import random
+
+import ir_measures
+import numpy as np
+import pytest
+
+from eval.baselines import BM25, BM25_GRID, dense_run
+from eval.measures import evaluate, mean, ranking
+from eval.protocol import best_setting, measure_system, overlap_splits, randomisation_test, table
+from eval.trec import read_qrels, read_run, write_qrels, write_run
+
+QRELS = {"q1": {"a": 2, "b": 1, "c": 0}, "q2": {"d": 1}, "q3": {"e": 1}}
+RUN = {"q1": {"c": 3.0, "b": 2.0, "a": 1.0}, "q2": {"a": 1.0, "d": 1.0}}  # q2 is a tie; q3 has no results
+#                    ranked:  c, b, a                a, d
+
+
+def test_golden_values_on_five_documents():
+    values = evaluate(RUN, QRELS, ["Hit@1", "Hit@2", "RR@10", "nDCG@10", "Recall@2"])
+    assert values["Hit@1"] == {"q1": 0, "q2": 0, "q3": 0}
+    assert values["Hit@2"] == {"q1": 1, "q2": 1, "q3": 0}
+    assert values["RR@10"] == {"q1": 0.5, "q2": 0.5, "q3": 0}
+    assert values["Recall@2"] == {"q1": 0.5, "q2": 1, "q3": 0}
+    # gains 0, 1, 2 at discounts 1, log2 3, 2 against the ideal 2, 1
+    expected = (1 / math.log2(3) + 2 / 2) / (2 + 1 / math.log2(3))
+    assert values["nDCG@10"] == pytest.approx({"q1": expected, "q2": 1 / math.log2(3), "q3": 0})
+    assert mean(values["Hit@2"]) == pytest.approx(2 / 3)
+    assert mean(values["Hit@2"], ["q1", "q3"]) == 0.5
+
+
+def test_ties_rank_by_doc_id():
+    assert ranking({"b": 1.0, "a": 1.0, "c": 2.0}) == ["c", "a", "b"]
+
+
+def test_against_ir_measures_on_random_runs():
+    rng = random.Random(0)
+    docs = [f"d{n}" for n in range(40)]
+    qrels = {f"q{n}": {d: rng.randint(0, 3) for d in rng.sample(docs, 9)} | {docs[n]: 1} for n in range(30)}
+    # different scores: ir_measures' back ends break ties by other rules than ours
+    run = {q: dict(zip(rng.sample(docs, 25), rng.sample(range(1000), 25), strict=True)) for q in list(qrels)[:28]}
+    names = {"Hit@1": "Success@1", "Hit@10": "Success@10", "RR@10": "RR@10", "nDCG@10": "nDCG@10", "Recall@100": "R@100"}
+    ours = evaluate(run, qrels, list(names))
+    for name, theirs in names.items():
+        measure = ir_measures.parse_measure(theirs)
+        for metric in ir_measures.iter_calc([measure], qrels, run):
+            assert ours[name][metric.query_id] == pytest.approx(metric.value, abs=1e-6), (name, metric.query_id)
+        assert mean(ours[name]) == pytest.approx(ir_measures.calc_aggregate([measure], qrels, run)[measure], abs=1e-6)
+
+
+def test_bad_measures_and_empty_judgements_are_refused():
+    with pytest.raises(ValueError, match="Unknown measure 'MAP'; use Hit@k"):
+        evaluate(RUN, QRELS, ["MAP"])
+    with pytest.raises(ValueError, match="Unknown measure 'Hit@0'"):
+        evaluate(RUN, QRELS, ["Hit@0"])
+    with pytest.raises(ValueError, match="no judged queries"):
+        evaluate(RUN, {})
+
+
+def test_trec_files_survive_writing_and_reading(tmp_path):
+    write_run(RUN, tmp_path / "run", "tag")
+    assert (tmp_path / "run").read_text().splitlines()[0] == "q1 Q0 c 1 3.0 tag"
+    assert read_run(tmp_path / "run") == RUN
+    write_qrels(QRELS, tmp_path / "qrels")
+    assert read_qrels(tmp_path / "qrels") == QRELS
+    theirs = {q.query_id for q in ir_measures.read_trec_run(str(tmp_path / "run"))}
+    assert theirs == {"q1", "q2"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("q Q0 d 1 2.0", "line 1: expected `query_id Q0 doc_id rank score tag`"),
+        ("q Q0 d 1 high t", r"line 1: expected a number \(float\), got 'high'"),
+        ("q Q0 d 1 2 t\nq Q0 d 2 1 t", "line 2: document 'd' comes twice for query 'q'"),
+    ],
+)
+def test_bad_trec_lines_are_named(tmp_path, content, message):
+    (tmp_path / "run").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_run(tmp_path / "run")
+
+
+def test_splits_and_table():
+    splits = overlap_splits(QRELS, {"b", "x"})
+    assert splits == {"Total": ["q1", "q2", "q3"], "Overlap": ["q1"], "No Overlap": ["q2", "q3"]}
+    result = measure_system("ours", RUN, QRELS, alpha=0.5)
+    assert result.means(splits)["Overlap"]["Recall@100"] == 100
+    lines = table([result], splits, ["Hit@1", "Hit@10"]).splitlines()
+    assert lines[0].startswith("| system | Total Hit@1 / Hit@10 (3)")
+    assert "| 0.00 / 66.67" in lines[2]
+    empty = overlap_splits({"q1": {"b": 1}}, {"b"})
+    assert "—" in table([measure_system("ours", RUN, {"q1": {"b": 1}})], empty)
+
+
+def test_best_setting_takes_the_earliest_of_the_best():
+    runs = {0: {"q2": {"a": 1.0}}, 1: {"q2": {"d": 1.0}}, 2: {"q2": {"d": 1.0}}}
+    best, tried = best_setting(lambda s: runs[s["n"]], [{"n": 0}, {"n": 1}, {"n": 2}], {"q2": {"d": 1}})
+    assert best == {"n": 1}
+    assert [value for _, value in tried] == [0, 1, 1]
+
+
+def test_randomisation_test_against_all_sign_flips():
+    a = {f"q{n}": v for n, v in enumerate([1, 1, 1, 0, 1, 1, 0, 1])}
+    b = {f"q{n}": v for n, v in enumerate([0, 1, 0, 0, 0, 1, 1, 0])}
+    # differences 1 0 1 0 1 0 -1 1: |sum| >= 3 for 12 of the 32 sign patterns of the five that differ
+    difference, p = randomisation_test(a, b, rounds=20_000)
+    assert difference == 3 / 8
+    assert p == pytest.approx(12 / 32, abs=0.015)
+    assert randomisation_test(a, a, rounds=100)[1] == 1
+    with pytest.raises(ValueError, match="the same queries"):
+        randomisation_test(a, {"q0": 1.0})
+
+
+def test_bm25_prefers_rare_words_and_leaves_out_documents_without_a_match():
+    bm25 = BM25(["a", "b", "c"], ["neon gas glows", "helium gas", "rivers of europe"])
+    run = bm25.run({"q": "neon gas", "none": "quantum"}, 10)
+    assert ranking(run["q"]) == ["a", "b"]
+    assert run["none"] == {}
+
+
+def test_bm25_tuning_picks_from_the_grid_by_dev():
+    # "river" twice in a long text against once in a short one: only weak length normalisation ranks the long one first.
+    bm25 = BM25(["short", "long"], ["river x", "river " * 3 + "word " * 40], k1=2.0, b=0.9)
+    assert ranking(bm25.run({"q": "river"}, 1)["q"]) == ["short"]
+    bm25.tune({"q": "river"}, {"q": {"long": 1}})
+    assert ranking(bm25.run({"q": "river"}, 1)["q"]) == ["long"]
+    assert (bm25.k1, bm25.b) in BM25_GRID
+
+
+def test_dense_run_is_the_exact_order():
+    rng = np.random.default_rng(0)
+    documents, queries = rng.normal(size=(50, 8)).astype("f"), rng.normal(size=(3, 8)).astype("f")
+    run = dense_run(["x", "y", "z"], queries, [f"d{n}" for n in range(50)], documents, 5)
+    for row, query_id in enumerate("xyz"):
+        assert ranking(run[query_id]) == [f"d{n}" for n in np.argsort(-(documents @ queries[row]))[:5]]

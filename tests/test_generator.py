@@ -1,0 +1,147 @@
+"""The generator: T5 weights taken over, a proper distribution, cached states against fresh ones, the order of batches."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import T5ForConditionalGeneration
+
+from docids.tree import DocidTree
+from dsi.generator import DocidGenerator, GeneratorConfig, load_generator
+from dsi.states import StateCache, write_states
+from dsi.training import DocidExamples, LengthBucketSampler, train_generator
+from tests.conftest import WIDTH, random_generator, random_queries, random_tree
+
+TEXTS = ["the danube passes four capitals", "neon", "helium fills balloons and airships", "a river"]
+
+
+def test_decoder_weights_of_a_t5_checkpoint_are_taken_over(t5_folder):
+    tree = random_tree(60)
+    generator = DocidGenerator.create(GeneratorConfig(decoder=str(t5_folder)), tree, WIDTH)
+    theirs = T5ForConditionalGeneration.from_pretrained(str(t5_folder)).decoder.state_dict()
+    ours = generator.decoder.state_dict()
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        if "embed_tokens" not in name:
+            assert torch.equal(ours[name], tensor), name
+    assert generator.head.weight.shape == (tree.vocab_size, WIDTH)
+    shallow = DocidGenerator.create(GeneratorConfig(decoder=str(t5_folder), num_layers=1), tree, WIDTH)
+    assert len(shallow.decoder.block) == 1
+    assert torch.equal(shallow.decoder.block[0].layer[2].DenseReluDense.wi.weight, theirs["block.0.layer.2.DenseReluDense.wi.weight"])
+
+
+def test_the_output_layer_gives_what_t5_would_give_on_the_same_states(t5_folder):
+    # Same decoder, same inputs: our hidden states are T5's; so the taken-over weights are also wired up as T5 wires them.
+    tree = random_tree(60)
+    generator = DocidGenerator.create(GeneratorConfig(decoder=str(t5_folder)), tree, WIDTH).eval()
+    t5 = T5ForConditionalGeneration.from_pretrained(str(t5_folder)).eval()
+    states, mask, _ = random_queries(2)
+    inputs = torch.randn(2, 3, WIDTH)
+    arguments = {"inputs_embeds": inputs, "encoder_hidden_states": states, "encoder_attention_mask": mask.float()}
+    with torch.no_grad():
+        ours = generator.decoder(**arguments, use_cache=False).last_hidden_state
+        theirs = t5.decoder(**arguments, use_cache=False).last_hidden_state
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_widths_that_do_not_fit_are_refused(t5_folder):
+    tree = random_tree(20)
+    with pytest.raises(ValueError, match=rf"is {WIDTH} wide, the encoder's states 99"):
+        DocidGenerator.create(GeneratorConfig(decoder=str(t5_folder)), tree, 99)
+    with pytest.raises(ValueError, match="num_heads must divide the encoder's width 30, got 8"):
+        DocidGenerator.create(GeneratorConfig(decoder="", num_layers=1), tree, 30)
+    with pytest.raises(ValueError, match="ask for fewer num_layers"):
+        DocidGenerator.create(GeneratorConfig(decoder=str(t5_folder), num_layers=5), tree, WIDTH)
+    with pytest.raises(ValueError, match="num_layers must be at least 1 without a T5 checkpoint"):
+        GeneratorConfig(decoder="")
+
+
+def test_the_loss_is_minus_log_of_a_distribution_over_all_documents():
+    tree = random_tree(35)
+    generator = random_generator(tree)
+    states, mask, _ = random_queries(1)
+    batch = everything(tree)
+    with torch.no_grad():
+        output = generator(states.expand(35, -1, -1), mask.expand(35, -1), **batch)
+    assert output["log_likelihood"].exp().sum().item() == pytest.approx(1, abs=1e-5)
+    assert output["loss"].item() == pytest.approx(-output["log_likelihood"].mean().item())
+
+
+def everything(tree: DocidTree) -> dict[str, torch.Tensor]:
+    parents, digits = tree.paths(np.arange(tree.num_documents))
+    children = np.where(parents >= 0, tree.num_children[parents], 1)
+    return {"digits": torch.from_numpy(digits).long(), "num_children": torch.from_numpy(children).long()}
+
+
+def test_cached_states_give_the_losses_of_recomputed_ones(encoder, tmp_path):
+    tree = random_tree(20)
+    generator = random_generator(tree)
+    write_states(encoder, [("document", TEXTS[:2]), ("query", TEXTS[2:])], tmp_path / "states")
+    cache = StateCache(tmp_path / "states")
+    examples = DocidExamples(cache, np.array([3, 7, 11, 19]), tree)
+    batch = examples.collate([0, 1, 2, 3])
+    with torch.no_grad():
+        cached = generator(**batch)["log_likelihood"]
+        for row, kind in enumerate(["document", "document", "query", "query"]):
+            states, mask, _ = encoder.forward([TEXTS[row]], kind)
+            fresh = generator(states, mask, batch["digits"][[row]], batch["num_children"][[row]])["log_likelihood"]
+            assert fresh.item() == pytest.approx(cached[row].item(), abs=5e-3)  # float16 on disk
+    assert cache.lengths.tolist() == [int(encoder.forward([t], k)[1].sum()) for t, k in zip(TEXTS, ["document"] * 2 + ["query"] * 2, strict=True)]
+
+
+def test_examples_must_fit_the_cache(encoder, tmp_path):
+    write_states(encoder, [("query", TEXTS)], tmp_path / "states")
+    with pytest.raises(ValueError, match="3 positions for 4 cached texts"):
+        DocidExamples(StateCache(tmp_path / "states"), np.arange(3), random_tree(20))
+
+
+def test_the_sampler_is_a_permutation_with_like_lengths_together_that_depends_on_the_epoch():
+    lengths = np.random.default_rng(0).integers(1, 100, size=1003)
+    sampler = LengthBucketSampler(lengths, 10, seed=1)
+    first, again = list(sampler), list(sampler)
+    assert first == again
+    assert sorted(first) == list(range(1003))
+    sampler.set_epoch(1)
+    assert list(sampler) != first
+    spans = [np.ptp(lengths[first[i : i + 10]]) for i in range(0, 1000, 10)]
+    assert np.mean(spans) < 20  # random batches of ten would span about 80
+
+
+def test_training_learns_the_examples_and_resuming_changes_nothing(encoder, tmp_path):
+    tree = random_tree(20)
+    write_states(encoder, [("query", TEXTS)], tmp_path / "states")
+    examples = DocidExamples(StateCache(tmp_path / "states"), np.array([0, 5, 11, 19]), tree)
+    config = GeneratorConfig(decoder="", num_layers=1, num_heads=4, batch_size=2, epochs=40, learning_rate=3e-3)
+
+    def create() -> DocidGenerator:
+        return DocidGenerator.create(config, tree, WIDTH)
+
+    whole = create()
+    train_generator(whole, examples, config, tmp_path / "whole")
+    with torch.no_grad():
+        assert whole(**examples.collate([0, 1, 2, 3]))["loss"].item() < 0.1
+
+    # The checkpoints of the whole run are what a killed run would have left; go on from the last but one.
+    checkpoints = sorted((tmp_path / "whole").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    (tmp_path / "resumed").mkdir()
+    checkpoints[0].rename(tmp_path / "resumed" / checkpoints[0].name)
+    resumed = create()
+    train_generator(resumed, examples, config, tmp_path / "resumed")
+    for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_generator_survives_saving_and_knows_its_docids(tmp_path):
+    tree = random_tree(30)
+    generator = random_generator(tree)
+    generator.save_pretrained(str(tmp_path / "generator"))
+    loaded = load_generator(tmp_path / "generator", "cpu")
+    states, mask, _ = random_queries(1)
+    batch = everything(tree)
+    with torch.no_grad():
+        a, b = (g(states.expand(30, -1, -1), mask.expand(30, -1), **batch)["loss"] for g in (generator, loaded))
+    assert a == b
+    loaded.check_tree(tree)
+    with pytest.raises(ValueError, match="was trained for docids .* train the generator again"):
+        loaded.check_tree(random_tree(30, seed=5))
+    with pytest.raises(FileNotFoundError, match="dsi train-generator"):
+        load_generator(tmp_path / "nothing", "cpu")

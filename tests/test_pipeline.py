@@ -1,0 +1,170 @@
+"""The whole line as a user runs it, on 40 documents with tiny T5 models: commands, resuming after SIGKILL, two processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dsi import GenerativeRetriever
+from dsi.config import Config, from_dict, read_config, write_config
+from scripts.main import main
+
+ROOT = Path(__file__).parent.parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def write_settings(path: Path, sentence_t5_folder: Path, t5_folder: Path, **generator: object) -> Path:
+    config = from_dict(
+        Config,
+        {
+            "encoder": {"name": str(sentence_t5_folder), "document_length": 16},
+            "queries": {"per_document": 2},
+            "contrastive": {"epochs": 1.0, "batch_size": 16, "temperature": 0.1, "pseudo_queries": True},
+            "docids": {"branching": 4, "max_leaf_size": 4},
+            "generator": {"decoder": str(t5_folder), "epochs": 6.0, "batch_size": 16, "learning_rate": 2e-3, **generator},
+            "search": {"beam_width": 10},
+        },
+        "test",
+    )
+    write_config(config, path)
+    return path
+
+
+@pytest.fixture
+def config(tmp_path, sentence_t5_folder, t5_folder):
+    return write_settings(tmp_path / "config.toml", sentence_t5_folder, t5_folder)
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "scripts.main", *map(str, arguments)]
+
+
+def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path, capsys):
+    data, run = beir(), tmp_path / "run"
+    common = ["--data", str(data), "--output", str(run), "--device", "cpu"]
+    assert main(["train-generator", "--config", str(config), *common]) == 2
+    assert "run `dsi train-encoder`" in capsys.readouterr().err
+    assert main(["generate-queries", "--config", str(config), *common]) == 0
+    for stage in ("train-encoder", "build-docids", "train-generator"):
+        assert main([stage, *common]) == 0  # the settings come from RUN/config.toml
+    assert '"documents": 40' in capsys.readouterr().out
+    assert main(["train", "--config", str(config), *common]) == 0
+    assert "up to date" in capsys.readouterr().out
+    assert json.loads((run / "tuning.json").read_text())["best"]["fusion"] == "bound"
+
+    assert main(["evaluate", str(run), "--data", str(data), "--untrained", "--other-fusion", "--device", "cpu",
+                 "--results", str(run / "results.json"), "--trec-runs", str(run / "trec")]) == 0  # fmt: skip
+    printed = capsys.readouterr().out
+    for row in ("BM25", "Dense, before", "Dense (DPR-style)", "decoder only (beta=0)", '("bound")', '("paper")'):
+        assert row in printed
+    assert json.loads((run / "results.json").read_text())["documents"] == 40
+    assert len(list((run / "trec").glob("*.run"))) == 6
+
+    assert main(["search", str(run), "--query", "noble gas", "--json", "-k", "3", "--device", "cpu"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [hit["rank"] for hit in answer["hits"]] == [1, 2, 3]
+    piped = subprocess.run(
+        command("search", run, "--device", "cpu"), input="neon\n\n:explain neon\nx\n:quit\nnever\n", cwd=ROOT,
+        env=ENVIRONMENT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert piped.startswith("neon")
+    assert "score = generative + dense" in piped
+    assert "never" not in piped
+
+    # A changed setting re-runs its stage and what depends on it, and nothing before.
+    encoder_written = (run / "encoder" / "stage.json").stat().st_mtime_ns
+    settings = config.read_text().replace("branching = 4", "branching = 5")
+    config.write_text(settings)
+    assert main(["build-docids", "--config", str(config), *common]) == 0
+    assert not (run / "manifest.json").exists()
+    assert main(["train", "--config", str(config), *common]) == 0
+    assert (run / "encoder" / "stage.json").stat().st_mtime_ns == encoder_written
+    assert GenerativeRetriever.from_pretrained(run, device="cpu").tree.fan_out[0] == 5
+
+
+def test_a_killed_training_goes_on_to_the_same_index(config, beir, tmp_path):
+    data, whole, killed = beir(), tmp_path / "whole", tmp_path / "killed"
+    train = ["train", "--config", config, "--data", data, "--device", "cpu", "--output"]
+    subprocess.run(command(*train, whole), cwd=ROOT, env=ENVIRONMENT, check=True, capture_output=True)
+    process = subprocess.Popen(
+        command(*train, killed), cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 120
+    while not list(killed.glob("checkpoints/generator-*/checkpoint-*/trainer_state.json")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (killed / "manifest.json").exists()
+    subprocess.run(command(*train, killed), cwd=ROOT, env=ENVIRONMENT, check=True, capture_output=True)
+    a, b = (GenerativeRetriever.from_pretrained(folder, device="cpu") for folder in (whole, killed))
+    assert a.generator_fingerprint == b.generator_fingerprint
+    assert a.settings == b.settings
+    assert a.search("noble gas", k=10) == b.search("noble gas", k=10)
+    assert not list(killed.glob("checkpoints/*"))
+
+
+def test_two_processes_train_the_same_model_as_one(beir, tmp_path, sentence_t5_folder, t5_folder):
+    """Half the batch in each of two processes: the same global batches, so the same loss within rounding."""
+    data = beir()
+    losses = {}
+    for processes, batch in ((1, 16), (2, 8)):
+        config = write_settings(tmp_path / f"{processes}.toml", sentence_t5_folder, t5_folder, batch_size=batch, dropout=0.0)
+        text = config.read_text().replace("batch_size = 16\nepochs = 1.0", f"batch_size = {batch}\nepochs = 1.0")
+        config.write_text(text)
+        run = tmp_path / f"run-{processes}"
+        launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", str(processes),
+                  "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]  # fmt: skip
+        for stage in ("generate_queries", "train_encoder", "build_docids", "train_generator"):
+            subprocess.run(
+                [*launch, "-m", f"scripts.{stage}", "--config", str(config), "--data", str(data), "--output", str(run),
+                 "--device", "cpu"],
+                cwd=ROOT, env=ENVIRONMENT, check=True, capture_output=True, text=True,
+            )  # fmt: skip
+        retriever = GenerativeRetriever.from_pretrained(run, device="cpu")
+        hits = retriever.search(["noble gas", "yellow line in sunlight"], k=40, alpha=1.0, beam_width=40)
+        losses[processes] = {hit.doc_id: hit.score for row in hits for hit in row}
+    one, two = losses[1], losses[2]
+    assert one.keys() == two.keys()
+    differences = [abs(one[doc_id] - two[doc_id]) for doc_id in one]
+    assert sum(differences) / len(differences) < 0.5
+
+
+def test_configurations_survive_writing_and_unknown_keys_name_the_nearest(tmp_path):
+    write_config(Config(), tmp_path / "config.toml")
+    assert read_config(tmp_path / "config.toml") == Config()
+    for text, message in [
+        ("[search]\nbeam_with = 3", r"config.toml: search: unknown key 'beam_with'; the nearest known one is 'beam_width'"),
+        ("[serch]\nalpha = 1.0", r"unknown key 'serch'; the nearest known one is 'search'"),
+        ("[search]\nalpha = 'high'", r"search: alpha must be of type float, got 'high'"),
+        ("[search]\nalpha = 3.0", r"alpha must be in \[0, 1\]"),
+        ("[search]\nbeam_width = true", r"beam_width must be of type int, got True"),
+        ("search = 3", r"search must be a table of settings, got 3"),
+        ("[search", r"is not valid TOML"),
+    ]:
+        (tmp_path / "config.toml").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            read_config(tmp_path / "config.toml")
+    with pytest.raises(FileNotFoundError, match="does not exist; see configs/"):
+        read_config(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.name)
+def test_shipped_configurations_are_valid(path):
+    assert read_config(path).queries.per_document >= 1
+
+
+def test_bad_commands_exit_with_2_and_one_line(capsys, tmp_path):
+    assert main(["trian"]) == 2
+    assert "unknown command 'trian'" in capsys.readouterr().err
+    assert main(["search", str(tmp_path), "--query", "x"]) == 2
+    error = capsys.readouterr().err
+    assert "holds no finished index" in error
+    assert "Traceback" not in error
+    assert main(["train", "--config", "nowhere.toml", "--data", str(tmp_path), "--output", str(tmp_path / "run")]) == 2

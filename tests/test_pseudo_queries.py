@@ -1,0 +1,67 @@
+"""Extractive pseudo-queries, a tiny seq2seq model, dropping of held-out queries, resuming."""
+
+import json
+import random
+
+import pytest
+
+from dsi.pseudo_queries import QueriesConfig, extractive_queries, generate_queries, read_queries_file
+
+DOCUMENTS = [
+    ("helium", "Helium", "Helium boils at 4.2 kelvin. It fills balloons and airships, and it does not burn."),
+    ("danube", "Danube", "The river passes four capitals: Vienna, Bratislava, Budapest and Belgrade."),
+]
+
+
+def test_extractive_queries_are_made_of_the_documents_words():
+    _, title, text = DOCUMENTS[0]
+    queries = extractive_queries(title, text, 8, random.Random(0))
+    assert len(queries) == len(set(queries)) == 8
+    words = set(f"{title} {text}".lower().replace(".", " ").replace(",", " ").split()) | {"4.2"}
+    assert {word for query in queries for word in query.split()} <= words
+    assert any(query.startswith("helium ") for query in queries)
+
+
+@pytest.mark.parametrize(("title", "text"), [("", "Short."), ("Only a title", ""), ("東京", "Ærø naïve café"), ("", "!?")])
+def test_short_and_odd_documents_give_at_least_one_query(title, text):
+    queries = extractive_queries(title, text, 5, random.Random(0))
+    assert 1 <= len(queries) <= 5
+    assert all(query.strip() for query in queries)
+
+
+def test_held_out_queries_are_dropped_and_counted(tmp_path):
+    config = QueriesConfig(per_document=3)
+    generate_queries(DOCUMENTS, config, tmp_path / "first.jsonl")
+    taken = read_queries_file(tmp_path / "first.jsonl")["danube"][0]
+    counts = generate_queries(DOCUMENTS, config, tmp_path / "second.jsonl", held_out=[f"  {taken.upper()}? "])
+    assert counts == {"written": 5, "dropped": 1}
+    assert taken not in read_queries_file(tmp_path / "second.jsonl")["danube"]
+
+
+def test_a_torn_file_is_continued_to_the_same_end(tmp_path):
+    config, whole, torn = QueriesConfig(per_document=4), tmp_path / "whole.jsonl", tmp_path / "torn.jsonl"
+    generate_queries(DOCUMENTS, config, whole)
+    content = whole.read_bytes()
+    torn.write_bytes(content[: content.index(b"\n") + 20])  # one whole document and a piece of the next
+    assert generate_queries(DOCUMENTS, config, torn)["written"] == 4
+    assert torn.read_bytes() == content
+
+
+def test_a_seq2seq_model_from_disk_writes_queries_batch_by_batch(t5_folder, tmp_path):
+    config = QueriesConfig(method=str(t5_folder), per_document=3, batch_size=1, query_tokens=6)
+    counts = generate_queries(DOCUMENTS, config, tmp_path / "queries.jsonl")
+    queries = read_queries_file(tmp_path / "queries.jsonl")
+    assert list(queries) == ["helium", "danube"]
+    assert counts["written"] == sum(map(len, queries.values())) > 0
+    again = generate_queries(DOCUMENTS, config, tmp_path / "queries.jsonl")
+    assert again == {"written": 0, "dropped": 0}
+
+
+def test_bad_files_and_settings_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="dsi generate-queries"):
+        read_queries_file(tmp_path / "none.jsonl")
+    (tmp_path / "bad.jsonl").write_text(json.dumps({"doc_id": "a"}) + "\n")
+    with pytest.raises(ValueError, match=r"line 1: expected \{doc_id, queries\}"):
+        read_queries_file(tmp_path / "bad.jsonl")
+    with pytest.raises(ValueError, match="queries.per_document must be at least 1"):
+        QueriesConfig(per_document=0)

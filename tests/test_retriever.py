@@ -1,0 +1,166 @@
+"""The public face: search, explain, run, saving and loading, and every way an index can be broken."""
+
+import json
+import shutil
+
+import datasets
+import numpy as np
+import pytest
+import torch
+
+from docids.clustering import DocidsConfig, build_tree
+from dsi import GenerativeRetriever, SearchConfig
+from dsi.retriever import Hit, Hits
+from tests.conftest import MINIPEDIA, WIDTH, random_generator, random_tree
+
+
+@pytest.fixture
+def retriever(encoder):
+    rows = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:60]]
+    documents = datasets.Dataset.from_dict({"doc_id": [r["_id"] for r in rows], "title": [r["title"] for r in rows]})
+    texts = encoder.document_texts([r["title"] for r in rows], [r["text"] for r in rows])
+    tree = build_tree(encoder.encode(texts, "document"), DocidsConfig(branching=4, max_leaf_size=4))
+    return GenerativeRetriever(encoder, tree, random_generator(tree), documents, SearchConfig(alpha=0.3, beam_width=12))
+
+
+def test_one_query_gives_hits_and_several_give_lists(retriever):
+    hits = retriever.search("which capitals are on the danube", k=5)
+    assert isinstance(hits, Hits)
+    assert [hit.rank for hit in hits] == [1, 2, 3, 4, 5]
+    assert isinstance(hits[0], Hit)
+    assert isinstance(hits.exact, bool)
+    titles = dict(zip(retriever.documents["doc_id"], retriever.documents["title"], strict=True))
+    for hit in hits:
+        assert titles[hit.doc_id] == hit.title
+        assert retriever.tree.node(hit.digits) >= retriever.tree.num_inner
+    queries = ["a much longer query about rivers and capitals", "neon"]
+    several = retriever.search(queries, k=10, alpha=0.7, beta=None, beam_width=20)
+    assert [len(found) for found in several] == [10, 10]
+    (alone,) = retriever.search(["neon"], k=10, alpha=0.7, beam_width=20)
+    assert [hit.doc_id for hit in alone] == [hit.doc_id for hit in several[1]]
+
+
+def test_alpha_zero_is_flat_dense_search(retriever):
+    query = "gas that glows in advertising signs"
+    hits = retriever.search(query, k=8, alpha=0.0, beam_width=8)
+    embedding = retriever.encoder.encode(retriever.encoder.query_texts([query]), "query")[0]
+    scores = retriever.tree.embeddings @ embedding
+    assert [hit.doc_id for hit in hits] == [
+        retriever.documents[int(retriever.tree.doc_rows[p])]["doc_id"] for p in np.argsort(-scores, kind="stable")[:8]
+    ]
+    assert hits.exact
+
+
+def test_run_is_what_search_finds(retriever):
+    queries = {"q2": "long rivers of europe", "q1": "neon"}
+    run = retriever.run(queries, k=4)
+    for query_id, text in queries.items():
+        assert run[query_id] == pytest.approx({hit.doc_id: hit.score for hit in retriever.search(text, k=4)}, abs=1e-5)
+
+
+def test_a_collection_smaller_than_k_gives_all_of_it(retriever):
+    assert len(retriever.search("river", k=80)) == 60
+
+
+def test_non_ascii_and_unknown_words_are_answered(retriever):
+    for query in ("东京 naïve", "zzzz", "?"):
+        assert len(retriever.search(query, k=3)) == 3
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda r: r.search("", 5), "Query 0 must be a text that is not empty, got ''"),
+        (lambda r: r.search(["fine", "  "], 5), "Query 1 must be a text that is not empty"),
+        (lambda r: r.search("river", 10, beam_width=5), r"k must be between 1 and 5 \(the beam width\), got 10"),
+        (lambda r: r.search("river", 0), "k must be between 1 and"),
+        (lambda r: r.search("river", 5, alpha=2), r"alpha must be in \[0, 1\] .* got 2"),
+    ],
+)
+def test_bad_calls_are_named(retriever, call, message):
+    with pytest.raises(ValueError, match=message):
+        call(retriever)
+
+
+def test_explain_shows_the_way_to_the_answers_and_what_was_pruned(retriever):
+    query = "which capitals are on the danube"
+    explanation = retriever.explain(query, k=3, beam_width=3)
+    hits = retriever.search(query, k=3, beam_width=3)
+    ranked = {node.rank: node for level in explanation.levels for node in level if node.rank}
+    assert [ranked[n].label for n in (1, 2, 3)] == [hit.title for hit in hits]
+    for hit in hits:
+        node = ranked[hit.rank]
+        assert node.digits == hit.digits
+        assert node.score == pytest.approx(hit.score, abs=1e-5)
+        for length in range(1, len(hit.digits)):  # every ancestor was kept, and scores only fall on the way down
+            (above,) = [n for n in explanation.levels[length - 1] if n.digits == hit.digits[:length]]
+            assert above.kept
+            assert above.score >= node.score - 1e-5
+    assert any(not node.kept for level in explanation.levels for node in level)
+    printed = str(explanation)
+    assert query in printed
+    assert f"#1 {'.'.join(map(str, hits[0].digits))}" in printed
+    assert "more pruned" in printed or "- " in printed
+    kept_inner = [sum(n.kept and n.documents > 1 for n in level) for level in explanation.levels]
+    assert max(kept_inner) <= 3
+
+
+def test_saved_and_loaded_answers_alike(retriever, tmp_path):
+    retriever.save_pretrained(tmp_path / "index")
+    loaded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
+    assert loaded.settings == retriever.settings
+    for query in ("rivers", "noble gas"):
+        assert loaded.search(query, k=5) == retriever.search(query, k=5)
+    retriever.save_pretrained(tmp_path / "index")  # over an existing one
+    assert {path.name for path in (tmp_path / "index").iterdir()} == {"encoder", "docids", "generator", "manifest.json"}
+
+
+def test_broken_indexes_are_refused_and_the_part_is_named(retriever, tmp_path):
+    good = tmp_path / "good"
+    retriever.save_pretrained(good)
+
+    def broken(name):
+        folder = tmp_path / name
+        shutil.copytree(good, folder)
+        return folder
+
+    with pytest.raises(FileNotFoundError, match="holds no finished index"):
+        GenerativeRetriever.from_pretrained(tmp_path / "nowhere")
+    folder = broken("missing")
+    (folder / "docids" / "documents.arrow").unlink()
+    with pytest.raises(FileNotFoundError, match=r"documents.arrow is missing from the index"):
+        GenerativeRetriever.from_pretrained(folder)
+    folder = broken("truncated")
+    weights = folder / "generator" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    with pytest.raises(ValueError, match=r"generator/model.safetensors was altered or truncated"):
+        GenerativeRetriever.from_pretrained(folder)
+    folder = broken("version")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "format_version": 99}))
+    with pytest.raises(ValueError, match="format version 99, this version reads 1"):
+        GenerativeRetriever.from_pretrained(folder)
+    folder = broken("mixed")
+    manifest["fingerprints"]["encoder"] = "0" * 64
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match="manifest.json and encoder do not belong together"):
+        GenerativeRetriever.from_pretrained(folder)
+
+
+def test_parts_that_do_not_belong_together_are_refused(retriever, encoder):
+    other = random_tree(60, seed=9)
+    with pytest.raises(ValueError, match="generator was trained for docids"):
+        GenerativeRetriever(encoder, other, retriever.generator, retriever.documents)
+    with pytest.raises(ValueError, match="cover 60 documents, the document table has 59"):
+        GenerativeRetriever(encoder, retriever.tree, retriever.generator, retriever.documents.select(range(59)))
+    narrow = build_tree(np.random.default_rng(0).normal(size=(60, 7)).astype("f"), DocidsConfig(branching=4))
+    with pytest.raises(ValueError, match=f"embeddings of {WIDTH} .* need 7"):
+        GenerativeRetriever(encoder, narrow, random_generator(narrow), retriever.documents)
+
+
+def test_searching_leaves_no_gradients_and_changes_no_weights(retriever):
+    before = retriever.generator_fingerprint
+    retriever.search("river", k=3)
+    assert retriever.generator_fingerprint == before
+    assert all(p.grad is None for p in retriever.generator.parameters())
+    assert torch.is_grad_enabled()

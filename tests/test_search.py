@@ -1,0 +1,285 @@
+"""Fused constrained search against brute force, against flat dense search and against transformers' generate."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from docids.tree import DocidTree
+from dsi.decoder import FastDecoder
+from dsi.generator import DocidGenerator, path_log_likelihood
+from dsi.search import SearchConfig, SearchResult, TreeSearcher
+from scripts.benchmark_decoding import GenerateBaseline
+from tests.conftest import random_generator, random_queries, random_tree, searcher_for
+
+Queries = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def log_likelihoods(tree: DocidTree, generator: DocidGenerator, queries: Queries) -> torch.Tensor:
+    """[batch, documents] log P_T5 of every docid by teacher forcing through the training path."""
+    states, mask, _ = queries
+    parents, digits = tree.paths(np.arange(tree.num_documents))
+    children = np.where(parents >= 0, tree.num_children[parents], 1)
+    rows = []
+    for state, row_mask in zip(states, mask, strict=True):
+        n = tree.num_documents
+        with torch.no_grad():
+            logits = generator.digit_logits(
+                state.expand(n, -1, -1), row_mask.expand(n, -1), torch.from_numpy(digits).long()
+            )
+        rows.append(path_log_likelihood(logits, torch.from_numpy(digits).long(), torch.from_numpy(children).long()))
+    return torch.stack(rows)
+
+
+def paper_ann(tree: DocidTree, embeddings: torch.Tensor, temperature: float, beta: float) -> torch.Tensor:
+    """[batch, documents] sum of log P_ANN over the first beta levels, one document and one level at a time (eq. 10)."""
+    total = torch.zeros(len(embeddings), tree.num_documents)
+    for position in range(tree.num_documents):
+        path = tree.digits(position)
+        for level in range(min(len(path), beta)):
+            parent = tree.node(path[:level])
+            children = [tree.node((*path[:level], digit)) for digit in range(tree.num_children[parent])]
+            vectors = [tree.centroids[c] if c < tree.num_inner else tree.embeddings[c - tree.num_inner] for c in children]
+            scores = embeddings @ torch.from_numpy(np.stack(vectors)).T / temperature
+            total[:, position] += scores.log_softmax(dim=1)[:, path[level]]
+    return total
+
+
+def run(searcher: TreeSearcher, queries: Queries, k: int, config: SearchConfig) -> SearchResult:
+    states, mask, embeddings = queries
+    node_scores = searcher.node_scores(embeddings, searcher.document_scores(embeddings), config)
+    return searcher.search(states, mask, node_scores, k, config)
+
+
+def expected_top(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    order = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
+    return order, scores.gather(1, order)
+
+
+@pytest.mark.parametrize(("documents", "branching"), [(37, 3), (60, 4), (5, 4)])
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+def test_a_beam_as_wide_as_the_leaves_equals_scoring_every_document_bound(documents, branching, alpha):
+    tree = random_tree(documents, branching=branching)
+    generator, queries = random_generator(tree), random_queries(5)
+    config = SearchConfig(fusion="bound", alpha=alpha, ann_temperature=0.7, beam_width=documents)
+    result = run(searcher_for(tree, generator), queries, documents, config)
+    dense = queries[2] @ torch.from_numpy(tree.embeddings).T / 0.7
+    scores = alpha * log_likelihoods(tree, generator, queries) + (1 - alpha) * dense
+    positions, values = expected_top(scores, documents)
+    torch.testing.assert_close(result.scores, values, atol=1e-4, rtol=1e-5)
+    assert (result.positions == positions).float().mean() > 0.99  # rounding may swap near-equal neighbours
+    assert result.exact.all()
+
+
+@pytest.mark.parametrize("beta", [0, 1, 2, math.inf])
+@pytest.mark.parametrize("alpha", [0.0, 0.7, 1.0])
+def test_a_beam_as_wide_as_the_leaves_equals_scoring_every_document_paper(alpha, beta):
+    tree = random_tree(41)
+    generator, queries = random_generator(tree), random_queries(4)
+    config = SearchConfig(fusion="paper", alpha=alpha, beta=beta, ann_temperature=2.0, beam_width=41)
+    result = run(searcher_for(tree, generator), queries, 41, config)
+    # eq. 11 and 12: weight alpha up to level beta, the decoder alone below
+    per_level = level_log_likelihoods(tree, generator, queries)
+    weight = torch.tensor([alpha if level < beta else 1.0 for level in range(tree.depth)])
+    ann = paper_ann(tree, queries[2], 2.0, beta if beta < math.inf else 99)
+    scores = (per_level * weight).sum(dim=2) + (1 - alpha) * ann
+    torch.testing.assert_close(result.scores, expected_top(scores, 41)[1], atol=1e-4, rtol=1e-5)
+
+
+def level_log_likelihoods(tree: DocidTree, generator: DocidGenerator, queries: Queries) -> torch.Tensor:
+    """[batch, documents, depth] log P_T5 of each digit."""
+    parents, digits = tree.paths(np.arange(tree.num_documents))
+    children = torch.from_numpy(np.where(parents >= 0, tree.num_children[parents], 1)).long()
+    digits = torch.from_numpy(digits).long()
+    rows = []
+    for state, row_mask in zip(queries[0], queries[1], strict=True):
+        n = tree.num_documents
+        with torch.no_grad():
+            logits = generator.digit_logits(state.expand(n, -1, -1), row_mask.expand(n, -1), digits)
+        levels = [
+            path_log_likelihood(logits[:, h : h + 1], digits[:, h : h + 1], children[:, h : h + 1])
+            for h in range(tree.depth)
+        ]
+        rows.append(torch.stack(levels, dim=1))
+    return torch.stack(rows)
+
+
+def test_bound_fusion_below_beta_keeps_the_dense_score_of_the_ancestor():
+    tree = random_tree(50)
+    generator, queries = random_generator(tree), random_queries(3)
+    config = SearchConfig(fusion="bound", alpha=0.5, beta=1, beam_width=50)
+    result = run(searcher_for(tree, generator), queries, 50, config)
+    dense = queries[2] @ torch.from_numpy(tree.embeddings).T
+    ancestor = torch.empty_like(dense)
+    for node in range(tree.levels[1].start, tree.levels[1].stop):
+        below = slice(tree.doc_start[node], tree.doc_end[node])
+        ancestor[:, below] = dense[:, below].max(dim=1, keepdim=True).values
+    scores = 0.5 * log_likelihoods(tree, generator, queries) + 0.5 * ancestor
+    torch.testing.assert_close(result.scores, expected_top(scores, 50)[1], atol=1e-4, rtol=1e-5)
+
+
+def test_beta_zero_is_the_decoder_alone_with_log_probabilities_as_scores():
+    tree = random_tree(30)
+    generator, queries = random_generator(tree), random_queries(3)
+    scores = log_likelihoods(tree, generator, queries)
+    for fusion in ("bound", "paper"):
+        config = SearchConfig(fusion=fusion, alpha=0.2, beta=0, beam_width=30)
+        result = run(searcher_for(tree, generator), queries, 30, config)
+        torch.testing.assert_close(result.scores, expected_top(scores, 30)[1], atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(scores.exp().sum(dim=1), torch.ones(3))  # a distribution over documents
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    documents=st.integers(4, 120), branching=st.integers(2, 4), leaf=st.integers(1, 6), k=st.integers(1, 12),
+    extra=st.integers(0, 4), seed=st.integers(0, 50), duplicates=st.booleans(), method=st.sampled_from(["kmeans", "random"]),
+)  # fmt: skip
+def test_alpha_zero_bound_is_flat_dense_search_at_any_beam(documents, branching, leaf, k, extra, seed, duplicates, method):
+    tree = random_tree(documents, branching=branching, leaf=leaf, seed=seed, method=method)
+    if duplicates:
+        tree.embeddings[:: 3] = tree.embeddings[0]
+    searcher = searcher_for(tree, random_generator(tree, layers=1))
+    queries = random_queries(3, seed=seed)
+    result = run(searcher, queries, k, SearchConfig(alpha=0.0, beam_width=k + extra))
+    positions, values = expected_top(searcher.document_scores(queries[2]), k)
+    assert torch.equal(result.positions, positions)  # ties in docid order, as a stable sort gives them
+    assert torch.equal(result.scores, values)
+    assert result.exact.all()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    documents=st.integers(3, 90), branching=st.integers(2, 3), leaf=st.integers(1, 5), k=st.integers(1, 10),
+    extra=st.integers(0, 3), alpha=st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]), seed=st.integers(0, 30),
+    fusion=st.sampled_from(["bound", "paper"]), beta=st.sampled_from([0.0, 1.0, 2.0, math.inf]),
+)  # fmt: skip
+def test_any_beam_gives_k_valid_documents_once_each_and_its_certificate_holds(
+    documents, branching, leaf, k, extra, alpha, seed, fusion, beta
+):
+    tree = random_tree(documents, branching=branching, leaf=leaf, seed=seed)
+    searcher, queries = searcher_for(tree, random_generator(tree, layers=1, seed=seed)), random_queries(2, seed=seed)
+    config = SearchConfig(fusion=fusion, alpha=alpha, beta=beta, beam_width=k + extra)
+    result = run(searcher, queries, k, config)
+    wide = run(searcher, queries, min(k, documents), SearchConfig(fusion, alpha, beta, beam_width=documents + 10))
+    expected = min(k, documents)
+    for row in range(2):
+        found = result.positions[row].tolist()
+        assert len(found) == len(set(found)) == expected
+        assert min(found) >= 0
+        assert max(found) < documents
+        assert (result.scores[row].diff() <= 0).all()
+        assert (result.scores[row] <= wide.scores[row] + 1e-5).all()
+        if result.exact[row]:
+            torch.testing.assert_close(result.scores[row], wide.scores[row], atol=1e-5, rtol=1e-5)
+
+
+def test_a_narrow_beam_is_sometimes_wrong_and_then_never_certified():
+    tree = random_tree(200, branching=3, leaf=3)
+    generator = random_generator(tree)
+    queries = random_queries(64)
+    searcher = searcher_for(tree, generator)
+    config = SearchConfig(alpha=1.0, beam_width=1)
+    narrow = run(searcher, queries, 1, config)
+    best = run(searcher, queries, 1, SearchConfig(alpha=1.0, beam_width=300))
+    wrong = narrow.positions[:, 0] != best.positions[:, 0]
+    assert wrong.any()
+    assert not narrow.exact[wrong].any()
+    assert narrow.exact.any()
+
+
+@pytest.mark.parametrize("method", ["balanced", "random"])
+def test_decoder_only_equals_transformers_generate(method):
+    # 64 documents in a complete tree of three levels: every docid has the same length, and both searches prune alike.
+    tree = random_tree(64, branching=4, leaf=4, method=method)
+    generator, queries = random_generator(tree), random_queries(6)
+    baseline = GenerateBaseline(generator, tree)
+    for beam in (4, 8, 20):
+        ours = run(searcher_for(tree, generator), queries, 4, SearchConfig(alpha=1.0, beam_width=beam))
+        positions, scores = baseline.search(queries[0], queries[1], 4, beam)
+        torch.testing.assert_close(ours.scores, scores, atol=1e-4, rtol=0)
+        assert torch.equal(ours.positions, positions)
+
+
+def test_decoder_only_is_never_worse_than_transformers_generate_on_docids_of_different_lengths():
+    tree = random_tree(150, branching=3, leaf=3)
+    assert len({len(tree.digits(p)) for p in range(150)}) > 1
+    generator, queries = random_generator(tree), random_queries(6)
+    baseline = GenerateBaseline(generator, tree)
+    for beam in (5, 10, 80):
+        ours = run(searcher_for(tree, generator), queries, 5, SearchConfig(alpha=1.0, beam_width=beam))
+        positions, scores = baseline.search(queries[0], queries[1], 5, beam)
+        assert (ours.scores >= scores - 1e-4).all()
+    assert torch.equal(ours.positions, positions)  # at the widest beam both are exact
+
+
+@pytest.mark.parametrize("feed_forward", ["relu", "gated-gelu"])
+def test_the_fast_decoder_gives_the_logits_of_the_training_path(feed_forward):
+    tree = random_tree(80)
+    generator = random_generator(tree, layers=3)
+    if feed_forward != "relu":
+        config = generator.config
+        config.feed_forward_proj, config.is_gated_act, config.dense_act_fn = feed_forward, True, "gelu_new"
+        generator = DocidGenerator(config).eval()
+    states, mask, _ = random_queries(3)
+    positions = np.array([[0, 7, 33], [5, 5, 79], [12, 60, 1]])  # three beams a query
+    decoder = FastDecoder(generator)
+    cache = decoder.start(states, mask)
+    digits = torch.from_numpy(np.stack([tree.paths(row)[1] for row in positions])).long()
+    tokens = torch.zeros(3, 3, dtype=torch.long)
+    for level in range(2):
+        logits = decoder.step(tokens, level, cache)
+        for query, beam in itertools.product(range(3), range(3)):
+            with torch.no_grad():
+                expected = generator.digit_logits(states[[query]], mask[[query]], digits[query, [beam]])
+            torch.testing.assert_close(logits[query, beam], expected[0, level, : tree.fan_out[level]], atol=1e-5, rtol=1e-4)
+        tokens = int(tree.token_offsets[level]) + digits[:, :, level]
+
+
+def test_padding_and_batching_do_not_change_answers():
+    tree = random_tree(60)
+    searcher = searcher_for(tree, random_generator(tree))
+    states, mask, embeddings = random_queries(5, longest=12)
+    config = SearchConfig(alpha=0.4, beam_width=10)
+    together = run(searcher, (states, mask, embeddings), 5, config)
+    for row in range(5):
+        length = int(mask[row].sum())
+        alone = run(searcher, (states[[row], :length], mask[[row], :length], embeddings[[row]]), 5, config)
+        assert torch.equal(alone.positions[0], together.positions[row])
+        torch.testing.assert_close(alone.scores[0], together.scores[row], atol=1e-5, rtol=1e-5)
+
+
+def test_node_scores_are_the_largest_document_scores_below():
+    tree = random_tree(90, branching=3, leaf=2)
+    searcher = searcher_for(tree, random_generator(tree, layers=1))
+    embeddings = random_queries(4)[2]
+    documents = searcher.document_scores(embeddings)
+    scores = searcher.node_scores(embeddings, documents, SearchConfig())
+    for node in range(tree.num_inner):
+        below = documents[:, tree.doc_start[node] : tree.doc_end[node]].max(dim=1).values
+        assert torch.equal(scores[:, node], below)
+    assert torch.equal(scores[:, tree.num_inner :], documents)
+
+
+@pytest.mark.parametrize(
+    ("settings_", "message"),
+    [
+        ({"alpha": 1.5}, r"alpha must be in \[0, 1\] .* got 1.5"),
+        ({"alpha": math.nan}, r"alpha must be in \[0, 1\]"),
+        ({"beta": -1}, "beta must be 0 .* got -1"),
+        ({"ann_temperature": 0.0}, "ann_temperature must be above 0, got 0"),
+        ({"beam_width": 0}, "beam_width must be at least 1, got 0"),
+        ({"fusion": "sum"}, "fusion must be one of bound, paper, got 'sum'"),
+    ],
+)
+def test_settings_out_of_range_are_named(settings_, message):
+    with pytest.raises(ValueError, match=message):
+        SearchConfig(**settings_)
+
+
+def test_k_beyond_the_beam_is_refused():
+    with pytest.raises(ValueError, match=r"k must be between 1 and 20 \(the beam width\), got 250; widen beam_width"):
+        SearchConfig(beam_width=20).check_k(250)

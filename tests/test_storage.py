@@ -1,0 +1,64 @@
+"""A replaced folder is the old one or the new one, wherever the process dies."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from docids.storage import recover_folder, replace_folder, sha256, write_text
+
+DIES = """
+import os, signal, sys
+from pathlib import Path
+import docids.storage as storage
+calls, stop = 0, int(sys.argv[2])
+def counted(function):
+    def call(*args, **kwargs):
+        global calls
+        if calls == stop:
+            os.kill(os.getpid(), signal.SIGKILL)
+        calls += 1
+        return function(*args, **kwargs)
+    return call
+Path.rename, storage.shutil.rmtree, Path.write_text = map(counted, (Path.rename, storage.shutil.rmtree, Path.write_text))
+with storage.replace_folder(Path(sys.argv[1])) as folder:
+    (folder / "a").write_text("new")
+    (folder / "b").write_text("new")
+"""
+
+
+@pytest.mark.parametrize("stop", range(8))
+def test_a_kill_at_any_step_leaves_the_old_folder_or_the_new_one(tmp_path, stop):
+    folder = tmp_path / "index"
+    folder.mkdir()
+    for name in "ab":
+        (folder / name).write_text("old")
+    result = subprocess.run([sys.executable, "-c", DIES, str(folder), str(stop)], check=False)
+    # six steps: clear away, write, write, rename, rename, clear away
+    assert result.returncode == (-signal.SIGKILL if stop < 6 else 0)
+    recover_folder(folder)
+    contents = {(folder / name).read_text() for name in "ab"}
+    assert contents == ({"old"} if stop < 5 else {"new"})
+    with replace_folder(folder) as partial:  # and the next replacement works
+        (partial / "a").write_text("newer")
+    assert (folder / "a").read_text() == "newer"
+    assert sorted(os.listdir(tmp_path)) == ["index"]
+
+
+def test_an_exception_leaves_the_old_folder(tmp_path):
+    folder = tmp_path / "index"
+    folder.mkdir()
+    with pytest.raises(RuntimeError), replace_folder(folder) as partial:
+        (partial / "a").write_text("half")
+        raise RuntimeError
+    assert os.listdir(tmp_path) == ["index"]
+    assert os.listdir(folder) == []
+
+
+def test_text_is_written_whole_and_hashed(tmp_path):
+    write_text(tmp_path / "deep" / "file", "abc")
+    assert (tmp_path / "deep" / "file").read_text() == "abc"
+    # the published test vector of SHA-256 for "abc"
+    assert sha256(tmp_path / "deep" / "file").startswith("ba7816bf8f01cfea414140de5dae2223")

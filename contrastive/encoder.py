@@ -111,7 +111,9 @@ class Encoder:
             self._warned_long_query = True
         return texts
 
-    def encode(self, texts: Sequence[str], kind: str, *, batch_size: int = 64, progress: bool = False) -> NDArray[np.float32]:
+    def encode(
+        self, texts: Sequence[str], kind: str, *, batch_size: int = 64, progress: bool = False
+    ) -> NDArray[np.float32]:
         """Embeddings [len(texts), embedding_dim] of texts made by `document_texts` or `query_texts`.
 
         Args:

@@ -89,9 +89,13 @@ def contrastive_rows(
             rest += rng.choices(others, k=views - 2 - len(rest))
             rows.append((documents[label], query, *rest, label))
     if not rows:
-        raise ValueError("There are no queries to train the encoder on; add qrels/train.tsv or set contrastive.loss to none.")
+        raise ValueError(
+            "There are no queries to train the encoder on; add qrels/train.tsv or set contrastive.loss to none."
+        )
     names = [f"view_{view}" for view in range(views)] + ["label"]
-    return datasets.Dataset.from_dict({name: list(column) for name, column in zip(names, zip(*rows), strict=True)})
+    return datasets.Dataset.from_dict(
+        {name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+    )
 
 
 def train_encoder(encoder: Encoder, rows: datasets.Dataset, config: ContrastiveConfig, work_folder: Path) -> None:

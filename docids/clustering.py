@@ -5,6 +5,7 @@ numbers its documents. scikit-learn seeds the splits (k-means++), faiss does the
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import faiss
 import numpy as np
@@ -90,10 +91,14 @@ def _check_points(embeddings: Floats, points: Floats, config: DocidsConfig) -> N
     for name, array in (("embeddings", embeddings), ("cluster_embeddings", points)):
         bad = ~np.isfinite(array.sum(axis=1))
         if bad.any():
-            raise ValueError(f"{name} must be finite; row {int(np.argmax(bad))} (and {int(bad.sum()) - 1} more) is not.")
+            raise ValueError(
+                f"{name} must be finite; row {int(np.argmax(bad))} (and {int(bad.sum()) - 1} more) is not."
+            )
 
 
-def _split_levels(points: Floats, doc_rows: NDArray[np.int32], config: DocidsConfig, bar: tqdm) -> list[list[tuple[int, int]]]:
+def _split_levels(
+    points: Floats, doc_rows: NDArray[np.int32], config: DocidsConfig, bar: tqdm
+) -> list[list[tuple[int, int]]]:
     """Reorder `doc_rows` in place, level by level; returns the (start, end) ranges of each level's clusters."""
     levels: list[list[tuple[int, int]]] = []
     clusters = [(0, len(doc_rows))]
@@ -108,7 +113,7 @@ def _split_levels(points: Floats, doc_rows: NDArray[np.int32], config: DocidsCon
             labels = _split(points, rows, config)
             doc_rows[start:end] = rows[np.argsort(labels, kind="stable")]
             edges = start + np.concatenate([[0], np.cumsum(np.bincount(labels))])
-            below += [(int(a), int(b)) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+            below += [(a, b) for a, b in pairwise(edges.tolist())]
         clusters = below
     return levels
 
@@ -129,14 +134,14 @@ def _split(points: Floats, rows: NDArray[np.int32], config: DocidsConfig) -> NDA
     )
     kmeans.train(subset, init_centroids=_first_centroids(subset, k, config.seed))
     if config.method == "balanced":
-        return _assign_balanced(subset, kmeans.centroids)
+        return _assign_balanced(subset, np.asarray(kmeans.centroids))
     distances, labels = kmeans.index.search(subset, 1)
     return _fill_empty(labels[:, 0].astype(np.int64), distances[:, 0], k)
 
 
 def _first_centroids(points: Floats, k: int, seed: int) -> Floats:
     """k-means++ seeding (Arthur & Vassilvitskii 2007) on a sample: random seeds too often leave a group without one."""
-    rng = np.random.RandomState(seed)  # noqa: NPY002 - what scikit-learn takes
+    rng = np.random.RandomState(seed)
     if len(points) > _SEEDING_POINTS:
         points = points[rng.choice(len(points), _SEEDING_POINTS, replace=False)]
     centroids, _ = kmeans_plusplus(points, k, random_state=rng)

@@ -76,8 +76,12 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
     rows = {doc_id: row for row, doc_id in enumerate(documents["doc_id"])}
     qrels = {split: _read_qrels(folder / "qrels" / f"{split}.tsv", queries, rows) for split in ("train", "dev", "test")}
     if not any(qrels.values()):
-        raise FileNotFoundError(f"No judgements in {folder / 'qrels'}; add at least one of train.tsv, dev.tsv, test.tsv.")
-    overlap = frozenset(doc_id for judged in qrels["train"].values() for doc_id, relevance in judged.items() if relevance > 0)
+        raise FileNotFoundError(
+            f"No judgements in {folder / 'qrels'}; add at least one of train.tsv, dev.tsv, test.tsv."
+        )
+    overlap = frozenset(
+        doc_id for judged in qrels["train"].values() for doc_id, relevance in judged.items() if relevance > 0
+    )
     if qrels["train"] and not qrels["dev"]:
         qrels["train"], qrels["dev"] = cut_dev(qrels["train"], dev_queries, seed)
     return Collection(folder, documents, queries, qrels, overlap, rows)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import difflib
-import math
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,6 +93,6 @@ def _checked(kind: type, value: Any, source: str) -> Any:
         return from_dict(kind, value, source)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
-    if type(value) is not kind or (kind is float and math.isnan(value)):
+    if type(value) is not kind or value != value:
         raise ValueError(f"{source} must be of type {kind.__name__}, got {value!r}.")
     return value

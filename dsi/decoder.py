@@ -6,10 +6,11 @@ Knows nothing of trees, scores or fusion.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from dsi.generator import DocidGenerator
 
@@ -105,7 +106,7 @@ class FastDecoder:
 class _Layer:
     """Weights of one T5 decoder block."""
 
-    def __init__(self, block: nn.ModuleList) -> None:
+    def __init__(self, block: Any) -> None:
         own, cross, feed_forward = block
         attention = own.SelfAttention
         self.self_qkv = torch.cat([attention.q.weight, attention.k.weight, attention.v.weight]).detach()

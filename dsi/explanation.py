@@ -82,7 +82,11 @@ def explain(
     levels: list[list[ExplainedNode]] = []
     for level in trace:
         entries = zip(
-            level.nodes[0].tolist(), level.generative[0].tolist(), level.dense[0].tolist(), level.kept[0].tolist(), strict=True
+            level.nodes[0].tolist(),
+            level.generative[0].tolist(),
+            level.dense[0].tolist(),
+            level.kept[0].tolist(),
+            strict=True,
         )
         nodes = [_node(tree, titles, ranks, *entry) for entry in entries if entry[0] >= 0]
         nodes.sort(key=lambda node: -node.score)
@@ -95,7 +99,13 @@ def explain(
 
 
 def _node(
-    tree: DocidTree, titles: Sequence[str], ranks: dict[int, int], node: int, generative: float, dense: float, kept: bool
+    tree: DocidTree,
+    titles: Sequence[str],
+    ranks: dict[int, int],
+    node: int,
+    generative: float,
+    dense: float,
+    kept: bool,
 ) -> ExplainedNode:
     is_document = node >= tree.num_inner
     position = node - tree.num_inner if is_document else int(tree.doc_start[node])

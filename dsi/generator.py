@@ -114,7 +114,9 @@ class DocidGenerator(T5PreTrainedModel):
         t5_config = T5Config(**{**checkpoint.config.to_dict(), **docid_settings})
         t5_config.num_layers = config.num_layers or checkpoint.config.num_decoder_layers
         generator = cls(t5_config)
-        weights = {name: tensor for name, tensor in checkpoint.decoder.state_dict().items() if "embed_tokens" not in name}
+        weights = {
+            name: tensor for name, tensor in checkpoint.decoder.state_dict().items() if "embed_tokens" not in name
+        }
         missing, _ = generator.decoder.load_state_dict(weights, strict=False)
         if missing != ["embed_tokens.weight"]:
             raise ValueError(f"The decoder {config.decoder} lacks weights for {missing}; ask for fewer num_layers.")

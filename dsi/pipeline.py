@@ -86,7 +86,9 @@ class TrainingRun:
                 work / "queries.jsonl",
                 held_out=held_out,
             )
-            logger.info("pseudo-queries: %(written)d written, %(dropped)d dropped (equal to a dev or test query)", counts)
+            logger.info(
+                "pseudo-queries: %(written)d written, %(dropped)d dropped (equal to a dev or test query)", counts
+            )
             with self._writing("queries", key) as folder:
                 shutil.copy(work / "queries.jsonl", folder / "queries.jsonl")
 
@@ -160,7 +162,9 @@ class TrainingRun:
         folder = self.folder / stage
         recover_folder(folder)
         if not (folder / _KEY_FILE).exists():
-            raise FileNotFoundError(f"{folder} is not there yet; run `{command}` (or `dsi train` for all stages) first.")
+            raise FileNotFoundError(
+                f"{folder} is not there yet; run `{command}` (or `dsi train` for all stages) first."
+            )
         return folder
 
     def _document_texts(self, encoder: Encoder) -> list[str]:
@@ -186,7 +190,9 @@ class TrainingRun:
         for queries in (self._train_queries(encoder), self._pseudo_queries()):
             rows = [row for row, texts in queries.items() for _ in texts]
             if rows:
-                embedded = encoder.encode([text for texts in queries.values() for text in texts], "query", progress=True)
+                embedded = encoder.encode(
+                    [text for texts in queries.values() for text in texts], "query", progress=True
+                )
                 np.add.at(sums, rows, embedded)
                 np.add.at(counts, rows, 1)
         return sums / counts[:, None]

@@ -45,7 +45,9 @@ class QueriesConfig:
 
     def __post_init__(self) -> None:
         if self.per_document < 1:
-            raise ValueError(f'queries.per_document must be at least 1 (method = "none" for none), got {self.per_document}.')
+            raise ValueError(
+                f'queries.per_document must be at least 1 (method = "none" for none), got {self.per_document}.'
+            )
 
 
 def generate_queries(

@@ -90,7 +90,9 @@ class GenerativeRetriever:
     ) -> None:
         generator.check_tree(tree)
         if len(documents) != tree.num_documents:
-            raise ValueError(f"The docids cover {tree.num_documents} documents, the document table has {len(documents)}.")
+            raise ValueError(
+                f"The docids cover {tree.num_documents} documents, the document table has {len(documents)}."
+            )
         if encoder.embedding_dim != tree.embeddings.shape[1] or encoder.state_dim != generator.config.d_model:
             raise ValueError(
                 f"The encoder gives embeddings of {encoder.embedding_dim} and states of {encoder.state_dim}, docids and "
@@ -287,7 +289,9 @@ def write_manifest(
 def write_settings(folder: Path, settings: SearchConfig) -> None:
     """Change how an index on disk is searched by default."""
     manifest = read_manifest(folder)
-    write_text(folder / "manifest.json", json.dumps({**manifest, "search": dataclasses.asdict(settings)}, indent=2) + "\n")
+    write_text(
+        folder / "manifest.json", json.dumps({**manifest, "search": dataclasses.asdict(settings)}, indent=2) + "\n"
+    )
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -295,7 +299,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     recover_folder(folder)
     path = folder / "manifest.json"
     if not path.exists():
-        raise FileNotFoundError(f"{folder} holds no finished index (no manifest.json); run dsi train --output {folder}.")
+        raise FileNotFoundError(
+            f"{folder} holds no finished index (no manifest.json); run dsi train --output {folder}."
+        )
     manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if manifest["format_version"] != FORMAT_VERSION:
         raise ValueError(
@@ -306,7 +312,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         if not (folder / name).exists():
             raise FileNotFoundError(f"{folder / name} is missing from the index; restore it or train again.")
         if sha256(folder / name) != digest:
-            raise ValueError(f"{folder / name} was altered or truncated since it was written; restore it or train again.")
+            raise ValueError(
+                f"{folder / name} was altered or truncated since it was written; restore it or train again."
+            )
     return manifest
 
 

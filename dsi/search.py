@@ -121,10 +121,8 @@ class TreeSearcher:
         With fusion "paper" the dot product with the centroid, with "bound" the largest document score below; both over
         ann_temperature.
         """
-        if config.fusion == "paper":
-            inner = query_embeddings @ self.centroids.T
-        else:
-            inner = self._largest_below(document_scores)
+        paper = config.fusion == "paper"
+        inner = query_embeddings @ self.centroids.T if paper else self._largest_below(document_scores)
         return torch.cat([inner, document_scores], dim=1) / config.ann_temperature
 
     def _largest_below(self, document_scores: Tensor) -> Tensor:
@@ -169,20 +167,20 @@ class TreeSearcher:
         """
         config.check_k(k)
         batch, k = len(node_scores), min(k, self.tree.num_documents)
-        beam = _Beam.root(batch, node_scores)
+        beam: _Beam | None = _Beam.root(batch, node_scores)
         answers = _Answers.empty(batch, k, node_scores)
         pruned = torch.full((batch,), -torch.inf, device=self.device)
         cache = self.decoder.start(token_states, states_mask) if _uses_decoder(config) else None
-        for level, _ in enumerate(self.tree.levels):
+        for level in range(self.tree.depth):
+            if beam is None or not (beam.score > -torch.inf).any():
+                break
+            if cache is not None and level > 0:
+                cache.select(beam.parent)
             candidates = self._expand(beam, level, node_scores, config, cache)
             answers, beam, lost = self._select(candidates, level, answers, config.beam_width)
             pruned = torch.maximum(pruned, lost)
             if trace is not None:
                 trace.append(_trace(candidates, beam, answers, self.tree.num_inner))
-            if beam is None or not (beam.score > -torch.inf).any():
-                break
-            if cache is not None:
-                cache.select(beam.parent)
         return SearchResult(answers.positions, answers.scores, pruned <= answers.scores[:, -1])
 
     def _expand(
@@ -305,4 +303,3 @@ def _trace(candidates: _Beam, beam: _Beam | None, answers: _Answers, num_inner: 
     alive = torch.cat([answers.positions + num_inner, *([] if beam is None else [beam.nodes])], dim=1)
     kept = (candidates.nodes[:, :, None] == alive[:, None, :]).any(dim=2) & (candidates.nodes >= 0)
     return LevelTrace(candidates.nodes, candidates.generative, candidates.dense, kept)
-

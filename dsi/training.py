@@ -39,7 +39,9 @@ class DocidExamples(Dataset):  # type: ignore[type-arg]
 
     def __post_init__(self) -> None:
         if len(self.positions) != len(self.states):
-            raise ValueError(f"{len(self.positions)} positions for {len(self.states)} cached texts; write the states again.")
+            raise ValueError(
+                f"{len(self.positions)} positions for {len(self.states)} cached texts; write the states again."
+            )
         self._parents, self._digits = self.tree.paths(np.arange(self.tree.num_documents))
 
     def __len__(self) -> int:
@@ -132,9 +134,7 @@ def train_generator(
         dataloader_pin_memory=False,
         ddp_find_unused_parameters=False,
     )
-    trainer = _GeneratorTrainer(
-        model=generator, args=arguments, train_dataset=examples, data_collator=examples.collate
-    )
+    trainer = _GeneratorTrainer(model=generator, args=arguments, train_dataset=examples, data_collator=examples.collate)
     checkpoint = get_last_checkpoint(str(work_folder)) if work_folder.is_dir() else None
     result = trainer.train(resume_from_checkpoint=checkpoint)
     generator.eval()

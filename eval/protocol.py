@@ -49,7 +49,9 @@ def measure_system(name: str, run: Run, qrels: Judgements, **settings: Any) -> S
     return SystemResult(name, evaluate(run, qrels), settings)
 
 
-def table(results: Sequence[SystemResult], splits: Splits, measures: Sequence[str] = ("Hit@1", "Hit@5", "Hit@10")) -> str:
+def table(
+    results: Sequence[SystemResult], splits: Splits, measures: Sequence[str] = ("Hit@1", "Hit@5", "Hit@10")
+) -> str:
     """A Markdown table: a row a system, a column a split with the measures in it, in percent."""
     heads = [f"{split} {' / '.join(measures)} ({len(query_ids)})" for split, query_ids in splits.items()]
     rows = [["system", *heads], ["---"] * (len(heads) + 1)]
@@ -58,7 +60,9 @@ def table(results: Sequence[SystemResult], splits: Splits, measures: Sequence[st
         cells = [" / ".join(_cell(means[split][measure]) for measure in measures) for split in splits]
         rows.append([result.name, *cells])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |" for row in rows)
+    return "\n".join(
+        "| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |" for row in rows
+    )
 
 
 def _cell(value: float) -> str:

@@ -17,10 +17,16 @@ def training_parser(command: str, description: str | None) -> argparse.ArgumentP
     parser = argparse.ArgumentParser(
         prog=f"dsi {command}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--config", type=Path, help="TOML file with settings; RUN/config.toml, then the defaults, without it")
+    parser.add_argument(
+        "--config", type=Path, help="TOML file with settings; RUN/config.toml, then the defaults, without it"
+    )
     parser.add_argument("--data", type=Path, required=True, help="the collection, a folder in BEIR layout")
-    parser.add_argument("--output", type=Path, required=True, metavar="RUN", help="folder of the run; becomes the index")
-    parser.add_argument("--encoder", help="sentence-transformers model, Hub name or folder, instead of the configured one")
+    parser.add_argument(
+        "--output", type=Path, required=True, metavar="RUN", help="folder of the run; becomes the index"
+    )
+    parser.add_argument(
+        "--encoder", help="sentence-transformers model, Hub name or folder, instead of the configured one"
+    )
     parser.add_argument("--device", help="cpu, cuda, …; the best there is by default")
     return parser
 
@@ -47,7 +53,9 @@ def run_stage(command: str, description: str | None, stage: str, argv: Sequence[
     run = training_run(training_parser(command, description).parse_args(argv))
     getattr(run, stage)()
     if run.state.is_main_process:
-        print(f"{command}: {'; '.join(f'{n} {s:.0f} s' for n, s in run.seconds.items()) or 'up to date'} -> {run.folder}")
+        print(
+            f"{command}: {'; '.join(f'{n} {s:.0f} s' for n, s in run.seconds.items()) or 'up to date'} -> {run.folder}"
+        )
 
 
 def quiet_libraries() -> None:

@@ -83,7 +83,9 @@ class GenerateBaseline:
             return_dict_in_generate=True,
             output_scores=True,
         )
-        positions = [self._positions[tuple(t for t in row if t not in (0, self.end))] for row in output.sequences.tolist()]
+        positions = [
+            self._positions[tuple(t for t in row if t not in (0, self.end))] for row in output.sequences.tolist()
+        ]
         shape = (len(token_states), k)
         return torch.tensor(positions).view(shape), output.sequences_scores.view(shape)
 
@@ -155,7 +157,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 64])
     parser.add_argument("--beam-width", type=int, default=10)
     parser.add_argument("--query-tokens", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=5, help="alternations at batch 1; fewer at larger batches, at least 2")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="alternations at batch 1; fewer at larger batches, at least 2"
+    )
     parser.add_argument("--results", type=Path, help="write the table as JSON")
     return parser.parse_args(argv)
 
@@ -199,9 +203,16 @@ def measure(shape: str, documents: int, arguments: argparse.Namespace, rate: flo
         to_ms = 1000 / batch
         rows.append(
             Measurement(
-                shape, documents, batch, arguments.beam_width, round(seconds[0] * to_ms, 2), round(seconds[1] * to_ms, 2),
-                round(seconds[0] / seconds[1], 2), round(floor * to_ms, 2), _identical(*results),
-            )  # fmt: skip
+                shape,
+                documents,
+                batch,
+                arguments.beam_width,
+                round(seconds[0] * to_ms, 2),
+                round(seconds[1] * to_ms, 2),
+                round(seconds[0] / seconds[1], 2),
+                round(floor * to_ms, 2),
+                _identical(*results),
+            )
         )
     return rows
 

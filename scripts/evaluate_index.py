@@ -53,7 +53,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="the collection it was made of")
     parser.add_argument("--split", default="test", choices=("train", "dev", "test"))
     parser.add_argument("--untrained", action="store_true", help="also dense search before contrastive training")
-    parser.add_argument("--other-fusion", action="store_true", help="also the fusion the index does not use, tuned on dev")
+    parser.add_argument(
+        "--other-fusion", action="store_true", help="also the fusion the index does not use, tuned on dev"
+    )
     parser.add_argument("--results", type=Path, help="write settings, measures and hardware as JSON")
     parser.add_argument("--trec-runs", type=Path, metavar="DIR", help="write every system's run in TREC format")
     parser.add_argument("--device")

@@ -28,7 +28,11 @@ from scripts.tuning import tune_index
 
 MINIPEDIA = Path(__file__).parent.parent / "docids" / "minipedia"
 
-QUERIES = ("which capitals are on the danube", "gas that glows in advertising signs", "how do bees tell each other about food")
+QUERIES = (
+    "which capitals are on the danube",
+    "gas that glows in advertising signs",
+    "how do bees tell each other about food",
+)
 
 CONFIG = Config(
     queries=QueriesConfig(method="extractive", per_document=6),
@@ -75,7 +79,9 @@ def _answer(retriever: GenerativeRetriever) -> None:
     for query, hits in zip(QUERIES, retriever.search(list(QUERIES), k=3), strict=True):
         print(f"\n{query}")
         for hit in hits:
-            print(f"  {hit.rank}. {hit.score:7.3f}  {hit.title}  ({hit.doc_id})  docid {'.'.join(map(str, hit.digits))}")
+            print(
+                f"  {hit.rank}. {hit.score:7.3f}  {hit.title}  ({hit.doc_id})  docid {'.'.join(map(str, hit.digits))}"
+            )
 
 
 def _python_lines(folder: Path) -> str:

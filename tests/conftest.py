@@ -53,7 +53,9 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def sentence_t5_folder(tmp_path_factory: pytest.TempPathFactory, tiny_t5_config: T5Config, tokenizer_folder: Path) -> Path:
+def sentence_t5_folder(
+    tmp_path_factory: pytest.TempPathFactory, tiny_t5_config: T5Config, tokenizer_folder: Path
+) -> Path:
     """A tiny Sentence-T5 on disk: T5 encoder, mean pooling, normalisation."""
     base, folder = tmp_path_factory.mktemp("t5-encoder"), tmp_path_factory.mktemp("sentence-t5")
     torch.manual_seed(0)
@@ -106,7 +108,9 @@ def beir(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-def random_tree(documents: int, *, branching: int = 4, seed: int = 0, method: str = "kmeans", leaf: int = 4) -> DocidTree:
+def random_tree(
+    documents: int, *, branching: int = 4, seed: int = 0, method: str = "kmeans", leaf: int = 4
+) -> DocidTree:
     points = np.random.default_rng(seed).normal(size=(documents, WIDTH)).astype(np.float32)
     return build_tree(points, DocidsConfig(branching=branching, max_leaf_size=leaf, seed=seed, method=method))
 

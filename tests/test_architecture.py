@@ -55,7 +55,9 @@ def test_modules_open_with_what_they_do_and_stay_short(path):
 
 
 def test_help_imports_nothing_heavy():
-    code = "import sys, scripts.main as m; m.main(['--help']); print([n for n in ('torch', 'numpy') if n in sys.modules])"
+    code = (
+        "import sys, scripts.main as m; m.main(['--help']); print([n for n in ('torch', 'numpy') if n in sys.modules])"
+    )
     output = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert output.strip().endswith("[]")
     assert "train-generator" in output

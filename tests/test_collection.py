@@ -16,7 +16,11 @@ QRELS = "query-id\tcorpus-id\tscore\nq\ta\t1"
 def test_minipedia_has_the_counts_its_readme_states():
     collection = read_collection(MINIPEDIA)
     assert len(collection.documents) == 600
-    assert {split: len(collection.pairs(split)) for split in collection.qrels} == {"train": 1080, "dev": 600, "test": 1920}
+    assert {split: len(collection.pairs(split)) for split in collection.qrels} == {
+        "train": 1080,
+        "dev": 600,
+        "test": 1920,
+    }
     assert len(collection.overlap_documents) == 360
     row = collection.rows["helium"]
     assert collection.documents[row]["title"] == "Helium"
@@ -77,7 +81,7 @@ def test_bad_content_is_named_with_its_line(beir, corpus, queries, qrels, messag
 
 
 def test_missing_files_are_named(beir, tmp_path):
-    with pytest.raises(FileNotFoundError, match="collection folder .*nowhere does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"collection folder .*nowhere does not exist"):
         read_collection(tmp_path / "nowhere")
     folder = beir(DOC, QUERY, test=QRELS)
     (folder / "queries.jsonl").unlink()

@@ -74,7 +74,9 @@ def test_perfect_separation_costs_nothing():
     z = torch.tensor([[1.0, 0], [1, 0], [0, 1], [0, 1]])
     assert supervised_contrastive_loss(z, torch.tensor([0, 0, 1, 1]), 0.01).item() == pytest.approx(0, abs=1e-6)
     # With all rows equal every one of the 3 others is as likely: log 3.
-    assert supervised_contrastive_loss(torch.ones(4, 2), torch.tensor([0, 0, 1, 1])).item() == pytest.approx(math.log(3))
+    assert supervised_contrastive_loss(torch.ones(4, 2), torch.tensor([0, 0, 1, 1])).item() == pytest.approx(
+        math.log(3)
+    )
 
 
 def test_the_modules_embed_views_and_repeat_labels(encoder):

@@ -38,7 +38,9 @@ def test_centroids_are_means_of_the_documents_below():
 
 
 @pytest.mark.parametrize("method", ["kmeans", "balanced", "random"])
-@pytest.mark.parametrize(("documents", "branching", "leaf"), [(4, 4, 4), (10, 10, 1), (57, 3, 2), (300, 10, 10), (40, 2, 30)])
+@pytest.mark.parametrize(
+    ("documents", "branching", "leaf"), [(4, 4, 4), (10, 10, 1), (57, 3, 2), (300, 10, 10), (40, 2, 30)]
+)
 def test_every_document_is_reached_by_its_digits_and_only_by_them(method, documents, branching, leaf):
     tree = random_tree(documents, branching=branching, leaf=leaf, method=method)
     assert sorted(tree.doc_rows.tolist()) == list(range(documents))
@@ -118,7 +120,9 @@ def test_diagnostics_of_an_even_tree_and_of_a_lopsided_one():
     assert even["depth_histogram"] == {3: 64}
     assert even["entropy"] == [1.0, 1.0, 1.0]
     assert even["collisions"] == 0
-    lopsided = diagnostics(build_tree(np.vstack([GROUPS[:4], [[900, 900]]]), DocidsConfig(branching=2, max_leaf_size=4)))
+    lopsided = diagnostics(
+        build_tree(np.vstack([GROUPS[:4], [[900, 900]]]), DocidsConfig(branching=2, max_leaf_size=4))
+    )
     # 4 and 1 of 5 documents: H(0.8) = 0.7219 bits
     assert lopsided["entropy"][0] == pytest.approx(0.7219, abs=1e-4)
 

@@ -40,7 +40,13 @@ def test_against_ir_measures_on_random_runs():
     qrels = {f"q{n}": {d: rng.randint(0, 3) for d in rng.sample(docs, 9)} | {docs[n]: 1} for n in range(30)}
     # different scores: ir_measures' back ends break ties by other rules than ours
     run = {q: dict(zip(rng.sample(docs, 25), rng.sample(range(1000), 25), strict=True)) for q in list(qrels)[:28]}
-    names = {"Hit@1": "Success@1", "Hit@10": "Success@10", "RR@10": "RR@10", "nDCG@10": "nDCG@10", "Recall@100": "R@100"}
+    names = {
+        "Hit@1": "Success@1",
+        "Hit@10": "Success@10",
+        "RR@10": "RR@10",
+        "nDCG@10": "nDCG@10",
+        "Recall@100": "R@100",
+    }
     ours = evaluate(run, qrels, list(names))
     for name, theirs in names.items():
         measure = ir_measures.parse_measure(theirs)

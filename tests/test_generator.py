@@ -26,7 +26,9 @@ def test_decoder_weights_of_a_t5_checkpoint_are_taken_over(t5_folder):
     assert generator.head.weight.shape == (tree.vocab_size, WIDTH)
     shallow = DocidGenerator.create(GeneratorConfig(decoder=str(t5_folder), num_layers=1), tree, WIDTH)
     assert len(shallow.decoder.block) == 1
-    assert torch.equal(shallow.decoder.block[0].layer[2].DenseReluDense.wi.weight, theirs["block.0.layer.2.DenseReluDense.wi.weight"])
+    assert torch.equal(
+        shallow.decoder.block[0].layer[2].DenseReluDense.wi.weight, theirs["block.0.layer.2.DenseReluDense.wi.weight"]
+    )
 
 
 def test_the_output_layer_gives_what_t5_would_give_on_the_same_states(t5_folder):
@@ -74,7 +76,7 @@ def everything(tree: DocidTree) -> dict[str, torch.Tensor]:
 
 def test_cached_states_give_the_losses_of_recomputed_ones(encoder, tmp_path):
     tree = random_tree(20)
-    generator = random_generator(tree)
+    generator = DocidGenerator.create(GeneratorConfig(decoder="", num_layers=2, num_heads=4), tree, WIDTH).eval()
     write_states(encoder, [("document", TEXTS[:2]), ("query", TEXTS[2:])], tmp_path / "states")
     cache = StateCache(tmp_path / "states")
     examples = DocidExamples(cache, np.array([3, 7, 11, 19]), tree)
@@ -84,8 +86,10 @@ def test_cached_states_give_the_losses_of_recomputed_ones(encoder, tmp_path):
         for row, kind in enumerate(["document", "document", "query", "query"]):
             states, mask, _ = encoder.forward([TEXTS[row]], kind)
             fresh = generator(states, mask, batch["digits"][[row]], batch["num_children"][[row]])["log_likelihood"]
-            assert fresh.item() == pytest.approx(cached[row].item(), abs=5e-3)  # float16 on disk
-    assert cache.lengths.tolist() == [int(encoder.forward([t], k)[1].sum()) for t, k in zip(TEXTS, ["document"] * 2 + ["query"] * 2, strict=True)]
+            assert fresh.item() == pytest.approx(cached[row].item(), abs=2e-3)  # float16 on disk
+    assert cache.lengths.tolist() == [
+        int(encoder.forward([t], k)[1].sum()) for t, k in zip(TEXTS, ["document"] * 2 + ["query"] * 2, strict=True)
+    ]
 
 
 def test_examples_must_fit_the_cache(encoder, tmp_path):
@@ -141,7 +145,7 @@ def test_a_generator_survives_saving_and_knows_its_docids(tmp_path):
         a, b = (g(states.expand(30, -1, -1), mask.expand(30, -1), **batch)["loss"] for g in (generator, loaded))
     assert a == b
     loaded.check_tree(tree)
-    with pytest.raises(ValueError, match="was trained for docids .* train the generator again"):
+    with pytest.raises(ValueError, match=r"was trained for docids .* train the generator again"):
         loaded.check_tree(random_tree(30, seed=5))
-    with pytest.raises(FileNotFoundError, match="dsi train-generator"):
+    with pytest.raises(FileNotFoundError, match=r"dsi train-generator"):
         load_generator(tmp_path / "nothing", "cpu")

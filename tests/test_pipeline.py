@@ -26,7 +26,13 @@ def write_settings(path: Path, sentence_t5_folder: Path, t5_folder: Path, **gene
             "queries": {"per_document": 2},
             "contrastive": {"epochs": 1.0, "batch_size": 16, "temperature": 0.1, "pseudo_queries": True},
             "docids": {"branching": 4, "max_leaf_size": 4},
-            "generator": {"decoder": str(t5_folder), "epochs": 6.0, "batch_size": 16, "learning_rate": 2e-3, **generator},
+            "generator": {
+                "decoder": str(t5_folder),
+                "epochs": 6.0,
+                "batch_size": 16,
+                "learning_rate": 2e-3,
+                **generator,
+            },
             "search": {"beam_width": 10},
         },
         "test",
@@ -115,7 +121,9 @@ def test_two_processes_train_the_same_model_as_one(beir, tmp_path, sentence_t5_f
     data = beir()
     losses = {}
     for processes, batch in ((1, 16), (2, 8)):
-        config = write_settings(tmp_path / f"{processes}.toml", sentence_t5_folder, t5_folder, batch_size=batch, dropout=0.0)
+        config = write_settings(
+            tmp_path / f"{processes}.toml", sentence_t5_folder, t5_folder, batch_size=batch, dropout=0.0
+        )
         text = config.read_text().replace("batch_size = 16\nepochs = 1.0", f"batch_size = {batch}\nepochs = 1.0")
         config.write_text(text)
         run = tmp_path / f"run-{processes}"
@@ -140,7 +148,10 @@ def test_configurations_survive_writing_and_unknown_keys_name_the_nearest(tmp_pa
     write_config(Config(), tmp_path / "config.toml")
     assert read_config(tmp_path / "config.toml") == Config()
     for text, message in [
-        ("[search]\nbeam_with = 3", r"config.toml: search: unknown key 'beam_with'; the nearest known one is 'beam_width'"),
+        (
+            "[search]\nbeam_with = 3",
+            r"config.toml: search: unknown key 'beam_with'; the nearest known one is 'beam_width'",
+        ),
         ("[serch]\nalpha = 1.0", r"unknown key 'serch'; the nearest known one is 'search'"),
         ("[search]\nalpha = 'high'", r"search: alpha must be of type float, got 'high'"),
         ("[search]\nalpha = 3.0", r"alpha must be in \[0, 1\]"),

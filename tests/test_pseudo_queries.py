@@ -22,7 +22,9 @@ def test_extractive_queries_are_made_of_the_documents_words():
     assert any(query.startswith("helium ") for query in queries)
 
 
-@pytest.mark.parametrize(("title", "text"), [("", "Short."), ("Only a title", ""), ("東京", "Ærø naïve café"), ("", "!?")])
+@pytest.mark.parametrize(
+    ("title", "text"), [("", "Short."), ("Only a title", ""), ("東京", "Ærø naïve café"), ("", "!?")]
+)
 def test_short_and_odd_documents_give_at_least_one_query(title, text):
     queries = extractive_queries(title, text, 5, random.Random(0))
     assert 1 <= len(queries) <= 5
@@ -58,10 +60,10 @@ def test_a_seq2seq_model_from_disk_writes_queries_batch_by_batch(t5_folder, tmp_
 
 
 def test_bad_files_and_settings_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="dsi generate-queries"):
+    with pytest.raises(FileNotFoundError, match=r"dsi generate-queries"):
         read_queries_file(tmp_path / "none.jsonl")
     (tmp_path / "bad.jsonl").write_text(json.dumps({"doc_id": "a"}) + "\n")
     with pytest.raises(ValueError, match=r"line 1: expected \{doc_id, queries\}"):
         read_queries_file(tmp_path / "bad.jsonl")
-    with pytest.raises(ValueError, match="queries.per_document must be at least 1"):
+    with pytest.raises(ValueError, match=r"queries.per_document must be at least 1"):
         QueriesConfig(per_document=0)

@@ -143,7 +143,7 @@ def test_broken_indexes_are_refused_and_the_part_is_named(retriever, tmp_path):
     folder = broken("mixed")
     manifest["fingerprints"]["encoder"] = "0" * 64
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match="manifest.json and encoder do not belong together"):
+    with pytest.raises(ValueError, match=r"manifest.json and encoder do not belong together"):
         GenerativeRetriever.from_pretrained(folder)
 
 

@@ -43,7 +43,9 @@ def paper_ann(tree: DocidTree, embeddings: torch.Tensor, temperature: float, bet
         for level in range(min(len(path), beta)):
             parent = tree.node(path[:level])
             children = [tree.node((*path[:level], digit)) for digit in range(tree.num_children[parent])]
-            vectors = [tree.centroids[c] if c < tree.num_inner else tree.embeddings[c - tree.num_inner] for c in children]
+            vectors = [
+                tree.centroids[c] if c < tree.num_inner else tree.embeddings[c - tree.num_inner] for c in children
+            ]
             scores = embeddings @ torch.from_numpy(np.stack(vectors)).T / temperature
             total[:, position] += scores.log_softmax(dim=1)[:, path[level]]
     return total
@@ -138,10 +140,12 @@ def test_beta_zero_is_the_decoder_alone_with_log_probabilities_as_scores():
     documents=st.integers(4, 120), branching=st.integers(2, 4), leaf=st.integers(1, 6), k=st.integers(1, 12),
     extra=st.integers(0, 4), seed=st.integers(0, 50), duplicates=st.booleans(), method=st.sampled_from(["kmeans", "random"]),
 )  # fmt: skip
-def test_alpha_zero_bound_is_flat_dense_search_at_any_beam(documents, branching, leaf, k, extra, seed, duplicates, method):
+def test_alpha_zero_bound_is_flat_dense_search_at_any_beam(
+    documents, branching, leaf, k, extra, seed, duplicates, method
+):
     tree = random_tree(documents, branching=branching, leaf=leaf, seed=seed, method=method)
     if duplicates:
-        tree.embeddings[:: 3] = tree.embeddings[0]
+        tree.embeddings[::3] = tree.embeddings[0]
     searcher = searcher_for(tree, random_generator(tree, layers=1))
     queries = random_queries(3, seed=seed)
     result = run(searcher, queries, k, SearchConfig(alpha=0.0, beam_width=k + extra))
@@ -172,9 +176,9 @@ def test_any_beam_gives_k_valid_documents_once_each_and_its_certificate_holds(
         assert min(found) >= 0
         assert max(found) < documents
         assert (result.scores[row].diff() <= 0).all()
-        assert (result.scores[row] <= wide.scores[row] + 1e-5).all()
+        assert (result.scores[row] <= wide.scores[row] + 1e-4).all()
         if result.exact[row]:
-            torch.testing.assert_close(result.scores[row], wide.scores[row], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(result.scores[row], wide.scores[row], atol=1e-4, rtol=1e-5)
 
 
 def test_a_narrow_beam_is_sometimes_wrong_and_then_never_certified():
@@ -235,7 +239,9 @@ def test_the_fast_decoder_gives_the_logits_of_the_training_path(feed_forward):
         for query, beam in itertools.product(range(3), range(3)):
             with torch.no_grad():
                 expected = generator.digit_logits(states[[query]], mask[[query]], digits[query, [beam]])
-            torch.testing.assert_close(logits[query, beam], expected[0, level, : tree.fan_out[level]], atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(
+                logits[query, beam], expected[0, level, : tree.fan_out[level]], atol=1e-5, rtol=1e-4
+            )
         tokens = int(tree.token_offsets[level]) + digits[:, :, level]
 
 

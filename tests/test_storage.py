@@ -1,6 +1,5 @@
 """A replaced folder is the old one or the new one, wherever the process dies."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -44,17 +43,22 @@ def test_a_kill_at_any_step_leaves_the_old_folder_or_the_new_one(tmp_path, stop)
     with replace_folder(folder) as partial:  # and the next replacement works
         (partial / "a").write_text("newer")
     assert (folder / "a").read_text() == "newer"
-    assert sorted(os.listdir(tmp_path)) == ["index"]
+    assert list(tmp_path.iterdir()) == [folder]
 
 
 def test_an_exception_leaves_the_old_folder(tmp_path):
     folder = tmp_path / "index"
     folder.mkdir()
-    with pytest.raises(RuntimeError), replace_folder(folder) as partial:
-        (partial / "a").write_text("half")
-        raise RuntimeError
-    assert os.listdir(tmp_path) == ["index"]
-    assert os.listdir(folder) == []
+
+    def write_half() -> None:
+        with replace_folder(folder) as partial:
+            (partial / "a").write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write_half()
+    assert list(tmp_path.iterdir()) == [folder]
+    assert list(folder.iterdir()) == []
 
 
 def test_text_is_written_whole_and_hashed(tmp_path):

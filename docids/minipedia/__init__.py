@@ -1,0 +1,1 @@
+"""Data of the collection that ships; see README.md."""

@@ -1,0 +1,1 @@
+"""Relevance judgements of Minipedia."""

@@ -1,0 +1,28 @@
+# make example   train, measure and search the collection that ships (needs make and Python >= 3.10)
+# make test      the test suite, offline
+# make lint      ruff and mypy
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: example test lint clean
+
+example: .venv/installed
+	$(BIN)/dsi example
+
+test: .venv/installed
+	$(BIN)/python -m pytest -q
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[example,dev]"
+	touch $@
+
+clean:
+	rm -rf .venv runs

@@ -1,0 +1,61 @@
+"""`dsi benchmark-docids`: time and memory of clustering many random embeddings into a docid tree."""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from docids.clustering import DocidsConfig, build_tree
+from docids.storage import write_text
+from docids.tree import diagnostics
+from scripts.main import run_command
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Build one tree and print what it took."""
+    parser = argparse.ArgumentParser(prog="dsi benchmark-docids", description=__doc__)
+    parser.add_argument("--documents", type=int, default=1_000_000)
+    parser.add_argument("--dim", type=int, default=384)
+    parser.add_argument("--topics", type=int, default=2000, help="the points lie around this many random centres")
+    parser.add_argument("--method", default="kmeans", choices=("kmeans", "balanced", "random"))
+    parser.add_argument("--results", type=Path, help="write the figures as JSON")
+    arguments = parser.parse_args(argv)
+    points = clustered_points(arguments.documents, arguments.dim, arguments.topics)
+    started = time.perf_counter()
+    tree = build_tree(points, DocidsConfig(method=arguments.method), progress=True)
+    seconds = time.perf_counter() - started
+    figures = {
+        "method": arguments.method,
+        "dim": arguments.dim,
+        "seconds": round(seconds, 1),
+        "peak_memory_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
+        **{name: value for name, value in diagnostics(tree).items() if name != "entropy"},
+        "hardware": f"{os.cpu_count()} x {platform.processor() or platform.machine()}",
+    }
+    print(json.dumps(figures, indent=1))
+    if arguments.results:
+        write_text(arguments.results, json.dumps(figures, indent=1) + "\n")
+
+
+def clustered_points(documents: int, dim: int, topics: int, seed: int = 0) -> "np.ndarray":
+    """[documents, dim] float32 points of unit length around random centres, made in blocks to spare memory."""
+    rng = np.random.default_rng(seed)
+    centres = rng.standard_normal((topics, dim), dtype=np.float32)
+    points = np.empty((documents, dim), dtype=np.float32)
+    for start in range(0, documents, 50_000):
+        block = points[start : start + 50_000]
+        rng.standard_normal(out=block, dtype=np.float32)
+        block += centres[rng.integers(0, topics, len(block))]
+        block /= np.linalg.norm(block, axis=1, keepdims=True)
+    return points
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, sys.argv[1:]))

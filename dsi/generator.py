@@ -76,11 +76,6 @@ class DocidGenerator(T5PreTrainedModel):
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.post_init()
 
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        if isinstance(module, DocidGenerator):
-            nn.init.normal_(module.head.weight, std=self.config.d_model**-0.5)
-
     @classmethod
     def create(cls, config: GeneratorConfig, tree: DocidTree, state_dim: int) -> "DocidGenerator":
         """A generator for a tree, its decoder fresh or taken over from a T5 checkpoint.
@@ -104,7 +99,7 @@ class DocidGenerator(T5PreTrainedModel):
             "use_cache": False,
         }
         if not config.decoder:
-            return cls(_fresh_config(config, state_dim, docid_settings))
+            return cls(_fresh_config(config, state_dim, docid_settings))._with_fresh_head()
         checkpoint = T5ForConditionalGeneration.from_pretrained(config.decoder)
         if checkpoint.config.d_model != state_dim:
             raise ValueError(
@@ -120,7 +115,12 @@ class DocidGenerator(T5PreTrainedModel):
         missing, _ = generator.decoder.load_state_dict(weights, strict=False)
         if missing != ["embed_tokens.weight"]:
             raise ValueError(f"The decoder {config.decoder} lacks weights for {missing}; ask for fewer num_layers.")
-        return generator
+        return generator._with_fresh_head()
+
+    def _with_fresh_head(self) -> "DocidGenerator":
+        """Logits of unit size at the start: transformers' default would make them d_model^0.5 times as large."""
+        nn.init.normal_(self.head.weight, std=self.config.d_model**-0.5)
+        return self
 
     def digit_logits(self, token_states: Tensor, states_mask: Tensor, digits: Tensor) -> Tensor:
         """Logits of every digit at every level, the digits before it given.

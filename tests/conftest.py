@@ -1,5 +1,6 @@
 """Small real things for the tests: a Sentence-T5 and a T5 built from a config and saved, trees, generators, collections."""
 
+import copy
 import json
 import os
 import tempfile
@@ -59,7 +60,7 @@ def sentence_t5_folder(
     """A tiny Sentence-T5 on disk: T5 encoder, mean pooling, normalisation."""
     base, folder = tmp_path_factory.mktemp("t5-encoder"), tmp_path_factory.mktemp("sentence-t5")
     torch.manual_seed(0)
-    T5EncoderModel(tiny_t5_config).save_pretrained(str(base))
+    T5EncoderModel(copy.deepcopy(tiny_t5_config)).save_pretrained(str(base))
     PreTrainedTokenizerFast.from_pretrained(str(tokenizer_folder)).save_pretrained(str(base))
     transformer = Transformer(str(base))
     SentenceTransformer(modules=[transformer, Pooling(WIDTH, pooling_mode="mean"), Normalize()]).save_pretrained(
@@ -73,7 +74,7 @@ def t5_folder(tmp_path_factory: pytest.TempPathFactory, tiny_t5_config: T5Config
     """A tiny T5 on disk with its tokenizer."""
     folder = tmp_path_factory.mktemp("t5")
     torch.manual_seed(1)
-    T5ForConditionalGeneration(tiny_t5_config).save_pretrained(str(folder))
+    T5ForConditionalGeneration(copy.deepcopy(tiny_t5_config)).save_pretrained(str(folder))
     PreTrainedTokenizerFast.from_pretrained(str(tokenizer_folder)).save_pretrained(str(folder))
     return folder
 

@@ -1,6 +1,10 @@
 """Both losses against loops written from the formulas, the rows they are fed, and a short training."""
 
+import ast
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -89,6 +93,43 @@ def test_the_modules_embed_views_and_repeat_labels(encoder):
     assert dpr.item() == pytest.approx(slow_dpr(embeddings[1], embeddings[0], [4, 9], 0.5).item(), rel=1e-5)
     with pytest.raises(ValueError, match="temperature must be above 0, got 0"):
         DPRLoss(encoder.model, 0)
+
+
+TWO_PROCESSES = """
+import sys, torch, torch.distributed as dist
+from contrastive.losses import SupervisedContrastiveLoss, DPRLoss
+class Model(torch.nn.Linear):
+    def forward(self, features): return {"sentence_embedding": super().forward(features["x"])}
+rank = int(sys.argv[1])
+if rank >= 0:
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
+own = slice(None) if rank < 0 else slice(rank * 4, rank * 4 + 4)
+for kind in (SupervisedContrastiveLoss, DPRLoss):
+    torch.manual_seed(0)
+    x, labels, model = torch.randn(2, 8, 6), torch.tensor([0, 1, 2, 3, 4, 4, 5, 0]), Model(6, 5)
+    loss = kind(model, 0.5)
+    wrapped = loss if rank < 0 else torch.nn.parallel.DistributedDataParallel(loss)
+    value = wrapped([{"x": x[0, own]}, {"x": x[1, own]}], labels[own])
+    value.backward()
+    print(value.item(), model.weight.grad.flatten().tolist())
+"""
+
+
+def test_two_processes_see_one_global_batch(tmp_path):
+    """Positives and negatives of the other process count: loss and gradients equal those of the whole batch."""
+
+    def start(rank: int) -> subprocess.Popen:
+        code = [sys.executable, "-c", TWO_PROCESSES, str(rank), str(tmp_path / "meeting")]
+        return subprocess.Popen(code, cwd=Path(__file__).parent.parent, stdout=subprocess.PIPE, text=True)
+
+    outputs = [process.communicate(timeout=120)[0] for process in [start(-1), start(0), start(1)]]
+    whole, *halves = [
+        [ast.literal_eval(f"[{line.replace(' ', ',', 1)}]") for line in out.splitlines()] for out in outputs
+    ]
+    for half in halves:
+        for (value, gradient), (expected, expected_gradient) in zip(half, whole, strict=True):
+            assert value == pytest.approx(expected, rel=1e-5)
+            assert gradient == pytest.approx(expected_gradient, rel=1e-4, abs=1e-5)
 
 
 def test_every_row_holds_positives_and_every_train_query_comes_once():

@@ -1,5 +1,7 @@
 """The generator: T5 weights taken over, a proper distribution, cached states against fresh ones, the order of batches."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -66,6 +68,17 @@ def test_the_loss_is_minus_log_of_a_distribution_over_all_documents():
         output = generator(states.expand(35, -1, -1), mask.expand(35, -1), **batch)
     assert output["log_likelihood"].exp().sum().item() == pytest.approx(1, abs=1e-5)
     assert output["loss"].item() == pytest.approx(-output["log_likelihood"].mean().item())
+
+
+@pytest.mark.parametrize("from_t5", [False, True])
+def test_a_new_generator_starts_near_a_uniform_choice(t5_folder, from_t5):
+    tree = random_tree(64, method="balanced")
+    decoder = {"decoder": str(t5_folder)} if from_t5 else {"decoder": "", "num_layers": 2, "num_heads": 4}
+    generator = DocidGenerator.create(GeneratorConfig(**decoder), tree, WIDTH).eval()
+    states, mask, _ = random_queries(1)
+    with torch.no_grad():
+        loss = generator(states.expand(64, -1, -1), mask.expand(64, -1), **everything(tree))["loss"]
+    assert loss.item() == pytest.approx(math.log(64), abs=2.5)  # unit logits at three levels add half a nat each
 
 
 def everything(tree: DocidTree) -> dict[str, torch.Tensor]:

@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 
 from contrastive.encoder import Encoder
 from docids.collection import read_collection
@@ -121,7 +121,7 @@ def test_a_killed_training_goes_on_to_the_same_index(config, beir, tmp_path):
 
 
 def test_two_processes_train_as_one_does(beir, tmp_path, sentence_t5_folder, t5_folder):
-    """Half the batch in each of two processes: the encoder learns as much, the generator the same within rounding."""
+    """Half the batch in each of two processes: the same global batches, so the same training."""
     data, one, two = beir(), tmp_path / "one", tmp_path / "two"
     settings = {"sentence_t5_folder": sentence_t5_folder, "t5_folder": t5_folder, "dropout": 0.0}
     config = write_settings(tmp_path / "one.toml", **settings)
@@ -131,41 +131,40 @@ def test_two_processes_train_as_one_does(beir, tmp_path, sentence_t5_folder, t5_
     shutil.copytree(one, two)
     # Each stage starts from what one process made before it, so that only the stage itself is compared.
     launch_two("train_encoder", halved, data, two)
-    encoders = [Encoder.load(read_config(config).encoder, run / "encoder", "cpu") for run in (one, two)]
-    before, *after = [
-        positive_share(e, data) for e in (Encoder.load(read_config(config).encoder, device="cpu"), *encoders)
+    config_of = read_config(config).encoder
+    untrained, *trained = [
+        Encoder.load(config_of, folder, "cpu") for folder in (None, one / "encoder", two / "encoder")
     ]
-    assert min(after) > before  # the shuffles differ, what is learned does not
-    assert abs(after[0] - after[1]) < 0.5 * (after[0] - before)
+    before, first, second = [
+        encoder.encode(["noble gas", "a yellow line"], "query") for encoder in (untrained, *trained)
+    ]
+    # Eleven steps against ten (several processes drop a short last batch), so the same way, not quite as far.
+    cosine = (
+        np.sum((first - before) * (second - before)) / np.linalg.norm(first - before) / np.linalg.norm(second - before)
+    )
+    assert cosine > 0.9
 
     shutil.rmtree(two)
     shutil.copytree(one, two)
     launch_two("train_generator", halved, data, two)
     retrievers = [GenerativeRetriever.from_pretrained(run, device="cpu") for run in (one, two)]
     assert retrievers[0].generator_fingerprint != retrievers[1].generator_fingerprint
-    runs = [
-        r.run({"q": "noble gas", "p": "yellow line in sunlight"}, k=40, alpha=1.0, beam_width=40) for r in retrievers
-    ]
-    for query_id in "qp":
-        assert runs[1][query_id] == pytest.approx(runs[0][query_id], abs=0.05)
-
-
-def positive_share(encoder: Encoder, data: Path) -> float:
-    """Mean softmax share of a train query's own document, as the contrastive loss sees it."""
     collection = read_collection(data)
-    documents = encoder.document_texts(list(collection.documents["title"]), list(collection.documents["text"]))
-    pairs = collection.pairs("train")
-    queries = encoder.encode(encoder.query_texts([collection.queries[query_id] for query_id, _ in pairs]), "query")
-    scores = torch.from_numpy(queries @ encoder.encode(documents, "document").T) / 0.1
-    return scores.softmax(dim=1)[range(len(pairs)), [row for _, row in pairs]].mean().item()
+    queries = {query_id: collection.documents[row]["doc_id"] for query_id, row in collection.pairs("train")}
+    texts = {query_id: collection.queries[query_id] for query_id in queries}
+    runs = [retriever.run(texts, k=40, alpha=1.0, beam_width=40) for retriever in retrievers]
+    likelihoods = [np.mean([run[query_id][doc_id] for query_id, doc_id in queries.items()]) for run in runs]
+    assert min(likelihoods) > -np.log(40) + 0.3  # better than a uniform choice
+    assert likelihoods[0] == pytest.approx(likelihoods[1], abs=0.1)
 
 
 def launch_two(stage: str, config: Path, data: Path, run: Path) -> None:
+    # --multi_gpu is accelerate's name for its torchrun launcher; with --device cpu the processes talk through gloo.
     launch = [
         sys.executable,
         "-m",
         "accelerate.commands.launch",
-        "--cpu",
+        "--multi_gpu",
         "--num_processes",
         "2",
         "--num_machines",

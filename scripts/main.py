@@ -35,7 +35,7 @@ def run_command(command: "object", arguments: Sequence[str]) -> int:
     """Call a command's main; bad input becomes one line on stderr and exit status 2."""
     try:
         command(arguments)  # type: ignore[operator]
-    except (ValueError, FileNotFoundError, ModuleNotFoundError) as error:
+    except (ValueError, OSError, ModuleNotFoundError) as error:
         print(f"dsi: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

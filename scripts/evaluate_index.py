@@ -5,7 +5,6 @@ import json
 import os
 import platform
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -106,9 +105,7 @@ def evaluate_systems(
     for variant in variants:
         config = retriever.config(DEPTH, variant)
         used = {"alpha": config.alpha, "beta": config.beta, "ann_temperature": config.ann_temperature}
-        started = time.perf_counter()
         run = retriever.run_encoded(query_ids, encoded, DEPTH, **variant)
-        used["milliseconds_a_query"] = round(1000 * (time.perf_counter() - started) / len(queries), 2)
         add(f'DR-SCL, fused ("{config.fusion}")', run, beam_width=config.beam_width, **used)
     return [measure_system(name, run, qrels, **settings[name]) for name, run in runs.items()], runs
 

@@ -63,6 +63,7 @@ def quiet_libraries() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     for package in ("contrastive", "docids", "dsi", "eval", "scripts"):
         logging.getLogger(package).setLevel(logging.INFO)
+    logging.getLogger("bm25s").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", category=FutureWarning)
     from datasets.utils.logging import disable_progress_bar
     from transformers.utils import logging as transformers_logging

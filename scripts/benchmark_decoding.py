@@ -176,7 +176,8 @@ def measure(shape: str, documents: int, arguments: argparse.Namespace, rate: flo
     )  # fmt: skip
     generator = DocidGenerator(config).eval()
     with torch.no_grad():
-        generator.head.weight.mul_(4)  # a confident model, as a trained one is; fresh weights give near-ties
+        # Logits of size 3, as a trained model has; smaller ones give near-ties that rounding decides.
+        nn.init.normal_(generator.head.weight, std=3 * settings["d_model"] ** -0.5)
     searcher = TreeSearcher(tree, FastDecoder(generator), torch.device("cpu"))
     baseline = GenerateBaseline(generator, tree)
     search = SearchConfig(alpha=1.0, beta=0, beam_width=arguments.beam_width)

@@ -1,11 +1,14 @@
 """Files and folders that are either the old ones or the new ones, never half of each. Knows nothing of their content."""
 
 import hashlib
+import json
+import math
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 def sha256(path: Path) -> str:
@@ -26,6 +29,19 @@ def write_text(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write strict JSON in one step; an infinite number becomes the string "inf", which float() reads back."""
+    write_text(path, json.dumps(_strict(value), indent=1, ensure_ascii=False) + "\n")
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
+    return str(value) if isinstance(value, float) and math.isinf(value) else value
 
 
 @contextmanager

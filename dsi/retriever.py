@@ -24,7 +24,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from contrastive.encoder import Encoder, EncoderConfig, state_fingerprint
-from docids.storage import recover_folder, replace_folder, sha256, write_text
+from docids.storage import recover_folder, replace_folder, sha256, write_json
 from docids.tree import DocidTree
 from dsi.decoder import FastDecoder
 from dsi.explanation import Explanation, explain
@@ -252,7 +252,7 @@ class GenerativeRetriever:
         tree, documents = load_docids(folder / "docids")
         generator = load_generator(folder / "generator", encoder.model.device)
         _check_binding(manifest, encoder, tree)
-        return cls(encoder, tree, generator, documents, SearchConfig(**manifest["search"]))
+        return cls(encoder, tree, generator, documents, _search_config(manifest["search"]))
 
 
 def save_docids(tree: DocidTree, documents: datasets.Dataset, folder: Path) -> None:
@@ -283,15 +283,13 @@ def write_manifest(
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
         "files": {path.relative_to(folder).as_posix(): sha256(path) for path in files},
     }
-    write_text(folder / "manifest.json", json.dumps(manifest, indent=2) + "\n")
+    write_json(folder / "manifest.json", manifest)
 
 
 def write_settings(folder: Path, settings: SearchConfig) -> None:
     """Change how an index on disk is searched by default."""
     manifest = read_manifest(folder)
-    write_text(
-        folder / "manifest.json", json.dumps({**manifest, "search": dataclasses.asdict(settings)}, indent=2) + "\n"
-    )
+    write_json(folder / "manifest.json", {**manifest, "search": dataclasses.asdict(settings)})
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -316,6 +314,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
                 f"{folder / name} was altered or truncated since it was written; restore it or train again."
             )
     return manifest
+
+
+def _search_config(record: dict[str, Any]) -> SearchConfig:
+    return SearchConfig(**{**record, "beta": float(record["beta"])})  # JSON has no infinity: "inf"
 
 
 def _check_binding(manifest: dict[str, Any], encoder: Encoder, tree: DocidTree) -> None:

@@ -6,7 +6,6 @@ the rate this machine reaches on a large float32 matrix product.
 """
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -23,7 +22,7 @@ from transformers import T5Config, T5EncoderModel, T5ForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
 from docids.clustering import DocidsConfig, build_tree
-from docids.storage import write_text
+from docids.storage import write_json
 from docids.tree import DocidTree
 from dsi.decoder import FastDecoder
 from dsi.generator import DocidGenerator
@@ -145,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.results:
         hardware = f"{os.cpu_count()} x {platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
         report = {"hardware": hardware, "torch": torch.__version__, "matmul_gflops": round(rate / 1e9), "rows": rows}
-        write_text(arguments.results, json.dumps(report, indent=1) + "\n")
+        write_json(arguments.results, report)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

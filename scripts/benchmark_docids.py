@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from docids.clustering import DocidsConfig, build_tree
-from docids.storage import write_text
+from docids.storage import write_json
 from docids.tree import diagnostics
 from scripts.main import run_command
 
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     }
     print(json.dumps(figures, indent=1))
     if arguments.results:
-        write_text(arguments.results, json.dumps(figures, indent=1) + "\n")
+        write_json(arguments.results, figures)
 
 
 def clustered_points(documents: int, dim: int, topics: int, seed: int = 0) -> "np.ndarray":

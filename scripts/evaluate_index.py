@@ -1,7 +1,6 @@
 """`dsi evaluate`: measure an index beside BM25 and dense search on a split of a collection."""
 
 import argparse
-import json
 import os
 import platform
 import sys
@@ -14,7 +13,7 @@ import torch
 
 from contrastive.encoder import Encoder
 from docids.collection import Collection, read_collection
-from docids.storage import write_text
+from docids.storage import write_json
 from dsi.config import read_config
 from dsi.retriever import GenerativeRetriever, read_manifest
 from eval.baselines import BM25, dense_run
@@ -41,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(table(results, splits))
     print(significance_lines(results))
     if arguments.results:
-        write_text(arguments.results, json.dumps(_report(arguments, retriever, results, splits), indent=1) + "\n")
+        write_json(arguments.results, _report(arguments, retriever, results, splits))
     for name, run in runs.items() if arguments.trec_runs else ():
         write_run(run, arguments.trec_runs / f"{_file_name(name)}.run", _file_name(name))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from docids.collection import Collection
-from docids.storage import write_text
+from docids.storage import write_json
 from dsi.retriever import GenerativeRetriever, write_settings
 from eval.protocol import best_setting
 
@@ -49,5 +49,5 @@ def tune_index(folder: Path, collection: Collection, device: str | None = None) 
         best, tried = tune(retriever, collection, retriever.settings.fusion)
         retriever.change_settings(**best)
         write_settings(folder, retriever.settings)
-        write_text(record, json.dumps({"generator": bound_to, "best": best, "dev RR@10": tried}, indent=1) + "\n")
+        write_json(record, {"generator": bound_to, "best": best, "dev RR@10": tried})
         logger.info("tuned on %d dev queries: %s", len(collection.qrels["dev"]), best)

@@ -1,12 +1,14 @@
 """A replaced folder is the old one or the new one, wherever the process dies."""
 
+import json
+import math
 import signal
 import subprocess
 import sys
 
 import pytest
 
-from docids.storage import recover_folder, replace_folder, sha256, write_text
+from docids.storage import recover_folder, replace_folder, sha256, write_json, write_text
 
 DIES = """
 import os, signal, sys
@@ -66,3 +68,11 @@ def test_text_is_written_whole_and_hashed(tmp_path):
     assert (tmp_path / "deep" / "file").read_text() == "abc"
     # the published test vector of SHA-256 for "abc"
     assert sha256(tmp_path / "deep" / "file").startswith("ba7816bf8f01cfea414140de5dae2223")
+
+
+def test_json_is_strict_and_infinity_comes_back(tmp_path):
+    write_json(tmp_path / "file.json", {"beta": math.inf, "list": [1.5, (-math.inf, "é")]})
+    text = (tmp_path / "file.json").read_text(encoding="utf-8")
+    record = json.loads(text, parse_constant=pytest.fail)  # Infinity would be no JSON
+    assert record == {"beta": "inf", "list": [1.5, ["-inf", "é"]]}
+    assert float(record["beta"]) == math.inf

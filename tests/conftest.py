@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel, T5ForConditionalGeneration
 
 from contrastive.encoder import Encoder, EncoderConfig
@@ -42,11 +43,14 @@ def tiny_t5_config() -> T5Config:
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
-    tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
+    texts = " ".join(json.loads(line)["text"] for line in (MINIPEDIA / "corpus.jsonl").open(encoding="utf-8"))
+    words = Counter(word for word, _ in pre_tokenizers.BertPreTokenizer().pre_tokenize_str(texts))
+    characters = sorted(set(texts) - {" "})
+    pieces = ["<pad>", "</s>", "<unk>", *characters, *(f"##{character}" for character in characters)]
+    pieces += sorted((word for word in words if len(word) > 1), key=lambda word: (-words[word], word))
+    vocabulary = {piece: number for number, piece in enumerate(pieces[:2000])}  # the same in every run
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(vocab_size=2000, special_tokens=["<pad>", "</s>", "<unk>"])
-    texts = [json.loads(line)["text"] for line in (MINIPEDIA / "corpus.jsonl").open(encoding="utf-8")]
-    tokenizer.train_from_iterator(texts, trainer)
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", model_max_length=512
     ).save_pretrained(str(folder))

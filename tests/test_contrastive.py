@@ -163,7 +163,7 @@ def test_training_pulls_queries_to_their_documents(encoder, tmp_path):
         return (q @ d.T / 0.1).softmax(dim=1).diag().mean().item()
 
     before = share_right()
-    config = ContrastiveConfig(temperature=0.1, batch_size=8, epochs=20, learning_rate=1e-3)
+    config = ContrastiveConfig(temperature=0.1, batch_size=8, epochs=60, learning_rate=2e-3)
     train_encoder(encoder, contrastive_rows(documents, queries, {}), config, tmp_path / "work")
     assert share_right() > before + 0.3
 

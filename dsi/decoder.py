@@ -51,11 +51,7 @@ class FastDecoder:
         self.embeddings = stack.embed_tokens.weight.detach()
         attention = stack.block[0].layer[0].SelfAttention
         self.position_bias = attention.compute_bias(len(config.fan_out), len(config.fan_out))[0].detach()
-        first = 1
-        self.level_heads: list[Tensor] = []
-        for count in config.fan_out:
-            self.level_heads.append(generator.head.weight.detach()[first : first + count].contiguous())
-            first += count
+        self.level_heads = generator.head.weight.detach()[1:].split(config.fan_out)  # row 0 is the start token
 
     def start(self, token_states: Tensor, states_mask: Tensor) -> DecoderCache:
         """Cross-attention keys and values of queries: token_states [batch, length, d_model], states_mask [batch, length]."""

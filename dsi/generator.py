@@ -183,12 +183,8 @@ def path_log_likelihood(logits: Tensor, digits: Tensor, num_children: Tensor) ->
 
 def _level_tokens(fan_out: list[int]) -> Tensor:
     """[depth, largest fan-out] token id of each (level, digit), -1 where a level has no such digit."""
-    table = torch.full((len(fan_out), max(fan_out)), -1)
-    first = 1
-    for level, count in enumerate(fan_out):
-        table[level, :count] = torch.arange(first, first + count)
-        first += count
-    return table
+    tokens = torch.arange(1, 1 + sum(fan_out)).split(fan_out)
+    return nn.utils.rnn.pad_sequence(list(tokens), batch_first=True, padding_value=-1)
 
 
 def _fresh_config(config: GeneratorConfig, width: int, docid_settings: dict[str, object]) -> T5Config:

@@ -15,7 +15,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -272,5 +272,4 @@ def _stored_key(folder: Path) -> str:
 
 
 def _digest(value: object) -> str:
-    encode: Callable[[object], str] = json.dumps
-    return hashlib.sha256(encode(value).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

@@ -6,6 +6,7 @@ import logging
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from docids.collection import read_collection
 from dsi.config import Config, read_config
@@ -31,12 +32,14 @@ def training_parser(command: str, description: str | None) -> argparse.ArgumentP
     return parser
 
 
-def training_run(arguments: argparse.Namespace) -> TrainingRun:
-    """The run that the arguments describe."""
+def training_run(arguments: argparse.Namespace, **queries: Any) -> TrainingRun:
+    """The run that the arguments describe; `queries` are settings of that section which they override."""
     quiet_libraries()
     config = _config(arguments)
     if arguments.encoder:
         config = dataclasses.replace(config, encoder=dataclasses.replace(config.encoder, name=arguments.encoder))
+    given = {name: value for name, value in queries.items() if value is not None}
+    config = dataclasses.replace(config, queries=dataclasses.replace(config.queries, **given))
     collection = read_collection(arguments.data, dev_queries=config.dev_queries)
     return TrainingRun(arguments.output, collection, config, arguments.device)
 

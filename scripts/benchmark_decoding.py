@@ -6,8 +6,6 @@ the rate this machine reaches on a large float32 matrix product.
 """
 
 import argparse
-import os
-import platform
 import statistics
 import sys
 import time
@@ -28,6 +26,7 @@ from dsi.decoder import FastDecoder
 from dsi.generator import DocidGenerator
 from dsi.search import SearchConfig, TreeSearcher
 from scripts.arguments import quiet_libraries
+from scripts.hardware import hardware
 from scripts.main import run_command
 
 SHAPES = {
@@ -142,8 +141,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                     flush=True,
                 )
     if arguments.results:
-        hardware = f"{os.cpu_count()} x {platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
-        report = {"hardware": hardware, "torch": torch.__version__, "matmul_gflops": round(rate / 1e9), "rows": rows}
+        machine = f"{hardware()}, {torch.get_num_threads()} threads"
+        report = {"hardware": machine, "torch": torch.__version__, "matmul_gflops": round(rate / 1e9), "rows": rows}
         write_json(arguments.results, report)
 
 
@@ -174,9 +173,8 @@ def measure(shape: str, documents: int, arguments: argparse.Namespace, rate: flo
         is_decoder=True, is_encoder_decoder=False, use_cache=False,
     )  # fmt: skip
     generator = DocidGenerator(config).eval()
-    with torch.no_grad():
-        # Logits of size 3, as a trained model has; smaller ones give near-ties that rounding decides.
-        nn.init.normal_(generator.head.weight, std=3 * settings["d_model"] ** -0.5)
+    # Logits of size 3, as a trained model has; smaller ones give near-ties that rounding decides.
+    nn.init.normal_(generator.head.weight, std=3 * settings["d_model"] ** -0.5)
     searcher = TreeSearcher(tree, FastDecoder(generator), torch.device("cpu"))
     baseline = GenerateBaseline(generator, tree)
     search = SearchConfig(alpha=1.0, beta=0, beam_width=arguments.beam_width)

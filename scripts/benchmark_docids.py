@@ -2,8 +2,6 @@
 
 import argparse
 import json
-import os
-import platform
 import resource
 import sys
 import time
@@ -15,6 +13,7 @@ import numpy as np
 from docids.clustering import DocidsConfig, build_tree
 from docids.storage import write_json
 from docids.tree import diagnostics
+from scripts.hardware import hardware
 from scripts.main import run_command
 
 
@@ -37,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "seconds": round(seconds, 1),
         "peak_memory_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
         **{name: value for name, value in diagnostics(tree).items() if name != "entropy"},
-        "hardware": f"{os.cpu_count()} x {platform.processor() or platform.machine()}",
+        "hardware": hardware(),
     }
     print(json.dumps(figures, indent=1))
     if arguments.results:

@@ -1,8 +1,6 @@
 """`dsi evaluate`: measure an index beside BM25 and dense search on a split of a collection."""
 
 import argparse
-import os
-import platform
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +18,7 @@ from eval.baselines import BM25, dense_run
 from eval.protocol import Splits, SystemResult, measure_system, overlap_splits, randomisation_test, table
 from eval.trec import write_run
 from scripts.arguments import quiet_libraries
+from scripts.hardware import hardware
 from scripts.main import run_command
 from scripts.tuning import tune
 
@@ -138,7 +137,7 @@ def _report(
         "documents": len(retriever.documents),
         "config": (arguments.run / "config.toml").read_text(encoding="utf-8"),
         "versions": read_manifest(arguments.run)["versions"],
-        "hardware": f"{os.cpu_count()} x {platform.processor() or platform.machine()}, {torch.get_num_threads()} threads",
+        "hardware": f"{hardware()}, {torch.get_num_threads()} threads",
         "systems": {result.name: {"settings": result.settings, **result.means(splits)} for result in results},
     }
 

@@ -1,10 +1,8 @@
 """`dsi generate-queries`: pseudo-queries for every document into RUN/queries; goes on where it was stopped."""
 
-import dataclasses
 import sys
 from collections.abc import Sequence
 
-from dsi.pipeline import TrainingRun
 from scripts.arguments import training_parser, training_run
 from scripts.main import run_command
 
@@ -15,10 +13,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--method", help='"extractive", or a seq2seq model (Hub name or folder): document -> query')
     parser.add_argument("--per-document", type=int, help="queries a document")
     arguments = parser.parse_args(argv)
-    run = training_run(arguments)
-    given = {"method": arguments.method, "per_document": arguments.per_document}
-    queries = dataclasses.replace(run.config.queries, **{name: value for name, value in given.items() if value})
-    run = TrainingRun(run.folder, run.collection, dataclasses.replace(run.config, queries=queries), arguments.device)
+    run = training_run(arguments, method=arguments.method, per_document=arguments.per_document)
     run.generate_queries()
     print(f"generate-queries: {run.seconds.get('queries', 0):.0f} s -> {run.folder / 'queries' / 'queries.jsonl'}")
 

@@ -136,15 +136,15 @@ class Encoder:
 
     def token_states(
         self, texts: Sequence[str], kind: str, *, batch_size: int = 64, progress: str = ""
-    ) -> Iterator[tuple[int, Tensor]]:
-        """(position in `texts`, states [length, state_dim]) of every text, shortest first, in batches of like length."""
+    ) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """(position in `texts`, states [length, state_dim], embedding [embedding_dim]) of every text, shortest first."""
         order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
         starts = range(0, len(order), batch_size)
         for start in tqdm(starts, desc=progress, unit="batch", disable=not progress):
             rows = order[start : start + batch_size]
-            states, mask, _ = self.forward([texts[row] for row in rows], kind)
-            for row, row_states, row_mask in zip(rows, states, mask, strict=True):
-                yield row, row_states[row_mask]
+            encoded = self.forward([texts[row] for row in rows], kind)
+            for row, states, mask, embedding in zip(rows, *encoded, strict=True):
+                yield row, states[mask], embedding
 
     def save(self, folder: Path) -> None:
         """Write a plain sentence-transformers folder."""

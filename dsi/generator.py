@@ -33,6 +33,9 @@ class GeneratorConfig:
         dropout: in training.
         document_examples: train document -> docid (indexing) beside query -> docid (retrieval).
         pseudo_queries: train on pseudo-queries as further retrieval examples.
+        dense_temperature: above 0, train on top of dense search: every child's logit gets the log-sum-exp of
+            z.e_d / dense_temperature over the documents d below it, so that the decoder learns what the encoder's scores
+            miss. 0 trains the decoder for itself, as the paper does.
         batch_size: examples a process and step.
         epochs: passes over all examples.
         learning_rate: peak, after a linear warm-up over a twentieth of the steps, then linear to zero.
@@ -48,6 +51,7 @@ class GeneratorConfig:
     dropout: float = 0.1
     document_examples: bool = True
     pseudo_queries: bool = True
+    dense_temperature: float = 0.0
     batch_size: int = 64
     epochs: float = 50.0
     learning_rate: float = 5e-4
@@ -60,6 +64,10 @@ class GeneratorConfig:
             raise ValueError(f"generator.num_layers must be at least 1 without a T5 checkpoint, got {self.num_layers}.")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"generator.dropout must be in [0, 1), got {self.dropout}.")
+        if not self.dense_temperature >= 0:
+            raise ValueError(
+                f"generator.dense_temperature must be 0 (off) or above, got {self.dense_temperature}; about 0.03 suits cosines."
+            )
 
 
 class DocidGenerator(T5PreTrainedModel):
@@ -147,7 +155,12 @@ class DocidGenerator(T5PreTrainedModel):
         return picked.masked_fill(columns < 0, -torch.inf)
 
     def forward(
-        self, token_states: Tensor, states_mask: Tensor, digits: Tensor, num_children: Tensor
+        self,
+        token_states: Tensor,
+        states_mask: Tensor,
+        digits: Tensor,
+        num_children: Tensor,
+        dense_logits: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Negative log-likelihood of docids (DR-SCL eq. 8), each digit's softmax over its node's children only.
 
@@ -156,11 +169,14 @@ class DocidGenerator(T5PreTrainedModel):
             states_mask: [batch, length].
             digits: [batch, depth], `IGNORED` past the end.
             num_children: [batch, depth] children of the node at which each digit is chosen.
+            dense_logits: [batch, depth, largest fan-out], added to the decoder's.
 
         Returns:
             loss: mean over the batch; log_likelihood: [batch].
         """
         logits = self.digit_logits(token_states, states_mask, digits).float()
+        if dense_logits is not None:
+            logits = logits + dense_logits
         log_likelihood = path_log_likelihood(logits, digits, num_children)
         return {"loss": -log_likelihood.mean(), "log_likelihood": log_likelihood}
 

@@ -200,8 +200,7 @@ class GenerativeRetriever:
         config: SearchConfig,
         trace: list[LevelTrace] | None = None,
     ) -> SearchResult:
-        scores = self.searcher.document_scores(embeddings)
-        node_scores = self.searcher.node_scores(embeddings, scores, config)
+        node_scores = self.searcher.node_scores(embeddings, config)
         return self.searcher.search(states, mask, node_scores, k, config, trace)
 
     def config(self, k: int, settings: Mapping[str, Any]) -> SearchConfig:

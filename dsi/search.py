@@ -22,6 +22,7 @@ from torch import Tensor
 
 from docids.tree import DocidTree
 from dsi.decoder import DecoderCache, FastDecoder
+from dsi.dense import DenseScores
 
 _FUSIONS = ("bound", "paper")
 
@@ -105,42 +106,20 @@ class TreeSearcher:
 
     def __init__(self, tree: DocidTree, decoder: FastDecoder, device: torch.device) -> None:
         self.tree, self.decoder, self.device = tree, decoder, device
-        self.first_child = torch.from_numpy(tree.first_child).long().to(device)
-        self.num_children = torch.from_numpy(tree.num_children).long().to(device)
-        self.centroids = torch.from_numpy(tree.centroids).to(device)
-        self.embeddings = torch.from_numpy(tree.embeddings).to(device)
+        self.dense = DenseScores(tree, device)
+        self.first_child, self.num_children = self.dense.first_child, self.dense.num_children
         self._holds_documents = [bool((tree.first_child[level] >= tree.num_inner).any()) for level in tree.levels]
 
-    def document_scores(self, query_embeddings: Tensor) -> Tensor:
-        """[batch, documents] dot products in docid order, from query_embeddings [batch, dim]."""
-        return query_embeddings @ self.embeddings.T
-
-    def node_scores(self, query_embeddings: Tensor, document_scores: Tensor, config: SearchConfig) -> Tensor:
-        """[batch, nodes] the dense score of every node.
+    def node_scores(self, query_embeddings: Tensor, config: SearchConfig) -> Tensor:
+        """[batch, nodes] the dense score of every node, from query_embeddings [batch, dim].
 
         With fusion "paper" the dot product with the centroid, with "bound" the largest document score below; both over
         ann_temperature.
         """
+        documents = self.dense.document_scores(query_embeddings)
         paper = config.fusion == "paper"
-        inner = query_embeddings @ self.centroids.T if paper else self._largest_below(document_scores)
-        return torch.cat([inner, document_scores], dim=1) / config.ann_temperature
-
-    def _largest_below(self, document_scores: Tensor) -> Tensor:
-        """[batch, inner nodes] segment maxima, from the leaves up; a level's children stand in order, without gaps."""
-        tree = self.tree
-        largest = document_scores.new_empty(len(document_scores), tree.num_inner)
-        for level in reversed(tree.levels):
-            nodes = torch.arange(level.start, level.stop, device=self.device)
-            first = self.first_child[nodes]
-            for source, offset in ((document_scores, tree.num_inner), (largest, 0)):
-                chosen = (first >= tree.num_inner) == (offset > 0)
-                parents = nodes[chosen]
-                if len(parents) == 0:
-                    continue
-                # Children of documents' parents may have gaps between them (deeper subtrees): sum up to the next start.
-                starts, counts = first[chosen] - offset, self.num_children[parents]
-                largest[:, parents] = _segment_max(source, starts, counts)
-        return largest
+        inner = self.dense.centroid_scores(query_embeddings) if paper else self.dense.largest_below(documents)
+        return torch.cat([inner, documents], dim=1) / config.ann_temperature
 
     @torch.no_grad()
     def search(
@@ -285,18 +264,6 @@ def _log_softmax(logits: Tensor, valid: Tensor) -> Tensor:
     """Over the valid entries of the last dimension; 0 elsewhere, and never above 0."""
     log_p = logits.masked_fill(~valid, torch.finfo(logits.dtype).min).log_softmax(dim=-1)
     return log_p.masked_fill(~valid, 0.0).clamp(max=0.0)
-
-
-def _segment_max(source: Tensor, starts: Tensor, counts: Tensor) -> Tensor:
-    """[batch, segments] maxima of source[:, start : start + count]; segments in order, possibly with gaps between."""
-    # segment_reduce wants segments without gaps: name every segment and every gap, and drop the gaps afterwards.
-    ends = starts + counts
-    edges = torch.stack([starts, ends], dim=1).flatten()
-    offsets = torch.cat([edges, edges.new_tensor([source.shape[1]])])
-    reduced = torch.segment_reduce(
-        source, "max", offsets=offsets.expand(len(source), -1).contiguous(), axis=1, initial=-torch.inf, unsafe=True
-    )
-    return reduced[:, 0::2]
 
 
 def _trace(candidates: _Beam, beam: _Beam | None, answers: _Answers, num_inner: int) -> LevelTrace:

@@ -1,4 +1,5 @@
-"""Token states of the frozen encoder, computed once and read by every epoch: a memory-mapped file of float16.
+"""What the frozen encoder says of texts, computed once and read by every epoch: token states (a memory-mapped file of
+float16) and embeddings.
 
 Knows nothing of docids or decoders.
 """
@@ -20,10 +21,15 @@ class StateCache:
 
     Args:
         folder: where `write_states` put them.
+
+    Attributes:
+        spans: [n, 2] where each text's tokens start, and how many they are.
+        embeddings: [n, embedding_dim] of the texts.
     """
 
     def __init__(self, folder: Path) -> None:
         self.spans = np.load(folder / "spans.npy")
+        self.embeddings = np.load(folder / "embeddings.npy", mmap_mode="r")
         width = json.loads((folder / "shape.json").read_text())["width"]
         self._states = np.memmap(folder / "states.f16", dtype=np.float16, mode="r").reshape(-1, width)
 
@@ -47,22 +53,25 @@ class StateCache:
 
 
 def write_states(encoder: Encoder, parts: Sequence[tuple[str, Sequence[str]]], folder: Path) -> None:
-    """Encode texts and write their states, in one step, to `folder`.
+    """Encode texts and write their states and embeddings, in one step, to `folder`.
 
     Args:
         encoder: the frozen encoder.
         parts: (kind, texts) pairs; kind is "document" or "query". Rows are numbered through the parts in order.
         folder: replaced as a whole.
     """
-    spans = np.zeros((sum(len(texts) for _, texts in parts), 2), dtype=np.int64)
+    rows = sum(len(texts) for _, texts in parts)
+    spans, embeddings = np.zeros((rows, 2), dtype=np.int64), np.zeros((rows, encoder.embedding_dim), dtype=np.float32)
     with replace_folder(folder) as partial:
         start = first_row = 0
         with (partial / "states.f16").open("wb") as file:
             for kind, texts in parts:
-                for row, states in encoder.token_states(texts, kind, progress=f"states of {kind} texts"):
+                for row, states, embedding in encoder.token_states(texts, kind, progress=f"states of {kind} texts"):
                     states.to(torch.float16).cpu().numpy().tofile(file)
                     spans[first_row + row] = start, len(states)
+                    embeddings[first_row + row] = embedding.cpu().numpy()
                     start += len(states)
                 first_row += len(texts)
         np.save(partial / "spans.npy", spans)
+        np.save(partial / "embeddings.npy", embeddings)
         (partial / "shape.json").write_text(json.dumps({"width": encoder.state_dim}))

@@ -7,6 +7,7 @@ length; an epoch's order depends on seed and epoch alone, so a run that was kill
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
 from docids.tree import DocidTree
+from dsi.dense import DenseScores
 from dsi.generator import DocidGenerator, GeneratorConfig
 from dsi.states import StateCache
 
@@ -51,17 +53,18 @@ class DocidExamples(Dataset):  # type: ignore[type-arg]
         return int(row)
 
     def collate(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        """The keyword arguments of `DocidGenerator.forward` for some examples."""
+        """The arguments of `DocidGenerator.forward` for some examples, and what their dense scores are made of."""
         states, mask = self.states.batch(rows)
         positions = self.positions[rows]
         parents = self._parents[positions]
         num_children = np.where(parents >= 0, self.tree.num_children[parents], 1)
-        digits = torch.from_numpy(self._digits[positions]).long()
         return {
             "token_states": states,
             "states_mask": mask,
-            "digits": digits,
+            "digits": torch.from_numpy(self._digits[positions]).long(),
             "num_children": torch.from_numpy(num_children).long(),
+            "embeddings": torch.from_numpy(self.states.embeddings[rows]),
+            "parents": torch.from_numpy(parents).long(),
         }
 
 
@@ -101,10 +104,47 @@ class LengthBucketSampler(Sampler[int]):
 
 
 class _GeneratorTrainer(Trainer):
+    """Knows how to shuffle, and adds the dense scores of a batch to its inputs where the settings want them."""
+
+    def __init__(self, dense: "DenseLogits | None", **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.dense = dense
+
     def _get_train_sampler(self, train_dataset: DocidExamples | None = None) -> LengthBucketSampler:
         examples: DocidExamples = train_dataset or self.train_dataset
         batch_size = self.args.train_batch_size * self.args.world_size
         return LengthBucketSampler(examples.states.lengths, batch_size, self.args.seed)
+
+    def compute_loss(self, model: Any, inputs: dict[str, Tensor], *arguments: Any, **keywords: Any) -> Any:
+        embeddings, parents = inputs.pop("embeddings"), inputs.pop("parents")
+        if self.dense is not None:
+            inputs["dense_logits"] = self.dense(embeddings, parents)
+        return super().compute_loss(model, inputs, *arguments, **keywords)
+
+
+class DenseLogits:
+    """Flat dense search as logits over children: their softmaxes along a path multiply to the document's probability.
+
+    Args:
+        tree: the docids.
+        temperature: divides the dot products.
+        device: where the scores are computed.
+    """
+
+    def __init__(self, tree: DocidTree, temperature: float, device: torch.device) -> None:
+        self.scores, self.temperature = DenseScores(tree, device), temperature
+        self._digits = torch.arange(max(tree.fan_out), device=device)
+
+    @torch.no_grad()
+    def __call__(self, embeddings: Tensor, parents: Tensor) -> Tensor:
+        """[batch, depth, largest fan-out] from embeddings [batch, dim] and the path's inner nodes [batch, depth].
+
+        Entries past a node's last child, or past the path's end (parent -1), are of no meaning.
+        """
+        documents = self.scores.document_scores(embeddings.float()) / self.temperature
+        nodes = torch.cat([self.scores.log_sum_below(documents), documents], dim=1)
+        children = self.scores.first_child[parents.clamp(min=0)][:, :, None] + self._digits
+        return nodes.gather(1, children.clamp(max=nodes.shape[1] - 1).flatten(1)).view(children.shape)
 
 
 def train_generator(
@@ -134,7 +174,12 @@ def train_generator(
         dataloader_pin_memory=False,
         ddp_find_unused_parameters=False,
     )
-    trainer = _GeneratorTrainer(model=generator, args=arguments, train_dataset=examples, data_collator=examples.collate)
+    dense = None
+    if config.dense_temperature > 0:
+        dense = DenseLogits(examples.tree, config.dense_temperature, arguments.device)
+    trainer = _GeneratorTrainer(
+        dense, model=generator, args=arguments, train_dataset=examples, data_collator=examples.collate
+    )
     checkpoint = get_last_checkpoint(str(work_folder)) if work_folder.is_dir() else None
     result = trainer.train(resume_from_checkpoint=checkpoint)
     generator.eval()

@@ -185,8 +185,9 @@ def test_forward_and_token_states_and_encode_agree(encoder):
     texts = ["the long danube river in europe", "neon"]
     states, mask, embeddings = encoder.forward(texts, "query")
     torch.testing.assert_close(torch.from_numpy(encoder.encode(texts, "query")), embeddings, atol=1e-6, rtol=1e-5)
-    for row, alone in encoder.token_states(texts, "query"):
+    for row, alone, embedding in encoder.token_states(texts, "query"):
         torch.testing.assert_close(alone, states[row][mask[row]], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(embedding, embeddings[row], atol=1e-5, rtol=1e-4)
     assert not torch.allclose(encoder.forward(texts, "document")[2], embeddings)  # the prompts differ
 
 

@@ -8,9 +8,9 @@ import torch
 from transformers import T5ForConditionalGeneration
 
 from docids.tree import DocidTree
-from dsi.generator import DocidGenerator, GeneratorConfig, load_generator
+from dsi.generator import DocidGenerator, GeneratorConfig, load_generator, path_log_likelihood
 from dsi.states import StateCache, write_states
-from dsi.training import DocidExamples, LengthBucketSampler, train_generator
+from dsi.training import DenseLogits, DocidExamples, LengthBucketSampler, train_generator
 from tests.conftest import WIDTH, random_generator, random_queries, random_tree
 
 TEXTS = ["the danube passes four capitals", "neon", "helium fills balloons and airships", "a river"]
@@ -57,6 +57,8 @@ def test_widths_that_do_not_fit_are_refused(t5_folder):
         DocidGenerator.create(GeneratorConfig(decoder=str(t5_folder), num_layers=5), tree, WIDTH)
     with pytest.raises(ValueError, match="num_layers must be at least 1 without a T5 checkpoint"):
         GeneratorConfig(decoder="")
+    with pytest.raises(ValueError, match=r"dense_temperature must be 0 \(off\) or above, got -1"):
+        GeneratorConfig(dense_temperature=-1.0)
 
 
 def test_the_loss_is_minus_log_of_a_distribution_over_all_documents():
@@ -95,14 +97,64 @@ def test_cached_states_give_the_losses_of_recomputed_ones(encoder, tmp_path):
     examples = DocidExamples(cache, np.array([3, 7, 11, 19]), tree)
     batch = examples.collate([0, 1, 2, 3])
     with torch.no_grad():
-        cached = generator(**batch)["log_likelihood"]
+        cached = generator(**without_dense(batch))["log_likelihood"]
         for row, kind in enumerate(["document", "document", "query", "query"]):
             states, mask, _ = encoder.forward([TEXTS[row]], kind)
             fresh = generator(states, mask, batch["digits"][[row]], batch["num_children"][[row]])["log_likelihood"]
             assert fresh.item() == pytest.approx(cached[row].item(), abs=2e-3)  # float16 on disk
+            expected = encoder.encode([TEXTS[row]], kind)[0]
+            np.testing.assert_allclose(batch["embeddings"][row], expected, atol=1e-6)
     assert cache.lengths.tolist() == [
         int(encoder.forward([t], k)[1].sum()) for t, k in zip(TEXTS, ["document"] * 2 + ["query"] * 2, strict=True)
     ]
+
+
+def without_dense(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in batch.items() if name not in ("embeddings", "parents")}
+
+
+@pytest.mark.parametrize(("documents", "branching"), [(37, 3), (60, 4), (4, 4)])
+def test_dense_logits_along_a_path_are_the_softmax_of_flat_dense_search(documents, branching):
+    tree = random_tree(documents, branching=branching, leaf=2)
+    parents, digits = tree.paths(np.arange(documents))
+    query = random_queries(1)[2]
+    dense = DenseLogits(tree, 0.3, torch.device("cpu"))
+    logits = dense(query.expand(documents, -1), torch.from_numpy(parents).long())
+    children = np.where(parents >= 0, tree.num_children[parents], 1)
+    found = path_log_likelihood(logits, torch.from_numpy(digits).long(), torch.from_numpy(children).long())
+    expected = (query @ torch.from_numpy(tree.embeddings).T / 0.3).log_softmax(dim=1)[0]
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-4)
+
+    # In the generator they are added to the decoder's logits: a decoder that says nothing leaves dense search.
+    generator = random_generator(tree)
+    states, mask, _ = random_queries(1)
+    inputs = (states.expand(documents, -1, -1), mask.expand(documents, -1))
+    with torch.no_grad():
+        generator.head.weight.zero_()
+        silent = generator(*inputs, **everything(tree), dense_logits=logits)["log_likelihood"]
+    torch.testing.assert_close(silent, expected, atol=1e-3, rtol=1e-4)
+
+
+def test_training_on_top_of_dense_search_starts_from_it_and_improves_on_it(encoder, tmp_path):
+    tree = random_tree(20)
+    write_states(encoder, [("query", TEXTS)], tmp_path / "states")
+    examples = DocidExamples(StateCache(tmp_path / "states"), np.array([0, 5, 11, 19]), tree)
+    dense = DenseLogits(tree, 0.5, torch.device("cpu"))
+    batch = examples.collate([0, 1, 2, 3])
+    logits = dense(batch["embeddings"], batch["parents"])
+    together = {}
+    for temperature in (0.0, 0.5):
+        config = GeneratorConfig(
+            decoder="", num_layers=1, num_heads=4, batch_size=4, epochs=60, learning_rate=3e-3,
+            dense_temperature=temperature,
+        )  # fmt: skip
+        generator = DocidGenerator.create(config, tree, WIDTH)
+        train_generator(generator, examples, config, tmp_path / f"work-{temperature}")
+        with torch.no_grad():
+            together[temperature] = generator(**without_dense(batch), dense_logits=logits)["loss"].item()
+    flat = path_log_likelihood(logits, batch["digits"], batch["num_children"]).mean().item()
+    assert together[0.5] < 0.1 < -flat
+    assert together[0.5] < together[0.0]  # the decoder that was trained for itself does not know what dense search says
 
 
 def test_examples_must_fit_the_cache(encoder, tmp_path):
@@ -135,7 +187,7 @@ def test_training_learns_the_examples_and_resuming_changes_nothing(encoder, tmp_
     whole = create()
     train_generator(whole, examples, config, tmp_path / "whole")
     with torch.no_grad():
-        assert whole(**examples.collate([0, 1, 2, 3]))["loss"].item() < 0.1
+        assert whole(**without_dense(examples.collate([0, 1, 2, 3])))["loss"].item() < 0.1
 
     # The checkpoints of the whole run are what a killed run would have left; go on from the last but one.
     checkpoints = sorted((tmp_path / "whole").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))

@@ -53,7 +53,7 @@ def paper_ann(tree: DocidTree, embeddings: torch.Tensor, temperature: float, bet
 
 def run(searcher: TreeSearcher, queries: Queries, k: int, config: SearchConfig) -> SearchResult:
     states, mask, embeddings = queries
-    node_scores = searcher.node_scores(embeddings, searcher.document_scores(embeddings), config)
+    node_scores = searcher.node_scores(embeddings, config)
     return searcher.search(states, mask, node_scores, k, config)
 
 
@@ -149,7 +149,7 @@ def test_alpha_zero_bound_is_flat_dense_search_at_any_beam(
     searcher = searcher_for(tree, random_generator(tree, layers=1))
     queries = random_queries(3, seed=seed)
     result = run(searcher, queries, k, SearchConfig(alpha=0.0, beam_width=k + extra))
-    positions, values = expected_top(searcher.document_scores(queries[2]), k)
+    positions, values = expected_top(searcher.dense.document_scores(queries[2]), k)
     assert torch.equal(result.positions, positions)  # ties in docid order, as a stable sort gives them
     assert torch.equal(result.scores, values)
     assert result.exact.all()
@@ -262,8 +262,8 @@ def test_node_scores_are_the_largest_document_scores_below():
     tree = random_tree(90, branching=3, leaf=2)
     searcher = searcher_for(tree, random_generator(tree, layers=1))
     embeddings = random_queries(4)[2]
-    documents = searcher.document_scores(embeddings)
-    scores = searcher.node_scores(embeddings, documents, SearchConfig())
+    documents = searcher.dense.document_scores(embeddings)
+    scores = searcher.node_scores(embeddings, SearchConfig())
     for node in range(tree.num_inner):
         below = documents[:, tree.doc_start[node] : tree.doc_end[node]].max(dim=1).values
         assert torch.equal(scores[:, node], below)

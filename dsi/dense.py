@@ -1,0 +1,73 @@
+"""Dense scores of a tree's nodes for a batch of queries: what the encoder alone says of every cluster and document.
+
+Documents below a node are contiguous, so both summaries of the documents below (their maximum, their log-sum-exp) are
+segment reductions, level by level from the leaves up. Knows nothing of decoders.
+"""
+
+import torch
+from torch import Tensor
+
+from docids.tree import DocidTree
+
+
+class DenseScores:
+    """A tree's embeddings and shape on a device.
+
+    Args:
+        tree: the docids.
+        device: where scores are computed.
+    """
+
+    def __init__(self, tree: DocidTree, device: torch.device) -> None:
+        self.tree, self.device = tree, device
+        self.first_child = torch.from_numpy(tree.first_child).long().to(device)
+        self.num_children = torch.from_numpy(tree.num_children).long().to(device)
+        self._centroids = torch.from_numpy(tree.centroids).to(device)
+        self._embeddings = torch.from_numpy(tree.embeddings).to(device)
+
+    def document_scores(self, query_embeddings: Tensor) -> Tensor:
+        """[batch, documents] dot products in docid order, from query_embeddings [batch, dim]."""
+        return query_embeddings @ self._embeddings.T
+
+    def centroid_scores(self, query_embeddings: Tensor) -> Tensor:
+        """[batch, inner nodes] dot products with the nodes' centroids."""
+        return query_embeddings @ self._centroids.T
+
+    def largest_below(self, document_scores: Tensor) -> Tensor:
+        """[batch, inner nodes] the largest score of the documents below each node."""
+        return self._reduce_below(document_scores, "max")
+
+    def log_sum_below(self, document_scores: Tensor) -> Tensor:
+        """[batch, inner nodes] the log-sum-exp of the scores of the documents below each node.
+
+        A softmax over children of these is the share of each child in the softmax over all documents, so the product along a
+        path is the document's probability under flat dense search.
+        """
+        largest = document_scores.amax(dim=1, keepdim=True)
+        mass = self._reduce_below((document_scores - largest).exp(), "sum")
+        return mass.clamp(min=torch.finfo(mass.dtype).tiny).log() + largest
+
+    def _reduce_below(self, document_values: Tensor, how: str) -> Tensor:
+        tree = self.tree
+        inner = document_values.new_empty(len(document_values), tree.num_inner)
+        for level in reversed(tree.levels):
+            nodes = torch.arange(level.start, level.stop, device=self.device)
+            first = self.first_child[nodes]
+            for source, offset in ((document_values, tree.num_inner), (inner, 0)):
+                chosen = (first >= tree.num_inner) == (offset > 0)
+                parents = nodes[chosen]
+                if len(parents):
+                    inner[:, parents] = _segments(source, first[chosen] - offset, self.num_children[parents], how)
+        return inner
+
+
+def _segments(source: Tensor, starts: Tensor, counts: Tensor, how: str) -> Tensor:
+    """[batch, segments] `how` over source[:, start : start + count]; segments in order, possibly with gaps between."""
+    # segment_reduce wants segments without gaps: name every segment and every gap, and drop the gaps afterwards.
+    edges = torch.stack([starts, starts + counts], dim=1).flatten()
+    offsets = torch.cat([edges, edges.new_tensor([source.shape[1]])])
+    initial = -torch.inf if how == "max" else 0.0
+    reduced = torch.segment_reduce(
+        source, how, offsets=offsets.expand(len(source), -1).contiguous(), axis=1, initial=initial, unsafe=True
+    )
+    return reduced[:, 0::2]

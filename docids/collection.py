@@ -29,8 +29,7 @@ class Collection:
         documents: one row a document; a document's row number is used wherever arrays speak of documents.
         queries: {query_id: text}.
         qrels: {"train" | "dev" | "test": judgements}; a split without a file is an empty dictionary.
-        overlap_documents: documents that `qrels/train.tsv` judges relevant to some query: a test query is Overlap when its
-            answer is one of them (also where dev was cut from train).
+        train_file_documents: documents that `qrels/train.tsv` judges relevant to some query.
         rows: {doc_id: row}.
     """
 
@@ -38,7 +37,7 @@ class Collection:
     documents: datasets.Dataset
     queries: dict[str, str]
     qrels: dict[str, Qrels]
-    overlap_documents: frozenset[str] = field(repr=False)
+    train_file_documents: frozenset[str] = field(repr=False)
     rows: dict[str, int] = field(repr=False)
 
     def pairs(self, split: str) -> list[tuple[str, int]]:
@@ -49,6 +48,13 @@ class Collection:
             for doc_id, relevance in judged.items()
             if relevance > 0
         ]
+
+    def overlap_documents(self, split: str) -> frozenset[str]:
+        """Documents with a train query: a query of `split` is Overlap when its answer is one of them.
+
+        For the test split, dev queries that were cut from train count as train queries.
+        """
+        return self.train_file_documents if split == "test" else _relevant(self.qrels["train"])
 
     def query_texts(self, split: str) -> dict[str, str]:
         """{query_id: text} of the judged queries of a split."""
@@ -79,12 +85,14 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
         raise FileNotFoundError(
             f"No judgements in {folder / 'qrels'}; add at least one of train.tsv, dev.tsv, test.tsv."
         )
-    overlap = frozenset(
-        doc_id for judged in qrels["train"].values() for doc_id, relevance in judged.items() if relevance > 0
-    )
+    overlap = _relevant(qrels["train"])
     if qrels["train"] and not qrels["dev"]:
         qrels["train"], qrels["dev"] = cut_dev(qrels["train"], dev_queries, seed)
     return Collection(folder, documents, queries, qrels, overlap, rows)
+
+
+def _relevant(qrels: Qrels) -> frozenset[str]:
+    return frozenset(doc_id for judged in qrels.values() for doc_id, relevance in judged.items() if relevance > 0)
 
 
 def cut_dev(train: Qrels, dev_queries: int, seed: int) -> tuple[Qrels, Qrels]:

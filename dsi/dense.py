@@ -33,6 +33,12 @@ class DenseScores:
         """[batch, inner nodes] dot products with the nodes' centroids."""
         return query_embeddings @ self._centroids.T
 
+    def alive(self, allowed: Tensor) -> Tensor:
+        """[nodes] True where an allowed document is, or lies below; allowed: [documents] in docid order."""
+        before = torch.cat([allowed.new_zeros(1, dtype=torch.long), allowed.long().cumsum(0)])
+        start, end = (torch.from_numpy(a).long().to(self.device) for a in (self.tree.doc_start, self.tree.doc_end))
+        return torch.cat([before[end] > before[start], allowed])
+
     def largest_below(self, document_scores: Tensor) -> Tensor:
         """[batch, inner nodes] the largest score of the documents below each node."""
         return self._reduce_below(document_scores, "max")

@@ -32,7 +32,7 @@ class GeneratorConfig:
         feed_forward_dim: inner width of a fresh stack's feed-forward layers; 0 for four times its width.
         dropout: in training.
         document_examples: train document -> docid (indexing) beside query -> docid (retrieval).
-        pseudo_queries: train on pseudo-queries as further retrieval examples.
+        pseudo_queries: of each document that are further retrieval examples, at most; 0 for none.
         dense_temperature: above 0, train on top of dense search: every child's logit gets the log-sum-exp of
             z.e_d / dense_temperature over the documents d below it, so that the decoder learns what the encoder's scores
             miss. 0 trains the decoder for itself, as the paper does.
@@ -50,7 +50,7 @@ class GeneratorConfig:
     feed_forward_dim: int = 0
     dropout: float = 0.1
     document_examples: bool = True
-    pseudo_queries: bool = True
+    pseudo_queries: int = 5
     dense_temperature: float = 0.0
     batch_size: int = 64
     epochs: float = 50.0
@@ -64,6 +64,10 @@ class GeneratorConfig:
             raise ValueError(f"generator.num_layers must be at least 1 without a T5 checkpoint, got {self.num_layers}.")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"generator.dropout must be in [0, 1), got {self.dropout}.")
+        if self.pseudo_queries < 0:
+            raise ValueError(
+                f"generator.pseudo_queries must be 0 (none) or more a document, got {self.pseudo_queries}."
+            )
         if not self.dense_temperature >= 0:
             raise ValueError(
                 f"generator.dense_temperature must be 0 (off) or above, got {self.dense_temperature}; about 0.03 suits cosines."

@@ -29,11 +29,11 @@ from contrastive.training import contrastive_rows, train_encoder
 from docids.clustering import build_tree
 from docids.collection import Collection
 from docids.storage import recover_folder, replace_folder, sha256
-from docids.tree import diagnostics
+from docids.tree import DocidTree, diagnostics
 from dsi.config import Config, write_config
-from dsi.generator import DocidGenerator, load_generator
+from dsi.generator import DocidGenerator
+from dsi.index import load_docids, save_docids, write_manifest
 from dsi.pseudo_queries import generate_queries, read_queries_file
-from dsi.retriever import load_docids, save_docids, write_manifest
 from dsi.states import StateCache, write_states
 from dsi.training import DocidExamples, train_generator
 
@@ -138,7 +138,7 @@ class TrainingRun:
                 return
             encoder = self._encoder()
             tree, _ = load_docids(self._existing("docids", "dsi build-docids"))
-            examples = DocidExamples(*self._examples(encoder, tree.positions), tree)
+            examples = self._examples(encoder, tree)
             generator = DocidGenerator.create(self.config.generator, tree, encoder.state_dim)
             train_generator(generator, examples, self.config.generator, self._work("generator", key))
             if self.state.is_main_process:
@@ -149,8 +149,7 @@ class TrainingRun:
     def _finish(self) -> None:
         if self.state.is_main_process and not (self.folder / "manifest.json").exists():
             encoder, (tree, _) = self._encoder(), load_docids(self.folder / "docids")
-            generator = load_generator(self.folder / "generator", "cpu")
-            write_manifest(self.folder, encoder, tree, generator, self.config.search)
+            write_manifest(self.folder, encoder, tree, self.config.search)
         self.state.wait_for_everyone()
 
     # What the stages read of each other.
@@ -197,21 +196,29 @@ class TrainingRun:
                 np.add.at(counts, rows, 1)
         return sums / counts[:, None]
 
-    def _examples(self, encoder: Encoder, positions: NDArray[np.int32]) -> tuple[StateCache, NDArray[np.int32]]:
-        """Indexing and retrieval examples: their states (written once) and the docid positions they ask for."""
+    def _examples(self, encoder: Encoder, tree: DocidTree) -> DocidExamples:
+        """Indexing and retrieval examples; their states are written once."""
         settings = self.config.generator
-        sources = [self._train_queries(encoder)] + ([self._pseudo_queries()] if settings.pseudo_queries else [])
-        queries = [(row, text) for source in sources for row, texts in source.items() for text in texts]
+        sources = [self._train_queries(encoder)]  # kinds 1 and 2 of examples; documents are kind 0
+        if settings.pseudo_queries:
+            sources.append({row: texts[: settings.pseudo_queries] for row, texts in self._pseudo_queries().items()})
+        queries = [
+            (kind, row, text)
+            for kind, source in enumerate(sources, start=1)
+            for row, texts in source.items()
+            for text in texts
+        ]
         documents = self._document_texts(encoder) if settings.document_examples else []
-        query_texts = encoder.query_texts([text for _, text in queries])
+        query_texts = encoder.query_texts([text for _, _, text in queries])
         parts = [("document", documents), ("query", query_texts)]
         folder = self.folder / "states" / _digest([encoder.fingerprint, dataclasses.asdict(encoder.config), parts])
         if self.state.is_main_process and not folder.exists():
             shutil.rmtree(self.folder / "states", ignore_errors=True)
             write_states(encoder, parts, folder)
         self.state.wait_for_everyone()
-        rows = [*range(len(documents)), *(row for row, _ in queries)]
-        return StateCache(folder), positions[rows]
+        rows = [*range(len(documents)), *(row for _, row, _ in queries)]
+        kinds = [*[0] * len(documents), *(kind for kind, _, _ in queries)]
+        return DocidExamples(StateCache(folder), tree.positions[rows], np.array(kinds), tree)
 
     # Keys, folders, times.
 

@@ -1,39 +1,32 @@
-"""The public face: an index on disk, searched, explained and written.
+"""The public face: an index, searched, explained, loaded and saved.
 
-    retriever = GenerativeRetriever.from_pretrained("runs/example")
-    retriever.search("which capitals are on the danube", k=5)
-
-An index folder holds `encoder/` (sentence-transformers), `docids/` (the tree, and the document table as Arrow),
-`generator/` (config.json, model.safetensors) and `manifest.json`, which binds them: format version, settings, versions, the
-sha256 of every file and the fingerprints by which encoder, docids and generator know each other.
+retriever = GenerativeRetriever.from_pretrained("runs/example")
+retriever.search("which capitals are on the danube", k=5)
 """
 
 import dataclasses
-import json
-import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 import datasets
-import pyarrow as pa
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from contrastive.encoder import Encoder, EncoderConfig, state_fingerprint
-from docids.storage import recover_folder, replace_folder, sha256, write_json
+from docids.storage import replace_folder
 from docids.tree import DocidTree
 from dsi.decoder import FastDecoder
 from dsi.explanation import Explanation, explain
 from dsi.generator import DocidGenerator, load_generator
+from dsi.index import check_binding, load_docids, read_manifest, save_docids, search_settings, write_manifest
 from dsi.search import LevelTrace, SearchConfig, SearchResult, TreeSearcher
 
-FORMAT_VERSION = 1
-_PARTS = ("encoder", "docids", "generator")
-_PACKAGES = ("torch", "transformers", "sentence-transformers", "faiss-cpu")
+MAX_EXPANSIONS = 10_000
+"""Inner nodes a query whose children an exact search may score, unless a call says otherwise."""
 
 
 class Hit(NamedTuple):
@@ -58,12 +51,32 @@ class Hits(list[Hit]):
         self.exact = exact
 
 
+class QueryBatch(NamedTuple):
+    """Some queries after the encoder.
+
+    Attributes:
+        rows: [n] which of the queries they are.
+        states: [n, length, state_dim] token states.
+        mask: [n, length] True at real tokens.
+        embeddings: [n, embedding_dim].
+    """
+
+    rows: Tensor
+    states: Tensor
+    mask: Tensor
+    embeddings: Tensor
+
+    def select(self, which: Tensor) -> "QueryBatch":
+        """Those at the indices `which`."""
+        return QueryBatch(*(tensor[which] for tensor in self))
+
+
 @dataclass(frozen=True)
 class EncodedQueries:
-    """Queries after the encoder, ready to be searched under any settings: batches of (rows, states, mask, embeddings)."""
+    """Queries after the encoder, ready to be searched under any settings."""
 
     count: int
-    batches: list[tuple[list[int], Tensor, Tensor, Tensor]]
+    batches: list[QueryBatch]
 
 
 class GenerativeRetriever:
@@ -108,26 +121,27 @@ class GenerativeRetriever:
         return f"GenerativeRetriever({len(self.documents)} documents, docids of up to {self.tree.depth} digits)"
 
     @overload
-    def search(self, queries: str, k: int = 10, **settings: Any) -> Hits: ...
+    def search(self, queries: str, k: int = 10, **options: Any) -> Hits: ...
     @overload
-    def search(self, queries: Sequence[str], k: int = 10, **settings: Any) -> list[Hits]: ...
-    def search(self, queries: str | Sequence[str], k: int = 10, **settings: Any) -> Hits | list[Hits]:
+    def search(self, queries: Sequence[str], k: int = 10, **options: Any) -> list[Hits]: ...
+    def search(self, queries: str | Sequence[str], k: int = 10, **options: Any) -> Hits | list[Hits]:
         """The k best documents for a query, or for each of several.
 
         Args:
             queries: one query or a list of them.
-            k: documents a query; k results come back whenever the collection has k documents.
-            **settings: `alpha`, `beta`, `fusion`, `ann_temperature`, `beam_width` (see `SearchConfig`); what is left out
-                or None is as the index was tuned (beam_width at least k).
+            k: documents a query; k results come back whenever k documents may be returned.
+            **options: `allow`, `deny`, `exact`, `max_expansions` as in `search_encoded`; `alpha`, `beta`, `fusion`,
+                `ann_temperature`, `beam_width` (see `SearchConfig`): what is left out or None is as the index was tuned
+                (beam_width at least k).
 
         Returns:
             `Hits` for one query, a list of `Hits` for a list.
 
         Raises:
-            ValueError: an empty query, a setting out of range, k > beam_width.
+            ValueError: an empty query, a setting out of range, k > beam_width, an unknown doc_id in a filter.
         """
         texts = [queries] if isinstance(queries, str) else list(queries)
-        result = self.search_encoded(self.encode_queries(texts), k, **settings)
+        result = self.search_encoded(self.encode_queries(texts), k, **options)
         hits = [
             self._hits(positions, scores, exact)
             for positions, scores, exact in zip(
@@ -139,21 +153,21 @@ class GenerativeRetriever:
     def explain(self, query: str, k: int = 5, **settings: Any) -> Explanation:
         """Level by level: the nodes that were kept and pruned, with both scores; prints as a tree."""
         config = self.config(k, settings)
-        ((_, states, mask, embeddings),) = self.encode_queries([query]).batches
+        (batch,) = self.encode_queries([query]).batches
         trace: list[LevelTrace] = []
-        result = self._search_batch(states, mask, embeddings, k, config, trace)
+        result = self._search_batch(batch, k, config, None, trace)
         return explain(query, self.tree, list(self.documents["title"]), config, trace, result.positions[0].tolist())
 
-    def run(self, queries: Mapping[str, str], k: int = 10, **settings: Any) -> dict[str, dict[str, float]]:
+    def run(self, queries: Mapping[str, str], k: int = 10, **options: Any) -> dict[str, dict[str, float]]:
         """{query_id: {doc_id: score}} for {query_id: text}: what `eval` measures and TREC tools read."""
         encoded = self.encode_queries(list(queries.values()), progress=True)
-        return self.run_encoded(list(queries), encoded, k, **settings)
+        return self.run_encoded(list(queries), encoded, k, **options)
 
     def run_encoded(
-        self, query_ids: Sequence[str], encoded: EncodedQueries, k: int = 10, **settings: Any
+        self, query_ids: Sequence[str], encoded: EncodedQueries, k: int = 10, **options: Any
     ) -> dict[str, dict[str, float]]:
         """`run` for queries that are encoded already."""
-        result = self.search_encoded(encoded, k, **settings)
+        result = self.search_encoded(encoded, k, **options)
         return {
             query_id: {
                 self._doc_ids[self.tree.doc_rows[position]]: score
@@ -176,32 +190,106 @@ class GenerativeRetriever:
         starts = range(0, len(order), batch_size)
         for start in tqdm(starts, desc="queries", unit="batch", disable=not progress):
             rows = order[start : start + batch_size]
-            batches.append((rows, *self.encoder.forward([texts[row] for row in rows], "query")))
+            encoded = self.encoder.forward([texts[row] for row in rows], "query")
+            batches.append(QueryBatch(torch.tensor(rows), *encoded))
         return EncodedQueries(len(texts), batches)
 
-    def search_encoded(self, encoded: EncodedQueries, k: int = 10, **settings: Any) -> SearchResult:
-        """`search` as tensors, rows in the order of the queries."""
-        config = self.config(k, settings)
-        width = min(k, self.tree.num_documents)
+    def search_encoded(
+        self,
+        encoded: EncodedQueries,
+        k: int = 10,
+        *,
+        allow: Collection[str] | None = None,
+        deny: Collection[str] = (),
+        exact: bool = False,
+        max_expansions: int = MAX_EXPANSIONS,
+        **settings: Any,
+    ) -> SearchResult:
+        """`search` as tensors, rows in the order of the queries.
+
+        Args:
+            encoded: the queries.
+            k: documents a query.
+            allow: doc_ids that may be returned; all by default. The constraint is inside the beam: k results come back
+                whenever k allowed documents exist, with the scores they have without a filter.
+            deny: doc_ids that must not be returned.
+            exact: widen the beam until the answer is certified.
+            max_expansions: inner nodes a query whose children an exact search may score; where that is not enough, the
+                answer comes back with `exact` False.
+            **settings: of `SearchConfig`.
+        """
+        config, alive = self.config(k, settings), self._alive(allow, deny)
+        config.check_k(k)
+        width = min(k, self.tree.num_documents if alive is None else int(alive[self.tree.num_inner :].sum()))
         positions = torch.full((encoded.count, width), -1)
-        scores, exact = torch.empty(encoded.count, width), torch.zeros(encoded.count, dtype=torch.bool)
-        for rows, states, mask, embeddings in encoded.batches:
-            result = self._search_batch(states, mask, embeddings, k, config)
-            positions[rows], scores[rows] = result.positions.cpu(), result.scores.cpu()
-            exact[rows] = result.exact.cpu()
-        return SearchResult(positions, scores, exact)
+        scores, certified = torch.empty(encoded.count, width), torch.zeros(encoded.count, dtype=torch.bool)
+        if width == 0:
+            return SearchResult(positions, scores, ~certified)
+        for batch in encoded.batches:
+            result = self._search_batch(batch, k, config, alive)
+            if exact:
+                result = self._widen(result, batch, k, config, alive, max_expansions)
+            positions[batch.rows], scores[batch.rows] = result.positions.cpu(), result.scores.cpu()
+            certified[batch.rows] = result.exact.cpu()
+        return SearchResult(positions, scores, certified)
 
     def _search_batch(
         self,
-        states: Tensor,
-        mask: Tensor,
-        embeddings: Tensor,
+        batch: QueryBatch,
         k: int,
         config: SearchConfig,
+        alive: Tensor | None,
         trace: list[LevelTrace] | None = None,
     ) -> SearchResult:
-        node_scores = self.searcher.node_scores(embeddings, config)
-        return self.searcher.search(states, mask, node_scores, k, config, trace)
+        node_scores = self.searcher.node_scores(batch.embeddings, config, alive)
+        return self.searcher.search(batch.states, batch.mask, node_scores, k, config, alive, trace)
+
+    def _widen(
+        self,
+        result: SearchResult,
+        batch: QueryBatch,
+        k: int,
+        config: SearchConfig,
+        alive: Tensor | None,
+        max_expansions: int,
+    ) -> SearchResult:
+        """Search again, with ever wider beams, for the queries whose answer is not certified."""
+        spent = self.searcher.expansions(config.beam_width)
+        while not result.exact.all():
+            config = dataclasses.replace(config, beam_width=4 * config.beam_width)
+            spent += self.searcher.expansions(config.beam_width)
+            if spent > max_expansions:
+                break
+            open_ = (~result.exact).nonzero()[:, 0]
+            wider = self._search_batch(batch.select(open_), k, config, alive)
+            result.positions[open_], result.scores[open_], result.exact[open_] = (
+                wider.positions,
+                wider.scores,
+                wider.exact,
+            )
+        return result
+
+    def _alive(self, allow: Collection[str] | None, deny: Collection[str]) -> Tensor | None:
+        """[nodes] as `TreeSearcher.search` wants them, or None where everything may be returned."""
+        if allow is None and not deny:
+            return None
+        allowed = torch.full((self.tree.num_documents,), allow is None)
+        allowed[self._positions(allow or (), "allow")] = True
+        allowed[self._positions(deny, "deny")] = False
+        return self.searcher.dense.alive(allowed.to(self.device))
+
+    def _positions(self, doc_ids: Collection[str], name: str) -> Tensor:
+        if isinstance(doc_ids, str):
+            raise ValueError(f"{name} must be a list or set of doc_ids, got the string {doc_ids!r}.")
+        for doc_id in doc_ids:
+            if doc_id not in self._rows:
+                raise ValueError(f"{name} names the doc_id {doc_id!r}, which is not in the index.")
+        rows = [self._rows[doc_id] for doc_id in doc_ids]
+        return torch.from_numpy(self.tree.positions[rows]).long()
+
+    @cached_property
+    def _rows(self) -> dict[str, int]:
+        return {doc_id: row for row, doc_id in enumerate(self._doc_ids)}
 
     def config(self, k: int, settings: Mapping[str, Any]) -> SearchConfig:
         """The full settings of a search for k documents: those given, then the index's, beam_width at least k."""
@@ -235,7 +323,7 @@ class GenerativeRetriever:
             self.encoder.save(partial / "encoder")
             save_docids(self.tree, self.documents, partial / "docids")
             self.generator.save_pretrained(str(partial / "generator"))
-            write_manifest(partial, self.encoder, self.tree, self.generator, self.settings)
+            write_manifest(partial, self.encoder, self.tree, self.settings)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, device: str | None = None) -> "GenerativeRetriever":
@@ -250,80 +338,5 @@ class GenerativeRetriever:
         encoder = Encoder.load(EncoderConfig(**manifest["encoder"]), folder / "encoder", device)
         tree, documents = load_docids(folder / "docids")
         generator = load_generator(folder / "generator", encoder.model.device)
-        _check_binding(manifest, encoder, tree)
-        return cls(encoder, tree, generator, documents, _search_config(manifest["search"]))
-
-
-def save_docids(tree: DocidTree, documents: datasets.Dataset, folder: Path) -> None:
-    """Write the tree and the document table into a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tree.save(folder / "docids.safetensors")
-    table = documents.select_columns(["doc_id", "title"]).with_format("arrow")[:]
-    with pa.OSFile(str(folder / "documents.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-
-
-def load_docids(folder: Path) -> tuple[DocidTree, datasets.Dataset]:
-    """Read what `save_docids` wrote; the document table stays on disk."""
-    tree = DocidTree.load(folder / "docids.safetensors")
-    return tree, datasets.Dataset.from_file(str(folder / "documents.arrow"))
-
-
-def write_manifest(
-    folder: Path, encoder: Encoder, tree: DocidTree, generator: DocidGenerator, settings: SearchConfig
-) -> None:
-    """Bind the parts in `folder` to each other: the last thing that is written, the first that is read."""
-    files = sorted(path for part in _PARTS for path in (folder / part).rglob("*") if path.is_file())
-    manifest = {
-        "format_version": FORMAT_VERSION,
-        "encoder": dataclasses.asdict(encoder.config),
-        "search": dataclasses.asdict(settings),
-        "fingerprints": {"encoder": encoder.fingerprint, "docids": tree.fingerprint},
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
-        "files": {path.relative_to(folder).as_posix(): sha256(path) for path in files},
-    }
-    write_json(folder / "manifest.json", manifest)
-
-
-def write_settings(folder: Path, settings: SearchConfig) -> None:
-    """Change how an index on disk is searched by default."""
-    manifest = read_manifest(folder)
-    write_json(folder / "manifest.json", {**manifest, "search": dataclasses.asdict(settings)})
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of an index, every file of which has been checked against it."""
-    recover_folder(folder)
-    path = folder / "manifest.json"
-    if not path.exists():
-        raise FileNotFoundError(
-            f"{folder} holds no finished index (no manifest.json); run dsi train --output {folder}."
-        )
-    manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if manifest["format_version"] != FORMAT_VERSION:
-        raise ValueError(
-            f"{path} has format version {manifest['format_version']}, this version reads {FORMAT_VERSION}; "
-            "install the version that wrote it or train again."
-        )
-    for name, digest in manifest["files"].items():
-        if not (folder / name).exists():
-            raise FileNotFoundError(f"{folder / name} is missing from the index; restore it or train again.")
-        if sha256(folder / name) != digest:
-            raise ValueError(
-                f"{folder / name} was altered or truncated since it was written; restore it or train again."
-            )
-    return manifest
-
-
-def _search_config(record: dict[str, Any]) -> SearchConfig:
-    return SearchConfig(**{**record, "beta": float(record["beta"])})  # JSON has no infinity: "inf"
-
-
-def _check_binding(manifest: dict[str, Any], encoder: Encoder, tree: DocidTree) -> None:
-    for part, found in (("encoder", encoder.fingerprint), ("docids", tree.fingerprint)):
-        expected = manifest["fingerprints"][part]
-        if found != expected:
-            raise ValueError(
-                f"manifest.json and {part} do not belong together: the manifest names {expected[:12]}, "
-                f"{part} is {found[:12]}; restore the one that was replaced."
-            )
+        check_binding(manifest, encoder, tree)
+        return cls(encoder, tree, generator, documents, search_settings(manifest))

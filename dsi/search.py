@@ -110,16 +110,25 @@ class TreeSearcher:
         self.first_child, self.num_children = self.dense.first_child, self.dense.num_children
         self._holds_documents = [bool((tree.first_child[level] >= tree.num_inner).any()) for level in tree.levels]
 
-    def node_scores(self, query_embeddings: Tensor, config: SearchConfig) -> Tensor:
+    def node_scores(self, query_embeddings: Tensor, config: SearchConfig, alive: Tensor | None = None) -> Tensor:
         """[batch, nodes] the dense score of every node, from query_embeddings [batch, dim].
 
-        With fusion "paper" the dot product with the centroid, with "bound" the largest document score below; both over
-        ann_temperature.
+        With fusion "paper" the dot product with the centroid, with "bound" the largest score of the documents below; both over
+        ann_temperature. Where the bound is not part of a document's own score (beta = inf) only documents that are alive
+        ([nodes] as in `search`) count, which makes it tighter.
         """
         documents = self.dense.document_scores(query_embeddings)
-        paper = config.fusion == "paper"
-        inner = self.dense.centroid_scores(query_embeddings) if paper else self.dense.largest_below(documents)
+        if config.fusion == "paper":
+            inner = self.dense.centroid_scores(query_embeddings)
+        else:
+            if alive is not None and config.beta == math.inf:
+                documents = documents.masked_fill(~alive[self.tree.num_inner :], -torch.inf)
+            inner = self.dense.largest_below(documents)
         return torch.cat([inner, documents], dim=1) / config.ann_temperature
+
+    def expansions(self, beam_width: int) -> int:
+        """Inner nodes whose children a search with this beam scores, at most."""
+        return sum(min(beam_width, level.stop - level.start) for level in self.tree.levels)
 
     @torch.no_grad()
     def search(
@@ -129,6 +138,7 @@ class TreeSearcher:
         node_scores: Tensor,
         k: int,
         config: SearchConfig,
+        alive: Tensor | None = None,
         trace: list[LevelTrace] | None = None,
     ) -> SearchResult:
         """Top k documents of a batch of queries.
@@ -139,13 +149,16 @@ class TreeSearcher:
             node_scores: [batch, nodes] from `node_scores`.
             k: documents a query; at most beam_width.
             config: scores and beam.
+            alive: [nodes] True at documents that may be returned and the nodes above them; all by default. Probabilities
+                are over all children, so a filter changes which documents come back, never their scores.
             trace: receives one `LevelTrace` a level.
 
         Raises:
             ValueError: k is not between 1 and beam_width.
         """
         config.check_k(k)
-        batch, k = len(node_scores), min(k, self.tree.num_documents)
+        allowed = self.tree.num_documents if alive is None else int(alive[self.tree.num_inner :].sum())
+        batch, k = len(node_scores), min(k, allowed)
         beam: _Beam | None = _Beam.root(batch, node_scores)
         answers = _Answers.empty(batch, k, node_scores)
         pruned = torch.full((batch,), -torch.inf, device=self.device)
@@ -155,7 +168,7 @@ class TreeSearcher:
                 break
             if cache is not None and level > 0:
                 cache.select(beam.parent)
-            candidates = self._expand(beam, level, node_scores, config, cache)
+            candidates = self._expand(beam, level, node_scores, config, cache, alive)
             answers, beam, lost = self._select(candidates, level, answers, config.beam_width)
             pruned = torch.maximum(pruned, lost)
             if trace is not None:
@@ -163,7 +176,13 @@ class TreeSearcher:
         return SearchResult(answers.positions, answers.scores, pruned <= answers.scores[:, -1])
 
     def _expand(
-        self, beam: "_Beam", level: int, node_scores: Tensor, config: SearchConfig, cache: DecoderCache | None
+        self,
+        beam: "_Beam",
+        level: int,
+        node_scores: Tensor,
+        config: SearchConfig,
+        cache: DecoderCache | None,
+        alive: Tensor | None,
     ) -> "_Beam":
         """All children of the beam, [batch, beams * fan-out], in docid order."""
         digits = torch.arange(self.tree.fan_out[level], device=self.device)
@@ -183,6 +202,8 @@ class TreeSearcher:
                 dense = dense + (1 - config.alpha) * _log_softmax(values, valid)
             else:
                 dense = (1 - config.alpha) * values
+        if alive is not None:
+            valid = valid & alive[nodes]
         return _Beam(
             nodes=nodes.masked_fill(~valid, -1).flatten(1),
             tokens=(int(self.tree.token_offsets[level]) + digits).expand_as(nodes).flatten(1),

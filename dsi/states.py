@@ -1,7 +1,6 @@
-"""What the frozen encoder says of texts, computed once and read by every epoch: token states (a memory-mapped file of
-float16) and embeddings.
+"""What the frozen encoder says of texts, computed once and read by every epoch.
 
-Knows nothing of docids or decoders.
+Token states are a memory-mapped file of float16, embeddings an array of float32. Knows nothing of docids or decoders.
 """
 
 import json

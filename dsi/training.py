@@ -32,11 +32,13 @@ class DocidExamples(Dataset):  # type: ignore[type-arg]
     Args:
         states: rows = texts.
         positions: [n] docid position of each text's document.
+        kinds: [n] what kind of text each is, from 0: documents, train queries, pseudo-queries.
         tree: the docids.
     """
 
     states: StateCache
     positions: NDArray[np.integer]
+    kinds: NDArray[np.integer]
     tree: DocidTree
 
     def __post_init__(self) -> None:
@@ -52,6 +54,12 @@ class DocidExamples(Dataset):  # type: ignore[type-arg]
     def __getitem__(self, row: int) -> int:
         return int(row)
 
+    def log_frequencies(self, smoothing: float = 0.01) -> Tensor:
+        """[kinds, documents] log of how many examples of a kind ask for each document, plus `smoothing`."""
+        counts = np.zeros((int(self.kinds.max()) + 1, self.tree.num_documents), dtype=np.float32)
+        np.add.at(counts, (self.kinds, self.positions), 1)
+        return torch.from_numpy(np.log(counts + smoothing))
+
     def collate(self, rows: Sequence[int]) -> dict[str, Tensor]:
         """The arguments of `DocidGenerator.forward` for some examples, and what their dense scores are made of."""
         states, mask = self.states.batch(rows)
@@ -65,6 +73,7 @@ class DocidExamples(Dataset):  # type: ignore[type-arg]
             "num_children": torch.from_numpy(num_children).long(),
             "embeddings": torch.from_numpy(self.states.embeddings[rows]),
             "parents": torch.from_numpy(parents).long(),
+            "kinds": torch.from_numpy(self.kinds[rows]).long(),
         }
 
 
@@ -116,32 +125,38 @@ class _GeneratorTrainer(Trainer):
         return LengthBucketSampler(examples.states.lengths, batch_size, self.args.seed)
 
     def compute_loss(self, model: Any, inputs: dict[str, Tensor], *arguments: Any, **keywords: Any) -> Any:
-        embeddings, parents = inputs.pop("embeddings"), inputs.pop("parents")
+        embeddings, parents, kinds = (inputs.pop(name) for name in ("embeddings", "parents", "kinds"))
         if self.dense is not None:
-            inputs["dense_logits"] = self.dense(embeddings, parents)
+            inputs["dense_logits"] = self.dense(embeddings, parents, kinds)
         return super().compute_loss(model, inputs, *arguments, **keywords)
 
 
 class DenseLogits:
     """Flat dense search as logits over children: their softmaxes along a path multiply to the document's probability.
 
+    A document's score is z.e_d / temperature, plus the log of how often it is asked for by training examples of the same kind:
+    what frequency explains the decoder need not learn, and without it at search time frequent documents get no head start
+    (logit adjustment, Menon et al. 2021).
+
     Args:
         tree: the docids.
         temperature: divides the dot products.
+        log_frequencies: [kinds, documents] in docid order.
         device: where the scores are computed.
     """
 
-    def __init__(self, tree: DocidTree, temperature: float, device: torch.device) -> None:
+    def __init__(self, tree: DocidTree, temperature: float, log_frequencies: Tensor, device: torch.device) -> None:
         self.scores, self.temperature = DenseScores(tree, device), temperature
+        self.log_frequencies = log_frequencies.to(device)
         self._digits = torch.arange(max(tree.fan_out), device=device)
 
     @torch.no_grad()
-    def __call__(self, embeddings: Tensor, parents: Tensor) -> Tensor:
-        """[batch, depth, largest fan-out] from embeddings [batch, dim] and the path's inner nodes [batch, depth].
+    def __call__(self, embeddings: Tensor, parents: Tensor, kinds: Tensor) -> Tensor:
+        """[batch, depth, largest fan-out] from embeddings [batch, dim], the path's inner nodes [batch, depth], kinds [batch].
 
         Entries past a node's last child, or past the path's end (parent -1), are of no meaning.
         """
-        documents = self.scores.document_scores(embeddings.float()) / self.temperature
+        documents = self.scores.document_scores(embeddings.float()) / self.temperature + self.log_frequencies[kinds]
         nodes = torch.cat([self.scores.log_sum_below(documents), documents], dim=1)
         children = self.scores.first_child[parents.clamp(min=0)][:, :, None] + self._digits
         return nodes.gather(1, children.clamp(max=nodes.shape[1] - 1).flatten(1)).view(children.shape)
@@ -176,7 +191,7 @@ def train_generator(
     )
     dense = None
     if config.dense_temperature > 0:
-        dense = DenseLogits(examples.tree, config.dense_temperature, arguments.device)
+        dense = DenseLogits(examples.tree, config.dense_temperature, examples.log_frequencies(), arguments.device)
     trainer = _GeneratorTrainer(
         dense, model=generator, args=arguments, train_dataset=examples, data_collator=examples.collate
     )

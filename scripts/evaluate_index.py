@@ -13,7 +13,8 @@ from contrastive.encoder import Encoder
 from docids.collection import Collection, read_collection
 from docids.storage import write_json
 from dsi.config import read_config
-from dsi.retriever import GenerativeRetriever, read_manifest
+from dsi.index import read_manifest
+from dsi.retriever import GenerativeRetriever
 from eval.baselines import BM25, dense_run
 from eval.protocol import Splits, SystemResult, measure_system, overlap_splits, randomisation_test, table
 from eval.trec import write_run
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     untrained = Encoder.load(config.encoder, device=arguments.device) if arguments.untrained else None
     other = arguments.other_fusion and {"bound": "paper", "paper": "bound"}[retriever.settings.fusion]
     results, runs = evaluate_systems(retriever, collection, arguments.split, untrained, other or None)
-    splits = overlap_splits(collection.qrels[arguments.split], collection.overlap_documents)
+    splits = overlap_splits(collection.qrels[arguments.split], collection.overlap_documents(arguments.split))
     print(table(results, splits))
     print(significance_lines(results))
     if arguments.results:

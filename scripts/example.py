@@ -38,7 +38,9 @@ CONFIG = Config(
     queries=QueriesConfig(method="extractive", per_document=6),
     encoder=EncoderConfig(name=EXAMPLE_ENCODER, query_prompt="", document_prompt="", document_length=64),
     contrastive=ContrastiveConfig(temperature=0.05, epochs=1.0, learning_rate=2e-5, bf16=True),
-    generator=GeneratorConfig(decoder="", num_layers=2, num_heads=6, epochs=15.0, learning_rate=1e-3, bf16=True),
+    generator=GeneratorConfig(
+        decoder="", num_layers=2, num_heads=6, pseudo_queries=6, epochs=15.0, learning_rate=1e-3, bf16=True
+    ),
     search=SearchConfig(ann_temperature=0.05),
 )
 """A small encoder and a shallow decoder; learning rates, temperatures and epochs were chosen on Minipedia's dev queries."""
@@ -67,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     untrained = Encoder.load(config.encoder, device=arguments.device)
     results, _ = evaluate_systems(retriever, collection, "test", untrained)
     run.seconds["evaluation"] = time.perf_counter() - started
-    print(f"\n{table(results, overlap_splits(collection.qrels['test'], collection.overlap_documents))}\n")
+    splits = overlap_splits(collection.qrels["test"], collection.overlap_documents("test"))
+    print(f"\n{table(results, splits)}\n")
     print(significance_lines(results))
     _answer(retriever)
     print(_python_lines(run.folder))

@@ -9,7 +9,8 @@ from typing import Any
 
 from docids.collection import Collection
 from docids.storage import write_json
-from dsi.retriever import GenerativeRetriever, write_settings
+from dsi.index import write_settings
+from dsi.retriever import GenerativeRetriever
 from eval.protocol import best_setting
 
 logger = logging.getLogger(__name__)

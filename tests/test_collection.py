@@ -21,7 +21,7 @@ def test_minipedia_has_the_counts_its_readme_states():
         "dev": 600,
         "test": 1920,
     }
-    assert len(collection.overlap_documents) == 360
+    assert len(collection.overlap_documents("test")) == 360
     row = collection.rows["helium"]
     assert collection.documents[row]["title"] == "Helium"
     assert ("helium.5", row) in collection.pairs("train")
@@ -47,7 +47,11 @@ def test_dev_is_cut_from_train_where_there_is_none(beir):
     assert len(collection.qrels["train"]) == train_before - 5
     assert not set(collection.qrels["dev"]) & set(collection.qrels["train"])
     # Overlap speaks of the collection's own train file, whatever was cut from it.
-    assert {doc for judged in collection.qrels["dev"].values() for doc in judged} <= collection.overlap_documents
+    assert {doc for judged in collection.qrels["dev"].values() for doc in judged} <= collection.overlap_documents(
+        "test"
+    )
+    train = {doc for judged in collection.qrels["train"].values() for doc in judged}
+    assert collection.overlap_documents("dev") == train < collection.overlap_documents("test")
     assert read_collection(folder, dev_queries=5).qrels["dev"] == collection.qrels["dev"]
 
 

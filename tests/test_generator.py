@@ -94,7 +94,7 @@ def test_cached_states_give_the_losses_of_recomputed_ones(encoder, tmp_path):
     generator = DocidGenerator.create(GeneratorConfig(decoder="", num_layers=2, num_heads=4), tree, WIDTH).eval()
     write_states(encoder, [("document", TEXTS[:2]), ("query", TEXTS[2:])], tmp_path / "states")
     cache = StateCache(tmp_path / "states")
-    examples = DocidExamples(cache, np.array([3, 7, 11, 19]), tree)
+    examples = DocidExamples(cache, np.array([3, 7, 11, 19]), np.zeros(4, dtype=int), tree)
     batch = examples.collate([0, 1, 2, 3])
     with torch.no_grad():
         cached = generator(**without_dense(batch))["log_likelihood"]
@@ -110,19 +110,21 @@ def test_cached_states_give_the_losses_of_recomputed_ones(encoder, tmp_path):
 
 
 def without_dense(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor for name, tensor in batch.items() if name not in ("embeddings", "parents")}
+    return {name: tensor for name, tensor in batch.items() if name not in ("embeddings", "parents", "kinds")}
 
 
 @pytest.mark.parametrize(("documents", "branching"), [(37, 3), (60, 4), (4, 4)])
-def test_dense_logits_along_a_path_are_the_softmax_of_flat_dense_search(documents, branching):
+def test_dense_logits_along_a_path_are_the_softmax_of_flat_dense_search_and_frequencies(documents, branching):
     tree = random_tree(documents, branching=branching, leaf=2)
     parents, digits = tree.paths(np.arange(documents))
     query = random_queries(1)[2]
-    dense = DenseLogits(tree, 0.3, torch.device("cpu"))
-    logits = dense(query.expand(documents, -1), torch.from_numpy(parents).long())
+    frequencies = torch.randn(2, documents)
+    dense = DenseLogits(tree, 0.3, frequencies, torch.device("cpu"))
+    kinds = torch.ones(documents, dtype=torch.long)
+    logits = dense(query.expand(documents, -1), torch.from_numpy(parents).long(), kinds)
     children = np.where(parents >= 0, tree.num_children[parents], 1)
     found = path_log_likelihood(logits, torch.from_numpy(digits).long(), torch.from_numpy(children).long())
-    expected = (query @ torch.from_numpy(tree.embeddings).T / 0.3).log_softmax(dim=1)[0]
+    expected = (query @ torch.from_numpy(tree.embeddings).T / 0.3 + frequencies[1]).log_softmax(dim=1)[0]
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-4)
 
     # In the generator they are added to the decoder's logits: a decoder that says nothing leaves dense search.
@@ -138,10 +140,10 @@ def test_dense_logits_along_a_path_are_the_softmax_of_flat_dense_search(document
 def test_training_on_top_of_dense_search_starts_from_it_and_improves_on_it(encoder, tmp_path):
     tree = random_tree(20)
     write_states(encoder, [("query", TEXTS)], tmp_path / "states")
-    examples = DocidExamples(StateCache(tmp_path / "states"), np.array([0, 5, 11, 19]), tree)
-    dense = DenseLogits(tree, 0.5, torch.device("cpu"))
+    examples = DocidExamples(StateCache(tmp_path / "states"), np.array([0, 5, 11, 19]), np.zeros(4, dtype=int), tree)
+    dense = DenseLogits(tree, 0.5, examples.log_frequencies(), torch.device("cpu"))
     batch = examples.collate([0, 1, 2, 3])
-    logits = dense(batch["embeddings"], batch["parents"])
+    logits = dense(batch["embeddings"], batch["parents"], batch["kinds"])
     together = {}
     for temperature in (0.0, 0.5):
         config = GeneratorConfig(
@@ -157,10 +159,20 @@ def test_training_on_top_of_dense_search_starts_from_it_and_improves_on_it(encod
     assert together[0.5] < together[0.0]  # the decoder that was trained for itself does not know what dense search says
 
 
+def test_frequencies_are_counted_by_kind_of_example(encoder, tmp_path):
+    write_states(encoder, [("query", TEXTS)], tmp_path / "states")
+    examples = DocidExamples(
+        StateCache(tmp_path / "states"), np.array([0, 5, 5, 0]), np.array([0, 1, 1, 1]), random_tree(6)
+    )
+    expected = [[1.5, 0.5, 0.5, 0.5, 0.5, 0.5], [1.5, 0.5, 0.5, 0.5, 0.5, 2.5]]
+    torch.testing.assert_close(examples.log_frequencies(smoothing=0.5), torch.tensor(expected).log())
+    assert examples.collate([3, 0])["kinds"].tolist() == [1, 0]
+
+
 def test_examples_must_fit_the_cache(encoder, tmp_path):
     write_states(encoder, [("query", TEXTS)], tmp_path / "states")
     with pytest.raises(ValueError, match="3 positions for 4 cached texts"):
-        DocidExamples(StateCache(tmp_path / "states"), np.arange(3), random_tree(20))
+        DocidExamples(StateCache(tmp_path / "states"), np.arange(3), np.zeros(3, dtype=int), random_tree(20))
 
 
 def test_the_sampler_is_a_permutation_with_like_lengths_together_that_depends_on_the_epoch():
@@ -178,7 +190,7 @@ def test_the_sampler_is_a_permutation_with_like_lengths_together_that_depends_on
 def test_training_learns_the_examples_and_resuming_changes_nothing(encoder, tmp_path):
     tree = random_tree(20)
     write_states(encoder, [("query", TEXTS)], tmp_path / "states")
-    examples = DocidExamples(StateCache(tmp_path / "states"), np.array([0, 5, 11, 19]), tree)
+    examples = DocidExamples(StateCache(tmp_path / "states"), np.array([0, 5, 11, 19]), np.zeros(4, dtype=int), tree)
     config = GeneratorConfig(decoder="", num_layers=1, num_heads=4, batch_size=2, epochs=40, learning_rate=3e-3)
 
     def create() -> DocidGenerator:

@@ -51,6 +51,42 @@ def test_alpha_zero_is_flat_dense_search(retriever):
     assert hits.exact
 
 
+def test_filters_hold_inside_the_beam_at_any_selectivity(retriever):
+    query, doc_ids = "long rivers of europe", list(retriever.documents["doc_id"])
+    everything = retriever.search(query, k=60, beam_width=60)
+    ranked = [hit.doc_id for hit in everything]
+    scores = {hit.doc_id: hit.score for hit in everything}
+    for allow in (doc_ids[:30], ranked[-2:], [ranked[-1]], set(doc_ids)):
+        hits = retriever.search(query, k=5, allow=allow, exact=True)
+        assert [hit.doc_id for hit in hits] == [doc_id for doc_id in ranked if doc_id in allow][:5]
+        assert [hit.score for hit in hits] == pytest.approx([scores[hit.doc_id] for hit in hits], abs=1e-4)
+        assert hits.exact
+    hits = retriever.search(query, k=5, deny=ranked[:3], exact=True)
+    assert [hit.doc_id for hit in hits] == ranked[3:8]
+    hits = retriever.search(query, k=5, allow=ranked[:3], deny=[ranked[1]], exact=True)
+    assert [hit.doc_id for hit in hits] == [ranked[0], ranked[2]]
+    nothing = retriever.search(query, k=5, allow=[])
+    assert nothing == []
+    assert nothing.exact
+    assert [len(hits) for hits in retriever.search(["river", "neon"], k=5, allow=doc_ids[:2])] == [2, 2]
+
+
+def test_exact_search_widens_until_the_answer_is_certified(retriever):
+    queries = ["rivers", "noble gas", "the emperor of austria", "advertising signs"]
+    wide = retriever.search(queries, k=3, alpha=0.3, ann_temperature=0.02, beam_width=60)
+    narrow = retriever.search(queries, k=3, alpha=0.3, ann_temperature=0.02, beam_width=3)
+    assert not all(hits.exact for hits in narrow)  # or there were nothing to widen
+    widened = retriever.search(queries, k=3, alpha=0.3, ann_temperature=0.02, beam_width=3, exact=True)
+    assert all(hits.exact for hits in widened)
+    for a, b in zip(wide, widened, strict=True):
+        assert [hit.doc_id for hit in a] == [hit.doc_id for hit in b]
+    stopped = retriever.search(
+        queries, k=3, alpha=0.3, ann_temperature=0.02, beam_width=3, exact=True, max_expansions=1
+    )
+    assert stopped == narrow
+    assert [hits.exact for hits in stopped] == [hits.exact for hits in narrow]
+
+
 def test_run_is_what_search_finds(retriever):
     queries = {"q2": "long rivers of europe", "q1": "neon"}
     run = retriever.run(queries, k=4)
@@ -75,6 +111,11 @@ def test_non_ascii_and_unknown_words_are_answered(retriever):
         (lambda r: r.search("river", 10, beam_width=5), r"k must be between 1 and 5 \(the beam width\), got 10"),
         (lambda r: r.search("river", 0), "k must be between 1 and"),
         (lambda r: r.search("river", 5, alpha=2), r"alpha must be in \[0, 1\] .* got 2"),
+        (lambda r: r.search("river", 5, allow=["nope"]), "allow names the doc_id 'nope', which is not in the index"),
+        (
+            lambda r: r.search("river", 5, deny="danube"),
+            "deny must be a list or set of doc_ids, got the string 'danube'",
+        ),
     ],
 )
 def test_bad_calls_are_named(retriever, call, message):

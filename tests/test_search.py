@@ -1,5 +1,6 @@
 """Fused constrained search against brute force, against flat dense search and against transformers' generate."""
 
+import dataclasses
 import itertools
 import math
 
@@ -268,6 +269,47 @@ def test_node_scores_are_the_largest_document_scores_below():
         below = documents[:, tree.doc_start[node] : tree.doc_end[node]].max(dim=1).values
         assert torch.equal(scores[:, node], below)
     assert torch.equal(scores[:, tree.num_inner :], documents)
+
+
+def filtered(
+    searcher: TreeSearcher, queries: Queries, allowed: torch.Tensor, k: int, config: SearchConfig
+) -> SearchResult:
+    states, mask, embeddings = queries
+    alive = searcher.dense.alive(allowed)
+    return searcher.search(states, mask, searcher.node_scores(embeddings, config, alive), k, config, alive)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@given(
+    documents=st.integers(5, 90), branching=st.integers(2, 5), seed=st.integers(0, 99), share=st.floats(0, 1),
+    alpha=st.sampled_from([0.0, 0.2, 0.7, 1.0]), fusion=st.sampled_from(["bound", "paper"]),
+    beta=st.sampled_from([0, 1, math.inf]), beam=st.integers(3, 12),
+)  # fmt: skip
+def test_filtered_search_is_the_unfiltered_ranking_without_the_others(
+    documents, branching, seed, share, alpha, fusion, beta, beam
+):
+    tree = random_tree(documents, branching=branching, seed=seed)
+    searcher, queries = searcher_for(tree, random_generator(tree, layers=1)), random_queries(3, seed=seed)
+    rng = np.random.default_rng(seed)
+    allowed = torch.from_numpy(rng.random(documents) < share)
+    allowed[rng.integers(documents)] = True
+    config = SearchConfig(fusion=fusion, alpha=alpha, beta=beta, beam_width=documents)
+    everything = run(searcher, queries, documents, config)
+    k = min(3, int(allowed.sum()))
+    kept = [[int(p) for p in row if allowed[p]][:k] for row in everything.positions]
+
+    wide = filtered(searcher, queries, allowed, 3, config)
+    expected = everything.scores.gather(1, everything.positions.argsort(dim=1).gather(1, torch.tensor(kept)))
+    torch.testing.assert_close(wide.scores, expected, atol=1e-4, rtol=1e-4)
+    assert wide.exact.all()
+
+    narrow = filtered(searcher, queries, allowed, 3, dataclasses.replace(config, beam_width=beam))
+    assert narrow.positions.shape == (3, k)
+    assert allowed[narrow.positions].all()  # k allowed documents, whatever the share; position -1 would be caught below
+    assert (narrow.positions >= 0).all()
+    assert all(len(set(row.tolist())) == k for row in narrow.positions)
+    assert torch.isfinite(narrow.scores).all()
+    torch.testing.assert_close(narrow.scores[narrow.exact], expected[narrow.exact], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,101 @@
+"""An index on disk: its parts, and the manifest that binds them.
+
+An index folder holds `encoder/` (sentence-transformers), `docids/` (the tree, and the document table as Arrow),
+`generator/` (config.json, model.safetensors) and `manifest.json`: format version, settings, versions, the sha256 of every
+file and the fingerprints by which encoder, docids and generator know each other. Knows nothing of searching.
+"""
+
+import dataclasses
+import json
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+
+from contrastive.encoder import Encoder
+from docids.storage import recover_folder, sha256, write_json
+from docids.tree import DocidTree
+from dsi.search import SearchConfig
+
+FORMAT_VERSION = 1
+_PARTS = ("encoder", "docids", "generator")
+_PACKAGES = ("torch", "transformers", "sentence-transformers", "faiss-cpu")
+
+
+def save_docids(tree: DocidTree, documents: datasets.Dataset, folder: Path) -> None:
+    """Write the tree and the document table into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tree.save(folder / "docids.safetensors")
+    table = documents.select_columns(["doc_id", "title"]).with_format("arrow")[:]
+    with pa.OSFile(str(folder / "documents.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+def load_docids(folder: Path) -> tuple[DocidTree, datasets.Dataset]:
+    """Read what `save_docids` wrote; the document table stays on disk."""
+    tree = DocidTree.load(folder / "docids.safetensors")
+    return tree, datasets.Dataset.from_file(str(folder / "documents.arrow"))
+
+
+def write_manifest(folder: Path, encoder: Encoder, tree: DocidTree, settings: SearchConfig) -> None:
+    """Bind the parts in `folder` to each other: the last thing that is written, the first that is read."""
+    files = sorted(path for part in _PARTS for path in (folder / part).rglob("*") if path.is_file())
+    manifest = {
+        "format_version": FORMAT_VERSION,
+        "encoder": dataclasses.asdict(encoder.config),
+        "search": dataclasses.asdict(settings),
+        "fingerprints": {"encoder": encoder.fingerprint, "docids": tree.fingerprint},
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+        "files": {path.relative_to(folder).as_posix(): sha256(path) for path in files},
+    }
+    write_json(folder / "manifest.json", manifest)
+
+
+def write_settings(folder: Path, settings: SearchConfig) -> None:
+    """Change how an index on disk is searched by default."""
+    manifest = read_manifest(folder)
+    write_json(folder / "manifest.json", {**manifest, "search": dataclasses.asdict(settings)})
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of an index, every file of which has been checked against it."""
+    recover_folder(folder)
+    path = folder / "manifest.json"
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{folder} holds no finished index (no manifest.json); run dsi train --output {folder}."
+        )
+    manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if manifest["format_version"] != FORMAT_VERSION:
+        raise ValueError(
+            f"{path} has format version {manifest['format_version']}, this version reads {FORMAT_VERSION}; "
+            "install the version that wrote it or train again."
+        )
+    for name, digest in manifest["files"].items():
+        if not (folder / name).exists():
+            raise FileNotFoundError(f"{folder / name} is missing from the index; restore it or train again.")
+        if sha256(folder / name) != digest:
+            raise ValueError(
+                f"{folder / name} was altered or truncated since it was written; restore it or train again."
+            )
+    return manifest
+
+
+def search_settings(manifest: dict[str, Any]) -> SearchConfig:
+    """How the index is searched by default."""
+    record = manifest["search"]
+    return SearchConfig(**{**record, "beta": float(record["beta"])})  # JSON has no infinity: "inf"
+
+
+def check_binding(manifest: dict[str, Any], encoder: Encoder, tree: DocidTree) -> None:
+    """Raise ValueError unless encoder and docids are those the manifest names (the generator checks its docids itself)."""
+    for part, found in (("encoder", encoder.fingerprint), ("docids", tree.fingerprint)):
+        expected = manifest["fingerprints"][part]
+        if found != expected:
+            raise ValueError(
+                f"manifest.json and {part} do not belong together: the manifest names {expected[:12]}, "
+                f"{part} is {found[:12]}; restore the one that was replaced."
+            )

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 import datasets
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -59,16 +61,19 @@ class QueryBatch(NamedTuple):
         states: [n, length, state_dim] token states.
         mask: [n, length] True at real tokens.
         embeddings: [n, embedding_dim].
+        extra_scores: [n, documents] in docid order, added to the dense scores.
     """
 
     rows: Tensor
     states: Tensor
     mask: Tensor
     embeddings: Tensor
+    extra_scores: Tensor | None = None
 
     def select(self, which: Tensor) -> "QueryBatch":
         """Those at the indices `which`."""
-        return QueryBatch(*(tensor[which] for tensor in self))
+        extra = None if self.extra_scores is None else self.extra_scores[which]
+        return QueryBatch(self.rows[which], self.states[which], self.mask[which], self.embeddings[which], extra)
 
 
 @dataclass(frozen=True)
@@ -130,9 +135,9 @@ class GenerativeRetriever:
         Args:
             queries: one query or a list of them.
             k: documents a query; k results come back whenever k documents may be returned.
-            **options: `allow`, `deny`, `exact`, `max_expansions` as in `search_encoded`; `alpha`, `beta`, `fusion`,
-                `ann_temperature`, `beam_width` (see `SearchConfig`): what is left out or None is as the index was tuned
-                (beam_width at least k).
+            **options: `allow`, `deny`, `exact`, `max_expansions`, `extra_scores` as in `search_encoded`; `alpha`, `beta`,
+                `fusion`, `ann_temperature`, `beam_width` (see `SearchConfig`): what is left out or None is as the index was
+                tuned (beam_width at least k).
 
         Returns:
             `Hits` for one query, a list of `Hits` for a list.
@@ -203,6 +208,7 @@ class GenerativeRetriever:
         deny: Collection[str] = (),
         exact: bool = False,
         max_expansions: int = MAX_EXPANSIONS,
+        extra_scores: NDArray[np.floating] | None = None,
         **settings: Any,
     ) -> SearchResult:
         """`search` as tensors, rows in the order of the queries.
@@ -216,6 +222,8 @@ class GenerativeRetriever:
             exact: widen the beam until the answer is certified.
             max_expansions: inner nodes a query whose children an exact search may score; where that is not enough, the
                 answer comes back with `exact` False.
+            extra_scores: [queries, documents], documents in the order of the document table: any further score of documents
+                (BM25, recency, popularity), weighted by the caller; added to z.e_d, under the same certificate.
             **settings: of `SearchConfig`.
         """
         config, alive = self.config(k, settings), self._alive(allow, deny)
@@ -225,7 +233,7 @@ class GenerativeRetriever:
         scores, certified = torch.empty(encoded.count, width), torch.zeros(encoded.count, dtype=torch.bool)
         if width == 0:
             return SearchResult(positions, scores, ~certified)
-        for batch in encoded.batches:
+        for batch in self._with_extra(encoded, extra_scores):
             result = self._search_batch(batch, k, config, alive)
             if exact:
                 result = self._widen(result, batch, k, config, alive, max_expansions)
@@ -241,7 +249,7 @@ class GenerativeRetriever:
         alive: Tensor | None,
         trace: list[LevelTrace] | None = None,
     ) -> SearchResult:
-        node_scores = self.searcher.node_scores(batch.embeddings, config, alive)
+        node_scores = self.searcher.node_scores(batch.embeddings, config, alive, batch.extra_scores)
         return self.searcher.search(batch.states, batch.mask, node_scores, k, config, alive, trace)
 
     def _widen(
@@ -268,6 +276,17 @@ class GenerativeRetriever:
                 wider.exact,
             )
         return result
+
+    def _with_extra(self, encoded: EncodedQueries, extra_scores: NDArray[np.floating] | None) -> list[QueryBatch]:
+        if extra_scores is None:
+            return encoded.batches
+        expected = (encoded.count, self.tree.num_documents)
+        if extra_scores.shape != expected:
+            raise ValueError(f"extra_scores must be [queries, documents] = {expected}, got {extra_scores.shape}.")
+        in_docid_order = torch.from_numpy(np.asarray(extra_scores, dtype=np.float32)[:, self.tree.doc_rows]).to(
+            self.device
+        )
+        return [batch._replace(extra_scores=in_docid_order[batch.rows]) for batch in encoded.batches]
 
     def _alive(self, allow: Collection[str] | None, deny: Collection[str]) -> Tensor | None:
         """[nodes] as `TreeSearcher.search` wants them, or None where everything may be returned."""

@@ -110,14 +110,25 @@ class TreeSearcher:
         self.first_child, self.num_children = self.dense.first_child, self.dense.num_children
         self._holds_documents = [bool((tree.first_child[level] >= tree.num_inner).any()) for level in tree.levels]
 
-    def node_scores(self, query_embeddings: Tensor, config: SearchConfig, alive: Tensor | None = None) -> Tensor:
+    def node_scores(
+        self,
+        query_embeddings: Tensor,
+        config: SearchConfig,
+        alive: Tensor | None = None,
+        extra_scores: Tensor | None = None,
+    ) -> Tensor:
         """[batch, nodes] the dense score of every node, from query_embeddings [batch, dim].
 
         With fusion "paper" the dot product with the centroid, with "bound" the largest score of the documents below; both over
         ann_temperature. Where the bound is not part of a document's own score (beta = inf) only documents that are alive
-        ([nodes] as in `search`) count, which makes it tighter.
+        ([nodes] as in `search`) count, which makes it tighter. extra_scores [batch, documents], in docid order, are added to
+        the documents' dot products before that ("bound" only).
         """
         documents = self.dense.document_scores(query_embeddings)
+        if extra_scores is not None:
+            if config.fusion != "bound":
+                raise ValueError(f'extra_scores need fusion "bound", got {config.fusion!r}: centroids have none.')
+            documents = documents + extra_scores
         if config.fusion == "paper":
             inner = self.dense.centroid_scores(query_embeddings)
         else:

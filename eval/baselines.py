@@ -43,6 +43,12 @@ class BM25:
         _, self.k1, self.b = max(results, key=lambda result: result[0])
         self._index = self._build(self.k1, self.b)
 
+    def scores(self, queries: Sequence[str]) -> NDArray[np.float32]:
+        """[queries, documents] of every document."""
+        tokens = bm25s.tokenize(list(queries), stopwords="en", show_progress=False, return_ids=False)
+        none = np.zeros(len(self.doc_ids), dtype=np.float32)
+        return np.stack([self._index.get_scores(words) if words else none for words in tokens])
+
     def run(self, queries: Mapping[str, str], k: int) -> dict[str, dict[str, float]]:
         """The k best documents of each query; documents that share no word with it are left out."""
         tokens = bm25s.tokenize(list(queries.values()), stopwords="en", show_progress=False, return_ids=False)

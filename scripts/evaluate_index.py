@@ -1,21 +1,25 @@
 """`dsi evaluate`: measure an index beside BM25 and dense search on a split of a collection."""
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from contrastive.encoder import Encoder
 from docids.collection import Collection, read_collection
 from docids.storage import write_json
 from dsi.config import read_config
 from dsi.index import read_manifest
-from dsi.retriever import GenerativeRetriever
+from dsi.retriever import EncodedQueries, GenerativeRetriever
 from eval.baselines import BM25, dense_run
+from eval.fusion import best_weight, interpolate, reciprocal_rank_fusion
 from eval.protocol import Splits, SystemResult, measure_system, overlap_splits, randomisation_test, table
 from eval.trec import write_run
 from scripts.arguments import quiet_libraries
@@ -24,6 +28,8 @@ from scripts.main import run_command
 from scripts.tuning import tune
 
 DEPTH = 100
+Run = dict[str, dict[str, float]]
+Runs = dict[str, Run]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -66,8 +72,11 @@ def evaluate_systems(
     split: str,
     untrained: Encoder | None = None,
     other_fusion: str | None = None,
-) -> tuple[list[SystemResult], dict[str, dict[str, dict[str, float]]]]:
-    """Measure BM25, dense search, the decoder alone and the fused search on one split.
+) -> tuple[list[SystemResult], Runs]:
+    """Measure an index and the systems it has to beat on one split.
+
+    BM25; dense search; both fused by reciprocal rank, and as a weighted sum; the decoder alone; the fused search, without and
+    with BM25 as a further document score. Weights are chosen on the dev queries.
 
     Args:
         retriever: the index.
@@ -79,41 +88,77 @@ def evaluate_systems(
     Returns:
         A result a system, and the runs they were measured on.
     """
-    queries, qrels = collection.query_texts(split), collection.qrels[split]
-    runs: dict[str, dict[str, dict[str, float]]] = {}
+    systems = _Systems(retriever, collection)
     settings: dict[str, dict[str, Any]] = {}
+    runs: Runs = {}
 
-    def add(name: str, run: dict[str, dict[str, float]], **used: Any) -> None:
+    def add(name: str, run: Run, **used: Any) -> None:
         runs[name], settings[name] = run, used
 
-    documents = collection.documents
-    full_texts = [f"{title} {text}" for title, text in zip(documents["title"], documents["text"], strict=True)]
-    bm25 = BM25(documents["doc_id"], full_texts)
-    if split != "dev" and collection.qrels["dev"]:
-        bm25.tune(collection.query_texts("dev"), collection.qrels["dev"])
-    add("BM25", bm25.run(queries, DEPTH), k1=bm25.k1, b=bm25.b)
+    add("BM25", systems.bm25_run(split), k1=systems.bm25.k1, b=systems.bm25.b)
     if untrained is not None:
-        texts = untrained.document_texts(list(documents["title"]), list(documents["text"]))
-        embeddings = untrained.encode(texts, "document", progress=True)
-        add("Dense, before contrastive training", _dense(untrained, queries, collection, embeddings))
-    tree = retriever.tree
-    add("Dense (DPR-style)", _dense(retriever.encoder, queries, collection, tree.embeddings[tree.positions]))
-    encoded, query_ids = retriever.encode_queries(list(queries.values()), progress=True), list(queries)
-    add("DR-SCL, decoder only (beta=0)", retriever.run_encoded(query_ids, encoded, DEPTH, alpha=1.0, beta=0.0), beta=0)
-    variants = [{}, *([tune(retriever, collection, other_fusion)[0]] if other_fusion else [])]
-    for variant in variants:
+        add("Dense, before contrastive training", systems.untrained_run(untrained, split))
+    add("Dense (DPR-style)", systems.dense_run(split))
+    add("RRF of BM25 and dense", reciprocal_rank_fusion([runs["BM25"], runs["Dense (DPR-style)"]]), k=60)
+    weight = systems.bm25_weight
+    add("Dense + BM25", interpolate(runs["Dense (DPR-style)"], runs["BM25"], weight), weight=weight)
+    add("DR-SCL, decoder only (beta=0)", systems.fused_run(split, alpha=1.0, beta=0.0))
+    for variant in [{}, *([tune(retriever, collection, other_fusion)[0]] if other_fusion else [])]:
         config = retriever.config(DEPTH, variant)
-        used = {"alpha": config.alpha, "beta": config.beta, "ann_temperature": config.ann_temperature}
-        run = retriever.run_encoded(query_ids, encoded, DEPTH, **variant)
-        add(f'DR-SCL, fused ("{config.fusion}")', run, beam_width=config.beam_width, **used)
-    return [measure_system(name, run, qrels, **settings[name]) for name, run in runs.items()], runs
+        add(f'DR-SCL, fused ("{config.fusion}")', systems.fused_run(split, **variant), **dataclasses.asdict(config))
+    if retriever.settings.fusion == "bound":
+        add('DR-SCL, fused ("bound"), + BM25', systems.hybrid_run(split), weight=weight)
+    return [measure_system(name, run, collection.qrels[split], **settings[name]) for name, run in runs.items()], runs
 
 
-def _dense(
-    encoder: Encoder, queries: dict[str, str], collection: Collection, embeddings: np.ndarray
-) -> dict[str, dict[str, float]]:
-    query_embeddings = encoder.encode(encoder.query_texts(list(queries.values())), "query")
-    return dense_run(list(queries), query_embeddings, collection.documents["doc_id"], embeddings, DEPTH)
+class _Systems:
+    """Runs of an index and its baselines on any split of its collection; BM25 is tuned on dev."""
+
+    def __init__(self, retriever: GenerativeRetriever, collection: Collection) -> None:
+        self.retriever, self.collection = retriever, collection
+        documents = collection.documents
+        self.doc_ids = list(documents["doc_id"])
+        texts = [f"{title} {text}" for title, text in zip(documents["title"], documents["text"], strict=True)]
+        self.bm25 = BM25(self.doc_ids, texts)
+        if collection.qrels["dev"]:
+            self.bm25.tune(collection.query_texts("dev"), collection.qrels["dev"])
+        self._encoded: dict[str, EncodedQueries] = {}
+
+    def bm25_run(self, split: str) -> Run:
+        return self.bm25.run(self.collection.query_texts(split), DEPTH)
+
+    def dense_run(self, split: str) -> Run:
+        tree = self.retriever.tree
+        return self._flat(self.retriever.encoder, tree.embeddings[tree.positions], split)
+
+    def untrained_run(self, encoder: Encoder, split: str) -> Run:
+        documents = self.collection.documents
+        texts = encoder.document_texts(list(documents["title"]), list(documents["text"]))
+        return self._flat(encoder, encoder.encode(texts, "document", progress=True), split)
+
+    def _flat(self, encoder: Encoder, embeddings: NDArray[np.float32], split: str) -> Run:
+        queries = self.collection.query_texts(split)
+        query_embeddings = encoder.encode(encoder.query_texts(list(queries.values())), "query")
+        return dense_run(list(queries), query_embeddings, self.doc_ids, embeddings, DEPTH)
+
+    def fused_run(self, split: str, **options: Any) -> Run:
+        queries = self.collection.query_texts(split)
+        if split not in self._encoded:
+            self._encoded[split] = self.retriever.encode_queries(list(queries.values()), progress=True)
+        return self.retriever.run_encoded(list(queries), self._encoded[split], DEPTH, **options)
+
+    def hybrid_run(self, split: str) -> Run:
+        """BM25 as a further score of documents, inside the beam; its weight is that of `Dense + BM25`."""
+        scores = self.bm25.scores(list(self.collection.query_texts(split).values()))
+        weight = min(self.bm25_weight, 0.999)
+        return self.fused_run(split, extra_scores=scores * (weight / (1 - weight)))
+
+    @cached_property
+    def bm25_weight(self) -> float:
+        """Weight of BM25 in (1 - weight) * dense + weight * BM25, the best of all on dev; 0 without dev queries."""
+        if not self.collection.qrels["dev"]:
+            return 0.0
+        return best_weight(self.dense_run("dev"), self.bm25_run("dev"), self.collection.qrels["dev"])[0]
 
 
 def significance_lines(results: Sequence[SystemResult]) -> str:

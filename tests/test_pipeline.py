@@ -70,10 +70,20 @@ def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path
     assert main(["evaluate", str(run), "--data", str(data), "--untrained", "--other-fusion", "--device", "cpu",
                  "--results", str(run / "results.json"), "--trec-runs", str(run / "trec")]) == 0  # fmt: skip
     printed = capsys.readouterr().out
-    for row in ("BM25", "Dense, before", "Dense (DPR-style)", "decoder only (beta=0)", '("bound")', '("paper")'):
+    for row in (
+        "BM25",
+        "Dense, before",
+        "Dense (DPR-style)",
+        "RRF of BM25 and dense",
+        "Dense + BM25",
+        "decoder only (beta=0)",
+        '("bound")',
+        '("paper")',
+        '("bound"), + BM25',
+    ):
         assert row in printed
     assert json.loads((run / "results.json").read_text())["documents"] == 40
-    assert len(list((run / "trec").glob("*.run"))) == 6
+    assert len(list((run / "trec").glob("*.run"))) == 9
 
     assert main(["search", str(run), "--query", "noble gas", "--json", "-k", "3", "--device", "cpu"]) == 0
     answer = json.loads(capsys.readouterr().out)

@@ -87,6 +87,28 @@ def test_exact_search_widens_until_the_answer_is_certified(retriever):
     assert [hits.exact for hits in stopped] == [hits.exact for hits in narrow]
 
 
+def test_extra_scores_of_documents_join_the_dense_ones(retriever):
+    queries = ["long rivers of europe", "neon"]
+    extra = np.random.default_rng(0).normal(size=(2, 60))
+    found = retriever.search(queries, k=5, alpha=0.0, ann_temperature=1.0, extra_scores=extra)
+    encoder, tree = retriever.encoder, retriever.tree
+    embeddings = encoder.encode(encoder.query_texts(queries), "query")
+    scores = embeddings @ tree.embeddings[tree.positions].T + extra
+    for hits, row in zip(found, scores, strict=True):
+        assert hits.exact
+        assert [hit.doc_id for hit in hits] == [retriever.documents[int(d)]["doc_id"] for d in np.argsort(-row)[:5]]
+        assert [hit.score for hit in hits] == pytest.approx(np.sort(row)[::-1][:5].tolist(), abs=1e-5)
+    everything = retriever.search(queries, k=60, beam_width=60, extra_scores=extra)
+    narrow = retriever.search(queries, k=3, beam_width=3, extra_scores=extra, exact=True)
+    assert [[hit.doc_id for hit in hits[:3]] for hits in everything] == [
+        [hit.doc_id for hit in hits] for hits in narrow
+    ]
+    with pytest.raises(ValueError, match=r"extra_scores must be \[queries, documents\] = \(1, 60\), got \(2, 60\)"):
+        retriever.search("river", extra_scores=extra)
+    with pytest.raises(ValueError, match="extra_scores need fusion \"bound\", got 'paper'"):
+        retriever.search(queries, fusion="paper", extra_scores=extra)
+
+
 def test_run_is_what_search_finds(retriever):
     queries = {"q2": "long rivers of europe", "q1": "neon"}
     run = retriever.run(queries, k=4)

@@ -132,7 +132,7 @@ class Encoder:
         features = self.model.preprocess(list(texts), prompt=self.model.prompts[kind])
         features = {k: v.to(self.model.device) if isinstance(v, Tensor) else v for k, v in features.items()}
         output = self.model(features)
-        return output["token_embeddings"], output["attention_mask"].bool(), output["sentence_embedding"]
+        return output["token_embeddings"], output["attention_mask"].bool(), output["sentence_embedding"].float()
 
     def token_states(
         self, texts: Sequence[str], kind: str, *, batch_size: int = 64, progress: str = ""

@@ -5,6 +5,7 @@ and shared by its beams, query/key/value projections are one product, and only t
 Knows nothing of trees, scores or fusion.
 """
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,10 +41,14 @@ class FastDecoder:
 
     Args:
         generator: a trained generator; later changes to its weights are not seen.
+        dtype: of weights and arithmetic; the generator's own by default.
     """
 
     @torch.no_grad()
-    def __init__(self, generator: DocidGenerator) -> None:
+    def __init__(self, generator: DocidGenerator, dtype: torch.dtype | None = None) -> None:
+        self.dtype = dtype or generator.head.weight.dtype
+        if self.dtype != generator.head.weight.dtype:
+            generator = copy.deepcopy(generator).to(self.dtype)
         config, stack = generator.config, generator.decoder
         self.heads, self.eps = config.num_heads, config.layer_norm_epsilon
         self.layers = [_Layer(block.layer) for block in stack.block]
@@ -56,6 +61,7 @@ class FastDecoder:
     def start(self, token_states: Tensor, states_mask: Tensor) -> DecoderCache:
         """Cross-attention keys and values of queries: token_states [batch, length, d_model], states_mask [batch, length]."""
         batch, length, _ = token_states.shape
+        token_states = token_states.to(self.dtype)
         cross = []
         for layer in self.layers:
             keys, values = F.linear(token_states, layer.cross_kv).view(batch, length, 2, self.heads, -1).unbind(2)
@@ -71,7 +77,7 @@ class FastDecoder:
         for layer, layer_past, cross in zip(self.layers, past, cache.cross, strict=True):
             hidden = hidden + self._self_attention(layer, hidden, layer_past, bias, cache)
             hidden = hidden + self._cross_attention(layer, hidden, cross, cache.cross_bias)
-            hidden = hidden + layer.feed_forward(self._norm(hidden, layer.feed_forward_norm))
+            hidden = hidden + self._feed_forward(layer, hidden)
         return F.linear(self._norm(hidden, self.final_norm), self.level_heads[level])
 
     def _self_attention(
@@ -94,6 +100,13 @@ class FastDecoder:
         query = query.view(batch, beams, self.heads, -1).transpose(1, 2)
         weights = (query @ cross[0].transpose(2, 3) + cross_bias).softmax(dim=-1)
         return F.linear((weights @ cross[1]).transpose(1, 2).reshape(batch, beams, -1), layer.cross_out)
+
+    def _feed_forward(self, layer: "_Layer", hidden: Tensor) -> Tensor:
+        hidden, dense = self._norm(hidden, layer.feed_forward_norm), layer.feed_forward
+        if not isinstance(dense.act, torch.nn.ReLU):
+            return dense(hidden)  # type: ignore[no-any-return]
+        # In place: the memory of a fresh tensor of this size costs more than the ReLU itself.
+        return F.linear(F.linear(hidden, dense.wi.weight).relu_(), dense.wo.weight)
 
     def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(hidden, weight.shape, weight, self.eps)

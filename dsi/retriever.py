@@ -27,6 +27,7 @@ from dsi.generator import DocidGenerator, load_generator
 from dsi.index import check_binding, load_docids, read_manifest, save_docids, search_settings, write_manifest
 from dsi.search import LevelTrace, SearchConfig, SearchResult, TreeSearcher
 
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 MAX_EXPANSIONS = 10_000
 """Inner nodes a query whose children an exact search may score, unless a call says otherwise."""
 
@@ -93,6 +94,8 @@ class GenerativeRetriever:
         generator: the decoder trained for these docids.
         documents: table with doc_id and title, in collection order.
         settings: how to search where a call does not say.
+        dtype: of encoder and decoder while searching; scores are float32 in any case. torch.bfloat16 is about twice as fast
+            on processors and GPUs that multiply it natively.
 
     Raises:
         ValueError: the parts do not belong together.
@@ -105,6 +108,7 @@ class GenerativeRetriever:
         generator: DocidGenerator,
         documents: datasets.Dataset,
         settings: SearchConfig | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         generator.check_tree(tree)
         if len(documents) != tree.num_documents:
@@ -119,7 +123,9 @@ class GenerativeRetriever:
         self.encoder, self.tree, self.generator, self.documents = encoder, tree, generator, documents
         self.settings = settings or SearchConfig()
         self.device = encoder.model.device
-        self.searcher = TreeSearcher(tree, FastDecoder(generator.to(self.device)), self.device)
+        self.dtype = dtype
+        encoder.model.to(dtype)
+        self.searcher = TreeSearcher(tree, FastDecoder(generator.to(self.device), dtype), self.device)
         self._doc_ids: list[str] = list(documents["doc_id"])
 
     def __repr__(self) -> str:
@@ -337,7 +343,15 @@ class GenerativeRetriever:
         return Hits(hits, exact)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the whole index in one step; a killed process leaves the old folder or the new one."""
+        """Write the whole index in one step; a killed process leaves the old folder or the new one.
+
+        Raises:
+            ValueError: the encoder's weights were rounded to another dtype.
+        """
+        if self.dtype != torch.float32:
+            raise ValueError(
+                f"This retriever's weights were rounded to {self.dtype}; save one that was loaded in float32."
+            )
         with replace_folder(Path(folder)) as partial:
             self.encoder.save(partial / "encoder")
             save_docids(self.tree, self.documents, partial / "docids")
@@ -345,17 +359,26 @@ class GenerativeRetriever:
             write_manifest(partial, self.encoder, self.tree, self.settings)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path, *, device: str | None = None) -> "GenerativeRetriever":
+    def from_pretrained(
+        cls, folder: str | Path, *, device: str | None = None, dtype: str = "float32"
+    ) -> "GenerativeRetriever":
         """Load an index, after checking every file of it.
+
+        Args:
+            folder: the index.
+            device: for encoder and decoder; the best there is by default.
+            dtype: "float32" or "bfloat16", of encoder and decoder while searching.
 
         Raises:
             FileNotFoundError: no index there, or a part of it is missing.
             ValueError: a file was altered or truncated, or parts do not belong together; the message says which.
         """
+        if dtype not in _DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}.")
         folder = Path(folder)
         manifest = read_manifest(folder)
         encoder = Encoder.load(EncoderConfig(**manifest["encoder"]), folder / "encoder", device)
         tree, documents = load_docids(folder / "docids")
         generator = load_generator(folder / "generator", encoder.model.device)
         check_binding(manifest, encoder, tree)
-        return cls(encoder, tree, generator, documents, search_settings(manifest))
+        return cls(encoder, tree, generator, documents, search_settings(manifest), _DTYPES[dtype])

@@ -1,16 +1,18 @@
 """`dsi benchmark-decoding`: our search against transformers' generate with a trie callback, in one run.
 
-Same random model, same queries, same beam, decoder only; both include the encoder. Measurements alternate between the two, so
-that other load on the machine meets both; medians are reported. The floor is what the multiplications alone would take at
-the rate this machine reaches on a large float32 matrix product.
+Same random model, same queries, same beam, decoder only; all include the encoder. generate runs in float32, ours in float32
+and in bfloat16. Measurements alternate, so that other load on the machine meets all of them; medians are reported. The floor
+is what the multiplications alone would take at the rate this machine reaches on a large float32 matrix product.
 """
 
 import argparse
+import copy
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +31,7 @@ from scripts.arguments import quiet_libraries
 from scripts.hardware import hardware
 from scripts.main import run_command
 
+Search = Callable[[], tuple[Tensor, Tensor]]
 SHAPES = {
     "t5-small": {"d_model": 512, "d_ff": 2048, "num_layers": 6, "num_heads": 8},
     "t5-base": {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12},
@@ -109,7 +112,7 @@ def _nested_trie(tree: DocidTree, end: int) -> tuple[dict[int, dict], dict[tuple
 
 @dataclass(frozen=True)
 class Measurement:
-    """One row: milliseconds a query of both searches, their ratio, the floor, and whether the answers agree."""
+    """One row: milliseconds a query, ratios to generate, and whether generate's and our float32 answers agree."""
 
     shape: str
     documents: int
@@ -118,6 +121,8 @@ class Measurement:
     generate_ms: float
     ours_ms: float
     ratio: float
+    bfloat16_ms: float
+    bfloat16_ratio: float
     floor_ms: float
     identical: bool
 
@@ -128,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     quiet_libraries()
     rate = matmul_rate()
     print(f"float32 matrix product: {rate / 1e9:.0f} GFLOP/s on {torch.get_num_threads()} threads")
-    print("shape     documents  batch  generate ms/query  ours ms/query  ratio  floor ms/query  identical")
+    print("ms/query  documents  batch   generate     ours  ratio  bfloat16  ratio    floor  identical")
     rows = []
     for shape in arguments.shapes:
         for documents in arguments.documents:
@@ -136,8 +141,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 rows.append(asdict(measurement))
                 m = measurement
                 print(
-                    f"{m.shape:9} {m.documents:9}  {m.batch:5}  {m.generate_ms:17.1f}  {m.ours_ms:13.1f}  {m.ratio:4.1f}x"
-                    f"  {m.floor_ms:14.1f}  {'yes' if m.identical else 'NO'}",
+                    f"{m.shape:9} {m.documents:9}  {m.batch:5}  {m.generate_ms:9.1f} {m.ours_ms:8.1f}  {m.ratio:4.1f}x"
+                    f"  {m.bfloat16_ms:8.1f}  {m.bfloat16_ratio:4.1f}x {m.floor_ms:8.1f}  {'yes' if m.identical else 'NO'}",
                     flush=True,
                 )
     if arguments.results:
@@ -175,29 +180,30 @@ def measure(shape: str, documents: int, arguments: argparse.Namespace, rate: flo
     generator = DocidGenerator(config).eval()
     # Logits of size 3, as a trained model has; smaller ones give near-ties that rounding decides.
     nn.init.normal_(generator.head.weight, std=3 * settings["d_model"] ** -0.5)
-    searcher = TreeSearcher(tree, FastDecoder(generator), torch.device("cpu"))
     baseline = GenerateBaseline(generator, tree)
     search = SearchConfig(alpha=1.0, beta=0, beam_width=arguments.beam_width)
+    encoders = {dtype: copy.deepcopy(encoder).to(dtype) for dtype in (torch.float32, torch.bfloat16)}
+    searchers = {dtype: TreeSearcher(tree, FastDecoder(generator, dtype), torch.device("cpu")) for dtype in encoders}
     rows = []
     for batch in arguments.batches:
         tokens = torch.randint(2, 32_000, (batch, arguments.query_tokens))
         mask = torch.ones_like(tokens, dtype=torch.bool)
         node_scores = torch.zeros(batch, tree.num_inner + documents)
 
-        def ours(tokens: Tensor = tokens, mask: Tensor = mask, scores: Tensor = node_scores) -> tuple[Tensor, Tensor]:
+        def states(dtype: torch.dtype, tokens: Tensor = tokens) -> Tensor:
             with torch.no_grad():
-                states = encoder(tokens).last_hidden_state
-            result = searcher.search(states, mask, scores, arguments.beam_width, search)
+                return encoders[dtype](tokens).last_hidden_state
+
+        def ours(dtype: torch.dtype, mask: Tensor = mask, scores: Tensor = node_scores) -> tuple[Tensor, Tensor]:
+            result = searchers[dtype].search(states(dtype), mask, scores, arguments.beam_width, search)
             return result.positions, result.scores
 
-        def generate(tokens: Tensor = tokens, mask: Tensor = mask) -> tuple[Tensor, Tensor]:
-            with torch.no_grad():
-                states = encoder(tokens).last_hidden_state
-            return baseline.search(states, mask, arguments.beam_width, arguments.beam_width)
+        def generate(mask: Tensor = mask) -> tuple[Tensor, Tensor]:
+            return baseline.search(states(torch.float32), mask, arguments.beam_width, arguments.beam_width)
 
         rounds = max(2, arguments.rounds // (1 + batch // 8))
-        seconds, results = alternate([generate, ours], rounds)
-        floor = flops(settings, tree, batch, arguments) / rate
+        functions: list[Search] = [generate, partial(ours, torch.float32), partial(ours, torch.bfloat16)]
+        seconds, results = alternate(functions, rounds)
         to_ms = 1000 / batch
         rows.append(
             Measurement(
@@ -208,16 +214,16 @@ def measure(shape: str, documents: int, arguments: argparse.Namespace, rate: flo
                 round(seconds[0] * to_ms, 2),
                 round(seconds[1] * to_ms, 2),
                 round(seconds[0] / seconds[1], 2),
-                round(floor * to_ms, 2),
-                _identical(*results),
+                round(seconds[2] * to_ms, 2),
+                round(seconds[0] / seconds[2], 2),
+                round(flops(settings, tree, batch, arguments) / rate * to_ms, 2),
+                _identical(*results[:2]),
             )
         )
     return rows
 
 
-def alternate(
-    functions: Sequence[Callable[[], tuple[Tensor, Tensor]]], rounds: int
-) -> tuple[list[float], list[tuple[Tensor, Tensor]]]:
+def alternate(functions: Sequence[Search], rounds: int) -> tuple[list[float], list[tuple[Tensor, Tensor]]]:
     """Median seconds of each function over alternating calls, after one call to warm up, and their results."""
     results = [function() for function in functions]
     times: list[list[float]] = [[] for _ in functions]

@@ -178,6 +178,20 @@ def test_saved_and_loaded_answers_alike(retriever, tmp_path):
     assert {path.name for path in (tmp_path / "index").iterdir()} == {"encoder", "docids", "generator", "manifest.json"}
 
 
+def test_bfloat16_finds_nearly_the_same_and_is_never_saved(retriever, tmp_path):
+    retriever.save_pretrained(tmp_path / "index")
+    rounded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu", dtype="bfloat16")
+    queries = ["rivers", "noble gas", "the emperor of austria"]
+    for exact, other in zip(retriever.search(queries, k=5), rounded.search(queries, k=5), strict=True):
+        assert [hit.score for hit in other] == pytest.approx([hit.score for hit in exact], rel=0.05)
+        assert len({hit.doc_id for hit in exact} & {hit.doc_id for hit in other}) >= 3
+    assert rounded.generator_fingerprint == retriever.generator_fingerprint  # the generator itself is not touched
+    with pytest.raises(ValueError, match=r"rounded to torch.bfloat16; save one that was loaded in float32"):
+        rounded.save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match="dtype must be one of float32, bfloat16, got 'int4'"):
+        GenerativeRetriever.from_pretrained(tmp_path / "index", dtype="int4")
+
+
 def test_broken_indexes_are_refused_and_the_part_is_named(retriever, tmp_path):
     good = tmp_path / "good"
     retriever.save_pretrained(good)

@@ -1,0 +1,214 @@
+"""Natural Questions in its three raw forms -> one and the same collection; bad records, kills, draws."""
+
+import gzip
+import html
+import json
+
+import datasets
+import pytest
+
+from docids import natural_questions as nq
+from docids.collection import read_collection
+from scripts.main import main
+
+PAGES = {
+    "Trade winds": [
+        "The trade winds are winds that blow from the east .",
+        "They were used by sailors ( for centuries ) .",
+    ],
+    "Email marketing": ["Email marketing is sending a message , typically to a group ."],
+    "Café au lait": ["Café au lait is coffee with hot milk ."],
+}
+QUESTIONS = [
+    (101, "what purpose did trade winds serve", "Trade winds"),
+    (102, "which is the most common use of email marketing", "Email marketing"),
+    (103, "where do trade winds blow", "Trade winds"),
+    (104, "what is cafe au lait", "Café au lait"),
+    (105, "where do trade winds blow", "Trade winds"),
+]
+TEXTS = {
+    "Trade winds": "The trade winds are winds that blow from the east. They were used by sailors (for centuries).",
+    "Email marketing": "Email marketing is sending a message, typically to a group.",
+    "Café au lait": "Café au lait is coffee with hot milk.",
+}
+
+
+def tokens(title: str) -> list[str]:
+    body = [token for text in PAGES[title] for token in ["<P>", *text.split(), "</P>"]]
+    return [
+        "<H1>",
+        *title.split(),
+        "</H1>",
+        "Jump",
+        "to",
+        ":",
+        "navigation",
+        *body,
+        "<Ul>",
+        "<Li>",
+        "See",
+        "also",
+        "</Li>",
+        "</Ul>",
+    ]
+
+
+def simplified(example_id: int, question: str, title: str) -> dict:
+    url = f"https://en.wikipedia.org//w/index.php?title={title.replace(' ', '_')}&oldid=81407120{example_id}"
+    return {
+        "document_text": " ".join(tokens(title)), "long_answer_candidates": [], "question_text": question,
+        "annotations": [], "document_url": html.escape(url), "example_id": example_id,
+    }  # fmt: skip
+
+
+def original(example_id: int, question: str, title: str) -> dict:
+    page, found = "", []
+    for token in tokens(title):
+        start = len(page.encode())
+        page += token + " "
+        is_html = token.startswith("<")
+        found.append(
+            {"token": token, "html_token": is_html, "start_byte": start, "end_byte": start + len(token.encode())}
+        )
+    return {
+        "example_id": example_id, "document_title": title, "document_html": page, "document_tokens": found,
+        "question_text": question, "question_tokens": question.split(), "annotations": [],
+        "document_url": "https://en.wikipedia.org/", "long_answer_candidates": [],
+    }  # fmt: skip
+
+
+def hub(example_id: int, question: str, title: str) -> dict:
+    words = tokens(title)
+    return {
+        "id": str(example_id),
+        "document": {"title": title, "url": "", "html": "", "tokens": {
+            "token": words, "is_html": [word.startswith("<") for word in words],
+            "start_byte": list(range(len(words))), "end_byte": list(range(len(words)))}},
+        "question": {"text": question, "tokens": question.split()},
+    }  # fmt: skip
+
+
+FORMS = {"simplified": simplified, "original": original, "hub": hub}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_the_same_examples(form):
+    for example_id, question, title in QUESTIONS:
+        assert nq.parse(FORMS[form](example_id, question, title)) == nq.Example(
+            str(example_id), question, title, TEXTS[title]
+        )
+
+
+def raw_file(folder, name, form, questions):
+    path = folder / name
+    with gzip.open(path, "wt", encoding="utf-8") if name.endswith(".gz") else path.open("w", encoding="utf-8") as file:
+        for question in questions:
+            file.write((question if isinstance(question, str) else json.dumps(FORMS[form](*question))) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("form", "name"), [("simplified", "v1.0-simplified_nq-train.jsonl.gz"), ("original", "nq-train-00.jsonl")]
+)
+def test_raw_files_become_a_collection(form, name, tmp_path, capsys):
+    path = raw_file(tmp_path, name, form, QUESTIONS)
+    output = tmp_path / "nq"
+    assert main(["prepare-nq", str(path), "--counts", "3", "3", "1", "--output", str(output)]) == 0
+    printed = capsys.readouterr().out
+    assert "5 records: 3 pages, 4 questions, 0 skipped" in printed  # one question is there twice
+    assert "3 documents, 3 train and 1 test pairs" in printed
+    collection = read_collection(output)
+    texts = dict(zip(collection.documents["title"], collection.documents["text"], strict=True))
+    assert texts == TEXTS
+    pairs = {
+        (collection.queries[query_id], collection.documents[row]["title"])
+        for split in ("train", "test") for query_id, row in collection.pairs(split)
+    }  # fmt: skip
+    assert pairs == {(question, title) for _, question, title in QUESTIONS}
+    report = json.loads((output / "collection.json").read_text())
+    assert set(report["sha256"]) == {"corpus.jsonl", "queries.jsonl", "qrels/train.tsv", "qrels/test.tsv"}
+    assert all(digest in printed for digest in report["sha256"].values())
+    assert not (tmp_path / "nq.staged").exists()
+    assert main(["prepare-nq", str(path), "--counts", "3", "3", "1", "--output", str(tmp_path / "again")]) == 0
+    assert json.loads((tmp_path / "again" / "collection.json").read_text()) == report  # one seed, one collection
+
+
+def test_the_hub_is_streamed(tmp_path, monkeypatch, capsys):
+    splits = {"train": QUESTIONS[:3], "validation": QUESTIONS[3:4]}
+
+    def load_dataset(name, *, split, streaming):
+        assert (name, streaming) == ("google-research-datasets/natural_questions", True)
+        return datasets.Dataset.from_list([hub(*question) for question in splits[split]]).to_iterable_dataset()
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert main(["prepare-nq", "--hub", "--size", "nq320k", "--output", str(tmp_path / "nq")]) == 0
+    assert "3 documents, 3 train and 1 test pairs" in capsys.readouterr().out
+    collection = read_collection(tmp_path / "nq")
+    assert list(collection.query_texts("test").values()) == ["what is cafe au lait"]
+
+
+def test_malformed_records_are_named_skipped_and_counted(tmp_path, capsys, caplog):
+    bad = ["{not json", "[1]", json.dumps({"example_id": 1}), json.dumps({**simplified(*QUESTIONS[0]), "question_text": " "}),
+           json.dumps({**simplified(*QUESTIONS[0]), "document_url": "https://en.wikipedia.org/"}),
+           json.dumps({"document_text": "x", "example_id": 3})]  # fmt: skip
+    path = raw_file(tmp_path, "train.jsonl.gz", "simplified", [*bad, *QUESTIONS])
+    assert main(["prepare-nq", str(path), "--counts", "3", "2", "1", "--output", str(tmp_path / "nq")]) == 0
+    assert "11 records: 3 pages, 4 questions, 6 skipped" in capsys.readouterr().out
+    problems = [
+        "is not valid JSON",
+        "is no JSON object",
+        "has none of the keys",
+        "has an empty question",
+        "without a title",
+    ]
+    for number, problem in enumerate([*problems, "lacks or misuses a key"], start=1):
+        assert any(f"train.jsonl.gz, record {number} " in m and problem in m for m in caplog.messages), problem
+
+
+class KilledError(Exception):
+    pass
+
+
+def test_a_killed_run_goes_on_and_ends_alike(tmp_path, monkeypatch):
+    monkeypatch.setattr(nq, "_JOURNAL_EVERY", 2)
+    path = raw_file(tmp_path, "train.jsonl.gz", "original", ["broken", *QUESTIONS])
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole.mkdir()
+    killed.mkdir()
+    nq.stage(nq.read_files([path], {}), nq.read_journal(whole), whole)
+
+    def dying(records, after):
+        for number, record in enumerate(records):
+            if number == after:
+                raise KilledError
+            yield record
+
+    for after in (1, 3, 1):
+        journal = nq.read_journal(killed)
+        with pytest.raises(KilledError):
+            nq.stage(dying(nq.read_files([path], journal.records), after), journal, killed)
+        with (killed / "documents.jsonl").open("a") as file:
+            file.write('{"half a li')  # what a kill in the middle of a write leaves
+    journal = nq.read_journal(killed)
+    nq.stage(nq.read_files([path], journal.records), journal, killed)
+    for name in ("documents.jsonl", "pairs.jsonl", "journal.json"):
+        assert (killed / name).read_text() == (whole / name).read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--counts", "3", "9", "1"], "9 train pairs were asked for, the source has 3; ask for fewer"),
+        (["--counts", "9", "2", "1"], "9 documents were asked for, the source has 3"),
+        (["--counts", "1", "3", "1"], "The pairs drawn have 3 pages, more than the 1 documents asked for"),
+        (["--size", "nq320k"], "nq320k is tested on other questions than it trains on; name their files with --test"),
+        (["--test", "nowhere.gz"], "nowhere.gz does not exist; give raw Natural Questions files"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(arguments, message, tmp_path, capsys):
+    path = raw_file(tmp_path, "train.jsonl", "simplified", QUESTIONS)
+    assert main(["prepare-nq", str(path), *arguments, "--output", str(tmp_path / "nq")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "nq").exists()
+    assert main(["prepare-nq", "--output", str(tmp_path / "nq")]) == 2
+    assert "or --hub to stream them" in capsys.readouterr().err

@@ -163,11 +163,23 @@ class GenerativeRetriever:
 
     def explain(self, query: str, k: int = 5, **settings: Any) -> Explanation:
         """Level by level: the nodes that were kept and pruned, with both scores; prints as a tree."""
+        trace, result = self.trace(query, k, **settings)
         config = self.config(k, settings)
+        return explain(query, self.tree, list(self.documents["title"]), config, trace, result.positions[0].tolist())
+
+    def trace(self, query: str, k: int = 5, **settings: Any) -> tuple[list[LevelTrace], SearchResult]:
+        """One search, with what it looked at on each level."""
         (batch,) = self.encode_queries([query]).batches
         trace: list[LevelTrace] = []
-        result = self._search_batch(batch, k, config, None, trace)
-        return explain(query, self.tree, list(self.documents["title"]), config, trace, result.positions[0].tolist())
+        return trace, self._search_batch(batch, k, self.config(k, settings), None, trace)
+
+    def position(self, doc_id: str) -> int:
+        """Docid position of a document.
+
+        Raises:
+            ValueError: it is not in the index.
+        """
+        return int(self._positions([doc_id], "doc_id")[0])
 
     def run(self, queries: Mapping[str, str], k: int = 10, **options: Any) -> dict[str, dict[str, float]]:
         """{query_id: {doc_id: score}} for {query_id: text}: what `eval` measures and TREC tools read."""

@@ -16,6 +16,7 @@ from contrastive.encoder import Encoder
 from docids.collection import Collection, read_collection
 from docids.storage import write_json
 from dsi.config import read_config
+from dsi.diagnosis import diagnose, diagnosis_table
 from dsi.index import read_manifest
 from dsi.retriever import EncodedQueries, GenerativeRetriever
 from eval.baselines import BM25, dense_run
@@ -45,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     splits = overlap_splits(collection.qrels[arguments.split], collection.overlap_documents(arguments.split))
     print(table(results, splits))
     print(significance_lines(results))
+    if arguments.diagnose:
+        print(_diagnosis(retriever, collection, arguments.split))
     if arguments.results:
         write_json(arguments.results, _report(arguments, retriever, results, splits))
     for name, run in runs.items() if arguments.trec_runs else ():
@@ -59,6 +62,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--untrained", action="store_true", help="also dense search before contrastive training")
     parser.add_argument(
         "--other-fusion", action="store_true", help="also the fusion the index does not use, tuned on dev"
+    )
+    parser.add_argument(
+        "--diagnose", action="store_true", help="search errors and model errors, by the level where the answer was lost"
     )
     parser.add_argument("--results", type=Path, help="write settings, measures and hardware as JSON")
     parser.add_argument("--trec-runs", type=Path, metavar="DIR", help="write every system's run in TREC format")
@@ -171,6 +177,12 @@ def significance_lines(results: Sequence[SystemResult]) -> str:
             cells = [f"{m} {100 * d:+.2f} (p={p:.4f})" for m, (d, p) in zip(("Hit@1", "Hit@10"), tests, strict=True)]
             lines.append(f"  {other.name}: {', '.join(cells)}")
     return "\n".join(lines)
+
+
+def _diagnosis(retriever: GenerativeRetriever, collection: Collection, split: str) -> str:
+    answers = {query_id: collection.documents[row]["doc_id"] for query_id, row in reversed(collection.pairs(split))}
+    queries = {query_id: collection.queries[query_id] for query_id in answers}
+    return diagnosis_table(diagnose(retriever, queries, answers, k=10), len(queries), k=10)
 
 
 def _report(

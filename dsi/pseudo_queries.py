@@ -153,6 +153,11 @@ def _extractive(documents: Sequence[tuple[str, str, str]], config: QueriesConfig
         yield doc_id, extractive_queries(title, text, config.per_document, rng)
 
 
+def reading_text(title: str, text: str) -> str:
+    """What a seq2seq model reads of a document, in training as in use."""
+    return f"{title} {text}".strip()
+
+
 @torch.no_grad()
 def _seq2seq(documents: Sequence[tuple[str, str, str]], config: QueriesConfig) -> Iterator[tuple[str, list[str]]]:
     """Sampled queries of a seq2seq model, as docT5query does (top-k sampling)."""
@@ -164,7 +169,7 @@ def _seq2seq(documents: Sequence[tuple[str, str, str]], config: QueriesConfig) -
     for start in range(0, len(documents), config.batch_size):
         batch = documents[start : start + config.batch_size]
         inputs = tokenizer(
-            [f"{title} {text}".strip() for _, title, text in batch],
+            [reading_text(title, text) for _, title, text in batch],
             truncation=True, max_length=config.document_tokens, padding=True, return_tensors="pt",
         ).to(device)  # fmt: skip
         inputs.pop("token_type_ids", None)

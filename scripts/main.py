@@ -7,6 +7,7 @@ from collections.abc import Sequence
 _COMMANDS = {
     "example": ("example", "the whole line on the collection that ships: train, measure, search"),
     "train": ("train", "all stages over a collection, resumable"),
+    "train-query-generator": ("train_query_generator", "a seq2seq model of one's own for generate-queries"),
     "generate-queries": ("generate_queries", "stage: pseudo-queries"),
     "train-encoder": ("train_encoder", "stage: contrastive pre-training of the encoder"),
     "build-docids": ("build_docids", "stage: embeddings to docid tree"),

@@ -4,8 +4,13 @@ import json
 import random
 
 import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerCallback
 
+from dsi import query_training
 from dsi.pseudo_queries import QueriesConfig, extractive_queries, generate_queries, read_queries_file
+from dsi.query_training import QueryTrainingConfig, train_query_generator
+from scripts.main import main
 
 DOCUMENTS = [
     ("helium", "Helium", "Helium boils at 4.2 kelvin. It fills balloons and airships, and it does not burn."),
@@ -57,6 +62,71 @@ def test_a_seq2seq_model_from_disk_writes_queries_batch_by_batch(t5_folder, tmp_
     assert counts["written"] == sum(map(len, queries.values())) > 0
     again = generate_queries(DOCUMENTS, config, tmp_path / "queries.jsonl")
     assert again == {"written": 0, "dropped": 0}
+
+
+PAIRS = [
+    ("Helium", "fills balloons and airships", "gas of balloons"),
+    ("Danube", "passes four capitals", "river of capitals"),
+]
+
+
+def test_a_query_generator_learns_the_train_pairs_and_writes_them(t5_folder, tmp_path):
+    config = QueryTrainingConfig(
+        model=str(t5_folder), batch_size=2, epochs=150, learning_rate=1e-2, document_tokens=16, query_tokens=8
+    )
+    before, after = train_query_generator(PAIRS, PAIRS, config, tmp_path / "model", device="cpu")
+    assert after < 0.1 < 2 < before
+    assert {path.name for path in tmp_path.iterdir()} == {"model"}  # no checkpoints are left
+    use = QueriesConfig(method=str(tmp_path / "model"), per_document=1, top_k=1, query_tokens=8, document_tokens=16)
+    documents = [(title.lower(), title, text) for title, text, _ in PAIRS]
+    generate_queries(documents, use, tmp_path / "queries.jsonl")
+    written = read_queries_file(tmp_path / "queries.jsonl")
+    for title, _, query in PAIRS:
+        tokens = AutoTokenizer.from_pretrained(tmp_path / "model").tokenize(query)
+        assert written[title.lower()][0].split()[: len(tokens)] == tokens
+
+
+def test_a_killed_training_of_the_query_generator_goes_on(t5_folder, tmp_path, monkeypatch):
+    config = QueryTrainingConfig(model=str(t5_folder), batch_size=1, epochs=10, learning_rate=1e-3)
+    train_query_generator(PAIRS, [], config, tmp_path / "whole", device="cpu")
+
+    class Killed(TrainerCallback):
+        def on_step_end(self, arguments, state, control, **_):
+            if state.global_step == 9:
+                raise KeyboardInterrupt
+
+    trainer = query_training.Seq2SeqTrainer
+    monkeypatch.setattr(query_training, "Seq2SeqTrainer", lambda **a: trainer(callbacks=[Killed()], **a))
+    with pytest.raises(KeyboardInterrupt):
+        train_query_generator(PAIRS, [], config, tmp_path / "killed", device="cpu")
+    assert not (tmp_path / "killed").exists()
+    monkeypatch.undo()
+    train_query_generator(PAIRS, [], config, tmp_path / "killed", device="cpu")
+    a, b = (AutoModelForSeq2SeqLM.from_pretrained(tmp_path / name).state_dict() for name in ("whole", "killed"))
+    for name, tensor in a.items():
+        torch.testing.assert_close(tensor, b[name])
+
+
+def test_the_command_trains_on_train_pairs_and_measures_on_dev(beir, t5_folder, tmp_path, capsys):
+    arguments = [
+        "train-query-generator",
+        "--data",
+        str(beir()),
+        "--model",
+        str(t5_folder),
+        "--epochs",
+        "1",
+        "--device",
+        "cpu",
+    ]
+    assert main([*arguments, "--output", str(tmp_path / "model")]) == 0
+    printed = capsys.readouterr().out
+    assert "nats a token" in printed
+    assert f"dsi generate-queries --method {tmp_path / 'model'}" in printed
+    assert main([*arguments, "--batch-size", "0", "--output", str(tmp_path / "other")]) == 2
+    assert "batch_size must be above 0, got 0" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="There are no train pairs"):
+        train_query_generator([], [], QueryTrainingConfig(), tmp_path / "other")
 
 
 def test_bad_files_and_settings_are_named(tmp_path):

@@ -1,0 +1,129 @@
+"""A query generator of one's own: a seq2seq model fine-tuned on train pairs, document -> query (as DSI-QG does).
+
+What comes out is a plain transformers folder; `dsi generate-queries --method FOLDER` writes pseudo-queries with it, and reads
+documents exactly as it was trained to. Knows nothing of docids.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+    PreTrainedTokenizerBase,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+)
+from transformers.trainer_utils import get_last_checkpoint
+
+from docids.storage import replace_folder
+from dsi.pseudo_queries import reading_text
+
+Pair = tuple[str, str, str]
+"""(title and text of the document, its query)."""
+
+
+@dataclass(frozen=True)
+class QueryTrainingConfig:
+    """How the query generator is fine-tuned; learning rate and lengths as docT5query's.
+
+    Attributes:
+        model: where it starts: a seq2seq model, Hub name or folder.
+        document_tokens: what it reads of a document.
+        query_tokens: of a query, at most.
+        batch_size: pairs a process and step.
+        epochs: passes over the pairs.
+        learning_rate: peak, after a linear warm-up over a twentieth of the steps, then linear to zero.
+        bf16: compute in bfloat16 where the device is fast at it.
+        seed: of shuffling.
+    """
+
+    model: str = "google-t5/t5-base"
+    document_tokens: int = 512
+    query_tokens: int = 32
+    batch_size: int = 16
+    epochs: float = 4.0
+    learning_rate: float = 1e-4
+    bf16: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("document_tokens", "query_tokens", "batch_size", "epochs", "learning_rate"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}.")
+
+
+def train_query_generator(
+    train: Sequence[Pair], dev: Sequence[Pair], config: QueryTrainingConfig, output: Path, *, device: str | None = None
+) -> tuple[float, float]:
+    """Fine-tune and write the model to `output` in one step; a killed run goes on from its last checkpoint.
+
+    Args:
+        train: (title, text, query) of each pair.
+        dev: pairs whose loss is reported; may be empty.
+        config: the settings.
+        output: the model's folder; checkpoints lie in `<output>.checkpoints` until the end.
+        device: "cpu" keeps the training there.
+
+    Returns:
+        Loss (nats a token) on dev before and after; NaN without dev pairs.
+
+    Raises:
+        ValueError: no train pairs.
+    """
+    if not train:
+        raise ValueError("There are no train pairs to learn queries from; add qrels/train.tsv.")
+    tokenizer = AutoTokenizer.from_pretrained(config.model)
+    model = AutoModelForSeq2SeqLM.from_pretrained(config.model)
+    work = output.with_name(f"{output.name}.checkpoints")
+    arguments = Seq2SeqTrainingArguments(
+        output_dir=str(work),
+        num_train_epochs=config.epochs,
+        per_device_train_batch_size=config.batch_size,
+        per_device_eval_batch_size=config.batch_size,
+        learning_rate=config.learning_rate,
+        warmup_steps=0.05,
+        bf16=config.bf16,
+        seed=config.seed,
+        save_strategy="steps",
+        save_steps=0.1,
+        save_total_limit=2,
+        logging_steps=0.05,
+        report_to="none",
+        use_cpu=device == "cpu",
+        dataloader_pin_memory=False,
+    )
+    trainer = Seq2SeqTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=_examples(train, tokenizer, config),
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+    )
+    held_out = _examples(dev, tokenizer, config)
+    before = _loss(trainer, held_out)
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(work)) if work.is_dir() else None)
+    after = _loss(trainer, held_out)
+    if trainer.is_world_process_zero():
+        with replace_folder(output) as folder:
+            model.save_pretrained(str(folder))
+            tokenizer.save_pretrained(str(folder))
+        shutil.rmtree(work, ignore_errors=True)
+    return before, after
+
+
+def _examples(
+    pairs: Sequence[Pair], tokenizer: PreTrainedTokenizerBase, config: QueryTrainingConfig
+) -> list[dict[str, list[int]]]:
+    examples = []
+    for title, text, query in pairs:
+        read = tokenizer(reading_text(title, text), truncation=True, max_length=config.document_tokens)
+        labels = tokenizer(text_target=query, truncation=True, max_length=config.query_tokens)["input_ids"]
+        examples.append({"input_ids": read["input_ids"], "attention_mask": read["attention_mask"], "labels": labels})
+    return examples
+
+
+def _loss(trainer: Seq2SeqTrainer, examples: list[dict[str, list[int]]]) -> float:
+    return float(trainer.evaluate(examples)["eval_loss"]) if examples else float("nan")  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import datasets
 from sentence_transformers import SentenceTransformerTrainer
@@ -98,29 +99,46 @@ def contrastive_rows(
     )
 
 
+def trainer_settings(config: Any, work_folder: Path, *, use_cpu: bool) -> dict[str, Any]:
+    """What all our trainings ask of transformers' trainer: a checkpoint every tenth, of which two stay, and no reports.
+
+    Args:
+        config: settings with `epochs`, `learning_rate`, `bf16` and `seed`.
+        work_folder: of the checkpoints.
+        use_cpu: stay on the CPU; otherwise the trainer chooses the device.
+    """
+    return {
+        "output_dir": str(work_folder),
+        "num_train_epochs": config.epochs,
+        "learning_rate": config.learning_rate,
+        "bf16": config.bf16,
+        "seed": config.seed,
+        "save_strategy": "steps",
+        "save_steps": 0.1,
+        "save_total_limit": 2,
+        "logging_steps": 0.05,
+        "report_to": "none",
+        "use_cpu": use_cpu,
+        "dataloader_pin_memory": False,
+        "ddp_find_unused_parameters": False,
+    }
+
+
+def last_checkpoint(work_folder: Path) -> str | None:
+    """Where a killed training goes on, if there is something to go on from."""
+    return get_last_checkpoint(str(work_folder)) if work_folder.is_dir() else None
+
+
 def train_encoder(encoder: Encoder, rows: datasets.Dataset, config: ContrastiveConfig, work_folder: Path) -> None:
     """Train `encoder` in place on `contrastive_rows`; resumes from the last checkpoint in `work_folder`, if there is one."""
     if config.loss == "none":
         return
     query_columns = [name for name in rows.column_names if name not in ("view_0", "label")]
     arguments = SentenceTransformerTrainingArguments(
-        output_dir=str(work_folder),
-        num_train_epochs=config.epochs,
+        **trainer_settings(config, work_folder, use_cpu=encoder.model.device.type == "cpu"),
         per_device_train_batch_size=config.batch_size // config.views,
-        learning_rate=config.learning_rate,
         warmup_steps=0.1,
-        bf16=config.bf16,
-        seed=config.seed,
         prompts={"view_0": encoder.config.document_prompt, **dict.fromkeys(query_columns, encoder.config.query_prompt)},
-        save_strategy="steps",
-        save_steps=0.1,
-        save_total_limit=2,
-        logging_steps=0.05,
-        report_to="none",
-        # The trainer's own choice of device, except that the model stays where it was put.
-        use_cpu=encoder.model.device.type == "cpu",
-        dataloader_pin_memory=False,
-        ddp_find_unused_parameters=False,
     )
     trainer = SentenceTransformerTrainer(
         model=encoder.model,
@@ -128,5 +146,5 @@ def train_encoder(encoder: Encoder, rows: datasets.Dataset, config: ContrastiveC
         train_dataset=rows,
         loss=_LOSSES[config.loss](encoder.model, config.temperature),
     )
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(work_folder)) if work_folder.is_dir() else None)
+    trainer.train(resume_from_checkpoint=last_checkpoint(work_folder))
     encoder.model.eval()

@@ -17,8 +17,8 @@ from transformers import (
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
 )
-from transformers.trainer_utils import get_last_checkpoint
 
+from contrastive.training import last_checkpoint, trainer_settings
 from docids.storage import replace_folder
 from dsi.pseudo_queries import reading_text
 
@@ -80,21 +80,10 @@ def train_query_generator(
     model = AutoModelForSeq2SeqLM.from_pretrained(config.model)
     work = output.with_name(f"{output.name}.checkpoints")
     arguments = Seq2SeqTrainingArguments(
-        output_dir=str(work),
-        num_train_epochs=config.epochs,
+        **trainer_settings(config, work, use_cpu=device == "cpu"),
         per_device_train_batch_size=config.batch_size,
         per_device_eval_batch_size=config.batch_size,
-        learning_rate=config.learning_rate,
         warmup_steps=0.05,
-        bf16=config.bf16,
-        seed=config.seed,
-        save_strategy="steps",
-        save_steps=0.1,
-        save_total_limit=2,
-        logging_steps=0.05,
-        report_to="none",
-        use_cpu=device == "cpu",
-        dataloader_pin_memory=False,
     )
     trainer = Seq2SeqTrainer(
         model=model,
@@ -104,7 +93,7 @@ def train_query_generator(
     )
     held_out = _examples(dev, tokenizer, config)
     before = _loss(trainer, held_out)
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(work)) if work.is_dir() else None)
+    trainer.train(resume_from_checkpoint=last_checkpoint(work))
     after = _loss(trainer, held_out)
     if trainer.is_world_process_zero():
         with replace_folder(output) as folder:

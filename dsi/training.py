@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 from transformers import Trainer, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
+from contrastive.training import last_checkpoint, trainer_settings
 from docids.tree import DocidTree
 from dsi.dense import DenseScores
 from dsi.generator import DocidGenerator, GeneratorConfig
@@ -171,23 +171,11 @@ def train_generator(
         The mean training loss (nats a docid) of the whole run.
     """
     arguments = TrainingArguments(
-        output_dir=str(work_folder),
-        num_train_epochs=config.epochs,
+        **trainer_settings(config, work_folder, use_cpu=generator.device.type == "cpu"),
         per_device_train_batch_size=config.batch_size,
-        learning_rate=config.learning_rate,
         weight_decay=config.weight_decay,
         warmup_steps=0.05,
-        bf16=config.bf16,
-        seed=config.seed,
-        save_strategy="steps",
-        save_steps=0.1,
-        save_total_limit=2,
-        logging_steps=0.05,
-        report_to="none",
-        use_cpu=generator.device.type == "cpu",
         remove_unused_columns=False,
-        dataloader_pin_memory=False,
-        ddp_find_unused_parameters=False,
     )
     dense = None
     if config.dense_temperature > 0:
@@ -195,7 +183,6 @@ def train_generator(
     trainer = _GeneratorTrainer(
         dense, model=generator, args=arguments, train_dataset=examples, data_collator=examples.collate
     )
-    checkpoint = get_last_checkpoint(str(work_folder)) if work_folder.is_dir() else None
-    result = trainer.train(resume_from_checkpoint=checkpoint)
+    result = trainer.train(resume_from_checkpoint=last_checkpoint(work_folder))
     generator.eval()
     return float(result.training_loss)

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print the table; write results and runs where asked."""
     arguments = _parse(argv)
     quiet_libraries()
-    retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device)
+    retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device, dtype=arguments.dtype)
     config = read_config(arguments.run / "config.toml")
     collection = read_collection(arguments.data, dev_queries=config.dev_queries)
     untrained = Encoder.load(config.encoder, device=arguments.device) if arguments.untrained else None
@@ -69,6 +69,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--results", type=Path, help="write settings, measures and hardware as JSON")
     parser.add_argument("--trec-runs", type=Path, metavar="DIR", help="write every system's run in TREC format")
     parser.add_argument("--device")
+    parser.add_argument("--dtype", default="float32", help="float32 or bfloat16, of encoder and decoder")
     return parser.parse_args(argv)
 
 
@@ -191,6 +192,7 @@ def _report(
     return {
         "collection": arguments.data.name,
         "split": arguments.split,
+        "dtype": arguments.dtype,
         "queries": {split: len(query_ids) for split, query_ids in splits.items()},
         "documents": len(retriever.documents),
         "config": (arguments.run / "config.toml").read_text(encoding="utf-8"),

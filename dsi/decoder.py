@@ -6,6 +6,7 @@ Knows nothing of trees, scores or fusion.
 """
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +25,14 @@ class DecoderCache:
         cross: a layer: keys and values [batch, heads, length, head_dim] of the query's token states.
         cross_bias: [batch, 1, 1, length] 0 at tokens, -inf at padding.
         past: a layer: keys and values [batch, beams, heads, levels so far, head_dim] of the digits chosen.
+        ahead: [batch, first digits, fan-out] logits of the second level, where they were computed with the first; `past` is
+            then that of all first digits.
     """
 
     cross: list[tuple[Tensor, Tensor]]
     cross_bias: Tensor
     past: list[tuple[Tensor, Tensor]]
+    ahead: Tensor | None = None
 
     def select(self, beams: Tensor) -> None:
         """Keep, for each new beam, the past of the old beam it continues; beams: [batch, new beams]."""
@@ -71,26 +75,72 @@ class FastDecoder:
 
     def step(self, tokens: Tensor, level: int, cache: DecoderCache) -> Tensor:
         """Logits [batch, beams, fan-out of the level] after `tokens` [batch, beams], the token chosen at level - 1."""
-        hidden = self.embeddings[tokens]
-        past, cache.past = cache.past or [None] * len(self.layers), []  # type: ignore[list-item]
-        bias = self.position_bias[:, level, : level + 1]
-        for layer, layer_past, cross in zip(self.layers, past, cache.cross, strict=True):
-            hidden = hidden + self._self_attention(layer, hidden, layer_past, bias, cache)
+        if cache.ahead is not None:
+            cache.select(tokens - 1)  # the first level's tokens are 1, 2, …
+            logits, cache.ahead = (
+                cache.ahead[torch.arange(len(tokens), device=tokens.device)[:, None], tokens - 1],
+                None,
+            )
+            return logits
+
+        def attend(query: Tensor, key: Tensor, value: Tensor, number: int) -> Tensor:
+            if level > 0:
+                keys, values = past[number]
+                key, value = torch.cat([keys, key], dim=3), torch.cat([values, value], dim=3)
+            cache.past.append((key, value))
+            bias = self.position_bias[:, level, : level + 1]
+            return (query @ key.transpose(3, 4) + bias[:, None, :]).softmax(dim=-1) @ value
+
+        past, cache.past = cache.past, []
+        return F.linear(self._layers(self.embeddings[tokens], cache, attend), self.level_heads[level])
+
+    def first_step(self, cache: DecoderCache) -> Tensor:
+        """`step` for the first level, and ahead for the second, in one pass over the weights.
+
+        Which first digits will be kept is not known yet, so all are computed: cheaper than another pass while they are not
+        more than the beam is wide.
+        """
+        batch, digits = len(cache.cross_bias), len(self.level_heads[0])
+
+        def attend(query: Tensor, key: Tensor, value: Tensor, number: int) -> Tensor:
+            cache.past.append((self._with_root(key), self._with_root(value)))
+            query, key, value = (each.squeeze(3).transpose(1, 2) for each in (query, key, value))
+            attended = (query @ key.transpose(2, 3) + bias).softmax(dim=-1) @ value
+            return attended.transpose(1, 2)
+
+        # Token 0 is the root, the others its children: each sees the root and itself.
+        bias = torch.full(
+            (self.heads, 1 + digits, 1 + digits), -torch.inf, dtype=self.dtype, device=self.embeddings.device
+        )
+        bias[:, 0, 0] = self.position_bias[:, 0, 0]
+        bias[:, 1:, 0] = self.position_bias[:, 1, 0, None]
+        bias[:, 1:, 1:].diagonal(dim1=1, dim2=2).copy_(self.position_bias[:, 1, 1, None].expand(-1, digits))
+        hidden = self._layers(self.embeddings[: 1 + digits].expand(batch, -1, -1), cache, attend)
+        cache.ahead = F.linear(hidden[:, 1:], self.level_heads[1])
+        return F.linear(hidden[:, :1], self.level_heads[0])
+
+    @staticmethod
+    def _with_root(states: Tensor) -> Tensor:
+        """[batch, 1 + digits, heads, 1, head_dim] -> [batch, digits, heads, 2, head_dim]: the root, then the digit."""
+        return torch.cat([states[:, :1].expand_as(states[:, 1:]), states[:, 1:]], dim=3)
+
+    def _layers(
+        self, hidden: Tensor, cache: DecoderCache, attend: Callable[[Tensor, Tensor, Tensor, int], Tensor]
+    ) -> Tensor:
+        """All blocks and the last norm over hidden [batch, n, d_model].
+
+        `attend` gets query, key and value [batch, n, heads, 1, head_dim] and a layer's number, and returns what each position
+        takes from those it may see.
+        """
+        batch, positions, _ = hidden.shape
+        for number, (layer, cross) in enumerate(zip(self.layers, cache.cross, strict=True)):
+            projected = F.linear(self._norm(hidden, layer.self_norm), layer.self_qkv)
+            query, key, value = projected.view(batch, positions, 3, self.heads, 1, -1).unbind(2)
+            attended = attend(query, key, value, number).reshape(batch, positions, -1)
+            hidden = hidden + F.linear(attended, layer.self_out)
             hidden = hidden + self._cross_attention(layer, hidden, cross, cache.cross_bias)
             hidden = hidden + self._feed_forward(layer, hidden)
-        return F.linear(self._norm(hidden, self.final_norm), self.level_heads[level])
-
-    def _self_attention(
-        self, layer: "_Layer", hidden: Tensor, past: tuple[Tensor, Tensor] | None, bias: Tensor, cache: DecoderCache
-    ) -> Tensor:
-        batch, beams, _ = hidden.shape
-        projected = F.linear(self._norm(hidden, layer.self_norm), layer.self_qkv)
-        query, key, value = projected.view(batch, beams, 3, self.heads, 1, -1).unbind(2)
-        if past is not None:
-            key, value = torch.cat([past[0], key], dim=3), torch.cat([past[1], value], dim=3)
-        cache.past.append((key, value))
-        weights = (query @ key.transpose(3, 4) + bias[:, None, :]).softmax(dim=-1)
-        return F.linear((weights @ value).reshape(batch, beams, -1), layer.self_out)
+        return self._norm(hidden, self.final_norm)
 
     def _cross_attention(
         self, layer: "_Layer", hidden: Tensor, cross: tuple[Tensor, Tensor], cross_bias: Tensor

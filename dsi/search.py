@@ -177,7 +177,7 @@ class TreeSearcher:
         for level in range(self.tree.depth):
             if beam is None or not (beam.score > -torch.inf).any():
                 break
-            if cache is not None and level > 0:
+            if cache is not None and level > 0 and cache.ahead is None:
                 cache.select(beam.parent)
             candidates = self._expand(beam, level, node_scores, config, cache, alive)
             answers, beam, lost = self._select(candidates, level, answers, config.beam_width)
@@ -203,9 +203,10 @@ class TreeSearcher:
         weighs = level < config.beta  # does the dense score take part at this level?
         generative = beam.generative[:, :, None].expand_as(nodes)
         if cache is not None:
-            logits = self.decoder.step(beam.tokens, level, cache).float()
+            ahead = level == 0 and self.tree.depth > 1 and self.tree.fan_out[0] <= config.beam_width
+            logits = self.decoder.first_step(cache) if ahead else self.decoder.step(beam.tokens, level, cache)
             weight = config.alpha if weighs or (config.fusion == "bound" and config.beta > 0) else 1.0
-            generative = generative + weight * _log_softmax(logits, valid)
+            generative = generative + weight * _log_softmax(logits.float(), valid)
         dense = beam.dense[:, :, None].expand_as(nodes)
         if weighs:
             values = node_scores.gather(1, nodes.flatten(1)).view_as(nodes)

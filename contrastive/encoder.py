@@ -6,6 +6,7 @@ states (what the decoder reads). Knows nothing of identifiers or of the decoder.
 
 import hashlib
 import logging
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,7 @@ class Encoder:
         self.config = config
         self.model.prompts = {"query": config.query_prompt, "document": config.document_prompt}
         self._warned_long_query = False
+        self._tokenizing = threading.Lock()  # a tokenizer's padding and truncation are settings of the tokenizer itself
 
     @classmethod
     def load(cls, config: EncoderConfig, folder: Path | None = None, device: str | None = None) -> "Encoder":
@@ -129,7 +131,8 @@ class Encoder:
     @torch.no_grad()
     def forward(self, texts: Sequence[str], kind: str) -> tuple[Tensor, Tensor, Tensor]:
         """One pass: token states [n, length, state_dim], their mask [n, length] and embeddings [n, embedding_dim]."""
-        features = self.model.preprocess(list(texts), prompt=self.model.prompts[kind])
+        with self._tokenizing:
+            features = self.model.preprocess(list(texts), prompt=self.model.prompts[kind])
         features = {k: v.to(self.model.device) if isinstance(v, Tensor) else v for k, v in features.items()}
         output = self.model(features)
         return output["token_embeddings"], output["attention_mask"].bool(), output["sentence_embedding"].float()
@@ -154,9 +157,10 @@ class Encoder:
         """The longest prefix of each text that has at most `length` tokens."""
         if not texts:
             return []
-        encoded = self.model.tokenizer(
-            list(texts), truncation=True, max_length=length, add_special_tokens=False, return_offsets_mapping=True
-        )
+        with self._tokenizing:
+            encoded = self.model.tokenizer(
+                list(texts), truncation=True, max_length=length, add_special_tokens=False, return_offsets_mapping=True
+            )
         ends = (max((end for _, end in offsets), default=0) for offsets in encoded["offset_mapping"])
         return [text[:end] for text, end in zip(texts, ends, strict=True)]
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import datasets
 import numpy as np
@@ -177,6 +178,25 @@ def test_saved_and_loaded_answers_alike(retriever, tmp_path):
         assert loaded.search(query, k=5) == retriever.search(query, k=5)
     retriever.save_pretrained(tmp_path / "index")  # over an existing one
     assert {path.name for path in (tmp_path / "index").iterdir()} == {"encoder", "docids", "generator", "manifest.json"}
+
+
+def test_threads_get_the_answers_that_one_thread_gets(retriever):
+    doc_ids = list(retriever.documents["doc_id"])
+    calls = [
+        ("rivers", {}), ("noble gas", {"exact": True}), ("the emperor of austria and his long, long reign", {"alpha": 0.0}),
+        ("neon", {"allow": doc_ids[:7]}), (["bees", "advertising signs on a rainy night"], {"beam_width": 4}),
+    ]  # fmt: skip
+    alone = [retriever.search(query, k=4, **options) for query, options in calls]
+    rounds = 12
+
+    def work(offset: int) -> list[bool]:
+        order = [(n + offset) % len(calls) for n in range(rounds)]
+        return [retriever.search(calls[n][0], k=4, **calls[n][1]) == alone[n] for n in order]
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(work, range(8)))
+    assert all(same for row in answers for same in row)
+    assert [len(row) for row in answers] == [rounds] * 8
 
 
 def test_misses_are_search_errors_or_model_errors(retriever):

@@ -190,7 +190,10 @@ class GenerativeRetriever:
         self, query_ids: Sequence[str], encoded: EncodedQueries, k: int = 10, **options: Any
     ) -> dict[str, dict[str, float]]:
         """`run` for queries that are encoded already."""
-        result = self.search_encoded(encoded, k, **options)
+        return self.as_run(query_ids, self.search_encoded(encoded, k, **options))
+
+    def as_run(self, query_ids: Sequence[str], result: SearchResult) -> dict[str, dict[str, float]]:
+        """{query_id: {doc_id: score}} of a result whose rows are these queries."""
         return {
             query_id: {
                 self._doc_ids[self.tree.doc_rows[position]]: score

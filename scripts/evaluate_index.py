@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import sys
+import time
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +22,7 @@ from dsi.index import read_manifest
 from dsi.retriever import EncodedQueries, GenerativeRetriever
 from eval.baselines import BM25, dense_run
 from eval.fusion import best_weight, interpolate, reciprocal_rank_fusion
+from eval.measures import evaluate, mean
 from eval.protocol import Splits, SystemResult, measure_system, overlap_splits, randomisation_test, table
 from eval.trec import write_run
 from scripts.arguments import quiet_libraries
@@ -48,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(significance_lines(results))
     if arguments.diagnose:
         print(_diagnosis(retriever, collection, arguments.split))
+    if arguments.beam_widths:
+        print(beam_table(retriever, collection, arguments.split, arguments.beam_widths))
     if arguments.results:
         write_json(arguments.results, _report(arguments, retriever, results, splits))
     for name, run in runs.items() if arguments.trec_runs else ():
@@ -65,6 +69,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--diagnose", action="store_true", help="search errors and model errors, by the level where the answer was lost"
+    )
+    parser.add_argument(
+        "--beam-widths",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="also quality, certified answers and time at these beams",
     )
     parser.add_argument("--results", type=Path, help="write settings, measures and hardware as JSON")
     parser.add_argument("--trec-runs", type=Path, metavar="DIR", help="write every system's run in TREC format")
@@ -177,6 +188,24 @@ def significance_lines(results: Sequence[SystemResult]) -> str:
             tests = (randomisation_test(fused.values[m], other.values[m], rounds=10_000) for m in ("Hit@1", "Hit@10"))
             cells = [f"{m} {100 * d:+.2f} (p={p:.4f})" for m, (d, p) in zip(("Hit@1", "Hit@10"), tests, strict=True)]
             lines.append(f"  {other.name}: {', '.join(cells)}")
+    return "\n".join(lines)
+
+
+def beam_table(retriever: GenerativeRetriever, collection: Collection, split: str, beam_widths: Sequence[int]) -> str:
+    """A Markdown row a beam width: quality of its first ten answers, how many are certified exact, time."""
+    queries, qrels = collection.query_texts(split), collection.qrels[split]
+    encoded = retriever.encode_queries(list(queries.values()), progress=True)
+    lines = [
+        "| beam width | Hit@1 | Hit@10 | certified exact | ms a query, after the encoder |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for width in beam_widths:
+        started = time.perf_counter()
+        result = retriever.search_encoded(encoded, min(10, width), beam_width=width)
+        milliseconds = 1000 * (time.perf_counter() - started) / len(queries)
+        measured = evaluate(retriever.as_run(list(queries), result), qrels, ["Hit@1", "Hit@10"])
+        hits = " | ".join(f"{100 * mean(values):.2f}" for values in measured.values())
+        lines.append(f"| {width} | {hits} | {100 * result.exact.float().mean():.1f} % | {milliseconds:.1f} |")
     return "\n".join(lines)
 
 

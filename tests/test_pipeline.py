@@ -68,6 +68,7 @@ def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path
     assert json.loads((run / "tuning.json").read_text())["best"]["fusion"] == "bound"
 
     assert main(["evaluate", str(run), "--data", str(data), "--untrained", "--other-fusion", "--device", "cpu",
+                 "--beam-widths", "2", "10", "--diagnose",
                  "--results", str(run / "results.json"), "--trec-runs", str(run / "trec")]) == 0  # fmt: skip
     printed = capsys.readouterr().out
     for row in (
@@ -80,6 +81,9 @@ def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path
         '("bound")',
         '("paper")',
         '("bound"), + BM25',
+        "| beam width |",
+        "\n| 10 | ",
+        "queries without their document among 10",
     ):
         assert row in printed
     assert json.loads((run / "results.json").read_text())["documents"] == 40

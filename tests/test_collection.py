@@ -50,9 +50,20 @@ def test_dev_is_cut_from_train_where_there_is_none(beir):
     assert {doc for judged in collection.qrels["dev"].values() for doc in judged} <= collection.overlap_documents(
         "test"
     )
-    train = {doc for judged in collection.qrels["train"].values() for doc in judged}
-    assert collection.overlap_documents("dev") == train < collection.overlap_documents("test")
     assert read_collection(folder, dev_queries=5).qrels["dev"] == collection.qrels["dev"]
+
+
+def test_a_dev_query_overlaps_only_with_what_is_left_of_train(beir):
+    folder = beir()
+    head, *rows = (folder / "qrels" / "train.tsv").read_text().splitlines()
+    one_each = {row.split("\t")[1]: row for row in rows}  # every document has one train query
+    (folder / "qrels" / "train.tsv").write_text("\n".join([head, *one_each.values()]))
+    (folder / "qrels" / "dev.tsv").unlink()
+    collection = read_collection(folder, dev_queries=4)
+    dev = {doc for judged in collection.qrels["dev"].values() for doc in judged}
+    assert len(dev) == 4
+    assert collection.overlap_documents("test") == set(one_each)
+    assert collection.overlap_documents("dev") == set(one_each) - dev
 
 
 def test_at_most_a_tenth_of_train_becomes_dev():

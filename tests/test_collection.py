@@ -61,7 +61,7 @@ def test_a_dev_query_overlaps_only_with_what_is_left_of_train(beir):
     (folder / "qrels" / "dev.tsv").unlink()
     collection = read_collection(folder, dev_queries=4)
     dev = {doc for judged in collection.qrels["dev"].values() for doc in judged}
-    assert len(dev) == 4
+    assert len(dev) == len(one_each) // 10 > 0
     assert collection.overlap_documents("test") == set(one_each)
     assert collection.overlap_documents("dev") == set(one_each) - dev
 

@@ -21,19 +21,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Answer one query, or read them from a prompt (or a pipe) until the end."""
     arguments = _parse(argv)
     quiet_libraries()
-    retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device)
+    retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device, dtype=arguments.dtype)
     names = ("alpha", "beta", "fusion", "beam_width")
     settings = {name: getattr(arguments, name) for name in names}
+    options = {**settings, "allow": arguments.allow, "deny": arguments.deny, "exact": arguments.exact}
     show = _show_json if arguments.json else _show_text
     if arguments.query is not None:
-        show(arguments.query, retriever.search(arguments.query, arguments.k, **settings))
+        show(arguments.query, retriever.search(arguments.query, arguments.k, **options))
         return
     for line in _lines(f"{retriever!r}\nA query, :explain QUERY, or :quit"):
         try:
             if line.startswith(":explain "):
                 print(retriever.explain(line.removeprefix(":explain "), arguments.k, **settings))
             else:
-                show(line, retriever.search(line, arguments.k, **settings))
+                show(line, retriever.search(line, arguments.k, **options))
         except ValueError as error:
             print(f"dsi: {error}", file=sys.stderr)
 
@@ -50,6 +51,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--beta", type=float, help="levels with dense scores (inf for all)")
     parser.add_argument("--fusion", choices=("bound", "paper"))
     parser.add_argument("--beam-width", type=int)
+    parser.add_argument("--exact", action="store_true", help="widen the beam until the answer is certified")
+    parser.add_argument("--allow", nargs="+", metavar="DOC_ID", help="only these documents may be returned")
+    parser.add_argument("--deny", nargs="+", metavar="DOC_ID", default=(), help="these must not be returned")
+    parser.add_argument("--dtype", default="float32", help="float32 or bfloat16, of encoder and decoder")
     parser.add_argument("--device")
     return parser.parse_args(argv)
 

@@ -92,6 +92,14 @@ def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path
     assert main(["search", str(run), "--query", "noble gas", "--json", "-k", "3", "--device", "cpu"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert [hit["rank"] for hit in answer["hits"]] == [1, 2, 3]
+    best = answer["hits"][0]["doc_id"]
+    assert main(["search", str(run), "--query", "noble gas", "--json", "-k", "3", "--device", "cpu", "--exact",
+                 "--deny", best]) == 0  # fmt: skip
+    filtered = json.loads(capsys.readouterr().out)
+    assert filtered["exact"]
+    assert best not in {hit["doc_id"] for hit in filtered["hits"]}
+    assert main(["search", str(run), "--query", "noble gas", "--device", "cpu", "--allow", "nothing"]) == 2
+    assert "allow names the doc_id 'nothing', which is not in the index" in capsys.readouterr().err
     piped = subprocess.run(
         command("search", run, "--device", "cpu"), input="neon\n\n:explain neon\nx\n:quit\nnever\n", cwd=ROOT,
         env=ENVIRONMENT, capture_output=True, text=True, check=True,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import torch
 from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.training_args import SentenceTransformerTrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
@@ -34,6 +35,8 @@ class ContrastiveConfig:
         batch_size: texts a process and step (N of the paper); batch_size / views documents.
         epochs: passes over the train queries.
         learning_rate: peak, after a linear warm-up over a tenth of the steps.
+        interpolation: how far the weights go from where they started to where training ended, in (0, 1]: below 1 an encoder
+            that is already good keeps more of what it knew (WiSE-FT, Wortsman et al. 2022).
         bf16: compute in bfloat16 where the device is fast at it.
         seed: of sampling and shuffling.
     """
@@ -45,6 +48,7 @@ class ContrastiveConfig:
     batch_size: int = 64
     epochs: float = 50.0
     learning_rate: float = 1e-4
+    interpolation: float = 1.0
     bf16: bool = False
     seed: int = 0
 
@@ -53,6 +57,8 @@ class ContrastiveConfig:
             raise ValueError(f'contrastive.loss must be "scl", "dpr" or "none", got {self.loss!r}.')
         if not self.temperature > 0:
             raise ValueError(f"contrastive.temperature must be above 0, got {self.temperature}.")
+        if not 0 < self.interpolation <= 1:
+            raise ValueError(f"contrastive.interpolation must be in (0, 1] (1: as trained), got {self.interpolation}.")
         if self.views < 2 or self.batch_size < 2 * self.views:
             raise ValueError(
                 f"contrastive.views must be at least 2 and batch_size at least twice that, "
@@ -140,6 +146,7 @@ def train_encoder(encoder: Encoder, rows: datasets.Dataset, config: ContrastiveC
         warmup_steps=0.1,
         prompts={"view_0": encoder.config.document_prompt, **dict.fromkeys(query_columns, encoder.config.query_prompt)},
     )
+    start = [parameter.detach().clone() for parameter in encoder.model.parameters()]  # tied weights once
     trainer = SentenceTransformerTrainer(
         model=encoder.model,
         args=arguments,
@@ -147,4 +154,8 @@ def train_encoder(encoder: Encoder, rows: datasets.Dataset, config: ContrastiveC
         loss=_LOSSES[config.loss](encoder.model, config.temperature),
     )
     trainer.train(resume_from_checkpoint=last_checkpoint(work_folder))
+    with torch.no_grad():
+        for before, parameter in zip(start, encoder.model.parameters(), strict=True):
+            if config.interpolation < 1:
+                parameter.copy_(torch.lerp(before.to(parameter.device), parameter, config.interpolation))
     encoder.model.eval()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from contrastive import training
 from contrastive.encoder import EXAMPLE_ENCODER, Encoder, EncoderConfig, check_sha256
 from contrastive.losses import DPRLoss, SupervisedContrastiveLoss, dpr_loss, supervised_contrastive_loss
 from contrastive.training import ContrastiveConfig, contrastive_rows, train_encoder
@@ -166,6 +167,25 @@ def test_training_pulls_queries_to_their_documents(encoder, tmp_path):
     config = ContrastiveConfig(temperature=0.1, batch_size=8, epochs=60, learning_rate=2e-3)
     train_encoder(encoder, contrastive_rows(documents, queries, {}), config, tmp_path / "work")
     assert share_right() > before + 0.3
+
+
+def test_interpolation_goes_part_of_the_way_from_start_to_trained(encoder, tmp_path, monkeypatch):
+    rows = contrastive_rows(["text"], {0: ["query"]}, {})
+    start = {name: tensor.clone() for name, tensor in encoder.model.state_dict().items()}
+
+    def train(trainer, **_):  # a training that moves every weight by 4
+        for parameter in trainer.model.parameters():
+            parameter.data += 4
+
+    monkeypatch.setattr(training.SentenceTransformerTrainer, "train", train)
+    train_encoder(encoder, rows, ContrastiveConfig(interpolation=0.25), tmp_path / "work")
+    for name, tensor in encoder.model.state_dict().items():
+        torch.testing.assert_close(tensor, start[name] + 1)
+    train_encoder(encoder, rows, ContrastiveConfig(), tmp_path / "work")
+    for name, tensor in encoder.model.state_dict().items():
+        torch.testing.assert_close(tensor, start[name] + 5)
+    with pytest.raises(ValueError, match=r"contrastive.interpolation must be in \(0, 1\] .* got 0"):
+        ContrastiveConfig(interpolation=0.0)
 
 
 def test_documents_are_title_and_cut_text_and_long_queries_are_cut_with_one_warning(sentence_t5_folder, caplog):

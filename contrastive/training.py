@@ -146,7 +146,8 @@ def train_encoder(encoder: Encoder, rows: datasets.Dataset, config: ContrastiveC
         warmup_steps=0.1,
         prompts={"view_0": encoder.config.document_prompt, **dict.fromkeys(query_columns, encoder.config.query_prompt)},
     )
-    start = [parameter.detach().clone() for parameter in encoder.model.parameters()]  # tied weights once
+    parameters = list(encoder.model.parameters())  # tied weights once
+    start = [parameter.detach().clone() for parameter in parameters] if config.interpolation < 1 else []
     trainer = SentenceTransformerTrainer(
         model=encoder.model,
         args=arguments,
@@ -155,7 +156,6 @@ def train_encoder(encoder: Encoder, rows: datasets.Dataset, config: ContrastiveC
     )
     trainer.train(resume_from_checkpoint=last_checkpoint(work_folder))
     with torch.no_grad():
-        for before, parameter in zip(start, encoder.model.parameters(), strict=True):
-            if config.interpolation < 1:
-                parameter.copy_(torch.lerp(before.to(parameter.device), parameter, config.interpolation))
+        for before, parameter in zip(start, parameters, strict=False):
+            parameter.copy_(torch.lerp(before.to(parameter.device), parameter, config.interpolation))
     encoder.model.eval()

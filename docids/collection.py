@@ -155,7 +155,7 @@ def _read_qrels(path: Path, queries: dict[str, str], rows: dict[str, int]) -> Qr
     if not path.exists():
         return {}
     qrels: Qrels = {}
-    with _open(path) as lines:
+    with open_text(path) as lines:
         for number, line in enumerate(lines, start=1):
             parts = line.rstrip("\r\n").split("\t")
             if (number == 1 and parts[0] == "query-id") or not line.strip():
@@ -180,14 +180,15 @@ def _find(folder: Path, name: str) -> Path:
     raise FileNotFoundError(f"{folder / name} (or {name}.gz) does not exist; a collection needs it (BEIR layout).")
 
 
-def _open(path: Path) -> TextIO:
+def open_text(path: Path) -> TextIO:
+    """Open a text file for reading, one ending in .gz uncompressed on the way."""
     if path.suffix == ".gz":
         return open_gzip(path, "rt", encoding="utf-8")  # type: ignore[return-value]
     return path.open(encoding="utf-8")
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with _open(path) as lines:
+    with open_text(path) as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue

@@ -8,7 +8,6 @@ killed run goes on where it was; nothing but titles stays in memory. `select` dr
 Knows nothing of models.
 """
 
-import gzip
 import html
 import json
 import logging
@@ -17,11 +16,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 from urllib.parse import parse_qs, urlsplit
 
 from tqdm.auto import tqdm
 
+from docids.collection import open_text
 from docids.storage import replace_folder, sha256, write_json
 
 logger = logging.getLogger(__name__)
@@ -119,9 +119,7 @@ def _title(url: str) -> str:
 def read_files(paths: Sequence[Path], done: dict[str, int]) -> Records:
     """Records of raw .jsonl[.gz] files, those already `done` (by file name) left out."""
     for path in paths:
-        with cast(
-            TextIO, gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
-        ) as lines:
+        with open_text(path) as lines:
             for number, line in enumerate(lines, start=1):
                 if number <= done.get(path.name, 0):
                     continue

@@ -8,6 +8,7 @@ Knows nothing of trees, scores or fusion.
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -76,12 +77,12 @@ class FastDecoder:
     def step(self, tokens: Tensor, level: int, cache: DecoderCache) -> Tensor:
         """Logits [batch, beams, fan-out of the level] after `tokens` [batch, beams], the token chosen at level - 1."""
         if cache.ahead is not None:
-            cache.select(tokens - 1)  # the first level's tokens are 1, 2, …
-            logits, cache.ahead = (
-                cache.ahead[torch.arange(len(tokens), device=tokens.device)[:, None], tokens - 1],
-                None,
-            )
+            chosen = tokens - 1  # the first level's tokens are 1, 2, …
+            cache.select(chosen)
+            logits = cache.ahead[torch.arange(len(tokens), device=tokens.device)[:, None], chosen]
+            cache.ahead = None
             return logits
+        past, cache.past = cache.past, []
 
         def attend(query: Tensor, key: Tensor, value: Tensor, number: int) -> Tensor:
             if level > 0:
@@ -91,7 +92,6 @@ class FastDecoder:
             bias = self.position_bias[:, level, : level + 1]
             return (query @ key.transpose(3, 4) + bias[:, None, :]).softmax(dim=-1) @ value
 
-        past, cache.past = cache.past, []
         return F.linear(self._layers(self.embeddings[tokens], cache, attend), self.level_heads[level])
 
     def first_step(self, cache: DecoderCache) -> Tensor:
@@ -105,19 +105,22 @@ class FastDecoder:
         def attend(query: Tensor, key: Tensor, value: Tensor, number: int) -> Tensor:
             cache.past.append((self._with_root(key), self._with_root(value)))
             query, key, value = (each.squeeze(3).transpose(1, 2) for each in (query, key, value))
-            attended = (query @ key.transpose(2, 3) + bias).softmax(dim=-1) @ value
+            attended = (query @ key.transpose(2, 3) + self._first_bias).softmax(dim=-1) @ value
             return attended.transpose(1, 2)
 
-        # Token 0 is the root, the others its children: each sees the root and itself.
-        bias = torch.full(
-            (self.heads, 1 + digits, 1 + digits), -torch.inf, dtype=self.dtype, device=self.embeddings.device
-        )
-        bias[:, 0, 0] = self.position_bias[:, 0, 0]
-        bias[:, 1:, 0] = self.position_bias[:, 1, 0, None]
-        bias[:, 1:, 1:].diagonal(dim1=1, dim2=2).copy_(self.position_bias[:, 1, 1, None].expand(-1, digits))
         hidden = self._layers(self.embeddings[: 1 + digits].expand(batch, -1, -1), cache, attend)
         cache.ahead = F.linear(hidden[:, 1:], self.level_heads[1])
         return F.linear(hidden[:, :1], self.level_heads[0])
+
+    @cached_property
+    def _first_bias(self) -> Tensor:
+        """[heads, 1 + digits, 1 + digits] of `first_step`: token 0 is the root, each child sees the root and itself."""
+        tokens = 1 + len(self.level_heads[0])
+        bias = self.position_bias.new_full((self.heads, tokens, tokens), -torch.inf)
+        bias[:, 0, 0] = self.position_bias[:, 0, 0]
+        bias[:, 1:, 0] = self.position_bias[:, 1, 0, None]
+        bias[:, 1:, 1:].diagonal(dim1=1, dim2=2).copy_(self.position_bias[:, 1, 1, None].expand(-1, tokens - 1))
+        return bias
 
     @staticmethod
     def _with_root(states: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from docids.tree import DocidTree
 from dsi.retriever import GenerativeRetriever
 from dsi.search import LevelTrace
 
@@ -54,17 +55,16 @@ def diagnose(
         (right,) = retriever.search(queries[query_id], 1, allow=[doc_id], **settings)
         trace, _ = retriever.trace(queries[query_id], k, **settings)
         last = min(found.values())
-        level, margin = _left_at(retriever, doc_id, trace) or (len(right.digits) - 1, last - right.score)
+        level, margin = _left_at(retriever.tree, right.digits, trace) or (len(right.digits) - 1, last - right.score)
         misses.append(Miss(query_id, doc_id, right.score > last, level, margin))
     return misses
 
 
-def _left_at(retriever: GenerativeRetriever, doc_id: str, trace: list[LevelTrace]) -> tuple[int, float] | None:
+def _left_at(tree: DocidTree, digits: tuple[int, ...], trace: list[LevelTrace]) -> tuple[int, float] | None:
     """The level on which a document's node was pruned, and the margin to the lowest node kept there.
 
     None for a document that was an answer until documents with longer docids pushed it out.
     """
-    tree, digits = retriever.tree, retriever.tree.digits(retriever.position(doc_id))
     for level, looked_at in enumerate(trace[: len(digits)]):
         node = tree.node(digits[: level + 1])
         scores, kept = (looked_at.generative + looked_at.dense)[0], looked_at.kept[0]

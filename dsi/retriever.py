@@ -173,14 +173,6 @@ class GenerativeRetriever:
         trace: list[LevelTrace] = []
         return trace, self._search_batch(batch, k, self.config(k, settings), None, trace)
 
-    def position(self, doc_id: str) -> int:
-        """Docid position of a document.
-
-        Raises:
-            ValueError: it is not in the index.
-        """
-        return int(self._positions([doc_id], "doc_id")[0])
-
     def run(self, queries: Mapping[str, str], k: int = 10, **options: Any) -> dict[str, dict[str, float]]:
         """{query_id: {doc_id: score}} for {query_id: text}: what `eval` measures and TREC tools read."""
         encoded = self.encode_queries(list(queries.values()), progress=True)

@@ -45,19 +45,22 @@ class BM25:
 
     def scores(self, queries: Sequence[str]) -> NDArray[np.float32]:
         """[queries, documents] of every document."""
-        tokens = bm25s.tokenize(list(queries), stopwords="en", show_progress=False, return_ids=False)
         none = np.zeros(len(self.doc_ids), dtype=np.float32)
-        return np.stack([self._index.get_scores(words) if words else none for words in tokens])
+        return np.stack([self._index.get_scores(words) if words else none for words in _words(queries)])
 
     def run(self, queries: Mapping[str, str], k: int) -> dict[str, dict[str, float]]:
         """The k best documents of each query; documents that share no word with it are left out."""
-        tokens = bm25s.tokenize(list(queries.values()), stopwords="en", show_progress=False, return_ids=False)
         k = min(k, len(self.doc_ids))
-        documents, scores = self._index.retrieve(tokens, k=k, show_progress=False)
+        documents, scores = self._index.retrieve(_words(list(queries.values())), k=k, show_progress=False)
         return {
             query_id: {self.doc_ids[d]: float(s) for d, s in zip(row, row_scores, strict=True) if s > 0}
             for query_id, row, row_scores in zip(queries, documents, scores, strict=True)
         }
+
+
+def _words(queries: Sequence[str]) -> list[list[str]]:
+    """What BM25 reads of queries, English stop words removed."""
+    return bm25s.tokenize(list(queries), stopwords="en", show_progress=False, return_ids=False)  # type: ignore[return-value]
 
 
 def dense_run(

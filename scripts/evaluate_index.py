@@ -106,7 +106,7 @@ def evaluate_systems(
     Returns:
         A result a system, and the runs they were measured on.
     """
-    systems = _Systems(retriever, collection)
+    systems = _Systems(retriever, collection, tune_bm25=split != "dev")
     settings: dict[str, dict[str, Any]] = {}
     runs: Runs = {}
 
@@ -130,15 +130,15 @@ def evaluate_systems(
 
 
 class _Systems:
-    """Runs of an index and its baselines on any split of its collection; BM25 is tuned on dev."""
+    """Runs of an index and its baselines on any split of its collection; BM25 is tuned on dev unless dev is measured."""
 
-    def __init__(self, retriever: GenerativeRetriever, collection: Collection) -> None:
+    def __init__(self, retriever: GenerativeRetriever, collection: Collection, *, tune_bm25: bool) -> None:
         self.retriever, self.collection = retriever, collection
         documents = collection.documents
         self.doc_ids = list(documents["doc_id"])
         texts = [f"{title} {text}" for title, text in zip(documents["title"], documents["text"], strict=True)]
         self.bm25 = BM25(self.doc_ids, texts)
-        if collection.qrels["dev"]:
+        if tune_bm25 and collection.qrels["dev"]:
             self.bm25.tune(collection.query_texts("dev"), collection.qrels["dev"])
         self._encoded: dict[str, EncodedQueries] = {}
 

@@ -19,6 +19,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from contrastive.inference import for_inference
 from docids.storage import sha256
 
 logger = logging.getLogger(__name__)
@@ -148,6 +149,10 @@ class Encoder:
             encoded = self.forward([texts[row] for row in rows], kind)
             for row, states, mask, embedding in zip(rows, *encoded, strict=True):
                 yield row, states[mask], embedding
+
+    def for_search(self, dtype: torch.dtype = torch.float32) -> "Encoder":
+        """The same encoder laid out to run fast, in the given dtype; later changes to the weights are not seen."""
+        return Encoder(for_inference(self.model, dtype), self.config)  # type: ignore[arg-type]
 
     def save(self, folder: Path) -> None:
         """Write a plain sentence-transformers folder."""

@@ -1,7 +1,8 @@
 """One level of decoding, fast: the generator's decoder over many beams of many queries.
 
 The same numbers as `DocidGenerator.decoder`, computed for search: the query's cross-attention keys and values are made once
-and shared by its beams, query/key/value projections are one product, and only the digits of the level at hand get logits.
+and shared by its beams, query/key/value projections are one product, weights are packed for the processor, and only the digits
+of the level at hand get logits.
 Knows nothing of trees, scores or fusion.
 """
 
@@ -15,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from contrastive.inference import PackedLinear, for_inference
 from dsi.generator import DocidGenerator
 
 
@@ -69,7 +71,7 @@ class FastDecoder:
         token_states = token_states.to(self.dtype)
         cross = []
         for layer in self.layers:
-            keys, values = F.linear(token_states, layer.cross_kv).view(batch, length, 2, self.heads, -1).unbind(2)
+            keys, values = layer.cross_kv(token_states).view(batch, length, 2, self.heads, -1).unbind(2)
             cross.append((keys.transpose(1, 2).contiguous(), values.transpose(1, 2).contiguous()))
         bias = torch.zeros_like(states_mask, dtype=token_states.dtype).masked_fill(~states_mask, -torch.inf)
         return DecoderCache(cross, bias[:, None, None, :], [])
@@ -137,10 +139,10 @@ class FastDecoder:
         """
         batch, positions, _ = hidden.shape
         for number, (layer, cross) in enumerate(zip(self.layers, cache.cross, strict=True)):
-            projected = F.linear(self._norm(hidden, layer.self_norm), layer.self_qkv)
+            projected = layer.self_qkv(self._norm(hidden, layer.self_norm))
             query, key, value = projected.view(batch, positions, 3, self.heads, 1, -1).unbind(2)
             attended = attend(query, key, value, number).reshape(batch, positions, -1)
-            hidden = hidden + F.linear(attended, layer.self_out)
+            hidden = hidden + layer.self_out(attended)
             hidden = hidden + self._cross_attention(layer, hidden, cross, cache.cross_bias)
             hidden = hidden + self._feed_forward(layer, hidden)
         return self._norm(hidden, self.final_norm)
@@ -149,17 +151,17 @@ class FastDecoder:
         self, layer: "_Layer", hidden: Tensor, cross: tuple[Tensor, Tensor], cross_bias: Tensor
     ) -> Tensor:
         batch, beams, _ = hidden.shape
-        query = F.linear(self._norm(hidden, layer.cross_norm), layer.cross_q)
+        query = layer.cross_q(self._norm(hidden, layer.cross_norm))
         query = query.view(batch, beams, self.heads, -1).transpose(1, 2)
         weights = (query @ cross[0].transpose(2, 3) + cross_bias).softmax(dim=-1)
-        return F.linear((weights @ cross[1]).transpose(1, 2).reshape(batch, beams, -1), layer.cross_out)
+        return layer.cross_out((weights @ cross[1]).transpose(1, 2).reshape(batch, beams, -1))
 
     def _feed_forward(self, layer: "_Layer", hidden: Tensor) -> Tensor:
         hidden, dense = self._norm(hidden, layer.feed_forward_norm), layer.feed_forward
         if not isinstance(dense.act, torch.nn.ReLU):
-            return dense(hidden)  # type: ignore[no-any-return]
+            return dense(hidden)
         # In place: the memory of a fresh tensor of this size costs more than the ReLU itself.
-        return F.linear(F.linear(hidden, dense.wi.weight).relu_(), dense.wo.weight)
+        return dense.wo(dense.wi(hidden).relu_())
 
     def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(hidden, weight.shape, weight, self.eps)
@@ -171,13 +173,13 @@ class _Layer:
     def __init__(self, block: Any) -> None:
         own, cross, feed_forward = block
         attention = own.SelfAttention
-        self.self_qkv = torch.cat([attention.q.weight, attention.k.weight, attention.v.weight]).detach()
-        self.self_out = attention.o.weight.detach()
+        self.self_qkv = PackedLinear(torch.cat([attention.q.weight, attention.k.weight, attention.v.weight]))
+        self.self_out = PackedLinear(attention.o.weight)
         self.self_norm = own.layer_norm.weight.detach()
         attention = cross.EncDecAttention
-        self.cross_q = attention.q.weight.detach()
-        self.cross_kv = torch.cat([attention.k.weight, attention.v.weight]).detach()
-        self.cross_out = attention.o.weight.detach()
+        self.cross_q = PackedLinear(attention.q.weight)
+        self.cross_kv = PackedLinear(torch.cat([attention.k.weight, attention.v.weight]))
+        self.cross_out = PackedLinear(attention.o.weight)
         self.cross_norm = cross.layer_norm.weight.detach()
-        self.feed_forward = feed_forward.DenseReluDense
+        self.feed_forward: Any = for_inference(feed_forward.DenseReluDense, self.self_norm.dtype)
         self.feed_forward_norm = feed_forward.layer_norm.weight.detach()

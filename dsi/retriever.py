@@ -120,11 +120,11 @@ class GenerativeRetriever:
                 f"The encoder gives embeddings of {encoder.embedding_dim} and states of {encoder.state_dim}, docids and "
                 f"generator need {tree.embeddings.shape[1]} and {generator.config.d_model}."
             )
-        self.encoder, self.tree, self.generator, self.documents = encoder, tree, generator, documents
+        self.encoder = encoder.for_search(dtype)
+        self.tree, self.generator, self.documents = tree, generator, documents
         self.settings = settings or SearchConfig()
         self.device = encoder.model.device
         self.dtype = dtype
-        encoder.model.to(dtype)
         self.searcher = TreeSearcher(tree, FastDecoder(generator.to(self.device), dtype), self.device)
         self._doc_ids: list[str] = list(documents["doc_id"])
 

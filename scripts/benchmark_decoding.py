@@ -6,7 +6,6 @@ is what the multiplications alone would take at the rate this machine reaches on
 """
 
 import argparse
-import copy
 import statistics
 import sys
 import time
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from transformers import T5Config, T5EncoderModel, T5ForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
+from contrastive.inference import PackedLinear, for_inference
 from docids.clustering import DocidsConfig, build_tree
 from docids.storage import write_json
 from docids.tree import DocidTree
@@ -32,6 +32,7 @@ from scripts.hardware import hardware
 from scripts.main import run_command
 
 Search = Callable[[], tuple[Tensor, Tensor]]
+T5_VOCAB_SIZE = 32_128
 SHAPES = {
     "t5-small": {"d_model": 512, "d_ff": 2048, "num_layers": 6, "num_heads": 8},
     "t5-base": {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12},
@@ -41,6 +42,8 @@ SHAPES = {
 class GenerateBaseline:
     """The same generator inside transformers: `generate` with `prefix_allowed_tokens_fn` over a nested-dictionary trie.
 
+    The docid tokens are rows of T5's output layer, which keeps its size, as in a T5 that was taught to write docids.
+
     Args:
         generator: whose weights it shares.
         tree: the docids; a docid is its tokens and an end-of-sequence token.
@@ -49,7 +52,8 @@ class GenerateBaseline:
     def __init__(self, generator: DocidGenerator, tree: DocidTree) -> None:
         config = generator.config.to_dict()
         self.end = tree.vocab_size
-        config.update(vocab_size=self.end + 1, is_encoder_decoder=True, is_decoder=False, use_cache=True)
+        vocab_size = max(T5_VOCAB_SIZE, self.end + 1)
+        config.update(vocab_size=vocab_size, is_encoder_decoder=True, is_decoder=False, use_cache=True)
         config.update(num_decoder_layers=config["num_layers"], num_layers=1, pad_token_id=0, eos_token_id=self.end)
         config.update(decoder_start_token_id=0)
         for name in ("fan_out", "docids_fingerprint", "architectures", "dtype"):
@@ -59,11 +63,11 @@ class GenerateBaseline:
         self.model.config.scale_decoder_outputs = False  # T5 scales for tied embeddings; ours are not tied
         self.model.decoder.block = generator.decoder.block
         self.model.decoder.final_layer_norm = generator.decoder.final_layer_norm
+        other_rows = (0, 0, 0, vocab_size - tree.vocab_size)
         self.model.decoder.embed_tokens = nn.Embedding.from_pretrained(
-            nn.functional.pad(generator.decoder.embed_tokens.weight.detach(), (0, 0, 0, 1))
+            nn.functional.pad(generator.decoder.embed_tokens.weight.detach(), other_rows)
         )
-        self.model.lm_head = nn.Linear(generator.config.d_model, self.end + 1, bias=False)
-        self.model.lm_head.weight = nn.Parameter(nn.functional.pad(generator.head.weight.detach(), (0, 0, 0, 1)))
+        self.model.lm_head.weight = nn.Parameter(nn.functional.pad(generator.head.weight.detach(), other_rows))
         self.depth = tree.depth
         self._trie, self._positions = _nested_trie(tree, self.end)
 
@@ -171,7 +175,7 @@ def measure(shape: str, documents: int, arguments: argparse.Namespace, rate: flo
     """One row a batch size, for a random model over a complete tree of random docids."""
     torch.manual_seed(0)
     settings = SHAPES[shape]
-    encoder = T5EncoderModel(T5Config(**settings, vocab_size=32_128)).eval()
+    encoder = T5EncoderModel(T5Config(**settings, vocab_size=T5_VOCAB_SIZE)).eval()
     tree = build_tree(np.zeros((documents, 8), dtype=np.float32), DocidsConfig(method="random"))
     config = T5Config(
         **settings, vocab_size=tree.vocab_size, fan_out=tree.fan_out, docids_fingerprint=tree.fingerprint,
@@ -182,8 +186,9 @@ def measure(shape: str, documents: int, arguments: argparse.Namespace, rate: flo
     nn.init.normal_(generator.head.weight, std=3 * settings["d_model"] ** -0.5)
     baseline = GenerateBaseline(generator, tree)
     search = SearchConfig(alpha=1.0, beta=0, beam_width=arguments.beam_width)
-    encoders = {dtype: copy.deepcopy(encoder).to(dtype) for dtype in (torch.float32, torch.bfloat16)}
-    searchers = {dtype: TreeSearcher(tree, FastDecoder(generator, dtype), torch.device("cpu")) for dtype in encoders}
+    dtypes = (torch.float32, torch.bfloat16)
+    encoders = {dtype: for_inference(encoder, dtype) for dtype in dtypes}
+    searchers = {dtype: TreeSearcher(tree, FastDecoder(generator, dtype), torch.device("cpu")) for dtype in dtypes}
     rows = []
     for batch in arguments.batches:
         tokens = torch.randint(2, 32_000, (batch, arguments.query_tokens))
@@ -198,8 +203,10 @@ def measure(shape: str, documents: int, arguments: argparse.Namespace, rate: flo
             result = searchers[dtype].search(states(dtype), mask, scores, arguments.beam_width, search)
             return result.positions, result.scores
 
-        def generate(mask: Tensor = mask) -> tuple[Tensor, Tensor]:
-            return baseline.search(states(torch.float32), mask, arguments.beam_width, arguments.beam_width)
+        def generate(tokens: Tensor = tokens, mask: Tensor = mask) -> tuple[Tensor, Tensor]:
+            with torch.no_grad():
+                token_states = encoder(tokens).last_hidden_state
+            return baseline.search(token_states, mask, arguments.beam_width, arguments.beam_width)
 
         rounds = max(2, arguments.rounds // (1 + batch // 8))
         functions: list[Search] = [generate, partial(ours, torch.float32), partial(ours, torch.bfloat16)]
@@ -245,14 +252,15 @@ def _identical(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> bool:
 
 
 def matmul_rate(size: int = 1536, rounds: int = 5) -> float:
-    """FLOP/s of a large float32 matrix product, the best of a few."""
+    """FLOP/s of a large float32 matrix product, the best of a few, plain or packed."""
     a, b = torch.randn(size, size), torch.randn(size, size)
-    torch.mm(a, b)
     best = float("inf")
-    for _ in range(rounds):
-        started = time.perf_counter()
-        torch.mm(a, b)
-        best = min(best, time.perf_counter() - started)
+    for multiply in (partial(torch.mm, a, b), partial(PackedLinear(b), a)):
+        multiply()
+        for _ in range(rounds):
+            started = time.perf_counter()
+            multiply()
+            best = min(best, time.perf_counter() - started)
     return 2 * size**3 / best
 
 

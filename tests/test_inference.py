@@ -1,0 +1,46 @@
+"""Packed linear layers give what ordinary ones give."""
+
+import pytest
+import torch
+from torch import nn
+
+from contrastive.inference import PackedLinear, for_inference
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("bias", [True, False])
+def test_packed_linear_equals_linear(dtype: torch.dtype, bias: bool) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(24, 40, bias=bias).to(dtype)
+    packed = PackedLinear(linear.weight, linear.bias)
+    for shape in ((1, 24), (7, 24), (3, 5, 24), (200, 24)):
+        inputs = torch.randn(shape, dtype=dtype)
+        tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
+        torch.testing.assert_close(packed(inputs), linear(inputs), atol=tolerance, rtol=tolerance)
+        assert not packed(inputs).requires_grad
+
+
+def test_float32_and_bfloat16_are_packed_on_this_processor_or_run_plain() -> None:
+    weight = torch.randn(8, 8)
+    assert (PackedLinear(weight).packed is not None) == torch.backends.mkldnn.is_available()
+    assert PackedLinear(weight.double()).packed is None
+
+
+def test_for_inference_shares_weights_and_keeps_their_names() -> None:
+    model = nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Sequential(nn.ReLU(), nn.Linear(5, 3, bias=False)))
+    fast = for_inference(model, torch.float32)
+    inputs = torch.randn(4, 6)
+    torch.testing.assert_close(fast(inputs), model.eval()(inputs))
+    assert isinstance(fast[0], PackedLinear)
+    assert isinstance(fast[2][1], PackedLinear)
+    assert type(model[0]) is nn.Linear
+    own, others = model.state_dict(), fast.state_dict()
+    assert list(own) == list(others)
+    assert all(own[name].data_ptr() == others[name].data_ptr() for name in own)
+
+
+def test_another_dtype_leaves_the_model_alone() -> None:
+    model = nn.Sequential(nn.Linear(6, 5))
+    fast = for_inference(model, torch.bfloat16)
+    assert model[0].weight.dtype == torch.float32
+    assert fast[0].weight.dtype == torch.bfloat16  # type: ignore[index]

@@ -56,6 +56,11 @@ class Collection:
         """
         return self.train_file_documents if split == "test" else _relevant(self.qrels["train"])
 
+    def full_texts(self) -> list[str]:
+        """Title and whole text of every document: what BM25 reads."""
+        documents = self.documents
+        return [f"{title} {text}" for title, text in zip(documents["title"], documents["text"], strict=True)]
+
     def query_texts(self, split: str) -> dict[str, str]:
         """{query_id: text} of the judged queries of a split."""
         return {query_id: self.queries[query_id] for query_id in self.qrels[split]}

@@ -12,6 +12,7 @@ import tomli_w
 from contrastive.encoder import EncoderConfig
 from contrastive.training import ContrastiveConfig
 from docids.clustering import DocidsConfig
+from docids.lexical import LexicalConfig
 from docids.storage import write_text
 from dsi.generator import GeneratorConfig
 from dsi.pseudo_queries import QueriesConfig
@@ -31,7 +32,8 @@ class Config:
 
     Attributes:
         dev_queries: train queries set aside for tuning where the collection has no dev split.
-        tune: choose alpha (with fusion "paper" also beta and ann_temperature) on the dev queries after training.
+        tune: choose lexical_weight and alpha (with fusion "paper" alpha, beta and ann_temperature) on the dev queries after
+            training.
     """
 
     dev_queries: int = 500
@@ -40,6 +42,7 @@ class Config:
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     contrastive: ContrastiveConfig = field(default_factory=ContrastiveConfig)
     docids: DocidsConfig = field(default_factory=DocidsConfig)
+    lexical: LexicalConfig = field(default_factory=LexicalConfig)
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
 

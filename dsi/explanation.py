@@ -49,10 +49,11 @@ class Explanation:
     roots: list[ExplainedNode]
 
     def __str__(self) -> str:
+        bm25 = f" (BM25 in it, weight {self.config.lexical_weight:.3g})" if self.config.lexical_weight else ""
         head = [
             f'"{self.query}"  ({self.config.fusion} fusion, alpha {self.config.alpha:g}, beta {self.config.beta:g}, '
             f"beam {self.config.beam_width})",
-            "score = generative + dense; + kept, - pruned, # rank of an answer",
+            f"score = generative + dense{bm25}; + kept, - pruned, # rank of an answer",
         ]
         return "\n".join([*head, *_lines(self.roots, "")])
 

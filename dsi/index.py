@@ -1,11 +1,13 @@
 """An index on disk: its parts, and the manifest that binds them.
 
 An index folder holds `encoder/` (sentence-transformers), `docids/` (the tree, and the document table as Arrow),
-`generator/` (config.json, model.safetensors) and `manifest.json`: format version, settings, versions, the sha256 of every
-file and the fingerprints by which encoder, docids and generator know each other. Knows nothing of searching.
+`generator/` (config.json, model.safetensors), perhaps `lexical/` (BM25), and `manifest.json`: format version, settings,
+versions, the sha256 of every file and the fingerprints by which encoder, docids and generator know each other. Knows nothing
+of searching.
 """
 
 import dataclasses
+import hashlib
 import json
 import platform
 from importlib.metadata import version
@@ -16,12 +18,13 @@ import datasets
 import pyarrow as pa
 
 from contrastive.encoder import Encoder
+from docids.lexical import BM25
 from docids.storage import recover_folder, sha256, write_json
 from docids.tree import DocidTree
 from dsi.search import SearchConfig
 
 FORMAT_VERSION = 1
-_PARTS = ("encoder", "docids", "generator")
+_PARTS = ("encoder", "docids", "generator", "lexical")
 _PACKAGES = ("torch", "transformers", "sentence-transformers", "faiss-cpu")
 
 
@@ -38,6 +41,11 @@ def load_docids(folder: Path) -> tuple[DocidTree, datasets.Dataset]:
     """Read what `save_docids` wrote; the document table stays on disk."""
     tree = DocidTree.load(folder / "docids.safetensors")
     return tree, datasets.Dataset.from_file(str(folder / "documents.arrow"))
+
+
+def load_lexical(folder: Path, documents: datasets.Dataset) -> BM25 | None:
+    """The lexical part in `folder`, if the index has one."""
+    return BM25.load(folder, documents["doc_id"]) if folder.exists() else None
 
 
 def write_manifest(folder: Path, encoder: Encoder, tree: DocidTree, settings: SearchConfig) -> None:
@@ -82,6 +90,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
                 f"{folder / name} was altered or truncated since it was written; restore it or train again."
             )
     return manifest
+
+
+def content_fingerprint(manifest: dict[str, Any]) -> str:
+    """One digest of all files of an index; its settings do not count."""
+    return hashlib.sha256(json.dumps(manifest["files"]).encode()).hexdigest()
 
 
 def search_settings(manifest: dict[str, Any]) -> SearchConfig:

@@ -1,9 +1,10 @@
-"""From a collection to an index, in four stages that can be run, killed and run again.
+"""From a collection to an index, in five stages that can be run, killed and run again.
 
     queries    pseudo-queries for the documents
     encoder    contrastive pre-training
     docids     embeddings -> docid tree
-    generator  cached token states -> trained decoder; then the manifest, and the folder is an index
+    generator  cached token states -> trained decoder
+    lexical    words -> BM25; then the manifest, and the folder is an index
 
 Each stage writes one folder of the run in one step, with the key of everything it depends on; a stage whose folder has the
 right key is not run again. Under `accelerate launch` all processes train, and the first one writes.
@@ -28,6 +29,7 @@ from contrastive.encoder import Encoder
 from contrastive.training import contrastive_rows, train_encoder
 from docids.clustering import build_tree
 from docids.collection import Collection
+from docids.lexical import BM25
 from docids.storage import recover_folder, replace_folder, sha256
 from docids.tree import DocidTree, diagnostics
 from dsi.config import Config, write_config
@@ -132,25 +134,44 @@ class TrainingRun:
                 (folder / "diagnostics.json").write_text(json.dumps(diagnostics(tree), indent=2) + "\n")
 
     def train_generator(self) -> None:
-        """Stage `generator`: cache the frozen encoder's states, train the decoder, finish the index."""
+        """Stage `generator`: cache the frozen encoder's states, train the decoder; then finish the index."""
         with self._stage("generator") as key:
-            if not key:
-                return
-            encoder = self._encoder()
-            tree, _ = load_docids(self._existing("docids", "dsi build-docids"))
-            examples = self._examples(encoder, tree)
-            generator = DocidGenerator.create(self.config.generator, tree, encoder.state_dim)
-            train_generator(generator, examples, self.config.generator, self._work("generator", key))
-            if self.state.is_main_process:
-                with self._writing("generator", key) as folder:
-                    generator.save_pretrained(str(folder))
+            if key:
+                self._train_generator(key)
         self._finish()
 
+    def _train_generator(self, key: str) -> None:
+        encoder = self._encoder()
+        tree, _ = load_docids(self._existing("docids", "dsi build-docids"))
+        examples = self._examples(encoder, tree)
+        generator = DocidGenerator.create(self.config.generator, tree, encoder.state_dim)
+        train_generator(generator, examples, self.config.generator, self._work("generator", key))
+        if self.state.is_main_process:
+            with self._writing("generator", key) as folder:
+                generator.save_pretrained(str(folder))
+
     def _finish(self) -> None:
+        """What is quickly made of the collection and the settings: the lexical part, and the manifest if it is not there."""
+        self._build_lexical()
         if self.state.is_main_process and not (self.folder / "manifest.json").exists():
             encoder, (tree, _) = self._encoder(), load_docids(self.folder / "docids")
             write_manifest(self.folder, encoder, tree, self.config.search)
         self.state.wait_for_everyone()
+
+    def _build_lexical(self) -> None:
+        settings = self.config.lexical
+        if not settings.enabled:
+            if self.state.is_main_process and (self.folder / "lexical").exists():
+                (self.folder / "manifest.json").unlink(missing_ok=True)
+                shutil.rmtree(self.folder / "lexical")
+            return
+        with self._stage("lexical") as key:
+            if not key or not self.state.is_main_process:
+                return
+            documents = self.collection.documents
+            bm25 = BM25(documents["doc_id"], self.collection.full_texts(), settings.k1, settings.b)
+            with self._writing("lexical", key) as folder:
+                bm25.save(folder)
 
     # What the stages read of each other.
 
@@ -228,6 +249,7 @@ class TrainingRun:
             "queries": [],
             "encoder": ["queries"] if self.config.contrastive.pseudo_queries else [],
             "docids": ["encoder", "queries"] if self.config.docids.cluster_on == "queries" else ["encoder"],
+            "lexical": [],
             "generator": ["docids", "queries"] if self.config.generator.pseudo_queries else ["docids"],
         }
         sections = {"encoder": ["encoder", "contrastive"]}.get(stage, [stage])

@@ -5,8 +5,7 @@ retriever.search("which capitals are on the danube", k=5)
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, overload
@@ -16,15 +15,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from contrastive.encoder import Encoder, EncoderConfig, state_fingerprint
+from docids.lexical import BM25
 from docids.storage import replace_folder
 from docids.tree import DocidTree
 from dsi.decoder import FastDecoder
 from dsi.explanation import Explanation, explain
 from dsi.generator import DocidGenerator, load_generator
-from dsi.index import check_binding, load_docids, read_manifest, save_docids, search_settings, write_manifest
+from dsi.index import (
+    check_binding,
+    load_docids,
+    load_lexical,
+    read_manifest,
+    save_docids,
+    search_settings,
+    write_manifest,
+)
+from dsi.queries import EncodedQueries, QueryBatch, encode_queries
 from dsi.search import LevelTrace, SearchConfig, SearchResult, TreeSearcher
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -54,37 +62,6 @@ class Hits(list[Hit]):
         self.exact = exact
 
 
-class QueryBatch(NamedTuple):
-    """Some queries after the encoder.
-
-    Attributes:
-        rows: [n] which of the queries they are.
-        states: [n, length, state_dim] token states.
-        mask: [n, length] True at real tokens.
-        embeddings: [n, embedding_dim].
-        extra_scores: [n, documents] in docid order, added to the dense scores.
-    """
-
-    rows: Tensor
-    states: Tensor
-    mask: Tensor
-    embeddings: Tensor
-    extra_scores: Tensor | None = None
-
-    def select(self, which: Tensor) -> "QueryBatch":
-        """Those at the indices `which`."""
-        extra = None if self.extra_scores is None else self.extra_scores[which]
-        return QueryBatch(self.rows[which], self.states[which], self.mask[which], self.embeddings[which], extra)
-
-
-@dataclass(frozen=True)
-class EncodedQueries:
-    """Queries after the encoder, ready to be searched under any settings."""
-
-    count: int
-    batches: list[QueryBatch]
-
-
 class GenerativeRetriever:
     """Encoder, docid tree, generator and documents that belong together.
 
@@ -94,6 +71,7 @@ class GenerativeRetriever:
         generator: the decoder trained for these docids.
         documents: table with doc_id and title, in collection order.
         settings: how to search where a call does not say.
+        lexical: BM25 over the same documents, if `lexical_weight` is to be used.
         dtype: of encoder and decoder while searching; scores are float32 in any case. torch.bfloat16 is about twice as fast
             on processors and GPUs that multiply it natively.
 
@@ -108,6 +86,7 @@ class GenerativeRetriever:
         generator: DocidGenerator,
         documents: datasets.Dataset,
         settings: SearchConfig | None = None,
+        lexical: BM25 | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         generator.check_tree(tree)
@@ -121,7 +100,7 @@ class GenerativeRetriever:
                 f"generator need {tree.embeddings.shape[1]} and {generator.config.d_model}."
             )
         self.encoder = encoder.for_search(dtype)
-        self.tree, self.generator, self.documents = tree, generator, documents
+        self.tree, self.generator, self.documents, self.lexical = tree, generator, documents, lexical
         self.settings = settings or SearchConfig()
         self.device = encoder.model.device
         self.dtype = dtype
@@ -142,8 +121,8 @@ class GenerativeRetriever:
             queries: one query or a list of them.
             k: documents a query; k results come back whenever k documents may be returned.
             **options: `allow`, `deny`, `exact`, `max_expansions`, `extra_scores` as in `search_encoded`; `alpha`, `beta`,
-                `fusion`, `ann_temperature`, `beam_width` (see `SearchConfig`): what is left out or None is as the index was
-                tuned (beam_width at least k).
+                `fusion`, `ann_temperature`, `beam_width`, `lexical_weight` (see `SearchConfig`): what is left out or None is as
+                the index was tuned (beam_width at least k).
 
         Returns:
             `Hits` for one query, a list of `Hits` for a list.
@@ -169,9 +148,10 @@ class GenerativeRetriever:
 
     def trace(self, query: str, k: int = 5, **settings: Any) -> tuple[list[LevelTrace], SearchResult]:
         """One search, with what it looked at on each level."""
-        (batch,) = self.encode_queries([query]).batches
+        config = self.config(k, settings)
+        (batch,) = self._scored(self.encode_queries([query]), config, None)
         trace: list[LevelTrace] = []
-        return trace, self._search_batch(batch, k, self.config(k, settings), None, trace)
+        return trace, self._search_batch(batch, k, config, None, trace)
 
     def run(self, queries: Mapping[str, str], k: int = 10, **options: Any) -> dict[str, dict[str, float]]:
         """{query_id: {doc_id: score}} for {query_id: text}: what `eval` measures and TREC tools read."""
@@ -198,19 +178,8 @@ class GenerativeRetriever:
         }
 
     def encode_queries(self, queries: Sequence[str], *, batch_size: int = 32, progress: bool = False) -> EncodedQueries:
-        """Run the encoder once, so that many settings can be searched with; batches hold queries of like length."""
-        for row, query in enumerate(queries):
-            if not isinstance(query, str) or not query.strip():
-                raise ValueError(f"Query {row} must be a text that is not empty, got {query!r}.")
-        texts = self.encoder.query_texts(queries)
-        order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
-        batches = []
-        starts = range(0, len(order), batch_size)
-        for start in tqdm(starts, desc="queries", unit="batch", disable=not progress):
-            rows = order[start : start + batch_size]
-            encoded = self.encoder.forward([texts[row] for row in rows], "query")
-            batches.append(QueryBatch(torch.tensor(rows), *encoded))
-        return EncodedQueries(len(texts), batches)
+        """Run the encoder once, so that many settings can be searched with."""
+        return encode_queries(self.encoder, queries, batch_size=batch_size, progress=progress)
 
     def search_encoded(
         self,
@@ -236,7 +205,7 @@ class GenerativeRetriever:
             max_expansions: inner nodes a query whose children an exact search may score; where that is not enough, the
                 answer comes back with `exact` False.
             extra_scores: [queries, documents], documents in the order of the document table: any further score of documents
-                (BM25, recency, popularity), weighted by the caller; added to z.e_d, under the same certificate.
+                (recency, popularity, …), weighted by the caller; added to z.e_d, under the same certificate.
             **settings: of `SearchConfig`.
         """
         config, alive = self.config(k, settings), self._alive(allow, deny)
@@ -246,7 +215,7 @@ class GenerativeRetriever:
         scores, certified = torch.empty(encoded.count, width), torch.zeros(encoded.count, dtype=torch.bool)
         if width == 0:
             return SearchResult(positions, scores, ~certified)
-        for batch in self._with_extra(encoded, extra_scores):
+        for batch in self._scored(encoded, config, extra_scores):
             result = self._search_batch(batch, k, config, alive)
             if exact:
                 result = self._widen(result, batch, k, config, alive, max_expansions)
@@ -290,16 +259,28 @@ class GenerativeRetriever:
             )
         return result
 
-    def _with_extra(self, encoded: EncodedQueries, extra_scores: NDArray[np.floating] | None) -> list[QueryBatch]:
-        if extra_scores is None:
-            return encoded.batches
+    def _scored(
+        self, encoded: EncodedQueries, config: SearchConfig, extra_scores: NDArray[np.floating] | None
+    ) -> Iterator[QueryBatch]:
+        """The batches with all that joins the dense scores: BM25, and the caller's own."""
         expected = (encoded.count, self.tree.num_documents)
-        if extra_scores.shape != expected:
+        if extra_scores is not None and extra_scores.shape != expected:
             raise ValueError(f"extra_scores must be [queries, documents] = {expected}, got {extra_scores.shape}.")
-        in_docid_order = torch.from_numpy(np.asarray(extra_scores, dtype=np.float32)[:, self.tree.doc_rows]).to(
-            self.device
-        )
-        return [batch._replace(extra_scores=in_docid_order[batch.rows]) for batch in encoded.batches]
+        if config.lexical_weight and self.lexical is None:
+            raise ValueError(
+                f"lexical_weight is {config.lexical_weight:g}, but this index has no lexical part; "
+                "use 0, or train with lexical.enabled = true."
+            )
+        for batch in encoded.batches:
+            parts = []
+            if extra_scores is not None:
+                parts.append(np.asarray(extra_scores[batch.rows.numpy()], dtype=np.float32))
+            if config.lexical_weight and self.lexical is not None:
+                parts.append(np.float32(config.lexical_weight) * self.lexical.scores(batch.texts))
+            if parts:
+                in_docid_order = np.sum(parts, axis=0)[:, self.tree.doc_rows]
+                batch = batch._replace(extra_scores=torch.from_numpy(in_docid_order).to(self.device))
+            yield batch
 
     def _alive(self, allow: Collection[str] | None, deny: Collection[str]) -> Tensor | None:
         """[nodes] as `TreeSearcher.search` wants them, or None where everything may be returned."""
@@ -326,6 +307,8 @@ class GenerativeRetriever:
     def config(self, k: int, settings: Mapping[str, Any]) -> SearchConfig:
         """The full settings of a search for k documents: those given, then the index's, beam_width at least k."""
         given = {name: value for name, value in settings.items() if value is not None}
+        if given.get("fusion") == "paper":
+            given.setdefault("lexical_weight", 0.0)
         if "beam_width" not in given:
             given["beam_width"] = max(self.settings.beam_width, k)
         return dataclasses.replace(self.settings, **given)
@@ -361,6 +344,8 @@ class GenerativeRetriever:
             )
         with replace_folder(Path(folder)) as partial:
             self.encoder.save(partial / "encoder")
+            if self.lexical:
+                self.lexical.save(partial / "lexical")
             save_docids(self.tree, self.documents, partial / "docids")
             self.generator.save_pretrained(str(partial / "generator"))
             write_manifest(partial, self.encoder, self.tree, self.settings)
@@ -388,4 +373,5 @@ class GenerativeRetriever:
         tree, documents = load_docids(folder / "docids")
         generator = load_generator(folder / "generator", encoder.model.device)
         check_binding(manifest, encoder, tree)
-        return cls(encoder, tree, generator, documents, search_settings(manifest), _DTYPES[dtype])
+        lexical = load_lexical(folder / "lexical", documents)
+        return cls(encoder, tree, generator, documents, search_settings(manifest), lexical, _DTYPES[dtype])

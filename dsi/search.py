@@ -37,6 +37,8 @@ class SearchConfig:
         beta: levels at which the dense score takes part; inf for all, 0 for the decoder alone.
         ann_temperature: divides the dense scores; 1 in the paper, less for normalised embeddings.
         beam_width: inner nodes kept a level.
+        lexical_weight: of BM25 in a document's score, which is z.e_d + lexical_weight * BM25; for fusion "bound", in an index
+            with a lexical part.
     """
 
     fusion: str = "bound"
@@ -44,6 +46,7 @@ class SearchConfig:
     beta: float = math.inf
     ann_temperature: float = 1.0
     beam_width: int = 20
+    lexical_weight: float = 0.0
 
     def __post_init__(self) -> None:
         if self.fusion not in _FUSIONS:
@@ -56,6 +59,10 @@ class SearchConfig:
             raise ValueError(f"ann_temperature must be above 0, got {self.ann_temperature}.")
         if self.beam_width < 1:
             raise ValueError(f"beam_width must be at least 1, got {self.beam_width}.")
+        if not self.lexical_weight >= 0:
+            raise ValueError(f"lexical_weight must be 0 (dense scores alone) or more, got {self.lexical_weight}.")
+        if self.lexical_weight and self.fusion != "bound":
+            raise ValueError(f'lexical_weight needs fusion "bound", got {self.fusion!r}: centroids have no BM25 score.')
 
     def check_k(self, k: int) -> None:
         """Raise ValueError unless 1 <= k <= beam_width: a narrower beam could return fewer than k documents."""

@@ -5,7 +5,6 @@ import dataclasses
 import sys
 import time
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,15 @@ from numpy.typing import NDArray
 
 from contrastive.encoder import Encoder
 from docids.collection import Collection, read_collection
+from docids.lexical import BM25
 from docids.storage import write_json
 from dsi.config import read_config
 from dsi.diagnosis import diagnose, diagnosis_table
 from dsi.index import read_manifest
-from dsi.retriever import EncodedQueries, GenerativeRetriever
-from eval.baselines import BM25, dense_run
-from eval.fusion import best_weight, interpolate, reciprocal_rank_fusion
+from dsi.queries import EncodedQueries
+from dsi.retriever import GenerativeRetriever
+from eval.baselines import dense_run, tune_bm25
+from eval.fusion import reciprocal_rank_fusion
 from eval.measures import evaluate, mean
 from eval.protocol import Splits, SystemResult, measure_system, overlap_splits, randomisation_test, table
 from eval.trec import write_run
@@ -93,8 +94,8 @@ def evaluate_systems(
 ) -> tuple[list[SystemResult], Runs]:
     """Measure an index and the systems it has to beat on one split.
 
-    BM25; dense search; both fused by reciprocal rank, and as a weighted sum; the decoder alone; the fused search, without and
-    with BM25 as a further document score. Weights are chosen on the dev queries.
+    BM25; dense search; both fused by reciprocal rank, and as a weighted sum; the decoder alone; decoder and dense scores fused;
+    and, where the index has a lexical part, the three together. Weights are chosen on the dev queries.
 
     Args:
         retriever: the index.
@@ -104,42 +105,44 @@ def evaluate_systems(
         other_fusion: a further fusion to tune on dev and measure.
 
     Returns:
-        A result a system, and the runs they were measured on.
+        A result a system, and the runs they were measured on; the last is the index as it is searched by default.
     """
-    systems = _Systems(retriever, collection, tune_bm25=split != "dev")
+    systems = _Systems(retriever, collection, tuned_bm25=split != "dev")
     settings: dict[str, dict[str, Any]] = {}
     runs: Runs = {}
 
     def add(name: str, run: Run, **used: Any) -> None:
         runs[name], settings[name] = run, used
 
+    def add_fused(name: str, **variant: Any) -> None:
+        add(name, systems.fused_run(split, **variant), **dataclasses.asdict(retriever.config(DEPTH, variant)))
+
+    own = retriever.settings
     add("BM25", systems.bm25_run(split), k1=systems.bm25.k1, b=systems.bm25.b)
     if untrained is not None:
         add("Dense, before contrastive training", systems.untrained_run(untrained, split))
     add("Dense (DPR-style)", systems.dense_run(split))
     add("RRF of BM25 and dense", reciprocal_rank_fusion([runs["BM25"], runs["Dense (DPR-style)"]]), k=60)
-    weight = systems.bm25_weight
-    add("Dense + BM25", interpolate(runs["Dense (DPR-style)"], runs["BM25"], weight), weight=weight)
-    add("DR-SCL, decoder only (beta=0)", systems.fused_run(split, alpha=1.0, beta=0.0))
-    for variant in [{}, *([tune(retriever, collection, other_fusion)[0]] if other_fusion else [])]:
-        config = retriever.config(DEPTH, variant)
-        add(f'DR-SCL, fused ("{config.fusion}")', systems.fused_run(split, **variant), **dataclasses.asdict(config))
-    if retriever.settings.fusion == "bound":
-        add('DR-SCL, fused ("bound"), + BM25', systems.hybrid_run(split), weight=weight)
+    if own.lexical_weight:
+        add_fused("Dense + BM25", alpha=0.0)
+    add_fused("DR-SCL, decoder only (beta=0)", alpha=1.0, beta=0.0)
+    if other_fusion:
+        add_fused(f'DR-SCL, fused ("{other_fusion}")', **systems.tuned(other_fusion))
+    if own.lexical_weight:
+        add_fused(f'DR-SCL, fused ("{own.fusion}")', **systems.tuned(own.fusion))
+    add_fused(f'DR-SCL, fused ("{own.fusion}"){" + BM25" if own.lexical_weight else ""}')
     return [measure_system(name, run, collection.qrels[split], **settings[name]) for name, run in runs.items()], runs
 
 
 class _Systems:
     """Runs of an index and its baselines on any split of its collection; BM25 is tuned on dev unless dev is measured."""
 
-    def __init__(self, retriever: GenerativeRetriever, collection: Collection, *, tune_bm25: bool) -> None:
+    def __init__(self, retriever: GenerativeRetriever, collection: Collection, *, tuned_bm25: bool) -> None:
         self.retriever, self.collection = retriever, collection
-        documents = collection.documents
-        self.doc_ids = list(documents["doc_id"])
-        texts = [f"{title} {text}" for title, text in zip(documents["title"], documents["text"], strict=True)]
-        self.bm25 = BM25(self.doc_ids, texts)
-        if tune_bm25 and collection.qrels["dev"]:
-            self.bm25.tune(collection.query_texts("dev"), collection.qrels["dev"])
+        self.doc_ids = list(collection.documents["doc_id"])
+        self.bm25 = BM25(self.doc_ids, collection.full_texts())
+        if tuned_bm25 and collection.qrels["dev"]:
+            tune_bm25(self.bm25, collection.query_texts("dev"), collection.qrels["dev"])
         self._encoded: dict[str, EncodedQueries] = {}
 
     def bm25_run(self, split: str) -> Run:
@@ -165,23 +168,16 @@ class _Systems:
             self._encoded[split] = self.retriever.encode_queries(list(queries.values()), progress=True)
         return self.retriever.run_encoded(list(queries), self._encoded[split], DEPTH, **options)
 
-    def hybrid_run(self, split: str) -> Run:
-        """BM25 as a further score of documents, inside the beam; its weight is that of `Dense + BM25`."""
-        scores = self.bm25.scores(list(self.collection.query_texts(split).values()))
-        weight = min(self.bm25_weight, 0.999)
-        return self.fused_run(split, extra_scores=scores * (weight / (1 - weight)))
-
-    @cached_property
-    def bm25_weight(self) -> float:
-        """Weight of BM25 in (1 - weight) * dense + weight * BM25, the best of all on dev; 0 without dev queries."""
+    def tuned(self, fusion: str) -> dict[str, Any]:
+        """The best settings on dev of decoder and dense scores without BM25; the index's own without dev queries."""
         if not self.collection.qrels["dev"]:
-            return 0.0
-        return best_weight(self.dense_run("dev"), self.bm25_run("dev"), self.collection.qrels["dev"])[0]
+            return {"fusion": fusion, "lexical_weight": 0.0}
+        return tune(self.retriever, self.collection, fusion, lexical=False)[0]
 
 
 def significance_lines(results: Sequence[SystemResult]) -> str:
-    """The fused search (the first fused row) against every other system, paired randomisation on Hit@1 and Hit@10."""
-    fused = next(result for result in results if "fused" in result.name)
+    """The index as it is searched by default (the last row) against every other, paired randomisation on Hit@1 and Hit@10."""
+    fused = results[-1]
     lines = [f"{fused.name} against (difference in points, p of a paired randomisation test):"]
     for other in results:
         if other is not fused:

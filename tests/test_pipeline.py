@@ -80,7 +80,7 @@ def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path
         "decoder only (beta=0)",
         '("bound")',
         '("paper")',
-        '("bound"), + BM25',
+        '("bound") + BM25',
         "| beam width |",
         "\n| 10 | ",
         "queries without their document among 10",

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from docids.clustering import DocidsConfig, build_tree
+from docids.lexical import BM25
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.diagnosis import diagnose, diagnosis_table
 from dsi.retriever import Hit, Hits
@@ -109,6 +110,42 @@ def test_extra_scores_of_documents_join_the_dense_ones(retriever):
         retriever.search("river", extra_scores=extra)
     with pytest.raises(ValueError, match="extra_scores need fusion \"bound\", got 'paper'"):
         retriever.search(queries, fusion="paper", extra_scores=extra)
+
+
+def test_bm25_joins_the_dense_scores_and_is_saved_with_the_index(retriever, tmp_path):
+    texts = [json.loads(line)["text"] for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()]
+    retriever.lexical = bm25 = BM25(retriever.documents["doc_id"], texts[:60], k1=1.2, b=0.5)
+    queries = ["light noble gas", "electric current", "of the"]
+    by_hand = retriever.search(queries, k=8, extra_scores=np.float32(0.5) * bm25.scores(queries))
+    found = retriever.search(queries, k=8, lexical_weight=0.5)
+    assert found == by_hand
+    assert found != retriever.search(queries, k=8, lexical_weight=0)
+    alone = retriever.search(queries[1], k=3, alpha=0.0, lexical_weight=1e6)
+    words = np.argsort(-bm25.scores(queries)[1], kind="stable")[:1]
+    assert alone[0].doc_id == bm25.doc_ids[words[0]]
+
+    retriever.change_settings(lexical_weight=0.5)
+    assert "BM25 in it, weight 0.5" in str(retriever.explain(queries[0]))
+    assert retriever.search(queries, k=8, fusion="paper")  # centroids have no BM25 score: it stays out
+    retriever.save_pretrained(tmp_path / "index")
+    loaded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
+    assert (loaded.lexical.k1, loaded.lexical.b) == (1.2, 0.5)
+    assert loaded.search(queries, k=8) == found
+    shutil.rmtree(tmp_path / "index" / "lexical")
+    with pytest.raises(FileNotFoundError, match=r"lexical.* is missing from the index"):
+        GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
+
+
+def test_lexical_weight_out_of_place_is_refused(retriever, tmp_path):
+    with pytest.raises(ValueError, match=r"lexical_weight is 0\.5, but this index has no lexical part"):
+        retriever.search("neon", lexical_weight=0.5)
+    with pytest.raises(ValueError, match=r"lexical_weight must be 0 .* or more, got -1"):
+        retriever.search("neon", lexical_weight=-1)
+    with pytest.raises(ValueError, match="lexical_weight needs fusion \"bound\", got 'paper'"):
+        retriever.search("neon", lexical_weight=0.5, fusion="paper")
+    BM25(["a", "b"], ["neon", "helium"]).save(tmp_path / "lexical")
+    with pytest.raises(ValueError, match="covers 2 documents, the document table has 60"):
+        BM25.load(tmp_path / "lexical", retriever.documents["doc_id"])
 
 
 def test_run_is_what_search_finds(retriever):

@@ -1,0 +1,91 @@
+"""BM25 over the words of the documents: the baseline, and the lexical part of an index. Knows nothing of trees or models."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import bm25s
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class LexicalConfig:
+    """The lexical part of an index.
+
+    Attributes:
+        enabled: whether the index has one; without it `lexical_weight` must be 0.
+        k1: saturation of term frequency.
+        b: strength of length normalisation, in [0, 1].
+    """
+
+    enabled: bool = True
+    k1: float = 0.9
+    b: float = 0.4
+
+    def __post_init__(self) -> None:
+        if not self.k1 >= 0:
+            raise ValueError(f"lexical.k1 must be 0 or more, got {self.k1}.")
+        if not 0 <= self.b <= 1:
+            raise ValueError(f"lexical.b must be in [0, 1], got {self.b}.")
+
+
+class BM25:
+    """BM25 (Lucene's variant) by bm25s, English stop words removed.
+
+    Args:
+        doc_ids: key of each document.
+        texts: what is searched of each document.
+        k1: saturation of term frequency.
+        b: strength of length normalisation.
+    """
+
+    def __init__(self, doc_ids: Sequence[str], texts: Sequence[str], k1: float = 0.9, b: float = 0.4) -> None:
+        self.doc_ids = list(doc_ids)
+        self._tokens = bm25s.tokenize(list(texts), stopwords="en", show_progress=False)
+        self.weigh(k1, b)
+
+    def weigh(self, k1: float, b: float) -> None:
+        """Compute all term weights anew."""
+        self.k1, self.b = k1, b
+        self._index = bm25s.BM25(method="lucene", k1=k1, b=b)
+        self._index.index(self._tokens, show_progress=False)
+
+    def scores(self, queries: Sequence[str]) -> NDArray[np.float32]:
+        """[queries, documents] of every document."""
+        none = np.zeros(len(self.doc_ids), dtype=np.float32)
+        return np.stack([self._index.get_scores(words) if words else none for words in _words(queries)])
+
+    def run(self, queries: Mapping[str, str], k: int) -> dict[str, dict[str, float]]:
+        """The k best documents of each query; documents that share no word with it are left out."""
+        k = min(k, len(self.doc_ids))
+        documents, scores = self._index.retrieve(_words(list(queries.values())), k=k, show_progress=False)
+        return {
+            query_id: {self.doc_ids[d]: float(s) for d, s in zip(row, row_scores, strict=True) if s > 0}
+            for query_id, row, row_scores in zip(queries, documents, scores, strict=True)
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write the term weights (bm25s: plain arrays and JSON), not the texts."""
+        self._index.save(str(folder))
+
+    @classmethod
+    def load(cls, folder: Path, doc_ids: Sequence[str]) -> "BM25":
+        """Map what `save` wrote into memory; `weigh` is not for an index that was loaded, it has no texts.
+
+        Raises:
+            ValueError: it was made of another number of documents.
+        """
+        loaded = cls.__new__(cls)
+        loaded.doc_ids = list(doc_ids)
+        loaded._index = bm25s.BM25.load(str(folder), mmap=True)
+        found = loaded._index.scores["num_docs"]
+        if found != len(loaded.doc_ids):
+            raise ValueError(f"{folder} covers {found} documents, the document table has {len(loaded.doc_ids)}.")
+        loaded.k1, loaded.b = loaded._index.k1, loaded._index.b
+        return loaded
+
+
+def _words(queries: Sequence[str]) -> list[list[str]]:
+    """What BM25 reads of queries, English stop words removed."""
+    return bm25s.tokenize(list(queries), stopwords="en", show_progress=False, return_ids=False)  # type: ignore[return-value]

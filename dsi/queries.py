@@ -1,0 +1,67 @@
+"""Queries after the encoder, so that one encoding can be searched under many settings. Knows nothing of trees."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from contrastive.encoder import Encoder
+
+
+class QueryBatch(NamedTuple):
+    """Some queries after the encoder.
+
+    Attributes:
+        rows: [n] which of the queries they are.
+        states: [n, length, state_dim] token states.
+        mask: [n, length] True at real tokens.
+        embeddings: [n, embedding_dim].
+        texts: what was encoded.
+        extra_scores: [n, documents] in docid order, added to the dense scores.
+    """
+
+    rows: Tensor
+    states: Tensor
+    mask: Tensor
+    embeddings: Tensor
+    texts: list[str]
+    extra_scores: Tensor | None = None
+
+    def select(self, which: Tensor) -> "QueryBatch":
+        """Those at the indices `which`."""
+        extra = None if self.extra_scores is None else self.extra_scores[which]
+        texts = [self.texts[n] for n in which.tolist()]
+        return QueryBatch(self.rows[which], self.states[which], self.mask[which], self.embeddings[which], texts, extra)
+
+
+@dataclass(frozen=True)
+class EncodedQueries:
+    """Queries after the encoder, ready to be searched under any settings."""
+
+    count: int
+    batches: list[QueryBatch]
+
+
+def encode_queries(
+    encoder: Encoder, queries: Sequence[str], *, batch_size: int = 32, progress: bool = False
+) -> EncodedQueries:
+    """Run the encoder over queries; a batch holds queries of like length.
+
+    Raises:
+        ValueError: a query is empty, or not a text.
+    """
+    for row, query in enumerate(queries):
+        if not isinstance(query, str) or not query.strip():
+            raise ValueError(f"Query {row} must be a text that is not empty, got {query!r}.")
+    texts = encoder.query_texts(queries)
+    order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
+    batches = []
+    starts = range(0, len(order), batch_size)
+    for start in tqdm(starts, desc="queries", unit="batch", disable=not progress):
+        rows = order[start : start + batch_size]
+        chosen = [texts[row] for row in rows]
+        batches.append(QueryBatch(torch.tensor(rows), *encoder.forward(chosen, "query"), chosen))
+    return EncodedQueries(len(texts), batches)

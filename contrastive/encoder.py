@@ -18,6 +18,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 from tqdm.auto import tqdm
+from transformers import AutoModel
 
 from contrastive.inference import for_inference
 from docids.storage import sha256
@@ -36,6 +37,7 @@ class EncoderConfig:
 
     Attributes:
         name: a sentence-transformers model: Hub name or local folder; or `EXAMPLE_ENCODER`.
+        pretrained: False for random weights instead of the model's own (a control).
         pooling: "model" keeps the model's own head; "mean" keeps only its transformer and pools by the mean, without
             projection or normalisation: z of the paper's eq. 5.
         query_prompt: put before every query.
@@ -45,6 +47,7 @@ class EncoderConfig:
     """
 
     name: str = "sentence-transformers/sentence-t5-base"
+    pretrained: bool = True
     pooling: str = "model"
     query_prompt: str = "Query: "
     document_prompt: str = "Document: "
@@ -81,6 +84,10 @@ class Encoder:
             return cls(SentenceTransformer(str(folder), device=device), config)
         name = str(example_encoder_folder()) if config.name == EXAMPLE_ENCODER else config.name
         model = SentenceTransformer(name, device=device)
+        if not config.pretrained:
+            torch.manual_seed(0)
+            transformer = model[0].auto_model
+            transformer.load_state_dict(AutoModel.from_config(transformer.config).state_dict(), strict=False)
         if config.pooling == "mean":
             width = model[0].get_embedding_dimension()
             model = SentenceTransformer(modules=[model[0], Pooling(width, pooling_mode="mean")], device=device)
@@ -103,8 +110,19 @@ class Encoder:
 
     def document_texts(self, titles: Sequence[str], texts: Sequence[str]) -> list[str]:
         """Title, a blank, and the first `document_length` tokens of the text."""
-        bodies = self._cut(texts, self.config.document_length)
-        return [f"{title} {body}".strip() for title, body in zip(titles, bodies, strict=True)]
+        return [first for (first,) in self.segment_texts(titles, texts, 1)]
+
+    def segment_texts(self, titles: Sequence[str], texts: Sequence[str], segments: int) -> list[list[str]]:
+        """For each document its first `segments` pieces of `document_length` tokens, each after the title; at least one."""
+        pieces: list[list[str]] = [[] for _ in texts]
+        rest = list(texts)
+        for segment in range(segments):
+            bodies = self._cut(rest, self.config.document_length)
+            for own, title, body in zip(pieces, titles, bodies, strict=True):
+                if body.strip() or segment == 0:
+                    own.append(f"{title} {body}".strip())
+            rest = [text[len(body) :] for text, body in zip(rest, bodies, strict=True)]
+        return pieces
 
     def query_texts(self, queries: Sequence[str]) -> list[str]:
         """The first `query_length` tokens of each query; the first cut is logged as a warning."""

@@ -44,14 +44,14 @@ def dpr_loss(queries: Tensor, documents: Tensor, labels: Tensor, temperature: fl
 
     Args:
         queries: [n, dim], row i asks for documents[i].
-        documents: [n, dim].
-        labels: [n] document of each row; another row with the same label is a false negative and is masked.
+        documents: [m, dim], m >= n; those past n are negatives of all queries.
+        labels: [m] which document each is; another row with a query's own document is a false negative and is masked.
         temperature: t in exp(z_q . z_d / t); 1 in the paper.
     """
     similarity = queries @ documents.T / temperature
-    same = labels[:, None] == labels[None, :]
-    false_negatives = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-    targets = torch.arange(len(labels), device=labels.device)
+    targets = torch.arange(len(queries), device=labels.device)
+    own = targets[:, None] == torch.arange(len(documents), device=labels.device)
+    false_negatives = (labels[: len(queries), None] == labels) & ~own
     return F.cross_entropy(similarity.masked_fill(false_negatives, -torch.inf), targets)
 
 
@@ -80,9 +80,15 @@ class SupervisedContrastiveLoss(_ContrastiveLoss):
 
 
 class DPRLoss(_ContrastiveLoss):
-    """`dpr_loss` of the second column (query) against the first (document); further columns are not used."""
+    """`dpr_loss` of the second column (query) against the first (document) and, where labels name them, hard negatives.
+
+    With labels [B] further columns (other views) are not used. With labels [B, 1 + h] the h columns after the second are
+    documents that do not answer the query; the labels are those of the first column and of these.
+    """
 
     def forward(self, sentence_features: Iterable[Features], labels: Tensor) -> Tensor:
-        """Scalar loss of a batch of V >= 2 feature dictionaries with B rows each, labels [B]."""
-        (documents, queries, *_), labels = self.embed(list(sentence_features)[:2], labels)
-        return dpr_loss(queries, documents, labels, self.temperature)
+        """Scalar loss of a batch of V >= 2 feature dictionaries with B rows each."""
+        labels = labels.reshape(len(labels), -1)
+        used = list(sentence_features)[: 1 + labels.shape[1]]
+        (documents, queries, *negatives), labels = self.embed(used, labels)
+        return dpr_loss(queries, torch.cat([documents, *negatives]), labels.T.flatten(), self.temperature)

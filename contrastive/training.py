@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import faiss
 import torch
 from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.training_args import SentenceTransformerTrainingArguments
@@ -31,6 +32,8 @@ class ContrastiveConfig:
         loss: "scl" (eq. 7), "dpr" (eq. 6) or "none" (keep the encoder as it is).
         temperature: divides the dot products; 1 for unnormalised embeddings as in the paper, about 0.05 for cosines.
         views: texts of one document in a batch, the document itself included.
+        hard_negatives: for "dpr", documents a query that the encoder ranks high before training though they are not relevant;
+            they join the batch's other documents as negatives (views must be 2).
         pseudo_queries: let pseudo-queries stand in for documents that have too few queries.
         batch_size: texts a process and step (N of the paper); batch_size / views documents.
         epochs: passes over the train queries.
@@ -44,6 +47,7 @@ class ContrastiveConfig:
     loss: str = "scl"
     temperature: float = 1.0
     views: int = 2
+    hard_negatives: int = 0
     pseudo_queries: bool = False
     batch_size: int = 64
     epochs: float = 50.0
@@ -64,12 +68,18 @@ class ContrastiveConfig:
                 f"contrastive.views must be at least 2 and batch_size at least twice that, "
                 f"got views={self.views}, batch_size={self.batch_size}."
             )
+        if self.hard_negatives < 0 or (self.hard_negatives and (self.loss != "dpr" or self.views != 2)):
+            raise ValueError(
+                f'contrastive.hard_negatives must be 0 or more, and needs loss "dpr" and views 2; got '
+                f"{self.hard_negatives} with loss {self.loss!r} and views {self.views}."
+            )
 
 
 def contrastive_rows(
     documents: Sequence[str],
     queries: Mapping[int, Sequence[str]],
     pseudo_queries: Mapping[int, Sequence[str]],
+    negatives: Mapping[str, Sequence[int]] | None = None,
     *,
     views: int = 2,
     seed: int = 0,
@@ -80,11 +90,13 @@ def contrastive_rows(
         documents: text of each document.
         queries: {document row: its train queries}.
         pseudo_queries: {document row: its pseudo-queries}; a document without queries gets one row from these.
+        negatives: {query: as many document rows for each}, from `hard_negatives`; only queries that have them get a row.
         views: columns; where a document has too few different texts, its queries come again.
         seed: which further queries fill a row.
 
     Returns:
-        A table with the columns view_0 (the document) .. view_{views-1}, label.
+        A table with the columns view_0 (the document) .. view_{views-1}, label; with negatives the columns negative_0 … come
+        before the label, which then lists their documents too.
     """
     rng = random.Random(seed)
     rows = []
@@ -94,15 +106,47 @@ def contrastive_rows(
             others = [text for text in own + pseudo if text != query] or [query]
             rest = rng.sample(others, min(views - 2, len(others)))
             rest += rng.choices(others, k=views - 2 - len(rest))
-            rows.append((documents[label], query, *rest, label))
+            if not negatives:
+                rows.append((documents[label], query, *rest, label))
+            elif query in negatives:
+                wrong = negatives[query]
+                rows.append((documents[label], query, *rest, *(documents[row] for row in wrong), [label, *wrong]))
     if not rows:
         raise ValueError(
             "There are no queries to train the encoder on; add qrels/train.tsv or set contrastive.loss to none."
         )
-    names = [f"view_{view}" for view in range(views)] + ["label"]
+    names = [f"view_{view}" for view in range(views)]
+    names += [f"negative_{number}" for number in range(len(rows[0]) - views - 1)] + ["label"]
     return datasets.Dataset.from_dict(
         {name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
     )
+
+
+def hard_negatives(
+    encoder: Encoder, documents: Sequence[str], queries: Mapping[int, Sequence[str]], count: int
+) -> dict[str, list[int]]:
+    """For each query the `count` best documents under the encoder that do not answer it (Karpukhin et al. 2020, section 3.2).
+
+    Args:
+        encoder: before training.
+        documents: text of each document.
+        queries: {document row: its train queries}.
+        count: document rows a query; with 0 nothing is encoded.
+    """
+    if not count:
+        return {}
+    answers: dict[str, set[int]] = {}
+    for row, texts in queries.items():
+        for text in texts:
+            answers.setdefault(text, set()).add(row)
+    most = max(len(rows) for rows in answers.values())
+    index = faiss.IndexFlatIP(encoder.embedding_dim)
+    index.add(encoder.encode(documents, "document", progress=True))
+    ranked = index.search(encoder.encode(list(answers), "query", progress=True), count + most)[1]
+    return {
+        text: [int(row) for row in found if row >= 0 and row not in right][:count]
+        for (text, right), found in zip(answers.items(), ranked, strict=True)
+    }
 
 
 def trainer_settings(config: Any, work_folder: Path, *, use_cpu: bool) -> dict[str, Any]:
@@ -139,12 +183,16 @@ def train_encoder(encoder: Encoder, rows: datasets.Dataset, config: ContrastiveC
     """Train `encoder` in place on `contrastive_rows`; resumes from the last checkpoint in `work_folder`, if there is one."""
     if config.loss == "none":
         return
-    query_columns = [name for name in rows.column_names if name not in ("view_0", "label")]
+    columns = [name for name in rows.column_names if name != "label"]
+    document_columns = [name for name in columns if name == "view_0" or name.startswith("negative")]
     arguments = SentenceTransformerTrainingArguments(
         **trainer_settings(config, work_folder, use_cpu=encoder.model.device.type == "cpu"),
         per_device_train_batch_size=config.batch_size // config.views,
         warmup_steps=0.1,
-        prompts={"view_0": encoder.config.document_prompt, **dict.fromkeys(query_columns, encoder.config.query_prompt)},
+        prompts={
+            **dict.fromkeys(columns, encoder.config.query_prompt),
+            **dict.fromkeys(document_columns, encoder.config.document_prompt),
+        },
     )
     parameters = list(encoder.model.parameters())  # tied weights once
     start = [parameter.detach().clone() for parameter in parameters] if config.interpolation < 1 else []

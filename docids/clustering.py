@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 from docids.tree import DocidTree, Floats
 
 _METHODS = ("kmeans", "balanced", "random")
+_CLUSTER_ON = ("documents", "queries", "untrained")
 _TRAIN_POINTS_PER_CENTROID = 1000
 _SEEDING_POINTS = 2000
 
@@ -29,8 +30,9 @@ class DocidsConfig:
             that mean nothing: a control).
         branching: clusters a split; digits a level.
         max_leaf_size: a cluster of at most this many documents is not split.
-        cluster_on: "documents", or "queries" for the mean of a document's embedding and those of its train queries and
-            pseudo-queries (the documents' own embeddings still score them).
+        cluster_on: "documents"; "queries" for the mean of a document's embedding and those of its train queries and
+            pseudo-queries; or "untrained" for the documents' embeddings before contrastive training. The documents' own
+            embeddings score them in any case.
         iterations: of k-means.
         seed: of k-means; one seed gives one tree.
     """
@@ -45,8 +47,8 @@ class DocidsConfig:
     def __post_init__(self) -> None:
         if self.method not in _METHODS:
             raise ValueError(f"docids.method must be one of {', '.join(_METHODS)}, got {self.method!r}.")
-        if self.cluster_on not in ("documents", "queries"):
-            raise ValueError(f'docids.cluster_on must be "documents" or "queries", got {self.cluster_on!r}.')
+        if self.cluster_on not in _CLUSTER_ON:
+            raise ValueError(f"docids.cluster_on must be one of {', '.join(_CLUSTER_ON)}, got {self.cluster_on!r}.")
         if self.branching < 2 or self.max_leaf_size < 1:
             raise ValueError(
                 f"docids.branching must be at least 2 and max_leaf_size at least 1, "

@@ -74,6 +74,15 @@ def _left_at(tree: DocidTree, digits: tuple[int, ...], trace: list[LevelTrace]) 
     return None
 
 
+def errors_by_level(misses: list[Miss]) -> dict[str, dict[int, int]]:
+    """{"search errors" | "model errors": {level from 1: misses whose node left the beam there}}."""
+    counts: dict[str, dict[int, int]] = {"search errors": {}, "model errors": {}}
+    for miss in misses:
+        own = counts["search errors" if miss.search_error else "model errors"]
+        own[miss.level + 1] = own.get(miss.level + 1, 0) + 1
+    return counts
+
+
 def diagnosis_table(misses: list[Miss], queries: int, k: int) -> str:
     """Misses by kind and by the level where the right node left the beam, as Markdown."""
     errors = sum(miss.search_error for miss in misses)

@@ -33,9 +33,15 @@ class GeneratorConfig:
         dropout: in training.
         document_examples: train document -> docid (indexing) beside query -> docid (retrieval).
         pseudo_queries: of each document that are further retrieval examples, at most; 0 for none.
+        document_segments: indexing examples a document: its first segments of the encoder's document_length tokens.
         dense_temperature: above 0, train on top of dense search: every child's logit gets the log-sum-exp of
             z.e_d / dense_temperature over the documents d below it, so that the decoder learns what the encoder's scores
             miss. 0 trains the decoder for itself, as the paper does.
+        distillation: above 0, the dense scores are not added to the logits but taught: the loss is (1 - distillation) times
+            the cross-entropy plus distillation times the KL divergence from the softmax of the dense scores to the
+            decoder's, over the children of every node on the path.
+        train_encoder: train the encoder together with the decoder, on texts instead of cached states (DSI, Tay et al. 2022);
+            such an index is searched with the decoder alone.
         batch_size: examples a process and step.
         epochs: passes over all examples.
         learning_rate: peak, after a linear warm-up over a twentieth of the steps, then linear to zero.
@@ -50,8 +56,11 @@ class GeneratorConfig:
     feed_forward_dim: int = 0
     dropout: float = 0.1
     document_examples: bool = True
+    document_segments: int = 1
     pseudo_queries: int = 5
     dense_temperature: float = 0.0
+    distillation: float = 0.0
+    train_encoder: bool = False
     batch_size: int = 64
     epochs: float = 50.0
     learning_rate: float = 5e-4
@@ -71,6 +80,17 @@ class GeneratorConfig:
         if not self.dense_temperature >= 0:
             raise ValueError(
                 f"generator.dense_temperature must be 0 (off) or above, got {self.dense_temperature}; about 0.03 suits cosines."
+            )
+        if self.document_segments < 1:
+            raise ValueError(f"generator.document_segments must be at least 1, got {self.document_segments}.")
+        if not 0 <= self.distillation <= 1 or (self.distillation and not self.dense_temperature):
+            raise ValueError(
+                f"generator.distillation must be in [0, 1], and needs a dense_temperature above 0; "
+                f"got {self.distillation} with dense_temperature {self.dense_temperature}."
+            )
+        if self.train_encoder and self.dense_temperature:
+            raise ValueError(
+                "generator.train_encoder changes the encoder whose dense scores dense_temperature wants; set one of them."
             )
 
 
@@ -165,6 +185,7 @@ class DocidGenerator(T5PreTrainedModel):
         digits: Tensor,
         num_children: Tensor,
         dense_logits: Tensor | None = None,
+        distillation: float = 0.0,
     ) -> dict[str, Tensor]:
         """Negative log-likelihood of docids (DR-SCL eq. 8), each digit's softmax over its node's children only.
 
@@ -173,16 +194,24 @@ class DocidGenerator(T5PreTrainedModel):
             states_mask: [batch, length].
             digits: [batch, depth], `IGNORED` past the end.
             num_children: [batch, depth] children of the node at which each digit is chosen.
-            dense_logits: [batch, depth, largest fan-out], added to the decoder's.
+            dense_logits: [batch, depth, largest fan-out], added to the decoder's, or with distillation its teacher.
+            distillation: the teacher's share of the loss.
 
         Returns:
             loss: mean over the batch; log_likelihood: [batch].
         """
         logits = self.digit_logits(token_states, states_mask, digits).float()
-        if dense_logits is not None:
+        if dense_logits is not None and not distillation:
             logits = logits + dense_logits
-        log_likelihood = path_log_likelihood(logits, digits, num_children)
-        return {"loss": -log_likelihood.mean(), "log_likelihood": log_likelihood}
+        log_p = children_log_softmax(logits, num_children)
+        log_likelihood = path_sum(log_p, digits)
+        loss = -log_likelihood.mean()
+        if dense_logits is not None and distillation:
+            teacher = children_log_softmax(dense_logits, num_children)
+            divergence = teacher.exp() * (teacher - log_p).masked_fill(teacher == -torch.inf, 0.0)
+            taught = divergence.sum(dim=2).masked_fill(digits < 0, 0.0).sum(dim=1).mean()
+            loss = (1 - distillation) * loss + distillation * taught
+        return {"loss": loss, "log_likelihood": log_likelihood}
 
     def check_tree(self, tree: DocidTree) -> None:
         """Raise ValueError unless this generator was trained for the docids of `tree`."""
@@ -193,12 +222,21 @@ class DocidGenerator(T5PreTrainedModel):
             )
 
 
-def path_log_likelihood(logits: Tensor, digits: Tensor, num_children: Tensor) -> Tensor:
-    """[batch] sum over levels of log softmax over valid children, from `digit_logits`."""
+def children_log_softmax(logits: Tensor, num_children: Tensor) -> Tensor:
+    """[batch, depth, fan-out] log softmax of logits over each node's valid children, -inf at the others."""
     invalid = torch.arange(logits.shape[2], device=logits.device) >= num_children[:, :, None].clamp(min=1)
-    log_p = logits.masked_fill(invalid, -torch.inf).log_softmax(dim=2)
+    return logits.masked_fill(invalid, -torch.inf).log_softmax(dim=2)
+
+
+def path_sum(log_p: Tensor, digits: Tensor) -> Tensor:
+    """[batch] sum over levels of log_p [batch, depth, fan-out] at the digits [batch, depth]."""
     chosen = log_p.gather(2, digits.clamp(min=0)[:, :, None]).squeeze(2)
     return chosen.masked_fill(digits < 0, 0.0).sum(dim=1)
+
+
+def path_log_likelihood(logits: Tensor, digits: Tensor, num_children: Tensor) -> Tensor:
+    """[batch] sum over levels of log softmax over valid children, from `digit_logits`."""
+    return path_sum(children_log_softmax(logits, num_children), digits)
 
 
 def _level_tokens(fan_out: list[int]) -> Tensor:

@@ -17,7 +17,7 @@ from typing import Any
 import datasets
 import pyarrow as pa
 
-from contrastive.encoder import Encoder
+from contrastive.encoder import Encoder, EncoderConfig
 from docids.lexical import BM25
 from docids.storage import recover_folder, sha256, write_json
 from docids.tree import DocidTree
@@ -43,6 +43,12 @@ def load_docids(folder: Path) -> tuple[DocidTree, datasets.Dataset]:
     return tree, datasets.Dataset.from_file(str(folder / "documents.arrow"))
 
 
+def load_encoder(folder: Path, config: EncoderConfig, device: str | None) -> Encoder:
+    """The encoder that the decoder reads: its own, where the two were trained together."""
+    own = folder / "generator" / "encoder"
+    return Encoder.load(config, own if own.exists() else folder / "encoder", device)
+
+
 def load_lexical(folder: Path, documents: datasets.Dataset) -> BM25 | None:
     """The lexical part in `folder`, if the index has one."""
     return BM25.load(folder, documents["doc_id"]) if folder.exists() else None
@@ -56,7 +62,7 @@ def write_manifest(folder: Path, encoder: Encoder, tree: DocidTree, settings: Se
         "encoder": dataclasses.asdict(encoder.config),
         "search": dataclasses.asdict(settings),
         "fingerprints": {"encoder": encoder.fingerprint, "docids": tree.fingerprint},
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+        "versions": package_versions(),
         "files": {path.relative_to(folder).as_posix(): sha256(path) for path in files},
     }
     write_json(folder / "manifest.json", manifest)
@@ -90,6 +96,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
                 f"{folder / name} was altered or truncated since it was written; restore it or train again."
             )
     return manifest
+
+
+def package_versions() -> dict[str, str]:
+    """Of Python and the packages that results depend on."""
+    return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
 
 
 def content_fingerprint(manifest: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ from accelerate import PartialState
 from numpy.typing import NDArray
 
 from contrastive.encoder import Encoder
-from contrastive.training import contrastive_rows, train_encoder
+from contrastive.training import contrastive_rows, hard_negatives, train_encoder
 from docids.clustering import build_tree
 from docids.collection import Collection
 from docids.lexical import BM25
@@ -34,14 +35,15 @@ from docids.storage import recover_folder, replace_folder, sha256
 from docids.tree import DocidTree, diagnostics
 from dsi.config import Config, write_config
 from dsi.generator import DocidGenerator
-from dsi.index import load_docids, save_docids, write_manifest
+from dsi.index import load_docids, load_encoder, save_docids, write_manifest
 from dsi.pseudo_queries import generate_queries, read_queries_file
 from dsi.states import StateCache, write_states
-from dsi.training import DocidExamples, train_generator
+from dsi.training import DocidExamples, Texts, train_generator
 
 logger = logging.getLogger(__name__)
 
 _KEY_FILE = "stage.json"
+_STAGES = ("queries", "encoder", "docids", "generator", "lexical")
 
 
 class TrainingRun:
@@ -52,15 +54,25 @@ class TrainingRun:
         collection: what to index.
         config: every setting; written to `config.toml`.
         device: for the encoder and the generator; the best there is by default.
+        store: a folder in which runs share what they have in common: a stage that any of them has done is not done again.
 
     Attributes:
         seconds: {stage: wall time} of the stages that ran.
     """
 
-    def __init__(self, folder: Path, collection: Collection, config: Config, device: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        collection: Collection,
+        config: Config,
+        device: str | None = None,
+        store: Path | None = None,
+    ) -> None:
         self.folder, self.collection, self.config, self.device = folder, collection, config, device
+        self.store = store
         self.state = PartialState(cpu=device == "cpu")
         self.seconds: dict[str, float] = {}
+        self._started: dict[str, float] = {}
         if self.state.is_main_process:
             folder.mkdir(parents=True, exist_ok=True)
             write_config(config, folder / "config.toml")
@@ -102,10 +114,13 @@ class TrainingRun:
             encoder = Encoder.load(self.config.encoder, device=self.device)
             settings = self.config.contrastive
             if settings.loss != "none":
+                documents, queries = self._document_texts(encoder), self._train_queries(encoder)
+                negatives = hard_negatives(encoder, documents, queries, settings.hard_negatives)
                 rows = contrastive_rows(
-                    self._document_texts(encoder),
-                    self._train_queries(encoder),
+                    documents,
+                    queries,
                     self._pseudo_queries() if settings.pseudo_queries else {},
+                    negatives,
                     views=settings.views,
                     seed=settings.seed,
                 )
@@ -124,10 +139,13 @@ class TrainingRun:
         with self._stage("docids", extra) as key:
             if not key or not self.state.is_main_process:
                 return
-            encoder = self._encoder()
+            encoder, cluster_on = self.encoder(), self.config.docids.cluster_on
             documents = encoder.encode(self._document_texts(encoder), "document", progress=True)
-            if embeddings is None and self.config.docids.cluster_on == "queries":
+            if embeddings is None and cluster_on == "queries":
                 embeddings = self._means_with_queries(encoder, documents)
+            if embeddings is None and cluster_on == "untrained":
+                untrained = Encoder.load(self.config.encoder, device=self.device)
+                embeddings = untrained.encode(self._document_texts(untrained), "document", progress=True)
             tree = build_tree(documents, self.config.docids, cluster_embeddings=embeddings, progress=True)
             with self._writing("docids", key) as folder:
                 save_docids(tree, self.collection.documents, folder)
@@ -141,20 +159,24 @@ class TrainingRun:
         self._finish()
 
     def _train_generator(self, key: str) -> None:
-        encoder = self._encoder()
-        tree, _ = load_docids(self._existing("docids", "dsi build-docids"))
+        encoder, tree = self.encoder(), self.tree()
+        settings = self.config.generator
         examples = self._examples(encoder, tree)
-        generator = DocidGenerator.create(self.config.generator, tree, encoder.state_dim)
-        train_generator(generator, examples, self.config.generator, self._work("generator", key))
+        generator = DocidGenerator.create(settings, tree, encoder.state_dim)
+        trained_too = encoder if settings.train_encoder else None
+        train_generator(generator, examples, settings, self._work("generator", key), trained_too)
         if self.state.is_main_process:
             with self._writing("generator", key) as folder:
                 generator.save_pretrained(str(folder))
+                if trained_too:
+                    trained_too.save(folder / "encoder")
 
     def _finish(self) -> None:
         """What is quickly made of the collection and the settings: the lexical part, and the manifest if it is not there."""
         self._build_lexical()
         if self.state.is_main_process and not (self.folder / "manifest.json").exists():
-            encoder, (tree, _) = self._encoder(), load_docids(self.folder / "docids")
+            encoder = load_encoder(self.folder, self.config.encoder, self.device)
+            tree, _ = load_docids(self.folder / "docids")
             write_manifest(self.folder, encoder, tree, self.config.search)
         self.state.wait_for_everyone()
 
@@ -175,8 +197,18 @@ class TrainingRun:
 
     # What the stages read of each other.
 
-    def _encoder(self) -> Encoder:
+    def encoder(self) -> Encoder:
+        """The encoder that stage `encoder` left."""
         return Encoder.load(self.config.encoder, self._existing("encoder", "dsi train-encoder"), self.device)
+
+    def tree(self) -> DocidTree:
+        """The docids that stage `docids` left."""
+        return load_docids(self._existing("docids", "dsi build-docids"))[0]
+
+    def stage_seconds(self) -> dict[str, float]:
+        """{stage: wall time when it ran}, whichever run that was."""
+        files = {stage: self.folder / stage / _KEY_FILE for stage in _STAGES}
+        return {stage: json.loads(file.read_text())["seconds"] for stage, file in files.items() if file.exists()}
 
     def _existing(self, stage: str, command: str) -> Path:
         folder = self.folder / stage
@@ -218,28 +250,40 @@ class TrainingRun:
         return sums / counts[:, None]
 
     def _examples(self, encoder: Encoder, tree: DocidTree) -> DocidExamples:
-        """Indexing and retrieval examples; their states are written once."""
-        settings = self.config.generator
-        sources = [self._train_queries(encoder)]  # kinds 1 and 2 of examples; documents are kind 0
+        """Indexing and retrieval examples; the states of each kind of text are written once."""
+        settings, documents = self.config.generator, self.collection.documents
+        kinds: list[tuple[str, dict[int, list[str]]]] = []
+        if settings.document_examples:
+            segments = encoder.segment_texts(documents["title"], documents["text"], settings.document_segments)
+            kinds.append(("document", dict(enumerate(segments))))
+        kinds.append(("query", self._train_queries(encoder)))
         if settings.pseudo_queries:
-            sources.append({row: texts[: settings.pseudo_queries] for row, texts in self._pseudo_queries().items()})
-        queries = [
-            (kind, row, text)
-            for kind, source in enumerate(sources, start=1)
-            for row, texts in source.items()
-            for text in texts
-        ]
-        documents = self._document_texts(encoder) if settings.document_examples else []
-        query_texts = encoder.query_texts([text for _, _, text in queries])
-        parts = [("document", documents), ("query", query_texts)]
-        folder = self.folder / "states" / _digest([encoder.fingerprint, dataclasses.asdict(encoder.config), parts])
-        if self.state.is_main_process and not folder.exists():
-            shutil.rmtree(self.folder / "states", ignore_errors=True)
-            write_states(encoder, parts, folder)
+            chosen = {row: texts[: settings.pseudo_queries] for row, texts in self._pseudo_queries().items()}
+            kinds.append(("query", {row: encoder.query_texts(texts) for row, texts in chosen.items()}))
+        kinds = [(kind, texts) for kind, texts in kinds if texts]
+        rows = [row for _, texts in kinds for row, own in texts.items() for _ in own]
+        numbers = [number for number, (_, texts) in enumerate(kinds) for own in texts.values() for _ in own]
+        parts = [(kind, [text for own in texts.values() for text in own]) for kind, texts in kinds]
+        if settings.train_encoder:
+            inputs: Texts | StateCache = Texts(encoder, [(kind, text) for kind, texts in parts for text in texts])
+        else:
+            inputs = self._states(encoder, parts)
+        return DocidExamples(inputs, tree.positions[rows], np.array(numbers), tree)
+
+    def _states(self, encoder: Encoder, parts: list[tuple[str, list[str]]]) -> StateCache:
+        """Token states of texts, a folder a part, named by all that they depend on; without a store the unused are removed."""
+        states = (self.store or self.folder) / "states"
+        identity = [encoder.fingerprint, dataclasses.asdict(encoder.config)]
+        folders = [states / _digest([*identity, kind, texts])[:16] for kind, texts in parts]
+        if self.state.is_main_process:
+            for old in states.iterdir() if states.exists() and not self.store else ():
+                if old not in folders:
+                    shutil.rmtree(old)
+            for folder, (kind, texts) in zip(folders, parts, strict=True):
+                if not folder.exists():
+                    write_states(encoder, kind, texts, folder)
         self.state.wait_for_everyone()
-        rows = [*range(len(documents)), *(row for _, row, _ in queries)]
-        kinds = [*[0] * len(documents), *(kind for kind, _, _ in queries)]
-        return DocidExamples(StateCache(folder), tree.positions[rows], np.array(kinds), tree)
+        return StateCache(folders)
 
     # Keys, folders, times.
 
@@ -259,17 +303,20 @@ class TrainingRun:
 
     @cached_property
     def _collection_digest(self) -> str:
-        files = sorted(path for path in self.collection.folder.rglob("*") if path.suffix in (".jsonl", ".gz", ".tsv"))
-        return _digest([sha256(path) for path in files])
+        return collection_digest(self.collection)
 
     @contextmanager
     def _stage(self, name: str, extra: str = "") -> Iterator[str]:
         """Yield the stage's key if it has to run, "" if its output is there; all processes leave together."""
         folder, started = self.folder / name, time.perf_counter()
+        self._started[name] = started
         if self.state.is_main_process:
             recover_folder(folder)
         self.state.wait_for_everyone()
         key = self._key(name, extra)
+        if self.state.is_main_process and _stored_key(folder) != key:
+            self._take_from_store(name, key)
+        self.state.wait_for_everyone()
         done = _stored_key(folder) == key
         self.state.wait_for_everyone()
         if done:
@@ -287,12 +334,34 @@ class TrainingRun:
     def _writing(self, stage: str, key: str) -> Iterator[Path]:
         with replace_folder(self.folder / stage) as folder:
             yield folder
-            (folder / _KEY_FILE).write_text(json.dumps({"key": key}) + "\n")
+            seconds = round(time.perf_counter() - self._started[stage], 1)
+            (folder / _KEY_FILE).write_text(json.dumps({"key": key, "seconds": seconds}) + "\n")
+        if self.store:
+            with replace_folder(self.store / stage / key[:16]) as shared:
+                _link_files(self.folder / stage, shared)
+
+    def _take_from_store(self, stage: str, key: str) -> None:
+        found = self.store and self.store / stage / key[:16]
+        if found and _stored_key(found) == key:
+            (self.folder / "manifest.json").unlink(missing_ok=True)
+            with replace_folder(self.folder / stage) as folder:
+                _link_files(found, folder)
 
     def _work(self, stage: str, key: str) -> Path:
         folder = self.folder / "checkpoints" / f"{stage}-{key[:12]}"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+
+def collection_digest(collection: Collection) -> str:
+    """Digest of all files of a collection."""
+    files = sorted(path for path in collection.folder.rglob("*") if path.suffix in (".jsonl", ".gz", ".tsv"))
+    return _digest([sha256(path) for path in files])
+
+
+def _link_files(source: Path, target: Path) -> None:
+    """The same files in another folder; files are replaced, never changed, so both may be read and written."""
+    shutil.copytree(source, target, copy_function=os.link, dirs_exist_ok=True)
 
 
 def _stored_key(folder: Path) -> str:

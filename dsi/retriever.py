@@ -26,6 +26,7 @@ from dsi.generator import DocidGenerator, load_generator
 from dsi.index import (
     check_binding,
     load_docids,
+    load_encoder,
     load_lexical,
     read_manifest,
     save_docids,
@@ -212,16 +213,16 @@ class GenerativeRetriever:
         config.check_k(k)
         width = min(k, self.tree.num_documents if alive is None else int(alive[self.tree.num_inner :].sum()))
         positions = torch.full((encoded.count, width), -1)
-        scores, certified = torch.empty(encoded.count, width), torch.zeros(encoded.count, dtype=torch.bool)
+        scores, generative = torch.empty(encoded.count, width), torch.empty(encoded.count, width)
+        whole = SearchResult(positions, scores, torch.ones(encoded.count, dtype=torch.bool), generative)
         if width == 0:
-            return SearchResult(positions, scores, ~certified)
+            return whole
         for batch in self._scored(encoded, config, extra_scores):
             result = self._search_batch(batch, k, config, alive)
             if exact:
                 result = self._widen(result, batch, k, config, alive, max_expansions)
-            positions[batch.rows], scores[batch.rows] = result.positions.cpu(), result.scores.cpu()
-            certified[batch.rows] = result.exact.cpu()
-        return SearchResult(positions, scores, certified)
+            whole.put(batch.rows, result)
+        return whole
 
     def _search_batch(
         self,
@@ -252,11 +253,7 @@ class GenerativeRetriever:
                 break
             open_ = (~result.exact).nonzero()[:, 0]
             wider = self._search_batch(batch.select(open_), k, config, alive)
-            result.positions[open_], result.scores[open_], result.exact[open_] = (
-                wider.positions,
-                wider.scores,
-                wider.exact,
-            )
+            result.put(open_, wider)
         return result
 
     def _scored(
@@ -295,13 +292,14 @@ class GenerativeRetriever:
         if isinstance(doc_ids, str):
             raise ValueError(f"{name} must be a list or set of doc_ids, got the string {doc_ids!r}.")
         for doc_id in doc_ids:
-            if doc_id not in self._rows:
+            if doc_id not in self.rows:
                 raise ValueError(f"{name} names the doc_id {doc_id!r}, which is not in the index.")
-        rows = [self._rows[doc_id] for doc_id in doc_ids]
+        rows = [self.rows[doc_id] for doc_id in doc_ids]
         return torch.from_numpy(self.tree.positions[rows]).long()
 
     @cached_property
-    def _rows(self) -> dict[str, int]:
+    def rows(self) -> dict[str, int]:
+        """{doc_id: row of the document table}."""
         return {doc_id: row for row, doc_id in enumerate(self._doc_ids)}
 
     def config(self, k: int, settings: Mapping[str, Any]) -> SearchConfig:
@@ -369,7 +367,7 @@ class GenerativeRetriever:
             raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}.")
         folder = Path(folder)
         manifest = read_manifest(folder)
-        encoder = Encoder.load(EncoderConfig(**manifest["encoder"]), folder / "encoder", device)
+        encoder = load_encoder(folder, EncoderConfig(**manifest["encoder"]), device)
         tree, documents = load_docids(folder / "docids")
         generator = load_generator(folder / "generator", encoder.model.device)
         check_binding(manifest, encoder, tree)

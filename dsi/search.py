@@ -78,11 +78,19 @@ class SearchResult:
         positions: [batch, k] docid positions, -1 where the collection has fewer documents.
         scores: [batch, k] fused scores, -inf there.
         exact: [batch] True where the answer is provably the top k of all documents.
+        generative: [batch, k] the decoder's weighted part of the scores; the rest is dense.
     """
 
     positions: Tensor
     scores: Tensor
     exact: Tensor
+    generative: Tensor
+
+    def put(self, rows: Tensor, other: "SearchResult") -> None:
+        """Replace the answers of some queries by those of `other`."""
+        for name in ("positions", "scores", "exact", "generative"):
+            own = getattr(self, name)
+            own[rows.to(own.device)] = getattr(other, name).to(own.device)
 
 
 @dataclass(frozen=True)
@@ -191,7 +199,8 @@ class TreeSearcher:
             pruned = torch.maximum(pruned, lost)
             if trace is not None:
                 trace.append(_trace(candidates, beam, answers, self.tree.num_inner))
-        return SearchResult(answers.positions, answers.scores, pruned <= answers.scores[:, -1])
+        exact = pruned <= answers.scores[:, -1]
+        return SearchResult(answers.positions, answers.scores, exact, answers.generative)
 
     def _expand(
         self,
@@ -239,7 +248,7 @@ class TreeSearcher:
         is_document = candidates.nodes >= self.tree.num_inner
         if self._holds_documents[level]:
             scores = candidates.score.masked_fill(~is_document, -torch.inf)
-            answers = answers.merge(candidates.nodes - self.tree.num_inner, scores)
+            answers = answers.merge(candidates.nodes - self.tree.num_inner, scores, candidates.generative)
         lost = torch.full_like(answers.scores[:, 0], -torch.inf)
         if level + 1 == self.tree.depth:
             return answers, None, lost
@@ -282,18 +291,21 @@ class _Answers:
 
     positions: Tensor
     scores: Tensor
+    generative: Tensor
 
     @classmethod
     def empty(cls, batch: int, k: int, like: Tensor) -> "_Answers":
-        return cls(torch.full((batch, k), -1, device=like.device), like.new_full((batch, k), -torch.inf))
+        nothing = like.new_full((batch, k), -torch.inf)
+        return cls(torch.full((batch, k), -1, device=like.device), nothing, nothing)
 
-    def merge(self, positions: Tensor, scores: Tensor) -> "_Answers":
+    def merge(self, positions: Tensor, scores: Tensor, generative: Tensor) -> "_Answers":
         positions, scores = torch.cat([self.positions, positions], dim=1), torch.cat([self.scores, scores], dim=1)
         in_docid_order = positions.argsort(dim=1, stable=True)
         by_score = scores.gather(1, in_docid_order).argsort(dim=1, descending=True, stable=True)
         best = in_docid_order.gather(1, by_score[:, : self.scores.shape[1]])
         scores = scores.gather(1, best)
-        return _Answers(positions.gather(1, best).masked_fill(scores == -torch.inf, -1), scores)
+        generative = torch.cat([self.generative, generative], dim=1).gather(1, best)
+        return _Answers(positions.gather(1, best).masked_fill(scores == -torch.inf, -1), scores, generative)
 
 
 def _uses_decoder(config: SearchConfig) -> bool:

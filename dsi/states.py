@@ -1,6 +1,7 @@
 """What the frozen encoder says of texts, computed once and read by every epoch.
 
-Token states are a memory-mapped file of float16, embeddings an array of float32. Knows nothing of docids or decoders.
+A part (the documents, the train queries, …) is a folder: token states as a memory-mapped file of float16, embeddings as an
+array of float32. Knows nothing of docids or decoders.
 """
 
 import json
@@ -16,61 +17,68 @@ from docids.storage import replace_folder
 
 
 class StateCache:
-    """States of n texts: `cache.batch(rows)` pads them into a tensor.
+    """States of n texts, in one or more parts: `cache.batch(rows)` pads them into a tensor.
 
     Args:
-        folder: where `write_states` put them.
-
-    Attributes:
-        spans: [n, 2] where each text's tokens start, and how many they are.
-        embeddings: [n, embedding_dim] of the texts.
+        folders: where `write_states` put the parts; rows are numbered through them in order.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.spans = np.load(folder / "spans.npy")
-        self.embeddings = np.load(folder / "embeddings.npy", mmap_mode="r")
-        width = json.loads((folder / "shape.json").read_text())["width"]
-        self._states = np.memmap(folder / "states.f16", dtype=np.float16, mode="r").reshape(-1, width)
+    def __init__(self, folders: Sequence[Path]) -> None:
+        spans = [np.load(folder / "spans.npy") for folder in folders]
+        self._spans = np.concatenate(spans)  # [n, 2]: where a text's tokens start in its part, and how many they are
+        self._parts = np.repeat(np.arange(len(folders)), [len(part) for part in spans])
+        self._first_rows = np.concatenate([[0], np.cumsum([len(part) for part in spans])])
+        self._embeddings = [np.load(folder / "embeddings.npy", mmap_mode="r") for folder in folders]
+        self._states = [_states(folder) for folder in folders]
 
     def __len__(self) -> int:
-        return len(self.spans)
+        return len(self._spans)
 
     @property
     def lengths(self) -> np.ndarray:
         """[n] tokens of each text."""
-        return self.spans[:, 1]
+        return self._spans[:, 1]
 
-    def batch(self, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Padded float32 states [len(rows), longest, width] and their mask [len(rows), longest]."""
-        spans = self.spans[rows]
+    def batch(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        """token_states [len(rows), longest, width] float32, padded; states_mask [len(rows), longest]; embeddings."""
+        spans, parts = self._spans[rows], self._parts[rows]
         longest = int(spans[:, 1].max())
-        states = np.zeros((len(spans), longest, self._states.shape[1]), dtype=np.float16)
-        for target, (start, length) in zip(states, spans, strict=True):
-            target[:length] = self._states[start : start + length]
-        mask = torch.arange(longest) < torch.from_numpy(spans[:, 1:])
-        return torch.from_numpy(states).float(), mask
+        states = np.zeros((len(spans), longest, self._states[0].shape[1]), dtype=np.float16)
+        for target, part, (start, length) in zip(states, parts, spans, strict=True):
+            target[:length] = self._states[part][start : start + length]
+        own_rows = np.asarray(rows) - self._first_rows[parts]
+        embeddings = np.stack([self._embeddings[part][row] for part, row in zip(parts, own_rows, strict=True)])
+        return {
+            "token_states": torch.from_numpy(states).float(),
+            "states_mask": torch.arange(longest) < torch.from_numpy(spans[:, 1:]),
+            "embeddings": torch.from_numpy(embeddings),
+        }
 
 
-def write_states(encoder: Encoder, parts: Sequence[tuple[str, Sequence[str]]], folder: Path) -> None:
+def _states(folder: Path) -> np.ndarray:
+    width = json.loads((folder / "shape.json").read_text())["width"]
+    return np.memmap(folder / "states.f16", dtype=np.float16, mode="r").reshape(-1, width)
+
+
+def write_states(encoder: Encoder, kind: str, texts: Sequence[str], folder: Path) -> None:
     """Encode texts and write their states and embeddings, in one step, to `folder`.
 
     Args:
         encoder: the frozen encoder.
-        parts: (kind, texts) pairs; kind is "document" or "query". Rows are numbered through the parts in order.
+        kind: "document" or "query".
+        texts: at least one, as `document_texts` or `query_texts` made them.
         folder: replaced as a whole.
     """
-    rows = sum(len(texts) for _, texts in parts)
-    spans, embeddings = np.zeros((rows, 2), dtype=np.int64), np.zeros((rows, encoder.embedding_dim), dtype=np.float32)
+    spans = np.zeros((len(texts), 2), dtype=np.int64)
+    embeddings = np.zeros((len(texts), encoder.embedding_dim), dtype=np.float32)
     with replace_folder(folder) as partial:
-        start = first_row = 0
+        start = 0
         with (partial / "states.f16").open("wb") as file:
-            for kind, texts in parts:
-                for row, states, embedding in encoder.token_states(texts, kind, progress=f"states of {kind} texts"):
-                    states.to(torch.float16).cpu().numpy().tofile(file)
-                    spans[first_row + row] = start, len(states)
-                    embeddings[first_row + row] = embedding.cpu().numpy()
-                    start += len(states)
-                first_row += len(texts)
+            for row, states, embedding in encoder.token_states(texts, kind, progress=f"states of {kind} texts"):
+                states.to(torch.float16).cpu().numpy().tofile(file)
+                spans[row] = start, len(states)
+                embeddings[row] = embedding.cpu().numpy()
+                start += len(states)
         np.save(partial / "spans.npy", spans)
         np.save(partial / "embeddings.npy", embeddings)
         (partial / "shape.json").write_text(json.dumps({"width": encoder.state_dim}))

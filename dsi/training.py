@@ -1,6 +1,6 @@
-"""Training of the generator on cached encoder states with `transformers.Trainer`.
+"""Training of the generator with `transformers.Trainer`: on cached encoder states, or on texts and the encoder with it.
 
-An example is a text (by its row in the state cache) and the docid position of its document. Batches hold texts of like
+An example is a text (by its row) and the docid position of its document. Batches hold texts of like
 length; an epoch's order depends on seed and epoch alone, so a run that was killed goes on exactly where it was.
 """
 
@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset, Sampler
 from transformers import Trainer, TrainingArguments
 
+from contrastive.encoder import Encoder
 from contrastive.training import last_checkpoint, trainer_settings
 from docids.tree import DocidTree
 from dsi.dense import DenseScores
@@ -30,22 +31,20 @@ class DocidExamples(Dataset):  # type: ignore[type-arg]
     """Texts and the documents they ask for (retrieval) or are (indexing).
 
     Args:
-        states: rows = texts.
+        inputs: the texts: their states, or themselves.
         positions: [n] docid position of each text's document.
         kinds: [n] what kind of text each is, from 0: documents, train queries, pseudo-queries.
         tree: the docids.
     """
 
-    states: StateCache
+    inputs: "StateCache | Texts"
     positions: NDArray[np.integer]
     kinds: NDArray[np.integer]
     tree: DocidTree
 
     def __post_init__(self) -> None:
-        if len(self.positions) != len(self.states):
-            raise ValueError(
-                f"{len(self.positions)} positions for {len(self.states)} cached texts; write the states again."
-            )
+        if len(self.positions) != len(self.inputs):
+            raise ValueError(f"{len(self.positions)} positions for {len(self.inputs)} texts; write the states again.")
         self._parents, self._digits = self.tree.paths(np.arange(self.tree.num_documents))
 
     def __len__(self) -> int:
@@ -61,20 +60,63 @@ class DocidExamples(Dataset):  # type: ignore[type-arg]
         return torch.from_numpy(np.log(counts + smoothing))
 
     def collate(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        """The arguments of `DocidGenerator.forward` for some examples, and what their dense scores are made of."""
-        states, mask = self.states.batch(rows)
+        """What `DocidGenerator.forward` takes of some examples, and what their dense scores are made of."""
         positions = self.positions[rows]
         parents = self._parents[positions]
         num_children = np.where(parents >= 0, self.tree.num_children[parents], 1)
         return {
-            "token_states": states,
-            "states_mask": mask,
+            **self.inputs.batch(rows),
             "digits": torch.from_numpy(self._digits[positions]).long(),
             "num_children": torch.from_numpy(num_children).long(),
-            "embeddings": torch.from_numpy(self.states.embeddings[rows]),
             "parents": torch.from_numpy(parents).long(),
             "kinds": torch.from_numpy(self.kinds[rows]).long(),
         }
+
+
+class Texts:
+    """Texts for an encoder that is trained with the decoder: `texts.batch(rows)` tokenizes them.
+
+    Args:
+        encoder: whose tokenizer and prompts.
+        texts: (kind, text) of each, kind "document" or "query".
+    """
+
+    def __init__(self, encoder: Encoder, texts: Sequence[tuple[str, str]]) -> None:
+        self._preprocess = encoder.model.preprocess
+        self._texts = [encoder.model.prompts[kind] + text for kind, text in texts]
+        self.lengths = np.array([len(text) for text in self._texts])
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def batch(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        """input_ids and attention_mask, [len(rows), longest] each, with what else the tokenizer gives."""
+        features = self._preprocess([self._texts[row] for row in rows])
+        return {name: value for name, value in features.items() if isinstance(value, Tensor)}
+
+
+class WholeModel(nn.Module):
+    """Encoder and generator as one model, trained together.
+
+    Args:
+        encoder: a sentence-transformers model; its first module gives the token states.
+        generator: the decoder.
+    """
+
+    def __init__(self, encoder: nn.Sequential, generator: DocidGenerator) -> None:
+        super().__init__()
+        self.encoder, self.generator = encoder[0], generator
+
+    def state_dict(self, *arguments: Any, **keywords: Any) -> dict[str, Any]:  # type: ignore[override]
+        """Tied weights once: a checkpoint refuses to hold them twice."""
+        weights: dict[str, Any] = super().state_dict(*arguments, **keywords)
+        names = {tensor.data_ptr(): name for name, tensor in reversed(weights.items())}
+        return {name: tensor for name, tensor in weights.items() if names[tensor.data_ptr()] == name}
+
+    def forward(self, digits: Tensor, num_children: Tensor, **features: Tensor) -> dict[str, Tensor]:
+        """`DocidGenerator.forward` on the token states of the features."""
+        states = self.encoder(features)["token_embeddings"]
+        return self.generator(states, features["attention_mask"].bool(), digits, num_children)  # type: ignore[no-any-return]
 
 
 class LengthBucketSampler(Sampler[int]):
@@ -115,20 +157,21 @@ class LengthBucketSampler(Sampler[int]):
 class _GeneratorTrainer(Trainer):
     """Knows how to shuffle, and adds the dense scores of a batch to its inputs where the settings want them."""
 
-    def __init__(self, dense: "DenseLogits | None", **arguments: Any) -> None:
+    def __init__(self, dense: "DenseLogits | None", distillation: float, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self.dense = dense
+        self.dense, self.distillation = dense, distillation
 
     def _get_train_sampler(self, train_dataset: DocidExamples | None = None) -> LengthBucketSampler:
         examples: DocidExamples = train_dataset or self.train_dataset
         batch_size = self.args.train_batch_size * self.args.world_size
-        return LengthBucketSampler(examples.states.lengths, batch_size, self.args.seed)
+        return LengthBucketSampler(examples.inputs.lengths, batch_size, self.args.seed)
 
     def compute_loss(self, model: Any, inputs: dict[str, Tensor], *arguments: Any, **keywords: Any) -> Any:
-        embeddings, parents, kinds = (inputs.pop(name) for name in ("embeddings", "parents", "kinds"))
+        of_dense = {name: inputs.pop(name) for name in ("embeddings", "parents", "kinds") if name in inputs}
+        taught: dict[str, Any] = {}
         if self.dense is not None:
-            inputs["dense_logits"] = self.dense(embeddings, parents, kinds)
-        return super().compute_loss(model, inputs, *arguments, **keywords)
+            taught = {"dense_logits": self.dense(**of_dense), "distillation": self.distillation}
+        return super().compute_loss(model, {**inputs, **taught}, *arguments, **keywords)
 
 
 class DenseLogits:
@@ -163,9 +206,20 @@ class DenseLogits:
 
 
 def train_generator(
-    generator: DocidGenerator, examples: DocidExamples, config: GeneratorConfig, work_folder: Path
+    generator: DocidGenerator,
+    examples: DocidExamples,
+    config: GeneratorConfig,
+    work_folder: Path,
+    encoder: Encoder | None = None,
 ) -> float:
     """Train `generator` in place; resumes from the last checkpoint in `work_folder`, if there is one.
+
+    Args:
+        generator: the decoder.
+        examples: on cached states, or on `Texts` where the encoder is trained too.
+        config: the settings.
+        work_folder: of the checkpoints.
+        encoder: trained in place with it (`config.train_encoder`).
 
     Returns:
         The mean training loss (nats a docid) of the whole run.
@@ -179,10 +233,18 @@ def train_generator(
     )
     dense = None
     if config.dense_temperature > 0:
-        dense = DenseLogits(examples.tree, config.dense_temperature, examples.log_frequencies(), arguments.device)
+        frequencies = examples.log_frequencies()
+        if config.distillation:
+            frequencies = torch.zeros_like(frequencies)  # the teacher is dense search as it is
+        dense = DenseLogits(examples.tree, config.dense_temperature, frequencies, arguments.device)
     trainer = _GeneratorTrainer(
-        dense, model=generator, args=arguments, train_dataset=examples, data_collator=examples.collate
+        dense,
+        config.distillation,
+        model=generator if encoder is None else WholeModel(encoder.model, generator),
+        args=arguments,
+        train_dataset=examples,
+        data_collator=examples.collate,
     )
     result = trainer.train(resume_from_checkpoint=last_checkpoint(work_folder))
-    generator.eval()
+    trainer.model.eval()
     return float(result.training_loss)

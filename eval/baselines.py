@@ -30,8 +30,10 @@ def dense_run(
     doc_ids: Sequence[str],
     doc_embeddings: NDArray[np.float32],
     k: int,
+    *,
+    approximate: bool = False,
 ) -> dict[str, dict[str, float]]:
-    """Exact search by dot product (faiss, flat): the k best documents of each query.
+    """Search by dot product (faiss): the k best documents of each query.
 
     Args:
         query_ids: keys of the queries.
@@ -39,11 +41,17 @@ def dense_run(
         doc_ids: keys of the documents.
         doc_embeddings: [documents, dim].
         k: documents a query.
+        approximate: search an HNSW graph (32 neighbours, efSearch 2 k) instead of all documents.
     """
-    index = faiss.IndexFlatIP(doc_embeddings.shape[1])
+    width = doc_embeddings.shape[1]
+    if approximate:
+        index: faiss.Index = faiss.IndexHNSWFlat(width, 32, faiss.METRIC_INNER_PRODUCT)
+        index.hnsw.efConstruction, index.hnsw.efSearch = 200, 2 * k  # type: ignore[attr-defined]
+    else:
+        index = faiss.IndexFlatIP(width)
     index.add(np.ascontiguousarray(doc_embeddings, dtype=np.float32))
     scores, rows = index.search(np.ascontiguousarray(query_embeddings, dtype=np.float32), min(k, len(doc_ids)))
     return {
-        query_id: {doc_ids[int(d)]: float(s) for d, s in zip(row, row_scores, strict=True)}
+        query_id: {doc_ids[int(d)]: float(s) for d, s in zip(row, row_scores, strict=True) if d >= 0}
         for query_id, row, row_scores in zip(query_ids, rows, scores, strict=True)
     }

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from eval.measures import Judgements, Run, evaluate, ranking
 
+_ROUNDS = 5
 FusedRun = dict[str, dict[str, float]]
 
 
@@ -67,6 +68,35 @@ def best_weight(a: Run, b: Run, qrels: Judgements, measure: str = "RR@10") -> tu
     inside = (float(sums[widest]) / len(qrels), float(at[widest] + widths[widest] / 2))
     value, weight = max(best, inside, key=lambda found: found[0])
     return weight, value
+
+
+def best_weights(first: Run, others: Sequence[Run], qrels: Judgements, measure: str = "RR@10") -> list[float]:
+    """Weights of `others` in first + sum of weight * other with a high mean of a measure: exact line searches in turn.
+
+    Starts at zero; each step is the exact best weight of one run with the rest as they are, so no step makes it worse; ends
+    when a round over all of them brings nothing. All runs must score the same documents.
+    """
+    weights, best = [0.0] * len(others), -1.0
+    for _ in range(_ROUNDS):
+        before = best
+        for number, other in enumerate(others):
+            rest = first
+            for run, weight in zip(others, [*weights[:number], 0.0, *weights[number + 1 :]], strict=True):
+                if weight:
+                    rest = _weighted_sum(rest, run, weight)
+            share, best = best_weight(rest, other, qrels, measure)
+            share = min(share, 0.999)
+            weights[number] = share / (1 - share)
+        if best <= before + 1e-12:
+            break
+    return weights
+
+
+def _weighted_sum(a: Run, b: Run, weight: float) -> FusedRun:
+    return {
+        query_id: {doc: score + weight * b[query_id][doc] for doc, score in found.items()}
+        for query_id, found in a.items()
+    }
 
 
 def _candidates(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[list[str], NDArray[np.float64]]:

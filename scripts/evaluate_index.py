@@ -8,31 +8,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from contrastive.encoder import Encoder
 from docids.collection import Collection, read_collection
-from docids.lexical import BM25
 from docids.storage import write_json
 from dsi.config import read_config
-from dsi.diagnosis import diagnose, diagnosis_table
+from dsi.diagnosis import diagnose, diagnosis_table, errors_by_level
 from dsi.index import read_manifest
-from dsi.queries import EncodedQueries
 from dsi.retriever import GenerativeRetriever
-from eval.baselines import dense_run, tune_bm25
-from eval.fusion import reciprocal_rank_fusion
+from eval.figures import bars_figure
 from eval.measures import evaluate, mean
 from eval.protocol import Splits, SystemResult, measure_system, overlap_splits, randomisation_test, table
 from eval.trec import write_run
 from scripts.arguments import quiet_libraries
 from scripts.hardware import hardware
 from scripts.main import run_command
-from scripts.tuning import tune
+from scripts.systems import DECODER_ALONE, DenseSystems, IndexSystems, Run, WordSystems
+from scripts.tuning import DEPTH
 
-DEPTH = 100
-Run = dict[str, dict[str, float]]
 Runs = dict[str, Run]
 
 
@@ -49,8 +43,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     splits = overlap_splits(collection.qrels[arguments.split], collection.overlap_documents(arguments.split))
     print(table(results, splits))
     print(significance_lines(results))
-    if arguments.diagnose:
-        print(_diagnosis(retriever, collection, arguments.split))
+    if arguments.diagnose or arguments.diagnosis_figure:
+        print(_diagnosis(retriever, collection, arguments.split, arguments.diagnosis_figure))
     if arguments.beam_widths:
         print(beam_table(retriever, collection, arguments.split, arguments.beam_widths))
     if arguments.results:
@@ -70,6 +64,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--diagnose", action="store_true", help="search errors and model errors, by the level where the answer was lost"
+    )
+    parser.add_argument(
+        "--diagnosis-figure", type=Path, metavar="PATH", help="the same as a picture: PATH.png and PATH.svg"
     )
     parser.add_argument(
         "--beam-widths",
@@ -107,7 +104,8 @@ def evaluate_systems(
     Returns:
         A result a system, and the runs they were measured on; the last is the index as it is searched by default.
     """
-    systems = _Systems(retriever, collection, tuned_bm25=split != "dev")
+    words = WordSystems(collection, tuned=split != "dev")
+    index = IndexSystems(collection, retriever)
     settings: dict[str, dict[str, Any]] = {}
     runs: Runs = {}
 
@@ -115,64 +113,23 @@ def evaluate_systems(
         runs[name], settings[name] = run, used
 
     def add_fused(name: str, **variant: Any) -> None:
-        add(name, systems.fused_run(split, **variant), **dataclasses.asdict(retriever.config(DEPTH, variant)))
+        add(name, index.run(split, **variant), **dataclasses.asdict(retriever.config(DEPTH, variant)))
 
     own = retriever.settings
-    add("BM25", systems.bm25_run(split), k1=systems.bm25.k1, b=systems.bm25.b)
+    add("BM25", words.run(split), **words.settings)
     if untrained is not None:
-        add("Dense, before contrastive training", systems.untrained_run(untrained, split))
-    add("Dense (DPR-style)", systems.dense_run(split))
-    add("RRF of BM25 and dense", reciprocal_rank_fusion([runs["BM25"], runs["Dense (DPR-style)"]]), k=60)
+        add("Dense, before contrastive training", DenseSystems(collection, untrained).run(split))
+    add("Dense (DPR-style)", index.dense.run(split))
+    add("RRF of BM25 and dense", index.dense.with_words(words, split), k=60)
     if own.lexical_weight:
         add_fused("Dense + BM25", alpha=0.0)
-    add_fused("DR-SCL, decoder only (beta=0)", alpha=1.0, beta=0.0)
+    add_fused("DR-SCL, decoder only (beta=0)", **DECODER_ALONE)
     if other_fusion:
-        add_fused(f'DR-SCL, fused ("{other_fusion}")', **systems.tuned(other_fusion))
+        add_fused(f'DR-SCL, fused ("{other_fusion}")', **index.tuned(other_fusion))
     if own.lexical_weight:
-        add_fused(f'DR-SCL, fused ("{own.fusion}")', **systems.tuned(own.fusion))
+        add_fused(f'DR-SCL, fused ("{own.fusion}")', **index.tuned(own.fusion))
     add_fused(f'DR-SCL, fused ("{own.fusion}"){" + BM25" if own.lexical_weight else ""}')
     return [measure_system(name, run, collection.qrels[split], **settings[name]) for name, run in runs.items()], runs
-
-
-class _Systems:
-    """Runs of an index and its baselines on any split of its collection; BM25 is tuned on dev unless dev is measured."""
-
-    def __init__(self, retriever: GenerativeRetriever, collection: Collection, *, tuned_bm25: bool) -> None:
-        self.retriever, self.collection = retriever, collection
-        self.doc_ids = list(collection.documents["doc_id"])
-        self.bm25 = BM25(self.doc_ids, collection.full_texts())
-        if tuned_bm25 and collection.qrels["dev"]:
-            tune_bm25(self.bm25, collection.query_texts("dev"), collection.qrels["dev"])
-        self._encoded: dict[str, EncodedQueries] = {}
-
-    def bm25_run(self, split: str) -> Run:
-        return self.bm25.run(self.collection.query_texts(split), DEPTH)
-
-    def dense_run(self, split: str) -> Run:
-        tree = self.retriever.tree
-        return self._flat(self.retriever.encoder, tree.embeddings[tree.positions], split)
-
-    def untrained_run(self, encoder: Encoder, split: str) -> Run:
-        documents = self.collection.documents
-        texts = encoder.document_texts(list(documents["title"]), list(documents["text"]))
-        return self._flat(encoder, encoder.encode(texts, "document", progress=True), split)
-
-    def _flat(self, encoder: Encoder, embeddings: NDArray[np.float32], split: str) -> Run:
-        queries = self.collection.query_texts(split)
-        query_embeddings = encoder.encode(encoder.query_texts(list(queries.values())), "query")
-        return dense_run(list(queries), query_embeddings, self.doc_ids, embeddings, DEPTH)
-
-    def fused_run(self, split: str, **options: Any) -> Run:
-        queries = self.collection.query_texts(split)
-        if split not in self._encoded:
-            self._encoded[split] = self.retriever.encode_queries(list(queries.values()), progress=True)
-        return self.retriever.run_encoded(list(queries), self._encoded[split], DEPTH, **options)
-
-    def tuned(self, fusion: str) -> dict[str, Any]:
-        """The best settings on dev of decoder and dense scores without BM25; the index's own without dev queries."""
-        if not self.collection.qrels["dev"]:
-            return {"fusion": fusion, "lexical_weight": 0.0}
-        return tune(self.retriever, self.collection, fusion, lexical=False)[0]
 
 
 def significance_lines(results: Sequence[SystemResult]) -> str:
@@ -205,10 +162,14 @@ def beam_table(retriever: GenerativeRetriever, collection: Collection, split: st
     return "\n".join(lines)
 
 
-def _diagnosis(retriever: GenerativeRetriever, collection: Collection, split: str) -> str:
+def _diagnosis(retriever: GenerativeRetriever, collection: Collection, split: str, figure: Path | None) -> str:
     answers = {query_id: collection.documents[row]["doc_id"] for query_id, row in reversed(collection.pairs(split))}
     queries = {query_id: collection.queries[query_id] for query_id in answers}
-    return diagnosis_table(diagnose(retriever, queries, answers, k=10), len(queries), k=10)
+    misses = diagnose(retriever, queries, answers, k=10)
+    if figure:
+        title = "Where the right document's node left the beam"
+        bars_figure(errors_by_level(misses), "level of the docid", "queries without their document", title, figure)
+    return diagnosis_table(misses, len(queries), k=10)
 
 
 def _report(

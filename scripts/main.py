@@ -14,7 +14,9 @@ _COMMANDS = {
     "train-generator": ("train_generator", "stage: the decoder; finishes the index"),
     "evaluate": ("evaluate_index", "measure an index against BM25 and dense search"),
     "search": ("search_index", "ask an index"),
+    "reproduce": ("reproduce", "the tables and the figure of DR-SCL, with further baselines"),
     "prepare-nq": ("prepare_nq", "Natural Questions, raw or from the Hub, as a collection"),
+    "prepare-irds": ("prepare_irds", "any collection of ir_datasets"),
     "benchmark-decoding": ("benchmark_decoding", "our search against transformers' generate"),
     "benchmark-docids": ("benchmark_docids", "time and memory of building a large docid tree"),
 }

@@ -1,5 +1,6 @@
 """Choose the fusion weights of an index on the dev queries, and remember how they were chosen."""
 
+import dataclasses
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -14,69 +15,99 @@ from docids.storage import write_json
 from dsi.index import content_fingerprint, read_manifest, write_settings
 from dsi.queries import EncodedQueries
 from dsi.retriever import GenerativeRetriever
-from eval.fusion import best_weight
+from eval.fusion import best_weights
 from eval.measures import Judgements
 from eval.protocol import best_setting
 
 logger = logging.getLogger(__name__)
 
-ALPHAS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+Runs = dict[str, dict[str, float]]
 DEPTH = 100
+PROBES = (0.02, 0.1, 0.5)
+"""Alphas whose answers are the candidates on which all weights are compared."""
+PAPER_ALPHAS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
 PAPER_BETAS = (1, 2, float("inf"))
 PAPER_TEMPERATURES = (0.02, 0.05, 0.1, 1.0)
-
-
-def tuning_grid(fusion: str, lexical_weight: float = 0.0) -> list[dict[str, Any]]:
-    """Settings worth trying; with "bound" alpha alone decides the order (the temperature only rescales it)."""
-    if fusion == "bound":
-        return [{"fusion": fusion, "alpha": alpha, "lexical_weight": lexical_weight} for alpha in ALPHAS]
-    grid = product(ALPHAS, PAPER_BETAS, PAPER_TEMPERATURES)
-    return [{"fusion": fusion, "alpha": a, "beta": b, "ann_temperature": t} for a, b, t in grid]
 
 
 def tune(
     retriever: GenerativeRetriever, collection: Collection, fusion: str, *, lexical: bool
 ) -> tuple[dict[str, Any], list[Any]]:
-    """The setting with the best dev RR@10, and all settings tried with theirs.
+    """The setting with the best dev RR@10, and all settings searched with and theirs.
+
+    With "bound" the weights come from exact searches over candidate lists (the temperature only rescales alpha); with "paper",
+    whose scores are sums over levels, alpha, beta and temperature are tried on a grid.
 
     Args:
         retriever: the index.
         collection: its collection.
         fusion: "bound" or "paper".
-        lexical: let BM25 join; its weight is the one that is best beside the dense scores alone.
+        lexical: let BM25 join.
     """
     queries = collection.query_texts("dev")
+    qrels, query_ids = collection.qrels["dev"], list(queries)
     encoded = retriever.encode_queries(list(queries.values()))
-    weight = best_lexical_weight(retriever, encoded, list(queries), collection.qrels["dev"]) if lexical else 0.0
+    if fusion == "bound":
+        grid = [
+            {"fusion": fusion, **weights} for weights in _exact_weights(retriever, encoded, query_ids, qrels, lexical)
+        ]
+    else:
+        every = product(PAPER_ALPHAS, PAPER_BETAS, PAPER_TEMPERATURES)
+        grid = [{"fusion": fusion, "alpha": a, "beta": b, "ann_temperature": t} for a, b, t in every]
 
     def search(settings: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-        return retriever.run_encoded(list(queries), encoded, 10, **settings)
+        return retriever.run_encoded(query_ids, encoded, 10, **settings)
 
-    return best_setting(search, tuning_grid(fusion, weight), collection.qrels["dev"])
+    return best_setting(search, grid, qrels)
 
 
-def best_lexical_weight(
-    retriever: GenerativeRetriever, encoded: EncodedQueries, query_ids: Sequence[str], qrels: Judgements
-) -> float:
-    """The `lexical_weight` with the best dev RR@10 of z.e_d + lexical_weight * BM25, exactly.
+def _exact_weights(
+    retriever: GenerativeRetriever, encoded: EncodedQueries, query_ids: Sequence[str], qrels: Judgements, lexical: bool
+) -> list[dict[str, float]]:
+    """Weights for fusion "bound" that are best on lists of candidates: without the decoder, and with it.
 
-    Every weight is compared at once (`eval.fusion.best_weight`) on the best hundred documents of either score.
+    A document's score is proportional to z.e_d + lexical_weight * BM25 + w * log P, with w = alpha / (1 - alpha) times the
+    temperature. The candidates of the second are what searches with `PROBES` for alpha find.
     """
-    lexical = retriever.lexical
-    if lexical is None:
-        return 0.0
-    dense_run: dict[str, dict[str, float]] = {}
-    bm25_run: dict[str, dict[str, float]] = {}
+    dense, bm25 = _flat_candidates(retriever, encoded, query_ids)
+    weight = best_weights(dense, [bm25], qrels)[0] if lexical and bm25 else 0.0
+    without = {"alpha": 0.0, "lexical_weight": weight}
+    generative: Runs = {query_id: {} for query_id in query_ids}
+    for alpha in PROBES:
+        result = retriever.search_encoded(
+            encoded, DEPTH, fusion="bound", alpha=alpha, lexical_weight=weight, beam_width=DEPTH
+        )
+        log_p = dataclasses.replace(result, scores=result.generative / alpha)
+        for query_id, found in retriever.as_run(query_ids, log_p).items():
+            generative[query_id].update(found)
+    dense, bm25 = _flat_candidates(retriever, encoded, query_ids, generative)
+    others = [bm25, generative] if lexical and bm25 else [generative]
+    *lexical_weight, w = best_weights(dense, others, qrels)
+    alpha = w / (w + retriever.settings.ann_temperature)
+    return [without, {"alpha": alpha, "lexical_weight": lexical_weight[0] if lexical_weight else 0.0}]
+
+
+def _flat_candidates(
+    retriever: GenerativeRetriever, encoded: EncodedQueries, query_ids: Sequence[str], candidates: Runs | None = None
+) -> tuple[Runs, Runs]:
+    """Dense and BM25 scores of each query's candidates (by default the best hundred of either); no BM25 without its part."""
+    lexical, rows = retriever.lexical, retriever.rows
+    doc_ids = list(rows)
+    dense_run: Runs = {}
+    bm25_run: Runs = {}
     for batch in encoded.batches:
         dense = retriever.searcher.dense.document_scores(batch.embeddings).numpy(force=True)
         dense = dense[:, retriever.tree.positions]
-        for row, of_dense, of_bm25 in zip(batch.rows.tolist(), dense, lexical.scores(batch.texts), strict=True):
-            best = np.union1d(*(np.argsort(-scores, kind="stable")[:DEPTH] for scores in (of_dense, of_bm25)))
-            doc_ids = [lexical.doc_ids[n] for n in best]
-            dense_run[query_ids[row]] = dict(zip(doc_ids, of_dense[best].tolist(), strict=True))
-            bm25_run[query_ids[row]] = dict(zip(doc_ids, of_bm25[best].tolist(), strict=True))
-    weight = min(best_weight(dense_run, bm25_run, qrels)[0], 0.999)
-    return weight / (1 - weight)
+        bm25 = lexical.scores(batch.texts) if lexical else np.zeros_like(dense)
+        for row, of_dense, of_bm25 in zip(batch.rows.tolist(), dense, bm25, strict=True):
+            if candidates is None:
+                best = np.union1d(*(np.argsort(-scores, kind="stable")[:DEPTH] for scores in (of_dense, of_bm25)))
+            else:
+                best = np.array([rows[doc_id] for doc_id in candidates[query_ids[row]]])
+            names = [doc_ids[n] for n in best]
+            dense_run[query_ids[row]] = dict(zip(names, of_dense[best].tolist(), strict=True))
+            bm25_run[query_ids[row]] = dict(zip(names, of_bm25[best].tolist(), strict=True))
+    return dense_run, bm25_run if lexical else {}
 
 
 def tune_index(folder: Path, collection: Collection, device: str | None = None) -> None:

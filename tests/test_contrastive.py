@@ -12,7 +12,7 @@ import torch
 from contrastive import training
 from contrastive.encoder import EXAMPLE_ENCODER, Encoder, EncoderConfig, check_sha256
 from contrastive.losses import DPRLoss, SupervisedContrastiveLoss, dpr_loss, supervised_contrastive_loss
-from contrastive.training import ContrastiveConfig, contrastive_rows, train_encoder
+from contrastive.training import ContrastiveConfig, contrastive_rows, hard_negatives, train_encoder
 
 
 def slow_scl(z: torch.Tensor, labels: list[int], t: float) -> torch.Tensor:
@@ -92,6 +92,14 @@ def test_the_modules_embed_views_and_repeat_labels(encoder):
     assert scl.item() == pytest.approx(slow_scl(torch.cat(embeddings), [4, 9, 4, 9], 0.5).item(), rel=1e-5)
     dpr = DPRLoss(encoder.model, 0.5)([dict(v) for v in views], labels)
     assert dpr.item() == pytest.approx(slow_dpr(embeddings[1], embeddings[0], [4, 9], 0.5).item(), rel=1e-5)
+    # A third column is another view with plain labels, and hard negatives where the labels name them.
+    third = encoder.model.preprocess(["a third text", "red glow"])
+    assert DPRLoss(encoder.model, 0.5)([dict(v) for v in (*views, third)], labels).item() == dpr.item()
+    hard = DPRLoss(encoder.model, 0.5)([dict(v) for v in (*views, third)], torch.tensor([[4, 7], [9, 4]]))
+    negatives = encoder.model(dict(third))["sentence_embedding"]
+    scores = embeddings[1] @ torch.cat([embeddings[0], negatives]).T / 0.5
+    scores[0, 3] = -torch.inf  # the second row's negative is the first row's own document
+    assert hard.item() == pytest.approx(torch.nn.functional.cross_entropy(scores, torch.arange(2)).item(), rel=1e-5)
     with pytest.raises(ValueError, match="temperature must be above 0, got 0"):
         DPRLoss(encoder.model, 0)
 
@@ -144,6 +152,28 @@ def test_every_row_holds_positives_and_every_train_query_comes_once():
         assert row["view_0"] == f"d{row['label']}"
         assert owner[row["view_1"]] == owner[row["view_2"]] == row["label"]
         assert row["view_1"] != row["view_2"]
+
+
+def test_hard_negatives_are_the_best_documents_that_do_not_answer(encoder):
+    documents = ["neon gas glows red", "helium gas", "long rivers of europe", "the danube river", "neon lights"]
+    queries = {0: ["neon gas", "gas"], 1: ["gas"], 3: ["danube"]}
+    found = hard_negatives(encoder, documents, queries, 2)
+    scores = encoder.encode(list(found), "query") @ encoder.encode(documents, "document").T
+    for (query, rows), row_scores in zip(found.items(), scores, strict=True):
+        right = {row for row, texts in queries.items() if query in texts}
+        best = [row for row in (-row_scores).argsort(kind="stable").tolist() if row not in right]
+        assert rows == best[:2]
+    assert hard_negatives(encoder, documents, queries, 0) == {}
+    table = contrastive_rows(documents, queries, {}, found)
+    assert table.column_names == ["view_0", "view_1", "negative_0", "negative_1", "label"]
+    for row in table:
+        label, *wrong = row["label"]
+        assert row["view_0"] == documents[label]
+        assert (
+            [row["negative_0"], row["negative_1"]]
+            == [documents[n] for n in wrong]
+            == [documents[n] for n in found[row["view_1"]]]
+        )
 
 
 def test_a_document_with_one_query_repeats_it_and_none_gives_no_row():
@@ -223,6 +253,24 @@ def test_an_encoder_survives_saving(encoder, tmp_path):
     loaded = Encoder.load(encoder.config, tmp_path / "encoder", "cpu")
     assert loaded.fingerprint == encoder.fingerprint
     assert (loaded.encode(["a river"], "query") == encoder.encode(["a river"], "query")).all()
+
+
+def test_an_encoder_can_start_from_random_weights(sentence_t5_folder):
+    config = EncoderConfig(name=str(sentence_t5_folder), pretrained=False)
+    fresh, again = (Encoder.load(config, device="cpu") for _ in range(2))
+    trained = Encoder.load(EncoderConfig(name=str(sentence_t5_folder)), device="cpu")
+    assert fresh.fingerprint == again.fingerprint != trained.fingerprint
+
+
+def test_segments_follow_each_other_through_the_text(encoder):
+    long, short = " ".join(f"word{n}" for n in range(60)), "short text"
+    first, second = encoder.segment_texts(["Long", "Short"], [long, short], 3)
+    assert [first[:1], second] == [[text] for text in encoder.document_texts(["Long", "Short"], [long, short])]
+    assert len(first) == 3
+    assert all(text.startswith("Long") for text in first)
+    together = "".join(text.removeprefix("Long ") for text in first).replace(" ", "")
+    assert len(together) > 60
+    assert long.replace(" ", "").startswith(together)
 
 
 def test_altered_weights_of_the_packaged_encoder_are_refused(tmp_path):

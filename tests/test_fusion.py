@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eval.fusion import best_weight, interpolate, reciprocal_rank_fusion
+from eval.fusion import best_weight, best_weights, interpolate, reciprocal_rank_fusion
 from eval.measures import evaluate, mean
 
 
@@ -64,3 +64,30 @@ def test_never_worse_than_a_fine_grid():
     _, value = best_weight(a, b, qrels)
     grid = max(mean(evaluate(interpolate(a, b, w), qrels, ["RR@10"])["RR@10"]) for w in np.linspace(0, 1, 10_001))
     assert value >= grid - 1e-12
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_several_weights_are_never_worse_than_fewer_or_than_one_step_around(seed):
+    rng = np.random.default_rng(seed)
+    doc_ids = [f"d{n}" for n in range(12)]
+    runs = [
+        {f"q{q}": dict(zip(doc_ids, rng.normal(size=12).tolist(), strict=True)) for q in range(8)} for _ in range(3)
+    ]
+    qrels = {f"q{q}": {doc_ids[rng.integers(12)]: 1} for q in range(8)}
+
+    def value(weights):
+        fused = {
+            q: {
+                d: runs[0][q][d] + sum(w * run[q][d] for w, run in zip(weights, runs[1:], strict=True)) for d in doc_ids
+            }
+            for q in qrels
+        }
+        return mean(evaluate(fused, qrels, ["RR@10"])["RR@10"])
+
+    found = best_weights(runs[0], runs[1:], qrels)
+    assert all(weight >= 0 for weight in found)
+    assert value(found) >= value([0.0, 0.0]) - 1e-9
+    assert value(found) >= value([best_weights(runs[0], runs[1:2], qrels)[0], 0.0]) - 1e-9
+    for step in (0.5, 0.8, 1.25, 2.0):  # the last exact line search left nothing to gain along its own line
+        assert value(found) >= value([found[0], found[1] * step]) - 1e-9

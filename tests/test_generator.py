@@ -10,7 +10,7 @@ from transformers import T5ForConditionalGeneration
 from docids.tree import DocidTree
 from dsi.generator import DocidGenerator, GeneratorConfig, load_generator, path_log_likelihood
 from dsi.states import StateCache, write_states
-from dsi.training import DenseLogits, DocidExamples, LengthBucketSampler, train_generator
+from dsi.training import DenseLogits, DocidExamples, LengthBucketSampler, Texts, WholeModel, train_generator
 from tests.conftest import WIDTH, random_generator, random_queries, random_tree
 
 TEXTS = ["the danube passes four capitals", "neon", "helium fills balloons and airships", "a river"]
@@ -92,8 +92,9 @@ def everything(tree: DocidTree) -> dict[str, torch.Tensor]:
 def test_cached_states_give_the_losses_of_recomputed_ones(encoder, tmp_path):
     tree = random_tree(20)
     generator = DocidGenerator.create(GeneratorConfig(decoder="", num_layers=2, num_heads=4), tree, WIDTH).eval()
-    write_states(encoder, [("document", TEXTS[:2]), ("query", TEXTS[2:])], tmp_path / "states")
-    cache = StateCache(tmp_path / "states")
+    write_states(encoder, "document", TEXTS[:2], tmp_path / "documents")
+    write_states(encoder, "query", TEXTS[2:], tmp_path / "queries")
+    cache = StateCache([tmp_path / "documents", tmp_path / "queries"])
     examples = DocidExamples(cache, np.array([3, 7, 11, 19]), np.zeros(4, dtype=int), tree)
     batch = examples.collate([0, 1, 2, 3])
     with torch.no_grad():
@@ -139,8 +140,8 @@ def test_dense_logits_along_a_path_are_the_softmax_of_flat_dense_search_and_freq
 
 def test_training_on_top_of_dense_search_starts_from_it_and_improves_on_it(encoder, tmp_path):
     tree = random_tree(20)
-    write_states(encoder, [("query", TEXTS)], tmp_path / "states")
-    examples = DocidExamples(StateCache(tmp_path / "states"), np.array([0, 5, 11, 19]), np.zeros(4, dtype=int), tree)
+    write_states(encoder, "query", TEXTS, tmp_path / "states")
+    examples = DocidExamples(StateCache([tmp_path / "states"]), np.array([0, 5, 11, 19]), np.zeros(4, dtype=int), tree)
     dense = DenseLogits(tree, 0.5, examples.log_frequencies(), torch.device("cpu"))
     batch = examples.collate([0, 1, 2, 3])
     logits = dense(batch["embeddings"], batch["parents"], batch["kinds"])
@@ -159,10 +160,84 @@ def test_training_on_top_of_dense_search_starts_from_it_and_improves_on_it(encod
     assert together[0.5] < together[0.0]  # the decoder that was trained for itself does not know what dense search says
 
 
+def test_distillation_is_the_divergence_from_dense_search_on_every_node_of_the_path(encoder, tmp_path):
+    tree = random_tree(20)
+    generator, parts = random_generator(tree), everything(tree)
+    states, mask, _ = random_queries(20)
+    dense = torch.randn(20, tree.depth, max(tree.fan_out))
+    with torch.no_grad():
+        plain = generator(states, mask, **parts)["loss"]
+        half = generator(states, mask, **parts, dense_logits=dense, distillation=0.5)["loss"]
+        logits = generator.digit_logits(states, mask, parts["digits"])
+    total = 0.0
+    for row in range(20):
+        for level in range(tree.depth):
+            if parts["digits"][row, level] >= 0:
+                n = int(parts["num_children"][row, level])
+                teacher, student = dense[row, level, :n].log_softmax(0), logits[row, level, :n].log_softmax(0)
+                total += float((teacher.exp() * (teacher - student)).sum()) / 20
+    assert half.item() == pytest.approx(0.5 * plain.item() + 0.5 * total, rel=1e-4)
+
+    # Taught alone, the decoder comes to say what dense search says.
+    write_states(encoder, "query", TEXTS, tmp_path / "states")
+    examples = DocidExamples(StateCache([tmp_path / "states"]), np.array([0, 5, 11, 19]), np.zeros(4, dtype=int), tree)
+    config = GeneratorConfig(
+        decoder="", num_layers=1, num_heads=4, batch_size=4, epochs=150, learning_rate=3e-3, dense_temperature=0.5,
+        distillation=1.0,
+    )  # fmt: skip
+    student = DocidGenerator.create(config, tree, WIDTH)
+    left = train_generator(student, examples, config, tmp_path / "work")
+    batch = examples.collate([0, 1, 2, 3])
+    logits = DenseLogits(tree, 0.5, torch.zeros(1, 20), torch.device("cpu"))(
+        batch["embeddings"], batch["parents"], batch["kinds"]
+    )
+    with torch.no_grad():
+        now = student(**without_dense(batch), dense_logits=logits, distillation=1.0)["loss"].item()
+    assert now < 0.05 < left
+
+
+def test_encoder_and_decoder_train_together_from_texts(encoder, tmp_path):
+    tree = random_tree(20)
+    kinds = ["document", "document", "query", "query"]
+    texts = Texts(encoder, list(zip(kinds, TEXTS, strict=True)))
+    examples = DocidExamples(texts, np.array([0, 5, 11, 19]), np.zeros(4, dtype=int), tree)
+    config = GeneratorConfig(
+        decoder="", num_layers=1, num_heads=4, batch_size=2, epochs=40, learning_rate=3e-3, train_encoder=True
+    )
+    generator, before = DocidGenerator.create(config, tree, WIDTH), encoder.fingerprint
+    first = WholeModel(encoder.model, generator).eval()
+    batch = examples.collate([0, 1, 2, 3])
+    inputs = {name: tensor for name, tensor in batch.items() if name not in ("parents", "kinds")}
+    with torch.no_grad():
+        together = first(**inputs)["log_likelihood"]
+        for row, kind in enumerate(kinds):  # prompts and tokens are those of the frozen encoder
+            states, mask, _ = encoder.forward([TEXTS[row]], kind)
+            alone = generator(states, mask, batch["digits"][[row]], batch["num_children"][[row]])["log_likelihood"]
+            assert alone.item() == pytest.approx(together[row].item(), abs=1e-4)
+    train_generator(generator, examples, config, tmp_path / "work", encoder)
+    assert encoder.fingerprint != before
+    with torch.no_grad():
+        assert first(**inputs)["loss"].item() < 0.1 < -together.mean().item()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"distillation": 0.5}, r"distillation must be in \[0, 1\], and needs a dense_temperature"),
+        ({"distillation": 2.0, "dense_temperature": 0.1}, r"got 2.0 with dense_temperature 0.1"),
+        ({"train_encoder": True, "dense_temperature": 0.1}, "train_encoder changes the encoder"),
+        ({"document_segments": 0}, "document_segments must be at least 1, got 0"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        GeneratorConfig(**settings)
+
+
 def test_frequencies_are_counted_by_kind_of_example(encoder, tmp_path):
-    write_states(encoder, [("query", TEXTS)], tmp_path / "states")
+    write_states(encoder, "query", TEXTS, tmp_path / "states")
     examples = DocidExamples(
-        StateCache(tmp_path / "states"), np.array([0, 5, 5, 0]), np.array([0, 1, 1, 1]), random_tree(6)
+        StateCache([tmp_path / "states"]), np.array([0, 5, 5, 0]), np.array([0, 1, 1, 1]), random_tree(6)
     )
     expected = [[1.5, 0.5, 0.5, 0.5, 0.5, 0.5], [1.5, 0.5, 0.5, 0.5, 0.5, 2.5]]
     torch.testing.assert_close(examples.log_frequencies(smoothing=0.5), torch.tensor(expected).log())
@@ -170,9 +245,9 @@ def test_frequencies_are_counted_by_kind_of_example(encoder, tmp_path):
 
 
 def test_examples_must_fit_the_cache(encoder, tmp_path):
-    write_states(encoder, [("query", TEXTS)], tmp_path / "states")
-    with pytest.raises(ValueError, match="3 positions for 4 cached texts"):
-        DocidExamples(StateCache(tmp_path / "states"), np.arange(3), np.zeros(3, dtype=int), random_tree(20))
+    write_states(encoder, "query", TEXTS, tmp_path / "states")
+    with pytest.raises(ValueError, match="3 positions for 4 texts"):
+        DocidExamples(StateCache([tmp_path / "states"]), np.arange(3), np.zeros(3, dtype=int), random_tree(20))
 
 
 def test_the_sampler_is_a_permutation_with_like_lengths_together_that_depends_on_the_epoch():
@@ -189,8 +264,8 @@ def test_the_sampler_is_a_permutation_with_like_lengths_together_that_depends_on
 
 def test_training_learns_the_examples_and_resuming_changes_nothing(encoder, tmp_path):
     tree = random_tree(20)
-    write_states(encoder, [("query", TEXTS)], tmp_path / "states")
-    examples = DocidExamples(StateCache(tmp_path / "states"), np.array([0, 5, 11, 19]), np.zeros(4, dtype=int), tree)
+    write_states(encoder, "query", TEXTS, tmp_path / "states")
+    examples = DocidExamples(StateCache([tmp_path / "states"]), np.array([0, 5, 11, 19]), np.zeros(4, dtype=int), tree)
     config = GeneratorConfig(decoder="", num_layers=1, num_heads=4, batch_size=2, epochs=40, learning_rate=3e-3)
 
     def create() -> DocidGenerator:

@@ -68,7 +68,7 @@ def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path
     assert json.loads((run / "tuning.json").read_text())["best"]["fusion"] == "bound"
 
     assert main(["evaluate", str(run), "--data", str(data), "--untrained", "--other-fusion", "--device", "cpu",
-                 "--beam-widths", "2", "10", "--diagnose",
+                 "--beam-widths", "2", "10", "--diagnosis-figure", str(run / "diagnosis"),
                  "--results", str(run / "results.json"), "--trec-runs", str(run / "trec")]) == 0  # fmt: skip
     printed = capsys.readouterr().out
     for row in (
@@ -88,6 +88,8 @@ def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path
         assert row in printed
     assert json.loads((run / "results.json").read_text())["documents"] == 40
     assert len(list((run / "trec").glob("*.run"))) == 9
+    assert (run / "diagnosis.png").exists()
+    assert (run / "diagnosis.svg").exists()
 
     assert main(["search", str(run), "--query", "noble gas", "--json", "-k", "3", "--device", "cpu"]) == 0
     answer = json.loads(capsys.readouterr().out)

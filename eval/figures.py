@@ -1,0 +1,52 @@
+"""Pictures of results, PNG and SVG (extra `figures`: matplotlib)."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def grid_figure(values: Mapping[tuple[float, float], float], columns: str, rows: str, title: str, path: Path) -> None:
+    """A heat map of {(column, row): value} with the values written in, as path.png and path.svg."""
+    first, second = sorted({column for column, _ in values}), sorted({row for _, row in values})
+    figure, axes = _figure(1.2 + 0.75 * len(first), 1.6 + 0.5 * len(second))
+    image = axes.imshow([[values[column, row] for column in first] for row in second], cmap="viridis", aspect="auto")
+    middle = (max(values.values()) + min(values.values())) / 2
+    for y, row in enumerate(second):
+        for x, column in enumerate(first):
+            value = values[column, row]
+            axes.text(x, y, f"{value:.1f}", ha="center", va="center", color="white" if value < middle else "black")
+    axes.set_xticks(range(len(first)), [f"{column:g}" for column in first])
+    axes.set_yticks(range(len(second)), ["∞" if row == float("inf") else f"{row:g}" for row in second])
+    axes.set(xlabel=columns, ylabel=rows, title=title)
+    figure.colorbar(image, ax=axes)
+    _save(figure, path)
+
+
+def bars_figure(series: Mapping[str, Mapping[int, int]], xlabel: str, ylabel: str, title: str, path: Path) -> None:
+    """Stacked bars of {series: {x: height}}, as path.png and path.svg."""
+    figure, axes = _figure(6.0, 3.5)
+    places = sorted({x for heights in series.values() for x in heights})
+    bottom = dict.fromkeys(places, 0)
+    for name, heights in series.items():
+        axes.bar(places, [heights.get(x, 0) for x in places], bottom=[bottom[x] for x in places], label=name)
+        for x in places:
+            bottom[x] += heights.get(x, 0)
+    axes.set_xticks(places)
+    axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
+    axes.legend()
+    _save(figure, path)
+
+
+def _figure(width: float, height: float) -> tuple[Any, Any]:
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError('Pictures need matplotlib; run pip install "dr-scl[figures]".') from None
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _save(figure: Any, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for suffix in (".png", ".svg"):
+        figure.savefig(path.with_suffix(suffix), dpi=150, metadata={"Date": None} if suffix == ".svg" else None)

@@ -1,0 +1,300 @@
+"""`dsi reproduce table3|table4|table5|figure5`: the experiments of DR-SCL on a collection, and what the paper lacks.
+
+Stages are shared: what two rows have in common is trained once (OUTPUT/store). Each row and seed is written down as soon as it
+is measured, so a killed command goes on with the next; what is there and up to date is not measured again. OUTPUT gets a JSON
+a row and seed, a Markdown table, and for figure5 a picture.
+"""
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from contrastive.encoder import Encoder
+from docids.collection import Collection, read_collection
+from docids.storage import write_json, write_text
+from dsi.config import Config, from_dict, read_config
+from dsi.index import package_versions
+from dsi.pipeline import TrainingRun, collection_digest
+from dsi.retriever import GenerativeRetriever
+from eval.figures import grid_figure
+from eval.measures import evaluate, mean
+from eval.protocol import measure_system, overlap_splits
+from eval.report import Measured, experiment_table, grid_table
+from scripts.arguments import quiet_libraries
+from scripts.experiments import REFERENCES, TABLES, Row
+from scripts.hardware import hardware
+from scripts.main import run_command
+from scripts.systems import DECODER_ALONE, DenseSystems, IndexSystems, Run, WordSystems
+
+SPLIT = "test"
+FIGURE_ALPHAS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+FIGURE_BETAS = (0.0, 1.0, 2.0, 3.0, float("inf"))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure what is missing, then print and write the table."""
+    arguments = _parse(argv)
+    quiet_libraries()
+    config = read_config(arguments.config)
+    if arguments.encoder:
+        config = dataclasses.replace(config, encoder=dataclasses.replace(config.encoder, name=arguments.encoder))
+    collection = read_collection(arguments.data, dev_queries=config.dev_queries)
+    laboratory = Laboratory(collection, config, arguments.output, arguments.device)
+    if arguments.what == "figure5":
+        print(figure5(laboratory, arguments.seeds[0]))
+        return
+    rows = _chosen(TABLES[arguments.what], arguments.rows)
+    for seed in arguments.seeds:  # one seed of every row before the next seed of any
+        for row in rows:
+            laboratory.measure(arguments.what, row, seed)
+            table = laboratory.table(arguments.what, arguments.seeds)
+    print(table)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="dsi reproduce", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=[*TABLES, "figure5"])
+    parser.add_argument("--data", type=Path, required=True, help="a collection, a folder in BEIR layout")
+    parser.add_argument(
+        "--config", type=Path, required=True, help="the base: DR-SCL+QG on this collection (configs/reproduce-*.toml)"
+    )
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR")
+    parser.add_argument(
+        "--encoder", help="sentence-transformers model, Hub name or folder, instead of the configured one"
+    )
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0], help="of sampling, clustering, initialisation, shuffling"
+    )
+    parser.add_argument("--rows", nargs="+", metavar="TEXT", help="only rows whose name contains one of these")
+    parser.add_argument("--device")
+    return parser.parse_args(argv)
+
+
+def _chosen(rows: Sequence[Row], texts: Sequence[str] | None) -> list[Row]:
+    chosen = [row for row in rows if texts is None or any(text in row.name for text in texts)]
+    if not chosen:
+        raise ValueError(f"No row's name contains {texts}; the rows are: {', '.join(row.name for row in rows)}.")
+    return chosen
+
+
+@dataclass
+class Laboratory:
+    """Trains and measures rows over one collection into one folder.
+
+    Args:
+        collection: trained and tested on.
+        base: settings of DR-SCL+QG.
+        output: where everything goes.
+        device: of encoder and generator.
+    """
+
+    collection: Collection
+    base: Config
+    output: Path
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        self._index: tuple[Config, IndexSystems] | None = None
+
+    def measure(self, table: str, row: Row, seed: int) -> None:
+        """Train and measure one row under one seed, unless that has been done."""
+        config = self.config(row, seed)
+        key = _digest([row.method, dataclasses.asdict(config), self._data])
+        path = self._path(table, row, seed)
+        if path.exists() and json.loads(path.read_text())["key"] == key:
+            return
+        print(f"{table}, seed {seed}: {row.name}", flush=True)
+        started = time.perf_counter()
+        run, settings = METHODS[row.method](self, config)
+        result = measure_system(row.name, run, self.collection.qrels[SPLIT], **settings)
+        write_json(path.with_suffix(".values.json"), result.values)
+        record = {
+            "row": row.name,
+            "seed": seed,
+            "key": key,
+            "collection": {"name": self.collection.folder.name, "digest": self._data},
+            "measures": result.means(self._splits),
+            "settings": settings,
+            "seconds": {"in all": round(time.perf_counter() - started), **self._seconds(config)},
+            "hardware": f"{hardware()}, {torch.get_num_threads()} threads",
+            "versions": package_versions(),
+            "commit": _commit(),
+            "config": dataclasses.asdict(config),
+        }
+        write_json(path, record)
+
+    def table(self, table: str, seeds: Sequence[int]) -> str:
+        """The Markdown of all rows that have been measured under these seeds; written beside them."""
+        measured = []
+        for row in TABLES[table]:
+            paths = [self._path(table, row, seed) for seed in seeds]
+            found = [
+                Measured(
+                    row.name,
+                    json.loads(path.with_suffix(".values.json").read_text()),
+                    json.loads(path.read_text()),
+                    row.published,
+                )
+                for path in paths
+                if path.exists()
+            ]
+            if found:
+                measured.append(found)
+        sizes = {split: len(query_ids) for split, query_ids in self._splits.items()}
+        text = experiment_table(measured, sizes, REFERENCES[table])
+        write_text(self.output / f"{table}.md", text + "\n")
+        return text
+
+    def config(self, row: Row, seed: int) -> Config:
+        """The base with a row's changes; rows without pseudo-queries train as many steps as those with them."""
+        settings = dataclasses.asdict(self.base)
+        for section in ("queries", "contrastive", "docids", "generator"):
+            settings[section]["seed"] = seed
+        for section, changes in row.changes.items():
+            settings[section].update(changes)
+        generator = settings["generator"]
+        if not generator["pseudo_queries"] and not generator["dense_temperature"]:
+            generator["epochs"] *= self._examples(self.base.generator.pseudo_queries) / self._examples(0)
+        return from_dict(Config, settings, row.name)
+
+    def _examples(self, pseudo_queries: int) -> int:
+        return (1 + pseudo_queries) * len(self.collection.documents) + len(self.collection.pairs("train"))
+
+    # What methods are made of.
+
+    @cached_property
+    def words(self) -> WordSystems:
+        """BM25 over the whole texts."""
+        return WordSystems(self.collection)
+
+    def cut_words(self, config: Config) -> WordSystems:
+        """BM25 over what the encoder reads of the texts."""
+        encoder, documents = Encoder.load(config.encoder, device=self.device), self.collection.documents
+        return WordSystems(self.collection, encoder.document_texts(list(documents["title"]), list(documents["text"])))
+
+    def dense(self, config: Config) -> DenseSystems:
+        """The encoder of a configuration and its embeddings; its decoder is not trained."""
+        run = self._training(config)
+        run.generate_queries()
+        run.train_encoder()
+        run.build_docids()
+        encoder, tree = run.encoder(), run.tree()
+        return DenseSystems(self.collection, encoder, tree.embeddings[tree.positions])
+
+    def index(self, config: Config) -> IndexSystems:
+        """The index of a configuration; the last one stays in memory."""
+        if self._index is None or self._index[0] != config:
+            run = self._training(config)
+            run.all_stages()
+            retriever = GenerativeRetriever.from_pretrained(run.folder, device=self.device)
+            self._index = config, IndexSystems(self.collection, retriever)
+        return self._index[1]
+
+    def _training(self, config: Config) -> TrainingRun:
+        folder = self.output / "runs" / _digest(dataclasses.asdict(config))[:16]
+        return TrainingRun(folder, self.collection, config, self.device, store=self.output / "store")
+
+    def _seconds(self, config: Config) -> dict[str, float]:
+        return self._training(config).stage_seconds()
+
+    def _path(self, table: str, row: Row, seed: int) -> Path:
+        name = "".join(c if c.isalnum() else "-" for c in row.name.lower()).strip("-")
+        return self.output / table / f"{'-'.join(filter(None, name.split('-')))}-seed{seed}.json"
+
+    @cached_property
+    def _splits(self) -> dict[str, list[str]]:
+        return overlap_splits(self.collection.qrels[SPLIT], self.collection.overlap_documents(SPLIT))
+
+    @cached_property
+    def _data(self) -> str:
+        return collection_digest(self.collection)
+
+
+Method = Callable[[Laboratory, Config], tuple[Run, Mapping[str, Any]]]
+
+
+def _searched(lexical: bool, fusion: str) -> Method:
+    def method(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
+        index = laboratory.index(config)
+        settings = index.tuned(fusion, lexical=lexical)
+        return index.run(SPLIT, **settings), settings
+
+    return method
+
+
+def _dense_and_bm25(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
+    index = laboratory.index(config)
+    settings = {**index.tuned("bound", lexical=True), "alpha": 0.0}
+    return index.run(SPLIT, **settings), settings
+
+
+def _post_hoc(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
+    index = laboratory.index(config)
+    return index.post_hoc(SPLIT), {"weight": index.post_hoc_weight}
+
+
+def _bm25_cut(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
+    words = laboratory.cut_words(config)
+    return words.run(SPLIT), words.settings
+
+
+METHODS: dict[str, Method] = {
+    "bm25": lambda laboratory, _: (laboratory.words.run(SPLIT), laboratory.words.settings),
+    "bm25-cut": _bm25_cut,
+    "dense": lambda laboratory, config: (laboratory.dense(config).run(SPLIT), {}),
+    "hnsw": lambda laboratory, config: (laboratory.dense(config).run(SPLIT, approximate=True), {}),
+    "rrf": lambda laboratory, config: (laboratory.dense(config).with_words(laboratory.words, SPLIT), {"k": 60}),
+    "decoder": lambda laboratory, config: (laboratory.index(config).run(SPLIT, **DECODER_ALONE), DECODER_ALONE),
+    "paper": _searched(lexical=False, fusion="paper"),
+    "bound": _searched(lexical=False, fusion="bound"),
+    "hybrid": _searched(lexical=True, fusion="bound"),
+    "dense+bm25": _dense_and_bm25,
+    "post-hoc": _post_hoc,
+}
+"""How a row answers the test queries: {name: function of laboratory and configuration -> run, settings worth knowing}."""
+
+
+def figure5(laboratory: Laboratory, seed: int) -> str:
+    """Hit@1 over alpha and beta of "paper" fusion, DR-SCL+QG, test queries (nothing is chosen by it): table and picture."""
+    base = next(row for row in TABLES["table3"] if row.published == "DR-SCL+QG")
+    index = laboratory.index(laboratory.config(base, seed))
+    temperature = index.tuned("paper").get("ann_temperature", 1.0)
+    qrels, values = laboratory.collection.qrels[SPLIT], {}
+    for beta in FIGURE_BETAS:
+        for alpha in FIGURE_ALPHAS:
+            run = index.run(SPLIT, fusion="paper", alpha=alpha, beta=beta, ann_temperature=temperature)
+            values[alpha, beta] = 100 * mean(evaluate(run, qrels, ["Hit@1"])["Hit@1"])
+    grid_figure(values, "alpha", "beta", "Hit@1, DR-SCL+QG, paper fusion", laboratory.output / "figure5")
+    cells = [{"alpha": a, "beta": b, "Hit@1": round(v, 2)} for (a, b), v in values.items()]
+    write_json(laboratory.output / "figure5.json", {"seed": seed, "ann_temperature": temperature, "cells": cells})
+    text = f"{grid_table(values, 'alpha', 'beta')}\n\nHit@1 in percent, seed {seed}, ann_temperature {temperature:g}."
+    write_text(laboratory.output / "figure5.md", text + "\n")
+    return text
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()
+
+
+def _commit() -> str:
+    """The checkout's commit, "" outside one."""
+    folder = Path(__file__).parent
+    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)
+    return found.stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, sys.argv[1:]))

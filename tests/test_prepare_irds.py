@@ -1,0 +1,61 @@
+"""`dsi prepare-irds` on small data sets of ir_datasets' own TSV and TREC formats, registered for the test."""
+
+import sys
+
+import ir_datasets
+import pytest
+
+from docids.collection import read_collection
+from scripts.main import main
+
+
+@pytest.fixture
+def registered(tmp_path):
+    (tmp_path / "docs.tsv").write_text("d1\tneon glows\nd2\thelium — naïve\nd3\t\n", encoding="utf-8")
+    (tmp_path / "other.tsv").write_text("x\tone document\n")
+    (tmp_path / "train.tsv").write_text("t1\twhat glows\nt2\tnever judged\n")
+    (tmp_path / "test.tsv").write_text("q1\twhich gas\nt1\twhat glows\n")
+    (tmp_path / "train.qrels").write_text("t1 0 d1 1\nt1 0 d3 1\n")
+    (tmp_path / "test.qrels").write_text("q1 0 d2 2\nq1 0 d1 0\nt1 0 d1 1\n")
+    names = []
+
+    def register(name: str, docs: str, split: str) -> str:
+        data_set = ir_datasets.create_dataset(
+            docs_tsv=tmp_path / docs, queries_tsv=tmp_path / f"{split}.tsv", qrels_trec=tmp_path / f"{split}.qrels"
+        )
+        ir_datasets.registry.register(name, data_set)
+        names.append(name)
+        return name
+
+    yield register
+    for name in names:
+        del ir_datasets.registry._registered[name]
+
+
+def test_a_data_set_becomes_a_collection(registered, tmp_path, capsys):
+    train, test = registered("own/train", "docs.tsv", "train"), registered("own/test", "docs.tsv", "test")
+    folder = tmp_path / "collection"
+    assert main(["prepare-irds", "--train", train, "--test", test, "--output", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert "2 documents, 1 without text left out" in printed
+    assert "test: 3 judgements, from own/test\n" in printed
+    assert "train: 1 judgements, from own/train, 1 of missing documents left out" in printed
+    collection = read_collection(folder)
+    assert collection.documents["text"][:] == ["neon glows", "helium — naïve"]
+    assert collection.queries == {"t1": "what glows", "q1": "which gas"}
+    assert collection.qrels["test"] == {"q1": {"d2": 2, "d1": 0}, "t1": {"d1": 1}}
+    assert collection.qrels["train"] == {"t1": {"d1": 1}}
+
+
+def test_what_does_not_fit_is_named_and_nothing_is_left(registered, tmp_path, capsys, monkeypatch):
+    folder = str(tmp_path / "collection")
+    assert main(["prepare-irds", "--test", "own/nothing", "--output", folder]) == 2
+    assert "ir_datasets knows no data set 'own/nothing'" in capsys.readouterr().err
+    (tmp_path / "train.qrels").write_text("t1 0 x 1\n")
+    train, test = registered("own/a", "other.tsv", "train"), registered("own/b", "docs.tsv", "test")
+    assert main(["prepare-irds", "--train", test, "--test", train, "--output", folder]) == 2
+    assert "own/b judges none of the documents of own/a; choose one corpus" in capsys.readouterr().err
+    assert not (tmp_path / "collection").exists()
+    monkeypatch.setitem(sys.modules, "ir_datasets", None)
+    assert main(["prepare-irds", "--test", test, "--output", folder]) == 2
+    assert 'pip install "dr-scl[irds]"' in capsys.readouterr().err

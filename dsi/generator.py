@@ -31,6 +31,8 @@ class GeneratorConfig:
         num_heads: attention heads of a fresh stack.
         feed_forward_dim: inner width of a fresh stack's feed-forward layers; 0 for four times its width.
         dropout: in training.
+        state_dropout: share of the encoder's token states that the decoder does not see in training, drawn anew for every
+            batch: it has to recognise a query by any half of it, and learns train queries less by heart.
         document_examples: train document -> docid (indexing) beside query -> docid (retrieval).
         pseudo_queries: of each document that are further retrieval examples, at most; 0 for none.
         document_segments: indexing examples a document: its first segments of the encoder's document_length tokens.
@@ -55,6 +57,7 @@ class GeneratorConfig:
     num_heads: int = 8
     feed_forward_dim: int = 0
     dropout: float = 0.1
+    state_dropout: float = 0.0
     document_examples: bool = True
     document_segments: int = 1
     pseudo_queries: int = 5
@@ -73,6 +76,8 @@ class GeneratorConfig:
             raise ValueError(f"generator.num_layers must be at least 1 without a T5 checkpoint, got {self.num_layers}.")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"generator.dropout must be in [0, 1), got {self.dropout}.")
+        if not 0 <= self.state_dropout < 1:
+            raise ValueError(f"generator.state_dropout must be in [0, 1), got {self.state_dropout}.")
         if self.pseudo_queries < 0:
             raise ValueError(
                 f"generator.pseudo_queries must be 0 (none) or more a document, got {self.pseudo_queries}."

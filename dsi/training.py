@@ -157,9 +157,9 @@ class LengthBucketSampler(Sampler[int]):
 class _GeneratorTrainer(Trainer):
     """Knows how to shuffle, and adds the dense scores of a batch to its inputs where the settings want them."""
 
-    def __init__(self, dense: "DenseLogits | None", distillation: float, **arguments: Any) -> None:
+    def __init__(self, dense: "DenseLogits | None", config: GeneratorConfig, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self.dense, self.distillation = dense, distillation
+        self.dense, self.config = dense, config
 
     def _get_train_sampler(self, train_dataset: DocidExamples | None = None) -> LengthBucketSampler:
         examples: DocidExamples = train_dataset or self.train_dataset
@@ -170,8 +170,17 @@ class _GeneratorTrainer(Trainer):
         of_dense = {name: inputs.pop(name) for name in ("embeddings", "parents", "kinds") if name in inputs}
         taught: dict[str, Any] = {}
         if self.dense is not None:
-            taught = {"dense_logits": self.dense(**of_dense), "distillation": self.distillation}
+            taught = {"dense_logits": self.dense(**of_dense), "distillation": self.config.distillation}
+        if self.config.state_dropout and model.training and "states_mask" in inputs:
+            inputs["states_mask"] = drop_states(inputs["states_mask"], self.config.state_dropout)
         return super().compute_loss(model, {**inputs, **taught}, *arguments, **keywords)
+
+
+def drop_states(mask: Tensor, share: float) -> Tensor:
+    """Mask [batch, length] without a random share of its tokens; the first token stays."""
+    kept = mask & (torch.rand(mask.shape, device=mask.device) >= share)
+    kept[:, 0] = mask[:, 0]
+    return kept
 
 
 class DenseLogits:
@@ -239,7 +248,7 @@ def train_generator(
         dense = DenseLogits(examples.tree, config.dense_temperature, frequencies, arguments.device)
     trainer = _GeneratorTrainer(
         dense,
-        config.distillation,
+        config,
         model=generator if encoder is None else WholeModel(encoder.model, generator),
         args=arguments,
         train_dataset=examples,

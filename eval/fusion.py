@@ -6,6 +6,7 @@ the best interval is read off their running sum, instead of trying weights on a 
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import permutations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,22 +75,31 @@ def best_weights(first: Run, others: Sequence[Run], qrels: Judgements, measure: 
     """Weights of `others` in first + sum of weight * other with a high mean of a measure: exact line searches in turn.
 
     Starts at zero; each step is the exact best weight of one run with the rest as they are, so no step makes it worse; ends
-    when a round over all of them brings nothing. All runs must score the same documents.
+    when a round over all of them brings nothing. Every order of the runs is tried, and the best end kept. All runs must score
+    the same documents.
     """
+    ends = [_line_searches(first, others, order, qrels, measure) for order in permutations(range(len(others)))]
+    return max(ends, key=lambda end: end[0])[1]
+
+
+def _line_searches(
+    first: Run, others: Sequence[Run], order: Sequence[int], qrels: Judgements, measure: str
+) -> tuple[float, list[float]]:
+    """Where the line searches in this order end: the measure, and the weights."""
     weights, best = [0.0] * len(others), -1.0
     for _ in range(_ROUNDS):
         before = best
-        for number, other in enumerate(others):
+        for number in order:
             rest = first
-            for run, weight in zip(others, [*weights[:number], 0.0, *weights[number + 1 :]], strict=True):
-                if weight:
-                    rest = _weighted_sum(rest, run, weight)
-            share, best = best_weight(rest, other, qrels, measure)
+            for other, weight in enumerate(weights):
+                if weight and other != number:
+                    rest = _weighted_sum(rest, others[other], weight)
+            share, best = best_weight(rest, others[number], qrels, measure)
             share = min(share, 0.999)
             weights[number] = share / (1 - share)
         if best <= before + 1e-12:
             break
-    return weights
+    return best, weights
 
 
 def _weighted_sum(a: Run, b: Run, weight: float) -> FusedRun:

@@ -1,4 +1,4 @@
-"""Retrieval measures per query and their means: Hit@k, RR@k, nDCG@k, Recall@k, as ir_measures and trec_eval compute them.
+"""Retrieval measures per query and their means: Hit, RR, nDCG, Recall, P and F at k, as ir_measures and trec_eval have them.
 
 A run is ranked by score, equal scores by doc_id (ascending). A document is relevant when its judgement is above 0.
 Every judged query counts: one without results scores 0. Knows nothing of how runs come about.
@@ -7,6 +7,9 @@ Every judged query counts: one without results scores 0. Knows nothing of how ru
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 Run = Mapping[str, Mapping[str, float]]
 """{query_id: {doc_id: score}}."""
@@ -87,15 +90,48 @@ def ndcg(ranked: Sequence[str], judged: Mapping[str, int], k: int) -> float:
     return _dcg(judged.get(doc_id, 0) for doc_id in ranked) / ideal if ideal > 0 else 0.0
 
 
+def precision(ranked: Sequence[str], judged: Mapping[str, int], k: int) -> float:
+    """Share of k answers that are relevant (Zhuo et al. 2020, eq. 5); answers that are missing count as wrong.
+
+    >>> precision(["a", "b"], {"b": 1}, 4)
+    0.25
+    """
+    return sum(judged.get(doc_id, 0) > 0 for doc_id in ranked) / k
+
+
+def f_measure(ranked: Sequence[str], judged: Mapping[str, int], k: int) -> float:
+    """Harmonic mean of precision and recall (Zhuo et al. 2020, eq. 7), 0 where both are.
+
+    >>> f_measure(["a", "b"], {"b": 1}, 2)
+    0.6666666666666666
+    """
+    p, r = precision(ranked, judged, k), recall(ranked, judged)
+    return 2 * p * r / (p + r) if p + r > 0 else 0.0
+
+
+def regret(probabilities: NDArray[np.floating], chosen: NDArray[np.integer]) -> NDArray[np.float64]:
+    """[n] how much the mean probability of the m chosen falls short of that of the m best (Zhuo et al. 2020, eq. 10).
+
+    Args:
+        probabilities: [n, documents] of relevance.
+        chosen: [n, m] columns of it; -1 for an answer that is missing, which counts as probability 0.
+    """
+    m = chosen.shape[1]
+    best = -np.partition(-probabilities, m - 1, axis=1)[:, :m]
+    got = np.take_along_axis(probabilities, np.maximum(chosen, 0), axis=1) * (chosen >= 0)
+    return np.asarray(best.mean(axis=1, dtype=np.float64) - got.mean(axis=1, dtype=np.float64))
+
+
 def _dcg(gains: Iterable[int]) -> float:
     return sum(max(gain, 0) / math.log2(rank + 1) for rank, gain in enumerate(gains, start=1))
 
 
 def _parse(name: str) -> tuple[Callable[[Sequence[str], Mapping[str, int]], float], int]:
-    match = re.fullmatch(r"(Hit|RR|nDCG|Recall)@([1-9]\d*)", name)
+    match = re.fullmatch(r"(Hit|RR|nDCG|Recall|P|F)@([1-9]\d*)", name)
     if not match:
-        raise ValueError(f"Unknown measure {name!r}; use Hit@k, RR@k, nDCG@k or Recall@k with k from 1.")
+        raise ValueError(f"Unknown measure {name!r}; use Hit@k, RR@k, nDCG@k, Recall@k, P@k or F@k with k from 1.")
     k = int(match[2])
-    if match[1] == "nDCG":
-        return (lambda ranked, judged: ndcg(ranked, judged, k)), k
+    by_k = {"nDCG": ndcg, "P": precision, "F": f_measure}.get(match[1])
+    if by_k:
+        return (lambda ranked, judged: by_k(ranked, judged, k)), k
     return {"Hit": hit, "RR": reciprocal_rank, "Recall": recall}[match[1]], k

@@ -10,7 +10,15 @@ from transformers import T5ForConditionalGeneration
 from docids.tree import DocidTree
 from dsi.generator import DocidGenerator, GeneratorConfig, load_generator, path_log_likelihood
 from dsi.states import StateCache, write_states
-from dsi.training import DenseLogits, DocidExamples, LengthBucketSampler, Texts, WholeModel, train_generator
+from dsi.training import (
+    DenseLogits,
+    DocidExamples,
+    LengthBucketSampler,
+    Texts,
+    WholeModel,
+    drop_states,
+    train_generator,
+)
 from tests.conftest import WIDTH, random_generator, random_queries, random_tree
 
 TEXTS = ["the danube passes four capitals", "neon", "helium fills balloons and airships", "a river"]
@@ -226,12 +234,35 @@ def test_encoder_and_decoder_train_together_from_texts(encoder, tmp_path):
         ({"distillation": 0.5}, r"distillation must be in \[0, 1\], and needs a dense_temperature"),
         ({"distillation": 2.0, "dense_temperature": 0.1}, r"got 2.0 with dense_temperature 0.1"),
         ({"train_encoder": True, "dense_temperature": 0.1}, "train_encoder changes the encoder"),
+        ({"state_dropout": 1.0}, r"state_dropout must be in \[0, 1\), got 1.0"),
         ({"document_segments": 0}, "document_segments must be at least 1, got 0"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         GeneratorConfig(**settings)
+
+
+def test_dropped_states_are_a_share_of_the_tokens_and_never_all(encoder, tmp_path):
+    torch.manual_seed(0)
+    mask = torch.arange(50) < torch.randint(1, 51, (400, 1))
+    kept = drop_states(mask, 0.3)
+    assert not (kept & ~mask).any()
+    assert kept[:, 0].all()
+    assert (kept[:, 1:].sum() / mask[:, 1:].sum()).item() == pytest.approx(0.7, abs=0.02)
+
+    # It takes part in training, and only there.
+    write_states(encoder, "query", TEXTS, tmp_path / "states")
+    tree = random_tree(20)
+    examples = DocidExamples(StateCache([tmp_path / "states"]), np.array([0, 5, 11, 19]), np.zeros(4, dtype=int), tree)
+    losses = []
+    for share in (0.0, 0.9):
+        config = GeneratorConfig(
+            decoder="", num_layers=1, num_heads=4, batch_size=4, epochs=40, learning_rate=3e-3, state_dropout=share
+        )
+        generator = DocidGenerator.create(config, tree, WIDTH)
+        losses.append(train_generator(generator, examples, config, tmp_path / f"work-{share}"))
+    assert losses[1] > losses[0] + 0.1
 
 
 def test_frequencies_are_counted_by_kind_of_example(encoder, tmp_path):

@@ -1,0 +1,112 @@
+"""What a node scorer is taught, and the beam that asks it: Zhuo et al. 2020 on a docid tree, for batches of instances.
+
+Leaves are documents (labels). Values of documents come in docid order, [batch, documents]; values of nodes are [batch, nodes],
+inner nodes first, then the documents, as `DocidTree` numbers them.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from docids.tree import DocidTree
+
+
+class TreeTargets:
+    """The targets and the beams of one tree.
+
+    Args:
+        tree: the docids.
+        device: where they are computed.
+    """
+
+    def __init__(self, tree: DocidTree, device: torch.device | str = "cpu") -> None:
+        self.tree = tree
+        first = torch.from_numpy(tree.first_child).long().to(device)
+        count = torch.from_numpy(tree.num_children).long().to(device)
+        digits = torch.arange(max(tree.fan_out), device=device)
+        self.exists = digits < count[:, None]  # [inner nodes, largest fan-out]
+        self.children = (first[:, None] + digits).where(self.exists, first[:, None])  # missing ones repeat the first
+
+    def any_below(self, relevant: Tensor) -> Tensor:
+        """z_n (eq. 2): 1 where a relevant document is below; relevant: [batch, documents] of 0 and 1."""
+        return self.best_below(relevant)
+
+    def best_below(self, values: Tensor) -> Tensor:
+        """The largest value of the documents below each node; of their probabilities p*_n, which is optimal (Proposition 1)."""
+        return self.fold(values, lambda below: below.amax(dim=2), -torch.inf)
+
+    def fold(self, leaves: Tensor, combine: Callable[[Tensor], Tensor], missing: float) -> Tensor:
+        """Values of all nodes from those of the documents: `combine` [batch, n, fan-out] children into [batch, n].
+
+        Children that a node does not have count as `missing`.
+        """
+        return self._upwards(leaves, lambda _, below: combine(below), missing)
+
+    def best_relevant(self, probabilities: Tensor, relevant: Tensor) -> Tensor:
+        """z*_n (eq. 13): the relevance of the most probable document below each node; among equals a relevant one counts."""
+        return self.estimated(self.best_below(probabilities), relevant)
+
+    def estimated(self, scores: Tensor, relevant: Tensor) -> Tensor:
+        """zhat_n (eq. 15): the target of the child that scores best, from the documents upwards; ties go to the positive.
+
+        zhat_n = 1 says that greedy descent from n ends in a relevant document.
+
+        Args:
+            scores: [batch, nodes] of the scorer as it is, without gradient.
+            relevant: [batch, documents] of 0 and 1.
+        """
+
+        def of_best_child(children: Tensor, below: Tensor) -> Tensor:
+            own = scores[:, children]
+            return below.masked_fill(own < own.amax(dim=2, keepdim=True), -torch.inf).amax(dim=2)
+
+        return self._upwards(relevant, of_best_child, -torch.inf)
+
+    def _upwards(self, leaves: Tensor, combine: Callable[[Tensor, Tensor], Tensor], missing: float) -> Tensor:
+        """Values of all nodes, each inner one `combine`d from its children [level's nodes, fan-out] and their values."""
+        num_inner = self.tree.num_inner
+        nodes = torch.cat([leaves.new_zeros(len(leaves), num_inner), leaves], dim=1)
+        for level in reversed(self.tree.levels):
+            children = self.children[level]
+            below = nodes[:, children].masked_fill(~self.exists[level], missing)
+            nodes[:, level] = combine(children, below)
+        return nodes
+
+    def beams(self, scores: Tensor, beam_width: int, *, random_ties: bool = False) -> Iterator[Tensor]:
+        """The candidates of every level, [batch, n], best first, -1 past the end: the children of the beam above (eq. 3).
+
+        The beam is the best `beam_width` inner nodes of a level by their own score.
+
+        Args:
+            scores: [batch, nodes].
+            beam_width: inner nodes kept a level.
+            random_ties: order equal scores at random instead of by number.
+        """
+        num_inner = self.tree.num_inner
+        beam = torch.zeros(len(scores), 1, dtype=torch.long, device=scores.device)
+        while beam.shape[1]:
+            parents = beam.clamp(min=0)
+            alive = self.exists[parents] & (beam >= 0)[:, :, None]
+            nodes = self.children[parents].masked_fill(~alive, -1).flatten(1)
+            if random_ties:
+                nodes = nodes.gather(1, torch.rand(nodes.shape, device=nodes.device).argsort(dim=1))
+            own = scores.gather(1, nodes.clamp(min=0)).masked_fill(nodes < 0, -torch.inf)
+            nodes = nodes.gather(1, own.argsort(dim=1, descending=True, stable=True))
+            yield nodes
+            inner = (nodes >= 0) & (nodes < num_inner)
+            first = inner.float().argsort(dim=1, descending=True, stable=True)[:, :beam_width]
+            beam = nodes.gather(1, first).masked_fill(~inner.gather(1, first), -1)
+            beam = beam[:, (beam >= 0).any(dim=0)]
+
+    def search(self, scores: Tensor, k: int, beam_width: int, *, random_ties: bool = False) -> Tensor:
+        """[batch, k] docid positions of the k best documents that the beam reaches, by their own score; -1 past the end."""
+        found = [
+            nodes.masked_fill(nodes < self.tree.num_inner, -1)
+            for nodes in self.beams(scores, beam_width, random_ties=random_ties)
+        ]
+        nodes = torch.cat(found, dim=1)
+        own = scores.gather(1, nodes.clamp(min=0)).masked_fill(nodes < 0, -torch.inf)
+        best = own.argsort(dim=1, descending=True, stable=True)[:, :k]
+        nodes = nodes.gather(1, best)
+        return (nodes - self.tree.num_inner).masked_fill(nodes < 0, -1)

@@ -5,6 +5,7 @@ inner nodes first, then the documents, as `DocidTree` numbers them.
 """
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -27,6 +28,19 @@ class TreeTargets:
         digits = torch.arange(max(tree.fan_out), device=device)
         self.exists = digits < count[:, None]  # [inner nodes, largest fan-out]
         self.children = (first[:, None] + digits).where(self.exists, first[:, None])  # missing ones repeat the first
+
+    @cached_property
+    def nodes_by_level(self) -> list[Tensor]:
+        """The nodes that are chosen at each level (inner nodes and documents), the root's children first."""
+        return [self.children[level][self.exists[level]] for level in self.tree.levels]
+
+    @cached_property
+    def level_sizes(self) -> Tensor:
+        """[nodes] how many nodes each node's level has; 1 for the root."""
+        sizes = torch.ones(self.tree.num_inner + self.tree.num_documents, device=self.children.device)
+        for nodes in self.nodes_by_level:
+            sizes[nodes] = float(len(nodes))
+        return sizes
 
     def any_below(self, relevant: Tensor) -> Tensor:
         """z_n (eq. 2): 1 where a relevant document is below; relevant: [batch, documents] of 0 and 1."""
@@ -62,6 +76,35 @@ class TreeTargets:
             return below.masked_fill(own < own.amax(dim=2, keepdim=True), -torch.inf).amax(dim=2)
 
         return self._upwards(relevant, of_best_child, -torch.inf)
+
+    def path_sums(self, values: Tensor) -> Tensor:
+        """[batch, nodes] the sum of the values of the nodes on the way from the root, which counts as 0."""
+        sums = values.clone()
+        sums[:, 0] = 0.0
+        for level in self.tree.levels:
+            children, exists = self.children[level], self.exists[level]
+            parents = sums[:, level, None].expand(-1, -1, children.shape[1])
+            sums = sums.index_add(1, children[exists], parents[:, exists])
+        return sums
+
+    def sibling_log_softmax(self, logits: Tensor) -> Tensor:
+        """[batch, nodes] log softmax over the children of each node; 0 at the root."""
+        own = logits[:, self.children].masked_fill(~self.exists, -torch.inf)
+        log_p = own.log_softmax(dim=2)
+        result = torch.zeros_like(logits)
+        return result.index_copy(1, self.children[self.exists], log_p[:, self.exists])
+
+    def below_parents(self, chosen: Tensor) -> Tensor:
+        """[batch, nodes] True at the children of chosen inner nodes [batch, nodes]."""
+        result = torch.zeros_like(chosen)
+        parents = chosen[:, : self.tree.num_inner, None].expand(-1, -1, self.children.shape[1])
+        return result.index_copy(1, self.children[self.exists], parents[:, self.exists])
+
+    def share_among_siblings(self, values: Tensor) -> Tensor:
+        """[batch, nodes] each value over the sum of its siblings'; 0 where that is 0."""
+        own = values[:, self.children].masked_fill(~self.exists, 0.0)
+        shares = own / own.sum(dim=2, keepdim=True).clamp(min=1e-9)
+        return torch.zeros_like(values).index_copy(1, self.children[self.exists], shares[:, self.exists])
 
     def _upwards(self, leaves: Tensor, combine: Callable[[Tensor, Tensor], Tensor], missing: float) -> Tensor:
         """Values of all nodes, each inner one `combine`d from its children [level's nodes, fan-out] and their values."""
@@ -100,13 +143,16 @@ class TreeTargets:
             beam = beam[:, (beam >= 0).any(dim=0)]
 
     def search(self, scores: Tensor, k: int, beam_width: int, *, random_ties: bool = False) -> Tensor:
-        """[batch, k] docid positions of the k best documents that the beam reaches, by their own score; -1 past the end."""
+        """[batch, k] docid positions of the k best documents that the beam reaches, by their own score; -1 past the end.
+
+        There are fewer columns where the tree has fewer documents than k.
+        """
         found = [
             nodes.masked_fill(nodes < self.tree.num_inner, -1)
             for nodes in self.beams(scores, beam_width, random_ties=random_ties)
         ]
         nodes = torch.cat(found, dim=1)
         own = scores.gather(1, nodes.clamp(min=0)).masked_fill(nodes < 0, -torch.inf)
-        best = own.argsort(dim=1, descending=True, stable=True)[:, :k]
+        best = own.argsort(dim=1, descending=True, stable=True)[:, : min(k, self.tree.num_documents)]
         nodes = nodes.gather(1, best)
         return (nodes - self.tree.num_inner).masked_fill(nodes < 0, -1)

@@ -1,0 +1,228 @@
+"""A tree model without text: instances are feature vectors, documents are labels, several may be relevant.
+
+The same trees, objectives and beams as for docids. A node's logit is linear in the features, or in a hidden layer of them.
+"""
+
+import dataclasses
+import json
+import logging
+import math
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from scipy.sparse import csr_matrix
+from sklearn.preprocessing import normalize
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from docids.clustering import DocidsConfig, build_tree
+from docids.storage import replace_folder, write_json
+from docids.tree import DocidTree
+from dsi.tree_models.objectives import candidate_nodes, find_objective, node_targets, objective_loss, ranking_scores
+from dsi.tree_models.targets import TreeTargets
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TreeModelConfig:
+    """How a tree model is trained.
+
+    Attributes:
+        objective: a row of `dsi.tree_models.objectives`.
+        beam_width: of training with beam candidates; inner nodes a level.
+        random_nodes: random candidates a level, on average, for objectives that have them.
+        warm_start: share of the steps that train the tdm objective first, for targets or candidates that need a model.
+        ramp: share of the steps after the warm start over which "mixed" targets go from z to zhat.
+        hidden: width of a hidden layer (0: linear in the features).
+        dropout: of the features, and of the hidden layer.
+        epochs: passes over the instances.
+        batch_size: instances a step.
+        learning_rate: of Adam at the start; goes linearly to zero.
+        weight_decay: of AdamW.
+        seed: of initialisation, order and random candidates.
+    """
+
+    objective: str = "plt"
+    beam_width: int = 10
+    random_nodes: int = 50
+    warm_start: float = 0.3
+    ramp: float = 0.5
+    hidden: int = 0
+    dropout: float = 0.0
+    epochs: int = 20
+    batch_size: int = 128
+    learning_rate: float = 1e-2
+    weight_decay: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        find_objective(self.objective)
+        for name, least in (("beam_width", 1), ("random_nodes", 0), ("epochs", 1), ("batch_size", 1), ("hidden", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}.")
+        for name in ("warm_start", "ramp", "dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}.")
+
+
+def label_tree(features: csr_matrix, relevant: csr_matrix, config: DocidsConfig) -> DocidTree:
+    """A tree over labels by the mean direction of their instances' features (PIFA); labels without an instance are at 0.
+
+    Args:
+        features: [instances, features].
+        relevant: [instances, labels], non-zero where a label is relevant.
+        config: of the clustering.
+    """
+    means = normalize((relevant != 0).astype(np.float32).T @ normalize(features))
+    return build_tree(np.asarray(means.todense(), dtype=np.float32), config)
+
+
+class TreeModel(nn.Module):
+    """A scorer of the nodes of one tree.
+
+    Args:
+        tree: over the labels; label l is the document of collection row l.
+        num_features: width of an instance.
+        config: the settings.
+    """
+
+    def __init__(self, tree: DocidTree, num_features: int, config: TreeModelConfig) -> None:
+        super().__init__()
+        torch.manual_seed(config.seed)
+        self.tree, self.config, self.num_features = tree, config, num_features
+        self.objective = find_objective(config.objective)
+        self.targets = TreeTargets(tree)
+        width = config.hidden or num_features
+        nodes = tree.num_inner + tree.num_documents
+        self.hidden = nn.Linear(num_features, config.hidden) if config.hidden else None
+        self.dropout = nn.Dropout(config.dropout)
+        self.nodes = nn.Linear(width, nodes)
+        nn.init.normal_(self.nodes.weight, std=0.01 if not config.hidden else width**-0.5)
+        nn.init.zeros_(self.nodes.bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[batch, nodes] logits of features [batch, num_features]."""
+        features = self.dropout(features)
+        if self.hidden is not None:
+            features = self.dropout(torch.relu(self.hidden(features)))
+        return self.nodes(features)  # type: ignore[no-any-return]
+
+    def fit(self, features: csr_matrix, relevant: csr_matrix, *, progress: bool = False) -> list[float]:
+        """Train in place; returns the mean loss of every epoch.
+
+        Args:
+            features: [instances, num_features].
+            relevant: [instances, labels], non-zero where a label is relevant.
+            progress: show a progress bar over epochs.
+
+        Raises:
+            ValueError: the shapes do not fit the tree and the features, or no instance has a relevant label.
+        """
+        features, relevant = self._checked(features, relevant)
+        config = self.config
+        decay, plain = [p for p in self.parameters() if p.dim() > 1], [p for p in self.parameters() if p.dim() == 1]
+        groups = [{"params": decay, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+        optimizer = torch.optim.AdamW(groups, lr=config.learning_rate)
+        batches = math.ceil(features.shape[0] / config.batch_size)
+        steps = config.epochs * batches
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+        rng, losses, step = np.random.default_rng(config.seed), [], 0
+        self.train()
+        for _ in tqdm(range(config.epochs), desc=config.objective, unit="epoch", disable=not progress):
+            total = 0.0
+            for rows in np.array_split(rng.permutation(features.shape[0]), batches):
+                loss = self._loss(_dense(features[rows]), _dense(relevant[rows]), step / steps)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                schedule.step()
+                total, step = total + loss.item(), step + 1
+            losses.append(total / batches)
+        self.eval()
+        return losses
+
+    def _loss(self, features: Tensor, relevant: Tensor, done: float) -> Tensor:
+        """Of a batch, `done` of the way through the training; relevant: [batch, labels]."""
+        config, targets = self.config, self.targets
+        asks_itself = "beam" in self.objective.candidates or self.objective.targets != "z"
+        warms_up = asks_itself and self.objective.score == "node" and done < config.warm_start
+        objective = find_objective("tdm") if warms_up else self.objective
+        relevant = relevant[:, self.tree.doc_rows]
+        z = targets.any_below(relevant)
+        logits = self(features)
+        own = logits.detach()
+        asked = candidate_nodes(targets, objective, own, z, config.beam_width, config.random_nodes)
+        late = (done - config.warm_start) / max(1e-9, config.ramp * (1 - config.warm_start))
+        wanted = node_targets(targets, objective, own, relevant, z, min(1.0, max(0.0, late)))
+        return objective_loss(targets, objective, logits, asked, wanted)
+
+    @torch.no_grad()
+    def search(self, features: csr_matrix, k: int, beam_width: int, *, batch_size: int = 256) -> NDArray[np.int64]:
+        """[instances, k] the best labels that the beam finds, best first; -1 where it reaches fewer.
+
+        Args:
+            features: [instances, num_features].
+            k: labels an instance.
+            beam_width: inner nodes kept a level.
+            batch_size: instances at a time.
+        """
+        if self.objective.candidates == "beam" and beam_width > self.config.beam_width:
+            warnings.warn(
+                f"This model was trained with a beam of {self.config.beam_width}, nodes outside it were never asked; "
+                f"searching with {beam_width} may be worse than with {self.config.beam_width}.",
+                stacklevel=2,
+            )
+        found = []
+        for start in range(0, features.shape[0], batch_size):
+            logits = self.eval()(_dense(features[start : start + batch_size]))
+            scores = ranking_scores(self.targets, logits, self.objective.score)
+            positions = self.targets.search(scores, k, beam_width).numpy()
+            found.append(np.where(positions < 0, -1, self.tree.doc_rows[np.maximum(positions, 0)]))
+        return np.concatenate(found)
+
+    def save(self, folder: Path) -> None:
+        """Write weights, tree and settings in one step."""
+        with replace_folder(folder) as partial:
+            save_file(
+                {name: tensor.contiguous() for name, tensor in self.state_dict().items()}, partial / "model.safetensors"
+            )
+            self.tree.save(partial / "tree.safetensors")
+            settings = {**dataclasses.asdict(self.config), "num_features": self.num_features}
+            write_json(partial / "config.json", settings)
+
+    @classmethod
+    def load(cls, folder: Path) -> "TreeModel":
+        """Read what `save` wrote; the objective and its training beam come with it."""
+        settings = json.loads((folder / "config.json").read_text())
+        num_features = settings.pop("num_features")
+        model = cls(DocidTree.load(folder / "tree.safetensors"), num_features, TreeModelConfig(**settings))
+        model.load_state_dict(load_file(folder / "model.safetensors"))
+        return model.eval()
+
+    def _checked(self, features: csr_matrix, relevant: csr_matrix) -> tuple[csr_matrix, csr_matrix]:
+        if features.shape[0] != relevant.shape[0] or features.shape[1] != self.num_features:
+            raise ValueError(
+                f"features must be [{relevant.shape[0]}, {self.num_features}] for these labels, got {list(features.shape)}."
+            )
+        if relevant.shape[1] != self.tree.num_documents:
+            raise ValueError(
+                f"There are {relevant.shape[1]} labels, the tree has leaves for {self.tree.num_documents}; "
+                "build it for all of them."
+            )
+        relevant = (relevant != 0).astype(np.float32).tocsr()
+        judged = np.diff(relevant.indptr) > 0
+        if not judged.any():
+            raise ValueError("No instance has a relevant label; there is nothing to learn.")
+        if not judged.all():
+            logger.warning("%d instances without a relevant label are left out.", int((~judged).sum()))
+        return features.tocsr()[judged], relevant[judged]
+
+
+def _dense(matrix: csr_matrix) -> Tensor:
+    return torch.from_numpy(np.asarray(matrix.todense(), dtype=np.float32))

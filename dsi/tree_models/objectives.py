@@ -1,0 +1,160 @@
+"""Training objectives of tree models as rows of one table: which nodes are asked, what they should say, how that is scored.
+
+| name | candidates | targets | loss | score |
+| --- | --- | --- | --- | --- |
+| ce | path | z | child softmax | softmax path |
+| plt | path | z | bce | sigmoid path |
+| tdm | random | z | bce | node |
+| otm | beam | mixed | bce | node |
+| otm-bs | random | mixed | bce | node |
+| otm-optest | beam | z | bce | node |
+| otm-mix | beam+random | mixed | bce | node |
+| man | path+beam | z | bce | sigmoid path |
+| dtr | beam+random | z | level softmax | node |
+
+ce is hierarchical softmax (what a docid decoder learns), plt a probabilistic label tree (Jasinska et al. 2016), tdm the
+tree-based deep model (Zhu et al. 2018), otm Algorithm 1 of Zhuo et al. 2020 with its ablations (-BS: no beam, -OptEst: no
+zhat), man PECOS' matcher-aware negatives (Yu et al. 2020), dtr a softmax over a level's candidates (Liu et al. 2024).
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dsi.tree_models.targets import TreeTargets
+
+_CANDIDATES = ("path", "random", "beam", "beam+random", "path+beam")
+_TARGETS = ("z", "zhat", "mixed")
+_LOSSES = ("bce", "child softmax", "level softmax")
+_SCORES = ("softmax path", "sigmoid path", "node")
+
+
+@dataclass(frozen=True)
+class Objective:
+    """One row of the table.
+
+    Attributes:
+        candidates: "path" (children of the nodes above a relevant document), "random" (nodes of each level at random, and the
+            relevant ones), "beam" (children of the beam that the model itself has, eq. 3), or two of them.
+        targets: "z" (eq. 2), "zhat" (eq. 15) or "mixed": z at first, zhat in the end.
+        loss: "bce" on every candidate; "child softmax" over each asked parent's children; "level softmax" over a level's
+            candidates.
+        score: what ranks nodes in search: "softmax path" and "sigmoid path" (sums of log-probabilities), or the "node"'s own.
+    """
+
+    candidates: str
+    targets: str
+    loss: str
+    score: str
+
+    def __post_init__(self) -> None:
+        for name, allowed in (
+            ("candidates", _CANDIDATES),
+            ("targets", _TARGETS),
+            ("loss", _LOSSES),
+            ("score", _SCORES),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}.")
+        if (self.loss == "child softmax") != (self.score == "softmax path"):
+            raise ValueError(
+                f'loss "child softmax" and score "softmax path" go together, got loss {self.loss!r} with score {self.score!r}: '
+                "probabilities among siblings only mean something along a path."
+            )
+        if self.score != "node" and "path" not in self.candidates:
+            raise ValueError(
+                f'score "{self.score}" multiplies what nodes say given their parent; candidates must have "path", '
+                f"got {self.candidates!r}."
+            )
+        if self.loss == "child softmax" and self.candidates != "path":
+            raise ValueError(
+                f'loss "child softmax" asks the path alone; candidates must be "path", got {self.candidates!r}.'
+            )
+
+
+OBJECTIVES = {
+    "ce": Objective("path", "z", "child softmax", "softmax path"),
+    "plt": Objective("path", "z", "bce", "sigmoid path"),
+    "tdm": Objective("random", "z", "bce", "node"),
+    "otm": Objective("beam", "mixed", "bce", "node"),
+    "otm-bs": Objective("random", "mixed", "bce", "node"),
+    "otm-optest": Objective("beam", "z", "bce", "node"),
+    "otm-mix": Objective("beam+random", "mixed", "bce", "node"),
+    "man": Objective("path+beam", "z", "bce", "sigmoid path"),
+    "dtr": Objective("beam+random", "z", "level softmax", "node"),
+}
+
+
+def find_objective(name: str) -> Objective:
+    """The row of that name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name not in OBJECTIVES:
+        raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, got {name!r}.")
+    return OBJECTIVES[name]
+
+
+def ranking_scores(targets: TreeTargets, logits: Tensor, score: str) -> Tensor:
+    """[batch, nodes] what ranks nodes, from the scorer's logits [batch, nodes]; for paths the sum of log-probabilities."""
+    if score == "node":
+        return logits
+    return targets.path_sums(F.logsigmoid(logits) if score == "sigmoid path" else targets.sibling_log_softmax(logits))
+
+
+def candidate_nodes(
+    targets: TreeTargets, objective: Objective, logits: Tensor, z: Tensor, beam_width: int, random_nodes: int
+) -> Tensor:
+    """[batch, nodes] True at the nodes that are asked.
+
+    Args:
+        targets: of the tree.
+        objective: whose candidates.
+        logits: [batch, nodes] of the scorer as it is.
+        z: [batch, nodes] 1 where a relevant document is below.
+        beam_width: of the beam.
+        random_nodes: of each level, on average.
+    """
+    asked = torch.zeros_like(z, dtype=torch.bool)
+    if "path" in objective.candidates:
+        asked |= targets.below_parents(z > 0)
+    if "beam" in objective.candidates:
+        for nodes in targets.beams(ranking_scores(targets, logits, objective.score), beam_width):
+            rows = torch.arange(len(nodes), device=nodes.device)[:, None].expand_as(nodes)
+            asked[rows[nodes >= 0], nodes[nodes >= 0]] = True
+    if "random" in objective.candidates:
+        sizes = targets.level_sizes
+        asked |= torch.rand_like(logits) < (random_nodes / sizes.clamp(min=1))
+        if objective.candidates == "random":
+            asked |= z > 0
+    asked[:, 0] = False  # the root is no choice
+    return asked
+
+
+def node_targets(
+    targets: TreeTargets, objective: Objective, logits: Tensor, relevant: Tensor, z: Tensor, towards_zhat: float
+) -> Tensor:
+    """[batch, nodes] what candidates should say; "mixed" is (1 - towards_zhat) z + towards_zhat zhat."""
+    share = {"z": 0.0, "zhat": 1.0, "mixed": towards_zhat}[objective.targets]
+    if share == 0:
+        return z
+    return (1 - share) * z + share * targets.estimated(logits, relevant)
+
+
+def objective_loss(targets: TreeTargets, objective: Objective, logits: Tensor, asked: Tensor, wanted: Tensor) -> Tensor:
+    """Scalar: the sum over the candidates of an instance, averaged over the batch."""
+    if objective.loss == "bce":
+        return F.binary_cross_entropy_with_logits(logits[asked], wanted[asked], reduction="sum") / len(logits)
+    if objective.loss == "child softmax":
+        log_p = targets.sibling_log_softmax(logits)
+        return -(targets.share_among_siblings(wanted) * log_p)[asked].sum() / len(logits)
+    total = logits.new_zeros(())
+    for nodes in targets.nodes_by_level:
+        log_p = logits[:, nodes].masked_fill(~asked[:, nodes], -torch.inf).log_softmax(dim=1)
+        positive = wanted[:, nodes] * asked[:, nodes]
+        share = positive / positive.sum(dim=1, keepdim=True).clamp(min=1e-9)
+        total = total - (share * log_p.masked_fill(share == 0, 0.0)).sum()
+    return total / len(logits)

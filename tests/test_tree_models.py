@@ -1,0 +1,212 @@
+"""Tree models: targets and beams against slow definitions and the paper's numbers, every objective, bad input."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.sparse import csr_matrix
+
+from docids.clustering import DocidsConfig
+from docids.tree import DocidTree
+from dsi.search import SearchConfig, TreeSearcher
+from dsi.tree_models.model import TreeModel, TreeModelConfig, label_tree
+from dsi.tree_models.objectives import OBJECTIVES, Objective, find_objective, ranking_scores
+from dsi.tree_models.targets import TreeTargets
+from eval.measures import regret
+from scripts.tree_experiments import complete_tree, toy, toy_table
+from tests.conftest import random_generator, random_tree, searcher_for
+
+shapes = {"documents": st.integers(4, 60), "branching": st.sampled_from([2, 3, 10]), "seed": st.integers(0, 1000)}
+
+
+def tree_of(documents: int, branching: int, seed: int) -> DocidTree:
+    """Clusters of random points: leaves at different depths."""
+    return random_tree(max(documents, branching), branching=branching, seed=seed, leaf=2)
+
+
+def children_of(tree: DocidTree, node: int) -> range:
+    return range(int(tree.first_child[node]), int(tree.first_child[node]) + int(tree.num_children[node]))
+
+
+def test_figure_1_of_the_paper():
+    targets = TreeTargets(complete_tree(8, 2))
+    eta = torch.tensor([[0.8, 0.3, 0.7, 0.2, 0.4, 0.9, 0.5, 0.4]])
+    relevant = torch.zeros(1, 8)
+    relevant[0, [2, 5, 7]] = 1  # labels 3, 6 and 8
+    assert targets.any_below(relevant)[0].nonzero()[:, 0].tolist() == [0, 1, 2, 4, 5, 6, 9, 12, 14]
+    assert targets.best_relevant(eta, relevant)[0].nonzero()[:, 0].tolist() == [0, 2, 4, 5, 9, 12, 14]
+
+
+@settings(max_examples=30, deadline=None)
+@given(**shapes, k=st.integers(1, 12))
+def test_ranking_by_the_best_document_below_loses_nothing_at_any_beam(documents, branching, seed, k):
+    tree = tree_of(documents, branching, seed)
+    targets, k = TreeTargets(tree), min(k, tree.num_documents)
+    eta = torch.rand(3, tree.num_documents, generator=torch.Generator().manual_seed(seed))
+    scores = targets.best_below(eta)
+    found = targets.search(scores, k, k)
+    assert found.tolist() == eta.topk(k, dim=1).indices.tolist()  # Proposition 1
+    assert regret(eta.numpy(), found.numpy()).max() == 0
+    # The retriever's own search over node scores is the same beam.
+    searcher = TreeSearcher(tree, searcher_for(tree, random_generator(tree, layers=1)).decoder, torch.device("cpu"))
+    states, mask = torch.zeros(3, 1, 32), torch.ones(3, 1, dtype=torch.bool)
+    result = searcher.search(states, mask, scores, k, SearchConfig(alpha=0.0, beam_width=k))
+    assert result.positions.tolist() == found.tolist()
+
+
+@settings(max_examples=10, deadline=None)
+@given(**shapes)
+def test_targets_and_scores_equal_their_slow_definitions(documents, branching, seed):
+    tree = tree_of(documents, branching, seed)
+    targets, rng = TreeTargets(tree), torch.Generator().manual_seed(seed)
+    relevant = (torch.rand(2, tree.num_documents, generator=rng) < 0.2).float()
+    logits = torch.randn(2, tree.num_inner + tree.num_documents, generator=rng)
+    z, zhat = targets.any_below(relevant), targets.estimated(logits, relevant)
+    log_p, sums = targets.sibling_log_softmax(logits), targets.path_sums(logits)
+
+    def slow_zhat(row: int, node: int) -> float:
+        if node >= tree.num_inner:
+            return float(relevant[row, node - tree.num_inner])
+        return slow_zhat(row, max(children_of(tree, node), key=lambda child: float(logits[row, child])))
+
+    for row in range(2):
+        assert sums[row, 0] == 0
+        for node in range(tree.num_inner):
+            below = relevant[row, tree.doc_start[node] : tree.doc_end[node]]
+            assert z[row, node] == below.max()
+            assert zhat[row, node] == slow_zhat(row, node)
+            own = list(children_of(tree, node))
+            torch.testing.assert_close(log_p[row, own], logits[row, own].log_softmax(0))
+            torch.testing.assert_close(sums[row, own], sums[row, node] + logits[row, own])
+    torch.testing.assert_close(
+        ranking_scores(targets, logits, "softmax path")[:, tree.num_inner :].exp().sum(dim=1), torch.ones(2)
+    )
+
+
+@settings(max_examples=12, deadline=None)
+@given(**shapes)
+def test_ties_are_for_the_positive_and_one_relevant_path_is_a_reverse_and(documents, branching, seed):
+    tree = tree_of(documents, branching, seed)
+    targets = TreeTargets(tree)
+    relevant = torch.zeros(1, tree.num_documents)
+    right = seed % tree.num_documents
+    relevant[0, right] = 1
+    level_scores = torch.zeros(1, tree.num_inner + tree.num_documents)
+    assert torch.equal(targets.estimated(level_scores, relevant), targets.any_below(relevant))  # all tie: z
+    scores = torch.randn(level_scores.shape, generator=torch.Generator().manual_seed(seed))
+    zhat = targets.estimated(scores, relevant)[0]
+    parents, digits = tree.paths(np.array([right]))
+    path = [node for node in parents[0] if node >= 0]
+    wins = []
+    for node, digit in zip(path, digits[0], strict=False):
+        own = list(children_of(tree, int(node)))
+        wins.append(int(scores[0, own].argmax()) == digit)
+    assert [bool(zhat[int(node)]) for node in path] == [all(wins[level:]) for level in range(len(path))]
+    assert zhat.sum() == sum(all(wins[level:]) for level in range(len(path))) + 1
+
+
+def test_iterating_estimated_targets_ends_at_the_best_mean_below():
+    targets = TreeTargets(complete_tree(64, 2))
+    means = torch.rand(1, 64, generator=torch.Generator().manual_seed(0))
+    scores = torch.rand(1, 127, generator=torch.Generator().manual_seed(1))
+    for _ in range(7):
+        scores = targets.estimated(scores, means)
+    torch.testing.assert_close(scores, targets.best_below(means))
+
+
+def test_the_toy_experiment_gives_the_reproduced_numbers():
+    cells = toy(40, seed=1, sizes=(100, math.inf), ks=(1, 5, 50))
+    # Means of 2,000 runs of an independent implementation.
+    expected = {
+        ("z", 1, 100): 0.1058, ("z", 5, 100): 0.0749, ("z", 50, 100): 0.0414,
+        ("z", 1, math.inf): 0.0212, ("z", 5, math.inf): 0.0161, ("z", 50, math.inf): 0.0117,
+        ("z, float32", 1, math.inf): 0.0544, ("z, float32", 5, math.inf): 0.0331,
+        ("z*", 1, 100): 0.0051, ("z*", 50, 100): 0.0045, ("zhat", 1, 100): 0.0089, ("zhat", 50, 100): 0.0048,
+    }  # fmt: skip
+    for (name, k, size), value in expected.items():
+        found, error = cells[name][k, size]
+        assert abs(found - value) < 3.5 * error + 1e-3, (name, k, size, found, value)
+    for name in ("z*", "zhat"):
+        assert cells[name][1, math.inf][0] == 0
+    text = toy_table(cells, 40)
+    assert "| k | N = 100 | N = inf |" in text
+    assert "[0.059]" in text
+
+
+def test_the_product_of_conditionals_is_the_direct_estimate():
+    from scripts.tree_experiments import _sampled_scores
+
+    targets = TreeTargets(complete_tree(32, 2))
+    torch.manual_seed(0)
+    scores = _sampled_scores(targets, torch.rand(1, 32, dtype=torch.float64) * 0.1, 50)
+    torch.testing.assert_close(scores["hierarchical z"], scores["z"], rtol=1e-12, atol=1e-15)
+
+
+def clustered_data(seed: int = 0) -> tuple[csr_matrix, csr_matrix]:
+    """400 instances, 40 labels: a label is relevant where its direction is near; one or two labels an instance."""
+    rng = np.random.default_rng(seed)
+    directions = rng.normal(size=(40, 12))
+    features = rng.normal(size=(400, 12)).astype(np.float32)
+    closeness = features @ directions.T
+    relevant = closeness >= np.sort(closeness, axis=1)[:, -2:-1] + rng.integers(0, 2, size=(400, 1))
+    relevant[np.arange(400), closeness.argmax(axis=1)] = True
+    return csr_matrix(features), csr_matrix(relevant.astype(np.float32))
+
+
+@pytest.mark.parametrize("objective", list(OBJECTIVES))
+def test_every_objective_learns_to_find_labels(objective, tmp_path, recwarn):
+    features, relevant = clustered_data()
+    tree = label_tree(features, relevant, DocidsConfig(branching=4, max_leaf_size=4))
+    config = TreeModelConfig(
+        objective=objective, beam_width=5, random_nodes=10, epochs=12, batch_size=50, hidden=32, learning_rate=2e-2
+    )
+    model = TreeModel(tree, 12, config)
+    losses = model.fit(features, relevant)
+    assert losses[-1] < losses[0]
+    best = model.search(features, 1, 5)[:, 0]
+    right = np.asarray(relevant.todense())[np.arange(400), best]
+    assert right.mean() > 0.75  # of 40 labels 1.5 are relevant: chance is 0.04
+    model.save(tmp_path / "model")
+    loaded = TreeModel.load(tmp_path / "model")
+    assert (loaded.search(features, 3, 5) == model.search(features, 3, 5)).all()
+    assert not [w for w in recwarn if "trained with a beam" in str(w.message)]
+    if OBJECTIVES[objective].candidates == "beam":
+        with pytest.warns(UserWarning, match="trained with a beam of 5, nodes outside it were never asked"):
+            loaded.search(features, 3, 20)
+
+
+def test_what_does_not_fit_together_is_refused(caplog):
+    with pytest.raises(ValueError, match=r"objective must be one of ce, plt, tdm, .*, got 'best'"):
+        find_objective("best")
+    with pytest.raises(ValueError, match='loss "child softmax" and score "softmax path" go together'):
+        Objective("path", "z", "child softmax", "node")
+    with pytest.raises(ValueError, match='score "sigmoid path" multiplies what nodes say given their parent'):
+        Objective("beam", "z", "bce", "sigmoid path")
+    with pytest.raises(ValueError, match=r"candidates must be one of path, random, .*, got 'all'"):
+        Objective("all", "z", "bce", "node")
+    with pytest.raises(ValueError, match="beam_width must be at least 1, got 0"):
+        TreeModelConfig(beam_width=0)
+    features, relevant = clustered_data()
+    tree = label_tree(features, relevant, DocidsConfig(branching=4, max_leaf_size=4))
+    model = TreeModel(tree, 12, TreeModelConfig(epochs=1))
+    with pytest.raises(ValueError, match="There are 39 labels, the tree has leaves for 40; build it for all of them"):
+        model.fit(features, relevant[:, :39])
+    with pytest.raises(ValueError, match=r"features must be \[400, 12\] for these labels, got \[400, 11\]"):
+        model.fit(features[:, :11], relevant)
+    with pytest.raises(ValueError, match="No instance has a relevant label"):
+        model.fit(features, csr_matrix((400, 40), dtype=np.float32))
+    some = relevant.tolil()
+    some[:7] = 0
+    model.fit(features, some.tocsr())
+    assert "7 instances without a relevant label are left out" in caplog.text
+    assert model.search(features[:2], 50, 1000).shape == (2, 40)  # wider than the tree: all labels
+
+
+def test_regret_is_what_the_best_would_have_had_more():
+    probabilities = np.array([[0.1, 0.9, 0.5, 0.2]])
+    assert regret(probabilities, np.array([[1, 2]]))[0] == 0
+    assert regret(probabilities, np.array([[0, 2]]))[0] == pytest.approx(0.4)
+    assert regret(probabilities, np.array([[1, -1]]))[0] == pytest.approx(0.25)

@@ -3,6 +3,8 @@
 Stages are shared: what two rows have in common is trained once (OUTPUT/store). Each row and seed is written down as soon as it
 is measured, so a killed command goes on with the next; what is there and up to date is not measured again. OUTPUT gets a JSON
 a row and seed, a Markdown table, and for figure5 a picture.
+
+`dsi reproduce toy` is the toy experiment of "Learning Optimal Tree Models under Beam Search" (Tables 1 and A.1), without data.
 """
 
 import argparse
@@ -36,6 +38,7 @@ from scripts.experiments import REFERENCES, TABLES, Row
 from scripts.hardware import hardware
 from scripts.main import run_command
 from scripts.systems import DECODER_ALONE, DenseSystems, IndexSystems, Run, WordSystems
+from scripts.tree_experiments import toy, toy_table
 
 SPLIT = "test"
 FIGURE_ALPHAS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -46,6 +49,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure what is missing, then print and write the table."""
     arguments = _parse(argv)
     quiet_libraries()
+    if arguments.what == "toy":
+        print(_toy(arguments.output, arguments.runs, arguments.seeds[0]))
+        return
+    if not arguments.data or not arguments.config:
+        raise ValueError(f"{arguments.what} is measured on a collection: give --data and --config.")
     config = read_config(arguments.config)
     if arguments.encoder:
         config = dataclasses.replace(config, encoder=dataclasses.replace(config.encoder, name=arguments.encoder))
@@ -66,11 +74,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="dsi reproduce", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=[*TABLES, "figure5"])
-    parser.add_argument("--data", type=Path, required=True, help="a collection, a folder in BEIR layout")
-    parser.add_argument(
-        "--config", type=Path, required=True, help="the base: DR-SCL+QG on this collection (configs/reproduce-*.toml)"
-    )
+    parser.add_argument("what", choices=[*TABLES, "figure5", "toy"])
+    parser.add_argument("--data", type=Path, help="a collection, a folder in BEIR layout")
+    parser.add_argument("--config", type=Path, help="the base: DR-SCL+QG on this collection (configs/reproduce-*.toml)")
     parser.add_argument("--output", type=Path, required=True, metavar="DIR")
     parser.add_argument(
         "--encoder", help="sentence-transformers model, Hub name or folder, instead of the configured one"
@@ -79,6 +85,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--seeds", type=int, nargs="+", default=[0], help="of sampling, clustering, initialisation, shuffling"
     )
     parser.add_argument("--rows", nargs="+", metavar="TEXT", help="only rows whose name contains one of these")
+    parser.add_argument("--runs", type=int, default=200, help="of toy")
     parser.add_argument("--device")
     return parser.parse_args(argv)
 
@@ -282,6 +289,19 @@ def figure5(laboratory: Laboratory, seed: int) -> str:
     write_json(laboratory.output / "figure5.json", {"seed": seed, "ann_temperature": temperature, "cells": cells})
     text = f"{grid_table(values, 'alpha', 'beta')}\n\nHit@1 in percent, seed {seed}, ann_temperature {temperature:g}."
     write_text(laboratory.output / "figure5.md", text + "\n")
+    return text
+
+
+def _toy(output: Path, runs: int, seed: int) -> str:
+    cells = toy(runs, seed)
+    rows = [
+        {"estimator": name, "k": k, "N": size, "regret": value, "standard_error": error}
+        for name, own in cells.items()
+        for (k, size), (value, error) in own.items()
+    ]
+    write_json(output / "toy.json", {"runs": runs, "seed": seed, "cells": rows})
+    text = toy_table(cells, runs)
+    write_text(output / "toy.md", text + "\n")
     return text
 
 

@@ -1,5 +1,6 @@
 """Tree models: targets and beams against slow definitions and the paper's numbers, every objective, bad input."""
 
+import json
 import math
 
 import numpy as np
@@ -16,6 +17,7 @@ from dsi.tree_models.model import TreeModel, TreeModelConfig, label_tree
 from dsi.tree_models.objectives import OBJECTIVES, Objective, find_objective, ranking_scores
 from dsi.tree_models.targets import TreeTargets
 from eval.measures import regret
+from scripts.main import main
 from scripts.tree_experiments import complete_tree, toy, toy_table
 from tests.conftest import random_generator, random_tree, searcher_for
 
@@ -134,6 +136,14 @@ def test_the_toy_experiment_gives_the_reproduced_numbers():
     text = toy_table(cells, 40)
     assert "| k | N = 100 | N = inf |" in text
     assert "[0.059]" in text
+
+
+def test_the_toy_experiment_is_a_command(tmp_path, capsys):
+    assert main(["reproduce", "toy", "--runs", "2", "--output", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.strip() == (tmp_path / "toy.md").read_text().strip()
+    assert len(json.loads((tmp_path / "toy.json").read_text())["cells"]) == 80
+    assert main(["reproduce", "table3", "--output", str(tmp_path)]) == 2
+    assert "table3 is measured on a collection: give --data and --config" in capsys.readouterr().err
 
 
 def test_the_product_of_conditionals_is_the_direct_estimate():

@@ -144,8 +144,20 @@ def read_queries(folder: Path) -> dict[str, str]:
 
 
 def _document_records(path: str, version: str) -> Iterator[dict[str, str]]:
+    yield from document_records(Path(path))
+
+
+def document_records(path: Path) -> Iterator[dict[str, str]]:
+    """doc_id, title and text of each document of a corpus.jsonl[.gz], checked line by line.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: what is wrong, with the line.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist; give a corpus.jsonl or corpus.jsonl.gz.")
     seen: set[str] = set()
-    for number, record in _json_lines(Path(path)):
+    for number, record in _json_lines(path):
         doc_id = _text(record, "_id", path, number)
         title, text = _text(record, "title", path, number, ""), _text(record, "text", path, number)
         if doc_id in seen:

@@ -1,12 +1,18 @@
 """BM25 over the words of the documents: the baseline, and the lexical part of an index. Knows nothing of trees or models."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import bm25s
 import numpy as np
+from bm25s.tokenization import Tokenized
 from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+from docids.storage import write_json
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,8 @@ class BM25:
         b: strength of length normalisation.
     """
 
+    _folder: Path  # of one that was loaded
+
     def __init__(self, doc_ids: Sequence[str], texts: Sequence[str], k1: float = 0.9, b: float = 0.4) -> None:
         self.doc_ids = list(doc_ids)
         self._tokens = bm25s.tokenize(list(texts), stopwords="en", show_progress=False)
@@ -50,6 +58,19 @@ class BM25:
         self.k1, self.b = k1, b
         self._index = bm25s.BM25(method="lucene", k1=k1, b=b)
         self._index.index(self._tokens, show_progress=False)
+
+    def changed(self, removed: Collection[int], doc_ids: Sequence[str], texts: Sequence[str]) -> "BM25":
+        """BM25 without the documents of some rows and with new ones at the end, as if made of these texts."""
+        vocabulary, kept = dict(self._tokens.vocab), set(range(len(self.doc_ids))) - set(removed)
+        ids = [own for row, own in enumerate(self._tokens.ids) if row in kept]
+        ids += (
+            [[vocabulary.setdefault(word, len(vocabulary)) for word in own] for own in _words(texts)] if texts else []
+        )
+        other = BM25.__new__(BM25)
+        other.doc_ids = [doc_id for row, doc_id in enumerate(self.doc_ids) if row in kept] + list(doc_ids)
+        other._tokens = Tokenized(ids, vocabulary)
+        other.weigh(self.k1, self.b)
+        return other
 
     def scores(self, queries: Sequence[str]) -> NDArray[np.float32]:
         """[queries, documents] of every document."""
@@ -66,12 +87,17 @@ class BM25:
         }
 
     def save(self, folder: Path) -> None:
-        """Write the term weights (bm25s: plain arrays and JSON), not the texts."""
+        """Write the term weights (bm25s: plain arrays and JSON) and the documents' terms, from which they can be made anew."""
         self._index.save(str(folder))
+        ids, tokens = self._tokens.ids, {}
+        tokens["terms"] = np.array([term for own in ids for term in own], dtype=np.int32)
+        tokens["lengths"] = np.array([len(own) for own in ids], dtype=np.int32)
+        save_file(tokens, folder / "terms.safetensors")
+        write_json(folder / "terms.json", self._tokens.vocab)
 
     @classmethod
     def load(cls, folder: Path, doc_ids: Sequence[str]) -> "BM25":
-        """Map what `save` wrote into memory; `weigh` is not for an index that was loaded, it has no texts.
+        """Map what `save` wrote into memory.
 
         Raises:
             ValueError: it was made of another number of documents.
@@ -83,7 +109,16 @@ class BM25:
         if found != len(loaded.doc_ids):
             raise ValueError(f"{folder} covers {found} documents, the document table has {len(loaded.doc_ids)}.")
         loaded.k1, loaded.b = loaded._index.k1, loaded._index.b
+        loaded._folder = folder
         return loaded
+
+    @cached_property
+    def _tokens(self) -> Tokenized:
+        """Each document's terms; read when they are first asked for."""
+        tokens = load_file(self._folder / "terms.safetensors")
+        ids = np.split(tokens["terms"], np.cumsum(tokens["lengths"])[:-1])
+        vocabulary = json.loads((self._folder / "terms.json").read_text(encoding="utf-8"))
+        return Tokenized([own.tolist() for own in ids], vocabulary)
 
 
 def _words(queries: Sequence[str]) -> list[list[str]]:

@@ -8,7 +8,7 @@ string. Knows nothing of how the tree was made, of texts or of models.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -32,9 +32,11 @@ class DocidTree:
         num_children: [I] how many children it has; child number c has digit c.
         doc_start: [I] first docid position below it.
         doc_end: [I] one past the last docid position below it.
-        doc_rows: [N] collection row of the document at each docid position.
+        doc_rows: [N] collection row of the document at each docid position; -1 where it was removed and its place is free.
         centroids: [I, dim] mean of the document embeddings below each inner node.
         embeddings: [N, dim] embedding of the document at each docid position: the centroid of that leaf.
+        trained: [I + N] by node: was it there when the decoder was trained? All, unless the tree was updated.
+        origin: sha256 of the tree the decoder was trained for, if this one was updated since; else empty.
     """
 
     first_child: Ints
@@ -44,6 +46,12 @@ class DocidTree:
     doc_rows: Ints
     centroids: Floats
     embeddings: Floats
+    trained: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    origin: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, dtype=np.uint8))
+
+    def __post_init__(self) -> None:
+        if not len(self.trained):
+            object.__setattr__(self, "trained", np.ones(len(self.first_child) + len(self.doc_rows), dtype=bool))
 
     @property
     def num_inner(self) -> int:
@@ -52,8 +60,13 @@ class DocidTree:
 
     @property
     def num_documents(self) -> int:
-        """Documents, which are the leaves."""
+        """Leaves: documents, and places of removed ones."""
         return len(self.doc_rows)
+
+    @cached_property
+    def num_removed(self) -> int:
+        """Leaves whose document was removed."""
+        return int((self.doc_rows < 0).sum())
 
     @cached_property
     def levels(self) -> list[slice]:
@@ -87,18 +100,29 @@ class DocidTree:
 
     @cached_property
     def positions(self) -> Ints:
-        """[N] docid position of each collection row: the inverse of `doc_rows`."""
-        inverse = np.empty_like(self.doc_rows)
-        inverse[self.doc_rows] = np.arange(self.num_documents, dtype=np.int32)
+        """[documents] docid position of each collection row: the inverse of `doc_rows`."""
+        (occupied,) = np.nonzero(self.doc_rows >= 0)
+        inverse = np.empty(len(occupied), dtype=np.int32)
+        inverse[self.doc_rows[occupied]] = occupied
         return inverse
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of the structure and the order of the documents: what a decoder's vocabulary is bound to."""
+        """sha256 of the structure and the order of the documents."""
         digest = hashlib.sha256()
         for name in _STRUCTURE:
             digest.update(np.ascontiguousarray(getattr(self, name)).tobytes())
         return digest.hexdigest()
+
+    @property
+    def origin_fingerprint(self) -> str:
+        """`fingerprint` of the tree that the decoder was trained for: what its vocabulary is bound to."""
+        return self.origin_bytes.tobytes().hex()
+
+    @property
+    def origin_bytes(self) -> NDArray[np.uint8]:
+        """`origin_fingerprint` as the array that an updated tree carries."""
+        return self.origin if len(self.origin) else np.frombuffer(bytes.fromhex(self.fingerprint), dtype=np.uint8)
 
     def paths(self, positions: NDArray[np.integer]) -> tuple[Ints, Ints]:
         """Way from the root to documents.
@@ -184,8 +208,11 @@ class DocidTree:
         inner, documents = self.num_inner, self.num_documents
         if any(len(getattr(self, name)) != inner for name in ("num_children", "doc_start", "doc_end", "centroids")):
             return "arrays of inner nodes differ in length"
-        if len(self.embeddings) != documents or not np.array_equal(np.sort(self.doc_rows), np.arange(documents)):
+        rows = np.sort(self.doc_rows[self.doc_rows >= 0])
+        if len(self.embeddings) != documents or not np.array_equal(rows, np.arange(len(rows))):
             return "documents are missing or doubled"
+        if len(self.trained) != inner + documents or len(self.origin) not in (0, 32):
+            return "what was trained does not fit the nodes"
         children = np.concatenate(
             [np.arange(f, f + n) for f, n in zip(self.first_child, self.num_children, strict=True)]
         )

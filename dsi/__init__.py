@@ -3,13 +3,14 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dsi.answers import Hit, Hits
     from dsi.config import Config
-    from dsi.retriever import GenerativeRetriever, Hit, Hits
+    from dsi.retriever import GenerativeRetriever
     from dsi.search import SearchConfig
 
 __all__ = ["Config", "GenerativeRetriever", "Hit", "Hits", "SearchConfig"]
 
-_HOME = {"Config": "dsi.config", "SearchConfig": "dsi.search"}
+_HOME = {"Config": "dsi.config", "Hit": "dsi.answers", "Hits": "dsi.answers", "SearchConfig": "dsi.search"}
 
 
 def __getattr__(name: str) -> Any:

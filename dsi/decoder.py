@@ -63,6 +63,8 @@ class FastDecoder:
         self.embeddings = stack.embed_tokens.weight.detach()
         attention = stack.block[0].layer[0].SelfAttention
         self.position_bias = attention.compute_bias(len(config.fan_out), len(config.fan_out))[0].detach()
+        self.fan_out = list(config.fan_out)
+        self.token_offsets = [1 + sum(self.fan_out[:level]) for level in range(len(self.fan_out))]
         self.level_heads = generator.head.weight.detach()[1:].split(config.fan_out)  # row 0 is the start token
 
     def start(self, token_states: Tensor, states_mask: Tensor) -> DecoderCache:

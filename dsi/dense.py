@@ -24,10 +24,12 @@ class DenseScores:
         self.num_children = torch.from_numpy(tree.num_children).long().to(device)
         self._centroids = torch.from_numpy(tree.centroids).to(device)
         self._embeddings = torch.from_numpy(tree.embeddings).to(device)
+        self._removed = torch.from_numpy(tree.doc_rows < 0).to(device) if tree.num_removed else None
 
     def document_scores(self, query_embeddings: Tensor) -> Tensor:
-        """[batch, documents] dot products in docid order, from query_embeddings [batch, dim]."""
-        return query_embeddings @ self._embeddings.T
+        """[batch, documents] dot products in docid order, from query_embeddings [batch, dim]; -inf at removed documents."""
+        scores = query_embeddings @ self._embeddings.T
+        return scores if self._removed is None else scores.masked_fill(self._removed, -torch.inf)
 
     def centroid_scores(self, query_embeddings: Tensor) -> Tensor:
         """[batch, inner nodes] dot products with the nodes' centroids."""

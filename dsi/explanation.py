@@ -109,9 +109,11 @@ def _node(
     kept: bool,
 ) -> ExplainedNode:
     is_document = node >= tree.num_inner
-    position = node - tree.num_inner if is_document else int(tree.doc_start[node])
-    documents = 1 if is_document else int(tree.doc_end[node] - tree.doc_start[node])
-    label = titles[int(tree.doc_rows[position])]
+    below = slice(node - tree.num_inner, node - tree.num_inner + 1)
+    if not is_document:
+        below = slice(int(tree.doc_start[node]), int(tree.doc_end[node]))
+    rows = tree.doc_rows[below][tree.doc_rows[below] >= 0]
+    documents, label = len(rows), titles[int(rows[0])]
     return ExplainedNode(tree.node_digits(node), generative, dense, kept, documents, label, ranks.get(node))
 
 

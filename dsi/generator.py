@@ -220,10 +220,10 @@ class DocidGenerator(T5PreTrainedModel):
 
     def check_tree(self, tree: DocidTree) -> None:
         """Raise ValueError unless this generator was trained for the docids of `tree`."""
-        if self.config.docids_fingerprint != tree.fingerprint:
+        if self.config.docids_fingerprint != tree.origin_fingerprint:
             raise ValueError(
                 f"The generator was trained for docids {self.config.docids_fingerprint[:12]}, the docids here are "
-                f"{tree.fingerprint[:12]}; train the generator again or restore the docids it belongs to."
+                f"{tree.origin_fingerprint[:12]}; train the generator again or restore the docids it belongs to."
             )
 
 

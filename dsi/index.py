@@ -10,6 +10,8 @@ import dataclasses
 import hashlib
 import json
 import platform
+import shutil
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,14 @@ import pyarrow as pa
 
 from contrastive.encoder import Encoder, EncoderConfig
 from docids.lexical import BM25
-from docids.storage import recover_folder, sha256, write_json
+from docids.storage import recover_folder, replace_folder, sha256, write_json
 from docids.tree import DocidTree
 from dsi.search import SearchConfig
 
 FORMAT_VERSION = 1
 _PARTS = ("encoder", "docids", "generator", "lexical")
+_CHANGING = ("docids", "lexical")
+"""The parts that an update replaces: by folders with the generation in their name, which the manifest then points to."""
 _PACKAGES = ("torch", "transformers", "sentence-transformers", "faiss-cpu")
 
 
@@ -56,14 +60,15 @@ def load_lexical(folder: Path, documents: datasets.Dataset) -> BM25 | None:
 
 def write_manifest(folder: Path, encoder: Encoder, tree: DocidTree, settings: SearchConfig) -> None:
     """Bind the parts in `folder` to each other: the last thing that is written, the first that is read."""
-    files = sorted(path for part in _PARTS for path in (folder / part).rglob("*") if path.is_file())
     manifest = {
         "format_version": FORMAT_VERSION,
+        "generation": 1,
+        "parts": {name: name for name in _CHANGING},
         "encoder": dataclasses.asdict(encoder.config),
         "search": dataclasses.asdict(settings),
         "fingerprints": {"encoder": encoder.fingerprint, "docids": tree.fingerprint},
         "versions": package_versions(),
-        "files": {path.relative_to(folder).as_posix(): sha256(path) for path in files},
+        "files": _hashes(folder, _PARTS),
     }
     write_json(folder / "manifest.json", manifest)
 
@@ -96,6 +101,60 @@ def read_manifest(folder: Path) -> dict[str, Any]:
                 f"{folder / name} was altered or truncated since it was written; restore it or train again."
             )
     return manifest
+
+
+def part(folder: Path, manifest: dict[str, Any], name: str) -> Path:
+    """Where a part of the index lies in this generation."""
+    return folder / manifest["parts"].get(name, name)
+
+
+def write_update(
+    folder: Path, encoder: Encoder, tree: DocidTree, documents: datasets.Dataset, lexical: BM25 | None
+) -> int:
+    """Replace docids, document table and words of an index on disk; the step from old to new is that of its manifest.
+
+    Returns:
+        The new generation.
+
+    Raises:
+        ValueError: the index there has another encoder, or docids that these do not come from.
+    """
+    manifest = read_manifest(folder)
+    before, _ = load_docids(part(folder, manifest, "docids"))
+    if (
+        manifest["fingerprints"]["encoder"] != encoder.fingerprint
+        or before.origin_fingerprint != tree.origin_fingerprint
+    ):
+        raise ValueError(f"{folder} is not the index that was updated: its encoder or its docids are others.")
+    generation = manifest["generation"] + 1
+    parts = {name: f"{name}-{generation}" for name in _CHANGING}
+    with replace_folder(folder / parts["docids"]) as partial:
+        save_docids(tree, documents, partial)
+    if lexical:
+        with replace_folder(folder / parts["lexical"]) as partial:
+            lexical.save(partial)
+    old = set(manifest["parts"].values())
+    files = {name: digest for name, digest in manifest["files"].items() if name.split("/")[0] not in old}
+    fingerprints = {**manifest["fingerprints"], "docids": tree.fingerprint}
+    write_json(
+        folder / "manifest.json",
+        {
+            **manifest,
+            "generation": generation,
+            "parts": parts,
+            "fingerprints": fingerprints,
+            "files": {**files, **_hashes(folder, list(parts.values()))},
+        },
+    )
+    for path in folder.iterdir():  # of the generation before, and whatever a killed update left behind
+        if path.is_dir() and path.name.lstrip(".").startswith(_CHANGING) and path.name not in parts.values():
+            shutil.rmtree(path, ignore_errors=True)
+    return int(generation)
+
+
+def _hashes(folder: Path, parts: Sequence[str]) -> dict[str, str]:
+    files = sorted(path for name in parts for path in (folder / name).rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): sha256(path) for path in files}
 
 
 def package_versions() -> dict[str, str]:

@@ -1,14 +1,17 @@
 """Queries after the encoder, so that one encoding can be searched under many settings. Knows nothing of trees."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from contrastive.encoder import Encoder
+from docids.lexical import BM25
 
 
 class QueryBatch(NamedTuple):
@@ -65,3 +68,37 @@ def encode_queries(
         chosen = [texts[row] for row in rows]
         batches.append(QueryBatch(torch.tensor(rows), *encoder.forward(chosen, "query"), chosen))
     return EncodedQueries(len(texts), batches)
+
+
+def with_scores(
+    encoded: EncodedQueries,
+    doc_rows: NDArray[np.integer],
+    lexical: BM25 | None,
+    lexical_weight: float,
+    extra_scores: NDArray[np.floating] | None,
+) -> Iterator[QueryBatch]:
+    """The batches with all that joins the dense scores: BM25 times its weight, and the caller's own.
+
+    Args:
+        encoded: the queries.
+        doc_rows: [documents] row of the document table at each docid position; -1 at free places, whose scores do not matter.
+        lexical: BM25 over the document table, if it takes part.
+        lexical_weight: of it.
+        extra_scores: [queries, rows of the table].
+
+    Raises:
+        ValueError: extra_scores have another shape.
+    """
+    expected = (encoded.count, int((doc_rows >= 0).sum()))
+    if extra_scores is not None and extra_scores.shape != expected:
+        raise ValueError(f"extra_scores must be [queries, documents] = {expected}, got {extra_scores.shape}.")
+    for batch in encoded.batches:
+        parts = []
+        if extra_scores is not None:
+            parts.append(np.asarray(extra_scores[batch.rows.numpy()], dtype=np.float32))
+        if lexical is not None:
+            parts.append(np.float32(lexical_weight) * lexical.scores(batch.texts))
+        if parts:
+            in_docid_order = torch.from_numpy(np.sum(parts, axis=0)[:, doc_rows])
+            batch = batch._replace(extra_scores=in_docid_order.to(batch.embeddings.device))
+        yield batch

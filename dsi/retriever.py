@@ -5,10 +5,10 @@ retriever.search("which capitals are on the danube", k=5)
 """
 
 import dataclasses
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import datasets
 import numpy as np
@@ -20,6 +20,7 @@ from contrastive.encoder import Encoder, EncoderConfig, state_fingerprint
 from docids.lexical import BM25
 from docids.storage import replace_folder
 from docids.tree import DocidTree
+from dsi.answers import Hit, Hits
 from dsi.decoder import FastDecoder
 from dsi.explanation import Explanation, explain
 from dsi.generator import DocidGenerator, load_generator
@@ -28,39 +29,20 @@ from dsi.index import (
     load_docids,
     load_encoder,
     load_lexical,
+    part,
     read_manifest,
     save_docids,
     search_settings,
     write_manifest,
+    write_update,
 )
-from dsi.queries import EncodedQueries, QueryBatch, encode_queries
+from dsi.queries import EncodedQueries, QueryBatch, encode_queries, with_scores
 from dsi.search import LevelTrace, SearchConfig, SearchResult, TreeSearcher
+from dsi.updating import Content, consistent, with_documents, without_documents
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 MAX_EXPANSIONS = 10_000
 """Inner nodes a query whose children an exact search may score, unless a call says otherwise."""
-
-
-class Hit(NamedTuple):
-    """One answer: rank from 1, fused score, the document's key and title, and its docid."""
-
-    rank: int
-    score: float
-    doc_id: str
-    title: str
-    digits: tuple[int, ...]
-
-
-class Hits(list[Hit]):
-    """The answers to one query, best first.
-
-    Attributes:
-        exact: True where they are provably the top k of the whole collection under the scores searched with.
-    """
-
-    def __init__(self, hits: Sequence[Hit], exact: bool) -> None:
-        super().__init__(hits)
-        self.exact = exact
 
 
 class GenerativeRetriever:
@@ -91,22 +73,59 @@ class GenerativeRetriever:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         generator.check_tree(tree)
-        if len(documents) != tree.num_documents:
-            raise ValueError(
-                f"The docids cover {tree.num_documents} documents, the document table has {len(documents)}."
-            )
+        covered = tree.num_documents - tree.num_removed
+        if len(documents) != covered:
+            raise ValueError(f"The docids cover {covered} documents, the document table has {len(documents)}.")
         if encoder.embedding_dim != tree.embeddings.shape[1] or encoder.state_dim != generator.config.d_model:
             raise ValueError(
                 f"The encoder gives embeddings of {encoder.embedding_dim} and states of {encoder.state_dim}, docids and "
                 f"generator need {tree.embeddings.shape[1]} and {generator.config.d_model}."
             )
         self.encoder = encoder.for_search(dtype)
-        self.tree, self.generator, self.documents, self.lexical = tree, generator, documents, lexical
+        self.generator = generator.to(encoder.model.device)
         self.settings = settings or SearchConfig()
         self.device = encoder.model.device
         self.dtype = dtype
-        self.searcher = TreeSearcher(tree, FastDecoder(generator.to(self.device), dtype), self.device)
-        self._doc_ids: list[str] = list(documents["doc_id"])
+        self.swapping, self._updating = threading.Lock(), threading.Lock()
+        self._decoder = FastDecoder(self.generator, dtype)
+        self._hold(Content(tree, documents, lexical))
+
+    def _hold(self, content: Content) -> None:
+        """Search this from now on."""
+        searcher = TreeSearcher(content.tree, self._decoder, self.device)
+        doc_ids: list[str] = list(content.documents["doc_id"])
+        rows = {doc_id: row for row, doc_id in enumerate(doc_ids)}
+        with self.swapping:
+            self.tree, self.documents, self.lexical = content
+            self.searcher, self._doc_ids, self.rows = searcher, doc_ids, rows
+
+    def add(self, documents: Sequence[Mapping[str, str]]) -> None:
+        """Make new documents searchable at once, without training; no other document's docid changes.
+
+        A document descends the centroids to its cluster. Dense scores and BM25 treat it like any other; to the decoder it is as
+        probable as the documents beside it are on average. Searches go on meanwhile, and see all of the documents or none.
+
+        Args:
+            documents: with doc_id, title and text each.
+
+        Raises:
+            ValueError: a doc_id that is in the index, comes twice or is empty; a document without text.
+        """
+        with self._updating:
+            self._hold(with_documents(self._content, self.encoder, documents))
+
+    def remove(self, doc_ids: Collection[str]) -> None:
+        """Forget documents; their places in the tree are free for new ones.
+
+        Raises:
+            ValueError: a doc_id that is not in the index, or no document would be left.
+        """
+        with self._updating:
+            self._hold(without_documents(self._content, self._rows_of(doc_ids, "remove")))
+
+    @property
+    def _content(self) -> Content:
+        return Content(self.tree, self.documents, self.lexical)
 
     def __repr__(self) -> str:
         return f"GenerativeRetriever({len(self.documents)} documents, docids of up to {self.tree.depth} digits)"
@@ -115,6 +134,7 @@ class GenerativeRetriever:
     def search(self, queries: str, k: int = 10, **options: Any) -> Hits: ...
     @overload
     def search(self, queries: Sequence[str], k: int = 10, **options: Any) -> list[Hits]: ...
+    @consistent
     def search(self, queries: str | Sequence[str], k: int = 10, **options: Any) -> Hits | list[Hits]:
         """The k best documents for a query, or for each of several.
 
@@ -141,12 +161,14 @@ class GenerativeRetriever:
         ]
         return hits[0] if isinstance(queries, str) else hits
 
+    @consistent
     def explain(self, query: str, k: int = 5, **settings: Any) -> Explanation:
         """Level by level: the nodes that were kept and pruned, with both scores; prints as a tree."""
         trace, result = self.trace(query, k, **settings)
         config = self.config(k, settings)
         return explain(query, self.tree, list(self.documents["title"]), config, trace, result.positions[0].tolist())
 
+    @consistent
     def trace(self, query: str, k: int = 5, **settings: Any) -> tuple[list[LevelTrace], SearchResult]:
         """One search, with what it looked at on each level."""
         config = self.config(k, settings)
@@ -159,6 +181,7 @@ class GenerativeRetriever:
         encoded = self.encode_queries(list(queries.values()), progress=True)
         return self.run_encoded(list(queries), encoded, k, **options)
 
+    @consistent
     def run_encoded(
         self, query_ids: Sequence[str], encoded: EncodedQueries, k: int = 10, **options: Any
     ) -> dict[str, dict[str, float]]:
@@ -182,6 +205,7 @@ class GenerativeRetriever:
         """Run the encoder once, so that many settings can be searched with."""
         return encode_queries(self.encoder, queries, batch_size=batch_size, progress=progress)
 
+    @consistent
     def search_encoded(
         self,
         encoded: EncodedQueries,
@@ -211,7 +235,7 @@ class GenerativeRetriever:
         """
         config, alive = self.config(k, settings), self._alive(allow, deny)
         config.check_k(k)
-        width = min(k, self.tree.num_documents if alive is None else int(alive[self.tree.num_inner :].sum()))
+        width = min(k, len(self.documents) if alive is None else int(alive[self.tree.num_inner :].sum()))
         positions = torch.full((encoded.count, width), -1)
         scores, generative = torch.empty(encoded.count, width), torch.empty(encoded.count, width)
         whole = SearchResult(positions, scores, torch.ones(encoded.count, dtype=torch.bool), generative)
@@ -259,48 +283,33 @@ class GenerativeRetriever:
     def _scored(
         self, encoded: EncodedQueries, config: SearchConfig, extra_scores: NDArray[np.floating] | None
     ) -> Iterator[QueryBatch]:
-        """The batches with all that joins the dense scores: BM25, and the caller's own."""
-        expected = (encoded.count, self.tree.num_documents)
-        if extra_scores is not None and extra_scores.shape != expected:
-            raise ValueError(f"extra_scores must be [queries, documents] = {expected}, got {extra_scores.shape}.")
-        if config.lexical_weight and self.lexical is None:
+        lexical = self.lexical if config.lexical_weight else None
+        if config.lexical_weight and lexical is None:
             raise ValueError(
                 f"lexical_weight is {config.lexical_weight:g}, but this index has no lexical part; "
                 "use 0, or train with lexical.enabled = true."
             )
-        for batch in encoded.batches:
-            parts = []
-            if extra_scores is not None:
-                parts.append(np.asarray(extra_scores[batch.rows.numpy()], dtype=np.float32))
-            if config.lexical_weight and self.lexical is not None:
-                parts.append(np.float32(config.lexical_weight) * self.lexical.scores(batch.texts))
-            if parts:
-                in_docid_order = np.sum(parts, axis=0)[:, self.tree.doc_rows]
-                batch = batch._replace(extra_scores=torch.from_numpy(in_docid_order).to(self.device))
-            yield batch
+        return with_scores(encoded, self.tree.doc_rows, lexical, config.lexical_weight, extra_scores)
 
     def _alive(self, allow: Collection[str] | None, deny: Collection[str]) -> Tensor | None:
         """[nodes] as `TreeSearcher.search` wants them, or None where everything may be returned."""
         if allow is None and not deny:
             return None
-        allowed = torch.full((self.tree.num_documents,), allow is None)
+        allowed = torch.from_numpy((self.tree.doc_rows >= 0) & (allow is None))
         allowed[self._positions(allow or (), "allow")] = True
         allowed[self._positions(deny, "deny")] = False
         return self.searcher.dense.alive(allowed.to(self.device))
 
     def _positions(self, doc_ids: Collection[str], name: str) -> Tensor:
+        return torch.from_numpy(self.tree.positions[self._rows_of(doc_ids, name)]).long()
+
+    def _rows_of(self, doc_ids: Collection[str], name: str) -> list[int]:
         if isinstance(doc_ids, str):
             raise ValueError(f"{name} must be a list or set of doc_ids, got the string {doc_ids!r}.")
         for doc_id in doc_ids:
             if doc_id not in self.rows:
                 raise ValueError(f"{name} names the doc_id {doc_id!r}, which is not in the index.")
-        rows = [self.rows[doc_id] for doc_id in doc_ids]
-        return torch.from_numpy(self.tree.positions[rows]).long()
-
-    @cached_property
-    def rows(self) -> dict[str, int]:
-        """{doc_id: row of the document table}."""
-        return {doc_id: row for row, doc_id in enumerate(self._doc_ids)}
+        return [self.rows[doc_id] for doc_id in doc_ids]
 
     def config(self, k: int, settings: Mapping[str, Any]) -> SearchConfig:
         """The full settings of a search for k documents: those given, then the index's, beam_width at least k."""
@@ -330,6 +339,7 @@ class GenerativeRetriever:
             hits.append(Hit(rank, score, self._doc_ids[row], title, self.tree.digits(position)))
         return Hits(hits, exact)
 
+    @consistent
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the whole index in one step; a killed process leaves the old folder or the new one.
 
@@ -347,6 +357,18 @@ class GenerativeRetriever:
             save_docids(self.tree, self.documents, partial / "docids")
             self.generator.save_pretrained(str(partial / "generator"))
             write_manifest(partial, self.encoder, self.tree, self.settings)
+
+    @consistent
+    def save_update(self, folder: str | Path) -> int:
+        """Write what `add` and `remove` changed to the index this one was loaded from; a killed process leaves old or new.
+
+        Returns:
+            The generation of the index on disk: 1 after training, one more with every update.
+
+        Raises:
+            ValueError: another encoder or decoder lies there.
+        """
+        return write_update(Path(folder), self.encoder, self.tree, self.documents, self.lexical)
 
     @classmethod
     def from_pretrained(
@@ -368,8 +390,8 @@ class GenerativeRetriever:
         folder = Path(folder)
         manifest = read_manifest(folder)
         encoder = load_encoder(folder, EncoderConfig(**manifest["encoder"]), device)
-        tree, documents = load_docids(folder / "docids")
+        tree, documents = load_docids(part(folder, manifest, "docids"))
         generator = load_generator(folder / "generator", encoder.model.device)
         check_binding(manifest, encoder, tree)
-        lexical = load_lexical(folder / "lexical", documents)
+        lexical = load_lexical(part(folder, manifest, "lexical"), documents)
         return cls(encoder, tree, generator, documents, search_settings(manifest), lexical, _DTYPES[dtype])

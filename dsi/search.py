@@ -18,6 +18,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from docids.tree import DocidTree
@@ -123,6 +124,10 @@ class TreeSearcher:
         self.tree, self.decoder, self.device = tree, decoder, device
         self.dense = DenseScores(tree, device)
         self.first_child, self.num_children = self.dense.first_child, self.dense.num_children
+        self._trained = None if tree.trained.all() else torch.from_numpy(tree.trained).to(device)
+        self._occupied = None
+        if tree.num_removed:
+            self._occupied = self.dense.alive(torch.from_numpy(tree.doc_rows >= 0).to(device))
         self._holds_documents = [bool((tree.first_child[level] >= tree.num_inner).any()) for level in tree.levels]
 
     def node_scores(
@@ -175,14 +180,16 @@ class TreeSearcher:
             node_scores: [batch, nodes] from `node_scores`.
             k: documents a query; at most beam_width.
             config: scores and beam.
-            alive: [nodes] True at documents that may be returned and the nodes above them; all by default. Probabilities
-                are over all children, so a filter changes which documents come back, never their scores.
+            alive: [nodes] True at documents that may be returned and the nodes above them; by default all that were not
+                removed. Probabilities are over all children, so a filter changes which documents come back, never their
+                scores.
             trace: receives one `LevelTrace` a level.
 
         Raises:
             ValueError: k is not between 1 and beam_width.
         """
         config.check_k(k)
+        alive = self._occupied if alive is None else alive
         allowed = self.tree.num_documents if alive is None else int(alive[self.tree.num_inner :].sum())
         batch, k = len(node_scores), min(k, allowed)
         beam: _Beam | None = _Beam.root(batch, node_scores)
@@ -222,7 +229,10 @@ class TreeSearcher:
             ahead = level == 0 and self.tree.depth > 1 and self.tree.fan_out[0] <= config.beam_width
             logits = self.decoder.first_step(cache) if ahead else self.decoder.step(beam.tokens, level, cache)
             weight = config.alpha if weighs or (config.fusion == "bound" and config.beta > 0) else 1.0
-            generative = generative + weight * _log_softmax(logits.float(), valid)
+            generative = generative + weight * self._log_probabilities(logits.float(), nodes, valid)
+            digits = digits.clamp(
+                max=self.decoder.fan_out[level] - 1
+            )  # a later digit has no embedding, and no use of one
         dense = beam.dense[:, :, None].expand_as(nodes)
         if weighs:
             values = node_scores.gather(1, nodes.flatten(1)).view_as(nodes)
@@ -234,12 +244,26 @@ class TreeSearcher:
             valid = valid & alive[nodes]
         return _Beam(
             nodes=nodes.masked_fill(~valid, -1).flatten(1),
-            tokens=(int(self.tree.token_offsets[level]) + digits).expand_as(nodes).flatten(1),
+            tokens=(self.decoder.token_offsets[level] + digits).expand_as(nodes).flatten(1),
             generative=generative.flatten(1),
             dense=dense.flatten(1),
             score=(generative + dense).masked_fill(~valid, -torch.inf).flatten(1),
             parent=torch.arange(beam.nodes.shape[1], device=self.device)[:, None].expand(nodes.shape).flatten(1),
         )
+
+    def _log_probabilities(self, logits: Tensor, nodes: Tensor, valid: Tensor) -> Tensor:
+        """Log P_T5 of nodes [batch, beams, fan-out] among their siblings, from the decoder's logits.
+
+        A node that came after training gets its siblings' mean probability; when all below it is removed it counts no more.
+        """
+        if self._trained is None:
+            return _log_softmax(logits, valid)
+        logits = F.pad(logits, (0, nodes.shape[2] - logits.shape[2]))
+        known = valid & self._trained[nodes]
+        counted = valid if self._occupied is None else known | (valid & self._occupied[nodes])
+        mean = logits.masked_fill(~known, -torch.inf).logsumexp(dim=2, keepdim=True) - known.sum(2, keepdim=True).log()
+        logits = torch.where(known, logits, mean.masked_fill(~known.any(dim=2, keepdim=True), 0.0))
+        return _log_softmax(logits, counted)
 
     def _select(
         self, candidates: "_Beam", level: int, answers: "_Answers", beam_width: int

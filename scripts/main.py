@@ -13,6 +13,7 @@ _COMMANDS = {
     "build-docids": ("build_docids", "stage: embeddings to docid tree"),
     "train-generator": ("train_generator", "stage: the decoder; finishes the index"),
     "evaluate": ("evaluate_index", "measure an index against BM25 and dense search"),
+    "update": ("update_index", "add documents to an index and remove others, without training"),
     "search": ("search_index", "ask an index"),
     "reproduce": ("reproduce", "the tables and the figure of DR-SCL, with further baselines"),
     "prepare-nq": ("prepare_nq", "Natural Questions, raw or from the Hub, as a collection"),

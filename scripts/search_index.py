@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dsi.retriever import GenerativeRetriever, Hits
+from dsi.answers import Hits
+from dsi.retriever import GenerativeRetriever
 from scripts.arguments import quiet_libraries
 from scripts.main import run_command
 

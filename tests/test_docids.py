@@ -177,7 +177,7 @@ def test_digits_that_leave_the_tree_are_named():
     [
         ({"method": "tree"}, "docids.method must be one of kmeans, balanced, random, got 'tree'"),
         ({"branching": 1}, "docids.branching must be at least 2"),
-        ({"cluster_on": "words"}, 'docids.cluster_on must be "documents" or "queries"'),
+        ({"cluster_on": "words"}, "docids.cluster_on must be one of documents, queries"),
     ],
 )
 def test_settings_out_of_range_are_named(settings, message):

@@ -1,0 +1,92 @@
+"""Documents added to an index and removed from it while it is searched: tree, document table and words change together.
+
+A search works on a snapshot of the retriever, so it sees all of an update or nothing of it. Knows no folders.
+"""
+
+import copy
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import datasets
+import numpy as np
+import pyarrow as pa
+
+from contrastive.encoder import Encoder
+from docids.lexical import BM25
+from docids.tree import DocidTree
+from docids.updating import add_documents, remove_documents
+
+if TYPE_CHECKING:
+    from dsi.retriever import GenerativeRetriever
+
+R = TypeVar("R")
+
+
+class Content(NamedTuple):
+    """What an index holds: docids, table of documents, words."""
+
+    tree: DocidTree
+    documents: datasets.Dataset
+    lexical: BM25 | None
+
+
+def consistent(method: Callable[..., R]) -> Callable[..., R]:
+    """A method of the retriever that runs on a snapshot of it: updates that come meanwhile do not show."""
+
+    @functools.wraps(method)
+    def on_snapshot(retriever: "GenerativeRetriever", *arguments: Any, **options: Any) -> R:
+        with retriever.swapping:
+            snapshot = copy.copy(retriever)
+        return method(snapshot, *arguments, **options)
+
+    return on_snapshot
+
+
+def with_documents(content: Content, encoder: Encoder, documents: Sequence[Mapping[str, str]]) -> Content:
+    """The content with more documents, each a mapping with doc_id, title and text.
+
+    Raises:
+        ValueError: a doc_id that is there already or comes twice, or a document without text; the message names it.
+    """
+    known = set(content.documents["doc_id"])
+    for number, document in enumerate(documents):
+        doc_id = document.get("doc_id")
+        if not isinstance(doc_id, str) or not doc_id:
+            raise ValueError(f"Document {number} must have a doc_id that is a text and not empty, got {doc_id!r}.")
+        if doc_id in known:
+            raise ValueError(f"The doc_id {doc_id!r} is in the index already, or comes twice; remove it first.")
+        if not (document.get("title", "") + document.get("text", "")).strip():
+            raise ValueError(f"Document {doc_id!r} has neither title nor text; leave it out or give it text.")
+        known.add(doc_id)
+    if not documents:
+        return content
+    doc_ids = [document["doc_id"] for document in documents]
+    titles, texts = ([document.get(name, "") for document in documents] for name in ("title", "text"))
+    embeddings = encoder.encode(encoder.document_texts(titles, texts), "document")
+    old = _table(content.documents)
+    table = pa.concat_tables([old, pa.table({"doc_id": doc_ids, "title": titles}).cast(old.schema)])
+    full_texts = [f"{title} {text}" for title, text in zip(titles, texts, strict=True)]
+    lexical = content.lexical.changed((), doc_ids, full_texts) if content.lexical else None
+    return Content(add_documents(content.tree, embeddings), datasets.Dataset(table), lexical)
+
+
+def without_documents(content: Content, rows: Sequence[int]) -> Content:
+    """The content without the documents of some rows of the table.
+
+    Raises:
+        ValueError: no document would be left.
+    """
+    if not rows:
+        return content
+    if len(set(rows)) == len(content.documents):
+        raise ValueError("An index cannot be left without documents; keep at least one.")
+    keep = np.ones(len(content.documents), dtype=bool)
+    keep[list(rows)] = False
+    table = _table(content.documents).filter(pa.array(keep))
+    lexical = content.lexical.changed(rows, (), ()) if content.lexical else None
+    return Content(remove_documents(content.tree, np.array(rows)), datasets.Dataset(table), lexical)
+
+
+def _table(documents: datasets.Dataset) -> pa.Table:
+    return documents.select_columns(["doc_id", "title"]).with_format("arrow")[:]

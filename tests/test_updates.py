@@ -1,0 +1,293 @@
+"""An index updated while it is searched and on disk: exact answers, killed at every write, eight threads at once."""
+
+import json
+import os
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from docids.clustering import DocidsConfig, build_tree
+from docids.lexical import BM25
+from docids.updating import add_documents, remove_documents
+from dsi import GenerativeRetriever, SearchConfig
+from dsi.generator import DocidGenerator
+from dsi.search import TreeSearcher
+from scripts.main import main
+from tests.conftest import MINIPEDIA, WIDTH, random_generator, random_queries, random_tree, searcher_for
+
+DOCUMENTS = [
+    {"doc_id": record["_id"], "title": record["title"], "text": record["text"]}
+    for record in map(json.loads, (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:80])
+]
+QUERIES = ["noble gas", "electric current", "which metal is light", "cloud chamber"]
+
+
+@pytest.fixture
+def retriever(encoder):
+    old = DOCUMENTS[:50]
+    documents = datasets.Dataset.from_dict({name: [d[name] for d in old] for name in ("doc_id", "title")})
+    texts = encoder.document_texts([d["title"] for d in old], [d["text"] for d in old])
+    tree = build_tree(encoder.encode(texts, "document"), DocidsConfig(branching=4, max_leaf_size=4))
+    bm25 = BM25(documents["doc_id"], [f"{d['title']} {d['text']}" for d in old], k1=1.2, b=0.5)
+    config = SearchConfig(alpha=0.3, beam_width=12, lexical_weight=0.05)
+    return GenerativeRetriever(encoder, tree, random_generator(tree), documents, config, bm25)
+
+
+def digits_of(retriever) -> dict[str, tuple[int, ...]]:
+    return {doc_id: retriever.tree.digits(int(retriever.tree.positions[row])) for doc_id, row in retriever.rows.items()}
+
+
+def test_added_documents_are_found_and_removed_ones_are_not(retriever, tmp_path):
+    before = digits_of(retriever)
+    retriever.add(DOCUMENTS[50:])
+    assert len(retriever.documents) == 80
+    assert {doc_id: digits for doc_id, digits in digits_of(retriever).items() if doc_id in before} == before
+    for document in DOCUMENTS[50::7]:
+        best = retriever.search(f"{document['title']} {document['text'][:60]}", k=1, alpha=0, lexical_weight=1.0)
+        assert best[0].doc_id == document["doc_id"]
+        assert best[0].title == document["title"]
+    removed = [d["doc_id"] for d in DOCUMENTS[10:70:3]]
+    retriever.remove(removed)
+    everything = retriever.search(QUERIES, k=60, beam_width=80)
+    for hits in everything:
+        assert len(hits) == 60  # all that are left, also by the decoder alone, also filtered
+        assert not {hit.doc_id for hit in hits} & set(removed)
+    assert not {hit.doc_id for hit in retriever.search("gas", k=60, alpha=1, beta=0, beam_width=80)} & set(removed)
+    left = [d["doc_id"] for d in DOCUMENTS if d["doc_id"] not in removed]
+    assert {hit.doc_id for hit in retriever.search("gas", k=5, allow=left[-5:])} == set(left[-5:])
+    assert str(retriever.explain("gas"))
+    with pytest.raises(ValueError, match=rf"allow names the doc_id '{removed[0]}', which is not in the index"):
+        retriever.search("gas", allow=removed[:1])
+
+    # Words and vectors are those of an index made of what is left.
+    chosen = [d for d in DOCUMENTS if d["doc_id"] in left]
+    fresh = BM25(left, [f"{d['title']} {d['text']}" for d in chosen], k1=1.2, b=0.5)
+    np.testing.assert_allclose(retriever.lexical.scores(QUERIES), fresh.scores(QUERIES), rtol=1e-5)
+    texts = retriever.encoder.document_texts([d["title"] for d in chosen], [d["text"] for d in chosen])
+    np.testing.assert_allclose(
+        retriever.tree.embeddings[retriever.tree.positions], retriever.encoder.encode(texts, "document"), atol=1e-5
+    )
+    # Saved whole and loaded, it answers the same; and can be updated again.
+    retriever.save_pretrained(tmp_path / "index")
+    loaded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
+    assert loaded.search(QUERIES, k=20, beam_width=40) == retriever.search(QUERIES, k=20, beam_width=40)
+    loaded.add([DOCUMENTS[10]])
+    assert removed[0] in loaded.rows
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    documents=st.integers(4, 60), branching=st.integers(2, 4), leaf=st.integers(1, 4), seed=st.integers(0, 100),
+    added=st.integers(0, 40), removed=st.integers(0, 30), k=st.integers(1, 8), extra=st.integers(0, 4),
+    alpha=st.sampled_from([0.0, 0.2, 0.7, 1.0]), fusion=st.sampled_from(["bound", "paper"]),
+)  # fmt: skip
+def test_any_updated_tree_is_searched_exactly(
+    documents, branching, leaf, seed, added, removed, k, extra, alpha, fusion
+):
+    rng = np.random.default_rng(seed)
+    original = random_tree(max(documents, branching), branching=branching, leaf=leaf, seed=seed)
+    decoder = searcher_for(original, random_generator(original, layers=1, seed=seed)).decoder
+    tree = original
+    if added:
+        tree = add_documents(tree, rng.normal(size=(added, WIDTH)).astype(np.float32))
+    left = len(tree.positions) - min(removed, len(tree.positions) - 1)
+    tree = remove_documents(tree, rng.choice(len(tree.positions), len(tree.positions) - left, replace=False))
+    searcher = TreeSearcher(tree, decoder, torch.device("cpu"))
+    states, mask, embeddings = random_queries(2, seed=seed)
+
+    def run(k: int, beam_width: int):
+        config = SearchConfig(fusion=fusion, alpha=alpha, beam_width=beam_width)
+        return searcher.search(states, mask, searcher.node_scores(embeddings, config), k, config)
+
+    everything, found = run(left, tree.num_documents + 10), run(k, k + extra)
+    assert sorted(everything.positions[0].tolist()) == sorted(np.flatnonzero(tree.doc_rows >= 0).tolist())
+    assert found.positions.shape[1] == min(k, left)
+    best = everything.scores[:, : min(k, left)]
+    assert (found.scores <= best + 1e-4).all()
+    for row in range(2):
+        if found.exact[row]:
+            torch.testing.assert_close(found.scores[row], best[row], atol=1e-4, rtol=1e-5)
+    if alpha == 0 and fusion == "bound":
+        assert found.exact.all()
+    # To the decoder a document that came later is as probable as those beside it are on average.
+    if alpha == 1 and added and not removed:
+        probabilities = torch.zeros(2, tree.num_documents)
+        probabilities.scatter_(1, everything.positions, everything.scores.exp())
+        torch.testing.assert_close(probabilities.sum(dim=1), torch.ones(2), atol=1e-3, rtol=0)
+        for node in np.flatnonzero(tree.first_child >= tree.num_inner):
+            below = slice(tree.doc_start[node], tree.doc_end[node])
+            known = torch.from_numpy(tree.trained[tree.num_inner :][below])
+            if known.any() and not known.all():
+                own = probabilities[:, below]
+                mean = own[:, known].mean(dim=1, keepdim=True)
+                torch.testing.assert_close(own[:, ~known], mean.expand(-1, int((~known).sum())), atol=1e-4, rtol=1e-3)
+
+
+def test_the_command_updates_an_index_in_place(retriever, tmp_path, capsys):
+    run, corpus = tmp_path / "index", tmp_path / "new.jsonl"
+    retriever.save_pretrained(run)
+    new = [{"_id": d["doc_id"], "title": d["title"], "text": d["text"]} for d in DOCUMENTS[49:60]]
+    corpus.write_text("\n".join(map(json.dumps, new)), encoding="utf-8")
+    (tmp_path / "gone.txt").write_text(f"{DOCUMENTS[3]['doc_id']}\n")
+    common = ["update", str(run), "--device", "cpu"]
+    assert main([*common, "--add", str(corpus)]) == 2  # document 49 is there already
+    assert f"doc_id '{DOCUMENTS[49]['doc_id']}' is in the index already" in capsys.readouterr().err
+    remove = ["--remove", DOCUMENTS[49]["doc_id"], "--remove-file", str(tmp_path / "gone.txt")]
+    assert main([*common, "--add", str(corpus), *remove]) == 0
+    assert "2 documents removed, 11 added, 59 now; generation 2" in capsys.readouterr().out
+    assert main([*common, "--remove", DOCUMENTS[5]["doc_id"]]) == 0
+    assert "58 now; generation 3" in capsys.readouterr().out
+    assert sorted(path.name for path in run.iterdir()) == [
+        "docids-3", "encoder", "generator", "lexical-3", "manifest.json",
+    ]  # fmt: skip
+    loaded = GenerativeRetriever.from_pretrained(run, device="cpu")
+    gone = {DOCUMENTS[3]["doc_id"], DOCUMENTS[5]["doc_id"]}
+    assert set(loaded.rows) == {d["doc_id"] for d in DOCUMENTS[:60]} - gone
+    assert main(common) == 2
+    assert "There is nothing to do; give --add FILE" in capsys.readouterr().err
+    assert main([*common, "--add", str(tmp_path / "nothing.jsonl")]) == 2
+    assert "does not exist; give a corpus.jsonl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("documents", "message"),
+    [
+        ([{"doc_id": "", "text": "x"}], "Document 0 must have a doc_id that is a text and not empty, got ''"),
+        ([{"doc_id": "a", "title": " ", "text": ""}], "Document 'a' has neither title nor text"),
+        ([{"doc_id": "a", "text": "x"}] * 2, "doc_id 'a' is in the index already, or comes twice"),
+    ],
+)
+def test_what_cannot_be_added_changes_nothing(retriever, documents, message):
+    before = retriever.search(QUERIES, k=5)
+    with pytest.raises(ValueError, match=message):
+        retriever.add(documents)
+    with pytest.raises(ValueError, match="cannot be left without documents"):
+        retriever.remove(list(retriever.rows))
+    with pytest.raises(ValueError, match="remove names the doc_id 'nobody', which is not in the index"):
+        retriever.remove(["nobody"])
+    retriever.add([])
+    assert retriever.search(QUERIES, k=5) == before
+
+
+def test_an_update_of_another_index_is_refused(retriever, encoder, tmp_path):
+    retriever.save_pretrained(tmp_path / "index")
+    other_tree = build_tree(retriever.tree.embeddings[::-1].copy(), DocidsConfig(branching=5, max_leaf_size=3))
+    other = GenerativeRetriever(encoder, other_tree, random_generator(other_tree), retriever.documents)
+    with pytest.raises(ValueError, match="is not the index that was updated"):
+        other.save_update(tmp_path / "index")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process")
+def test_killed_at_every_write_the_old_index_is_there_or_the_new(retriever, tmp_path):
+    run = tmp_path / "index"
+    retriever.save_pretrained(run)
+    old = GenerativeRetriever.from_pretrained(run, device="cpu").search(QUERIES, k=20, beam_width=40)
+    retriever.add(DOCUMENTS[50:])
+    retriever.remove([DOCUMENTS[0]["doc_id"]])
+    new = retriever.search(QUERIES, k=20, beam_width=40)
+    outcomes = []
+    for writes in range(1, 1000):
+        child = os.fork()
+        if child == 0:
+            _die_at_write(writes)
+            retriever.save_update(run)
+            os._exit(0)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        found = GenerativeRetriever.from_pretrained(run, device="cpu").search(QUERIES, k=20, beam_width=40)
+        assert found in (old, new)
+        outcomes.append(found == new)
+        if status == 0:
+            break
+        assert status == 9
+        if found == new:  # what is left only clears the old parts away
+            break
+    assert outcomes[0] is False
+    assert outcomes[-1] is True
+    assert len(outcomes) > 8
+    assert len(list(run.iterdir())) > 5  # the old parts, and perhaps partial ones
+    loaded = GenerativeRetriever.from_pretrained(run, device="cpu")
+    loaded.remove([DOCUMENTS[1]["doc_id"]])
+    loaded.save_update(run)
+    assert len(list(run.iterdir())) == 5
+
+
+def _die_at_write(count: int) -> None:
+    """End this process without a word at its `count`-th change to the file system."""
+    seen = 0
+
+    def hook(event: str, arguments: tuple) -> None:
+        nonlocal seen
+        writes = event in ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree") or (
+            event == "open" and isinstance(arguments[1], str) and any(mode in arguments[1] for mode in "wax+")
+        )
+        seen += writes
+        if writes and seen >= count:
+            os._exit(9)
+
+    sys.addaudithook(hook)
+
+
+def test_threads_that_search_and_update_see_whole_updates(retriever):
+    soak(retriever, seconds=4)
+
+
+@pytest.mark.slow
+def test_a_minute_of_it(retriever):
+    soak(retriever, seconds=60)
+
+
+def soak(retriever: GenerativeRetriever, seconds: float) -> None:
+    """Eight threads search, filtered and not, while a ninth adds and removes documents: all answers are of whole states."""
+    block = DOCUMENTS[50:]
+    ids = {d["doc_id"] for d in block}
+    old_ids = [d["doc_id"] for d in DOCUMENTS[:50:5]]
+    options = [{}, {"allow": old_ids}, {"deny": old_ids}, {"alpha": 0.0}, {"exact": True}]
+
+    def answers() -> list:
+        return [retriever.search(QUERIES, k=6, **own) for own in options]
+
+    states = [answers()]
+    stop = threading.Event()
+
+    def search(number: int) -> list:
+        found = []
+        while not stop.is_set():
+            which = (number + len(found)) % len(options)
+            found.append((which, retriever.search(QUERIES, k=6, **options[which])))
+        return found
+
+    def update() -> None:
+        while not stop.is_set():
+            retriever.add(block)
+            states.append(answers())
+            retriever.remove(ids)
+            states.append(answers())
+
+    with ThreadPoolExecutor(9) as pool:
+        searches, updates = [pool.submit(search, n) for n in range(8)], pool.submit(update)
+        time.sleep(seconds)
+        stop.set()
+        updates.result()
+        found = [entry for future in searches for entry in future.result()]
+    assert len(states) > 2
+    assert states[1] != states[0]
+    assert states[-1] == states[0]  # without the block everything is as it was
+    for which, hits in found:
+        assert hits in [state[which] for state in states]
+
+
+def test_a_generator_of_the_original_tree_fits_an_updated_one():
+    original = random_tree(30)
+    generator = random_generator(original)
+    generator.check_tree(add_documents(original, np.ones((3, WIDTH), dtype=np.float32)))
+    with pytest.raises(ValueError, match="was trained for docids"):
+        generator.check_tree(add_documents(random_tree(31), np.ones((3, WIDTH), dtype=np.float32)))
+    assert isinstance(generator, DocidGenerator)

@@ -3,14 +3,19 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dsi.answers import Hit, Hits
     from dsi.config import Config
     from dsi.retriever import GenerativeRetriever
-    from dsi.search import SearchConfig
+    from dsi.search.answers import Hit, Hits
+    from dsi.search.beam import SearchConfig
 
 __all__ = ["Config", "GenerativeRetriever", "Hit", "Hits", "SearchConfig"]
 
-_HOME = {"Config": "dsi.config", "Hit": "dsi.answers", "Hits": "dsi.answers", "SearchConfig": "dsi.search"}
+_HOME = {
+    "Config": "dsi.config",
+    "Hit": "dsi.search.answers",
+    "Hits": "dsi.search.answers",
+    "SearchConfig": "dsi.search.beam",
+}
 
 
 def __getattr__(name: str) -> Any:

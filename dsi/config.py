@@ -14,9 +14,9 @@ from contrastive.training import ContrastiveConfig
 from docids.clustering import DocidsConfig
 from docids.lexical import LexicalConfig
 from docids.storage import write_text
-from dsi.generator import GeneratorConfig
-from dsi.pseudo_queries import QueriesConfig
-from dsi.search import SearchConfig
+from dsi.generator.model import GeneratorConfig
+from dsi.generator.pseudo_queries import QueriesConfig
+from dsi.search.beam import SearchConfig
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -11,7 +11,7 @@ from typing import Any
 
 from docids.tree import DocidTree
 from dsi.retriever import GenerativeRetriever
-from dsi.search import LevelTrace
+from dsi.search.beam import LevelTrace
 
 
 @dataclass(frozen=True)

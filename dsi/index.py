@@ -23,7 +23,7 @@ from contrastive.encoder import Encoder, EncoderConfig
 from docids.lexical import BM25
 from docids.storage import recover_folder, replace_folder, sha256, write_json
 from docids.tree import DocidTree
-from dsi.search import SearchConfig
+from dsi.search.beam import SearchConfig
 
 FORMAT_VERSION = 1
 _PARTS = ("encoder", "docids", "generator", "lexical")

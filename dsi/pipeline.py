@@ -34,11 +34,11 @@ from docids.lexical import BM25
 from docids.storage import recover_folder, replace_folder, sha256
 from docids.tree import DocidTree, diagnostics
 from dsi.config import Config, write_config
-from dsi.generator import DocidGenerator
+from dsi.generator.model import DocidGenerator
+from dsi.generator.pseudo_queries import generate_queries, read_queries_file
+from dsi.generator.states import StateCache, write_states
+from dsi.generator.training import DocidExamples, Texts, train_generator
 from dsi.index import load_docids, load_encoder, save_docids, write_manifest
-from dsi.pseudo_queries import generate_queries, read_queries_file
-from dsi.states import StateCache, write_states
-from dsi.training import DocidExamples, Texts, train_generator
 
 logger = logging.getLogger(__name__)
 

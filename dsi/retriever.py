@@ -20,10 +20,7 @@ from contrastive.encoder import Encoder, EncoderConfig, state_fingerprint
 from docids.lexical import BM25
 from docids.storage import replace_folder
 from docids.tree import DocidTree
-from dsi.answers import Hit, Hits
-from dsi.decoder import FastDecoder
-from dsi.explanation import Explanation, explain
-from dsi.generator import DocidGenerator, load_generator
+from dsi.generator.model import DocidGenerator, load_generator
 from dsi.index import (
     check_binding,
     load_docids,
@@ -36,8 +33,11 @@ from dsi.index import (
     write_manifest,
     write_update,
 )
-from dsi.queries import EncodedQueries, QueryBatch, encode_queries, with_scores
-from dsi.search import LevelTrace, SearchConfig, SearchResult, TreeSearcher
+from dsi.search.answers import Hit, Hits
+from dsi.search.beam import LevelTrace, SearchConfig, SearchResult, TreeSearcher
+from dsi.search.decoder import FastDecoder
+from dsi.search.explanation import Explanation, explain
+from dsi.search.queries import EncodedQueries, QueryBatch, encode_queries, with_scores
 from dsi.updating import Content, consistent, with_documents, without_documents
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

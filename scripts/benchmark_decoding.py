@@ -24,9 +24,9 @@ from contrastive.inference import PackedLinear, for_inference
 from docids.clustering import DocidsConfig, build_tree
 from docids.storage import write_json
 from docids.tree import DocidTree
-from dsi.decoder import FastDecoder
-from dsi.generator import DocidGenerator
-from dsi.search import SearchConfig, TreeSearcher
+from dsi.generator.model import DocidGenerator
+from dsi.search.beam import SearchConfig, TreeSearcher
+from dsi.search.decoder import FastDecoder
 from scripts.arguments import quiet_libraries
 from scripts.hardware import hardware
 from scripts.main import run_command

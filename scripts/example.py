@@ -15,11 +15,11 @@ from contrastive.encoder import EXAMPLE_ENCODER, Encoder, EncoderConfig
 from contrastive.training import ContrastiveConfig
 from docids.collection import read_collection
 from dsi.config import Config
-from dsi.generator import GeneratorConfig
+from dsi.generator.model import GeneratorConfig
+from dsi.generator.pseudo_queries import QueriesConfig
 from dsi.pipeline import TrainingRun
-from dsi.pseudo_queries import QueriesConfig
 from dsi.retriever import GenerativeRetriever
-from dsi.search import SearchConfig
+from dsi.search.beam import SearchConfig
 from eval.protocol import overlap_splits, table
 from scripts.arguments import quiet_libraries
 from scripts.evaluate_index import evaluate_systems, significance_lines

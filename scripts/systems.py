@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from contrastive.encoder import Encoder
 from docids.collection import Collection
 from docids.lexical import BM25
-from dsi.queries import EncodedQueries
 from dsi.retriever import GenerativeRetriever
+from dsi.search.queries import EncodedQueries
 from eval.baselines import dense_run, tune_bm25
 from eval.fusion import best_weight, interpolate, reciprocal_rank_fusion
 from scripts.tuning import DEPTH, tune

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from docids.collection import Collection, read_collection
-from dsi.query_training import Pair, QueryTrainingConfig, train_query_generator
+from dsi.generator.query_training import Pair, QueryTrainingConfig, train_query_generator
 from scripts.arguments import quiet_libraries
 from scripts.main import run_command
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from docids.clustering import DocidsConfig, build_tree
 from docids.tree import DocidTree
-from dsi.tree_models.targets import TreeTargets
+from dsi.trees.targets import TreeTargets
 from eval.measures import regret
 
 Cells = dict[str, dict[tuple[int, float], tuple[float, float]]]

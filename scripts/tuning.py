@@ -13,8 +13,8 @@ import numpy as np
 from docids.collection import Collection
 from docids.storage import write_json
 from dsi.index import content_fingerprint, read_manifest, write_settings
-from dsi.queries import EncodedQueries
 from dsi.retriever import GenerativeRetriever
+from dsi.search.queries import EncodedQueries
 from eval.fusion import best_weights
 from eval.measures import Judgements
 from eval.protocol import best_setting

@@ -23,9 +23,9 @@ from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel, T5Fo
 from contrastive.encoder import Encoder, EncoderConfig
 from docids.clustering import DocidsConfig, build_tree
 from docids.tree import DocidTree
-from dsi.decoder import FastDecoder
-from dsi.generator import DocidGenerator, GeneratorConfig
-from dsi.search import TreeSearcher
+from dsi.generator.model import DocidGenerator, GeneratorConfig
+from dsi.search.beam import TreeSearcher
+from dsi.search.decoder import FastDecoder
 
 MINIPEDIA = Path(__file__).parent.parent / "docids" / "minipedia"
 WIDTH = 32

@@ -8,9 +8,9 @@ import torch
 from transformers import T5ForConditionalGeneration
 
 from docids.tree import DocidTree
-from dsi.generator import DocidGenerator, GeneratorConfig, load_generator, path_log_likelihood
-from dsi.states import StateCache, write_states
-from dsi.training import (
+from dsi.generator.model import DocidGenerator, GeneratorConfig, load_generator, path_log_likelihood
+from dsi.generator.states import StateCache, write_states
+from dsi.generator.training import (
     DenseLogits,
     DocidExamples,
     LengthBucketSampler,

@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerCallback
 
 from dsi import query_training
-from dsi.pseudo_queries import QueriesConfig, extractive_queries, generate_queries, read_queries_file
-from dsi.query_training import QueryTrainingConfig, train_query_generator
+from dsi.generator.pseudo_queries import QueriesConfig, extractive_queries, generate_queries, read_queries_file
+from dsi.generator.query_training import QueryTrainingConfig, train_query_generator
 from scripts.main import main
 
 DOCUMENTS = [

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from docids.tree import DocidTree
-from dsi.decoder import FastDecoder
-from dsi.generator import DocidGenerator, path_log_likelihood
-from dsi.search import SearchConfig, SearchResult, TreeSearcher
+from dsi.generator.model import DocidGenerator, path_log_likelihood
+from dsi.search.beam import SearchConfig, SearchResult, TreeSearcher
+from dsi.search.decoder import FastDecoder
 from scripts.benchmark_decoding import GenerateBaseline
 from tests.conftest import random_generator, random_queries, random_tree, searcher_for
 

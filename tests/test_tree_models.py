@@ -12,10 +12,10 @@ from scipy.sparse import csr_matrix
 
 from docids.clustering import DocidsConfig
 from docids.tree import DocidTree
-from dsi.search import SearchConfig, TreeSearcher
-from dsi.tree_models.model import TreeModel, TreeModelConfig, label_tree
-from dsi.tree_models.objectives import OBJECTIVES, Objective, find_objective, ranking_scores
-from dsi.tree_models.targets import TreeTargets
+from dsi.search.beam import SearchConfig, TreeSearcher
+from dsi.trees.model import TreeModel, TreeModelConfig, label_tree
+from dsi.trees.objectives import OBJECTIVES, Objective, find_objective, ranking_scores
+from dsi.trees.targets import TreeTargets
 from eval.measures import regret
 from scripts.main import main
 from scripts.tree_experiments import complete_tree, toy, toy_table

@@ -18,8 +18,8 @@ from docids.clustering import DocidsConfig, build_tree
 from docids.lexical import BM25
 from docids.updating import add_documents, remove_documents
 from dsi import GenerativeRetriever, SearchConfig
-from dsi.generator import DocidGenerator
-from dsi.search import TreeSearcher
+from dsi.generator.model import DocidGenerator
+from dsi.search.beam import TreeSearcher
 from scripts.main import main
 from tests.conftest import MINIPEDIA, WIDTH, random_generator, random_queries, random_tree, searcher_for
 

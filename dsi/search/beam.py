@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from docids.tree import DocidTree
-from dsi.decoder import DecoderCache, FastDecoder
-from dsi.dense import DenseScores
+from dsi.search.decoder import DecoderCache, FastDecoder
+from dsi.trees.dense import DenseScores
 
 _FUSIONS = ("bound", "paper")
 

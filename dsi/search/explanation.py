@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from docids.tree import DocidTree
-from dsi.search import LevelTrace, SearchConfig
+from dsi.search.beam import LevelTrace, SearchConfig
 
 _PRUNED_SHOWN = 2
 

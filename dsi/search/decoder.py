@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from contrastive.inference import PackedLinear, for_inference
-from dsi.generator import DocidGenerator
+from dsi.generator.model import DocidGenerator
 
 
 @dataclass

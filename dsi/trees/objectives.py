@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dsi.tree_models.targets import TreeTargets
+from dsi.trees.targets import TreeTargets
 
 _CANDIDATES = ("path", "random", "beam", "beam+random", "path+beam")
 _TARGETS = ("z", "zhat", "mixed")

@@ -20,7 +20,7 @@ from transformers import (
 
 from contrastive.training import last_checkpoint, trainer_settings
 from docids.storage import replace_folder
-from dsi.pseudo_queries import reading_text
+from dsi.generator.pseudo_queries import reading_text
 
 Pair = tuple[str, str, str]
 """(title and text of the document, its query)."""

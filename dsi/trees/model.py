@@ -23,8 +23,8 @@ from tqdm.auto import tqdm
 from docids.clustering import DocidsConfig, build_tree
 from docids.storage import replace_folder, write_json
 from docids.tree import DocidTree
-from dsi.tree_models.objectives import candidate_nodes, find_objective, node_targets, objective_loss, ranking_scores
-from dsi.tree_models.targets import TreeTargets
+from dsi.trees.objectives import candidate_nodes, find_objective, node_targets, objective_loss, ranking_scores
+from dsi.trees.targets import TreeTargets
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class TreeModelConfig:
     """How a tree model is trained.
 
     Attributes:
-        objective: a row of `dsi.tree_models.objectives`.
+        objective: a row of `dsi.trees.objectives`.
         beam_width: of training with beam candidates; inner nodes a level.
         random_nodes: random candidates a level, on average, for objectives that have them.
         warm_start: share of the steps that train the tdm objective first, for targets or candidates that need a model.

@@ -19,9 +19,9 @@ from transformers import Trainer, TrainingArguments
 from contrastive.encoder import Encoder
 from contrastive.training import last_checkpoint, trainer_settings
 from docids.tree import DocidTree
-from dsi.dense import DenseScores
-from dsi.generator import DocidGenerator, GeneratorConfig
-from dsi.states import StateCache
+from dsi.generator.model import DocidGenerator, GeneratorConfig
+from dsi.generator.states import StateCache
+from dsi.trees.dense import DenseScores
 
 _BATCHES_A_BUCKET = 50
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerCallback
 
-from dsi import query_training
+from dsi.generator import query_training
 from dsi.generator.pseudo_queries import QueriesConfig, extractive_queries, generate_queries, read_queries_file
 from dsi.generator.query_training import QueryTrainingConfig, train_query_generator
 from scripts.main import main

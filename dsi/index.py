@@ -25,7 +25,7 @@ from docids.storage import recover_folder, replace_folder, sha256, write_json
 from docids.tree import DocidTree
 from dsi.search.beam import SearchConfig
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _PARTS = ("encoder", "docids", "generator", "lexical")
 _CHANGING = ("docids", "lexical")
 """The parts that an update replaces: by folders with the generation in their name, which the manifest then points to."""

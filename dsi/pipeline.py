@@ -205,11 +205,6 @@ class TrainingRun:
         """The docids that stage `docids` left."""
         return load_docids(self._existing("docids", "dsi build-docids"))[0]
 
-    def stage_seconds(self) -> dict[str, float]:
-        """{stage: wall time when it ran}, whichever run that was."""
-        files = {stage: self.folder / stage / _KEY_FILE for stage in _STAGES}
-        return {stage: json.loads(file.read_text())["seconds"] for stage, file in files.items() if file.exists()}
-
     def _existing(self, stage: str, command: str) -> Path:
         folder = self.folder / stage
         recover_folder(folder)
@@ -357,6 +352,12 @@ def collection_digest(collection: Collection) -> str:
     """Digest of all files of a collection."""
     files = sorted(path for path in collection.folder.rglob("*") if path.suffix in (".jsonl", ".gz", ".tsv"))
     return _digest([sha256(path) for path in files])
+
+
+def stage_seconds(folder: Path) -> dict[str, float]:
+    """{stage: wall time when it ran} of the stages in a run's folder, whichever run that was."""
+    files = {stage: folder / stage / _KEY_FILE for stage in _STAGES}
+    return {stage: json.loads(file.read_text())["seconds"] for stage, file in files.items() if file.exists()}
 
 
 def _link_files(source: Path, target: Path) -> None:

@@ -122,7 +122,7 @@ def evaluate_systems(
     add("Dense (DPR-style)", index.dense.run(split))
     add("RRF of BM25 and dense", index.dense.with_words(words, split), k=60)
     if own.lexical_weight:
-        add_fused("Dense + BM25", alpha=0.0)
+        add_fused("Dense + BM25", **index.tuned(own.fusion, lexical=True, decoder=False))
     add_fused("DR-SCL, decoder only (beta=0)", **DECODER_ALONE)
     if other_fusion:
         add_fused(f'DR-SCL, fused ("{other_fusion}")', **index.tuned(other_fusion))

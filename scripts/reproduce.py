@@ -27,7 +27,7 @@ from docids.collection import Collection, read_collection
 from docids.storage import write_json, write_text
 from dsi.config import Config, from_dict, read_config
 from dsi.index import package_versions
-from dsi.pipeline import TrainingRun, collection_digest
+from dsi.pipeline import TrainingRun, collection_digest, stage_seconds
 from dsi.retriever import GenerativeRetriever
 from eval.figures import grid_figure
 from eval.measures import evaluate, mean
@@ -210,12 +210,14 @@ class Laboratory:
             self._index = config, IndexSystems(self.collection, retriever)
         return self._index[1]
 
+    def _folder(self, config: Config) -> Path:
+        return self.output / "runs" / _digest(dataclasses.asdict(config))[:16]
+
     def _training(self, config: Config) -> TrainingRun:
-        folder = self.output / "runs" / _digest(dataclasses.asdict(config))[:16]
-        return TrainingRun(folder, self.collection, config, self.device, store=self.output / "store")
+        return TrainingRun(self._folder(config), self.collection, config, self.device, store=self.output / "store")
 
     def _seconds(self, config: Config) -> dict[str, float]:
-        return self._training(config).stage_seconds()
+        return stage_seconds(self._folder(config))
 
     def _path(self, table: str, row: Row, seed: int) -> Path:
         name = "".join(c if c.isalnum() else "-" for c in row.name.lower()).strip("-")
@@ -244,7 +246,7 @@ def _searched(lexical: bool, fusion: str) -> Method:
 
 def _dense_and_bm25(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
     index = laboratory.index(config)
-    settings = {**index.tuned("bound", lexical=True), "alpha": 0.0}
+    settings = index.tuned("bound", lexical=True, decoder=False)
     return index.run(SPLIT, **settings), settings
 
 

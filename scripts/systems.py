@@ -94,11 +94,13 @@ class IndexSystems:
             self._encoded[split] = self.retriever.encode_queries(list(queries.values()), progress=True)
         return self.retriever.run_encoded(list(queries), self._encoded[split], DEPTH, **settings)
 
-    def tuned(self, fusion: str, *, lexical: bool = False) -> dict[str, Any]:
-        """The best settings on dev, with or without BM25; the index's own where there are no dev queries."""
+    def tuned(self, fusion: str, *, lexical: bool = False, decoder: bool = True) -> dict[str, Any]:
+        """The best settings on dev, with or without BM25 and the decoder; the index's own where there are no dev queries."""
         if not self.collection.qrels["dev"]:
-            return {"fusion": fusion, **({} if lexical else {"lexical_weight": 0.0})}
-        return tune(self.retriever, self.collection, fusion, lexical=lexical)[0]
+            own = self.retriever.settings
+            alpha, lexical_weight = own.alpha if decoder else 0.0, own.lexical_weight if lexical else 0.0
+            return {"fusion": fusion, "alpha": alpha, "lexical_weight": lexical_weight}
+        return tune(self.retriever, self.collection, fusion, lexical=lexical, decoder=decoder)[0]
 
     @cached_property
     def post_hoc_weight(self) -> float:

@@ -31,7 +31,7 @@ PAPER_TEMPERATURES = (0.02, 0.05, 0.1, 1.0)
 
 
 def tune(
-    retriever: GenerativeRetriever, collection: Collection, fusion: str, *, lexical: bool
+    retriever: GenerativeRetriever, collection: Collection, fusion: str, *, lexical: bool, decoder: bool = True
 ) -> tuple[dict[str, Any], list[Any]]:
     """The setting with the best dev RR@10, and all settings searched with and theirs.
 
@@ -43,14 +43,16 @@ def tune(
         collection: its collection.
         fusion: "bound" or "paper".
         lexical: let BM25 join.
+        decoder: let the decoder take part; without it alpha is 0 ("bound").
     """
     queries = collection.query_texts("dev")
     qrels, query_ids = collection.qrels["dev"], list(queries)
     encoded = retriever.encode_queries(list(queries.values()))
     if fusion == "bound":
-        grid = [
-            {"fusion": fusion, **weights} for weights in _exact_weights(retriever, encoded, query_ids, qrels, lexical)
-        ]
+        found = [_flat_weights(retriever, encoded, query_ids, qrels, lexical)]
+        if decoder:
+            found.append(_fused_weights(retriever, encoded, query_ids, qrels, found[0]["lexical_weight"], lexical))
+        grid = [{"fusion": fusion, **weights} for weights in found]
     else:
         every = product(PAPER_ALPHAS, PAPER_BETAS, PAPER_TEMPERATURES)
         grid = [{"fusion": fusion, "alpha": a, "beta": b, "ann_temperature": t} for a, b, t in every]
@@ -61,30 +63,39 @@ def tune(
     return best_setting(search, grid, qrels)
 
 
-def _exact_weights(
+def _flat_weights(
     retriever: GenerativeRetriever, encoded: EncodedQueries, query_ids: Sequence[str], qrels: Judgements, lexical: bool
-) -> list[dict[str, float]]:
-    """Weights for fusion "bound" that are best on lists of candidates: without the decoder, and with it.
+) -> dict[str, float]:
+    """The best weight of BM25 beside the dense scores, without the decoder; 0 where BM25 does not join."""
+    dense, bm25 = _flat_candidates(retriever, encoded, query_ids)
+    return {"alpha": 0.0, "lexical_weight": best_weights(dense, [bm25], qrels)[0] if lexical and bm25 else 0.0}
+
+
+def _fused_weights(
+    retriever: GenerativeRetriever,
+    encoded: EncodedQueries,
+    query_ids: Sequence[str],
+    qrels: Judgements,
+    lexical_weight: float,
+    lexical: bool,
+) -> dict[str, float]:
+    """The best weights of decoder and BM25 beside the dense scores, on what searches with `PROBES` for alpha find.
 
     A document's score is proportional to z.e_d + lexical_weight * BM25 + w * log P, with w = alpha / (1 - alpha) times the
-    temperature. The candidates of the second are what searches with `PROBES` for alpha find.
+    temperature.
     """
-    dense, bm25 = _flat_candidates(retriever, encoded, query_ids)
-    weight = best_weights(dense, [bm25], qrels)[0] if lexical and bm25 else 0.0
-    without = {"alpha": 0.0, "lexical_weight": weight}
     generative: Runs = {query_id: {} for query_id in query_ids}
     for alpha in PROBES:
         result = retriever.search_encoded(
-            encoded, DEPTH, fusion="bound", alpha=alpha, lexical_weight=weight, beam_width=DEPTH
+            encoded, DEPTH, fusion="bound", alpha=alpha, lexical_weight=lexical_weight, beam_width=DEPTH
         )
         log_p = dataclasses.replace(result, scores=result.generative / alpha)
         for query_id, found in retriever.as_run(query_ids, log_p).items():
             generative[query_id].update(found)
     dense, bm25 = _flat_candidates(retriever, encoded, query_ids, generative)
     others = [bm25, generative] if lexical and bm25 else [generative]
-    *lexical_weight, w = best_weights(dense, others, qrels)
-    alpha = w / (w + retriever.settings.ann_temperature)
-    return [without, {"alpha": alpha, "lexical_weight": lexical_weight[0] if lexical_weight else 0.0}]
+    *weights, w = best_weights(dense, others, qrels)
+    return {"alpha": w / (w + retriever.settings.ann_temperature), "lexical_weight": weights[0] if weights else 0.0}
 
 
 def _flat_candidates(

@@ -75,11 +75,11 @@ def _left_at(tree: DocidTree, digits: tuple[int, ...], trace: list[LevelTrace]) 
 
 
 def errors_by_level(misses: list[Miss]) -> dict[str, dict[int, int]]:
-    """{"search errors" | "model errors": {level from 1: misses whose node left the beam there}}."""
+    """{"search errors" | "model errors": {level from 0: misses whose node left the beam there}}."""
     counts: dict[str, dict[int, int]] = {"search errors": {}, "model errors": {}}
     for miss in misses:
         own = counts["search errors" if miss.search_error else "model errors"]
-        own[miss.level + 1] = own.get(miss.level + 1, 0) + 1
+        own[miss.level] = own.get(miss.level, 0) + 1
     return counts
 
 

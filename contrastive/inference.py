@@ -5,6 +5,7 @@ not at every call. Against `F.linear` on two cores with AVX512: 1.2 times as fas
 """
 
 import copy
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +30,10 @@ class PackedLinear(nn.Linear):
             self.bias = nn.Parameter(bias.detach(), requires_grad=False)
         self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, _ROWS) if _packable(weight) else None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copied and pickled by its weights: what is packed cannot be."""
+        return PackedLinear, (self.weight, self.bias)
+
     @torch.no_grad()
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - nn.Linear's name
         """[..., in] -> [..., out]."""
@@ -50,6 +55,6 @@ def for_inference(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     copied = copy.deepcopy(model, {id(t): t for t in tensors if t.dtype == dtype or not t.is_floating_point()})
     for module in list(copied.to(dtype).modules()):
         for name, child in module.named_children():
-            if type(child) is nn.Linear:
+            if isinstance(child, nn.Linear):
                 setattr(module, name, PackedLinear(child.weight, child.bias))
     return copied.eval()

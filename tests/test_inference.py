@@ -1,5 +1,7 @@
 """Packed linear layers give what ordinary ones give."""
 
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -44,3 +46,12 @@ def test_another_dtype_leaves_the_model_alone() -> None:
     fast = for_inference(model, torch.bfloat16)
     assert model[0].weight.dtype == torch.float32
     assert fast[0].weight.dtype == torch.bfloat16  # type: ignore[index]
+
+
+def test_what_is_packed_can_be_packed_again_in_another_dtype() -> None:
+    model = nn.Sequential(nn.Linear(6, 5))
+    again = for_inference(for_inference(model, torch.float32), torch.float64)
+    inputs = torch.randn(3, 6)
+    torch.testing.assert_close(again(inputs.double()).float(), model(inputs))
+    copied = pickle.loads(pickle.dumps(for_inference(model, torch.float32)))
+    torch.testing.assert_close(copied(inputs), model(inputs))

@@ -20,6 +20,11 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
+def digest(value: object) -> str:
+    """sha256 of anything that JSON can hold."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file in one step: a reader sees the old content or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,6 @@ of searching.
 """
 
 import dataclasses
-import hashlib
 import json
 import platform
 import shutil
@@ -21,7 +20,7 @@ import pyarrow as pa
 
 from contrastive.encoder import Encoder, EncoderConfig
 from docids.lexical import BM25
-from docids.storage import recover_folder, replace_folder, sha256, write_json
+from docids.storage import digest, recover_folder, replace_folder, sha256, write_json
 from docids.tree import DocidTree
 from dsi.search.beam import SearchConfig
 
@@ -36,9 +35,14 @@ def save_docids(tree: DocidTree, documents: datasets.Dataset, folder: Path) -> N
     """Write the tree and the document table into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     tree.save(folder / "docids.safetensors")
-    table = documents.select_columns(["doc_id", "title"]).with_format("arrow")[:]
+    table = document_table(documents)
     with pa.OSFile(str(folder / "documents.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
+
+
+def document_table(documents: datasets.Dataset) -> pa.Table:
+    """What an index keeps of its documents: doc_id and title."""
+    return documents.select_columns(["doc_id", "title"]).with_format("arrow")[:]
 
 
 def load_docids(folder: Path) -> tuple[DocidTree, datasets.Dataset]:
@@ -93,10 +97,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"{path} has format version {manifest['format_version']}, this version reads {FORMAT_VERSION}; "
             "install the version that wrote it or train again."
         )
-    for name, digest in manifest["files"].items():
+    for name, expected in manifest["files"].items():
         if not (folder / name).exists():
             raise FileNotFoundError(f"{folder / name} is missing from the index; restore it or train again.")
-        if sha256(folder / name) != digest:
+        if sha256(folder / name) != expected:
             raise ValueError(
                 f"{folder / name} was altered or truncated since it was written; restore it or train again."
             )
@@ -164,7 +168,7 @@ def package_versions() -> dict[str, str]:
 
 def content_fingerprint(manifest: dict[str, Any]) -> str:
     """One digest of all files of an index; its settings do not count."""
-    return hashlib.sha256(json.dumps(manifest["files"]).encode()).hexdigest()
+    return digest(manifest["files"])
 
 
 def search_settings(manifest: dict[str, Any]) -> SearchConfig:

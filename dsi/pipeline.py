@@ -31,7 +31,7 @@ from contrastive.training import contrastive_rows, hard_negatives, train_encoder
 from docids.clustering import build_tree
 from docids.collection import Collection
 from docids.lexical import BM25
-from docids.storage import recover_folder, replace_folder, sha256
+from docids.storage import digest, recover_folder, replace_folder, sha256
 from docids.tree import DocidTree, diagnostics
 from dsi.config import Config, write_config
 from dsi.generator.model import DocidGenerator
@@ -269,7 +269,7 @@ class TrainingRun:
         """Token states of texts, a folder a part, named by all that they depend on; without a store the unused are removed."""
         states = (self.store or self.folder) / "states"
         identity = [encoder.fingerprint, dataclasses.asdict(encoder.config)]
-        folders = [states / _digest([*identity, kind, texts])[:16] for kind, texts in parts]
+        folders = [states / digest([*identity, kind, texts])[:16] for kind, texts in parts]
         if self.state.is_main_process:
             for old in states.iterdir() if states.exists() and not self.store else ():
                 if old not in folders:
@@ -294,7 +294,7 @@ class TrainingRun:
         sections = {"encoder": ["encoder", "contrastive"]}.get(stage, [stage])
         settings = [dataclasses.asdict(getattr(self.config, section)) for section in sections]
         earlier = [_stored_key(self.folder / name) for name in needs[stage]]
-        return _digest([stage, settings, earlier, self._collection_digest, self.config.dev_queries, extra])
+        return digest([stage, settings, earlier, self._collection_digest, self.config.dev_queries, extra])
 
     @cached_property
     def _collection_digest(self) -> str:
@@ -351,7 +351,7 @@ class TrainingRun:
 def collection_digest(collection: Collection) -> str:
     """Digest of all files of a collection."""
     files = sorted(path for path in collection.folder.rglob("*") if path.suffix in (".jsonl", ".gz", ".tsv"))
-    return _digest([sha256(path) for path in files])
+    return digest([sha256(path) for path in files])
 
 
 def stage_seconds(folder: Path) -> dict[str, float]:
@@ -368,7 +368,3 @@ def _link_files(source: Path, target: Path) -> None:
 def _stored_key(folder: Path) -> str:
     path = folder / _KEY_FILE
     return str(json.loads(path.read_text())["key"]) if path.exists() else ""
-
-
-def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

@@ -16,6 +16,7 @@ from contrastive.encoder import Encoder
 from docids.lexical import BM25
 from docids.tree import DocidTree
 from docids.updating import add_documents, remove_documents
+from dsi.index import document_table
 
 if TYPE_CHECKING:
     from dsi.retriever import GenerativeRetriever
@@ -64,7 +65,7 @@ def with_documents(content: Content, encoder: Encoder, documents: Sequence[Mappi
     doc_ids = [document["doc_id"] for document in documents]
     titles, texts = ([document.get(name, "") for document in documents] for name in ("title", "text"))
     embeddings = encoder.encode(encoder.document_texts(titles, texts), "document")
-    old = _table(content.documents)
+    old = document_table(content.documents)
     table = pa.concat_tables([old, pa.table({"doc_id": doc_ids, "title": titles}).cast(old.schema)])
     full_texts = [f"{title} {text}" for title, text in zip(titles, texts, strict=True)]
     lexical = content.lexical.changed((), doc_ids, full_texts) if content.lexical else None
@@ -83,10 +84,6 @@ def without_documents(content: Content, rows: Sequence[int]) -> Content:
         raise ValueError("An index cannot be left without documents; keep at least one.")
     keep = np.ones(len(content.documents), dtype=bool)
     keep[list(rows)] = False
-    table = _table(content.documents).filter(pa.array(keep))
+    table = document_table(content.documents).filter(pa.array(keep))
     lexical = content.lexical.changed(rows, (), ()) if content.lexical else None
     return Content(remove_documents(content.tree, np.array(rows)), datasets.Dataset(table), lexical)
-
-
-def _table(documents: datasets.Dataset) -> pa.Table:
-    return documents.select_columns(["doc_id", "title"]).with_format("arrow")[:]

@@ -36,12 +36,16 @@ def training_run(arguments: argparse.Namespace, **queries: Any) -> TrainingRun:
     """The run that the arguments describe; `queries` are settings of that section which they override."""
     quiet_libraries()
     config = _config(arguments)
-    if arguments.encoder:
-        config = dataclasses.replace(config, encoder=dataclasses.replace(config.encoder, name=arguments.encoder))
+    config = with_encoder(config, arguments.encoder)
     given = {name: value for name, value in queries.items() if value is not None}
     config = dataclasses.replace(config, queries=dataclasses.replace(config.queries, **given))
     collection = read_collection(arguments.data, dev_queries=config.dev_queries)
     return TrainingRun(arguments.output, collection, config, arguments.device)
+
+
+def with_encoder(config: Config, name: str | None) -> Config:
+    """The configuration with the encoder that was named instead, if one was."""
+    return dataclasses.replace(config, encoder=dataclasses.replace(config.encoder, name=name)) if name else config
 
 
 def _config(arguments: argparse.Namespace) -> Config:

@@ -18,6 +18,7 @@ from dsi.diagnosis import diagnose, diagnosis_table, errors_by_level
 from dsi.index import read_manifest
 from dsi.retriever import GenerativeRetriever
 from eval.figures import bars_figure
+from eval.fusion import reciprocal_rank_fusion
 from eval.measures import evaluate, mean
 from eval.protocol import Splits, SystemResult, measure_system, overlap_splits, randomisation_test, table
 from eval.trec import write_run
@@ -120,7 +121,7 @@ def evaluate_systems(
     if untrained is not None:
         add("Dense, before contrastive training", DenseSystems(collection, untrained).run(split))
     add("Dense (DPR-style)", index.dense.run(split))
-    add("RRF of BM25 and dense", index.dense.with_words(words, split), k=60)
+    add("RRF of BM25 and dense", reciprocal_rank_fusion([runs["BM25"], runs["Dense (DPR-style)"]]), k=60)
     if own.lexical_weight:
         add_fused("Dense + BM25", **index.tuned(own.fusion, lexical=True, decoder=False))
     add_fused("DR-SCL, decoder only (beta=0)", **DECODER_ALONE)

@@ -5,7 +5,6 @@ dense search, answers three queries, and says where the index lies.
 """
 
 import argparse
-import dataclasses
 import sys
 import time
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from dsi.pipeline import TrainingRun
 from dsi.retriever import GenerativeRetriever
 from dsi.search.beam import SearchConfig
 from eval.protocol import overlap_splits, table
-from scripts.arguments import quiet_libraries
+from scripts.arguments import quiet_libraries, with_encoder
 from scripts.evaluate_index import evaluate_systems, significance_lines
 from scripts.main import run_command
 from scripts.tuning import tune_index
@@ -54,9 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device")
     arguments = parser.parse_args(argv)
     quiet_libraries()
-    config = CONFIG
-    if arguments.encoder:
-        config = dataclasses.replace(config, encoder=dataclasses.replace(config.encoder, name=arguments.encoder))
+    config = with_encoder(CONFIG, arguments.encoder)
     collection = read_collection(MINIPEDIA)
     run = TrainingRun(arguments.output, collection, config, arguments.device)
     run.all_stages()

@@ -9,7 +9,6 @@ a row and seed, a Markdown table, and for figure5 a picture.
 
 import argparse
 import dataclasses
-import hashlib
 import json
 import subprocess
 import sys
@@ -24,16 +23,17 @@ import torch
 
 from contrastive.encoder import Encoder
 from docids.collection import Collection, read_collection
-from docids.storage import write_json, write_text
+from docids.storage import digest, write_json, write_text
 from dsi.config import Config, from_dict, read_config
 from dsi.index import package_versions
 from dsi.pipeline import TrainingRun, collection_digest, stage_seconds
 from dsi.retriever import GenerativeRetriever
 from eval.figures import grid_figure
+from eval.fusion import reciprocal_rank_fusion
 from eval.measures import evaluate, mean
 from eval.protocol import measure_system, overlap_splits
 from eval.report import Measured, experiment_table, grid_table
-from scripts.arguments import quiet_libraries
+from scripts.arguments import quiet_libraries, with_encoder
 from scripts.experiments import REFERENCES, TABLES, Row
 from scripts.hardware import hardware
 from scripts.main import run_command
@@ -55,8 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not arguments.data or not arguments.config:
         raise ValueError(f"{arguments.what} is measured on a collection: give --data and --config.")
     config = read_config(arguments.config)
-    if arguments.encoder:
-        config = dataclasses.replace(config, encoder=dataclasses.replace(config.encoder, name=arguments.encoder))
+    config = with_encoder(config, arguments.encoder)
     collection = read_collection(arguments.data, dev_queries=config.dev_queries)
     laboratory = Laboratory(collection, config, arguments.output, arguments.device)
     if arguments.what == "figure5":
@@ -66,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for seed in arguments.seeds:  # one seed of every row before the next seed of any
         for row in rows:
             laboratory.measure(arguments.what, row, seed)
-            table = laboratory.table(arguments.what, arguments.seeds)
+        table = laboratory.table(arguments.what, arguments.seeds)
     print(table)
 
 
@@ -119,7 +118,7 @@ class Laboratory:
     def measure(self, table: str, row: Row, seed: int) -> None:
         """Train and measure one row under one seed, unless that has been done."""
         config = self.config(row, seed)
-        key = _digest([row.method, dataclasses.asdict(config), self._data])
+        key = digest([row.method, dataclasses.asdict(config), self._data])
         path = self._path(table, row, seed)
         if path.exists() and json.loads(path.read_text())["key"] == key:
             return
@@ -211,7 +210,7 @@ class Laboratory:
         return self._index[1]
 
     def _folder(self, config: Config) -> Path:
-        return self.output / "runs" / _digest(dataclasses.asdict(config))[:16]
+        return self.output / "runs" / digest(dataclasses.asdict(config))[:16]
 
     def _training(self, config: Config) -> TrainingRun:
         return TrainingRun(self._folder(config), self.collection, config, self.device, store=self.output / "store")
@@ -260,12 +259,17 @@ def _bm25_cut(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str,
     return words.run(SPLIT), words.settings
 
 
+def _rrf(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
+    runs = [laboratory.words.run(SPLIT), laboratory.dense(config).run(SPLIT)]
+    return reciprocal_rank_fusion(runs), {"k": 60}
+
+
 METHODS: dict[str, Method] = {
     "bm25": lambda laboratory, _: (laboratory.words.run(SPLIT), laboratory.words.settings),
     "bm25-cut": _bm25_cut,
     "dense": lambda laboratory, config: (laboratory.dense(config).run(SPLIT), {}),
     "hnsw": lambda laboratory, config: (laboratory.dense(config).run(SPLIT, approximate=True), {}),
-    "rrf": lambda laboratory, config: (laboratory.dense(config).with_words(laboratory.words, SPLIT), {"k": 60}),
+    "rrf": _rrf,
     "decoder": lambda laboratory, config: (laboratory.index(config).run(SPLIT, **DECODER_ALONE), DECODER_ALONE),
     "paper": _searched(lexical=False, fusion="paper"),
     "bound": _searched(lexical=False, fusion="bound"),
@@ -305,10 +309,6 @@ def _toy(output: Path, runs: int, seed: int) -> str:
     text = toy_table(cells, runs)
     write_text(output / "toy.md", text + "\n")
     return text
-
-
-def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()
 
 
 def _commit() -> str:

@@ -12,7 +12,7 @@ from docids.lexical import BM25
 from dsi.retriever import GenerativeRetriever
 from dsi.search.queries import EncodedQueries
 from eval.baselines import dense_run, tune_bm25
-from eval.fusion import best_weight, interpolate, reciprocal_rank_fusion
+from eval.fusion import best_weight, interpolate
 from scripts.tuning import DEPTH, tune
 
 Run = dict[str, dict[str, float]]
@@ -45,7 +45,7 @@ class WordSystems:
 
 
 class DenseSystems:
-    """Flat and approximate search with an encoder, alone and with BM25.
+    """Flat and approximate search with an encoder.
 
     Args:
         collection: what is searched.
@@ -68,10 +68,6 @@ class DenseSystems:
         doc_ids = list(self.collection.documents["doc_id"])
         return dense_run(list(queries), encoded, doc_ids, self.embeddings, DEPTH, approximate=approximate)
 
-    def with_words(self, words: WordSystems, split: str) -> Run:
-        """Reciprocal rank fusion with BM25: what a user would pick today."""
-        return reciprocal_rank_fusion([words.run(split), self.run(split)])
-
 
 class IndexSystems:
     """An index, searched in any way, beside the dense search of its own encoder.
@@ -89,10 +85,14 @@ class IndexSystems:
 
     def run(self, split: str, **settings: Any) -> Run:
         """The best hundred documents of each query of a split under some settings; the index's own by default."""
-        queries = self.collection.query_texts(split)
+        query_ids = list(self.collection.query_texts(split))
+        return self.retriever.run_encoded(query_ids, self._queries(split), DEPTH, **settings)
+
+    def _queries(self, split: str) -> EncodedQueries:
         if split not in self._encoded:
+            queries = self.collection.query_texts(split)
             self._encoded[split] = self.retriever.encode_queries(list(queries.values()), progress=True)
-        return self.retriever.run_encoded(list(queries), self._encoded[split], DEPTH, **settings)
+        return self._encoded[split]
 
     def tuned(self, fusion: str, *, lexical: bool = False, decoder: bool = True) -> dict[str, Any]:
         """The best settings on dev, with or without BM25 and the decoder; the index's own where there are no dev queries."""
@@ -100,7 +100,8 @@ class IndexSystems:
             own = self.retriever.settings
             alpha, lexical_weight = own.alpha if decoder else 0.0, own.lexical_weight if lexical else 0.0
             return {"fusion": fusion, "alpha": alpha, "lexical_weight": lexical_weight}
-        return tune(self.retriever, self.collection, fusion, lexical=lexical, decoder=decoder)[0]
+        dev = self._queries("dev")
+        return tune(self.retriever, self.collection, dev, fusion, lexical=lexical, decoder=decoder)[0]
 
     @cached_property
     def post_hoc_weight(self) -> float:

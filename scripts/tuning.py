@@ -31,7 +31,13 @@ PAPER_TEMPERATURES = (0.02, 0.05, 0.1, 1.0)
 
 
 def tune(
-    retriever: GenerativeRetriever, collection: Collection, fusion: str, *, lexical: bool, decoder: bool = True
+    retriever: GenerativeRetriever,
+    collection: Collection,
+    encoded: EncodedQueries,
+    fusion: str,
+    *,
+    lexical: bool,
+    decoder: bool = True,
 ) -> tuple[dict[str, Any], list[Any]]:
     """The setting with the best dev RR@10, and all settings searched with and theirs.
 
@@ -41,13 +47,12 @@ def tune(
     Args:
         retriever: the index.
         collection: its collection.
+        encoded: the dev queries.
         fusion: "bound" or "paper".
         lexical: let BM25 join.
         decoder: let the decoder take part; without it alpha is 0 ("bound").
     """
-    queries = collection.query_texts("dev")
-    qrels, query_ids = collection.qrels["dev"], list(queries)
-    encoded = retriever.encode_queries(list(queries.values()))
+    qrels, query_ids = collection.qrels["dev"], list(collection.query_texts("dev"))
     if fusion == "bound":
         found = [_flat_weights(retriever, encoded, query_ids, qrels, lexical)]
         if decoder:
@@ -67,8 +72,10 @@ def _flat_weights(
     retriever: GenerativeRetriever, encoded: EncodedQueries, query_ids: Sequence[str], qrels: Judgements, lexical: bool
 ) -> dict[str, float]:
     """The best weight of BM25 beside the dense scores, without the decoder; 0 where BM25 does not join."""
+    if not lexical or retriever.lexical is None:
+        return {"alpha": 0.0, "lexical_weight": 0.0}
     dense, bm25 = _flat_candidates(retriever, encoded, query_ids)
-    return {"alpha": 0.0, "lexical_weight": best_weights(dense, [bm25], qrels)[0] if lexical and bm25 else 0.0}
+    return {"alpha": 0.0, "lexical_weight": best_weights(dense, [bm25], qrels)[0]}
 
 
 def _fused_weights(
@@ -130,7 +137,8 @@ def tune_index(folder: Path, collection: Collection, device: str | None = None) 
         logger.warning("The collection has no dev queries; alpha stays at %g.", retriever.settings.alpha)
     elif not record.exists() or json.loads(record.read_text()).get("index") != bound_to:
         fusion = retriever.settings.fusion
-        best, tried = tune(retriever, collection, fusion, lexical=fusion == "bound")
+        dev = retriever.encode_queries(list(collection.query_texts("dev").values()))
+        best, tried = tune(retriever, collection, dev, fusion, lexical=fusion == "bound")
         retriever.change_settings(**best)
         write_settings(folder, retriever.settings)
         write_json(record, {"index": bound_to, "best": best, "dev RR@10": tried})

@@ -107,6 +107,18 @@ class DocidTree:
         return inverse
 
     @cached_property
+    def parents(self) -> Ints:
+        """[I + N] by node: the inner node above it, -1 for the root."""
+        parents = np.full(self.num_inner + self.num_documents, -1, dtype=np.int32)
+        digits = np.arange(self.num_children.sum()) - np.repeat(
+            np.cumsum(self.num_children) - self.num_children, self.num_children
+        )
+        parents[np.repeat(self.first_child, self.num_children) + digits] = np.repeat(
+            np.arange(self.num_inner), self.num_children
+        )
+        return parents
+
+    @cached_property
     def fingerprint(self) -> str:
         """sha256 of the structure and the order of the documents."""
         digest = hashlib.sha256()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.tree import DocidTree, Floats, Ints
+from docids.tree import DocidTree, Floats
 
 _OVERFULL = 2
 """A cluster is full with this many times the documents (or clusters) of the largest one at training."""
@@ -67,7 +67,9 @@ class _Growing:
 
     def __init__(self, tree: DocidTree) -> None:
         self.tree, inner = tree, tree.num_inner
-        parents, digits = _parents_and_digits(tree)
+        parents = tree.parents
+        digits = np.arange(len(parents)) - tree.first_child[parents]
+        digits[0] = 0
         self.inner = _Places(parents[:inner].tolist(), digits[:inner].tolist(), tree.trained[:inner].tolist())
         self.documents = _Places(parents[inner:].tolist(), digits[inner:].tolist(), tree.trained[inner:].tolist())
         self.rows, self.embeddings = tree.doc_rows.tolist(), list(tree.embeddings)
@@ -202,17 +204,6 @@ def _range(tree: DocidTree, node: int) -> list[int]:
     first = int(tree.first_child[node])
     first -= tree.num_inner if first >= tree.num_inner else 0
     return list(range(first, first + int(tree.num_children[node])))
-
-
-def _parents_and_digits(tree: DocidTree) -> tuple[Ints, Ints]:
-    """[nodes] each node's parent and digit; the root has parent -1 and digit 0."""
-    parents = np.full(tree.num_inner + tree.num_documents, -1, dtype=np.int32)
-    digits = np.zeros_like(parents)
-    starts = np.repeat(tree.first_child, tree.num_children)
-    digit = np.arange(len(starts)) - np.repeat(np.cumsum(tree.num_children) - tree.num_children, tree.num_children)
-    parents[starts + digit] = np.repeat(np.arange(tree.num_inner), tree.num_children)
-    digits[starts + digit] = digit
-    return parents, digits
 
 
 def _with_means(tree: DocidTree) -> DocidTree:

@@ -37,8 +37,9 @@ from dsi.config import Config, write_config
 from dsi.generator.model import DocidGenerator
 from dsi.generator.pseudo_queries import generate_queries, read_queries_file
 from dsi.generator.states import StateCache, write_states
-from dsi.generator.training import DocidExamples, Texts, train_generator
 from dsi.index import load_docids, load_encoder, save_docids, write_manifest
+from dsi.training.examples import DocidExamples, Texts
+from dsi.training.trainer import train_generator
 
 logger = logging.getLogger(__name__)
 
@@ -263,7 +264,9 @@ class TrainingRun:
             inputs: Texts | StateCache = Texts(encoder, [(kind, text) for kind, texts in parts for text in texts])
         else:
             inputs = self._states(encoder, parts)
-        return DocidExamples(inputs, tree.positions[rows], np.array(numbers), tree)
+        positions = tree.positions[rows]
+        relevant = {} if settings.objective == "ce" else _asked_for_together(parts, positions)
+        return DocidExamples(inputs, positions, np.array(numbers), tree, relevant)
 
     def _states(self, encoder: Encoder, parts: list[tuple[str, list[str]]]) -> StateCache:
         """Token states of texts, a folder a part, named by all that they depend on; without a store the unused are removed."""
@@ -346,6 +349,15 @@ class TrainingRun:
         folder = self.folder / "checkpoints" / f"{stage}-{key[:12]}"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+
+def _asked_for_together(parts: list[tuple[str, list[str]]], positions: NDArray[np.int32]) -> dict[int, list[int]]:
+    """{row: docid positions of all documents that the same text asks for}, for texts with several."""
+    own: dict[tuple[str, str], list[int]] = {}
+    for row, text in enumerate((kind, text) for kind, texts in parts for text in texts):
+        own.setdefault(text, []).append(row)
+    several = [rows for rows in own.values() if len(rows) > 1]
+    return {row: sorted({int(positions[other]) for other in rows}) for rows in several for row in rows}
 
 
 def collection_digest(collection: Collection) -> str:

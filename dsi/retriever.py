@@ -318,7 +318,10 @@ class GenerativeRetriever:
             given.setdefault("lexical_weight", 0.0)
         if "beam_width" not in given:
             given["beam_width"] = max(self.settings.beam_width, k)
-        return dataclasses.replace(self.settings, **given)
+        config = dataclasses.replace(self.settings, **given)
+        if config.alpha:
+            self.generator.check_beam(config.beam_width)
+        return config
 
     def change_settings(self, **settings: Any) -> None:
         """Change how this retriever searches by default."""

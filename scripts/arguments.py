@@ -11,10 +11,11 @@ from typing import Any
 from docids.collection import read_collection
 from dsi.config import Config, read_config
 from dsi.pipeline import TrainingRun
+from dsi.trees.objectives import OBJECTIVES
 
 
 def training_parser(command: str, description: str | None) -> argparse.ArgumentParser:
-    """A parser with --config, --data, --output, --encoder and --device."""
+    """A parser with --config, --data, --output, --encoder, --objective and --device."""
     parser = argparse.ArgumentParser(
         prog=f"dsi {command}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -28,6 +29,11 @@ def training_parser(command: str, description: str | None) -> argparse.ArgumentP
     parser.add_argument(
         "--encoder", help="sentence-transformers model, Hub name or folder, instead of the configured one"
     )
+    parser.add_argument(
+        "--objective",
+        choices=OBJECTIVES,
+        help="what the generator is taught, instead of the configured one",
+    )
     parser.add_argument("--device", help="cpu, cuda, …; the best there is by default")
     return parser
 
@@ -37,6 +43,10 @@ def training_run(arguments: argparse.Namespace, **queries: Any) -> TrainingRun:
     quiet_libraries()
     config = _config(arguments)
     config = with_encoder(config, arguments.encoder)
+    if arguments.objective:
+        config = dataclasses.replace(
+            config, generator=dataclasses.replace(config.generator, objective=arguments.objective)
+        )
     given = {name: value for name, value in queries.items() if value is not None}
     config = dataclasses.replace(config, queries=dataclasses.replace(config.queries, **given))
     collection = read_collection(arguments.data, dev_queries=config.dev_queries)

@@ -288,7 +288,7 @@ def figure5(laboratory: Laboratory, seed: int) -> str:
     qrels, values = laboratory.collection.qrels[SPLIT], {}
     for beta in FIGURE_BETAS:
         for alpha in FIGURE_ALPHAS:
-            run = index.run(SPLIT, fusion="paper", alpha=alpha, beta=beta, ann_temperature=temperature)
+            run = index.run(SPLIT, 10, fusion="paper", alpha=alpha, beta=beta, ann_temperature=temperature)
             values[alpha, beta] = 100 * mean(evaluate(run, qrels, ["Hit@1"])["Hit@1"])
     grid_figure(values, "alpha", "beta", "Hit@1, DR-SCL+QG, paper fusion", laboratory.output / "figure5")
     cells = [{"alpha": a, "beta": b, "Hit@1": round(v, 2)} for (a, b), v in values.items()]

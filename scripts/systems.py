@@ -16,7 +16,7 @@ from eval.fusion import best_weight, interpolate
 from scripts.tuning import DEPTH, tune
 
 Run = dict[str, dict[str, float]]
-DECODER_ALONE = {"alpha": 1.0, "beta": 0.0, "lexical_weight": 0.0}
+DECODER_ALONE: dict[str, Any] = {"alpha": 1.0, "beta": 0.0, "lexical_weight": 0.0}
 
 
 class WordSystems:
@@ -83,10 +83,10 @@ class IndexSystems:
         self.dense = DenseSystems(collection, retriever.encoder, tree.embeddings[tree.positions])
         self._encoded: dict[str, EncodedQueries] = {}
 
-    def run(self, split: str, **settings: Any) -> Run:
-        """The best hundred documents of each query of a split under some settings; the index's own by default."""
+    def run(self, split: str, k: int = DEPTH, **settings: Any) -> Run:
+        """The best k documents of each query of a split under some settings; the index's own by default."""
         query_ids = list(self.collection.query_texts(split))
-        return self.retriever.run_encoded(query_ids, self._queries(split), DEPTH, **settings)
+        return self.retriever.run_encoded(query_ids, self._queries(split), k, **settings)
 
     def _queries(self, split: str) -> EncodedQueries:
         if split not in self._encoded:

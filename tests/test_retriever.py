@@ -324,3 +324,22 @@ def test_searching_leaves_no_gradients_and_changes_no_weights(retriever):
     assert retriever.generator_fingerprint == before
     assert all(p.grad is None for p in retriever.generator.parameters())
     assert torch.is_grad_enabled()
+
+
+def test_an_index_remembers_what_its_decoder_was_taught_and_warns_of_a_wider_beam(retriever, tmp_path, recwarn):
+    otm = random_generator(retriever.tree, objective="otm")
+    index = GenerativeRetriever(
+        retriever.encoder, retriever.tree, otm, retriever.documents, SearchConfig(beam_width=10)
+    )
+    index.save_pretrained(tmp_path / "index")
+    loaded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
+    assert len(loaded.search("noble gases", k=10)) == 10
+    assert loaded.search("noble gases", alpha=0.0, beam_width=50).exact  # dense search alone: no decoder, no warning
+    assert not recwarn
+    with pytest.warns(
+        UserWarning, match=r"objective 'otm' and a beam of 10; nodes outside it .* a beam of 50 may find worse"
+    ):
+        loaded.search("noble gases", beam_width=50)
+    everything = loaded.search("noble gases", k=3, beam_width=10, exact=True)
+    assert everything.exact  # nothing was pruned in the end
+    assert "= " in str(loaded.explain("noble gases"))

@@ -11,29 +11,26 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from docids.tree import DocidTree
-from dsi.generator.model import DocidGenerator, path_log_likelihood
+from dsi.generator.model import DocidGenerator
 from dsi.search.beam import SearchConfig, SearchResult, TreeSearcher
 from dsi.search.decoder import FastDecoder
 from scripts.benchmark_decoding import GenerateBaseline
-from tests.conftest import random_generator, random_queries, random_tree, searcher_for
+from tests.conftest import (
+    chain_logits,
+    document_log_p,
+    level_log_p,
+    random_generator,
+    random_queries,
+    random_tree,
+    searcher_for,
+)
 
 Queries = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def log_likelihoods(tree: DocidTree, generator: DocidGenerator, queries: Queries) -> torch.Tensor:
-    """[batch, documents] log P_T5 of every docid by teacher forcing through the training path."""
-    states, mask, _ = queries
-    parents, digits = tree.paths(np.arange(tree.num_documents))
-    children = np.where(parents >= 0, tree.num_children[parents], 1)
-    rows = []
-    for state, row_mask in zip(states, mask, strict=True):
-        n = tree.num_documents
-        with torch.no_grad():
-            logits = generator.digit_logits(
-                state.expand(n, -1, -1), row_mask.expand(n, -1), torch.from_numpy(digits).long()
-            )
-        rows.append(path_log_likelihood(logits, torch.from_numpy(digits).long(), torch.from_numpy(children).long()))
-    return torch.stack(rows)
+    """[batch, documents] the decoder's score of every docid, one at a time."""
+    return document_log_p(tree, generator, *queries[:2])
 
 
 def paper_ann(tree: DocidTree, embeddings: torch.Tensor, temperature: float, beta: float) -> torch.Tensor:
@@ -63,11 +60,12 @@ def expected_top(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
     return order, scores.gather(1, order)
 
 
+@pytest.mark.parametrize("objective", ["ce", "plt", "otm"])
 @pytest.mark.parametrize(("documents", "branching"), [(37, 3), (60, 4), (5, 4)])
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
-def test_a_beam_as_wide_as_the_leaves_equals_scoring_every_document_bound(documents, branching, alpha):
+def test_a_beam_as_wide_as_the_leaves_equals_scoring_every_document_bound(documents, branching, alpha, objective):
     tree = random_tree(documents, branching=branching)
-    generator, queries = random_generator(tree), random_queries(5)
+    generator, queries = random_generator(tree, objective=objective), random_queries(5)
     config = SearchConfig(fusion="bound", alpha=alpha, ann_temperature=0.7, beam_width=documents)
     result = run(searcher_for(tree, generator), queries, documents, config)
     dense = queries[2] @ torch.from_numpy(tree.embeddings).T / 0.7
@@ -86,29 +84,11 @@ def test_a_beam_as_wide_as_the_leaves_equals_scoring_every_document_paper(alpha,
     config = SearchConfig(fusion="paper", alpha=alpha, beta=beta, ann_temperature=2.0, beam_width=41)
     result = run(searcher_for(tree, generator), queries, 41, config)
     # eq. 11 and 12: weight alpha up to level beta, the decoder alone below
-    per_level = level_log_likelihoods(tree, generator, queries)
+    per_level = level_log_p(tree, generator, *queries[:2])
     weight = torch.tensor([alpha if level < beta else 1.0 for level in range(tree.depth)])
     ann = paper_ann(tree, queries[2], 2.0, beta if beta < math.inf else 99)
     scores = (per_level * weight).sum(dim=2) + (1 - alpha) * ann
     torch.testing.assert_close(result.scores, expected_top(scores, 41)[1], atol=1e-4, rtol=1e-5)
-
-
-def level_log_likelihoods(tree: DocidTree, generator: DocidGenerator, queries: Queries) -> torch.Tensor:
-    """[batch, documents, depth] log P_T5 of each digit."""
-    parents, digits = tree.paths(np.arange(tree.num_documents))
-    children = torch.from_numpy(np.where(parents >= 0, tree.num_children[parents], 1)).long()
-    digits = torch.from_numpy(digits).long()
-    rows = []
-    for state, row_mask in zip(queries[0], queries[1], strict=True):
-        n = tree.num_documents
-        with torch.no_grad():
-            logits = generator.digit_logits(state.expand(n, -1, -1), row_mask.expand(n, -1), digits)
-        levels = [
-            path_log_likelihood(logits[:, h : h + 1], digits[:, h : h + 1], children[:, h : h + 1])
-            for h in range(tree.depth)
-        ]
-        rows.append(torch.stack(levels, dim=1))
-    return torch.stack(rows)
 
 
 def test_bound_fusion_below_beta_keeps_the_dense_score_of_the_ancestor():
@@ -123,6 +103,26 @@ def test_bound_fusion_below_beta_keeps_the_dense_score_of_the_ancestor():
         ancestor[:, below] = dense[:, below].max(dim=1, keepdim=True).values
     scores = 0.5 * log_likelihoods(tree, generator, queries) + 0.5 * ancestor
     torch.testing.assert_close(result.scores, expected_top(scores, 50)[1], atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("beam_width", [2, 3, 5, 30])
+@pytest.mark.parametrize("objective", ["ce", "plt", "otm"])
+def test_a_certified_answer_is_the_best_of_all_documents_whatever_the_objective(objective, beam_width):
+    tree = random_tree(60, branching=3, leaf=2)
+    generator, queries = random_generator(tree, objective=objective), random_queries(40)
+    config = SearchConfig(alpha=0.6, ann_temperature=0.7, beam_width=beam_width)
+    result = run(searcher_for(tree, generator), queries, 2, config)
+    dense = queries[2] @ torch.from_numpy(tree.embeddings).T / 0.7
+    best = expected_top(0.6 * log_likelihoods(tree, generator, queries) + 0.4 * dense, 2)[1]
+    right = (result.scores - best).abs().amax(dim=1) < 1e-4
+    assert right[result.exact].all()
+    if beam_width == 30:  # nothing is pruned
+        assert result.exact.all()
+    if objective == "otm" and beam_width < 5:  # nodes that speak for themselves bound nothing
+        assert not result.exact.any()
+    if objective != "otm" and beam_width == 5:
+        assert result.exact.any()
+    assert (result.positions >= 0).all()
 
 
 def test_beta_zero_is_the_decoder_alone_with_log_probabilities_as_scores():
@@ -238,8 +238,7 @@ def test_the_fast_decoder_gives_the_logits_of_the_training_path(feed_forward):
     for level in range(2):
         logits = decoder.step(tokens, level, cache)
         for query, beam in itertools.product(range(3), range(3)):
-            with torch.no_grad():
-                expected = generator.digit_logits(states[[query]], mask[[query]], digits[query, [beam]])
+            expected = chain_logits(tree, generator, states[[query]], mask[[query]], digits[query, [beam]])
             torch.testing.assert_close(
                 logits[query, beam], expected[0, level, : tree.fan_out[level]], atol=1e-5, rtol=1e-4
             )

@@ -5,19 +5,17 @@ as the tree has digits, not 32,128. Probabilities are taken over a node's childr
 encoder is frozen and not part of the model: its token states come in from outside. Knows the tree's shape, no documents.
 """
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5PreTrainedModel, T5Stack
 
 from docids.tree import DocidTree
-
-IGNORED = -1
-"""Digit that stands for "the docid has ended"."""
+from dsi.trees.objectives import Objective, find_objective
 
 
 @dataclass(frozen=True)
@@ -44,6 +42,11 @@ class GeneratorConfig:
             decoder's, over the children of every node on the path.
         train_encoder: train the encoder together with the decoder, on texts instead of cached states (DSI, Tay et al. 2022);
             such an index is searched with the decoder alone.
+        objective: what the decoder is taught, a row of `dsi.trees.objectives`: "ce" as in the paper, or one for search by beam.
+        beam_width: of training, for objectives that ask the decoder's own beam; inner nodes a level.
+        random_paths: documents an example whose paths are asked too, for objectives with random candidates.
+        warm_start: share of the steps that train tdm first, for objectives that need a decoder that knows something.
+        ramp: share of the steps after that over which targets go from z to zhat, where they are mixed.
         batch_size: examples a process and step.
         epochs: passes over all examples.
         learning_rate: peak, after a linear warm-up over a twentieth of the steps, then linear to zero.
@@ -64,6 +67,11 @@ class GeneratorConfig:
     dense_temperature: float = 0.0
     distillation: float = 0.0
     train_encoder: bool = False
+    objective: str = "ce"
+    beam_width: int = 10
+    random_paths: int = 10
+    warm_start: float = 0.3
+    ramp: float = 0.5
     batch_size: int = 64
     epochs: float = 50.0
     learning_rate: float = 5e-4
@@ -72,39 +80,53 @@ class GeneratorConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.decoder and self.num_layers < 1:
-            raise ValueError(f"generator.num_layers must be at least 1 without a T5 checkpoint, got {self.num_layers}.")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"generator.dropout must be in [0, 1), got {self.dropout}.")
-        if not 0 <= self.state_dropout < 1:
-            raise ValueError(f"generator.state_dropout must be in [0, 1), got {self.state_dropout}.")
-        if self.pseudo_queries < 0:
+        self._check_ranges()
+        objective = find_objective(self.objective)
+        if self.distillation and not self.dense_temperature:
             raise ValueError(
-                f"generator.pseudo_queries must be 0 (none) or more a document, got {self.pseudo_queries}."
+                f"generator.distillation needs a dense_temperature above 0, got {self.distillation} with dense_temperature 0."
             )
-        if not self.dense_temperature >= 0:
+        if self.dense_temperature and self.objective != "ce":
             raise ValueError(
-                f"generator.dense_temperature must be 0 (off) or above, got {self.dense_temperature}; about 0.03 suits cosines."
-            )
-        if self.document_segments < 1:
-            raise ValueError(f"generator.document_segments must be at least 1, got {self.document_segments}.")
-        if not 0 <= self.distillation <= 1 or (self.distillation and not self.dense_temperature):
-            raise ValueError(
-                f"generator.distillation must be in [0, 1], and needs a dense_temperature above 0; "
-                f"got {self.distillation} with dense_temperature {self.dense_temperature}."
+                f'generator.dense_temperature works with objective "ce", got {self.objective!r}: dense scores are taken into a '
+                "softmax over children."
             )
         if self.train_encoder and self.dense_temperature:
             raise ValueError(
                 "generator.train_encoder changes the encoder whose dense scores dense_temperature wants; set one of them."
             )
+        if self.train_encoder and "beam" in objective.candidates:
+            raise ValueError(
+                f"generator.objective {self.objective!r} searches with the encoder's states, which train_encoder changes; "
+                "use one without beam candidates, or a frozen encoder."
+            )
+
+    def _check_ranges(self) -> None:
+        if not self.decoder and self.num_layers < 1:
+            raise ValueError(f"generator.num_layers must be at least 1 without a T5 checkpoint, got {self.num_layers}.")
+        least = {
+            "pseudo_queries": 0,
+            "document_segments": 1,
+            "beam_width": 1,
+            "random_paths": 1,
+            "dense_temperature": 0,
+        }
+        for name, smallest in least.items():
+            if not getattr(self, name) >= smallest:
+                raise ValueError(f"generator.{name} must be {smallest} or more, got {getattr(self, name)}.")
+        for name in ("dropout", "state_dropout", "warm_start", "ramp"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"generator.{name} must be in [0, 1), got {getattr(self, name)}.")
+        if not 0 <= self.distillation <= 1:
+            raise ValueError(f"generator.distillation must be in [0, 1], got {self.distillation}.")
 
 
 class DocidGenerator(T5PreTrainedModel):
     """T5 decoder with docid embeddings and a docid output layer.
 
     Args:
-        config: a T5Config for the decoder stack, with two more entries: `fan_out`, the digits of each level, and
-            `docids_fingerprint`, the tree it belongs to.
+        config: a T5Config for the decoder stack, with more entries: `fan_out`, the digits of each level;
+            `docids_fingerprint`, the tree it belongs to; `objective` and `training_beam`, what it was taught.
     """
 
     def __init__(self, config: T5Config) -> None:
@@ -130,6 +152,8 @@ class DocidGenerator(T5PreTrainedModel):
             "vocab_size": tree.vocab_size,
             "fan_out": tree.fan_out,
             "docids_fingerprint": tree.fingerprint,
+            "objective": config.objective,
+            "training_beam": config.beam_width,
             "dropout_rate": config.dropout,
             "is_decoder": True,
             "is_encoder_decoder": False,
@@ -154,69 +178,74 @@ class DocidGenerator(T5PreTrainedModel):
             raise ValueError(f"The decoder {config.decoder} lacks weights for {missing}; ask for fewer num_layers.")
         return generator._with_fresh_head()
 
+    @property
+    def objective(self) -> Objective:
+        """What it was taught, which says how its logits rank nodes."""
+        return find_objective(getattr(self.config, "objective", "ce"))
+
     def _with_fresh_head(self) -> "DocidGenerator":
         """Logits of unit size at the start: transformers' default would make them d_model^0.5 times as large."""
         nn.init.normal_(self.head.weight, std=self.config.d_model**-0.5)
         return self
 
-    def digit_logits(self, token_states: Tensor, states_mask: Tensor, digits: Tensor) -> Tensor:
-        """Logits of every digit at every level, the digits before it given.
+    def forward(
+        self, token_states: Tensor, states_mask: Tensor, tokens: Tensor, depths: Tensor, sees: Tensor
+    ) -> dict[str, Tensor]:
+        """Logits of the children of some inner nodes of each instance, all in one pass.
+
+        The nodes are a small tree: each attends to its ancestors and itself, and T5's relative positions are differences
+        of depth, so that every node gets what it would get at the end of its own sequence of digits.
 
         Args:
             token_states: [batch, length, d_model] encoder states.
             states_mask: [batch, length], True at real tokens.
-            digits: [batch, depth], `IGNORED` past the end.
+            tokens: [batch, n] docid token of each node's last digit, 0 for the root.
+            depths: [batch, n] digits on the way to each.
+            sees: [batch, n, n] True where the second node is an ancestor of the first, or the same.
 
         Returns:
-            [batch, depth, largest fan-out], -inf for digits that a level does not have.
+            logits: [batch, n, largest fan-out], -inf for digits that a level does not have.
         """
-        columns = _level_tokens(self.config.fan_out).to(digits.device)
-        tokens = columns[torch.arange(len(columns), device=digits.device), digits.clamp(min=0)]
-        inputs = F.pad(tokens[:, :-1], (1, 0))  # token 0 starts every docid
-        hidden = self.decoder(
-            input_ids=inputs,
-            encoder_hidden_states=token_states,
-            encoder_attention_mask=states_mask.to(token_states.dtype),
-            use_cache=False,
-        ).last_hidden_state
-        logits = self.head(hidden)
-        picked = logits.gather(2, columns.clamp(min=0).expand(len(digits), -1, -1))
-        return picked.masked_fill(columns < 0, -torch.inf)
+        columns = _level_tokens(self.config.fan_out).to(tokens.device)[depths]
+        logits = self.head(self._hidden(token_states, states_mask, tokens, depths, sees))
+        picked = logits.gather(2, columns.clamp(min=0))
+        return {"logits": picked.masked_fill(columns < 0, -torch.inf)}
 
-    def forward(
-        self,
-        token_states: Tensor,
-        states_mask: Tensor,
-        digits: Tensor,
-        num_children: Tensor,
-        dense_logits: Tensor | None = None,
-        distillation: float = 0.0,
-    ) -> dict[str, Tensor]:
-        """Negative log-likelihood of docids (DR-SCL eq. 8), each digit's softmax over its node's children only.
+    def _hidden(
+        self, token_states: Tensor, states_mask: Tensor, tokens: Tensor, depths: Tensor, sees: Tensor
+    ) -> Tensor:
+        """[batch, n, d_model] T5's blocks over a tree of nodes."""
+        stack = self.decoder
+        attention = stack.block[0].layer[0].SelfAttention
+        buckets = attention._relative_position_bucket(
+            depths[:, None, :] - depths[:, :, None],
+            bidirectional=False,
+            num_buckets=attention.relative_attention_num_buckets,
+            max_distance=attention.relative_attention_max_distance,
+        )
+        bias = attention.relative_attention_bias(buckets).permute(0, 3, 1, 2)
+        lowest = torch.finfo(bias.dtype).min
+        bias = bias.masked_fill(~sees[:, None], lowest)
+        cross_mask = torch.zeros_like(states_mask, dtype=bias.dtype).masked_fill(~states_mask, lowest)[:, None, None, :]
+        hidden = stack.dropout(stack.embed_tokens(tokens))
+        for block in stack.block:
+            hidden = block(
+                hidden,
+                position_bias=bias,
+                encoder_hidden_states=token_states,
+                encoder_attention_mask=cross_mask,
+            )[0]
+        return stack.dropout(stack.final_layer_norm(hidden))  # type: ignore[no-any-return]
 
-        Args:
-            token_states: [batch, length, d_model].
-            states_mask: [batch, length].
-            digits: [batch, depth], `IGNORED` past the end.
-            num_children: [batch, depth] children of the node at which each digit is chosen.
-            dense_logits: [batch, depth, largest fan-out], added to the decoder's, or with distillation its teacher.
-            distillation: the teacher's share of the loss.
-
-        Returns:
-            loss: mean over the batch; log_likelihood: [batch].
-        """
-        logits = self.digit_logits(token_states, states_mask, digits).float()
-        if dense_logits is not None and not distillation:
-            logits = logits + dense_logits
-        log_p = children_log_softmax(logits, num_children)
-        log_likelihood = path_sum(log_p, digits)
-        loss = -log_likelihood.mean()
-        if dense_logits is not None and distillation:
-            teacher = children_log_softmax(dense_logits, num_children)
-            divergence = teacher.exp() * (teacher - log_p).masked_fill(teacher == -torch.inf, 0.0)
-            taught = divergence.sum(dim=2).masked_fill(digits < 0, 0.0).sum(dim=1).mean()
-            loss = (1 - distillation) * loss + distillation * taught
-        return {"loss": loss, "log_likelihood": log_likelihood}
+    def check_beam(self, beam_width: int) -> None:
+        """Warn where search looks at nodes that training never asked: beyond the beam of an objective that asks that alone."""
+        trained = self.config.training_beam
+        if self.objective.candidates == "beam" and beam_width > trained:
+            warnings.warn(
+                f"The decoder was trained with objective {self.config.objective!r} and a beam of {trained}; nodes outside "
+                f"it were never asked, and a beam of {beam_width} may find worse answers than {trained}.",
+                stacklevel=4,
+            )
 
     def check_tree(self, tree: DocidTree) -> None:
         """Raise ValueError unless this generator was trained for the docids of `tree`."""
@@ -225,23 +254,6 @@ class DocidGenerator(T5PreTrainedModel):
                 f"The generator was trained for docids {self.config.docids_fingerprint[:12]}, the docids here are "
                 f"{tree.origin_fingerprint[:12]}; train the generator again or restore the docids it belongs to."
             )
-
-
-def children_log_softmax(logits: Tensor, num_children: Tensor) -> Tensor:
-    """[batch, depth, fan-out] log softmax of logits over each node's valid children, -inf at the others."""
-    invalid = torch.arange(logits.shape[2], device=logits.device) >= num_children[:, :, None].clamp(min=1)
-    return logits.masked_fill(invalid, -torch.inf).log_softmax(dim=2)
-
-
-def path_sum(log_p: Tensor, digits: Tensor) -> Tensor:
-    """[batch] sum over levels of log_p [batch, depth, fan-out] at the digits [batch, depth]."""
-    chosen = log_p.gather(2, digits.clamp(min=0)[:, :, None]).squeeze(2)
-    return chosen.masked_fill(digits < 0, 0.0).sum(dim=1)
-
-
-def path_log_likelihood(logits: Tensor, digits: Tensor, num_children: Tensor) -> Tensor:
-    """[batch] sum over levels of log softmax over valid children, from `digit_logits`."""
-    return path_sum(children_log_softmax(logits, num_children), digits)
 
 
 def _level_tokens(fan_out: list[int]) -> Tensor:

@@ -2,16 +2,18 @@
 
 Every node has two scores, and their sum ranks it:
 
-* generative: alpha times the sum of log P_T5 (softmax over a node's children) along its path;
+* generative: alpha times the decoder's log-probability, which is what its objective makes it: the sum of log P_T5 (softmax
+  over a node's children, or a sigmoid a child) along the path, or the node's own log sigmoid (objectives with score "node");
 * dense: with fusion "paper", (1 - alpha) times the sum of log P_ANN along its path (eq. 10-12); with fusion "bound",
   (1 - alpha) times the largest document score below the node.
 
-Below level beta the dense score of a node is its ancestor's at level beta; with beta = 0 only the decoder speaks. Both scores
-can only fall from a node to its children, so a node's score bounds every document below it. Hence a certificate: when no
-pruned node scores above the k-th document returned, the answer is the exact top k.
+Below level beta the dense score of a node is its ancestor's at level beta; with beta = 0 only the decoder speaks. Sums
+along paths and dense scores can only fall from a node to its children, so a node's score bounds every document below it.
+Hence a certificate: when no pruned node scores above the k-th document returned, the answer is the exact top k. A decoder
+whose nodes speak for themselves gives no bounds: then an answer is certified where nothing was pruned.
 
-A document that is reached leaves the beam for the list of answers; the beam holds inner nodes only, and nodes that cannot
-beat the k-th answer any more are dropped. Equal scores rank in docid order. Knows nothing of texts or folders.
+A document that is reached leaves the beam for the list of answers; the beam holds inner nodes only, and nodes that are
+known not to beat the k-th answer are dropped. Equal scores rank in docid order. Knows nothing of texts or folders.
 """
 
 import math
@@ -24,6 +26,7 @@ from torch import Tensor
 from docids.tree import DocidTree
 from dsi.search.decoder import DecoderCache, FastDecoder
 from dsi.trees.dense import DenseScores
+from dsi.trees.objectives import log_prior
 
 _FUSIONS = ("bound", "paper")
 
@@ -128,6 +131,7 @@ class TreeSearcher:
         self._occupied = None
         if tree.num_removed:
             self._occupied = self.dense.alive(torch.from_numpy(tree.doc_rows >= 0).to(device))
+        self._level_sizes = [float(tree.num_children[level].sum()) for level in tree.levels]
         self._holds_documents = [bool((tree.first_child[level] >= tree.num_inner).any()) for level in tree.levels]
 
     def node_scores(
@@ -196,17 +200,18 @@ class TreeSearcher:
         answers = _Answers.empty(batch, k, node_scores)
         pruned = torch.full((batch,), -torch.inf, device=self.device)
         cache = self.decoder.start(token_states, states_mask) if _uses_decoder(config) else None
+        bounds = cache is None or self.decoder.score != "node"  # is a node's score a bound of those below?
         for level in range(self.tree.depth):
             if beam is None or not (beam.score > -torch.inf).any():
                 break
             if cache is not None and level > 0 and cache.ahead is None:
                 cache.select(beam.parent)
             candidates = self._expand(beam, level, node_scores, config, cache, alive)
-            answers, beam, lost = self._select(candidates, level, answers, config.beam_width)
+            answers, beam, lost = self._select(candidates, level, answers, config.beam_width, bounds)
             pruned = torch.maximum(pruned, lost)
             if trace is not None:
                 trace.append(_trace(candidates, beam, answers, self.tree.num_inner))
-        exact = pruned <= answers.scores[:, -1]
+        exact = pruned <= (answers.scores[:, -1] if bounds else -torch.inf)
         return SearchResult(answers.positions, answers.scores, exact, answers.generative)
 
     def _expand(
@@ -229,7 +234,8 @@ class TreeSearcher:
             ahead = level == 0 and self.tree.depth > 1 and self.tree.fan_out[0] <= config.beam_width
             logits = self.decoder.first_step(cache) if ahead else self.decoder.step(beam.tokens, level, cache)
             weight = config.alpha if weighs or (config.fusion == "bound" and config.beta > 0) else 1.0
-            generative = generative + weight * self._log_probabilities(logits.float(), nodes, valid)
+            log_p, adds_up = self._log_probabilities(logits.float(), nodes, valid, level)
+            generative = generative.masked_fill(~adds_up, 0.0) + weight * log_p
             digits = digits.clamp(
                 max=self.decoder.fan_out[level] - 1
             )  # a later digit has no embedding, and no use of one
@@ -251,24 +257,38 @@ class TreeSearcher:
             parent=torch.arange(beam.nodes.shape[1], device=self.device)[:, None].expand(nodes.shape).flatten(1),
         )
 
-    def _log_probabilities(self, logits: Tensor, nodes: Tensor, valid: Tensor) -> Tensor:
-        """Log P_T5 of nodes [batch, beams, fan-out] among their siblings, from the decoder's logits.
+    def _log_probabilities(self, logits: Tensor, nodes: Tensor, valid: Tensor, level: int) -> tuple[Tensor, Tensor]:
+        """What the decoder says of nodes [batch, beams, fan-out], and where that adds to what it said of their parents.
 
-        A node that came after training gets its siblings' mean probability; when all below it is removed it counts no more.
+        A node that came after training gets its siblings' mean probability, or has its parent's in equal parts with them where
+        none of them was there either; when all below it is removed it counts no more.
         """
-        if self._trained is None:
-            return _log_softmax(logits, valid)
-        logits = F.pad(logits, (0, nodes.shape[2] - logits.shape[2]))
-        known = valid & self._trained[nodes]
-        counted = valid if self._occupied is None else known | (valid & self._occupied[nodes])
-        mean = logits.masked_fill(~known, -torch.inf).logsumexp(dim=2, keepdim=True) - known.sum(2, keepdim=True).log()
-        logits = torch.where(known, logits, mean.masked_fill(~known.any(dim=2, keepdim=True), 0.0))
-        return _log_softmax(logits, counted)
+        score, counted = self.decoder.score, valid
+        if score != "softmax path":
+            level_size = torch.full_like(logits[..., :1], self._level_sizes[level])
+            logits = F.logsigmoid(logits + log_prior(score, valid.sum(2, keepdim=True), level_size))
+        adds_up = torch.tensor(score != "node", device=self.device)
+        if self._trained is not None:
+            logits = F.pad(logits, (0, nodes.shape[2] - logits.shape[2]))
+            known = valid & self._trained[nodes]
+            counted = valid if self._occupied is None else known | (valid & self._occupied[nodes])
+            mean = (
+                logits.masked_fill(~known, -torch.inf).logsumexp(dim=2, keepdim=True) - known.sum(2, keepdim=True).log()
+            )
+            some = known.any(dim=2, keepdim=True)
+            logits = torch.where(known, logits, torch.where(some, mean, -valid.sum(2, keepdim=True).clamp(min=1).log()))
+            adds_up = adds_up | ~some
+        if score == "softmax path":
+            return _log_softmax(logits, counted), adds_up
+        return logits.masked_fill(~valid, 0.0), adds_up
 
     def _select(
-        self, candidates: "_Beam", level: int, answers: "_Answers", beam_width: int
+        self, candidates: "_Beam", level: int, answers: "_Answers", beam_width: int, bounds: bool
     ) -> tuple["_Answers", "_Beam | None", Tensor]:
-        """Documents join the answers, the best inner nodes the next beam; also the best score that was pruned."""
+        """Documents join the answers, the best inner nodes the next beam; also the best score that was pruned.
+
+        Where scores are bounds, nodes that cannot beat the last answer are dropped.
+        """
         is_document = candidates.nodes >= self.tree.num_inner
         if self._holds_documents[level]:
             scores = candidates.score.masked_fill(~is_document, -torch.inf)
@@ -278,7 +298,8 @@ class TreeSearcher:
             return answers, None, lost
         below = self.tree.levels[level + 1]
         score = candidates.score.masked_fill(is_document, -torch.inf)
-        score = score.masked_fill(score < answers.scores[:, -1:], -torch.inf)
+        if bounds:
+            score = score.masked_fill(score < answers.scores[:, -1:], -torch.inf)
         order = score.argsort(dim=1, descending=True, stable=True)
         width = min(beam_width, below.stop - below.start)
         if order.shape[1] > width:

@@ -57,6 +57,7 @@ class FastDecoder:
         if self.dtype != generator.head.weight.dtype:
             generator = copy.deepcopy(generator).to(self.dtype)
         config, stack = generator.config, generator.decoder
+        self.score = generator.objective.score
         self.heads, self.eps = config.num_heads, config.layer_norm_epsilon
         self.layers = [_Layer(block.layer) for block in stack.block]
         self.final_norm = stack.final_layer_norm.weight.detach()

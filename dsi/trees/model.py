@@ -23,7 +23,7 @@ from tqdm.auto import tqdm
 from docids.clustering import DocidsConfig, build_tree
 from docids.storage import replace_folder, write_json
 from docids.tree import DocidTree
-from dsi.trees.objectives import candidate_nodes, find_objective, node_targets, objective_loss, ranking_scores
+from dsi.trees.objectives import candidate_nodes, find_objective, log_prior, objective_loss, phase, ranking_scores
 from dsi.trees.targets import TreeTargets
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,8 @@ class TreeModel(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.nodes = nn.Linear(width, nodes)
         nn.init.normal_(self.nodes.weight, std=0.01 if not config.hidden else width**-0.5)
-        nn.init.zeros_(self.nodes.bias)
+        with torch.no_grad():
+            self.nodes.bias.copy_(log_prior(self.objective.score, self.targets.family_sizes, self.targets.level_sizes))
 
     def forward(self, features: Tensor) -> Tensor:
         """[batch, nodes] logits of features [batch, num_features]."""
@@ -150,17 +151,17 @@ class TreeModel(nn.Module):
     def _loss(self, features: Tensor, relevant: Tensor, done: float) -> Tensor:
         """Of a batch, `done` of the way through the training; relevant: [batch, labels]."""
         config, targets = self.config, self.targets
-        asks_itself = "beam" in self.objective.candidates or self.objective.targets != "z"
-        warms_up = asks_itself and self.objective.score == "node" and done < config.warm_start
-        objective = find_objective("tdm") if warms_up else self.objective
+        objective, towards_zhat = phase(self.objective, done, config.warm_start, config.ramp)
         relevant = relevant[:, self.tree.doc_rows]
         z = targets.any_below(relevant)
         logits = self(features)
         own = logits.detach()
         asked = candidate_nodes(targets, objective, own, z, config.beam_width, config.random_nodes)
-        late = (done - config.warm_start) / max(1e-9, config.ramp * (1 - config.warm_start))
-        wanted = node_targets(targets, objective, own, relevant, z, min(1.0, max(0.0, late)))
-        return objective_loss(targets, objective, logits, asked, wanted)
+        wanted = torch.lerp(z, targets.estimated(own, relevant), towards_zhat) if towards_zhat else z
+        if objective.forces_relevant:
+            logits = logits + (targets.level_sizes / config.random_nodes).clamp(min=1).log()
+        logits, asked = targets.of_children(logits, -torch.inf), targets.of_children(asked, False)
+        return objective_loss(objective, logits, asked, targets.of_children(wanted, 0.0), targets.depths)
 
     @torch.no_grad()
     def search(self, features: csr_matrix, k: int, beam_width: int, *, batch_size: int = 256) -> NDArray[np.int64]:

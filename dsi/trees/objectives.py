@@ -15,6 +15,9 @@
 ce is hierarchical softmax (what a docid decoder learns), plt a probabilistic label tree (Jasinska et al. 2016), tdm the
 tree-based deep model (Zhu et al. 2018), otm Algorithm 1 of Zhuo et al. 2020 with its ablations (-BS: no beam, -OptEst: no
 zhat), man PECOS' matcher-aware negatives (Yu et al. 2020), dtr a softmax over a level's candidates (Liu et al. 2024).
+
+Logits, candidates and targets come as families (`dsi.trees.families`): [batch, n, largest fan-out], the children of n
+inner nodes.
 """
 
 from dataclasses import dataclass
@@ -73,6 +76,16 @@ class Objective:
                 f'loss "child softmax" asks the path alone; candidates must be "path", got {self.candidates!r}.'
             )
 
+    @property
+    def asks_itself(self) -> bool:
+        """Do candidates or targets need a model that knows something already?"""
+        return self.score == "node" and ("beam" in self.candidates or self.targets != "z")
+
+    @property
+    def forces_relevant(self) -> bool:
+        """Are relevant nodes asked whatever the sample is, so that they are more frequent among the asked than in the tree?"""
+        return self.candidates == "random"
+
 
 OBJECTIVES = {
     "ce": Objective("path", "z", "child softmax", "softmax path"),
@@ -96,6 +109,37 @@ def find_objective(name: str) -> Objective:
     if name not in OBJECTIVES:
         raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, got {name!r}.")
     return OBJECTIVES[name]
+
+
+def phase(objective: Objective, done: float, warm_start: float, ramp: float) -> tuple[Objective, float]:
+    """What is trained at some point of the training, and the share of zhat in "mixed" targets there.
+
+    A model that knows nothing finds no relevant node with its beam, and greedy descent from upper nodes ends nowhere: tdm comes
+    first, then zhat step by step.
+
+    Args:
+        objective: of the training.
+        done: share of all steps, in [0, 1).
+        warm_start: share of the steps for tdm.
+        ramp: share of the remaining steps over which targets go from z to zhat.
+    """
+    if objective.asks_itself and done < warm_start:
+        return OBJECTIVES["tdm"], 0.0
+    late = (done - warm_start) / max(1e-9, ramp * (1 - warm_start))
+    return objective, {"z": 0.0, "zhat": 1.0, "mixed": min(1.0, max(0.0, late))}[objective.targets]
+
+
+def log_prior(score: str, num_children: Tensor, level_size: Tensor) -> Tensor:
+    """What is added to logits, so that an untrained scorer calls a node as probable as one relevant document makes it.
+
+    Args:
+        score: of the objective.
+        num_children: of the node's parent.
+        level_size: how many nodes its level has.
+    """
+    if score == "softmax path":
+        return torch.zeros_like(level_size)
+    return -(num_children if score == "sigmoid path" else level_size).log()
 
 
 def ranking_scores(targets: TreeTargets, logits: Tensor, score: str) -> Tensor:
@@ -126,35 +170,37 @@ def candidate_nodes(
             rows = torch.arange(len(nodes), device=nodes.device)[:, None].expand_as(nodes)
             asked[rows[nodes >= 0], nodes[nodes >= 0]] = True
     if "random" in objective.candidates:
-        sizes = targets.level_sizes
-        asked |= torch.rand_like(logits) < (random_nodes / sizes.clamp(min=1))
-        if objective.candidates == "random":
-            asked |= z > 0
+        asked |= torch.rand_like(logits) < (random_nodes / targets.level_sizes)
+    if objective.forces_relevant:
+        asked |= z > 0
     asked[:, 0] = False  # the root is no choice
     return asked
 
 
-def node_targets(
-    targets: TreeTargets, objective: Objective, logits: Tensor, relevant: Tensor, z: Tensor, towards_zhat: float
-) -> Tensor:
-    """[batch, nodes] what candidates should say; "mixed" is (1 - towards_zhat) z + towards_zhat zhat."""
-    share = {"z": 0.0, "zhat": 1.0, "mixed": towards_zhat}[objective.targets]
-    if share == 0:
-        return z
-    return (1 - share) * z + share * targets.estimated(logits, relevant)
+def objective_loss(objective: Objective, logits: Tensor, asked: Tensor, wanted: Tensor, depths: Tensor) -> Tensor:
+    """Scalar: the sum over the candidates of an instance, averaged over the batch.
 
-
-def objective_loss(targets: TreeTargets, objective: Objective, logits: Tensor, asked: Tensor, wanted: Tensor) -> Tensor:
-    """Scalar: the sum over the candidates of an instance, averaged over the batch."""
+    Args:
+        objective: whose loss.
+        logits: [batch, n, largest fan-out], -inf where there is no child.
+        asked: the same shape, True at candidates.
+        wanted: the same shape, their targets.
+        depths: [batch, n] or [n] level at which the children of each family are chosen.
+    """
     if objective.loss == "bce":
         return F.binary_cross_entropy_with_logits(logits[asked], wanted[asked], reduction="sum") / len(logits)
     if objective.loss == "child softmax":
-        log_p = targets.sibling_log_softmax(logits)
-        return -(targets.share_among_siblings(wanted) * log_p)[asked].sum() / len(logits)
+        return _softmax_loss(logits, wanted * asked) / len(logits)
     total = logits.new_zeros(())
-    for nodes in targets.nodes_by_level:
-        log_p = logits[:, nodes].masked_fill(~asked[:, nodes], -torch.inf).log_softmax(dim=1)
-        positive = wanted[:, nodes] * asked[:, nodes]
-        share = positive / positive.sum(dim=1, keepdim=True).clamp(min=1e-9)
-        total = total - (share * log_p.masked_fill(share == 0, 0.0)).sum()
+    for depth in range(int(depths.max()) + 1):
+        here = asked & (depths == depth)[..., None]
+        total = total + _softmax_loss(logits.masked_fill(~here, -torch.inf).flatten(1), (wanted * here).flatten(1))
     return total / len(logits)
+
+
+def _softmax_loss(logits: Tensor, wanted: Tensor) -> Tensor:
+    """Cross-entropy over the last dimension, summed; the targets share their weight equally, rows without any count nothing."""
+    some = (wanted > 0).any(dim=-1)
+    share = wanted[some] / wanted[some].sum(dim=-1, keepdim=True)
+    log_p = logits[some].log_softmax(dim=-1)
+    return -(share * log_p.masked_fill(share == 0, 0.0)).sum()

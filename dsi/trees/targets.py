@@ -35,11 +35,24 @@ class TreeTargets:
         return [self.children[level][self.exists[level]] for level in self.tree.levels]
 
     @cached_property
+    def depths(self) -> Tensor:
+        """[inner nodes] the level at which each one's children are chosen."""
+        sizes = torch.tensor([level.stop - level.start for level in self.tree.levels], device=self.children.device)
+        return torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes)
+
+    @cached_property
     def level_sizes(self) -> Tensor:
         """[nodes] how many nodes each node's level has; 1 for the root."""
         sizes = torch.ones(self.tree.num_inner + self.tree.num_documents, device=self.children.device)
         for nodes in self.nodes_by_level:
             sizes[nodes] = float(len(nodes))
+        return sizes
+
+    @cached_property
+    def family_sizes(self) -> Tensor:
+        """[nodes] how many children each node's parent has; 1 for the root."""
+        sizes = torch.ones_like(self.level_sizes)
+        sizes[self.children[self.exists]] = self.exists.sum(dim=1).repeat_interleave(self.exists.sum(dim=1)).float()
         return sizes
 
     def any_below(self, relevant: Tensor) -> Tensor:
@@ -89,8 +102,7 @@ class TreeTargets:
 
     def sibling_log_softmax(self, logits: Tensor) -> Tensor:
         """[batch, nodes] log softmax over the children of each node; 0 at the root."""
-        own = logits[:, self.children].masked_fill(~self.exists, -torch.inf)
-        log_p = own.log_softmax(dim=2)
+        log_p = self.of_children(logits, -torch.inf).log_softmax(dim=2)
         result = torch.zeros_like(logits)
         return result.index_copy(1, self.children[self.exists], log_p[:, self.exists])
 
@@ -100,11 +112,9 @@ class TreeTargets:
         parents = chosen[:, : self.tree.num_inner, None].expand(-1, -1, self.children.shape[1])
         return result.index_copy(1, self.children[self.exists], parents[:, self.exists])
 
-    def share_among_siblings(self, values: Tensor) -> Tensor:
-        """[batch, nodes] each value over the sum of its siblings'; 0 where that is 0."""
-        own = values[:, self.children].masked_fill(~self.exists, 0.0)
-        shares = own / own.sum(dim=2, keepdim=True).clamp(min=1e-9)
-        return torch.zeros_like(values).index_copy(1, self.children[self.exists], shares[:, self.exists])
+    def of_children(self, values: Tensor, missing: float | bool) -> Tensor:
+        """[batch, inner nodes, largest fan-out] the values of each inner node's children, `missing` where it has fewer."""
+        return values[:, self.children].masked_fill(~self.exists, missing)
 
     def _upwards(self, leaves: Tensor, combine: Callable[[Tensor, Tensor], Tensor], missing: float) -> Tensor:
         """Values of all nodes, each inner one `combine`d from its children [level's nodes, fan-out] and their values."""

@@ -1,0 +1,127 @@
+"""Training examples of the generator: texts, as cached encoder states or to be encoded, and the documents they ask for.
+
+An epoch's order depends on seed and epoch alone, so a run that was killed goes on exactly where it was.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset, Sampler
+
+from contrastive.encoder import Encoder
+from docids.tree import DocidTree
+from dsi.generator.states import StateCache
+
+_BATCHES_A_BUCKET = 50
+
+
+@dataclass
+class DocidExamples(Dataset):  # type: ignore[type-arg]
+    """Texts and the documents they ask for (retrieval) or are (indexing).
+
+    Args:
+        inputs: the texts: their states, or themselves.
+        positions: [n] docid position of each text's document.
+        kinds: [n] what kind of text each is, from 0: documents, train queries, pseudo-queries.
+        tree: the docids.
+        relevant: {row: docid positions of all documents that its text asks for}, where these are several.
+    """
+
+    inputs: "StateCache | Texts"
+    positions: NDArray[np.integer]
+    kinds: NDArray[np.integer]
+    tree: DocidTree
+    relevant: Mapping[int, Sequence[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.positions) != len(self.inputs):
+            raise ValueError(f"{len(self.positions)} positions for {len(self.inputs)} texts; write the states again.")
+        wrong = [p for p in self.positions if not 0 <= p < self.tree.num_documents]
+        if wrong:
+            raise ValueError(
+                f"Docid positions are 0 to {self.tree.num_documents - 1} in this tree, an example asks for {wrong[0]}; "
+                "build the docids for all documents."
+            )
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def __getitem__(self, row: int) -> int:
+        return int(row)
+
+    def log_frequencies(self, smoothing: float = 0.01) -> Tensor:
+        """[kinds, documents] log of how many examples of a kind ask for each document, plus `smoothing`."""
+        counts = np.zeros((int(self.kinds.max()) + 1, self.tree.num_documents), dtype=np.float32)
+        np.add.at(counts, (self.kinds, self.positions), 1)
+        return torch.from_numpy(np.log(counts + smoothing))
+
+    def collate(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        """What the model takes of the texts, `relevant` [batch, most] docid positions (-1 past the end), `kinds` [batch]."""
+        relevant = [torch.tensor(self.relevant.get(row, [int(self.positions[row])])) for row in rows]
+        return {
+            **self.inputs.batch(rows),
+            "relevant": pad_sequence(relevant, batch_first=True, padding_value=-1),
+            "kinds": torch.from_numpy(self.kinds[rows]).long(),
+        }
+
+
+class Texts:
+    """Texts for an encoder that is trained with the decoder: `texts.batch(rows)` tokenizes them.
+
+    Args:
+        encoder: whose tokenizer and prompts.
+        texts: (kind, text) of each, kind "document" or "query".
+    """
+
+    def __init__(self, encoder: Encoder, texts: Sequence[tuple[str, str]]) -> None:
+        self._preprocess = encoder.model.preprocess
+        self._texts = [encoder.model.prompts[kind] + text for kind, text in texts]
+        self.lengths = np.array([len(text) for text in self._texts])
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def batch(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        """input_ids and attention_mask, [len(rows), longest] each, with what else the tokenizer gives."""
+        features = self._preprocess([self._texts[row] for row in rows])
+        return {name: value for name, value in features.items() if isinstance(value, Tensor)}
+
+
+class LengthBucketSampler(Sampler[int]):
+    """A shuffle in which neighbours have like length: pools of 50 batches are sorted, their batches shuffled.
+
+    Args:
+        lengths: [n] of each example.
+        batch_size: examples a batch over all processes.
+        seed: with the epoch it fixes the order.
+    """
+
+    def __init__(self, lengths: NDArray[np.integer], batch_size: int, seed: int) -> None:
+        self.lengths, self.batch_size, self.seed, self.epoch = lengths, batch_size, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by the trainer at the start of each epoch."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        rng = np.random.default_rng((self.seed, self.epoch))
+        order = rng.permutation(len(self.lengths))
+        pool = self.batch_size * _BATCHES_A_BUCKET
+        batches: list[NDArray[np.integer]] = []
+        for start in range(0, len(order), pool):
+            part = order[start : start + pool]
+            part = part[np.argsort(self.lengths[part], kind="stable")]
+            batches += [part[i : i + self.batch_size] for i in range(0, len(part), self.batch_size)]
+        # Only the last pool can have a short batch, and it must stay last.
+        short = [batches.pop(b) for b in range(len(batches) - 1, -1, -1) if len(batches[b]) < self.batch_size]
+        rng.shuffle(batches)  # type: ignore[arg-type]
+        for batch in [*batches, *short]:
+            yield from batch.tolist()

@@ -1,0 +1,132 @@
+"""Families: inner nodes with all their children, the unit in which a docid decoder is asked.
+
+One decoder position answers for all children of a node. Beam search and training look at a few families of each query; packed
+together they are a small tree that the decoder reads in one call, each node seeing its ancestors and itself. Knows no scores.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from docids.tree import DocidTree
+
+
+@dataclass(frozen=True)
+class Families:
+    """Some families of each instance of a batch; a node comes after its ancestors.
+
+    Attributes:
+        parents: [batch, n] inner nodes in ascending order, -1 past the end.
+        depths: [batch, n] digits on the way to each, which is the level at which its children are chosen.
+        tokens: [batch, n] docid token of its last digit; 0 for the root.
+        sees: [batch, n, n] True where the second is an ancestor of the first, or the same.
+        children: [batch, n, largest fan-out] nodes, -1 where there is none.
+    """
+
+    parents: Tensor
+    depths: Tensor
+    tokens: Tensor
+    sees: Tensor
+    children: Tensor
+
+    @property
+    def exists(self) -> Tensor:
+        """[batch, n, largest fan-out] True at children."""
+        return self.children >= 0
+
+    def among(self, nodes: Tensor) -> Tensor:
+        """[batch, n] True at families whose parent is one of nodes [batch, m] (-1 stands for none)."""
+        return ((self.parents[:, :, None] == nodes[:, None, :]) & (nodes[:, None, :] >= 0)).any(dim=2)
+
+
+class FamilyTree:
+    """Finds families in one tree.
+
+    Args:
+        tree: the docids.
+        device: where they are wanted.
+    """
+
+    def __init__(self, tree: DocidTree, device: torch.device) -> None:
+        self.tree, self.num_inner = tree, tree.num_inner
+        self._first_child, self._num_children, self._start, self._end = (
+            torch.from_numpy(array).long().to(device)
+            for array in (tree.first_child, tree.num_children, tree.doc_start, tree.doc_end)
+        )
+        depths = torch.cat([torch.full((level.stop - level.start,), depth) for depth, level in enumerate(tree.levels)])
+        parents = torch.from_numpy(tree.parents[: tree.num_inner]).long()
+        offsets = torch.from_numpy(tree.token_offsets).long()
+        digits = torch.arange(tree.num_inner) - torch.from_numpy(tree.first_child).long()[parents.clamp(min=0)]
+        tokens = (offsets[(depths - 1).clamp(min=0)] + digits).masked_fill(parents < 0, 0)
+        self._depths, self._tokens = depths.to(device), tokens.to(device)
+        self._digits = torch.arange(max(tree.fan_out), device=device)
+        self._parents = torch.from_numpy(tree.parents).long().to(device)
+
+    def pack(self, parents: Tensor) -> Families:
+        """The families of inner nodes [batch, m] in any order, some perhaps twice; -1 stands for none.
+
+        A node's ancestors must be among them too.
+        """
+        none = self.num_inner
+        nodes = torch.where(parents < 0, none, parents).sort(dim=1).values
+        again = torch.zeros_like(nodes, dtype=torch.bool)
+        again[:, 1:] = nodes[:, 1:] == nodes[:, :-1]
+        nodes = nodes.masked_fill(again, none).sort(dim=1).values
+        nodes = nodes[:, : int((nodes < none).sum(dim=1).max())]
+        missing, nodes = nodes == none, nodes.masked_fill(nodes == none, 0)
+        depths, start, end = self._depths[nodes], self._start[nodes], self._end[nodes]
+        inside = (start[:, None, :] <= start[:, :, None]) & (end[:, :, None] <= end[:, None, :])
+        sees = inside & (depths[:, None, :] <= depths[:, :, None]) & ~missing[:, None, :] & ~missing[:, :, None]
+        sees |= torch.eye(nodes.shape[1], dtype=torch.bool, device=nodes.device)
+        exists = (self._digits < self._num_children[nodes][:, :, None]) & ~missing[:, :, None]
+        children = (self._first_child[nodes][:, :, None] + self._digits).masked_fill(~exists, -1)
+        tokens = self._tokens[nodes].masked_fill(missing, 0)
+        return Families(nodes.masked_fill(missing, -1), depths.masked_fill(missing, 0), tokens, sees, children)
+
+    def above(self, positions: Tensor) -> Tensor:
+        """[batch, n * depth] the inner nodes above documents at docid positions [batch, n]; -1 for position -1."""
+        nodes = torch.where(positions < 0, -1, self._parents[self.num_inner + positions.clamp(min=0)])
+        found = [nodes]
+        for _ in range(self.tree.depth - 1):
+            nodes = torch.where(nodes < 0, -1, self._parents[nodes.clamp(min=0)])
+            found.append(nodes)
+        return torch.cat(found, dim=1)
+
+    def holds_any(self, families: Families, positions: Tensor) -> Tensor:
+        """Z of the children (Zhuo et al. 2020, eq. 2): [batch, n, largest fan-out] 1.0 where one of the documents is below.
+
+        Args:
+            families: of a batch.
+            positions: [batch, m] docid positions of the relevant documents, -1 for none.
+        """
+        nodes, inner = families.children, families.children < self.num_inner
+        start = torch.where(inner, self._start[nodes.clamp(0, self.num_inner - 1)], nodes - self.num_inner)
+        end = torch.where(inner, self._end[nodes.clamp(0, self.num_inner - 1)], start + 1)
+        wanted = positions[:, None, None, :]
+        below = (wanted >= start[..., None]) & (wanted < end[..., None]) & (wanted >= 0)
+        return (below.any(dim=3) & families.exists).float()
+
+    def estimated(self, families: Families, logits: Tensor, z: Tensor) -> Tensor:
+        """What eq. 15 wants of the children: the target of the best child of each, from the documents upwards.
+
+        It is 1 where greedy descent from the child ends in a relevant document; ties go to the relevant one. With one relevant
+        document it is the "and" of the wins of all nodes further down its path.
+
+        Args:
+            families: with the family of every inner node that has a relevant document below.
+            logits: [batch, n, largest fan-out] of the scorer as it is, -inf where there is no child.
+            z: from `holds_any`.
+        """
+        wins = (logits >= logits.amax(dim=2, keepdim=True)) & families.exists
+        values = torch.where(families.children < self.num_inner, 0.0, z)  # of documents; inner nodes follow
+        parents, rows = families.parents, torch.arange(len(logits), device=logits.device)[:, None]
+        above = self._parents[parents.clamp(min=0)]
+        place = torch.searchsorted(torch.where(parents < 0, self.num_inner, parents), above.clamp(min=0))
+        digit = (parents - self._first_child[above.clamp(min=0)]).clamp(min=0)
+        for depth in range(self.tree.depth - 1, 0, -1):
+            here = (families.depths == depth) & (parents >= 0)
+            value = (values * wins).amax(dim=2)
+            row, own = rows.expand_as(parents)[here], place[here]
+            values[row, own, digit[here]] = value[here]
+        return values

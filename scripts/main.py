@@ -19,6 +19,7 @@ _COMMANDS = {
     "prepare-nq": ("prepare_nq", "Natural Questions, raw or from the Hub, as a collection"),
     "prepare-irds": ("prepare_irds", "any collection of ir_datasets"),
     "benchmark-decoding": ("benchmark_decoding", "our search against transformers' generate"),
+    "benchmark-multilabel": ("multilabel", "the tree model without text, beside napkinXC and PECOS"),
     "benchmark-docids": ("benchmark_docids", "time and memory of building a large docid tree"),
 }
 

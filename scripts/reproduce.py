@@ -4,7 +4,8 @@ Stages are shared: what two rows have in common is trained once (OUTPUT/store). 
 is measured, so a killed command goes on with the next; what is there and up to date is not measured again. OUTPUT gets a JSON
 a row and seed, a Markdown table, and for figure5 a picture.
 
-`dsi reproduce toy` is the toy experiment of "Learning Optimal Tree Models under Beam Search" (Tables 1 and A.1), without data.
+`dsi reproduce toy` and `dsi reproduce synthetic` are the experiments of "Learning Optimal Tree Models under Beam Search"
+(Tables 1, A.1 and 2), without data.
 """
 
 import argparse
@@ -37,6 +38,7 @@ from scripts.arguments import quiet_libraries, with_encoder
 from scripts.experiments import REFERENCES, TABLES, Row
 from scripts.hardware import hardware
 from scripts.main import run_command
+from scripts.synthetic import PUBLISHED, SETTINGS, synthetic, synthetic_table
 from scripts.systems import DECODER_ALONE, DenseSystems, IndexSystems, Run, WordSystems
 from scripts.tree_experiments import toy, toy_table
 
@@ -49,8 +51,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure what is missing, then print and write the table."""
     arguments = _parse(argv)
     quiet_libraries()
-    if arguments.what == "toy":
-        print(_toy(arguments.output, arguments.runs, arguments.seeds[0]))
+    if arguments.what in WITHOUT_DATA:
+        default_runs, experiment = WITHOUT_DATA[arguments.what]
+        print(experiment(arguments.output, arguments.runs or default_runs, arguments.seeds[0]))
         return
     if not arguments.data or not arguments.config:
         raise ValueError(f"{arguments.what} is measured on a collection: give --data and --config.")
@@ -73,7 +76,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="dsi reproduce", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=[*TABLES, "figure5", "toy"])
+    parser.add_argument("what", choices=[*TABLES, "figure5", *WITHOUT_DATA])
     parser.add_argument("--data", type=Path, help="a collection, a folder in BEIR layout")
     parser.add_argument("--config", type=Path, help="the base: DR-SCL+QG on this collection (configs/reproduce-*.toml)")
     parser.add_argument("--output", type=Path, required=True, metavar="DIR")
@@ -84,7 +87,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--seeds", type=int, nargs="+", default=[0], help="of sampling, clustering, initialisation, shuffling"
     )
     parser.add_argument("--rows", nargs="+", metavar="TEXT", help="only rows whose name contains one of these")
-    parser.add_argument("--runs", type=int, default=200, help="of toy")
+    parser.add_argument("--runs", type=int, help="of toy (200) and synthetic (3)")
     parser.add_argument("--device")
     return parser.parse_args(argv)
 
@@ -309,6 +312,28 @@ def _toy(output: Path, runs: int, seed: int) -> str:
     text = toy_table(cells, runs)
     write_text(output / "toy.md", text + "\n")
     return text
+
+
+def _synthetic(output: Path, runs: int, seed: int) -> str:
+    texts, cells = [], []
+    for name, setting in SETTINGS.items():
+        found = synthetic(setting, runs, seed)
+        texts.append(synthetic_table(found, name, None if setting.one_relevant else PUBLISHED))
+        cells += [
+            {"setting": name, "objective": objective, "beam": beam, "m": m, "regret": values}
+            for objective, own in found.items()
+            for (beam, m), values in own.items()
+        ]
+        write_json(output / "synthetic.json", {"runs": runs, "seed": seed, "hardware": hardware(), "cells": cells})
+        write_text(output / "synthetic.md", "\n\n".join(texts) + "\n")
+    return "\n\n".join(texts)
+
+
+WITHOUT_DATA: dict[str, tuple[int, Callable[[Path, int, int], str]]] = {
+    "toy": (200, _toy),
+    "synthetic": (3, _synthetic),
+}
+"""Experiments that need no collection: {name: (runs, function of output, runs, seed)}."""
 
 
 def _commit() -> str:

@@ -28,11 +28,11 @@ PUBLISHED_TOY = {
 """Table 1 of the paper: regret@k of z for N = 100, 1000, 10000, inf (the last in float32)."""
 
 
-def complete_tree(labels: int, branching: int) -> DocidTree:
-    """The smallest complete tree with a leaf for every label; leaves past the last label are padding."""
+def complete_tree(labels: int, branching: int, seed: int = 0) -> DocidTree:
+    """The smallest complete tree with a leaf for every label, at a random place; leaves past the last label are padding."""
     leaves = branching ** math.ceil(math.log(labels, branching) - 1e-9)
     points = np.zeros((leaves, 1), dtype=np.float32)
-    return build_tree(points, DocidsConfig(method="random", branching=branching, max_leaf_size=branching))
+    return build_tree(points, DocidsConfig(method="random", branching=branching, max_leaf_size=branching, seed=seed))
 
 
 def toy(

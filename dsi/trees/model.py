@@ -1,6 +1,6 @@
 """A tree model without text: instances are feature vectors, documents are labels, several may be relevant.
 
-The same trees, objectives and beams as for docids. A node's logit is linear in the features, or in a hidden layer of them.
+The same trees, objectives and beams as for docids. A node's logit is linear in the features, and in a hidden layer of them.
 """
 
 import dataclasses
@@ -39,8 +39,8 @@ class TreeModelConfig:
         random_nodes: random candidates a level, on average, for objectives that have them.
         warm_start: share of the steps that train the tdm objective first, for targets or candidates that need a model.
         ramp: share of the steps after the warm start over which "mixed" targets go from z to zhat.
-        hidden: width of a hidden layer (0: linear in the features).
-        dropout: of the features, and of the hidden layer.
+        hidden: width of a hidden layer, whose values join the features (0: linear in the features alone).
+        dropout: before and after the hidden layer.
         epochs: passes over the instances.
         batch_size: instances a step.
         learning_rate: of Adam at the start; goes linearly to zero.
@@ -98,21 +98,22 @@ class TreeModel(nn.Module):
         self.tree, self.config, self.num_features = tree, config, num_features
         self.objective = find_objective(config.objective)
         self.targets = TreeTargets(tree)
-        width = config.hidden or num_features
         nodes = tree.num_inner + tree.num_documents
         self.hidden = nn.Linear(num_features, config.hidden) if config.hidden else None
         self.dropout = nn.Dropout(config.dropout)
-        self.nodes = nn.Linear(width, nodes)
-        nn.init.normal_(self.nodes.weight, std=0.01 if not config.hidden else width**-0.5)
+        self.nodes = nn.Linear(num_features, nodes)
+        self.nodes_of_hidden = nn.Linear(config.hidden, nodes, bias=False) if config.hidden else None
+        nn.init.zeros_(self.nodes.weight)
         with torch.no_grad():
             self.nodes.bias.copy_(log_prior(self.objective.score, self.targets.family_sizes, self.targets.level_sizes))
 
     def forward(self, features: Tensor) -> Tensor:
         """[batch, nodes] logits of features [batch, num_features]."""
-        features = self.dropout(features)
-        if self.hidden is not None:
-            features = self.dropout(torch.relu(self.hidden(features)))
-        return self.nodes(features)  # type: ignore[no-any-return]
+        logits: Tensor = self.nodes(features)
+        if self.hidden is None or self.nodes_of_hidden is None:
+            return logits
+        hidden = self.dropout(torch.relu(self.hidden(self.dropout(features))))
+        return logits + self.nodes_of_hidden(hidden)  # type: ignore[no-any-return]
 
     def fit(self, features: csr_matrix, relevant: csr_matrix, *, progress: bool = False) -> list[float]:
         """Train in place; returns the mean loss of every epoch.

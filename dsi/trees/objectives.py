@@ -188,7 +188,8 @@ def objective_loss(objective: Objective, logits: Tensor, asked: Tensor, wanted: 
         depths: [batch, n] or [n] level at which the children of each family are chosen.
     """
     if objective.loss == "bce":
-        return F.binary_cross_entropy_with_logits(logits[asked], wanted[asked], reduction="sum") / len(logits)
+        logits = logits.masked_fill(~asked, 0.0)
+        return F.binary_cross_entropy_with_logits(logits, wanted, asked.to(logits.dtype), reduction="sum") / len(logits)
     if objective.loss == "child softmax":
         return _softmax_loss(logits, wanted * asked) / len(logits)
     total = logits.new_zeros(())

@@ -28,6 +28,7 @@ class TreeTargets:
         digits = torch.arange(max(tree.fan_out), device=device)
         self.exists = digits < count[:, None]  # [inner nodes, largest fan-out]
         self.children = (first[:, None] + digits).where(self.exists, first[:, None])  # missing ones repeat the first
+        self._parents = torch.from_numpy(tree.parents).long().to(device)
 
     @cached_property
     def nodes_by_level(self) -> list[Tensor]:
@@ -94,27 +95,27 @@ class TreeTargets:
         """[batch, nodes] the sum of the values of the nodes on the way from the root, which counts as 0."""
         sums = values.clone()
         sums[:, 0] = 0.0
-        for level in self.tree.levels:
-            children, exists = self.children[level], self.exists[level]
-            parents = sums[:, level, None].expand(-1, -1, children.shape[1])
-            sums = sums.index_add(1, children[exists], parents[:, exists])
+        for nodes in self.nodes_by_level:
+            sums = sums.index_copy(1, nodes, sums[:, nodes] + sums[:, self._parents[nodes]])
         return sums
 
     def sibling_log_softmax(self, logits: Tensor) -> Tensor:
         """[batch, nodes] log softmax over the children of each node; 0 at the root."""
-        log_p = self.of_children(logits, -torch.inf).log_softmax(dim=2)
-        result = torch.zeros_like(logits)
-        return result.index_copy(1, self.children[self.exists], log_p[:, self.exists])
+        total = torch.zeros_like(logits)
+        total[:, : self.tree.num_inner] = self.of_children(logits, -torch.inf).logsumexp(dim=2)
+        log_p = logits - total[:, self._parents.clamp(min=0)]
+        log_p[:, 0] = 0.0
+        return log_p
 
     def below_parents(self, chosen: Tensor) -> Tensor:
         """[batch, nodes] True at the children of chosen inner nodes [batch, nodes]."""
-        result = torch.zeros_like(chosen)
-        parents = chosen[:, : self.tree.num_inner, None].expand(-1, -1, self.children.shape[1])
-        return result.index_copy(1, self.children[self.exists], parents[:, self.exists])
+        below = chosen[:, self._parents.clamp(min=0)]
+        below[:, 0] = False
+        return below
 
     def of_children(self, values: Tensor, missing: float | bool) -> Tensor:
         """[batch, inner nodes, largest fan-out] the values of each inner node's children, `missing` where it has fewer."""
-        return values[:, self.children].masked_fill(~self.exists, missing)
+        return values[:, self.children].masked_fill_(~self.exists, missing)
 
     def _upwards(self, leaves: Tensor, combine: Callable[[Tensor, Tensor], Tensor], missing: float) -> Tensor:
         """Values of all nodes, each inner one `combine`d from its children [level's nodes, fan-out] and their values."""
@@ -122,7 +123,7 @@ class TreeTargets:
         nodes = torch.cat([leaves.new_zeros(len(leaves), num_inner), leaves], dim=1)
         for level in reversed(self.tree.levels):
             children = self.children[level]
-            below = nodes[:, children].masked_fill(~self.exists[level], missing)
+            below = nodes[:, children].masked_fill_(~self.exists[level], missing)
             nodes[:, level] = combine(children, below)
         return nodes
 

@@ -1,0 +1,108 @@
+"""`dsi benchmark-multilabel`: the tree model on data sets of many labels, beside napkinXC's PLT and PECOS' XR-Linear.
+
+Every system trains and answers in a process of its own, one after the other, and is measured there. The other libraries
+need not be installed beside this package: --peers names the Python that has them (`pip install napkinxc libpecos scikit-learn`).
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from docids.storage import write_json, write_text
+from dsi.trees.objectives import find_objective
+from scripts.hardware import hardware
+from scripts.main import run_command
+from scripts.multilabel_systems import read
+
+NAMES = {"napkinxc": "napkinXC PLT", "pecos": "PECOS XR-Linear"}
+CUTOFFS = (1, 3, 5)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure, then print and write the table."""
+    parser = argparse.ArgumentParser(
+        prog="dsi benchmark-multilabel", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        required=True,
+        nargs="+",
+        metavar="PREFIX",
+        help="PREFIX.train.svm.gz and PREFIX.test.svm.gz",
+    )
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--objectives", nargs="+", default=["plt", "tdm", "otm", "otm-mix"])
+    parser.add_argument("--peers", metavar="PYTHON", help="an interpreter that has napkinxc and libpecos")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args(argv)
+    for name in arguments.objectives:
+        find_objective(name)
+    texts, records = [], []
+    for prefix in arguments.data:
+        systems = [(sys.executable, name) for name in arguments.objectives]
+        systems += [(arguments.peers, name) for name in NAMES if arguments.peers]
+        measured = [
+            {"system": name, "seed": seed, **measure(python, name, prefix, seed, arguments.threads)}
+            for seed in arguments.seeds
+            for python, name in systems
+        ]
+        records.append({"data": prefix.name, "measured": measured})
+        texts.append(table(prefix.name, measured))
+        write_json(
+            arguments.output / "multilabel.json",
+            {"hardware": hardware(), "threads": arguments.threads, "results": records},
+        )
+        write_text(arguments.output / "multilabel.md", "\n\n".join(texts) + "\n")
+    print("\n\n".join(texts))
+
+
+def measure(python: str, system: str, prefix: Path, seed: int, threads: int) -> dict[str, Any]:
+    """P@1, P@3, P@5 in percent on the test file, times and memory of one system, trained in a process of its own."""
+    files = [prefix.with_name(f"{prefix.name}.{split}.svm.gz") for split in ("train", "test")]
+    missing = [path for path in files if not path.exists()]
+    if missing:
+        raise FileNotFoundError(f"{missing[0]} does not exist; --data takes what stands before .train.svm.gz.")
+    script = Path(__file__).with_name("multilabel_systems.py")
+    with tempfile.TemporaryDirectory() as folder:
+        answers = Path(folder) / "answers.npy"
+        settings = ["--seed", str(seed), "--threads", str(threads)]
+        command = [python, str(script), system, *map(str, [*files, answers]), *settings]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ValueError(f"{system} failed under {python}: {done.stderr.strip().splitlines()[-1]}")
+        found = np.load(answers)
+    return {**precisions(found, files), **json.loads(done.stdout.splitlines()[-1])}
+
+
+def precisions(found: NDArray[np.integer], files: list[Path]) -> dict[str, float]:
+    """{"P@m": percent} of answers [instances, at least 5], best first, -1 for none."""
+    relevant = np.asarray(read(files)[1][1].todense()) > 0
+    right = np.take_along_axis(relevant, np.maximum(found, 0), axis=1) & (found >= 0)
+    return {f"P@{m}": round(100 * float(right[:, :m].mean()), 2) for m in CUTOFFS}
+
+
+def table(title: str, measured: list[dict[str, Any]]) -> str:
+    """Markdown: a line a system, means over seeds, deviation of P@1."""
+    columns = [*(f"P@{m}" for m in CUTOFFS), "train seconds", "milliseconds an instance", "MiB beyond the imports"]
+    lines = [f"| {title} | {' | '.join(columns)} |", "| --- " * (1 + len(columns)) + "|"]
+    for system in dict.fromkeys(record["system"] for record in measured):
+        own = [record for record in measured if record["system"] == system]
+        means = [f"{np.mean([record[column] for record in own]):.{0 if 'MiB' in column else 2}f}" for column in columns]
+        if len(own) > 1:
+            means[0] += f" ± {np.std([record['P@1'] for record in own], ddof=1):.2f}"
+        lines.append(f"| {NAMES.get(system, f'tree model, {system}')} | {' | '.join(means)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, sys.argv[1:]))

@@ -17,12 +17,13 @@ import datasets
 Qrels = dict[str, dict[str, int]]
 """{query_id: {doc_id: relevance}}."""
 
-_DOCUMENT_FEATURES = datasets.Features({name: datasets.Value("string") for name in ("doc_id", "title", "text")})
+_TEXT_COLUMNS = ("doc_id", "title", "text")
+_TYPES = {bool: "bool", int: "int64", float: "float64", str: "string"}
 
 
 @dataclass(frozen=True)
 class Collection:
-    """A collection: `documents` (columns doc_id, title, text), `queries` and one `Qrels` a split.
+    """A collection: `documents` (columns doc_id, title, text, metadata), `queries` and one `Qrels` a split.
 
     Attributes:
         folder: where it was read from.
@@ -109,17 +110,17 @@ def cut_dev(train: Qrels, dev_queries: int, seed: int) -> tuple[Qrels, Qrels]:
 
 
 def read_documents(folder: Path) -> datasets.Dataset:
-    """The documents of a BEIR folder as an Arrow table with the columns doc_id, title and text."""
+    """The documents of a BEIR folder as an Arrow table: doc_id, title, text, and a column for each key of their metadata."""
     path = _find(folder, "corpus.jsonl")
     if next(_json_lines(path), None) is None:
         raise ValueError(f"{path} holds no documents; it needs one JSON object a line with _id, title and text.")
-    status = path.stat()
+    status, columns = path.stat(), _columns(path)
     try:
         return datasets.Dataset.from_generator(
-            _document_records,
-            features=_DOCUMENT_FEATURES,
+            _document_rows,
+            features=datasets.Features({name: datasets.Value(kind) for name, kind in columns.items()}),
             # Size and time are part of the cache key: a changed file is read again.
-            gen_kwargs={"path": str(path), "version": f"{status.st_size}-{status.st_mtime_ns}"},
+            gen_kwargs={"path": str(path), "columns": columns, "version": f"{status.st_size}-{status.st_mtime_ns}"},
         )
     except datasets.exceptions.DatasetGenerationError as error:
         if isinstance(error.__cause__, ValueError):
@@ -143,12 +144,40 @@ def read_queries(folder: Path) -> dict[str, str]:
     return queries
 
 
-def _document_records(path: str, version: str) -> Iterator[dict[str, str]]:
-    yield from document_records(Path(path))
+def _columns(path: Path) -> dict[str, str]:
+    """{column: Arrow type} of the documents in a file; a key of the metadata is a column of the one type its values have."""
+    kinds: dict[str, type] = {}
+    for number, record in _json_lines(path):
+        for key, value in _metadata(record, path, number).items():
+            before, kind = kinds.get(key, type(value)), type(value)
+            if before is not kind and {before, kind} != {int, float}:
+                raise ValueError(
+                    f"{path}, line {number}: metadata {key!r} is {value!r}, but of type {before.__name__} in the lines before; "
+                    "give it one type."
+                )
+            kinds[key] = kind if before is kind else float
+    return {**dict.fromkeys(_TEXT_COLUMNS, "string"), **{key: _TYPES[kind] for key, kind in kinds.items()}}
 
 
-def document_records(path: Path) -> Iterator[dict[str, str]]:
-    """doc_id, title and text of each document of a corpus.jsonl[.gz], checked line by line.
+def _metadata(record: dict[str, Any], path: Path, number: int) -> dict[str, bool | int | float | str]:
+    """The values of a record's metadata that are known (not null) and plain; lists and objects are left out."""
+    metadata = record.get("metadata") or {}
+    if not isinstance(metadata, dict):
+        raise ValueError(f"{path}, line {number}: metadata must be an object, got {metadata!r}.")
+    taken = sorted(set(metadata) & set(_TEXT_COLUMNS))
+    if taken:
+        raise ValueError(f"{path}, line {number}: metadata must not have the key {taken[0]!r}; give it another name.")
+    return {key: value for key, value in metadata.items() if type(value) in _TYPES}
+
+
+def _document_rows(path: str, columns: dict[str, str], version: str) -> Iterator[dict[str, Any]]:
+    for document in document_records(Path(path)):
+        values = {**document, **document["metadata"]}
+        yield {name: values.get(name) for name in columns}
+
+
+def document_records(path: Path) -> Iterator[dict[str, Any]]:
+    """doc_id, title, text and metadata of each document of a corpus.jsonl[.gz], checked line by line.
 
     Raises:
         FileNotFoundError: no such file.
@@ -165,7 +194,7 @@ def document_records(path: Path) -> Iterator[dict[str, str]]:
         if not (title.strip() or text.strip()):
             raise ValueError(f"{path}, line {number}: document {doc_id!r} has neither title nor text; remove it.")
         seen.add(doc_id)
-        yield {"doc_id": doc_id, "title": title, "text": text}
+        yield {"doc_id": doc_id, "title": title, "text": text, "metadata": _metadata(record, path, number)}
 
 
 def _read_qrels(path: Path, queries: dict[str, str], rows: dict[str, int]) -> Qrels:

@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from dsi.config import Config
     from dsi.retriever import GenerativeRetriever
     from dsi.search.answers import Hit, Hits
-    from dsi.search.beam import SearchConfig
+    from dsi.search.settings import SearchConfig
 
 __all__ = ["Config", "GenerativeRetriever", "Hit", "Hits", "SearchConfig"]
 
@@ -14,7 +14,7 @@ _HOME = {
     "Config": "dsi.config",
     "Hit": "dsi.search.answers",
     "Hits": "dsi.search.answers",
-    "SearchConfig": "dsi.search.beam",
+    "SearchConfig": "dsi.search.settings",
 }
 
 

@@ -16,7 +16,7 @@ from docids.lexical import LexicalConfig
 from docids.storage import write_text
 from dsi.generator.model import GeneratorConfig
 from dsi.generator.pseudo_queries import QueriesConfig
-from dsi.search.beam import SearchConfig
+from dsi.search.settings import SearchConfig
 
 if sys.version_info >= (3, 11):
     import tomllib

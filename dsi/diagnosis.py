@@ -45,18 +45,20 @@ def diagnose(
         k: answers a query.
         **settings: of `SearchConfig`.
     """
+    encoded = retriever.encode_queries(list(queries.values()))
+    run = retriever.run_encoded(list(queries), encoded, k, **settings)
+    generative, dense = retriever.follow_encoded(encoded, [[answers[query_id]] for query_id in queries], **settings)
+    scores = (generative + dense)[:, 0, -1].tolist()
     misses = []
-    run = retriever.run(dict(queries), k, **settings)
-    for query_id, found in run.items():
+    for (query_id, found), score in zip(run.items(), scores, strict=True):
         doc_id = answers[query_id]
         if doc_id in found:
             continue
-        # A filter never changes a score: searched for alone, the right document shows what it scores.
-        (right,) = retriever.search(queries[query_id], 1, allow=[doc_id], **settings)
+        digits = retriever.tree.digits(int(retriever.tree.positions[retriever.rows[doc_id]]))
         trace, _ = retriever.trace(queries[query_id], k, **settings)
         last = min(found.values())
-        level, margin = _left_at(retriever.tree, right.digits, trace) or (len(right.digits) - 1, last - right.score)
-        misses.append(Miss(query_id, doc_id, right.score > last, level, margin))
+        level, margin = _left_at(retriever.tree, digits, trace) or (len(digits) - 1, last - score)
+        misses.append(Miss(query_id, doc_id, score > last, level, margin))
     return misses
 
 

@@ -22,7 +22,9 @@ from contrastive.encoder import Encoder, EncoderConfig
 from docids.lexical import BM25
 from docids.storage import digest, recover_folder, replace_folder, sha256, write_json
 from docids.tree import DocidTree
-from dsi.search.beam import SearchConfig
+from dsi.documents import document_table
+from dsi.generator.model import DocidGenerator, load_generator
+from dsi.search.settings import SearchConfig
 
 FORMAT_VERSION = 2
 _PARTS = ("encoder", "docids", "generator", "lexical")
@@ -38,11 +40,6 @@ def save_docids(tree: DocidTree, documents: datasets.Dataset, folder: Path) -> N
     table = document_table(documents)
     with pa.OSFile(str(folder / "documents.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-
-
-def document_table(documents: datasets.Dataset) -> pa.Table:
-    """What an index keeps of its documents: doc_id and title."""
-    return documents.select_columns(["doc_id", "title"]).with_format("arrow")[:]
 
 
 def load_docids(folder: Path) -> tuple[DocidTree, datasets.Dataset]:
@@ -105,6 +102,19 @@ def read_manifest(folder: Path) -> dict[str, Any]:
                 f"{folder / name} was altered or truncated since it was written; restore it or train again."
             )
     return manifest
+
+
+def load_index(
+    folder: Path, device: str | None
+) -> tuple[Encoder, DocidTree, DocidGenerator, datasets.Dataset, SearchConfig, BM25 | None]:
+    """The parts of an index, every file of which has been checked, and how it is searched."""
+    manifest = read_manifest(folder)
+    encoder = load_encoder(folder, EncoderConfig(**manifest["encoder"]), device)
+    tree, documents = load_docids(part(folder, manifest, "docids"))
+    generator = load_generator(folder / "generator", encoder.model.device)
+    check_binding(manifest, encoder, tree)
+    lexical = load_lexical(part(folder, manifest, "lexical"), documents)
+    return encoder, tree, generator, documents, search_settings(manifest), lexical
 
 
 def part(folder: Path, manifest: dict[str, Any], name: str) -> Path:

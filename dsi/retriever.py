@@ -16,28 +16,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from contrastive.encoder import Encoder, EncoderConfig, state_fingerprint
+from contrastive.encoder import Encoder, state_fingerprint
 from docids.lexical import BM25
 from docids.storage import replace_folder
 from docids.tree import DocidTree
-from dsi.generator.model import DocidGenerator, load_generator
-from dsi.index import (
-    check_binding,
-    load_docids,
-    load_encoder,
-    load_lexical,
-    part,
-    read_manifest,
-    save_docids,
-    search_settings,
-    write_manifest,
-    write_update,
-)
-from dsi.search.answers import Hit, Hits
-from dsi.search.beam import LevelTrace, SearchConfig, SearchResult, TreeSearcher
+from dsi.documents import Documents, Where
+from dsi.generator.model import DocidGenerator
+from dsi.index import load_index, save_docids, write_manifest, write_update
+from dsi.search.answers import Hits, hits_of
+from dsi.search.beam import LevelTrace, SearchResult, TreeSearcher
 from dsi.search.decoder import FastDecoder
 from dsi.search.explanation import Explanation, explain
 from dsi.search.queries import EncodedQueries, QueryBatch, encode_queries, with_scores
+from dsi.search.settings import SearchConfig
 from dsi.updating import Content, consistent, with_documents, without_documents
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -93,23 +84,27 @@ class GenerativeRetriever:
     def _hold(self, content: Content) -> None:
         """Search this from now on."""
         searcher = TreeSearcher(content.tree, self._decoder, self.device)
-        doc_ids: list[str] = list(content.documents["doc_id"])
-        rows = {doc_id: row for row, doc_id in enumerate(doc_ids)}
+        documents = Documents(content.documents)
         with self.swapping:
             self.tree, self.documents, self.lexical = content
-            self.searcher, self._doc_ids, self.rows = searcher, doc_ids, rows
+            self.searcher, self._documents = searcher, documents
 
-    def add(self, documents: Sequence[Mapping[str, str]]) -> None:
+    @property
+    def rows(self) -> dict[str, int]:
+        """{doc_id: row of the document table}."""
+        return self._documents.rows
+
+    def add(self, documents: Sequence[Mapping[str, Any]]) -> None:
         """Make new documents searchable at once, without training; no other document's docid changes.
 
         A document descends the centroids to its cluster. Dense scores and BM25 treat it like any other; to the decoder it is as
         probable as the documents beside it are on average. Searches go on meanwhile, and see all of the documents or none.
 
         Args:
-            documents: with doc_id, title and text each.
+            documents: with doc_id, title, text and perhaps metadata each.
 
         Raises:
-            ValueError: a doc_id that is in the index, comes twice or is empty; a document without text.
+            ValueError: a doc_id that is in the index, comes twice or is empty; a document without text; unknown metadata.
         """
         with self._updating:
             self._hold(with_documents(self._content, self.encoder, documents))
@@ -121,7 +116,7 @@ class GenerativeRetriever:
             ValueError: a doc_id that is not in the index, or no document would be left.
         """
         with self._updating:
-            self._hold(without_documents(self._content, self._rows_of(doc_ids, "remove")))
+            self._hold(without_documents(self._content, self._documents.rows_of(doc_ids, "remove")))
 
     @property
     def _content(self) -> Content:
@@ -141,20 +136,20 @@ class GenerativeRetriever:
         Args:
             queries: one query or a list of them.
             k: documents a query; k results come back whenever k documents may be returned.
-            **options: `allow`, `deny`, `exact`, `max_expansions`, `extra_scores` as in `search_encoded`; `alpha`, `beta`,
-                `fusion`, `ann_temperature`, `beam_width`, `lexical_weight` (see `SearchConfig`): what is left out or None is as
-                the index was tuned (beam_width at least k).
+            **options: `allow`, `deny`, `where`, `exact`, `max_expansions`, `extra_scores` as in `search_encoded`; `alpha`,
+                `beta`, `fusion`, `ann_temperature`, `beam_width`, `lexical_weight` (see `SearchConfig`): what is left out or
+                None is as the index was tuned (beam_width at least k).
 
         Returns:
             `Hits` for one query, a list of `Hits` for a list.
 
         Raises:
-            ValueError: an empty query, a setting out of range, k > beam_width, an unknown doc_id in a filter.
+            ValueError: an empty query, a setting out of range, k > beam_width, an unknown doc_id or column in a filter.
         """
         texts = [queries] if isinstance(queries, str) else list(queries)
         result = self.search_encoded(self.encode_queries(texts), k, **options)
         hits = [
-            self._hits(positions, scores, exact)
+            hits_of(self.tree, self.documents, positions, scores, exact)
             for positions, scores, exact in zip(
                 result.positions.tolist(), result.scores.tolist(), result.exact.tolist(), strict=True
             )
@@ -192,7 +187,7 @@ class GenerativeRetriever:
         """{query_id: {doc_id: score}} of a result whose rows are these queries."""
         return {
             query_id: {
-                self._doc_ids[self.tree.doc_rows[position]]: score
+                self._documents.doc_ids[self.tree.doc_rows[position]]: score
                 for position, score in zip(positions, scores, strict=True)
                 if position >= 0
             }
@@ -213,6 +208,7 @@ class GenerativeRetriever:
         *,
         allow: Collection[str] | None = None,
         deny: Collection[str] = (),
+        where: Where | None = None,
         exact: bool = False,
         max_expansions: int = MAX_EXPANSIONS,
         extra_scores: NDArray[np.floating] | None = None,
@@ -226,6 +222,8 @@ class GenerativeRetriever:
             allow: doc_ids that may be returned; all by default. The constraint is inside the beam: k results come back
                 whenever k allowed documents exist, with the scores they have without a filter.
             deny: doc_ids that must not be returned.
+            where: a condition on the columns of the document table: SQL ("lang = 'en' and year > 2000"), an Arrow expression
+                (`pyarrow.compute.field("lang") == "en"`), or [documents] booleans.
             exact: widen the beam until the answer is certified.
             max_expansions: inner nodes a query whose children an exact search may score; where that is not enough, the
                 answer comes back with `exact` False.
@@ -233,7 +231,7 @@ class GenerativeRetriever:
                 (recency, popularity, …), weighted by the caller; added to z.e_d, under the same certificate.
             **settings: of `SearchConfig`.
         """
-        config, alive = self.config(k, settings), self._alive(allow, deny)
+        config, alive = self.config(k, settings), self._alive(allow, deny, where)
         config.check_k(k)
         width = min(k, len(self.documents) if alive is None else int(alive[self.tree.num_inner :].sum()))
         positions = torch.full((encoded.count, width), -1)
@@ -247,6 +245,32 @@ class GenerativeRetriever:
                 result = self._widen(result, batch, k, config, alive, max_expansions)
             whole.put(batch.rows, result)
         return whole
+
+    @consistent
+    def follow_encoded(
+        self, encoded: EncodedQueries, doc_ids: Sequence[Sequence[str]], **settings: Any
+    ) -> tuple[Tensor, Tensor]:
+        """What the nodes on the way to given documents score for each query, whether or not a search would reach them.
+
+        Args:
+            encoded: the queries.
+            doc_ids: of as many documents for each query.
+            **settings: of `SearchConfig`.
+
+        Returns:
+            generative, dense: [queries, documents, depth]; at the last level the two parts of the documents' scores.
+        """
+        config = self.config(1, settings)
+        rows = torch.tensor([self._documents.rows_of(own, "doc_ids") for own in doc_ids])
+        positions = torch.from_numpy(self.tree.positions).long()[rows]
+        shape = (encoded.count, positions.shape[1], self.tree.depth)
+        generative, dense = torch.empty(shape), torch.empty(shape)
+        for batch in self._scored(encoded, config, None):
+            node_scores = self.searcher.node_scores(batch.embeddings, config, None, batch.extra_scores)
+            own = positions[batch.rows].to(self.device)
+            found = self.searcher.follow(batch.states, batch.mask, node_scores, own, config)
+            generative[batch.rows], dense[batch.rows] = (each.to("cpu", torch.float32) for each in found)
+        return generative, dense
 
     def _search_batch(
         self,
@@ -291,25 +315,14 @@ class GenerativeRetriever:
             )
         return with_scores(encoded, self.tree.doc_rows, lexical, config.lexical_weight, extra_scores)
 
-    def _alive(self, allow: Collection[str] | None, deny: Collection[str]) -> Tensor | None:
+    def _alive(self, allow: Collection[str] | None, deny: Collection[str], where: Where | None) -> Tensor | None:
         """[nodes] as `TreeSearcher.search` wants them, or None where everything may be returned."""
-        if allow is None and not deny:
+        allowed = self._documents.allowed(allow, deny, where)
+        if allowed is None:
             return None
-        allowed = torch.from_numpy((self.tree.doc_rows >= 0) & (allow is None))
-        allowed[self._positions(allow or (), "allow")] = True
-        allowed[self._positions(deny, "deny")] = False
-        return self.searcher.dense.alive(allowed.to(self.device))
-
-    def _positions(self, doc_ids: Collection[str], name: str) -> Tensor:
-        return torch.from_numpy(self.tree.positions[self._rows_of(doc_ids, name)]).long()
-
-    def _rows_of(self, doc_ids: Collection[str], name: str) -> list[int]:
-        if isinstance(doc_ids, str):
-            raise ValueError(f"{name} must be a list or set of doc_ids, got the string {doc_ids!r}.")
-        for doc_id in doc_ids:
-            if doc_id not in self.rows:
-                raise ValueError(f"{name} names the doc_id {doc_id!r}, which is not in the index.")
-        return [self.rows[doc_id] for doc_id in doc_ids]
+        by_position = np.zeros(self.tree.num_documents, dtype=bool)
+        by_position[self.tree.positions] = allowed
+        return self.searcher.dense.alive(torch.from_numpy(by_position).to(self.device))
 
     def config(self, k: int, settings: Mapping[str, Any]) -> SearchConfig:
         """The full settings of a search for k documents: those given, then the index's, beam_width at least k."""
@@ -331,16 +344,6 @@ class GenerativeRetriever:
     def generator_fingerprint(self) -> str:
         """sha256 of the generator's weights."""
         return state_fingerprint(self.generator)
-
-    def _hits(self, positions: list[int], scores: list[float], exact: bool) -> Hits:
-        hits = []
-        for rank, (position, score) in enumerate(zip(positions, scores, strict=True), start=1):
-            if position < 0:
-                break
-            row = int(self.tree.doc_rows[position])
-            title = self.documents[row]["title"]
-            hits.append(Hit(rank, score, self._doc_ids[row], title, self.tree.digits(position)))
-        return Hits(hits, exact)
 
     @consistent
     def save_pretrained(self, folder: str | Path) -> None:
@@ -390,11 +393,4 @@ class GenerativeRetriever:
         """
         if dtype not in _DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}.")
-        folder = Path(folder)
-        manifest = read_manifest(folder)
-        encoder = load_encoder(folder, EncoderConfig(**manifest["encoder"]), device)
-        tree, documents = load_docids(part(folder, manifest, "docids"))
-        generator = load_generator(folder / "generator", encoder.model.device)
-        check_binding(manifest, encoder, tree)
-        lexical = load_lexical(part(folder, manifest, "lexical"), documents)
-        return cls(encoder, tree, generator, documents, search_settings(manifest), lexical, _DTYPES[dtype])
+        return cls(*load_index(Path(folder), device), _DTYPES[dtype])

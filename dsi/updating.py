@@ -16,7 +16,7 @@ from contrastive.encoder import Encoder
 from docids.lexical import BM25
 from docids.tree import DocidTree
 from docids.updating import add_documents, remove_documents
-from dsi.index import document_table
+from dsi.documents import document_table
 
 if TYPE_CHECKING:
     from dsi.retriever import GenerativeRetriever
@@ -44,11 +44,12 @@ def consistent(method: Callable[..., R]) -> Callable[..., R]:
     return on_snapshot
 
 
-def with_documents(content: Content, encoder: Encoder, documents: Sequence[Mapping[str, str]]) -> Content:
-    """The content with more documents, each a mapping with doc_id, title and text.
+def with_documents(content: Content, encoder: Encoder, documents: Sequence[Mapping[str, Any]]) -> Content:
+    """The content with more documents, each a mapping with doc_id, title, text and perhaps metadata (a mapping by column).
 
     Raises:
-        ValueError: a doc_id that is there already or comes twice, or a document without text; the message names it.
+        ValueError: a doc_id that is there already or comes twice, a document without text, metadata for which the index has no
+            column or another type; the message names it.
     """
     known = set(content.documents["doc_id"])
     for number, document in enumerate(documents):
@@ -66,10 +67,32 @@ def with_documents(content: Content, encoder: Encoder, documents: Sequence[Mappi
     titles, texts = ([document.get(name, "") for document in documents] for name in ("title", "text"))
     embeddings = encoder.encode(encoder.document_texts(titles, texts), "document")
     old = document_table(content.documents)
-    table = pa.concat_tables([old, pa.table({"doc_id": doc_ids, "title": titles}).cast(old.schema)])
+    metadata = _metadata_columns([document.get("metadata", {}) for document in documents], doc_ids, old.schema)
+    table = pa.concat_tables([old, pa.table({"doc_id": doc_ids, "title": titles, **metadata}, schema=old.schema)])
     full_texts = [f"{title} {text}" for title, text in zip(titles, texts, strict=True)]
     lexical = content.lexical.changed((), doc_ids, full_texts) if content.lexical else None
     return Content(add_documents(content.tree, embeddings), datasets.Dataset(table), lexical)
+
+
+def _metadata_columns(
+    metadata: Sequence[Mapping[str, Any]], doc_ids: Sequence[str], schema: pa.Schema
+) -> dict[str, pa.Array]:
+    """{column: values of new documents}, null where a document has none."""
+    columns = {field.name: field.type for field in schema if field.name not in ("doc_id", "title")}
+    for doc_id, own in zip(doc_ids, metadata, strict=True):
+        for name, value in own.items():
+            if name not in columns:
+                raise ValueError(
+                    f"Document {doc_id!r} has metadata {name!r}, for which the index has no column; "
+                    f"it has {', '.join(columns) or 'none'}."
+                )
+            try:
+                pa.array([value], type=columns[name])
+            except (pa.ArrowInvalid, pa.ArrowTypeError):
+                raise ValueError(
+                    f"Document {doc_id!r}: metadata {name!r} must be of type {columns[name]}, got {value!r}."
+                ) from None
+    return {name: pa.array([own.get(name) for own in metadata], type=kind) for name, kind in columns.items()}
 
 
 def without_documents(content: Content, rows: Sequence[int]) -> Content:

@@ -25,8 +25,9 @@ from docids.clustering import DocidsConfig, build_tree
 from docids.storage import write_json
 from docids.tree import DocidTree
 from dsi.generator.model import DocidGenerator
-from dsi.search.beam import SearchConfig, TreeSearcher
+from dsi.search.beam import TreeSearcher
 from dsi.search.decoder import FastDecoder
+from dsi.search.settings import SearchConfig
 from scripts.arguments import quiet_libraries
 from scripts.hardware import hardware
 from scripts.main import run_command

@@ -18,7 +18,7 @@ from dsi.generator.model import GeneratorConfig
 from dsi.generator.pseudo_queries import QueriesConfig
 from dsi.pipeline import TrainingRun
 from dsi.retriever import GenerativeRetriever
-from dsi.search.beam import SearchConfig
+from dsi.search.settings import SearchConfig
 from eval.protocol import overlap_splits, table
 from scripts.arguments import quiet_libraries, with_encoder
 from scripts.evaluate_index import evaluate_systems, significance_lines

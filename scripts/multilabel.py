@@ -1,7 +1,7 @@
 """`dsi benchmark-multilabel`: the tree model on data sets of many labels, beside napkinXC's PLT and PECOS' XR-Linear.
 
 Every system trains and answers in a process of its own, one after the other, and is measured there. The other libraries
-need not be installed beside this package: --peers names the Python that has them (`pip install napkinxc libpecos scikit-learn`).
+need not be installed beside this package: --peers names the Python that has them (`pip install napkinxc libpecos`).
 """
 
 import argparse

@@ -45,7 +45,7 @@ def tree_model(train: Data, objective: str, seed: int, threads: int) -> Callable
     torch.set_num_threads(threads)
     tree = model.label_tree(*train, clustering.DocidsConfig(branching=16, max_leaf_size=16, seed=seed))
     config = model.TreeModelConfig(
-        objective=objective, hidden=512, dropout=0.5, epochs=30, learning_rate=3e-3, beam_width=10, seed=seed
+        objective=objective, hidden=1024, dropout=0.5, epochs=30, learning_rate=3e-3, beam_width=10, seed=seed
     )
     fitted = model.TreeModel(tree, train[0].shape[1], config)
     fitted.fit(*train)

@@ -25,7 +25,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device, dtype=arguments.dtype)
     names = ("alpha", "beta", "fusion", "beam_width")
     settings = {name: getattr(arguments, name) for name in names}
-    options = {**settings, "allow": arguments.allow, "deny": arguments.deny, "exact": arguments.exact}
+    filters = {name: getattr(arguments, name) for name in ("allow", "deny", "where")}
+    options = {**settings, **filters, "exact": arguments.exact}
     show = _show_json if arguments.json else _show_text
     if arguments.query is not None:
         show(arguments.query, retriever.search(arguments.query, arguments.k, **options))
@@ -55,6 +56,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--exact", action="store_true", help="widen the beam until the answer is certified")
     parser.add_argument("--allow", nargs="+", metavar="DOC_ID", help="only these documents may be returned")
     parser.add_argument("--deny", nargs="+", metavar="DOC_ID", default=(), help="these must not be returned")
+    parser.add_argument("--where", metavar="SQL", help="only documents whose metadata fit: lang = 'en' and year > 2000")
     parser.add_argument("--dtype", default="float32", help="float32 or bfloat16, of encoder and decoder")
     parser.add_argument("--device")
     return parser.parse_args(argv)

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from dsi.generator.model import DocidGenerator, GeneratorConfig, load_generator
 from dsi.generator.states import StateCache, write_states
-from dsi.search.beam import LevelTrace, SearchConfig
+from dsi.search.beam import LevelTrace
+from dsi.search.settings import SearchConfig
 from dsi.training.examples import DocidExamples
 from dsi.training.objective import GeneratorLoss
 from dsi.training.trainer import train_generator

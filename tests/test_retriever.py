@@ -13,7 +13,7 @@ from docids.clustering import DocidsConfig, build_tree
 from docids.lexical import BM25
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.diagnosis import diagnose, diagnosis_table
-from dsi.retriever import Hit, Hits
+from dsi.search.answers import Hit, Hits
 from tests.conftest import MINIPEDIA, WIDTH, random_generator, random_tree
 
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from docids.tree import DocidTree
 from dsi.generator.model import DocidGenerator
-from dsi.search.beam import SearchConfig, SearchResult, TreeSearcher
+from dsi.search.beam import SearchResult, TreeSearcher
 from dsi.search.decoder import FastDecoder
+from dsi.search.settings import SearchConfig
 from scripts.benchmark_decoding import GenerateBaseline
 from tests.conftest import (
     chain_logits,
@@ -330,3 +331,28 @@ def test_settings_out_of_range_are_named(settings_, message):
 def test_k_beyond_the_beam_is_refused():
     with pytest.raises(ValueError, match=r"k must be between 1 and 20 \(the beam width\), got 250; widen beam_width"):
         SearchConfig(beam_width=20).check_k(250)
+
+
+@pytest.mark.parametrize("objective", ["ce", "plt", "otm"])
+@pytest.mark.parametrize("fusion", ["bound", "paper"])
+def test_following_given_documents_scores_them_as_a_search_does(fusion, objective):
+    tree = random_tree(60, branching=3, leaf=2)
+    generator, queries = random_generator(tree, objective=objective), random_queries(4)
+    searcher = searcher_for(tree, generator)
+    config = SearchConfig(fusion=fusion, alpha=0.6, beta=2, ann_temperature=0.7, beam_width=60)
+    every = run(searcher, queries, 60, config)
+    states, mask, embeddings = queries
+    generative, dense = searcher.follow(states, mask, searcher.node_scores(embeddings, config), every.positions, config)
+    torch.testing.assert_close(generative[:, :, -1], every.generative, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close((generative + dense)[:, :, -1], every.scores, atol=1e-5, rtol=1e-5)
+    # On the way the scores are those of the nodes that a search traces.
+    trace: list = []
+    searcher.search(states, mask, searcher.node_scores(embeddings, config), 60, config, trace=trace)
+    for level, looked_at in enumerate(trace):
+        for query in range(4):
+            known = dict(zip(looked_at.nodes[query].tolist(), looked_at.generative[query].tolist(), strict=True))
+            for column, position in enumerate(every.positions[query].tolist()):
+                digits = tree.digits(position)
+                if level < len(digits):
+                    node = tree.node(digits[: level + 1])
+                    assert generative[query, column, level].item() == pytest.approx(known[node], abs=1e-4)

@@ -12,7 +12,8 @@ from scipy.sparse import csr_matrix
 
 from docids.clustering import DocidsConfig
 from docids.tree import DocidTree
-from dsi.search.beam import SearchConfig, TreeSearcher
+from dsi.search.beam import TreeSearcher
+from dsi.search.settings import SearchConfig
 from dsi.trees.model import TreeModel, TreeModelConfig, label_tree
 from dsi.trees.objectives import OBJECTIVES, Objective, find_objective, ranking_scores
 from dsi.trees.targets import TreeTargets

@@ -16,6 +16,7 @@ A document that is reached leaves the beam for the list of answers; the beam hol
 known not to beat the k-th answer are dropped. Equal scores rank in docid order. Knows nothing of texts or folders.
 """
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -25,53 +26,9 @@ from torch import Tensor
 
 from docids.tree import DocidTree
 from dsi.search.decoder import DecoderCache, FastDecoder
+from dsi.search.settings import SearchConfig
 from dsi.trees.dense import DenseScores
 from dsi.trees.objectives import log_prior
-
-_FUSIONS = ("bound", "paper")
-
-
-@dataclass(frozen=True)
-class SearchConfig:
-    """How nodes are scored and how widely the tree is searched.
-
-    Attributes:
-        fusion: "bound" or "paper"; see the module's text.
-        alpha: weight of the decoder in [0, 1]; 0 is dense search alone.
-        beta: levels at which the dense score takes part; inf for all, 0 for the decoder alone.
-        ann_temperature: divides the dense scores; 1 in the paper, less for normalised embeddings.
-        beam_width: inner nodes kept a level.
-        lexical_weight: of BM25 in a document's score, which is z.e_d + lexical_weight * BM25; for fusion "bound", in an index
-            with a lexical part.
-    """
-
-    fusion: str = "bound"
-    alpha: float = 0.7
-    beta: float = math.inf
-    ann_temperature: float = 1.0
-    beam_width: int = 20
-    lexical_weight: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.fusion not in _FUSIONS:
-            raise ValueError(f"fusion must be one of {', '.join(_FUSIONS)}, got {self.fusion!r}.")
-        if not 0 <= self.alpha <= 1:
-            raise ValueError(f"alpha must be in [0, 1] (the decoder's weight), got {self.alpha}.")
-        if not self.beta >= 0:
-            raise ValueError(f"beta must be 0 (decoder only) or more levels, or inf for all, got {self.beta}.")
-        if not self.ann_temperature > 0:
-            raise ValueError(f"ann_temperature must be above 0, got {self.ann_temperature}.")
-        if self.beam_width < 1:
-            raise ValueError(f"beam_width must be at least 1, got {self.beam_width}.")
-        if not self.lexical_weight >= 0:
-            raise ValueError(f"lexical_weight must be 0 (dense scores alone) or more, got {self.lexical_weight}.")
-        if self.lexical_weight and self.fusion != "bound":
-            raise ValueError(f'lexical_weight needs fusion "bound", got {self.fusion!r}: centroids have no BM25 score.')
-
-    def check_k(self, k: int) -> None:
-        """Raise ValueError unless 1 <= k <= beam_width: a narrower beam could return fewer than k documents."""
-        if not 1 <= k <= self.beam_width:
-            raise ValueError(f"k must be between 1 and {self.beam_width} (the beam width), got {k}; widen beam_width.")
 
 
 @dataclass(frozen=True)
@@ -199,7 +156,7 @@ class TreeSearcher:
         beam: _Beam | None = _Beam.root(batch, node_scores)
         answers = _Answers.empty(batch, k, node_scores)
         pruned = torch.full((batch,), -torch.inf, device=self.device)
-        cache = self.decoder.start(token_states, states_mask) if _uses_decoder(config) else None
+        cache = self.decoder.start(token_states, states_mask) if config.uses_decoder else None
         bounds = cache is None or self.decoder.score != "node"  # is a node's score a bound of those below?
         for level in range(self.tree.depth):
             if beam is None or not (beam.score > -torch.inf).any():
@@ -213,6 +170,46 @@ class TreeSearcher:
                 trace.append(_trace(candidates, beam, answers, self.tree.num_inner))
         exact = pruned <= (answers.scores[:, -1] if bounds else -torch.inf)
         return SearchResult(answers.positions, answers.scores, exact, answers.generative)
+
+    @torch.no_grad()
+    def follow(
+        self,
+        token_states: Tensor,
+        states_mask: Tensor,
+        node_scores: Tensor,
+        positions: Tensor,
+        config: SearchConfig,
+    ) -> tuple[Tensor, Tensor]:
+        """What the nodes on the way to given documents score, whether or not a search would reach them.
+
+        Args:
+            token_states: as in `search`.
+            states_mask: as in `search`.
+            node_scores: as in `search`.
+            positions: [batch, m] docid positions.
+            config: scores.
+
+        Returns:
+            generative, dense: [batch, m, depth] the scores of the node at each level; past a docid's end the document's.
+        """
+        batch, m = positions.shape
+        digits = torch.from_numpy(self.tree.paths(positions.flatten().numpy(force=True))[1]).long().to(self.device)
+        digits = digits.view(batch, m, self.tree.depth)
+        config = dataclasses.replace(config, beam_width=1)  # several ways start at the root: nothing is computed ahead
+        root = _Beam.root(batch, node_scores)
+        beam = root.take(torch.zeros_like(positions), root.score)
+        cache = self.decoder.start(token_states, states_mask) if config.uses_decoder else None
+        generative: list[Tensor] = []
+        dense: list[Tensor] = []
+        for level, fan_out in enumerate(self.tree.fan_out):
+            candidates = self._expand(beam, level, node_scores, config, cache, None)
+            columns = torch.arange(m, device=self.device) * fan_out + digits[:, :, level].clamp(min=0)
+            is_document = candidates.nodes >= self.tree.num_inner
+            beam = candidates.take(columns, candidates.score.masked_fill(is_document, -torch.inf))
+            ended = digits[:, :, level] < 0
+            for found, own in ((generative, beam.generative), (dense, beam.dense)):
+                found.append(torch.where(ended, found[-1], own) if found else own)
+        return torch.stack(generative, dim=2), torch.stack(dense, dim=2)
 
     def _expand(
         self,
@@ -351,10 +348,6 @@ class _Answers:
         scores = scores.gather(1, best)
         generative = torch.cat([self.generative, generative], dim=1).gather(1, best)
         return _Answers(positions.gather(1, best).masked_fill(scores == -torch.inf, -1), scores, generative)
-
-
-def _uses_decoder(config: SearchConfig) -> bool:
-    return config.alpha > 0 or config.beta == 0 or (config.fusion == "paper" and config.beta < math.inf)
 
 
 def _log_softmax(logits: Tensor, valid: Tensor) -> Tensor:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from docids.tree import DocidTree
-from dsi.search.beam import LevelTrace, SearchConfig
+from dsi.search.beam import LevelTrace
+from dsi.search.settings import SearchConfig
 
 _PRUNED_SHOWN = 2
 

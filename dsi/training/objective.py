@@ -13,8 +13,9 @@ from torch import Tensor
 
 from docids.tree import DocidTree
 from dsi.generator.model import DocidGenerator, GeneratorConfig
-from dsi.search.beam import LevelTrace, SearchConfig, TreeSearcher
+from dsi.search.beam import LevelTrace, TreeSearcher
 from dsi.search.decoder import FastDecoder
+from dsi.search.settings import SearchConfig
 from dsi.trees.dense import DenseScores
 from dsi.trees.families import Families, FamilyTree
 from dsi.trees.objectives import Objective, find_objective, log_prior, objective_loss, phase

@@ -40,7 +40,7 @@ class TreeModelConfig:
         warm_start: share of the steps that train the tdm objective first, for targets or candidates that need a model.
         ramp: share of the steps after the warm start over which "mixed" targets go from z to zhat.
         hidden: width of a hidden layer, whose values join the features (0: linear in the features alone).
-        dropout: before and after the hidden layer.
+        dropout: of the features, and of the hidden layer.
         epochs: passes over the instances.
         batch_size: instances a step.
         learning_rate: of Adam at the start; goes linearly to zero.
@@ -109,10 +109,11 @@ class TreeModel(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """[batch, nodes] logits of features [batch, num_features]."""
+        features = self.dropout(features)
         logits: Tensor = self.nodes(features)
         if self.hidden is None or self.nodes_of_hidden is None:
             return logits
-        hidden = self.dropout(torch.relu(self.hidden(self.dropout(features))))
+        hidden = self.dropout(torch.relu(self.hidden(features)))
         return logits + self.nodes_of_hidden(hidden)  # type: ignore[no-any-return]
 
     def fit(self, features: csr_matrix, relevant: csr_matrix, *, progress: bool = False) -> list[float]:

@@ -1,0 +1,122 @@
+"""The documents of an index by doc_id, and which of them a search may return.
+
+A condition on the columns of the document table (`metadata` of corpus.jsonl) is SQL, an Arrow expression or a mask. SQL is
+SQLite's, on a copy of the columns in memory that is made when it is first needed and can only be read.
+"""
+
+import sqlite3
+import threading
+from collections.abc import Collection
+from functools import cached_property
+from typing import TypeAlias, Union
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+Where: TypeAlias = Union[str, pc.Expression, NDArray[np.bool_]]  # noqa: UP007 (NDArray has no | on Python 3.10)
+"""A condition: "lang = 'en' and year > 2000", an Arrow expression, or [documents] True where a document may be returned."""
+
+_MAY = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION}
+
+
+def document_table(documents: datasets.Dataset) -> pa.Table:
+    """What an index keeps of its documents: doc_id, title and metadata, not the text."""
+    names = [name for name in documents.column_names if name != "text"]
+    return documents.select_columns(names).with_format("arrow")[:]
+
+
+class Documents:
+    """The document table of an index.
+
+    Args:
+        table: with doc_id, title and metadata, in collection order.
+    """
+
+    def __init__(self, table: datasets.Dataset) -> None:
+        self.table = table
+        self.doc_ids: list[str] = list(table["doc_id"])
+        self.rows = {doc_id: row for row, doc_id in enumerate(self.doc_ids)}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self.doc_ids)
+
+    def rows_of(self, doc_ids: Collection[str], name: str) -> list[int]:
+        """The rows of some documents; `name` says in messages where they were named.
+
+        Raises:
+            ValueError: a doc_id that is not in the index, or a text instead of a list of them.
+        """
+        if isinstance(doc_ids, str):
+            raise ValueError(f"{name} must be a list or set of doc_ids, got the string {doc_ids!r}.")
+        for doc_id in doc_ids:
+            if doc_id not in self.rows:
+                raise ValueError(f"{name} names the doc_id {doc_id!r}, which is not in the index.")
+        return [self.rows[doc_id] for doc_id in doc_ids]
+
+    def allowed(
+        self, allow: Collection[str] | None, deny: Collection[str], where: Where | None
+    ) -> NDArray[np.bool_] | None:
+        """[documents] True where all three let a document through; None where there is no filter.
+
+        Raises:
+            ValueError: an unknown doc_id, or a condition that does not fit the columns.
+        """
+        if allow is None and not deny and where is None:
+            return None
+        allowed = np.full(len(self), allow is None)
+        allowed[self.rows_of(allow or (), "allow")] = True
+        allowed[self.rows_of(deny, "deny")] = False
+        return allowed if where is None else allowed & self.matching(where)
+
+    def matching(self, where: Where) -> NDArray[np.bool_]:
+        """[documents] True where a condition holds; unknown values (null) do not match."""
+        if isinstance(where, np.ndarray):
+            if where.dtype != bool or where.shape != (len(self),):
+                raise ValueError(
+                    f"where must be a mask of {len(self)} booleans, one a document, got {where.dtype} {list(where.shape)}."
+                )
+            return where
+        try:
+            rows = self._sql_rows(where) if isinstance(where, str) else self._arrow_rows(where)
+        except (
+            sqlite3.Error,
+            sqlite3.Warning,
+            pa.ArrowInvalid,
+            pa.ArrowKeyError,
+            pa.ArrowNotImplementedError,
+        ) as error:
+            columns = ", ".join(name for name in self.table.column_names if name != "text")
+            raise ValueError(
+                f"where {str(where)!r} does not work: {str(error).splitlines()[0]}; the columns are {columns}."
+            ) from None
+        mask = np.zeros(len(self), dtype=bool)
+        mask[rows] = True
+        return mask
+
+    def _arrow_rows(self, where: pc.Expression) -> NDArray[np.integer]:
+        table = document_table(self.table)
+        numbered = table.append_column("", pa.array(np.arange(len(table))))
+        return numbered.filter(where)[""].to_numpy()  # type: ignore[no-any-return]
+
+    def _sql_rows(self, where: str) -> list[int]:
+        with self._lock:
+            return [row for (row,) in self._database.execute(f"select rowid - 1 from documents where {where}")]
+
+    @cached_property
+    def _database(self) -> sqlite3.Connection:
+        database = sqlite3.connect(":memory:", check_same_thread=False)
+        table = document_table(self.table)
+        names = ", ".join('"' + name.replace('"', '""') + '"' for name in table.column_names)
+        database.execute(f"create table documents ({names})")
+        places = ", ".join("?" * table.num_columns)
+        for batch in table.to_batches(max_chunksize=10_000):
+            database.executemany(
+                f"insert into documents values ({places})", zip(*batch.to_pydict().values(), strict=True)
+            )
+        database.commit()
+        database.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in _MAY else sqlite3.SQLITE_DENY)
+        return database

@@ -31,7 +31,7 @@ from contrastive.training import contrastive_rows, hard_negatives, train_encoder
 from docids.clustering import build_tree
 from docids.collection import Collection
 from docids.lexical import BM25
-from docids.storage import digest, recover_folder, replace_folder, sha256
+from docids.storage import digest, recover_folder, replace_folder, sha256, write_json
 from docids.tree import DocidTree, diagnostics
 from dsi.config import Config, write_config
 from dsi.generator.model import DocidGenerator
@@ -165,10 +165,11 @@ class TrainingRun:
         examples = self._examples(encoder, tree)
         generator = DocidGenerator.create(settings, tree, encoder.state_dim)
         trained_too = encoder if settings.train_encoder else None
-        train_generator(generator, examples, settings, self._work("generator", key), trained_too)
+        record = train_generator(generator, examples, settings, self._work("generator", key), trained_too)
         if self.state.is_main_process:
             with self._writing("generator", key) as folder:
                 generator.save_pretrained(str(folder))
+                write_json(folder / "training.json", record)
                 if trained_too:
                     trained_too.save(folder / "encoder")
 

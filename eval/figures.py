@@ -22,6 +22,31 @@ def grid_figure(values: Mapping[tuple[float, float], float], columns: str, rows:
     _save(figure, path)
 
 
+def lines_figure(
+    series: Mapping[str, Mapping[float, float]],
+    xlabel: str,
+    ylabel: str,
+    title: str,
+    path: Path,
+    *,
+    log_y: bool = False,
+) -> None:
+    """A line each of {series: {x: y}} over a logarithmic x, as path.png and path.svg."""
+    figure, axes = _figure(6.0, 4.0)
+    for name, points in series.items():
+        places = sorted(points)
+        axes.plot(places, [points[x] for x in places], marker="o", markersize=4, label=name)
+    axes.set_xscale("log")
+    axes.set_yscale("log" if log_y else "linear")
+    places = sorted({x for points in series.values() for x in points})
+    axes.set_xticks(places, [f"{x:g}" for x in places])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
+    axes.legend(fontsize="small")
+    _save(figure, path)
+
+
 def bars_figure(series: Mapping[str, Mapping[int, int]], xlabel: str, ylabel: str, title: str, path: Path) -> None:
     """Stacked bars of {series: {x: height}}, as path.png and path.svg."""
     figure, axes = _figure(6.0, 3.5)

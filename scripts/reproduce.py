@@ -25,10 +25,12 @@ import torch
 from contrastive.encoder import Encoder
 from docids.collection import Collection, read_collection
 from docids.storage import digest, write_json, write_text
+from docids.tree import DocidTree
 from dsi.config import Config, from_dict, read_config
 from dsi.index import package_versions
 from dsi.pipeline import TrainingRun, collection_digest, stage_seconds
 from dsi.retriever import GenerativeRetriever
+from dsi.training.objective import decoder_positions
 from eval.figures import grid_figure
 from eval.fusion import reciprocal_rank_fusion
 from eval.measures import evaluate, mean
@@ -38,6 +40,9 @@ from scripts.arguments import quiet_libraries, with_encoder
 from scripts.experiments import REFERENCES, TABLES, Row
 from scripts.hardware import hardware
 from scripts.main import run_command
+from scripts.objectives import equal_budgets
+from scripts.objectives import measure as measure_objective
+from scripts.objectives import write_report as objectives_report
 from scripts.synthetic import PUBLISHED, SETTINGS, synthetic, synthetic_table
 from scripts.systems import DECODER_ALONE, DenseSystems, IndexSystems, Run, WordSystems
 from scripts.tree_experiments import toy, toy_table
@@ -61,8 +66,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = with_encoder(config, arguments.encoder)
     collection = read_collection(arguments.data, dev_queries=config.dev_queries)
     laboratory = Laboratory(collection, config, arguments.output, arguments.device)
-    if arguments.what == "figure5":
-        print(figure5(laboratory, arguments.seeds[0]))
+    if arguments.what in FIGURES:
+        print(FIGURES[arguments.what](laboratory, arguments.seeds[0]))
         return
     rows = _chosen(TABLES[arguments.what], arguments.rows)
     for seed in arguments.seeds:  # one seed of every row before the next seed of any
@@ -76,7 +81,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="dsi reproduce", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=[*TABLES, "figure5", *WITHOUT_DATA])
+    parser.add_argument("what", choices=[*TABLES, *FIGURES, *WITHOUT_DATA])
     parser.add_argument("--data", type=Path, help="a collection, a folder in BEIR layout")
     parser.add_argument("--config", type=Path, help="the base: DR-SCL+QG on this collection (configs/reproduce-*.toml)")
     parser.add_argument("--output", type=Path, required=True, metavar="DIR")
@@ -196,11 +201,7 @@ class Laboratory:
 
     def dense(self, config: Config) -> DenseSystems:
         """The encoder of a configuration and its embeddings; its decoder is not trained."""
-        run = self._training(config)
-        run.generate_queries()
-        run.train_encoder()
-        run.build_docids()
-        encoder, tree = run.encoder(), run.tree()
+        tree, encoder = self.tree(config), self._training(config).encoder()
         return DenseSystems(self.collection, encoder, tree.embeddings[tree.positions])
 
     def index(self, config: Config) -> IndexSystems:
@@ -211,6 +212,19 @@ class Laboratory:
             retriever = GenerativeRetriever.from_pretrained(run.folder, device=self.device)
             self._index = config, IndexSystems(self.collection, retriever)
         return self._index[1]
+
+    def tree(self, config: Config) -> DocidTree:
+        """The docids of a configuration; its decoder is not trained."""
+        run = self._training(config)
+        run.generate_queries()
+        run.train_encoder()
+        run.build_docids()
+        return run.tree()
+
+    def training(self, config: Config) -> dict[str, float]:
+        """Loss, steps and seconds of the decoder's training."""
+        record: dict[str, float] = json.loads((self._folder(config) / "generator" / "training.json").read_text())
+        return record
 
     def _folder(self, config: Config) -> Path:
         return self.output / "runs" / digest(dataclasses.asdict(config))[:16]
@@ -299,6 +313,32 @@ def figure5(laboratory: Laboratory, seed: int) -> str:
     text = f"{grid_table(values, 'alpha', 'beta')}\n\nHit@1 in percent, seed {seed}, ann_temperature {temperature:g}."
     write_text(laboratory.output / "figure5.md", text + "\n")
     return text
+
+
+def objectives(laboratory: Laboratory, seed: int) -> str:
+    """Every objective of a docid decoder under one budget of decoder positions, by beam width: tables and pictures."""
+    base = laboratory.config(Row("", "decoder"), seed)
+    tree, found = laboratory.tree(base), {}
+    for name, config in equal_budgets(base, tree).items():
+        print(f"objectives, seed {seed}: {name}", flush=True)
+        cells = measure_objective(laboratory.index(config), SPLIT)
+        training = laboratory.training(config)
+        found[name] = {
+            "positions an example": round(decoder_positions(tree, config.generator), 1),
+            "epochs": round(config.generator.epochs, 2),
+            "steps": training["steps"],
+            "milliseconds a step": round(1000 * training["seconds"] / training["steps"], 1),
+            "training seconds": round(training["seconds"]),
+            "cells": cells,
+        }
+        text = objectives_report(found, laboratory.collection.folder.name, laboratory.output)
+    record = {"seed": seed, "hardware": hardware(), "commit": _commit(), "versions": package_versions(), "found": found}
+    write_json(laboratory.output / "objectives.json", record)
+    return text
+
+
+FIGURES: dict[str, Callable[[Laboratory, int], str]] = {"figure5": figure5, "objectives": objectives}
+"""Experiments with a picture: {name: function of laboratory and seed}."""
 
 
 def _toy(output: Path, runs: int, seed: int) -> str:

@@ -1,5 +1,6 @@
 """The systems that are compared: each a run of one split of a collection. Weights are chosen on the dev queries."""
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -87,6 +88,13 @@ class IndexSystems:
         """The best k documents of each query of a split under some settings; the index's own by default."""
         query_ids = list(self.collection.query_texts(split))
         return self.retriever.run_encoded(query_ids, self._queries(split), k, **settings)
+
+    def scores(self, split: str, doc_ids: Mapping[str, str], **settings: Any) -> dict[str, float]:
+        """{query_id: score} of one document for each query of a split, found by a search or not."""
+        query_ids = list(self.collection.query_texts(split))
+        own = [[doc_ids[query_id]] for query_id in query_ids]
+        generative, dense = self.retriever.follow_encoded(self._queries(split), own, **settings)
+        return dict(zip(query_ids, (generative + dense)[:, 0, -1].tolist(), strict=True))
 
     def _queries(self, split: str) -> EncodedQueries:
         if split not in self._encoded:

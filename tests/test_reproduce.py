@@ -29,7 +29,6 @@ def test_every_row_names_a_method_and_every_table_has_its_reference():
 def test_table3_shares_stages_resumes_and_writes_everything_down(config, beir, tmp_path, capsys):
     output = tmp_path / "out"
     common = ["--data", str(beir()), "--config", str(config), "--output", str(output), "--device", "cpu"]
-    rows = ["BM25", "DPR", "DSI", "+QG, fused", "beta=0)", "on top of dense, fused (bound)"]
     assert main(["reproduce", "table3", *common, "--rows", "BM25, title", "DPR", "RRF", "QG (beta=0)", "DSI", "+QG, fused",
                  "after search", "on top of dense, fused (bound) +", "distilled (", "two segments"]) == 0  # fmt: skip
     printed = capsys.readouterr().out
@@ -46,7 +45,6 @@ def test_table3_shares_stages_resumes_and_writes_everything_down(config, beir, t
         assert f"| {name}" in table or name in table
     assert "61.70 / 79.80" in table  # published beside ours
     assert "paired randomisation test against “RRF of BM25 and dense”" in table
-    assert len(rows) == 6
 
     # What rows have in common was trained once: fused rows and the decoder-only row are one generator.
     records = {path.name: json.loads(path.read_text()) for path in (output / "table3").glob("*-seed0.json")}
@@ -92,6 +90,26 @@ def test_tables_4_and_5_over_two_seeds_and_the_figure(config, beir, tmp_path, ca
     by_beta = {beta: {c["Hit@1"] for c in cells if c["beta"] == beta} for beta in (0, "inf")}
     assert len(by_beta[0]) == 1  # beta = 0 is the decoder alone, whatever alpha
     assert "| inf |" in (output / "figure5.md").read_text()
+
+
+def test_objectives_train_on_one_budget_and_are_searched_by_beam(config, beir, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("scripts.objectives.NAMES", ("ce", "tdm", "otm"))
+    output = tmp_path / "out"
+    common = ["--data", str(beir()), "--config", str(config), "--output", str(output), "--device", "cpu"]
+    assert main(["reproduce", "objectives", *common]) == 0
+    assert "| decoder alone, Hit@1 | beam 1 | beam 2 |" in capsys.readouterr().out
+    found = json.loads((output / "objectives.json").read_text())["found"]
+    budgets = [record["positions an example"] * record["epochs"] for record in found.values()]
+    assert max(budgets) < 1.02 * min(budgets)
+    assert found["otm"]["positions an example"] > 3 * found["ce"]["positions an example"]
+    for name, record in found.items():
+        cells = {(cell["system"], cell["beam"]): cell for cell in record["cells"]}
+        assert len(cells) == 12, name
+        assert all(0 <= cell["Hit@1"] <= cell["Hit@10"] <= 100 for cell in cells.values())
+        assert cells["decoder alone", 50]["search errors"] == 0  # the whole tree
+        assert cells["decoder alone", 1]["search errors"] >= 0
+    for system in ("decoder-alone", "fused"):
+        assert (output / f"objectives-{system}.png").stat().st_size > 5_000
 
 
 def test_a_table_shows_means_deviations_and_significance():

@@ -129,6 +129,28 @@ class GeneratorLoss:
         return (1 - share) * plain + share * divergence
 
 
+def decoder_positions(tree: DocidTree, config: GeneratorConfig, samples: int = 256) -> float:
+    """About how many decoder positions an example costs under an objective; one with gradient counts three times.
+
+    Args:
+        tree: the docids.
+        config: objective, beam, random paths, warm start.
+        samples: documents whose paths are averaged over.
+    """
+    families, rng = FamilyTree(tree, torch.device("cpu")), torch.Generator().manual_seed(0)
+    searched = sum(min(config.beam_width, level.stop - level.start) for level in tree.levels)
+
+    def cost(objective: Objective) -> float:
+        documents = 1 + (config.random_paths if "random" in objective.candidates else 0)
+        drawn = torch.randint(tree.num_documents, (samples, documents), generator=rng)
+        paths = (families.pack(families.above(drawn)).parents >= 0).sum(dim=1).float().mean().item()
+        return 3 * paths + (4 * searched if "beam" in objective.candidates else 0)
+
+    own = find_objective(config.objective)
+    share = config.warm_start if own.asks_itself else 0.0
+    return share * cost(find_objective("tdm")) + (1 - share) * cost(own)
+
+
 def drop_states(mask: Tensor, share: float) -> Tensor:
     """Mask [batch, length] without a random share of its tokens; the first token stays."""
     kept = mask & (torch.rand(mask.shape, device=mask.device) >= share)

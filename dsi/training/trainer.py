@@ -64,7 +64,7 @@ def train_generator(
     config: GeneratorConfig,
     work_folder: Path,
     encoder: Encoder | None = None,
-) -> float:
+) -> dict[str, float]:
     """Train `generator` in place; resumes from the last checkpoint in `work_folder`, if there is one.
 
     Args:
@@ -75,7 +75,7 @@ def train_generator(
         encoder: trained in place with it (`config.train_encoder`).
 
     Returns:
-        The mean training loss (nats an example) of the whole run.
+        loss: the mean training loss (nats an example) of the whole run; steps; seconds since the last checkpoint or the start.
     """
     arguments = TrainingArguments(
         **trainer_settings(config, work_folder, use_cpu=generator.device.type == "cpu"),
@@ -100,4 +100,5 @@ def train_generator(
     )
     result = trainer.train(resume_from_checkpoint=last_checkpoint(work_folder))
     trainer.model.eval()
-    return float(result.training_loss)
+    seconds = result.metrics["train_runtime"]
+    return {"loss": float(result.training_loss), "steps": result.global_step, "seconds": seconds}

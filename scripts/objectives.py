@@ -1,0 +1,104 @@
+"""What a docid decoder should be taught, measured on text: `dsi reproduce objectives`.
+
+One encoder, one tree, one set of train queries and pseudo-queries; a decoder an objective, each trained with the same budget of
+decoder positions (a position with gradient counts three times one without). Then every decoder is searched with narrow and
+wide beams, alone and fused with the dense scores.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from docids.storage import write_text
+from docids.tree import DocidTree
+from dsi.config import Config
+from dsi.training.objective import decoder_positions
+from eval.figures import lines_figure
+from eval.measures import evaluate, mean
+from scripts.systems import DECODER_ALONE, IndexSystems
+
+NAMES = ("ce", "plt", "man", "tdm", "otm", "otm-optest", "otm-mix")
+BEAMS = (1, 2, 5, 10, 20, 50)
+ANSWERS = 10
+
+Cell = dict[str, Any]
+
+
+def equal_budgets(base: Config, tree: DocidTree) -> dict[str, Config]:
+    """The configuration of each objective: `base.generator.epochs` are those of the dearest, the others get more."""
+    generators = {name: dataclasses.replace(base.generator, objective=name) for name in NAMES}
+    positions = {name: decoder_positions(tree, config) for name, config in generators.items()}
+    dearest = max(positions.values())
+    return {
+        name: dataclasses.replace(
+            base, generator=dataclasses.replace(config, epochs=config.epochs * dearest / positions[name])
+        )
+        for name, config in generators.items()
+    }
+
+
+def measure(index: IndexSystems, split: str) -> list[Cell]:
+    """Hit@1, Hit@10 and search errors by beam, decoder alone and fused; with a beam below ten, of that many answers.
+
+    A search error is a query whose document was not returned though it scores higher than the last answer.
+    """
+    qrels = index.collection.qrels[split]
+    right = {query_id: max(judged, key=lambda doc_id: judged[doc_id]) for query_id, judged in qrels.items()}
+    cells = []
+    fused = {"fusion": "bound", **index.tuned("bound")}
+    for system, settings in (("decoder alone", DECODER_ALONE), ("fused", fused)):
+        scores = index.scores(split, right, **settings)
+        for beam_width in BEAMS:
+            run = index.run(split, min(ANSWERS, beam_width), beam_width=beam_width, **settings)
+            values = evaluate(run, qrels, ["Hit@1", "Hit@10"])
+            errors = [
+                right[query_id] not in found and scores[query_id] > min(found.values())
+                for query_id, found in run.items()
+            ]
+            hits = {name: round(100 * mean(own), 2) for name, own in values.items()}
+            cells.append(
+                {
+                    "system": system,
+                    "beam": beam_width,
+                    **hits,
+                    "search errors": round(100 * sum(errors) / len(errors), 2),
+                }
+            )
+    return cells
+
+
+def write_report(found: Mapping[str, Mapping[str, Any]], title: str, output: Path) -> str:
+    """Markdown tables and figures of {objective: record with cells}."""
+    systems, quantities = ("decoder alone", "fused"), ("Hit@1", "Hit@10", "search errors")
+    parts = [_table(found, system, quantity) for system in systems for quantity in quantities]
+    text = "\n\n".join([*parts, _costs(found)])
+    write_text(output / "objectives.md", text + "\n")
+    for system in systems:
+        series = {
+            name: {cell["beam"]: cell["Hit@1"] for cell in record["cells"] if cell["system"] == system}
+            for name, record in found.items()
+        }
+        path = output / f"objectives-{system.replace(' ', '-')}"
+        lines_figure(series, "beam width", "Hit@1", f"{title}, {system}", path)
+    return text
+
+
+def _table(found: Mapping[str, Mapping[str, Any]], system: str, quantity: str) -> str:
+    lines = [
+        f"| {system}, {quantity} | {' | '.join(f'beam {beam}' for beam in BEAMS)} |",
+        "| --- " * (1 + len(BEAMS)) + "|",
+    ]
+    for name, record in found.items():
+        values = {cell["beam"]: cell[quantity] for cell in record["cells"] if cell["system"] == system}
+        lines.append(f"| {name} | {' | '.join(f'{values[beam]:.2f}' for beam in BEAMS)} |")
+    return "\n".join(lines)
+
+
+def _costs(found: Mapping[str, Mapping[str, Any]]) -> str:
+    columns = ("positions an example", "epochs", "steps", "milliseconds a step", "training seconds")
+    lines = [f"| cost | {' | '.join(columns)} |", "| --- " * (1 + len(columns)) + "|"]
+    lines += [
+        f"| {name} | {' | '.join(f'{record[column]:g}' for column in columns)} |" for name, record in found.items()
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,75 @@
+"""The experiments with tree models beyond text, small: synthetic data, multi-label data in a process of its own."""
+
+import dataclasses
+import gzip
+import json
+import sys
+
+import pytest
+from sklearn.datasets import dump_svmlight_file
+
+from scripts.main import main
+from scripts.synthetic import PUBLISHED, SETTINGS, Setting, synthetic, synthetic_table
+from tests.test_tree_models import clustered_data
+
+
+def test_node_scores_beat_path_scores_on_the_synthetic_data(capsys):
+    setting = Setting(2, 20, [(20, 1), (20, 10)], one_relevant=False, labels=100, train=4000, test=200, epochs=60)
+    found = synthetic(setting, 1, seed=0, objectives=["plt", "tdm"])
+    plt, tdm = ([values[0] for values in found[name].values()] for name in ("plt", "tdm"))
+    assert tdm[0] < 0.5 * plt[0]  # the paper's order, a tenth at its size
+    assert tdm[1] < plt[1]
+    assert "run 0, tdm: regret" in capsys.readouterr().out
+
+
+def test_the_synthetic_table_shows_errors_and_the_published_numbers():
+    found = {"plt": {(50, 1): [0.04, 0.06], (50, 10): [0.1, 0.1]}, "ce": {(50, 1): [0.2, 0.2], (50, 10): [0.3, 0.3]}}
+    lines = synthetic_table(found, "title", {"plt": PUBLISHED["plt"][:2]}).splitlines()
+    assert lines[2] == "| objective | beam 50, m = 1 | beam 50, m = 10 |"
+    assert lines[4] == "| plt | 0.0500 ± 0.0100 [0.0444] | 0.1000 ± 0.0000 [0.0778] |"
+    assert lines[5] == "| ce | 0.2000 ± 0.0000 | 0.3000 ± 0.0000 |"
+    assert lines[-1] == "Mean regret@m ± standard error over 2 runs; in brackets Table 2 of the paper."
+
+
+def test_the_synthetic_experiment_is_a_command(tmp_path, monkeypatch, capsys):
+    small = {
+        name: dataclasses.replace(setting, labels=100, train=500, test=50, epochs=1, beam_width=5, cells=[(5, 1)])
+        for name, setting in SETTINGS.items()
+    }
+    monkeypatch.setattr("scripts.reproduce.SETTINGS", small)
+    assert main(["reproduce", "synthetic", "--runs", "1", "--output", str(tmp_path)]) == 0
+    assert "**one relevant label**" in capsys.readouterr().out
+    cells = json.loads((tmp_path / "synthetic.json").read_text())["cells"]
+    assert len(cells) == 2 * 9
+    assert all(len(cell["regret"]) == 1 for cell in cells)
+
+
+def test_multilabel_systems_run_in_processes_of_their_own(tmp_path, capsys):
+    features, relevant = clustered_data()
+    for split, rows in (("train", slice(0, 300)), ("test", slice(300, 400))):
+        dump_svmlight_file(features[rows], relevant[rows], str(tmp_path / f"made.{split}.svm"), multilabel=True)
+        packed = tmp_path / f"made.{split}.svm.gz"
+        packed.write_bytes(gzip.compress((tmp_path / f"made.{split}.svm").read_bytes()))
+    arguments = ["benchmark-multilabel", "--data", str(tmp_path / "made"), "--output", str(tmp_path / "out")]
+    assert main([*arguments, "--objectives", "plt", "--seeds", "0", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "| tree model, plt | " in printed
+    (results,) = json.loads((tmp_path / "out" / "multilabel.json").read_text())["results"]
+    assert [record["seed"] for record in results["measured"]] == [0, 1]
+    for record in results["measured"]:
+        assert record["P@1"] > 40  # chance is 4
+        assert record["train seconds"] > 0
+        assert record["MiB"] > record["MiB beyond the imports"] >= 0
+    assert main([*arguments, "--objectives", "plt", "--peers", sys.executable, "--seeds", "0"]) == 2
+    assert f"napkinxc failed under {sys.executable}: ModuleNotFoundError" in capsys.readouterr().err
+    assert main([*arguments[:2], str(tmp_path / "no"), *arguments[3:]]) == 2
+    assert "no.train.svm.gz does not exist; --data takes what stands before .train.svm.gz" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("objective", ["best", "OTM"])
+def test_unknown_objectives_are_named(objective, tmp_path, capsys):
+    assert main(["benchmark-multilabel", "--data", "x", "--output", str(tmp_path), "--objectives", objective]) == 2
+    assert (
+        f"objective must be one of ce, plt, tdm, otm, otm-bs, otm-optest, otm-mix, man, dtr, got {objective!r}"
+        in capsys.readouterr().err
+    )

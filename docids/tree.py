@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
+
+from docids.storage import map_tensors
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -198,7 +199,7 @@ class DocidTree:
 
     @classmethod
     def load(cls, path: Path) -> "DocidTree":
-        """Read what `save` wrote.
+        """Map what `save` wrote into memory: processes that load the same file share it.
 
         Raises:
             FileNotFoundError: no such file.
@@ -207,8 +208,8 @@ class DocidTree:
         if not path.exists():
             raise FileNotFoundError(f"{path} does not exist; build the docids first (dsi build-docids).")
         try:
-            tree = cls(**load_file(path))
-        except (SafetensorError, TypeError) as error:
+            tree = cls(**map_tensors(path))
+        except (ValueError, TypeError) as error:
             raise ValueError(f"{path} is truncated or altered ({error}); build the docids again.") from None
         problem = tree._problem()
         if problem:
@@ -225,10 +226,10 @@ class DocidTree:
             return "documents are missing or doubled"
         if len(self.trained) != inner + documents or len(self.origin) not in (0, 32):
             return "what was trained does not fit the nodes"
-        children = np.concatenate(
-            [np.arange(f, f + n) for f, n in zip(self.first_child, self.num_children, strict=True)]
-        )
-        if not np.array_equal(np.sort(children), np.arange(1, inner + documents)):
+        ends = self.first_child.astype(np.int64) + self.num_children
+        if self.first_child.min() < 1 or ends.max() > inner + documents:
+            return "some children are no nodes"
+        if self.num_children.sum() != inner + documents - 1 or (self.parents[1:] < 0).any() or self.parents[0] >= 0:
             return "some nodes have no parent, or several"
         return ""
 

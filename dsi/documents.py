@@ -37,12 +37,26 @@ class Documents:
 
     def __init__(self, table: datasets.Dataset) -> None:
         self.table = table
-        self.doc_ids: list[str] = list(table["doc_id"])
-        self.rows = {doc_id: row for row, doc_id in enumerate(self.doc_ids)}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self.doc_ids)
+        return len(self.table)
+
+    @cached_property
+    def rows(self) -> dict[str, int]:
+        """{doc_id: row}; made when it is first needed: a search without filters needs no list of all documents in memory."""
+        return {doc_id: row for row, doc_id in enumerate(self.table["doc_id"])}
+
+    def ids_of(self, rows: NDArray[np.integer]) -> list[list[str]]:
+        """The doc_ids of rows [n, m], read from the table."""
+        if not rows.size:
+            return [[] for _ in rows]
+        doc_ids: list[str] = self._doc_ids.take(pa.array(rows.ravel())).to_pylist()
+        return [doc_ids[start : start + rows.shape[1]] for start in range(0, rows.size, rows.shape[1])]
+
+    @cached_property
+    def _doc_ids(self) -> pa.ChunkedArray:
+        return document_table(self.table)["doc_id"]
 
     def rows_of(self, doc_ids: Collection[str], name: str) -> list[int]:
         """The rows of some documents; `name` says in messages where they were named.

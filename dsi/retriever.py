@@ -185,14 +185,12 @@ class GenerativeRetriever:
 
     def as_run(self, query_ids: Sequence[str], result: SearchResult) -> dict[str, dict[str, float]]:
         """{query_id: {doc_id: score}} of a result whose rows are these queries."""
+        positions = result.positions.numpy()
+        doc_ids = self._documents.ids_of(self.tree.doc_rows[np.maximum(positions, 0)])
         return {
-            query_id: {
-                self._documents.doc_ids[self.tree.doc_rows[position]]: score
-                for position, score in zip(positions, scores, strict=True)
-                if position >= 0
-            }
-            for query_id, positions, scores in zip(
-                query_ids, result.positions.tolist(), result.scores.tolist(), strict=True
+            query_id: {doc_id: score for doc_id, score, p in zip(own, scores, found, strict=True) if p >= 0}
+            for query_id, own, scores, found in zip(
+                query_ids, doc_ids, result.scores.tolist(), positions.tolist(), strict=True
             )
         }
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ from scripts.arguments import quiet_libraries
 from scripts.hardware import hardware
 from scripts.main import run_command
 
+T = TypeVar("T")
 Search = Callable[[], tuple[Tensor, Tensor]]
 T5_VOCAB_SIZE = 32_128
 SHAPES = {
@@ -194,14 +196,13 @@ def measure(shape: str, documents: int, arguments: argparse.Namespace, rate: flo
     for batch in arguments.batches:
         tokens = torch.randint(2, 32_000, (batch, arguments.query_tokens))
         mask = torch.ones_like(tokens, dtype=torch.bool)
-        node_scores = torch.zeros(batch, tree.num_inner + documents)
 
         def states(dtype: torch.dtype, tokens: Tensor = tokens) -> Tensor:
             with torch.no_grad():
                 return encoders[dtype](tokens).last_hidden_state
 
-        def ours(dtype: torch.dtype, mask: Tensor = mask, scores: Tensor = node_scores) -> tuple[Tensor, Tensor]:
-            result = searchers[dtype].search(states(dtype), mask, scores, arguments.beam_width, search)
+        def ours(dtype: torch.dtype, mask: Tensor = mask) -> tuple[Tensor, Tensor]:
+            result = searchers[dtype].search(states(dtype), mask, None, arguments.beam_width, search)
             return result.positions, result.scores
 
         def generate(tokens: Tensor = tokens, mask: Tensor = mask) -> tuple[Tensor, Tensor]:
@@ -231,7 +232,7 @@ def measure(shape: str, documents: int, arguments: argparse.Namespace, rate: flo
     return rows
 
 
-def alternate(functions: Sequence[Search], rounds: int) -> tuple[list[float], list[tuple[Tensor, Tensor]]]:
+def alternate(functions: Sequence[Callable[[], T]], rounds: int) -> tuple[list[float], list[T]]:
     """Median seconds of each function over alternating calls, after one call to warm up, and their results."""
     results = [function() for function in functions]
     times: list[list[float]] = [[] for _ in functions]

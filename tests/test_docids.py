@@ -148,6 +148,9 @@ def test_bad_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match="documents are missing or doubled"):
         DocidTree.load(path)
     dataclasses.replace(tree, first_child=tree.first_child + 1).save(path)
+    with pytest.raises(ValueError, match="some children are no nodes"):
+        DocidTree.load(path)
+    dataclasses.replace(tree, first_child=np.maximum(tree.first_child - 1, 1)).save(path)
     with pytest.raises(ValueError, match="no parent, or several"):
         DocidTree.load(path)
 

@@ -159,7 +159,7 @@ def test_every_objective_learns_to_find_documents_from_text(objective, examples,
     batch = examples.collate([0, 1, 2, 3])
     assert batch["relevant"].tolist() == [[0, -1], [11, -1], [25, 3], [39, -1]]
     settings = SearchConfig(alpha=1.0, beta=0.0, beam_width=4)
-    found = searcher.search(batch["token_states"].float(), batch["states_mask"], torch.zeros(4, 1), 2, settings)
+    found = searcher.search(batch["token_states"].float(), batch["states_mask"], None, 2, settings)
     best = found.positions[:, 0].tolist()
     assert [best[0], best[1], best[3]] == [0, 11, 39]
     assert set(found.positions[2].tolist()) == {25, 3}  # both documents of the third text

@@ -267,8 +267,15 @@ def test_node_scores_are_the_largest_document_scores_below():
     scores = searcher.node_scores(embeddings, SearchConfig())
     for node in range(tree.num_inner):
         below = documents[:, tree.doc_start[node] : tree.doc_end[node]].max(dim=1).values
-        assert torch.equal(scores[:, node], below)
-    assert torch.equal(scores[:, tree.num_inner :], documents)
+        assert torch.equal(scores.of(torch.full((4, 1), node))[:, 0], below)
+    leaves = torch.arange(tree.num_inner, tree.num_inner + 90).expand(4, -1)
+    assert torch.equal(scores.of(leaves), documents)
+    # With "paper" fusion they are dot products with centroids, of the nodes that are asked for alone.
+    nodes = torch.tensor([[0, 5, tree.num_inner + 7], [tree.num_inner, 3, 3], [1, 2, 0], [4, 4, 4]])
+    centroids = searcher.node_scores(embeddings, SearchConfig(fusion="paper", ann_temperature=0.5)).of(nodes)
+    vectors = torch.from_numpy(np.concatenate([tree.centroids, tree.embeddings]))
+    torch.testing.assert_close(centroids, torch.einsum("bnd,bd->bn", vectors[nodes], embeddings) / 0.5)
+    assert searcher.node_scores(embeddings, SearchConfig(beta=0)) is None
 
 
 def filtered(

@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
-from docids.storage import recover_folder, replace_folder, sha256, write_json, write_text
+from docids.storage import map_tensors, recover_folder, replace_folder, sha256, write_json, write_text
 
 DIES = """
 import os, signal, sys
@@ -76,3 +78,25 @@ def test_json_is_strict_and_infinity_comes_back(tmp_path):
     record = json.loads(text, parse_constant=pytest.fail)  # Infinity would be no JSON
     assert record == {"beta": "inf", "list": [1.5, ["-inf", "é"]]}
     assert float(record["beta"]) == math.inf
+
+
+def test_mapped_tensors_are_those_that_the_library_writes(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {
+        "floats": rng.normal(size=(7, 3)).astype(np.float32), "ints": np.arange(5, dtype=np.int32),
+        "flags": np.array([True, False, True]), "bytes": np.arange(9, dtype=np.uint8), "none": np.zeros(0, np.uint8),
+    }  # fmt: skip
+    path = tmp_path / "x.safetensors"
+    save_file(arrays, path)
+    mapped = map_tensors(path)
+    assert mapped.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert mapped[name].dtype == array.dtype
+        np.testing.assert_array_equal(mapped[name], array)
+    mapped["ints"][0] = 99  # the file is nobody's to write
+    assert map_tensors(path)["ints"][0] == 0
+    whole = path.read_bytes()
+    for cut, message in ((len(whole) - 1, "it ends within"), (4, "its header is not"), (0, "its header is not")):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(ValueError, match=message):
+            map_tensors(path)

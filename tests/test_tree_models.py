@@ -14,6 +14,7 @@ from docids.clustering import DocidsConfig
 from docids.tree import DocidTree
 from dsi.search.beam import TreeSearcher
 from dsi.search.settings import SearchConfig
+from dsi.trees.dense import KnownScores
 from dsi.trees.model import TreeModel, TreeModelConfig, label_tree
 from dsi.trees.objectives import OBJECTIVES, Objective, find_objective, ranking_scores
 from dsi.trees.targets import TreeTargets
@@ -56,7 +57,7 @@ def test_ranking_by_the_best_document_below_loses_nothing_at_any_beam(documents,
     # The retriever's own search over node scores is the same beam.
     searcher = TreeSearcher(tree, searcher_for(tree, random_generator(tree, layers=1)).decoder, torch.device("cpu"))
     states, mask = torch.zeros(3, 1, 32), torch.ones(3, 1, dtype=torch.bool)
-    result = searcher.search(states, mask, scores, k, SearchConfig(alpha=0.0, beam_width=k))
+    result = searcher.search(states, mask, KnownScores(scores), k, SearchConfig(alpha=0.0, beam_width=k))
     assert result.positions.tolist() == found.tolist()
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from docids.tree import DocidTree
 from dsi.search.decoder import DecoderCache, FastDecoder
 from dsi.search.settings import SearchConfig
-from dsi.trees.dense import DenseScores
+from dsi.trees.dense import DenseScores, KnownScores, NodeScores
 from dsi.trees.objectives import log_prior
 
 
@@ -97,26 +97,27 @@ class TreeSearcher:
         config: SearchConfig,
         alive: Tensor | None = None,
         extra_scores: Tensor | None = None,
-    ) -> Tensor:
-        """[batch, nodes] the dense score of every node, from query_embeddings [batch, dim].
+    ) -> NodeScores | None:
+        """The dense scores of nodes for query_embeddings [batch, dim]; None where they take no part (beta = 0).
 
         With fusion "paper" the dot product with the centroid, with "bound" the largest score of the documents below; both over
         ann_temperature. Where the bound is not part of a document's own score (beta = inf) only documents that are alive
         ([nodes] as in `search`) count, which makes it tighter. extra_scores [batch, documents], in docid order, are added to
         the documents' dot products before that ("bound" only).
         """
+        if extra_scores is not None and config.fusion != "bound":
+            raise ValueError(f'extra_scores need fusion "bound", got {config.fusion!r}: centroids have none.')
+        if config.beta == 0:
+            return None
+        if config.fusion == "paper":
+            return self.dense.centroid_scores(query_embeddings, config.ann_temperature)
         documents = self.dense.document_scores(query_embeddings)
         if extra_scores is not None:
-            if config.fusion != "bound":
-                raise ValueError(f'extra_scores need fusion "bound", got {config.fusion!r}: centroids have none.')
             documents = documents + extra_scores
-        if config.fusion == "paper":
-            inner = self.dense.centroid_scores(query_embeddings)
-        else:
-            if alive is not None and config.beta == math.inf:
-                documents = documents.masked_fill(~alive[self.tree.num_inner :], -torch.inf)
-            inner = self.dense.largest_below(documents)
-        return torch.cat([inner, documents], dim=1) / config.ann_temperature
+        if alive is not None and config.beta == math.inf:
+            documents = documents.masked_fill(~alive[self.tree.num_inner :], -torch.inf)
+        inner = self.dense.largest_below(documents)
+        return KnownScores(torch.cat([inner, documents], dim=1) / config.ann_temperature)
 
     def expansions(self, beam_width: int) -> int:
         """Inner nodes whose children a search with this beam scores, at most."""
@@ -127,7 +128,7 @@ class TreeSearcher:
         self,
         token_states: Tensor,
         states_mask: Tensor,
-        node_scores: Tensor,
+        node_scores: NodeScores | None,
         k: int,
         config: SearchConfig,
         alive: Tensor | None = None,
@@ -138,7 +139,7 @@ class TreeSearcher:
         Args:
             token_states: [batch, length, d_model] encoder states of the queries.
             states_mask: [batch, length], True at real tokens.
-            node_scores: [batch, nodes] from `node_scores`.
+            node_scores: from `node_scores`.
             k: documents a query; at most beam_width.
             config: scores and beam.
             alive: [nodes] True at documents that may be returned and the nodes above them; by default all that were not
@@ -152,9 +153,10 @@ class TreeSearcher:
         config.check_k(k)
         alive = self._occupied if alive is None else alive
         allowed = self.tree.num_documents if alive is None else int(alive[self.tree.num_inner :].sum())
-        batch, k = len(node_scores), min(k, allowed)
-        beam: _Beam | None = _Beam.root(batch, node_scores)
-        answers = _Answers.empty(batch, k, node_scores)
+        batch, k = len(token_states), min(k, allowed)
+        root = _Beam.root(batch, self.device)
+        beam: _Beam | None = root
+        answers = _Answers.empty(batch, k, root.score)
         pruned = torch.full((batch,), -torch.inf, device=self.device)
         cache = self.decoder.start(token_states, states_mask) if config.uses_decoder else None
         bounds = cache is None or self.decoder.score != "node"  # is a node's score a bound of those below?
@@ -176,7 +178,7 @@ class TreeSearcher:
         self,
         token_states: Tensor,
         states_mask: Tensor,
-        node_scores: Tensor,
+        node_scores: NodeScores | None,
         positions: Tensor,
         config: SearchConfig,
     ) -> tuple[Tensor, Tensor]:
@@ -196,7 +198,7 @@ class TreeSearcher:
         digits = torch.from_numpy(self.tree.paths(positions.flatten().numpy(force=True))[1]).long().to(self.device)
         digits = digits.view(batch, m, self.tree.depth)
         config = dataclasses.replace(config, beam_width=1)  # several ways start at the root: nothing is computed ahead
-        root = _Beam.root(batch, node_scores)
+        root = _Beam.root(batch, self.device)
         beam = root.take(torch.zeros_like(positions), root.score)
         cache = self.decoder.start(token_states, states_mask) if config.uses_decoder else None
         generative: list[Tensor] = []
@@ -215,7 +217,7 @@ class TreeSearcher:
         self,
         beam: "_Beam",
         level: int,
-        node_scores: Tensor,
+        node_scores: NodeScores | None,
         config: SearchConfig,
         cache: DecoderCache | None,
         alive: Tensor | None,
@@ -237,8 +239,8 @@ class TreeSearcher:
                 max=self.decoder.fan_out[level] - 1
             )  # a later digit has no embedding, and no use of one
         dense = beam.dense[:, :, None].expand_as(nodes)
-        if weighs:
-            values = node_scores.gather(1, nodes.flatten(1)).view_as(nodes)
+        if weighs and node_scores is not None:
+            values = node_scores.of(nodes)
             if config.fusion == "paper":
                 dense = dense + (1 - config.alpha) * _log_softmax(values, valid)
             else:
@@ -317,8 +319,8 @@ class _Beam:
     parent: Tensor
 
     @classmethod
-    def root(cls, batch: int, like: Tensor) -> "_Beam":
-        zeros, scores = torch.zeros(batch, 1, dtype=torch.long, device=like.device), like.new_zeros(batch, 1)
+    def root(cls, batch: int, device: torch.device) -> "_Beam":
+        zeros, scores = (torch.zeros(batch, 1, dtype=kind, device=device) for kind in (torch.long, torch.float32))
         return cls(zeros, zeros, scores, scores, scores, zeros)
 
     def take(self, columns: Tensor, score: Tensor) -> "_Beam":

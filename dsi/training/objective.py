@@ -97,9 +97,8 @@ class GeneratorLoss:
             if self._searcher is None:
                 self._searcher = TreeSearcher(self.tree, decoder, token_states.device)
             self._searcher.decoder = decoder
-            no_dense = token_states.new_zeros(len(token_states), 1, dtype=torch.float32)
             settings = SearchConfig(alpha=1.0, beta=0.0, beam_width=width)
-            self._searcher.search(token_states, states_mask, no_dense, width, settings, trace=trace)
+            self._searcher.search(token_states, states_mask, None, width, settings, trace=trace)
         nodes = torch.cat([level.nodes.masked_fill(~level.kept, -1) for level in trace], dim=1)
         root = nodes.new_zeros(len(nodes), 1)
         return torch.cat([root, nodes.masked_fill(nodes >= self.tree.num_inner, -1)], dim=1)

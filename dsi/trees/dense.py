@@ -1,13 +1,39 @@
 """Dense scores of a tree's nodes for a batch of queries: what the encoder alone says of every cluster and document.
 
 Documents below a node are contiguous, so both summaries of the documents below (their maximum, their log-sum-exp) are
-segment reductions, level by level from the leaves up. Knows nothing of decoders.
+segment reductions, level by level from the leaves up. They look at every document; centroids are only looked at where a search
+comes by, so that its cost does not grow with the collection. Knows nothing of decoders.
 """
+
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from docids.tree import DocidTree
+
+
+class NodeScores(Protocol):
+    """Dense scores of any nodes for a batch of queries."""
+
+    def of(self, nodes: Tensor) -> Tensor:
+        """[batch, …] the scores of nodes [batch, …]."""
+
+
+@dataclass(frozen=True)
+class KnownScores:
+    """Scores that are there for all nodes.
+
+    Attributes:
+        values: [batch, nodes].
+    """
+
+    values: Tensor
+
+    def of(self, nodes: Tensor) -> Tensor:
+        """[batch, …] the scores of nodes [batch, …]."""
+        return self.values.gather(1, nodes.flatten(1)).view_as(nodes)
 
 
 class DenseScores:
@@ -31,9 +57,9 @@ class DenseScores:
         scores = query_embeddings @ self._embeddings.T
         return scores if self._removed is None else scores.masked_fill(self._removed, -torch.inf)
 
-    def centroid_scores(self, query_embeddings: Tensor) -> Tensor:
-        """[batch, inner nodes] dot products with the nodes' centroids."""
-        return query_embeddings @ self._centroids.T
+    def centroid_scores(self, query_embeddings: Tensor, temperature: float) -> "CentroidScores":
+        """Dot products with the nodes' centroids over a temperature, computed where they are asked for."""
+        return CentroidScores(query_embeddings / temperature, self._centroids, self._embeddings, self._removed)
 
     def alive(self, allowed: Tensor) -> Tensor:
         """[nodes] True where an allowed document is, or lies below; allowed: [documents] in docid order."""
@@ -67,6 +93,35 @@ class DenseScores:
                 if len(parents):
                     inner[:, parents] = _segments(source, first[chosen] - offset, self.num_children[parents], how)
         return inner
+
+
+@dataclass(frozen=True)
+class CentroidScores:
+    """Dot products with the centroids of nodes, a document's being its embedding.
+
+    Attributes:
+        queries: [batch, dim].
+        centroids: [inner nodes, dim].
+        embeddings: [documents, dim] in docid order.
+        removed: [documents] True at documents that score -inf, or None.
+    """
+
+    queries: Tensor
+    centroids: Tensor
+    embeddings: Tensor
+    removed: Tensor | None
+
+    def of(self, nodes: Tensor) -> Tensor:
+        """[batch, …] the scores of nodes [batch, …]."""
+        documents = nodes.flatten(1) - len(self.centroids)
+        inner = documents < 0
+        vectors = self.centroids[nodes.flatten(1).clamp(max=len(self.centroids) - 1)]
+        if not inner.all():
+            vectors = torch.where(inner[:, :, None], vectors, self.embeddings[documents.clamp(min=0)])
+        scores = torch.einsum("bnd,bd->bn", vectors, self.queries)
+        if self.removed is not None:
+            scores = scores.masked_fill(~inner & self.removed[documents.clamp(min=0)], -torch.inf)
+        return scores.view_as(nodes)
 
 
 def _segments(source: Tensor, starts: Tensor, counts: Tensor, how: str) -> Tensor:

@@ -1,0 +1,47 @@
+"""The growth benchmark at small sizes: it measures in a fresh process, and the ways to constrain decoding agree."""
+
+import json
+
+import numpy as np
+import pytest
+
+from scripts.benchmark_scale import _dictionaries, _following, _sorted_keys, growth
+from scripts.main import main
+from tests.conftest import random_tree
+
+
+def test_it_measures_every_size_in_a_fresh_process(tmp_path, capsys):
+    output = tmp_path / "scale"
+    assert (
+        main(["benchmark-scale", "--sizes", "400", "200", "--dim", "8", "--rounds", "1", "--output", str(output)]) == 0
+    )
+    printed = capsys.readouterr().out
+    assert "| documents | 200 | 400 |" in printed
+    assert "ms a query, decoder alone (grows with documents^" in printed
+    record = json.loads((output / "scale.json").read_text())
+    assert [row["documents"] for row in record["rows"]] == [200, 400]
+    for row in record["rows"]:
+        assert 0 < row["trie bytes a document"] <= 20
+        assert row["resident MiB searched"] >= row["resident MiB loaded"] > 0
+        assert set(row["ms a query"]) == {"decoder alone", "paper", "bound", "flat (faiss)"}
+        assert set(row["constraints"]) == {"ours", "sorted array", "nested dictionaries"}
+    assert (output / "scale.png").stat().st_size > 5_000
+
+
+@pytest.mark.parametrize(("documents", "branching"), [(60, 3), (200, 10), (37, 2)])
+def test_sorted_keys_and_dictionaries_know_what_may_follow_every_prefix(documents, branching):
+    tree = random_tree(documents, branching=branching, leaf=2)
+    keys, bits = _sorted_keys(tree)
+    trie = _dictionaries(tree)
+    for node in range(tree.num_inner):
+        prefix = tree.node_digits(node)
+        below = trie
+        for digit in prefix:
+            below = below[digit]
+        assert _following(keys, bits, prefix, tree.depth) == sorted(below) == list(range(tree.num_children[node]))
+
+
+def test_the_exponent_of_a_power_is_found():
+    rows = [{"documents": n, "ms a query": {"x": 3 * n**0.5}} for n in (10, 1000, 5000)]
+    assert growth(rows, "x") == pytest.approx(0.5)
+    assert np.isfinite(growth(rows, "x"))

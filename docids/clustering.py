@@ -1,7 +1,9 @@
 """From document embeddings to a docid tree: hierarchical k-means (DR-SCL section 3.4), balanced k-means, random digits.
 
 A cluster of more than `max_leaf_size` documents is split into `branching` clusters, again and again; what is small enough
-numbers its documents. scikit-learn seeds the splits (k-means++), faiss does them. Knows nothing of texts or models.
+numbers its documents. scikit-learn seeds the splits (k-means++), faiss does them. Several processes share the work: of a large
+cluster each assigns some blocks of documents to centroids that all have found on the same sample, of small clusters each splits
+some. Knows nothing of texts or models.
 """
 
 from dataclasses import dataclass
@@ -13,12 +15,15 @@ from numpy.typing import NDArray
 from sklearn.cluster import kmeans_plusplus
 from tqdm.auto import tqdm
 
+from docids.processes import ALONE, Processes
 from docids.tree import DocidTree, Floats
 
 _METHODS = ("kmeans", "balanced", "random")
 _CLUSTER_ON = ("documents", "queries", "untrained")
 _TRAIN_POINTS_PER_CENTROID = 1000
 _SEEDING_POINTS = 2000
+_BLOCK = 65_536
+"""Documents that are assigned at a time; a cluster of more is assigned by all processes together."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,12 @@ class DocidsConfig:
 
 
 def build_tree(
-    embeddings: Floats, config: DocidsConfig, *, cluster_embeddings: Floats | None = None, progress: bool = False
+    embeddings: Floats,
+    config: DocidsConfig,
+    *,
+    cluster_embeddings: Floats | None = None,
+    progress: bool = False,
+    processes: Processes = ALONE,
 ) -> DocidTree:
     """Cluster documents into a docid tree.
 
@@ -66,6 +76,7 @@ def build_tree(
         config: the settings.
         cluster_embeddings: [N, any] what to cluster on instead.
         progress: show a progress bar over documents.
+        processes: that share the work; every one of them gets the tree, the same for any number of them.
 
     Raises:
         ValueError: fewer documents than `branching`, or values that are not finite.
@@ -76,8 +87,8 @@ def build_tree(
     doc_rows = np.arange(len(points), dtype=np.int32)
     if config.method == "random":
         np.random.default_rng(config.seed).shuffle(doc_rows)
-    bar = tqdm(total=len(points), desc="docids", unit="doc", disable=not progress)
-    levels = _split_levels(points, doc_rows, config, bar)
+    bar = tqdm(total=len(points), desc="docids", unit="doc", disable=not progress or not processes.is_main)
+    levels = _split_levels(points, doc_rows, config, bar, processes)
     bar.close()
     return _assemble(levels, doc_rows, embeddings, config.max_leaf_size)
 
@@ -99,7 +110,7 @@ def _check_points(embeddings: Floats, points: Floats, config: DocidsConfig) -> N
 
 
 def _split_levels(
-    points: Floats, doc_rows: NDArray[np.int32], config: DocidsConfig, bar: tqdm
+    points: Floats, doc_rows: NDArray[np.int32], config: DocidsConfig, bar: tqdm, processes: Processes
 ) -> list[list[tuple[int, int]]]:
     """Reorder `doc_rows` in place, level by level; returns the (start, end) ranges of each level's clusters."""
     levels: list[list[tuple[int, int]]] = []
@@ -107,38 +118,78 @@ def _split_levels(
     while clusters:
         levels.append(clusters)
         below: list[tuple[int, int]] = []
-        for start, end in clusters:
-            if end - start <= config.max_leaf_size:
-                bar.update(end - start)
-                continue
-            rows = doc_rows[start:end]
-            labels = _split(points, rows, config)
-            doc_rows[start:end] = rows[np.argsort(labels, kind="stable")]
+        bar.update(sum(end - start for start, end in clusters if end - start <= config.max_leaf_size))
+        to_split = [(start, end) for start, end in clusters if end - start > config.max_leaf_size]
+        for (start, end), labels in zip(
+            to_split, _split_all(points, doc_rows, to_split, config, processes), strict=True
+        ):
+            doc_rows[start:end] = doc_rows[start:end][np.argsort(labels, kind="stable")]
             edges = start + np.concatenate([[0], np.cumsum(np.bincount(labels))])
             below += [(a, b) for a, b in pairwise(edges.tolist())]
         clusters = below
     return levels
 
 
-def _split(points: Floats, rows: NDArray[np.int32], config: DocidsConfig) -> NDArray[np.int64]:
+def _split_all(
+    points: Floats,
+    doc_rows: NDArray[np.int32],
+    clusters: list[tuple[int, int]],
+    config: DocidsConfig,
+    processes: Processes,
+) -> list[NDArray[np.int32]]:
+    """The labels of every cluster's documents: large ones by all processes together, the others by one process each."""
+    together = [config.method == "kmeans" and end - start > _BLOCK for start, end in clusters]
+    small = [cluster for cluster, large in zip(clusters, together, strict=True) if not large]
+    own = [_split(points, doc_rows[start:end], config) for start, end in processes.share(small)]
+    labels = iter(processes.collect(own))
+    return [
+        _split_together(points, doc_rows[start:end], config, processes) if large else next(labels)
+        for (start, end), large in zip(clusters, together, strict=True)
+    ]
+
+
+def _split_together(
+    points: Floats, rows: NDArray[np.int32], config: DocidsConfig, processes: Processes
+) -> NDArray[np.int32]:
+    """`_split` of a large cluster by k-means, block by block: no process holds all of its points."""
+    k = config.branching
+    size = min(len(rows), k * _TRAIN_POINTS_PER_CENTROID)
+    sample = np.random.default_rng(config.seed).choice(len(rows), size, replace=False)
+    kmeans = _kmeans(points[np.sort(rows[sample])], k, config)
+    own = [
+        kmeans.index.search(np.ascontiguousarray(points[rows[start : start + _BLOCK]]), 1)
+        for start in processes.share(range(0, len(rows), _BLOCK))
+    ]
+    blocks = processes.collect([(d[:, 0], labels[:, 0].astype(np.int32)) for d, labels in own])
+    distances, labels = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+    return _fill_empty(labels, distances, k)
+
+
+def _split(points: Floats, rows: NDArray[np.int32], config: DocidsConfig) -> NDArray[np.int32]:
     """Cluster number of each row, 0..k-1, none of them empty."""
     k = min(config.branching, len(rows))
     if config.method == "random":
-        return np.arange(len(rows)) * k // len(rows)
-    subset = points[rows]
+        return (np.arange(len(rows)) * k // len(rows)).astype(np.int32)
+    subset = np.ascontiguousarray(points[rows])
+    kmeans = _kmeans(subset, k, config)
+    if config.method == "balanced":
+        return _assign_balanced(subset, np.asarray(kmeans.centroids))
+    distances, labels = kmeans.index.search(subset, 1)
+    return _fill_empty(labels[:, 0].astype(np.int32), distances[:, 0], k)
+
+
+def _kmeans(points: Floats, k: int, config: DocidsConfig) -> faiss.Kmeans:
+    """k-means of all the points, or of a thousand a centroid where there are more."""
     kmeans = faiss.Kmeans(
-        subset.shape[1],
+        points.shape[1],
         k,
         niter=config.iterations,
         seed=config.seed + 1,  # faiss takes 0 for "no seed"
         min_points_per_centroid=1,
         max_points_per_centroid=_TRAIN_POINTS_PER_CENTROID,
     )
-    kmeans.train(subset, init_centroids=_first_centroids(subset, k, config.seed))
-    if config.method == "balanced":
-        return _assign_balanced(subset, np.asarray(kmeans.centroids))
-    distances, labels = kmeans.index.search(subset, 1)
-    return _fill_empty(labels[:, 0].astype(np.int64), distances[:, 0], k)
+    kmeans.train(points, init_centroids=_first_centroids(points, k, config.seed))
+    return kmeans
 
 
 def _first_centroids(points: Floats, k: int, seed: int) -> Floats:
@@ -150,7 +201,7 @@ def _first_centroids(points: Floats, k: int, seed: int) -> Floats:
     return np.ascontiguousarray(centroids, dtype=np.float32)
 
 
-def _fill_empty(labels: NDArray[np.int64], distances: Floats, k: int) -> NDArray[np.int64]:
+def _fill_empty(labels: NDArray[np.int32], distances: Floats, k: int) -> NDArray[np.int32]:
     """Give every empty cluster the farther half of the largest one; among equal distances (duplicates) the later half."""
     counts = np.bincount(labels, minlength=k)
     for empty in np.flatnonzero(counts == 0):
@@ -162,11 +213,11 @@ def _fill_empty(labels: NDArray[np.int64], distances: Floats, k: int) -> NDArray
     return labels
 
 
-def _assign_balanced(points: Floats, centroids: Floats) -> NDArray[np.int64]:
+def _assign_balanced(points: Floats, centroids: Floats) -> NDArray[np.int32]:
     """Nearest centroid with room left, closest pairs first; clusters hold floor(n/k) or ceil(n/k) points."""
     n, k = len(points), len(centroids)
     distances = faiss.pairwise_distances(points, np.ascontiguousarray(centroids))
-    labels = np.full(n, -1, dtype=np.int64)
+    labels = np.full(n, -1, dtype=np.int32)
     room = np.full(k, n // k)
     extra = n % k  # this many clusters take one more
     for pair in np.argsort(distances, axis=None, kind="stable"):

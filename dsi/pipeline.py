@@ -26,6 +26,7 @@ import numpy as np
 from accelerate import PartialState
 from numpy.typing import NDArray
 
+from contrastive.blocks import DocumentTexts, encode_blocks
 from contrastive.encoder import Encoder
 from contrastive.training import contrastive_rows, hard_negatives, train_encoder
 from docids.clustering import build_tree
@@ -38,6 +39,7 @@ from dsi.generator.model import DocidGenerator
 from dsi.generator.pseudo_queries import generate_queries, read_queries_file
 from dsi.generator.states import StateCache, write_states
 from dsi.index import load_docids, load_encoder, save_docids, write_manifest
+from dsi.launch import launched
 from dsi.training.examples import DocidExamples, Texts
 from dsi.training.trainer import train_generator
 
@@ -72,6 +74,7 @@ class TrainingRun:
         self.folder, self.collection, self.config, self.device = folder, collection, config, device
         self.store = store
         self.state = PartialState(cpu=device == "cpu")
+        self.processes = launched(device)
         self.seconds: dict[str, float] = {}
         self._started: dict[str, float] = {}
         if self.state.is_main_process:
@@ -115,7 +118,8 @@ class TrainingRun:
             encoder = Encoder.load(self.config.encoder, device=self.device)
             settings = self.config.contrastive
             if settings.loss != "none":
-                documents, queries = self._document_texts(encoder), self._train_queries(encoder)
+                documents = DocumentTexts(encoder, self.collection.documents)[:]
+                queries = self._train_queries(encoder)
                 negatives = hard_negatives(encoder, documents, queries, settings.hard_negatives)
                 rows = contrastive_rows(
                     documents,
@@ -138,19 +142,28 @@ class TrainingRun:
         """
         extra = "" if embeddings is None else hashlib.sha256(np.ascontiguousarray(embeddings).tobytes()).hexdigest()
         with self._stage("docids", extra) as key:
-            if not key or not self.state.is_main_process:
+            if not key:
                 return
             encoder, cluster_on = self.encoder(), self.config.docids.cluster_on
-            documents = encoder.encode(self._document_texts(encoder), "document", progress=True)
+            work = self._work("docids", key)
+            documents = self._embed_documents(encoder, work / "documents")
             if embeddings is None and cluster_on == "queries":
-                embeddings = self._means_with_queries(encoder, documents)
+                embeddings = self._means_with_queries(encoder, documents, work)
             if embeddings is None and cluster_on == "untrained":
                 untrained = Encoder.load(self.config.encoder, device=self.device)
-                embeddings = untrained.encode(self._document_texts(untrained), "document", progress=True)
-            tree = build_tree(documents, self.config.docids, cluster_embeddings=embeddings, progress=True)
+                embeddings = self._embed_documents(untrained, work / "untrained")
+            tree = build_tree(
+                documents, self.config.docids, cluster_embeddings=embeddings, progress=True, processes=self.processes
+            )
+            if not self.state.is_main_process:
+                return
             with self._writing("docids", key) as folder:
                 save_docids(tree, self.collection.documents, folder)
                 (folder / "diagnostics.json").write_text(json.dumps(diagnostics(tree), indent=2) + "\n")
+
+    def _embed_documents(self, encoder: Encoder, folder: Path) -> NDArray[np.float32]:
+        texts = DocumentTexts(encoder, self.collection.documents)
+        return encode_blocks(encoder, texts, "document", folder, self.processes)
 
     def train_generator(self) -> None:
         """Stage `generator`: cache the frozen encoder's states, train the decoder; then finish the index."""
@@ -216,10 +229,6 @@ class TrainingRun:
             )
         return folder
 
-    def _document_texts(self, encoder: Encoder) -> list[str]:
-        documents = self.collection.documents
-        return encoder.document_texts(list(documents["title"]), list(documents["text"]))
-
     def _train_queries(self, encoder: Encoder) -> dict[int, list[str]]:
         queries: dict[int, list[str]] = {}
         pairs = self.collection.pairs("train")
@@ -234,15 +243,14 @@ class TrainingRun:
         queries = read_queries_file(self._existing("queries", "dsi generate-queries") / "queries.jsonl")
         return {self.collection.rows[doc_id]: texts for doc_id, texts in queries.items() if texts}
 
-    def _means_with_queries(self, encoder: Encoder, documents: NDArray[np.float32]) -> NDArray[np.float32]:
-        sums, counts = documents.copy(), np.ones(len(documents), dtype=np.float32)
-        for queries in (self._train_queries(encoder), self._pseudo_queries()):
+    def _means_with_queries(self, encoder: Encoder, documents: NDArray[np.float32], work: Path) -> NDArray[np.float32]:
+        sums, counts = np.array(documents), np.ones(len(documents), dtype=np.float32)
+        kinds = {"train": self._train_queries(encoder), "pseudo": self._pseudo_queries()}
+        for kind, queries in kinds.items():
             rows = [row for row, texts in queries.items() for _ in texts]
             if rows:
-                embedded = encoder.encode(
-                    [text for texts in queries.values() for text in texts], "query", progress=True
-                )
-                np.add.at(sums, rows, embedded)
+                texts = [text for own in queries.values() for text in own]
+                np.add.at(sums, rows, encode_blocks(encoder, texts, "query", work / kind, self.processes))
                 np.add.at(counts, rows, 1)
         return sums / counts[:, None]
 
@@ -274,15 +282,17 @@ class TrainingRun:
         states = (self.store or self.folder) / "states"
         identity = [encoder.fingerprint, dataclasses.asdict(encoder.config)]
         folders = [states / digest([*identity, kind, texts])[:16] for kind, texts in parts]
-        if self.state.is_main_process:
-            for old in states.iterdir() if states.exists() and not self.store else ():
+        if self.state.is_main_process and not self.store:
+            for old in states.iterdir() if states.exists() else ():
                 if old not in folders:
                     shutil.rmtree(old)
-            for folder, (kind, texts) in zip(folders, parts, strict=True):
-                if not folder.exists():
-                    write_states(encoder, kind, texts, folder)
-        self.state.wait_for_everyone()
-        return StateCache(folders)
+        self.processes.wait()
+        blocks = [
+            block
+            for folder, (kind, texts) in zip(folders, parts, strict=True)
+            for block in write_states(encoder, kind, texts, folder, self.processes)
+        ]
+        return StateCache(blocks)
 
     # Keys, folders, times.
 

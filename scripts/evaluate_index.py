@@ -12,10 +12,12 @@ import torch
 
 from contrastive.encoder import Encoder
 from docids.collection import Collection, read_collection
+from docids.processes import ALONE, Processes
 from docids.storage import write_json
 from dsi.config import read_config
 from dsi.diagnosis import diagnose, diagnosis_table, errors_by_level
 from dsi.index import read_manifest
+from dsi.launch import launched
 from dsi.retriever import GenerativeRetriever
 from eval.figures import bars_figure
 from eval.fusion import reciprocal_rank_fusion
@@ -40,7 +42,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     collection = read_collection(arguments.data, dev_queries=config.dev_queries)
     untrained = Encoder.load(config.encoder, device=arguments.device) if arguments.untrained else None
     other = arguments.other_fusion and {"bound": "paper", "paper": "bound"}[retriever.settings.fusion]
-    results, runs = evaluate_systems(retriever, collection, arguments.split, untrained, other or None)
+    processes = launched(arguments.device)
+    results, runs = evaluate_systems(retriever, collection, arguments.split, untrained, other or None, processes)
+    if not processes.is_main:
+        return
     splits = overlap_splits(collection.qrels[arguments.split], collection.overlap_documents(arguments.split))
     print(table(results, splits))
     print(significance_lines(results))
@@ -89,6 +94,7 @@ def evaluate_systems(
     split: str,
     untrained: Encoder | None = None,
     other_fusion: str | None = None,
+    processes: Processes = ALONE,
 ) -> tuple[list[SystemResult], Runs]:
     """Measure an index and the systems it has to beat on one split.
 
@@ -101,12 +107,13 @@ def evaluate_systems(
         split: of the judgements.
         untrained: the encoder before contrastive training, for a row of its own.
         other_fusion: a further fusion to tune on dev and measure.
+        processes: that share the searching.
 
     Returns:
         A result a system, and the runs they were measured on; the last is the index as it is searched by default.
     """
     words = WordSystems(collection, tuned=split != "dev")
-    index = IndexSystems(collection, retriever)
+    index = IndexSystems(collection, retriever, processes)
     settings: dict[str, dict[str, Any]] = {}
     runs: Runs = {}
 

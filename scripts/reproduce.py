@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from contrastive.blocks import DocumentTexts
 from contrastive.encoder import Encoder
 from docids.collection import Collection, read_collection
 from docids.storage import digest, write_json, write_text
@@ -196,8 +197,8 @@ class Laboratory:
 
     def cut_words(self, config: Config) -> WordSystems:
         """BM25 over what the encoder reads of the texts."""
-        encoder, documents = Encoder.load(config.encoder, device=self.device), self.collection.documents
-        return WordSystems(self.collection, encoder.document_texts(list(documents["title"]), list(documents["text"])))
+        encoder = Encoder.load(config.encoder, device=self.device)
+        return WordSystems(self.collection, DocumentTexts(encoder, self.collection.documents)[:])
 
     def dense(self, config: Config) -> DenseSystems:
         """The encoder of a configuration and its embeddings; its decoder is not trained."""

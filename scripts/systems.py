@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from contrastive.blocks import DocumentTexts
 from contrastive.encoder import Encoder
 from docids.collection import Collection
 from docids.lexical import BM25
+from docids.processes import ALONE, Processes
 from dsi.retriever import GenerativeRetriever
 from dsi.search.queries import EncodedQueries
 from eval.baselines import dense_run, tune_bm25
@@ -57,9 +59,7 @@ class DenseSystems:
     def __init__(self, collection: Collection, encoder: Encoder, embeddings: NDArray[np.float32] | None = None) -> None:
         self.collection, self.encoder = collection, encoder
         if embeddings is None:
-            documents = collection.documents
-            texts = encoder.document_texts(list(documents["title"]), list(documents["text"]))
-            embeddings = encoder.encode(texts, "document", progress=True)
+            embeddings = encoder.encode(DocumentTexts(encoder, collection.documents)[:], "document", progress=True)
         self.embeddings = embeddings
 
     def run(self, split: str, *, approximate: bool = False) -> Run:
@@ -76,31 +76,37 @@ class IndexSystems:
     Args:
         collection: what is searched.
         retriever: the index.
+        processes: that share the searching; all get all answers.
     """
 
-    def __init__(self, collection: Collection, retriever: GenerativeRetriever) -> None:
-        self.collection, self.retriever = collection, retriever
+    def __init__(self, collection: Collection, retriever: GenerativeRetriever, processes: Processes = ALONE) -> None:
+        self.collection, self.retriever, self.processes = collection, retriever, processes
         tree = retriever.tree
         self.dense = DenseSystems(collection, retriever.encoder, tree.embeddings[tree.positions])
-        self._encoded: dict[str, EncodedQueries] = {}
+        self._encoded: dict[tuple[str, int], EncodedQueries] = {}
 
     def run(self, split: str, k: int = DEPTH, **settings: Any) -> Run:
         """The best k documents of each query of a split under some settings; the index's own by default."""
-        query_ids = list(self.collection.query_texts(split))
-        return self.retriever.run_encoded(query_ids, self._queries(split), k, **settings)
+
+        def search(own: dict[str, str]) -> Run:
+            return self.retriever.run_encoded(list(own), self._queries(split, own), k, **settings)
+
+        return self.processes.merge(self.collection.query_texts(split), search)
 
     def scores(self, split: str, doc_ids: Mapping[str, str], **settings: Any) -> dict[str, float]:
         """{query_id: score} of one document for each query of a split, found by a search or not."""
         query_ids = list(self.collection.query_texts(split))
         own = [[doc_ids[query_id]] for query_id in query_ids]
-        generative, dense = self.retriever.follow_encoded(self._queries(split), own, **settings)
+        encoded = self._queries(split, self.collection.query_texts(split))
+        generative, dense = self.retriever.follow_encoded(encoded, own, **settings)
         return dict(zip(query_ids, (generative + dense)[:, 0, -1].tolist(), strict=True))
 
-    def _queries(self, split: str) -> EncodedQueries:
-        if split not in self._encoded:
-            queries = self.collection.query_texts(split)
-            self._encoded[split] = self.retriever.encode_queries(list(queries.values()), progress=True)
-        return self._encoded[split]
+    def _queries(self, split: str, own: Mapping[str, str]) -> EncodedQueries:
+        """Queries of a split, all or this process's, encoded once."""
+        key = split, len(own)
+        if key not in self._encoded:
+            self._encoded[key] = self.retriever.encode_queries(list(own.values()), progress=self.processes.is_main)
+        return self._encoded[key]
 
     def tuned(self, fusion: str, *, lexical: bool = False, decoder: bool = True) -> dict[str, Any]:
         """The best settings on dev, with or without BM25 and the decoder; the index's own where there are no dev queries."""
@@ -108,7 +114,7 @@ class IndexSystems:
             own = self.retriever.settings
             alpha, lexical_weight = own.alpha if decoder else 0.0, own.lexical_weight if lexical else 0.0
             return {"fusion": fusion, "alpha": alpha, "lexical_weight": lexical_weight}
-        dev = self._queries("dev")
+        dev = self._queries("dev", self.collection.query_texts("dev"))
         return tune(self.retriever, self.collection, dev, fusion, lexical=lexical, decoder=decoder)[0]
 
     @cached_property

@@ -6,13 +6,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import datasets
+import numpy as np
 import pytest
 import torch
 
 from contrastive import training
+from contrastive.blocks import DocumentTexts, encode_blocks
 from contrastive.encoder import EXAMPLE_ENCODER, Encoder, EncoderConfig, check_sha256
 from contrastive.losses import DPRLoss, SupervisedContrastiveLoss, dpr_loss, supervised_contrastive_loss
 from contrastive.training import ContrastiveConfig, contrastive_rows, hard_negatives, train_encoder
+from docids.processes import Processes
 
 
 def slow_scl(z: torch.Tensor, labels: list[int], t: float) -> torch.Tensor:
@@ -298,3 +302,23 @@ def test_the_packaged_encoder_is_the_official_one():
 def test_settings_out_of_range_are_named(kind, settings, message):
     with pytest.raises(ValueError, match=message):
         kind(**settings)
+
+
+def test_embeddings_by_blocks_are_the_embeddings_and_what_is_there_is_kept(encoder, tmp_path):
+    documents = datasets.Dataset.from_dict(
+        {"title": [f"title {n}" for n in range(11)], "text": ["neon glows " * n for n in range(11)]}
+    )
+    texts = DocumentTexts(encoder, documents)
+    assert texts[3] == texts[:][3] == encoder.document_texts(["title 3"], ["neon glows " * 3])[0]
+    found = encode_blocks(encoder, texts, "document", tmp_path / "blocks", Processes(), block=4)
+    np.testing.assert_allclose(found, encoder.encode(texts[:], "document"), atol=1e-6)
+    assert isinstance(found, np.memmap)
+    marked = np.full((4, found.shape[1]), 7, dtype=np.float32)
+    np.save(tmp_path / "blocks" / f"{4:012}.npy", marked)  # as a killed run would have left it
+    again = encode_blocks(encoder, texts, "document", tmp_path / "blocks", Processes(), block=4)
+    np.testing.assert_array_equal(again[4:8], marked)
+    # Of two processes each writes every other block.
+    half = Processes(rank=1, count=2, gather=lambda own: [own, own])
+    with pytest.raises(FileNotFoundError):
+        encode_blocks(encoder, texts, "document", tmp_path / "half", half, block=4)
+    assert [path.name for path in sorted((tmp_path / "half").iterdir())] == [f"{4:012}.npy"]

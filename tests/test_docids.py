@@ -1,11 +1,16 @@
 """The docid tree on hand-plotted points, duplicates, and small and random collections."""
 
 import dataclasses
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
 
 from docids.clustering import DocidsConfig, build_tree
+from docids.processes import Processes
 from docids.tree import DocidTree, diagnostics
 from tests.conftest import random_tree
 
@@ -186,3 +191,51 @@ def test_digits_that_leave_the_tree_are_named():
 def test_settings_out_of_range_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
         DocidsConfig(**settings)
+
+
+def shared(count: int, work: Callable[[Processes], Any]) -> list[Any]:
+    """What each of some processes (threads here) makes of a piece of work."""
+    barrier, given = threading.Barrier(count), [None] * count
+
+    def run(rank: int) -> Any:
+        def gather(own: Any) -> list[Any]:
+            given[rank] = own
+            barrier.wait()
+            everything = list(given)
+            barrier.wait()
+            return everything
+
+        return work(Processes(rank, count, gather))
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count)))
+
+
+def test_shares_are_collected_in_order():
+    for found in shared(3, lambda p: p.collect([10 * piece for piece in p.share(range(8))])):
+        assert found == [10 * piece for piece in range(8)]
+    assert Processes().collect([1, 2]) == [1, 2]
+
+
+@pytest.mark.parametrize("method", ["kmeans", "balanced", "random"])
+@pytest.mark.parametrize("count", [2, 3])
+def test_any_number_of_processes_builds_the_same_tree(method, count, monkeypatch):
+    monkeypatch.setattr("docids.clustering._BLOCK", 70)  # the root and its children are split by all together
+    points = np.random.default_rng(0).normal(size=(700, 5)).astype(np.float32)
+    config = DocidsConfig(method=method, branching=4, max_leaf_size=5)
+    alone = build_tree(points, config)
+    for tree in shared(count, lambda processes: build_tree(points, config, processes=processes)):
+        assert tree.fingerprint == alone.fingerprint
+        np.testing.assert_array_equal(tree.centroids, alone.centroids)
+
+
+def test_large_clusters_are_split_where_small_ones_would_be(monkeypatch):
+    rng = np.random.default_rng(0)
+    centres = 10 * rng.normal(size=(4, 6))
+    points = np.repeat(centres, 60, axis=0).astype(np.float32) + rng.normal(size=(240, 6)).astype(np.float32)
+    whole = build_tree(points, DocidsConfig(branching=4, max_leaf_size=100))
+    monkeypatch.setattr("docids.clustering._BLOCK", 50)
+    blocks = build_tree(points, DocidsConfig(branching=4, max_leaf_size=100))
+    for tree in (whole, blocks):
+        groups = [set(tree.doc_rows[s:e] // 60) for s, e in zip(tree.doc_start[1:5], tree.doc_end[1:5], strict=True)]
+        assert sorted(map(tuple, groups)) == [(0,), (1,), (2,), (3,)]

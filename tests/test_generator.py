@@ -2,12 +2,14 @@
 
 import dataclasses
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from transformers import T5ForConditionalGeneration
 
+from contrastive.encoder import Encoder
 from docids.tree import DocidTree
 from dsi.generator.model import DocidGenerator, GeneratorConfig, load_generator
 from dsi.generator.states import StateCache, write_states
@@ -20,6 +22,11 @@ from tests.conftest import WIDTH, chain_logits, document_log_p, random_generator
 CPU = torch.device("cpu")
 FRESH = GeneratorConfig(decoder="", num_layers=1, num_heads=4)
 TEXTS = ["the danube passes four capitals", "neon", "helium fills balloons and airships", "a river"]
+
+
+def states_of(encoder: Encoder, folder: Path) -> StateCache:
+    """The cached states of `TEXTS` as queries."""
+    return StateCache(write_states(encoder, "query", TEXTS, folder / "states"))
 
 
 def test_decoder_weights_of_a_t5_checkpoint_are_taken_over(t5_folder):
@@ -135,9 +142,10 @@ def test_a_new_generator_starts_near_a_uniform_choice(t5_folder, from_t5):
 def test_cached_states_give_the_losses_of_recomputed_ones(encoder, tmp_path):
     tree = random_tree(20)
     generator = DocidGenerator.create(GeneratorConfig(decoder="", num_layers=2, num_heads=4), tree, WIDTH).eval()
-    write_states(encoder, "document", TEXTS[:2], tmp_path / "documents")
-    write_states(encoder, "query", TEXTS[2:], tmp_path / "queries")
-    cache = StateCache([tmp_path / "documents", tmp_path / "queries"])
+    documents = write_states(encoder, "document", TEXTS[:2], tmp_path / "documents", block=1)
+    queries = write_states(encoder, "query", TEXTS[2:], tmp_path / "queries")
+    assert (len(documents), len(queries)) == (2, 1)
+    cache = StateCache([*documents, *queries])
     examples = DocidExamples(cache, np.array([3, 7, 11, 19]), np.zeros(4, dtype=int), tree)
     batch = examples.collate([0, 1, 2, 3])
     assert batch["relevant"].tolist() == [[3], [7], [11], [19]]
@@ -184,8 +192,7 @@ def test_dense_logits_along_a_path_are_the_softmax_of_flat_dense_search_and_freq
 
 def test_training_on_top_of_dense_search_starts_from_it_and_improves_on_it(encoder, tmp_path):
     tree = random_tree(20)
-    write_states(encoder, "query", TEXTS, tmp_path / "states")
-    examples = DocidExamples(StateCache([tmp_path / "states"]), np.array([0, 5, 11, 19]), np.zeros(4, dtype=int), tree)
+    examples = DocidExamples(states_of(encoder, tmp_path), np.array([0, 5, 11, 19]), np.zeros(4, dtype=int), tree)
     dense = DenseLogits(tree, 0.5, examples.log_frequencies(), CPU)
     batch = examples.collate([0, 1, 2, 3])
     together = {}
@@ -222,8 +229,7 @@ def test_distillation_is_the_divergence_from_dense_search_on_every_node_of_the_p
     assert half == pytest.approx(0.5 * plain + 0.5 * total, rel=1e-4)
 
     # Taught alone, the decoder comes to say what dense search says.
-    write_states(encoder, "query", TEXTS, tmp_path / "states")
-    examples = DocidExamples(StateCache([tmp_path / "states"]), np.array([0, 5, 11, 19]), np.zeros(4, dtype=int), tree)
+    examples = DocidExamples(states_of(encoder, tmp_path), np.array([0, 5, 11, 19]), np.zeros(4, dtype=int), tree)
     config = GeneratorConfig(
         decoder="", num_layers=1, num_heads=4, batch_size=4, epochs=150, learning_rate=3e-3, dense_temperature=0.5,
         distillation=1.0,
@@ -285,9 +291,8 @@ def test_dropped_states_are_a_share_of_the_tokens_and_never_all(encoder, tmp_pat
     assert (kept[:, 1:].sum() / mask[:, 1:].sum()).item() == pytest.approx(0.7, abs=0.02)
 
     # It takes part in training, and only there.
-    write_states(encoder, "query", TEXTS, tmp_path / "states")
     tree = random_tree(20)
-    examples = DocidExamples(StateCache([tmp_path / "states"]), np.array([0, 5, 11, 19]), np.zeros(4, dtype=int), tree)
+    examples = DocidExamples(states_of(encoder, tmp_path), np.array([0, 5, 11, 19]), np.zeros(4, dtype=int), tree)
     losses = []
     for share in (0.0, 0.9):
         config = GeneratorConfig(
@@ -299,9 +304,11 @@ def test_dropped_states_are_a_share_of_the_tokens_and_never_all(encoder, tmp_pat
 
 
 def test_frequencies_are_counted_by_kind_of_example(encoder, tmp_path):
-    write_states(encoder, "query", TEXTS, tmp_path / "states")
     examples = DocidExamples(
-        StateCache([tmp_path / "states"]), np.array([0, 5, 5, 0]), np.array([0, 1, 1, 1]), random_tree(6)
+        states_of(encoder, tmp_path),
+        np.array([0, 5, 5, 0]),
+        np.array([0, 1, 1, 1]),
+        random_tree(6),
     )
     expected = [[1.5, 0.5, 0.5, 0.5, 0.5, 0.5], [1.5, 0.5, 0.5, 0.5, 0.5, 2.5]]
     torch.testing.assert_close(examples.log_frequencies(smoothing=0.5), torch.tensor(expected).log())
@@ -309,13 +316,17 @@ def test_frequencies_are_counted_by_kind_of_example(encoder, tmp_path):
 
 
 def test_examples_must_fit_the_cache(encoder, tmp_path):
-    write_states(encoder, "query", TEXTS, tmp_path / "states")
     with pytest.raises(ValueError, match="3 positions for 4 texts"):
-        DocidExamples(StateCache([tmp_path / "states"]), np.arange(3), np.zeros(3, dtype=int), random_tree(20))
+        DocidExamples(states_of(encoder, tmp_path), np.arange(3), np.zeros(3, dtype=int), random_tree(20))
     with pytest.raises(
         ValueError, match="Docid positions are 0 to 19 in this tree, an example asks for 20; build the docids"
     ):
-        DocidExamples(StateCache([tmp_path / "states"]), np.arange(17, 21), np.zeros(4, dtype=int), random_tree(20))
+        DocidExamples(
+            states_of(encoder, tmp_path),
+            np.arange(17, 21),
+            np.zeros(4, dtype=int),
+            random_tree(20),
+        )
 
 
 def test_the_sampler_is_a_permutation_with_like_lengths_together_that_depends_on_the_epoch():
@@ -332,8 +343,7 @@ def test_the_sampler_is_a_permutation_with_like_lengths_together_that_depends_on
 
 def test_training_learns_the_examples_and_resuming_changes_nothing(encoder, tmp_path):
     tree = random_tree(20)
-    write_states(encoder, "query", TEXTS, tmp_path / "states")
-    examples = DocidExamples(StateCache([tmp_path / "states"]), np.array([0, 5, 11, 19]), np.zeros(4, dtype=int), tree)
+    examples = DocidExamples(states_of(encoder, tmp_path), np.array([0, 5, 11, 19]), np.zeros(4, dtype=int), tree)
     config = GeneratorConfig(decoder="", num_layers=1, num_heads=4, batch_size=2, epochs=40, learning_rate=3e-3)
 
     def create() -> DocidGenerator:

@@ -1,11 +1,14 @@
 """Objectives of the text generator: what is asked, what it should say, and that every one of them learns to find documents."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contrastive.encoder import Encoder
 from dsi.generator.model import DocidGenerator, GeneratorConfig, load_generator
 from dsi.generator.states import StateCache, write_states
 from dsi.search.beam import LevelTrace
@@ -138,12 +141,16 @@ def test_tdm_comes_first_and_estimated_targets_step_by_step():
 TEXTS = ["the danube passes four capitals", "neon", "helium fills balloons and airships", "a river"]
 
 
+def states_of(encoder: Encoder, folder: Path) -> StateCache:
+    """The cached states of `TEXTS` as queries."""
+    return StateCache(write_states(encoder, "query", TEXTS, folder / "states"))
+
+
 @pytest.fixture
 def examples(encoder, tmp_path):
-    write_states(encoder, "query", TEXTS, tmp_path / "states")
     tree = random_tree(40, branching=3, leaf=3)
     positions = np.array([0, 11, 25, 39])
-    return DocidExamples(StateCache([tmp_path / "states"]), positions, np.zeros(4, dtype=int), tree, {2: [25, 3]})
+    return DocidExamples(states_of(encoder, tmp_path), positions, np.zeros(4, dtype=int), tree, {2: [25, 3]})
 
 
 @pytest.mark.parametrize("objective", list(OBJECTIVES))

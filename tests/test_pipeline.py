@@ -14,6 +14,7 @@ import pytest
 
 from contrastive.encoder import Encoder
 from docids.collection import read_collection
+from docids.tree import DocidTree
 from dsi import GenerativeRetriever
 from dsi.config import Config, from_dict, read_config, write_config
 from scripts.main import main
@@ -182,21 +183,67 @@ def test_two_processes_train_as_one_does(beir, tmp_path, sentence_t5_folder, t5_
     assert likelihoods[0] == pytest.approx(likelihoods[1], abs=0.1)
 
 
+@pytest.mark.parametrize("processes", [2, 4])
+def test_any_number_of_processes_makes_the_same_docids(processes, beir, tmp_path, sentence_t5_folder, t5_folder):
+    data, one, many = beir(), tmp_path / "one", tmp_path / "many"
+    config = write_settings(tmp_path / "c.toml", sentence_t5_folder, t5_folder)
+    config.write_text(config.read_text().replace('cluster_on = "documents"', 'cluster_on = "queries"'))
+    common = ["--config", str(config), "--data", str(data), "--device", "cpu", "--output"]
+    for stage in ("generate-queries", "train-encoder"):
+        assert main([stage, *common, str(one)]) == 0
+    shutil.copytree(one, many)
+    assert main(["build-docids", *common, str(one)]) == 0
+    launch("build_docids", config, data, many, processes)
+    trees = [DocidTree.load(run / "docids" / "docids.safetensors") for run in (one, many)]
+    assert trees[0].fingerprint == trees[1].fingerprint
+    np.testing.assert_array_equal(trees[0].centroids, trees[1].centroids)
+
+
+def test_any_number_of_processes_evaluates_alike(config, beir, tmp_path, capsys):
+    data, run = beir(), tmp_path / "run"
+    common = ["--config", str(config), "--data", str(data), "--output", str(run), "--device", "cpu"]
+    assert main(["train", *common]) == 0
+    capsys.readouterr()
+    found = []
+    for processes in (1, 2):
+        results = tmp_path / f"{processes}.json"
+        own = [str(run), "--data", str(data), "--device", "cpu", "--results", str(results)]
+        if processes == 1:
+            assert main(["evaluate", *own]) == 0
+            printed = capsys.readouterr().out
+        else:
+            assert accelerate("evaluate_index", processes, own).count("| BM25 ") == printed.count("| BM25 ")
+        found.append(json.loads(results.read_text())["systems"])
+    assert found[0] == found[1]
+
+
 def launch_two(stage: str, config: Path, data: Path, run: Path) -> None:
+    launch(stage, config, data, run, 2)
+
+
+def launch(stage: str, config: Path, data: Path, run: Path, processes: int) -> None:
+    own = ["--config", config, "--data", data, "--output", run, "--device", "cpu"]
+    accelerate(stage, processes, list(map(str, own)))
+
+
+def accelerate(module: str, processes: int, own: list[str]) -> str:
+    """What a module of scripts prints under `accelerate launch`."""
     # --multi_gpu is accelerate's name for its torchrun launcher; with --device cpu the processes talk through gloo.
-    launch = [
+    command = [
         sys.executable,
         "-m",
         "accelerate.commands.launch",
         "--multi_gpu",
         "--num_processes",
-        "2",
+        str(processes),
         "--num_machines",
         "1",
     ]
-    options = ["--mixed_precision", "no", "--dynamo_backend", "no", "-m", f"scripts.{stage}"]
-    own = ["--config", config, "--data", data, "--output", run, "--device", "cpu"]
-    subprocess.run([*launch, *options, *map(str, own)], cwd=ROOT, env=ENVIRONMENT, check=True, capture_output=True)
+    options = ["--mixed_precision", "no", "--dynamo_backend", "no", "-m", f"scripts.{module}"]
+    done = subprocess.run(
+        [*command, *options, *own], cwd=ROOT, env=ENVIRONMENT, check=True, capture_output=True, text=True
+    )
+    return done.stdout
 
 
 def test_configurations_survive_writing_and_unknown_keys_name_the_nearest(tmp_path):

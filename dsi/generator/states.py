@@ -1,6 +1,6 @@
 """What the frozen encoder says of texts, computed once and read by every epoch.
 
-A part (the documents, the train queries, …) is a folder: token states as a memory-mapped file of float16, embeddings as an
+A block of texts (documents, train queries, …) is a folder: token states as a memory-mapped file of float16, embeddings as an
 array of float32. Knows nothing of docids or decoders.
 """
 
@@ -12,7 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from contrastive.blocks import BLOCK
 from contrastive.encoder import Encoder
+from docids.processes import ALONE, Processes
 from docids.storage import replace_folder
 
 
@@ -60,15 +62,31 @@ def _states(folder: Path) -> np.ndarray:
     return np.memmap(folder / "states.f16", dtype=np.float16, mode="r").reshape(-1, width)
 
 
-def write_states(encoder: Encoder, kind: str, texts: Sequence[str], folder: Path) -> None:
-    """Encode texts and write their states and embeddings, in one step, to `folder`.
+def write_states(
+    encoder: Encoder, kind: str, texts: Sequence[str], folder: Path, processes: Processes = ALONE, block: int = BLOCK
+) -> list[Path]:
+    """Encode texts and write their states and embeddings into `folder`, a folder a block; blocks that are there are kept.
 
     Args:
         encoder: the frozen encoder.
         kind: "document" or "query".
         texts: at least one, as `document_texts` or `query_texts` made them.
-        folder: replaced as a whole.
+        folder: belongs to these texts alone.
+        processes: that share the work.
+        block: texts at a time.
+
+    Returns:
+        The folders of the blocks, for a `StateCache`.
     """
+    folders = [folder / f"{start:012}" for start in range(0, len(texts), block)]
+    for number in processes.share(range(len(folders))):
+        if not folders[number].exists():
+            _write_block(encoder, kind, texts[number * block : (number + 1) * block], folders[number])
+    processes.wait()
+    return folders
+
+
+def _write_block(encoder: Encoder, kind: str, texts: Sequence[str], folder: Path) -> None:
     spans = np.zeros((len(texts), 2), dtype=np.int64)
     embeddings = np.zeros((len(texts), encoder.embedding_dim), dtype=np.float32)
     with replace_folder(folder) as partial:

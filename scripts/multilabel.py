@@ -93,7 +93,7 @@ def precisions(found: NDArray[np.integer], files: list[Path]) -> dict[str, float
 
 def table(title: str, measured: list[dict[str, Any]]) -> str:
     """Markdown: a line a system, means over seeds, deviation of P@1."""
-    columns = [*(f"P@{m}" for m in CUTOFFS), "train seconds", "milliseconds an instance", "MiB beyond the imports"]
+    columns = [*(f"P@{m}" for m in CUTOFFS), "train seconds", "milliseconds an instance", "MiB beyond the data"]
     lines = [f"| {title} | {' | '.join(columns)} |", "| --- " * (1 + len(columns)) + "|"]
     for system in dict.fromkeys(record["system"] for record in measured):
         own = [record for record in measured if record["system"] == system]

@@ -6,7 +6,6 @@ Run by path under any Python, so that other libraries can live in an environment
 import argparse
 import importlib
 import json
-import resource
 import tempfile
 import time
 from collections.abc import Callable
@@ -98,7 +97,7 @@ def main() -> None:
     peers = {"napkinxc": napkinxc, "pecos": pecos}
     if arguments.system not in peers:
         importlib.import_module("dsi.trees.model")  # its import is nobody's training time
-    before, started = _memory(), time.perf_counter()
+    before, started = _resident(reset_peak=True), time.perf_counter()
     if arguments.system in peers:
         search = peers[arguments.system](train, arguments.seed, arguments.threads)
     else:
@@ -112,16 +111,19 @@ def main() -> None:
             {
                 "train seconds": round(trained - started, 2),
                 "milliseconds an instance": round(1000 * (searched - trained) / len(found), 3),
-                "MiB": round(_memory()),
-                "MiB beyond the imports": round(_memory() - before),
+                "MiB beyond the data": round(_resident(peak=True) - before),
             }
         )
     )
 
 
-def _memory() -> float:
-    """Largest resident memory so far, in MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def _resident(*, peak: bool = False, reset_peak: bool = False) -> float:
+    """Resident memory of this process in MiB, now or at its peak since that was reset (Linux)."""
+    if reset_peak:
+        Path("/proc/self/clear_refs").write_text("5")
+    lines = Path("/proc/self/status").read_text().splitlines()
+    values = dict(line.split(":", 1) for line in lines)
+    return int(values["VmHWM" if peak else "VmRSS"].split()[0]) / 1024
 
 
 if __name__ == "__main__":

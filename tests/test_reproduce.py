@@ -8,8 +8,8 @@ import pytest
 
 from eval.report import Measured, experiment_table
 from scripts.experiments import REFERENCES, TABLES
+from scripts.laboratory import METHODS
 from scripts.main import main
-from scripts.reproduce import METHODS
 from tests.test_pipeline import write_settings
 
 
@@ -110,6 +110,20 @@ def test_objectives_train_on_one_budget_and_are_searched_by_beam(config, beir, t
         assert cells["decoder alone", 1]["search errors"] >= 0
     for system in ("decoder-alone", "fused"):
         assert (output / f"objectives-{system}.png").stat().st_size > 5_000
+
+
+def test_documents_added_to_an_index_are_found_beside_a_full_training(config, beir, tmp_path, capsys):
+    output = tmp_path / "out"
+    common = ["--data", str(beir()), "--config", str(config), "--output", str(output), "--device", "cpu"]
+    assert main(["reproduce", "updates", *common]) == 0
+    table = capsys.readouterr().out
+    assert "4 of 40 documents added" in table
+    found = json.loads((output / "updates.json").read_text())
+    assert len((output / "without-0" / "corpus.jsonl").read_text().splitlines()) == 36
+    assert found["before adding"]["of added documents"] == {"Hit@1": 0.0, "Hit@10": 0.0}
+    assert found["after adding"]["of added documents"]["Hit@10"] > 50  # dense and BM25 find them at once
+    assert found["after adding"]["of others"]["Hit@10"] > 50
+    assert sum(found["queries"].values()) == 131
 
 
 def test_a_table_shows_means_deviations_and_significance():

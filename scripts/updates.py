@@ -1,0 +1,101 @@
+"""What it costs to add documents without training: `dsi reproduce updates`.
+
+A tenth of the documents is held out: encoder, docids and decoder are trained without them and without their queries. Then
+they are added to the finished index. Measured on the test queries of the added documents and on those of the others, before
+and after, and against an index that was trained with all of them.
+"""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from docids.collection import Collection
+from docids.storage import replace_folder, write_text
+from eval.measures import evaluate, mean
+from scripts.systems import IndexSystems
+
+HELD_OUT = 0.1
+MEASURES = ("Hit@1", "Hit@10")
+
+
+def hold_out(collection: Collection, seed: int) -> list[int]:
+    """Rows of a tenth of the documents, at random."""
+    count = len(collection.documents)
+    return sorted(np.random.default_rng(seed).choice(count, round(HELD_OUT * count), replace=False).tolist())
+
+
+def write_without(collection: Collection, rows: list[int], folder: Path) -> None:
+    """A collection as a BEIR folder, without some documents and the judgements of them; dev stays what it is."""
+    gone = {collection.documents[row]["doc_id"] for row in rows}
+    with replace_folder(folder) as partial:
+        kept = (document for document in collection.documents if document["doc_id"] not in gone)
+        _write_lines(
+            partial / "corpus.jsonl", ({"_id": d["doc_id"], "title": d["title"], "text": d["text"]} for d in kept)
+        )
+        _write_lines(partial / "queries.jsonl", ({"_id": q, "text": text} for q, text in collection.queries.items()))
+        for split, qrels in collection.qrels.items():
+            lines = [f"{q}\t{d}\t{r}" for q, judged in qrels.items() for d, r in judged.items() if d not in gone]
+            write_text(partial / "qrels" / f"{split}.tsv", "\n".join(["query-id\tcorpus-id\tscore", *lines]) + "\n")
+
+
+def _write_lines(path: Path, records: Any) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+
+
+def measure_updates(
+    collection: Collection, without: IndexSystems, whole: IndexSystems, rows: list[int]
+) -> dict[str, Any]:
+    """The three indexes on the test queries of the added documents and of the others, and the time of adding.
+
+    Args:
+        collection: with all documents.
+        without: the index that was trained without some of them; they are added to it.
+        whole: the index that was trained with all.
+        rows: of the held-out documents.
+    """
+    qrels = collection.qrels["test"]
+    added = {collection.documents[row]["doc_id"] for row in rows}
+    of_added = [query_id for query_id, judged in qrels.items() if added & set(judged)]
+    of_others = [query_id for query_id in qrels if query_id not in set(of_added)]
+    settings = {name: index.tuned("bound", lexical=True) for name, index in (("without", without), ("whole", whole))}
+    runs = {"before adding": _run(without, collection, settings["without"])}
+    started = time.perf_counter()
+    without.retriever.add([{**collection.documents[row]} for row in rows])
+    seconds = time.perf_counter() - started
+    runs["after adding"] = _run(without, collection, settings["without"])
+    runs["trained with all"] = _run(whole, collection, settings["whole"])
+    found: dict[str, Any] = {
+        "documents": len(collection.documents),
+        "added": len(rows),
+        "milliseconds a document": round(1000 * seconds / len(rows), 1),
+        "queries": {"of added documents": len(of_added), "of others": len(of_others)},
+        "settings": settings,
+    }
+    for name, run in runs.items():
+        values = evaluate(run, qrels, MEASURES)
+        found[name] = {
+            group: {measure: round(100 * mean(own, query_ids), 2) for measure, own in values.items()}
+            for group, query_ids in (("of added documents", of_added), ("of others", of_others))
+        }
+    return found
+
+
+def _run(index: IndexSystems, collection: Collection, settings: dict[str, Any]) -> dict[str, dict[str, float]]:
+    return index.retriever.run(collection.query_texts("test"), 10, **settings)
+
+
+def updates_table(found: dict[str, Any]) -> str:
+    """Markdown: a line an index."""
+    groups = found["queries"]
+    heads = [f"queries {group} ({count:,})" for group, count in groups.items()]
+    lines = [f"| index | {' | '.join(heads)} |", "| --- " * (1 + len(heads)) + "|"]
+    for name in ("before adding", "after adding", "trained with all"):
+        cells = [" / ".join(f"{found[name][group][measure]:.2f}" for measure in MEASURES) for group in groups]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    counts = f"{found['added']:,} of {found['documents']:,} documents added"
+    time_each = f"{found['milliseconds a document']:g} ms each, encoder included"
+    return "\n".join([*lines, "", f"{' / '.join(MEASURES)} in percent. {counts}, {time_each}."])

@@ -27,6 +27,7 @@ from dsi.search.answers import Hits, hits_of
 from dsi.search.beam import LevelTrace, SearchResult, TreeSearcher
 from dsi.search.decoder import FastDecoder
 from dsi.search.explanation import Explanation, explain
+from dsi.search.graphs import GraphedSearch
 from dsi.search.queries import EncodedQueries, QueryBatch, encode_queries, with_scores
 from dsi.search.settings import SearchConfig
 from dsi.updating import Content, consistent, with_documents, without_documents
@@ -85,9 +86,10 @@ class GenerativeRetriever:
         """Search this from now on."""
         searcher = TreeSearcher(content.tree, self._decoder, self.device)
         documents = Documents(content.documents)
+        graphs = GraphedSearch(searcher) if self.device.type == "cuda" else None
         with self.swapping:
             self.tree, self.documents, self.lexical = content
-            self.searcher, self._documents = searcher, documents
+            self.searcher, self._documents, self._graphs = searcher, documents, graphs
 
     @property
     def rows(self) -> dict[str, int]:
@@ -279,6 +281,8 @@ class GenerativeRetriever:
         trace: list[LevelTrace] | None = None,
     ) -> SearchResult:
         node_scores = self.searcher.node_scores(batch.embeddings, config, alive, batch.extra_scores)
+        if trace is None and self._graphs is not None:
+            return self._graphs.search(batch.states, batch.mask, node_scores, k, config, alive)
         return self.searcher.search(batch.states, batch.mask, node_scores, k, config, alive, trace)
 
     def _widen(

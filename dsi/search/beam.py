@@ -88,6 +88,8 @@ class TreeSearcher:
         self._occupied = None
         if tree.num_removed:
             self._occupied = self.dense.alive(torch.from_numpy(tree.doc_rows >= 0).to(device))
+        self.fixed_shape = False
+        """Go through all levels even when no node is left, as a recorded search must (`dsi.search.graphs`)."""
         self._level_sizes = [float(tree.num_children[level].sum()) for level in tree.levels]
         self._holds_documents = [bool((tree.first_child[level] >= tree.num_inner).any()) for level in tree.levels]
 
@@ -123,7 +125,6 @@ class TreeSearcher:
         """Inner nodes whose children a search with this beam scores, at most."""
         return sum(min(beam_width, level.stop - level.start) for level in self.tree.levels)
 
-    @torch.no_grad()
     def search(
         self,
         token_states: Tensor,
@@ -151,9 +152,29 @@ class TreeSearcher:
             ValueError: k is not between 1 and beam_width.
         """
         config.check_k(k)
+        k = self.most_answers(k, alive)
+        return self.levels(token_states, states_mask, node_scores, k, config, alive, trace)
+
+    def most_answers(self, k: int, alive: Tensor | None) -> int:
+        """k, or less where fewer documents may be returned."""
+        if alive is None:
+            return min(k, self.tree.num_documents - self.tree.num_removed)
+        return min(k, int(alive[self.tree.num_inner :].sum()))
+
+    @torch.no_grad()
+    def levels(
+        self,
+        token_states: Tensor,
+        states_mask: Tensor,
+        node_scores: NodeScores | None,
+        k: int,
+        config: SearchConfig,
+        alive: Tensor | None = None,
+        trace: list[LevelTrace] | None = None,
+    ) -> SearchResult:
+        """`search` for k documents that are there; with `fixed_shape`, nothing in it depends on a value of a tensor."""
         alive = self._occupied if alive is None else alive
-        allowed = self.tree.num_documents if alive is None else int(alive[self.tree.num_inner :].sum())
-        batch, k = len(token_states), min(k, allowed)
+        batch = len(token_states)
         root = _Beam.root(batch, self.device)
         beam: _Beam | None = root
         answers = _Answers.empty(batch, k, root.score)
@@ -161,7 +182,7 @@ class TreeSearcher:
         cache = self.decoder.start(token_states, states_mask) if config.uses_decoder else None
         bounds = cache is None or self.decoder.score != "node"  # is a node's score a bound of those below?
         for level in range(self.tree.depth):
-            if beam is None or not (beam.score > -torch.inf).any():
+            if beam is None or not (self.fixed_shape or (beam.score > -torch.inf).any()):
                 break
             if cache is not None and level > 0 and cache.ahead is None:
                 cache.select(beam.parent)
@@ -266,7 +287,7 @@ class TreeSearcher:
         if score != "softmax path":
             level_size = torch.full_like(logits[..., :1], self._level_sizes[level])
             logits = F.logsigmoid(logits + log_prior(score, valid.sum(2, keepdim=True), level_size))
-        adds_up = torch.tensor(score != "node", device=self.device)
+        adds_up = torch.full((), score != "node", device=self.device)
         if self._trained is not None:
             logits = F.pad(logits, (0, nodes.shape[2] - logits.shape[2]))
             known = valid & self._trained[nodes]

@@ -17,6 +17,10 @@ from docids.tree import DocidTree
 class NodeScores(Protocol):
     """Dense scores of any nodes for a batch of queries."""
 
+    @property
+    def of_queries(self) -> Tensor:
+        """What of them depends on the queries; the rest is the tree's."""
+
     def of(self, nodes: Tensor) -> Tensor:
         """[batch, …] the scores of nodes [batch, …]."""
 
@@ -26,14 +30,14 @@ class KnownScores:
     """Scores that are there for all nodes.
 
     Attributes:
-        values: [batch, nodes].
+        of_queries: [batch, nodes] the scores.
     """
 
-    values: Tensor
+    of_queries: Tensor
 
     def of(self, nodes: Tensor) -> Tensor:
         """[batch, …] the scores of nodes [batch, …]."""
-        return self.values.gather(1, nodes.flatten(1)).view_as(nodes)
+        return self.of_queries.gather(1, nodes.flatten(1)).view_as(nodes)
 
 
 class DenseScores:
@@ -100,13 +104,13 @@ class CentroidScores:
     """Dot products with the centroids of nodes, a document's being its embedding.
 
     Attributes:
-        queries: [batch, dim].
+        of_queries: [batch, dim] the queries, over the temperature.
         centroids: [inner nodes, dim].
         embeddings: [documents, dim] in docid order.
         removed: [documents] True at documents that score -inf, or None.
     """
 
-    queries: Tensor
+    of_queries: Tensor
     centroids: Tensor
     embeddings: Tensor
     removed: Tensor | None
@@ -116,9 +120,8 @@ class CentroidScores:
         documents = nodes.flatten(1) - len(self.centroids)
         inner = documents < 0
         vectors = self.centroids[nodes.flatten(1).clamp(max=len(self.centroids) - 1)]
-        if not inner.all():
-            vectors = torch.where(inner[:, :, None], vectors, self.embeddings[documents.clamp(min=0)])
-        scores = torch.einsum("bnd,bd->bn", vectors, self.queries)
+        vectors = torch.where(inner[:, :, None], vectors, self.embeddings[documents.clamp(min=0)])
+        scores = torch.einsum("bnd,bd->bn", vectors, self.of_queries)
         if self.removed is not None:
             scores = scores.masked_fill(~inner & self.removed[documents.clamp(min=0)], -torch.inf)
         return scores.view_as(nodes)

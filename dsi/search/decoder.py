@@ -1,8 +1,8 @@
 """One level of decoding, fast: the generator's decoder over many beams of many queries.
 
 The same numbers as `DocidGenerator.decoder`, computed for search: the query's cross-attention keys and values are made once
-and shared by its beams, query/key/value projections are one product, weights are packed for the processor, and only the digits
-of the level at hand get logits.
+and shared by its beams, query/key/value projections are one product, weights are packed for the processor, with the constants
+of the norms before them, and only the digits of the level at hand get logits.
 Knows nothing of trees, scores or fusion.
 """
 
@@ -58,15 +58,15 @@ class FastDecoder:
             generator = copy.deepcopy(generator).to(self.dtype)
         config, stack = generator.config, generator.decoder
         self.score = generator.objective.score
-        self.heads, self.eps = config.num_heads, config.layer_norm_epsilon
+        self.heads, self.eps = config.num_heads, config.d_model * config.layer_norm_epsilon
         self.layers = [_Layer(block.layer) for block in stack.block]
-        self.final_norm = stack.final_layer_norm.weight.detach()
         self.embeddings = stack.embed_tokens.weight.detach()
         attention = stack.block[0].layer[0].SelfAttention
         self.position_bias = attention.compute_bias(len(config.fan_out), len(config.fan_out))[0].detach()
         self.fan_out = list(config.fan_out)
         self.token_offsets = [1 + sum(self.fan_out[:level]) for level in range(len(self.fan_out))]
-        self.level_heads = generator.head.weight.detach()[1:].split(config.fan_out)  # row 0 is the start token
+        head = _after_norm(generator.head.weight, stack.final_layer_norm)
+        self.level_heads = head[1:].split(config.fan_out)  # row 0 is the start token
 
     def start(self, token_states: Tensor, states_mask: Tensor) -> DecoderCache:
         """Cross-attention keys and values of queries: token_states [batch, length, d_model], states_mask [batch, length]."""
@@ -142,32 +142,39 @@ class FastDecoder:
         """
         batch, positions, _ = hidden.shape
         for number, (layer, cross) in enumerate(zip(self.layers, cache.cross, strict=True)):
-            projected = layer.self_qkv(self._norm(hidden, layer.self_norm))
+            projected = layer.self_qkv(self._norm(hidden))
             query, key, value = projected.view(batch, positions, 3, self.heads, 1, -1).unbind(2)
             attended = attend(query, key, value, number).reshape(batch, positions, -1)
             hidden = hidden + layer.self_out(attended)
             hidden = hidden + self._cross_attention(layer, hidden, cross, cache.cross_bias)
             hidden = hidden + self._feed_forward(layer, hidden)
-        return self._norm(hidden, self.final_norm)
+        return self._norm(hidden)
 
     def _cross_attention(
         self, layer: "_Layer", hidden: Tensor, cross: tuple[Tensor, Tensor], cross_bias: Tensor
     ) -> Tensor:
         batch, beams, _ = hidden.shape
-        query = layer.cross_q(self._norm(hidden, layer.cross_norm))
+        query = layer.cross_q(self._norm(hidden))
         query = query.view(batch, beams, self.heads, -1).transpose(1, 2)
         weights = (query @ cross[0].transpose(2, 3) + cross_bias).softmax(dim=-1)
         return layer.cross_out((weights @ cross[1]).transpose(1, 2).reshape(batch, beams, -1))
 
     def _feed_forward(self, layer: "_Layer", hidden: Tensor) -> Tensor:
-        hidden, dense = self._norm(hidden, layer.feed_forward_norm), layer.feed_forward
+        hidden, dense = self._norm(hidden), layer.feed_forward
         if not isinstance(dense.act, torch.nn.ReLU):
             return dense(hidden)
         # In place: the memory of a fresh tensor of this size costs more than the ReLU itself.
         return dense.wo(dense.wi(hidden).relu_())
 
-    def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(hidden, weight.shape, weight, self.eps)
+    def _norm(self, hidden: Tensor) -> Tensor:
+        """Each position over its length; T5's norm but for constants, which are in the weights that come next."""
+        length = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True, dtype=torch.float32)
+        return hidden * (length.square() + self.eps).rsqrt().to(hidden.dtype)
+
+
+def _after_norm(weight: Tensor, norm: Any) -> Tensor:
+    """The weight of a linear layer that follows a norm, with the norm's constants in it."""
+    return (weight.detach().float() * norm.weight.detach().float() * weight.shape[1] ** 0.5).to(weight.dtype)
 
 
 class _Layer:
@@ -176,13 +183,15 @@ class _Layer:
     def __init__(self, block: Any) -> None:
         own, cross, feed_forward = block
         attention = own.SelfAttention
-        self.self_qkv = PackedLinear(torch.cat([attention.q.weight, attention.k.weight, attention.v.weight]))
+        together = torch.cat([attention.q.weight, attention.k.weight, attention.v.weight])
+        self.self_qkv = PackedLinear(_after_norm(together, own.layer_norm))
         self.self_out = PackedLinear(attention.o.weight)
-        self.self_norm = own.layer_norm.weight.detach()
         attention = cross.EncDecAttention
-        self.cross_q = PackedLinear(attention.q.weight)
+        self.cross_q = PackedLinear(_after_norm(attention.q.weight, cross.layer_norm))
         self.cross_kv = PackedLinear(torch.cat([attention.k.weight, attention.v.weight]))
         self.cross_out = PackedLinear(attention.o.weight)
-        self.cross_norm = cross.layer_norm.weight.detach()
-        self.feed_forward: Any = for_inference(feed_forward.DenseReluDense, self.self_norm.dtype)
-        self.feed_forward_norm = feed_forward.layer_norm.weight.detach()
+        dense = copy.deepcopy(feed_forward.DenseReluDense)
+        for name, linear in dense.named_children():
+            if name.startswith("wi"):
+                linear.weight.copy_(_after_norm(linear.weight, feed_forward.layer_norm))
+        self.feed_forward: Any = for_inference(dense, together.dtype)

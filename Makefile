@@ -11,7 +11,7 @@ example: .venv/installed
 	$(BIN)/dsi example
 
 test: .venv/installed
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto
 
 lint: .venv/installed
 	$(BIN)/ruff check .

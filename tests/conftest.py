@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side, and start processes of their own
 os.environ.setdefault("HF_DATASETS_CACHE", tempfile.mkdtemp(prefix="dsi-tests-"))
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
@@ -29,7 +30,7 @@ from dsi.search.decoder import FastDecoder
 
 MINIPEDIA = Path(__file__).parent.parent / "docids" / "minipedia"
 WIDTH = 32
-torch.set_num_threads(2)
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -183,7 +183,7 @@ def test_two_processes_train_as_one_does(beir, tmp_path, sentence_t5_folder, t5_
     assert likelihoods[0] == pytest.approx(likelihoods[1], abs=0.1)
 
 
-@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_any_number_of_processes_makes_the_same_docids(processes, beir, tmp_path, sentence_t5_folder, t5_folder):
     data, one, many = beir(), tmp_path / "one", tmp_path / "many"
     config = write_settings(tmp_path / "c.toml", sentence_t5_folder, t5_folder)

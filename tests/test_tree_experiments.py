@@ -51,11 +51,11 @@ def test_multilabel_systems_run_in_processes_of_their_own(tmp_path, capsys):
         packed = tmp_path / f"made.{split}.svm.gz"
         packed.write_bytes(gzip.compress((tmp_path / f"made.{split}.svm").read_bytes()))
     arguments = ["benchmark-multilabel", "--data", str(tmp_path / "made"), "--output", str(tmp_path / "out")]
-    assert main([*arguments, "--objectives", "plt", "--seeds", "0", "1"]) == 0
+    assert main([*arguments, "--objectives", "plt", "--seeds", "3"]) == 0
     printed = capsys.readouterr().out
     assert "| tree model, plt | " in printed
     (results,) = json.loads((tmp_path / "out" / "multilabel.json").read_text())["results"]
-    assert [record["seed"] for record in results["measured"]] == [0, 1]
+    assert [record["seed"] for record in results["measured"]] == [3]
     for record in results["measured"]:
         assert record["P@1"] > 40  # chance is 4
         assert record["train seconds"] > 0

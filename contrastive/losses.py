@@ -11,6 +11,7 @@ and learning rate mean the same at any batch size.
 from collections.abc import Iterable
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import all_gather, all_gather_with_grad
@@ -66,8 +67,10 @@ class _ContrastiveLoss(nn.Module):
         self.temperature = temperature
 
     def embed(self, sentence_features: Iterable[Features], labels: Tensor) -> tuple[list[Tensor], Tensor]:
-        views = [all_gather_with_grad(self.model(features)["sentence_embedding"]) for features in sentence_features]
-        return views, all_gather(labels)
+        views = [self.model(features)["sentence_embedding"] for features in sentence_features]
+        if not (dist.is_available() and dist.is_initialized()):
+            return views, labels
+        return [all_gather_with_grad(view) for view in views], all_gather(labels)
 
 
 class SupervisedContrastiveLoss(_ContrastiveLoss):

@@ -6,7 +6,7 @@ of models, identifiers or measures. Every complaint names the file, the line, wh
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from gzip import open as open_gzip
 from pathlib import Path
@@ -114,13 +114,30 @@ def read_documents(folder: Path) -> datasets.Dataset:
     path = _find(folder, "corpus.jsonl")
     if next(_json_lines(path), None) is None:
         raise ValueError(f"{path} holds no documents; it needs one JSON object a line with _id, title and text.")
-    status, columns = path.stat(), _columns(path)
+    columns = {
+        row["column"]: row["kind"] for row in _read_once(_column_rows, {"column": "string", "kind": "string"}, path)
+    }
+    return _read_once(_document_rows, columns, path, columns=columns)
+
+
+def _read_once(
+    rows: Callable[..., Iterator[dict[str, Any]]], kinds: dict[str, str], path: Path, **arguments: Any
+) -> datasets.Dataset:
+    """A table of what `rows` makes of a file: read from the cache, until the file changes.
+
+    Args:
+        rows: takes path (a text), version and the arguments.
+        kinds: {column: Arrow type} of the table.
+        path: of the file.
+        **arguments: further ones.
+    """
+    status = path.stat()
     try:
         return datasets.Dataset.from_generator(
-            _document_rows,
-            features=datasets.Features({name: datasets.Value(kind) for name, kind in columns.items()}),
+            rows,
+            features=datasets.Features({name: datasets.Value(kind) for name, kind in kinds.items()}),
             # Size and time are part of the cache key: a changed file is read again.
-            gen_kwargs={"path": str(path), "columns": columns, "version": f"{status.st_size}-{status.st_mtime_ns}"},
+            gen_kwargs={"path": str(path), "version": f"{status.st_size}-{status.st_mtime_ns}", **arguments},
         )
     except datasets.exceptions.DatasetGenerationError as error:
         if isinstance(error.__cause__, ValueError):
@@ -144,11 +161,11 @@ def read_queries(folder: Path) -> dict[str, str]:
     return queries
 
 
-def _columns(path: Path) -> dict[str, str]:
-    """{column: Arrow type} of the documents in a file; a key of the metadata is a column of the one type its values have."""
+def _column_rows(path: str, version: str) -> Iterator[dict[str, str]]:
+    """Columns of the documents in a file and their Arrow types; a key of the metadata has the one type of its values."""
     kinds: dict[str, type] = {}
-    for number, record in _json_lines(path):
-        for key, value in _metadata(record, path, number).items():
+    for number, record in _json_lines(Path(path)):
+        for key, value in _metadata(record, Path(path), number).items():
             before, kind = kinds.get(key, type(value)), type(value)
             if before is not kind and {before, kind} != {int, float}:
                 raise ValueError(
@@ -156,7 +173,8 @@ def _columns(path: Path) -> dict[str, str]:
                     "give it one type."
                 )
             kinds[key] = kind if before is kind else float
-    return {**dict.fromkeys(_TEXT_COLUMNS, "string"), **{key: _TYPES[kind] for key, kind in kinds.items()}}
+    for column in (*_TEXT_COLUMNS, *kinds):
+        yield {"column": column, "kind": _TYPES[kinds.get(column, str)]}
 
 
 def _metadata(record: dict[str, Any], path: Path, number: int) -> dict[str, bool | int | float | str]:
@@ -170,7 +188,7 @@ def _metadata(record: dict[str, Any], path: Path, number: int) -> dict[str, bool
     return {key: value for key, value in metadata.items() if type(value) in _TYPES}
 
 
-def _document_rows(path: str, columns: dict[str, str], version: str) -> Iterator[dict[str, Any]]:
+def _document_rows(path: str, version: str, columns: dict[str, str]) -> Iterator[dict[str, Any]]:
     for document in document_records(Path(path)):
         values = {**document, **document["metadata"]}
         yield {name: values.get(name) for name in columns}

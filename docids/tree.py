@@ -79,6 +79,15 @@ class DocidTree:
             start, stop = stop, stop + int(self.num_children[start:stop][above_inner].sum())
         return levels
 
+    @cached_property
+    def level_sizes(self) -> list[int]:
+        """Nodes (inner nodes and documents) that are chosen at each level."""
+        return [int(self.num_children[level].sum()) for level in self.levels]
+
+    def expansions(self, beam_width: int) -> int:
+        """Inner nodes whose children a search with this beam scores, at most."""
+        return sum(min(beam_width, level.stop - level.start) for level in self.levels)
+
     @property
     def depth(self) -> int:
         """Digits of the longest docid."""

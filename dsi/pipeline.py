@@ -23,7 +23,6 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from accelerate import PartialState
 from numpy.typing import NDArray
 
 from contrastive.blocks import DocumentTexts, encode_blocks
@@ -73,11 +72,10 @@ class TrainingRun:
     ) -> None:
         self.folder, self.collection, self.config, self.device = folder, collection, config, device
         self.store = store
-        self.state = PartialState(cpu=device == "cpu")
         self.processes = launched(device)
         self.seconds: dict[str, float] = {}
         self._started: dict[str, float] = {}
-        if self.state.is_main_process:
+        if self.processes.is_main:
             folder.mkdir(parents=True, exist_ok=True)
             write_config(config, folder / "config.toml")
 
@@ -93,7 +91,7 @@ class TrainingRun:
         if self.config.queries.method == "none":
             return
         with self._stage("queries") as key:
-            if not key or not self.state.is_main_process:
+            if not key or not self.processes.is_main:
                 return
             work = self._work("queries", key)
             documents = self.collection.documents
@@ -130,7 +128,7 @@ class TrainingRun:
                     seed=settings.seed,
                 )
                 train_encoder(encoder, rows, settings, self._work("encoder", key))
-            if self.state.is_main_process:
+            if self.processes.is_main:
                 with self._writing("encoder", key) as folder:
                     encoder.save(folder)
 
@@ -155,7 +153,7 @@ class TrainingRun:
             tree = build_tree(
                 documents, self.config.docids, cluster_embeddings=embeddings, progress=True, processes=self.processes
             )
-            if not self.state.is_main_process:
+            if not self.processes.is_main:
                 return
             with self._writing("docids", key) as folder:
                 save_docids(tree, self.collection.documents, folder)
@@ -179,7 +177,7 @@ class TrainingRun:
         generator = DocidGenerator.create(settings, tree, encoder.state_dim)
         trained_too = encoder if settings.train_encoder else None
         record = train_generator(generator, examples, settings, self._work("generator", key), trained_too)
-        if self.state.is_main_process:
+        if self.processes.is_main:
             with self._writing("generator", key) as folder:
                 generator.save_pretrained(str(folder))
                 write_json(folder / "training.json", record)
@@ -189,21 +187,21 @@ class TrainingRun:
     def _finish(self) -> None:
         """What is quickly made of the collection and the settings: the lexical part, and the manifest if it is not there."""
         self._build_lexical()
-        if self.state.is_main_process and not (self.folder / "manifest.json").exists():
+        if self.processes.is_main and not (self.folder / "manifest.json").exists():
             encoder = load_encoder(self.folder, self.config.encoder, self.device)
             tree, _ = load_docids(self.folder / "docids")
             write_manifest(self.folder, encoder, tree, self.config.search)
-        self.state.wait_for_everyone()
+        self.processes.wait()
 
     def _build_lexical(self) -> None:
         settings = self.config.lexical
         if not settings.enabled:
-            if self.state.is_main_process and (self.folder / "lexical").exists():
+            if self.processes.is_main and (self.folder / "lexical").exists():
                 (self.folder / "manifest.json").unlink(missing_ok=True)
                 shutil.rmtree(self.folder / "lexical")
             return
         with self._stage("lexical") as key:
-            if not key or not self.state.is_main_process:
+            if not key or not self.processes.is_main:
                 return
             documents = self.collection.documents
             bm25 = BM25(documents["doc_id"], self.collection.full_texts(), settings.k1, settings.b)
@@ -282,7 +280,7 @@ class TrainingRun:
         states = (self.store or self.folder) / "states"
         identity = [encoder.fingerprint, dataclasses.asdict(encoder.config)]
         folders = [states / digest([*identity, kind, texts])[:16] for kind, texts in parts]
-        if self.state.is_main_process and not self.store:
+        if self.processes.is_main and not self.store:
             for old in states.iterdir() if states.exists() else ():
                 if old not in folders:
                     shutil.rmtree(old)
@@ -319,24 +317,24 @@ class TrainingRun:
         """Yield the stage's key if it has to run, "" if its output is there; all processes leave together."""
         folder, started = self.folder / name, time.perf_counter()
         self._started[name] = started
-        if self.state.is_main_process:
+        if self.processes.is_main:
             recover_folder(folder)
-        self.state.wait_for_everyone()
+        self.processes.wait()
         key = self._key(name, extra)
-        if self.state.is_main_process and _stored_key(folder) != key:
+        if self.processes.is_main and _stored_key(folder) != key:
             self._take_from_store(name, key)
-        self.state.wait_for_everyone()
+        self.processes.wait()
         done = _stored_key(folder) == key
-        self.state.wait_for_everyone()
+        self.processes.wait()
         if done:
             logger.info("stage %s: up to date", name)
-        elif self.state.is_main_process:
+        elif self.processes.is_main:
             (self.folder / "manifest.json").unlink(missing_ok=True)  # the folder is no finished index until the end
         yield "" if done else key
-        self.state.wait_for_everyone()
+        self.processes.wait()
         if not done:
             self.seconds[name] = time.perf_counter() - started
-            if self.state.is_main_process:
+            if self.processes.is_main:
                 shutil.rmtree(self.folder / "checkpoints" / f"{name}-{key[:12]}", ignore_errors=True)
 
     @contextmanager

@@ -233,7 +233,7 @@ class GenerativeRetriever:
         """
         config, alive = self.config(k, settings), self._alive(allow, deny, where)
         config.check_k(k)
-        width = min(k, len(self.documents) if alive is None else int(alive[self.tree.num_inner :].sum()))
+        width = self.searcher.most_answers(k, alive)
         positions = torch.full((encoded.count, width), -1)
         scores, generative = torch.empty(encoded.count, width), torch.empty(encoded.count, width)
         whole = SearchResult(positions, scores, torch.ones(encoded.count, dtype=torch.bool), generative)
@@ -295,10 +295,10 @@ class GenerativeRetriever:
         max_expansions: int,
     ) -> SearchResult:
         """Search again, with ever wider beams, for the queries whose answer is not certified."""
-        spent = self.searcher.expansions(config.beam_width)
+        spent = self.tree.expansions(config.beam_width)
         while not result.exact.all():
             config = dataclasses.replace(config, beam_width=4 * config.beam_width)
-            spent += self.searcher.expansions(config.beam_width)
+            spent += self.tree.expansions(config.beam_width)
             if spent > max_expansions:
                 break
             open_ = (~result.exact).nonzero()[:, 0]

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,20 +56,21 @@ def experiment_table(rows: Sequence[Sequence[Measured]], sizes: Mapping[str, int
     """
     against = next((seeds for seeds in rows if seeds[0].name == reference), None)
     heads = ["system", "published, NQ10k", *(f"{split} ({sizes[split]:,})" for split in SPLITS), "p Hit@1", "p Hit@10"]
-    lines = [_line(heads), _line(["---"] * len(heads))]
+    lines = []
     for seeds in rows:
         published = PUBLISHED.get(seeds[0].published, ("",))[0]
         cells = [" / ".join(_mean_and_deviation(seeds, split, measure) for measure in MEASURES) for split in SPLITS]
         tests = [_p_value(seeds, against, measure) for measure in MEASURES]
-        lines.append(_line([seeds[0].name, published, *cells, *tests]))
+        lines.append([seeds[0].name, published, *cells, *tests])
     most = max(len(row) for row in rows)
     note = "one seed" if most == 1 else f"mean ± standard deviation over {most} seeds"
-    lines += ["", f"Hit@1 / Hit@10 in percent, {note}; p of a paired randomisation test against “{reference}”."]
-    return "\n".join(lines)
+    legend = f"Hit@1 / Hit@10 in percent, {note}; p of a paired randomisation test against “{reference}”."
+    return f"{markdown_table(heads, lines)}\n\n{legend}"
 
 
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; the first head is that of the column that names the rows."""
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows))
 
 
 def _mean_and_deviation(seeds: Sequence[Measured], split: str, measure: str) -> str:
@@ -98,6 +99,5 @@ def grid_table(values: Mapping[tuple[float, float], float], columns: str, rows: 
     """Markdown of {(column, row): value}."""
     first = sorted({column for column, _ in values})
     second = sorted({row for _, row in values})
-    lines = [_line([f"{rows} \\ {columns}", *(f"{column:g}" for column in first)]), _line(["---"] * (len(first) + 1))]
-    lines += [_line([f"{row:g}", *(f"{values[column, row]:.2f}" for column in first)]) for row in second]
-    return "\n".join(lines)
+    lines = [[f"{row:g}", *(f"{values[column, row]:.2f}" for column in first)] for row in second]
+    return markdown_table([f"{rows} \\ {columns}", *(f"{column:g}" for column in first)], lines)

@@ -69,7 +69,7 @@ def run_stage(command: str, description: str | None, stage: str, argv: Sequence[
     """Parse, run one stage, say where its output is."""
     run = training_run(training_parser(command, description).parse_args(argv))
     getattr(run, stage)()
-    if run.state.is_main_process:
+    if run.processes.is_main:
         print(
             f"{command}: {'; '.join(f'{n} {s:.0f} s' for n, s in run.seconds.items()) or 'up to date'} -> {run.folder}"
         )

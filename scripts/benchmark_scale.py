@@ -31,6 +31,7 @@ from dsi.search.beam import LevelTrace, TreeSearcher
 from dsi.search.decoder import FastDecoder
 from dsi.search.settings import SearchConfig
 from eval.figures import lines_figure
+from eval.report import markdown_table
 from scripts.arguments import quiet_libraries
 from scripts.benchmark_decoding import alternate
 from scripts.benchmark_docids import clustered_points
@@ -231,21 +232,17 @@ def growth(rows: Sequence[dict[str, Any]], name: str) -> float:
 
 def table(rows: Sequence[dict[str, Any]], fits: dict[str, float]) -> str:
     """Markdown: a column a size."""
-    lines = [
-        f"| documents | {' | '.join(format(row['documents'], ',') for row in rows)} |",
-        "| --- " * (1 + len(rows)) + "|",
-    ]
     simple = ("depth", "build seconds", "trie bytes a document", "bytes a document with vectors", "load seconds",
               "resident MiB loaded", "resident MiB searched")  # fmt: skip
-    lines += [f"| {name} | {' | '.join(f'{row[name]:,g}' for row in rows)} |" for name in simple]
+    lines = [[name, *(f"{row[name]:,g}" for row in rows)] for name in simple]
     for name in rows[0]["ms a query"]:
         grows = f" (grows with documents^{fits[name]:g})" if fits else ""
-        lines.append(f"| ms a query, {name}{grows} | {' | '.join(str(row['ms a query'][name]) for row in rows)} |")
+        lines.append([f"ms a query, {name}{grows}", *(str(row["ms a query"][name]) for row in rows)])
     for name in rows[0]["constraints"]:
         cells = [row["constraints"].get(name) for row in rows]
         shown = [f"{c['microseconds a prefix']:g} / {c['bytes a document']:g}" if c else "—" for c in cells]
-        lines.append(f"| constraints by {name}: µs a prefix / bytes a document | {' | '.join(shown)} |")
-    return "\n".join(lines)
+        lines.append([f"constraints by {name}: µs a prefix / bytes a document", *shown])
+    return markdown_table(["documents", *(format(row["documents"], ",") for row in rows)], lines)
 
 
 def _pictures(rows: Sequence[dict[str, Any]], output: Path) -> None:

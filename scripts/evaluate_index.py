@@ -23,6 +23,7 @@ from eval.figures import bars_figure
 from eval.fusion import reciprocal_rank_fusion
 from eval.measures import evaluate, mean
 from eval.protocol import Splits, SystemResult, measure_system, overlap_splits, randomisation_test, table
+from eval.report import markdown_table
 from eval.trec import write_run
 from scripts.arguments import quiet_libraries
 from scripts.hardware import hardware
@@ -156,18 +157,16 @@ def beam_table(retriever: GenerativeRetriever, collection: Collection, split: st
     """A Markdown row a beam width: quality of its first ten answers, how many are certified exact, time."""
     queries, qrels = collection.query_texts(split), collection.qrels[split]
     encoded = retriever.encode_queries(list(queries.values()), progress=True)
-    lines = [
-        "| beam width | Hit@1 | Hit@10 | certified exact | ms a query, after the encoder |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    rows = []
     for width in beam_widths:
         started = time.perf_counter()
         result = retriever.search_encoded(encoded, min(10, width), beam_width=width)
         milliseconds = 1000 * (time.perf_counter() - started) / len(queries)
         measured = evaluate(retriever.as_run(list(queries), result), qrels, ["Hit@1", "Hit@10"])
-        hits = " | ".join(f"{100 * mean(values):.2f}" for values in measured.values())
-        lines.append(f"| {width} | {hits} | {100 * result.exact.float().mean():.1f} % | {milliseconds:.1f} |")
-    return "\n".join(lines)
+        hits = [f"{100 * mean(values):.2f}" for values in measured.values()]
+        rows.append([str(width), *hits, f"{100 * result.exact.float().mean():.1f} %", f"{milliseconds:.1f}"])
+    heads = ["beam width", "Hit@1", "Hit@10", "certified exact", "ms a query, after the encoder"]
+    return markdown_table(heads, rows)
 
 
 def _diagnosis(retriever: GenerativeRetriever, collection: Collection, split: str, figure: Path | None) -> str:

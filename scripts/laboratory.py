@@ -70,9 +70,7 @@ class Laboratory:
             "measures": result.means(self._splits),
             "settings": settings,
             "seconds": {"in all": round(time.perf_counter() - started), **self._seconds(config)},
-            "hardware": f"{hardware()}, {torch.get_num_threads()} threads",
-            "versions": package_versions(),
-            "commit": commit(),
+            **provenance(),
             "config": dataclasses.asdict(config),
         }
         write_json(path, record)
@@ -224,7 +222,16 @@ METHODS: dict[str, Method] = {
 """How a row answers the test queries: {name: function of laboratory and configuration -> run, settings worth knowing}."""
 
 
-def commit() -> str:
+def provenance() -> dict[str, Any]:
+    """What results were measured with: hardware, versions, commit."""
+    return {
+        "hardware": f"{hardware()}, {torch.get_num_threads()} threads",
+        "versions": package_versions(),
+        "commit": _commit(),
+    }
+
+
+def _commit() -> str:
     """The checkout's commit, "" outside one."""
     folder = Path(__file__).parent
     found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)

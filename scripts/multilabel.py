@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from docids.storage import write_json, write_text
 from dsi.trees.objectives import find_objective
+from eval.report import markdown_table
 from scripts.hardware import hardware
 from scripts.main import run_command
 from scripts.multilabel_systems import read
@@ -49,10 +50,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         find_objective(name)
     texts, records = [], []
     for prefix in arguments.data:
+        files = data_files(prefix)
+        relevant = np.asarray(read(files)[1][1].todense()) > 0
         systems = [(sys.executable, name) for name in arguments.objectives]
         systems += [(arguments.peers, name) for name in NAMES if arguments.peers]
         measured = [
-            {"system": name, "seed": seed, **measure(python, name, prefix, seed, arguments.threads)}
+            {"system": name, "seed": seed, **measure(python, name, files, relevant, seed, arguments.threads)}
             for seed in arguments.seeds
             for python, name in systems
         ]
@@ -66,12 +69,28 @@ def main(argv: Sequence[str] | None = None) -> None:
     print("\n\n".join(texts))
 
 
-def measure(python: str, system: str, prefix: Path, seed: int, threads: int) -> dict[str, Any]:
-    """P@1, P@3, P@5 in percent on the test file, times and memory of one system, trained in a process of its own."""
+def data_files(prefix: Path) -> list[Path]:
+    """The train and the test file of a data set."""
     files = [prefix.with_name(f"{prefix.name}.{split}.svm.gz") for split in ("train", "test")]
     missing = [path for path in files if not path.exists()]
     if missing:
         raise FileNotFoundError(f"{missing[0]} does not exist; --data takes what stands before .train.svm.gz.")
+    return files
+
+
+def measure(
+    python: str, system: str, files: list[Path], relevant: NDArray[np.bool_], seed: int, threads: int
+) -> dict[str, Any]:
+    """P@1, P@3, P@5 in percent on the test file, times and memory of one system, trained in a process of its own.
+
+    Args:
+        python: the interpreter.
+        system: an objective, or a peer.
+        files: train and test.
+        relevant: [test instances, labels].
+        seed: of the training.
+        threads: that it may use.
+    """
     script = Path(__file__).with_name("multilabel_systems.py")
     with tempfile.TemporaryDirectory() as folder:
         answers = Path(folder) / "answers.npy"
@@ -81,12 +100,11 @@ def measure(python: str, system: str, prefix: Path, seed: int, threads: int) -> 
         if done.returncode:
             raise ValueError(f"{system} failed under {python}: {done.stderr.strip().splitlines()[-1]}")
         found = np.load(answers)
-    return {**precisions(found, files), **json.loads(done.stdout.splitlines()[-1])}
+    return {**precisions(found, relevant), **json.loads(done.stdout.splitlines()[-1])}
 
 
-def precisions(found: NDArray[np.integer], files: list[Path]) -> dict[str, float]:
+def precisions(found: NDArray[np.integer], relevant: NDArray[np.bool_]) -> dict[str, float]:
     """{"P@m": percent} of answers [instances, at least 5], best first, -1 for none."""
-    relevant = np.asarray(read(files)[1][1].todense()) > 0
     right = np.take_along_axis(relevant, np.maximum(found, 0), axis=1) & (found >= 0)
     return {f"P@{m}": round(100 * float(right[:, :m].mean()), 2) for m in CUTOFFS}
 
@@ -94,14 +112,14 @@ def precisions(found: NDArray[np.integer], files: list[Path]) -> dict[str, float
 def table(title: str, measured: list[dict[str, Any]]) -> str:
     """Markdown: a line a system, means over seeds, deviation of P@1."""
     columns = [*(f"P@{m}" for m in CUTOFFS), "train seconds", "milliseconds an instance", "MiB beyond the data"]
-    lines = [f"| {title} | {' | '.join(columns)} |", "| --- " * (1 + len(columns)) + "|"]
+    rows = []
     for system in dict.fromkeys(record["system"] for record in measured):
         own = [record for record in measured if record["system"] == system]
         means = [f"{np.mean([record[column] for record in own]):.{0 if 'MiB' in column else 2}f}" for column in columns]
         if len(own) > 1:
             means[0] += f" ± {np.std([record['P@1'] for record in own], ddof=1):.2f}"
-        lines.append(f"| {NAMES.get(system, f'tree model, {system}')} | {' | '.join(means)} |")
-    return "\n".join(lines)
+        rows.append([NAMES.get(system, f"tree model, {system}"), *means])
+    return markdown_table([title, *columns], rows)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from dsi.config import Config
 from dsi.training.objective import decoder_positions
 from eval.figures import lines_figure
 from eval.measures import evaluate, mean
+from eval.report import markdown_table
 from scripts.systems import DECODER_ALONE, IndexSystems
 
 NAMES = ("ce", "plt", "man", "tdm", "otm", "otm-optest", "otm-mix")
@@ -46,8 +47,7 @@ def measure(index: IndexSystems, split: str) -> list[Cell]:
     qrels = index.collection.qrels[split]
     right = {query_id: max(judged, key=lambda doc_id: judged[doc_id]) for query_id, judged in qrels.items()}
     cells = []
-    fused = {"fusion": "bound", **index.tuned("bound")}
-    for system, settings in (("decoder alone", DECODER_ALONE), ("fused", fused)):
+    for system, settings in (("decoder alone", DECODER_ALONE), ("fused", index.tuned("bound"))):
         scores = index.scores(split, right, **settings)
         for beam_width in BEAMS:
             run = index.run(split, min(ANSWERS, beam_width), beam_width=beam_width, **settings)
@@ -85,20 +85,14 @@ def write_report(found: Mapping[str, Mapping[str, Any]], title: str, output: Pat
 
 
 def _table(found: Mapping[str, Mapping[str, Any]], system: str, quantity: str) -> str:
-    lines = [
-        f"| {system}, {quantity} | {' | '.join(f'beam {beam}' for beam in BEAMS)} |",
-        "| --- " * (1 + len(BEAMS)) + "|",
-    ]
+    rows = []
     for name, record in found.items():
         values = {cell["beam"]: cell[quantity] for cell in record["cells"] if cell["system"] == system}
-        lines.append(f"| {name} | {' | '.join(f'{values[beam]:.2f}' for beam in BEAMS)} |")
-    return "\n".join(lines)
+        rows.append([name, *(f"{values[beam]:.2f}" for beam in BEAMS)])
+    return markdown_table([f"{system}, {quantity}", *(f"beam {beam}" for beam in BEAMS)], rows)
 
 
 def _costs(found: Mapping[str, Mapping[str, Any]]) -> str:
     columns = ("positions an example", "epochs", "steps", "milliseconds a step", "training seconds")
-    lines = [f"| cost | {' | '.join(columns)} |", "| --- " * (1 + len(columns)) + "|"]
-    lines += [
-        f"| {name} | {' | '.join(f'{record[column]:g}' for column in columns)} |" for name, record in found.items()
-    ]
-    return "\n".join(lines)
+    rows = ([name, *(f"{record[column]:g}" for column in columns)] for name, record in found.items())
+    return markdown_table(["cost", *columns], rows)

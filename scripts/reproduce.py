@@ -16,7 +16,6 @@ from pathlib import Path
 from docids.collection import read_collection
 from docids.storage import write_json, write_text
 from dsi.config import read_config
-from dsi.index import package_versions
 from dsi.training.objective import decoder_positions
 from eval.figures import grid_figure
 from eval.measures import evaluate, mean
@@ -24,7 +23,7 @@ from eval.report import grid_table
 from scripts.arguments import quiet_libraries, with_encoder
 from scripts.experiments import ON_DENSE, TABLES, Row
 from scripts.hardware import hardware
-from scripts.laboratory import SPLIT, Laboratory, commit
+from scripts.laboratory import SPLIT, Laboratory, provenance
 from scripts.main import run_command
 from scripts.objectives import equal_budgets
 from scripts.objectives import measure as measure_objective
@@ -124,8 +123,7 @@ def objectives(laboratory: Laboratory, seed: int) -> str:
             "cells": cells,
         }
         text = objectives_report(found, laboratory.collection.folder.name, laboratory.output)
-    record = {"seed": seed, "hardware": hardware(), "commit": commit(), "versions": package_versions(), "found": found}
-    write_json(laboratory.output / "objectives.json", record)
+    write_json(laboratory.output / "objectives.json", {"seed": seed, **provenance(), "found": found})
     return text
 
 
@@ -138,8 +136,7 @@ def updates(laboratory: Laboratory, seed: int) -> str:
         write_without(collection, rows, folder)
     part = Laboratory(read_collection(folder), laboratory.base, laboratory.output, laboratory.device)
     found = measure_updates(collection, part.index(config), laboratory.index(config), rows)
-    record = {"seed": seed, "hardware": hardware(), "commit": commit(), "versions": package_versions(), **found}
-    write_json(laboratory.output / "updates.json", record)
+    write_json(laboratory.output / "updates.json", {"seed": seed, **provenance(), **found})
     text = updates_table(found)
     write_text(laboratory.output / "updates.md", text + "\n")
     return text

@@ -16,6 +16,7 @@ from scipy.sparse import csr_matrix
 
 from dsi.trees.model import TreeModel, TreeModelConfig
 from eval.measures import regret
+from eval.report import markdown_table
 from scripts.tree_experiments import complete_tree
 
 Regrets = dict[str, dict[tuple[int, int], list[float]]]
@@ -122,14 +123,15 @@ def synthetic_table(found: Regrets, title: str, published: Mapping[str, Sequence
     """Markdown: a line an objective, mean regret ± standard error; beside it the published one, where there is one."""
     cells = list(next(iter(found.values())))
     heads = [f"beam {beam}, m = {m}" for beam, m in cells]
-    lines = [f"**{title}**", "", f"| objective | {' | '.join(heads)} |", "| --- " * (1 + len(heads)) + "|"]
+    rows = []
     for name, own in found.items():
         beside = (published or {}).get(name)
-        row = []
+        row = [name]
         for number, values in enumerate(own.values()):
             error = f" ± {np.std(values, ddof=1) / math.sqrt(len(values)):.4f}" if len(values) > 1 else ""
             row.append(f"{np.mean(values):.4f}{error}{f' [{beside[number]:.4f}]' if beside else ''}")
-        lines.append(f"| {name} | {' | '.join(row)} |")
+        rows.append(row)
+    table = markdown_table(["objective", *heads], rows)
     runs = len(next(iter(next(iter(found.values())).values())))
     beside_what = "; in brackets Table 2 of the paper" if published else ""
-    return "\n".join([*lines, "", f"Mean regret@m ± standard error over {runs} runs{beside_what}."])
+    return f"**{title}**\n\n{table}\n\nMean regret@m ± standard error over {runs} runs{beside_what}."

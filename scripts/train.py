@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = training_parser("train", __doc__).parse_args(argv)
     run = training_run(arguments)
     run.all_stages()
-    if not run.state.is_main_process:
+    if not run.processes.is_main:
         return
     if run.config.tune:
         tune_index(run.folder, run.collection, arguments.device)

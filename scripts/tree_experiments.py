@@ -11,6 +11,7 @@ from docids.clustering import DocidsConfig, build_tree
 from docids.tree import DocidTree
 from dsi.trees.targets import TreeTargets
 from eval.measures import regret
+from eval.report import markdown_table
 
 Cells = dict[str, dict[tuple[int, float], tuple[float, float]]]
 """{estimator: {(k, sample size): (mean regret, its standard error)}}."""
@@ -120,15 +121,17 @@ def toy_table(cells: Cells, runs: int) -> str:
         sizes = sorted({size for _, size in cells.get(name, {})})
         if not sizes:
             continue
-        heads = [f"N = {size:g}" for size in sizes]
-        lines += [f"**{name}**", "", f"| k | {' | '.join(heads)} |", "| --- " * (1 + len(sizes)) + "|"]
-        for k in sorted({k for k, _ in cells[name]}):
-            row = [
-                f"{cells[name][k, size][0]:.4f} ± {cells[name][k, size][1]:.4f}{_beside(name, k, size)}"
-                for size in sizes
+        rows = [
+            [
+                str(k),
+                *(
+                    f"{cells[name][k, size][0]:.4f} ± {cells[name][k, size][1]:.4f}{_beside(name, k, size)}"
+                    for size in sizes
+                ),
             ]
-            lines.append(f"| {k} | {' | '.join(row)} |")
-        lines.append("")
+            for k in sorted({k for k, _ in cells[name]})
+        ]
+        lines += [f"**{name}**", "", markdown_table(["k", *(f"N = {size:g}" for size in sizes)], rows), ""]
     return "\n".join(
         [*lines, f"Mean regret@k ± standard error over {runs} runs, beam k; in brackets Table 1 of the paper."]
     )

@@ -15,6 +15,7 @@ import numpy as np
 from docids.collection import Collection
 from docids.storage import replace_folder, write_text
 from eval.measures import evaluate, mean
+from eval.report import markdown_table
 from scripts.systems import IndexSystems
 
 HELD_OUT = 0.1
@@ -59,15 +60,22 @@ def measure_updates(
     """
     qrels = collection.qrels["test"]
     added = {collection.documents[row]["doc_id"] for row in rows}
-    of_added = [query_id for query_id, judged in qrels.items() if added & set(judged)]
-    of_others = [query_id for query_id in qrels if query_id not in set(of_added)]
-    settings = {name: index.tuned("bound", lexical=True) for name, index in (("without", without), ("whole", whole))}
-    runs = {"before adding": _run(without, collection, settings["without"])}
+    of_added = [query_id for query_id, judged in qrels.items() if not added.isdisjoint(judged)]
+    of_others = [query_id for query_id, judged in qrels.items() if added.isdisjoint(judged)]
+    indexes = {"without": without, "whole": whole}
+    settings = {name: index.tuned("bound", lexical=True) for name, index in indexes.items()}
+    queries = collection.query_texts("test")
+    encoded = {name: index.retriever.encode_queries(list(queries.values())) for name, index in indexes.items()}
+
+    def run(name: str) -> dict[str, dict[str, float]]:
+        return indexes[name].retriever.run_encoded(list(queries), encoded[name], 10, **settings[name])
+
+    runs = {"before adding": run("without")}
     started = time.perf_counter()
     without.retriever.add([{**collection.documents[row]} for row in rows])
     seconds = time.perf_counter() - started
-    runs["after adding"] = _run(without, collection, settings["without"])
-    runs["trained with all"] = _run(whole, collection, settings["whole"])
+    runs["after adding"] = run("without")
+    runs["trained with all"] = run("whole")
     found: dict[str, Any] = {
         "documents": len(collection.documents),
         "added": len(rows),
@@ -75,8 +83,8 @@ def measure_updates(
         "queries": {"of added documents": len(of_added), "of others": len(of_others)},
         "settings": settings,
     }
-    for name, run in runs.items():
-        values = evaluate(run, qrels, MEASURES)
+    for name, answers in runs.items():
+        values = evaluate(answers, qrels, MEASURES)
         found[name] = {
             group: {measure: round(100 * mean(own, query_ids), 2) for measure, own in values.items()}
             for group, query_ids in (("of added documents", of_added), ("of others", of_others))
@@ -84,18 +92,15 @@ def measure_updates(
     return found
 
 
-def _run(index: IndexSystems, collection: Collection, settings: dict[str, Any]) -> dict[str, dict[str, float]]:
-    return index.retriever.run(collection.query_texts("test"), 10, **settings)
-
-
 def updates_table(found: dict[str, Any]) -> str:
     """Markdown: a line an index."""
     groups = found["queries"]
     heads = [f"queries {group} ({count:,})" for group, count in groups.items()]
-    lines = [f"| index | {' | '.join(heads)} |", "| --- " * (1 + len(heads)) + "|"]
-    for name in ("before adding", "after adding", "trained with all"):
-        cells = [" / ".join(f"{found[name][group][measure]:.2f}" for measure in MEASURES) for group in groups]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+    rows = [
+        [name, *(" / ".join(f"{found[name][group][measure]:.2f}" for measure in MEASURES) for group in groups)]
+        for name in ("before adding", "after adding", "trained with all")
+    ]
     counts = f"{found['added']:,} of {found['documents']:,} documents added"
     time_each = f"{found['milliseconds a document']:g} ms each, encoder included"
-    return "\n".join([*lines, "", f"{' / '.join(MEASURES)} in percent. {counts}, {time_each}."])
+    legend = f"{' / '.join(MEASURES)} in percent. {counts}, {time_each}."
+    return f"{markdown_table(['index', *heads], rows)}\n\n{legend}"

@@ -72,6 +72,13 @@ def test_widths_that_do_not_fit_are_refused(t5_folder):
         GeneratorConfig(decoder="")
 
 
+def children_of(tree: DocidTree, parents: torch.Tensor) -> torch.Tensor:
+    """[batch, n, largest fan-out] the children of inner nodes [batch, n], -1 where there is none."""
+    digits, known = torch.arange(max(tree.fan_out)), parents.clamp(min=0)
+    exists = (digits < torch.from_numpy(tree.num_children)[known][:, :, None]) & (parents >= 0)[:, :, None]
+    return (torch.from_numpy(tree.first_child)[known][:, :, None].long() + digits).masked_fill(~exists, -1)
+
+
 def loss_of(
     generator: DocidGenerator,
     tree: DocidTree,
@@ -168,7 +175,7 @@ def test_dense_logits_along_a_path_are_the_softmax_of_flat_dense_search_and_freq
     frequencies = torch.randn(2, documents)
     dense = DenseLogits(tree, 0.3, frequencies, CPU)
     kinds = torch.ones(documents, dtype=torch.long)
-    logits = dense(query.expand(documents, -1), torch.from_numpy(parents).long(), kinds)
+    logits = dense(query.expand(documents, -1), children_of(tree, torch.from_numpy(parents).long()), kinds)
     found = torch.zeros(documents)
     for document in range(documents):
         for level, node in enumerate(parents[document]):
@@ -219,7 +226,10 @@ def test_distillation_is_the_divergence_from_dense_search_on_every_node_of_the_p
     batch = {**batch_of(queries, list(range(20))), "embeddings": queries[2], "kinds": kinds}
     plain = loss_of(generator, tree, batch)
     half = loss_of(generator, tree, batch, dataclasses.replace(FRESH, dense_temperature=0.5, distillation=0.5), dense)
-    logits, taught = chain_logits(tree, generator, *queries[:2], digits), dense(queries[2], parents, kinds)
+    logits, taught = (
+        chain_logits(tree, generator, *queries[:2], digits),
+        dense(queries[2], children_of(tree, parents), kinds),
+    )
     total = 0.0
     for row in range(20):
         for level in range(int((digits[row] >= 0).sum())):

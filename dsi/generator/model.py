@@ -239,8 +239,7 @@ class DocidGenerator(T5PreTrainedModel):
 
     def check_beam(self, beam_width: int) -> None:
         """Warn where search looks at nodes that training never asked: beyond the beam of an objective that asks that alone."""
-        trained = self.config.training_beam
-        if self.objective.candidates == "beam" and beam_width > trained:
+        if self.objective.candidates == "beam" and beam_width > (trained := self.config.training_beam):
             warnings.warn(
                 f"The decoder was trained with objective {self.config.objective!r} and a beam of {trained}; nodes outside "
                 f"it were never asked, and a beam of {beam_width} may find worse answers than {trained}.",

@@ -90,7 +90,6 @@ class TreeSearcher:
             self._occupied = self.dense.alive(torch.from_numpy(tree.doc_rows >= 0).to(device))
         self.fixed_shape = False
         """Go through all levels even when no node is left, as a recorded search must (`dsi.search.graphs`)."""
-        self._level_sizes = [float(tree.num_children[level].sum()) for level in tree.levels]
         self._holds_documents = [bool((tree.first_child[level] >= tree.num_inner).any()) for level in tree.levels]
 
     def node_scores(
@@ -120,10 +119,6 @@ class TreeSearcher:
             documents = documents.masked_fill(~alive[self.tree.num_inner :], -torch.inf)
         inner = self.dense.largest_below(documents)
         return KnownScores(torch.cat([inner, documents], dim=1) / config.ann_temperature)
-
-    def expansions(self, beam_width: int) -> int:
-        """Inner nodes whose children a search with this beam scores, at most."""
-        return sum(min(beam_width, level.stop - level.start) for level in self.tree.levels)
 
     def search(
         self,
@@ -285,7 +280,7 @@ class TreeSearcher:
         """
         score, counted = self.decoder.score, valid
         if score != "softmax path":
-            level_size = torch.full_like(logits[..., :1], self._level_sizes[level])
+            level_size = torch.full_like(logits[..., :1], float(self.tree.level_sizes[level]))
             logits = F.logsigmoid(logits + log_prior(score, valid.sum(2, keepdim=True), level_size))
         adds_up = torch.full((), score != "node", device=self.device)
         if self._trained is not None:

@@ -41,8 +41,8 @@ class DocidExamples(Dataset):  # type: ignore[type-arg]
     def __post_init__(self) -> None:
         if len(self.positions) != len(self.inputs):
             raise ValueError(f"{len(self.positions)} positions for {len(self.inputs)} texts; write the states again.")
-        wrong = [p for p in self.positions if not 0 <= p < self.tree.num_documents]
-        if wrong:
+        wrong = self.positions[(self.positions < 0) | (self.positions >= self.tree.num_documents)]
+        if len(wrong):
             raise ValueError(
                 f"Docid positions are 0 to {self.tree.num_documents - 1} in this tree, an example asks for {wrong[0]}; "
                 "build the docids for all documents."

@@ -16,7 +16,7 @@ from dsi.generator.model import DocidGenerator, GeneratorConfig
 from dsi.search.beam import LevelTrace, TreeSearcher
 from dsi.search.decoder import FastDecoder
 from dsi.search.settings import SearchConfig
-from dsi.trees.dense import DenseScores
+from dsi.trees.dense import DenseScores, KnownScores
 from dsi.trees.families import Families, FamilyTree
 from dsi.trees.objectives import Objective, find_objective, log_prior, objective_loss, phase
 
@@ -43,10 +43,7 @@ class GeneratorLoss:
         self.generator, self.tree, self.config, self.dense = generator, tree, config, dense
         self.families = FamilyTree(tree, device)
         self.objective = find_objective(config.objective)
-        self._num_children = torch.from_numpy(tree.num_children).to(device)
-        self._level_sizes = torch.tensor(
-            [float(tree.num_children[level].sum()) for level in tree.levels], device=device
-        )
+        self._level_sizes = torch.tensor(tree.level_sizes, dtype=torch.float32, device=device)
         self._searcher: TreeSearcher | None = None
 
     def __call__(
@@ -67,7 +64,7 @@ class GeneratorLoss:
         logits = logits.masked_fill(~families.exists, -torch.inf)
         wanted = self.families.holds_any(families, relevant)
         if self.dense is not None:
-            return self._on_dense(families, logits, asked, wanted, self.dense(parents=families.parents, **of_dense))
+            return self._on_dense(families, logits, asked, wanted, self.dense(children=families.children, **of_dense))
         if towards_zhat:
             zhat = self.families.estimated(families, logits.detach(), wanted)
             wanted = torch.lerp(wanted, zhat, towards_zhat)
@@ -106,7 +103,7 @@ class GeneratorLoss:
     def _prior(self, objective: Objective, families: Families, asked: Tensor) -> Tensor:
         """[batch, n, 1] what search adds to the logits, and what makes up for relevant nodes that were put among the asked."""
         level_size = self._level_sizes[families.depths]
-        prior = log_prior(objective.score, self._num_children[families.parents.clamp(min=0)], level_size)
+        prior = log_prior(objective.score, families.exists.sum(dim=2).clamp(min=1), level_size)
         if objective.forces_relevant:
             counts = torch.zeros(len(asked), self.tree.depth, device=asked.device)
             counts.scatter_add_(1, families.depths, asked.sum(dim=2).float())
@@ -137,7 +134,7 @@ def decoder_positions(tree: DocidTree, config: GeneratorConfig, samples: int = 2
         samples: documents whose paths are averaged over.
     """
     families, rng = FamilyTree(tree, torch.device("cpu")), torch.Generator().manual_seed(0)
-    searched = sum(min(config.beam_width, level.stop - level.start) for level in tree.levels)
+    searched = tree.expansions(config.beam_width)
 
     def cost(objective: Objective) -> float:
         documents = 1 + (config.random_paths if "random" in objective.candidates else 0)
@@ -174,15 +171,13 @@ class DenseLogits:
     def __init__(self, tree: DocidTree, temperature: float, log_frequencies: Tensor, device: torch.device) -> None:
         self.scores, self.temperature = DenseScores(tree, device), temperature
         self.log_frequencies = log_frequencies.to(device)
-        self._digits = torch.arange(max(tree.fan_out), device=device)
 
     @torch.no_grad()
-    def __call__(self, embeddings: Tensor, parents: Tensor, kinds: Tensor) -> Tensor:
-        """[batch, depth, largest fan-out] from embeddings [batch, dim], the path's inner nodes [batch, depth], kinds [batch].
+    def __call__(self, embeddings: Tensor, children: Tensor, kinds: Tensor) -> Tensor:
+        """[batch, n, fan-out] of children [batch, n, fan-out], from embeddings [batch, dim] and kinds [batch].
 
-        Entries past a node's last child, or past the path's end (parent -1), are of no meaning.
+        Where there is no child (-1) the logit is of no meaning.
         """
         documents = self.scores.document_scores(embeddings.float()) / self.temperature + self.log_frequencies[kinds]
         nodes = torch.cat([self.scores.log_sum_below(documents), documents], dim=1)
-        children = self.scores.first_child[parents.clamp(min=0)][:, :, None] + self._digits
-        return nodes.gather(1, children.clamp(max=nodes.shape[1] - 1).flatten(1)).view(children.shape)
+        return KnownScores(nodes).of(children.clamp(min=0))

@@ -19,24 +19,31 @@ from eval.measures import evaluate, mean
 from eval.report import markdown_table
 from scripts.systems import DECODER_ALONE, IndexSystems
 
-NAMES = ("ce", "plt", "man", "tdm", "otm", "otm-optest", "otm-mix")
+NAMES = ("ce", "plt", "tdm", "otm", "otm-mix", "man", "otm-optest")
 BEAMS = (1, 2, 5, 10, 20, 50)
 ANSWERS = 10
+LEAST_BATCH = 16
 
 Cell = dict[str, Any]
 
 
 def equal_budgets(base: Config, tree: DocidTree) -> dict[str, Config]:
-    """The configuration of each objective: `base.generator.epochs` are those of the dearest, the others get more."""
+    """The configuration of each objective: `base.generator.epochs` are those of the dearest, the others get more.
+
+    A step has about as many positions too: `base.generator.batch_size` is that of the cheapest, the others' are smaller, but
+    at least `LEAST_BATCH`. With one batch size the dearest would make a twentieth of the cheapest's steps.
+    """
     generators = {name: dataclasses.replace(base.generator, objective=name) for name in NAMES}
     positions = {name: decoder_positions(tree, config) for name, config in generators.items()}
-    dearest = max(positions.values())
-    return {
-        name: dataclasses.replace(
-            base, generator=dataclasses.replace(config, epochs=config.epochs * dearest / positions[name])
+    dearest, cheapest = max(positions.values()), min(positions.values())
+    budgets = {}
+    for name, config in generators.items():
+        batch_size = max(LEAST_BATCH, round(config.batch_size * cheapest / positions[name]))
+        epochs = config.epochs * dearest / positions[name]
+        budgets[name] = dataclasses.replace(
+            base, generator=dataclasses.replace(config, epochs=epochs, batch_size=batch_size)
         )
-        for name, config in generators.items()
-    }
+    return budgets
 
 
 def measure(index: IndexSystems, split: str) -> list[Cell]:
@@ -93,6 +100,6 @@ def _table(found: Mapping[str, Mapping[str, Any]], system: str, quantity: str) -
 
 
 def _costs(found: Mapping[str, Mapping[str, Any]]) -> str:
-    columns = ("positions an example", "epochs", "steps", "milliseconds a step", "training seconds")
+    columns = ("positions an example", "batch", "epochs", "steps", "milliseconds a step", "training seconds")
     rows = ([name, *(f"{record[column]:g}" for column in columns)] for name, record in found.items())
     return markdown_table(["cost", *columns], rows)

@@ -116,6 +116,7 @@ def objectives(laboratory: Laboratory, seed: int) -> str:
         training = laboratory.training(config)
         found[name] = {
             "positions an example": round(decoder_positions(tree, config.generator), 1),
+            "batch": config.generator.batch_size,
             "epochs": round(config.generator.epochs, 2),
             "steps": training["steps"],
             "milliseconds a step": round(1000 * training["seconds"] / training["steps"], 1),

@@ -72,6 +72,13 @@ class BM25:
         other.weigh(self.k1, self.b)
         return other
 
+    @property
+    def lengths(self) -> NDArray[np.int32]:
+        """[documents] how many terms each has, stop words left out."""
+        if "_tokens" in self.__dict__:
+            return np.array([len(own) for own in self._tokens.ids], dtype=np.int32)
+        return load_file(self._folder / "terms.safetensors")["lengths"]
+
     def scores(self, queries: Sequence[str]) -> NDArray[np.float32]:
         """[queries, documents] of every document."""
         none = np.zeros(len(self.doc_ids), dtype=np.float32)

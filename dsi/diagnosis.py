@@ -54,7 +54,7 @@ def diagnose(
         doc_id = answers[query_id]
         if doc_id in found:
             continue
-        digits = retriever.tree.digits(int(retriever.tree.positions[retriever.rows[doc_id]]))
+        digits = retriever.tree.digits(int(retriever.tree.positions[retriever.table.rows[doc_id]]))
         trace, _ = retriever.trace(queries[query_id], k, **settings)
         last = min(found.values())
         level, margin = _left_at(retriever.tree, digits, trace) or (len(digits) - 1, last - score)

@@ -8,7 +8,7 @@ import sqlite3
 import threading
 from collections.abc import Collection
 from functools import cached_property
-from typing import TypeAlias, Union
+from typing import Any, TypeAlias, Union
 
 import datasets
 import numpy as np
@@ -47,16 +47,16 @@ class Documents:
         """{doc_id: row}; made when it is first needed: a search without filters needs no list of all documents in memory."""
         return {doc_id: row for row, doc_id in enumerate(self.table["doc_id"])}
 
-    def ids_of(self, rows: NDArray[np.integer]) -> list[list[str]]:
-        """The doc_ids of rows [n, m], read from the table."""
+    def values_of(self, column: str, rows: NDArray[np.integer]) -> list[list[Any]]:
+        """What a column says of rows [n, m], read from the table."""
         if not rows.size:
             return [[] for _ in rows]
-        doc_ids: list[str] = self._doc_ids.take(pa.array(rows.ravel())).to_pylist()
-        return [doc_ids[start : start + rows.shape[1]] for start in range(0, rows.size, rows.shape[1])]
+        values = self._columns[column].take(pa.array(rows.ravel())).to_pylist()
+        return [values[start : start + rows.shape[1]] for start in range(0, rows.size, rows.shape[1])]
 
     @cached_property
-    def _doc_ids(self) -> pa.ChunkedArray:
-        return document_table(self.table)["doc_id"]
+    def _columns(self) -> pa.Table:
+        return document_table(self.table)
 
     def rows_of(self, doc_ids: Collection[str], name: str) -> list[int]:
         """The rows of some documents; `name` says in messages where they were named.
@@ -112,7 +112,7 @@ class Documents:
         return mask
 
     def _arrow_rows(self, where: pc.Expression) -> NDArray[np.integer]:
-        table = document_table(self.table)
+        table = self._columns
         numbered = table.append_column("", pa.array(np.arange(len(table))))
         return numbered.filter(where)[""].to_numpy()  # type: ignore[no-any-return]
 
@@ -123,7 +123,7 @@ class Documents:
     @cached_property
     def _database(self) -> sqlite3.Connection:
         database = sqlite3.connect(":memory:", check_same_thread=False)
-        table = document_table(self.table)
+        table = self._columns
         names = ", ".join('"' + name.replace('"', '""') + '"' for name in table.column_names)
         database.execute(f"create table documents ({names})")
         places = ", ".join("?" * table.num_columns)

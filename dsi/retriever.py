@@ -23,6 +23,8 @@ from docids.tree import DocidTree
 from dsi.documents import Documents, Where
 from dsi.generator.model import DocidGenerator
 from dsi.index import load_index, save_docids, write_manifest, write_update
+from dsi.rerank.candidates import Candidates, Stage
+from dsi.reranking import candidates_of, reranked
 from dsi.search.answers import Hits, hits_of
 from dsi.search.beam import LevelTrace, SearchResult, TreeSearcher
 from dsi.search.decoder import FastDecoder
@@ -89,12 +91,7 @@ class GenerativeRetriever:
         graphs = GraphedSearch(searcher) if self.device.type == "cuda" else None
         with self.swapping:
             self.tree, self.documents, self.lexical = content
-            self.searcher, self._documents, self._graphs = searcher, documents, graphs
-
-    @property
-    def rows(self) -> dict[str, int]:
-        """{doc_id: row of the document table}."""
-        return self._documents.rows
+            self.searcher, self.table, self._graphs = searcher, documents, graphs
 
     def add(self, documents: Sequence[Mapping[str, Any]]) -> None:
         """Make new documents searchable at once, without training; no other document's docid changes.
@@ -118,7 +115,7 @@ class GenerativeRetriever:
             ValueError: a doc_id that is not in the index, or no document would be left.
         """
         with self._updating:
-            self._hold(without_documents(self._content, self._documents.rows_of(doc_ids, "remove")))
+            self._hold(without_documents(self._content, self.table.rows_of(doc_ids, "remove")))
 
     @property
     def _content(self) -> Content:
@@ -138,9 +135,9 @@ class GenerativeRetriever:
         Args:
             queries: one query or a list of them.
             k: documents a query; k results come back whenever k documents may be returned.
-            **options: `allow`, `deny`, `where`, `exact`, `max_expansions`, `extra_scores` as in `search_encoded`; `alpha`,
-                `beta`, `fusion`, `ann_temperature`, `beam_width`, `lexical_weight` (see `SearchConfig`): what is left out or
-                None is as the index was tuned (beam_width at least k).
+            **options: `allow`, `deny`, `where`, `exact`, `max_expansions`, `extra_scores`, `rerank` as in `search_encoded`;
+                `alpha`, `beta`, `fusion`, `ann_temperature`, `beam_width`, `lexical_weight` (see `SearchConfig`): what is left
+                out or None is as the index was tuned (beam_width at least k).
 
         Returns:
             `Hits` for one query, a list of `Hits` for a list.
@@ -188,7 +185,7 @@ class GenerativeRetriever:
     def as_run(self, query_ids: Sequence[str], result: SearchResult) -> dict[str, dict[str, float]]:
         """{query_id: {doc_id: score}} of a result whose rows are these queries."""
         positions = result.positions.numpy()
-        doc_ids = self._documents.ids_of(self.tree.doc_rows[np.maximum(positions, 0)])
+        doc_ids = self.table.values_of("doc_id", self.tree.doc_rows[np.maximum(positions, 0)])
         return {
             query_id: {doc_id: score for doc_id, score, p in zip(own, scores, found, strict=True) if p >= 0}
             for query_id, own, scores, found in zip(
@@ -212,6 +209,7 @@ class GenerativeRetriever:
         exact: bool = False,
         max_expansions: int = MAX_EXPANSIONS,
         extra_scores: NDArray[np.floating] | None = None,
+        rerank: Sequence[Stage] = (),
         **settings: Any,
     ) -> SearchResult:
         """`search` as tensors, rows in the order of the queries.
@@ -229,6 +227,8 @@ class GenerativeRetriever:
                 answer comes back with `exact` False.
             extra_scores: [queries, documents], documents in the order of the document table: any further score of documents
                 (recency, popularity, …), weighted by the caller; added to z.e_d, under the same certificate.
+            rerank: stages that order the k documents anew, one after another; `exact` then says that no other k documents
+                scored better before them.
             **settings: of `SearchConfig`.
         """
         config, alive = self.config(k, settings), self._alive(allow, deny, where)
@@ -244,7 +244,13 @@ class GenerativeRetriever:
             if exact:
                 result = self._widen(result, batch, k, config, alive, max_expansions)
             whole.put(batch.rows, result)
-        return whole
+        return reranked(self, encoded, whole, rerank) if rerank else whole
+
+    @consistent
+    def candidates(self, queries: Sequence[str], k: int = 100, **options: Any) -> Candidates:
+        """The k best documents of each query, with the features by which a stage after the beam tells them apart."""
+        encoded = self.encode_queries(queries, progress=True)
+        return candidates_of(self, encoded, self.search_encoded(encoded, k, **options))
 
     @consistent
     def follow_encoded(
@@ -261,7 +267,7 @@ class GenerativeRetriever:
             generative, dense: [queries, documents, depth]; at the last level the two parts of the documents' scores.
         """
         config = self.config(1, settings)
-        rows = torch.tensor([self._documents.rows_of(own, "doc_ids") for own in doc_ids])
+        rows = torch.tensor([self.table.rows_of(own, "doc_ids") for own in doc_ids])
         positions = torch.from_numpy(self.tree.positions).long()[rows]
         shape = (encoded.count, positions.shape[1], self.tree.depth)
         generative, dense = torch.empty(shape), torch.empty(shape)
@@ -309,17 +315,11 @@ class GenerativeRetriever:
     def _scored(
         self, encoded: EncodedQueries, config: SearchConfig, extra_scores: NDArray[np.floating] | None
     ) -> Iterator[QueryBatch]:
-        lexical = self.lexical if config.lexical_weight else None
-        if config.lexical_weight and lexical is None:
-            raise ValueError(
-                f"lexical_weight is {config.lexical_weight:g}, but this index has no lexical part; "
-                "use 0, or train with lexical.enabled = true."
-            )
-        return with_scores(encoded, self.tree.doc_rows, lexical, config.lexical_weight, extra_scores)
+        return with_scores(encoded, self.tree.doc_rows, self.lexical, config.lexical_weight, extra_scores)
 
     def _alive(self, allow: Collection[str] | None, deny: Collection[str], where: Where | None) -> Tensor | None:
         """[nodes] as `TreeSearcher.search` wants them, or None where everything may be returned."""
-        allowed = self._documents.allowed(allow, deny, where)
+        allowed = self.table.allowed(allow, deny, where)
         if allowed is None:
             return None
         by_position = np.zeros(self.tree.num_documents, dtype=bool)

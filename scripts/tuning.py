@@ -109,7 +109,7 @@ def _flat_candidates(
     retriever: GenerativeRetriever, encoded: EncodedQueries, query_ids: Sequence[str], candidates: Runs | None = None
 ) -> tuple[Runs, Runs]:
     """Dense and BM25 scores of each query's candidates (by default the best hundred of either); no BM25 without its part."""
-    lexical, rows = retriever.lexical, retriever.rows
+    lexical, rows = retriever.lexical, retriever.table.rows
     doc_ids = list(rows)
     dense_run: Runs = {}
     bm25_run: Runs = {}

@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "eval": {"docids", "contrastive"},
     "scripts": {"docids", "contrastive", "dsi", "eval"},
 }
-ROOMS = ("trees", "generator", "search", "training")
+ROOMS = ("trees", "generator", "search", "rerank", "training")
 """Of dsi: each knows only those before it; the modules of dsi itself know all of them."""
 MODULES = sorted(path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 

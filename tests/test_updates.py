@@ -42,7 +42,10 @@ def retriever(encoder):
 
 
 def digits_of(retriever) -> dict[str, tuple[int, ...]]:
-    return {doc_id: retriever.tree.digits(int(retriever.tree.positions[row])) for doc_id, row in retriever.rows.items()}
+    return {
+        doc_id: retriever.tree.digits(int(retriever.tree.positions[row]))
+        for doc_id, row in retriever.table.rows.items()
+    }
 
 
 def test_added_documents_are_found_and_removed_ones_are_not(retriever, tmp_path):
@@ -170,7 +173,7 @@ def test_what_cannot_be_added_changes_nothing(retriever, documents, message):
     with pytest.raises(ValueError, match=message):
         retriever.add(documents)
     with pytest.raises(ValueError, match="cannot be left without documents"):
-        retriever.remove(list(retriever.rows))
+        retriever.remove(list(retriever.table.rows))
     with pytest.raises(ValueError, match="remove names the doc_id 'nobody', which is not in the index"):
         retriever.remove(["nobody"])
     retriever.add([])

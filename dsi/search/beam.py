@@ -197,6 +197,7 @@ class TreeSearcher:
         node_scores: NodeScores | None,
         positions: Tensor,
         config: SearchConfig,
+        trace: list[LevelTrace] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """What the nodes on the way to given documents score, whether or not a search would reach them.
 
@@ -206,6 +207,7 @@ class TreeSearcher:
             node_scores: as in `search`.
             positions: [batch, m] docid positions.
             config: scores.
+            trace: receives one `LevelTrace` a level: all children of the nodes on the way, [batch, m * fan-out].
 
         Returns:
             generative, dense: [batch, m, depth] the scores of the node at each level; past a docid's end the document's.
@@ -222,6 +224,9 @@ class TreeSearcher:
         for level, fan_out in enumerate(self.tree.fan_out):
             candidates = self._expand(beam, level, node_scores, config, cache, None)
             columns = torch.arange(m, device=self.device) * fan_out + digits[:, :, level].clamp(min=0)
+            if trace is not None:
+                kept = torch.zeros_like(candidates.nodes, dtype=torch.bool).scatter(1, columns, True)
+                trace.append(LevelTrace(candidates.nodes, candidates.generative, candidates.dense, kept))
             is_document = candidates.nodes >= self.tree.num_inner
             beam = candidates.take(columns, candidates.score.masked_fill(is_document, -torch.inf))
             ended = digits[:, :, level] < 0

@@ -22,7 +22,7 @@ class QueryBatch(NamedTuple):
         states: [n, length, state_dim] token states.
         mask: [n, length] True at real tokens.
         embeddings: [n, embedding_dim].
-        texts: what was encoded.
+        texts: the queries as they were asked, without the encoder's prompt.
         extra_scores: [n, documents] in docid order, added to the dense scores.
     """
 
@@ -47,6 +47,20 @@ class EncodedQueries:
     count: int
     batches: list[QueryBatch]
 
+    @property
+    def texts(self) -> list[str]:
+        """The queries in their order."""
+        found = {
+            row: text for batch in self.batches for row, text in zip(batch.rows.tolist(), batch.texts, strict=True)
+        }
+        return [found[row] for row in range(self.count)]
+
+    @property
+    def embeddings(self) -> Tensor:
+        """[count, embedding_dim] on the CPU, in their order."""
+        rows = torch.cat([batch.rows for batch in self.batches])
+        return torch.cat([batch.embeddings.cpu() for batch in self.batches])[rows.argsort()]
+
 
 def encode_queries(
     encoder: Encoder, queries: Sequence[str], *, batch_size: int = 32, progress: bool = False
@@ -65,8 +79,8 @@ def encode_queries(
     starts = range(0, len(order), batch_size)
     for start in tqdm(starts, desc="queries", unit="batch", disable=not progress):
         rows = order[start : start + batch_size]
-        chosen = [texts[row] for row in rows]
-        batches.append(QueryBatch(torch.tensor(rows), *encoder.forward(chosen, "query"), chosen))
+        encoded = encoder.forward([texts[row] for row in rows], "query")
+        batches.append(QueryBatch(torch.tensor(rows), *encoded, [queries[row] for row in rows]))
     return EncodedQueries(len(texts), batches)
 
 
@@ -82,13 +96,18 @@ def with_scores(
     Args:
         encoded: the queries.
         doc_rows: [documents] row of the document table at each docid position; -1 at free places, whose scores do not matter.
-        lexical: BM25 over the document table, if it takes part.
-        lexical_weight: of it.
+        lexical: BM25 over the document table, if the index has it.
+        lexical_weight: of it; with 0 it takes no part.
         extra_scores: [queries, rows of the table].
 
     Raises:
-        ValueError: extra_scores have another shape.
+        ValueError: extra_scores have another shape, or there is no lexical part to weigh.
     """
+    if lexical_weight and lexical is None:
+        raise ValueError(
+            f"lexical_weight is {lexical_weight:g}, but this index has no lexical part; "
+            "use 0, or train with lexical.enabled = true."
+        )
     expected = (encoded.count, int((doc_rows >= 0).sum()))
     if extra_scores is not None and extra_scores.shape != expected:
         raise ValueError(f"extra_scores must be [queries, documents] = {expected}, got {extra_scores.shape}.")
@@ -96,7 +115,7 @@ def with_scores(
         parts = []
         if extra_scores is not None:
             parts.append(np.asarray(extra_scores[batch.rows.numpy()], dtype=np.float32))
-        if lexical is not None:
+        if lexical is not None and lexical_weight:
             parts.append(np.float32(lexical_weight) * lexical.scores(batch.texts))
         if parts:
             in_docid_order = torch.from_numpy(np.sum(parts, axis=0)[:, doc_rows])

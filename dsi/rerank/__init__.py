@@ -1,0 +1,1 @@
+"""Stages after the beam: candidates with features and scores in, a new order and scores out."""

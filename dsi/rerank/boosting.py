@@ -1,0 +1,289 @@
+"""MART, LambdaMART and LambdaSMART: boosted regression trees over the features of candidates.
+
+LambdaMART boosts trees on the lambdas of `dsi.rerank.lists`, each leaf one Newton step; MART on least squares. With a base,
+boosting starts from its scores (LambdaSMART; Wu, Burges, Svore, Gao 2008, MSR-TR-2008-109, also called model adaptation): the
+base is saved with the trees and always added back. `engine="lightgbm"` is LightGBM with the settings that make it the same
+algorithm: no normalisation by score differences, no truncation of the lists, no L2 term in a leaf. What is left is how splits
+are found: by gain of the Newton step there, by variance of the gradient in `engine="literal"`, which is slower by far.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+from docids.storage import write_text
+from dsi.rerank.candidates import KINDS, Floats
+from dsi.rerank.learned import FeatureStage
+from dsi.rerank.lists import JudgedLists, lambdas
+
+Weigh = Callable[[JudgedLists, Floats, Floats], float]
+"""Of lists, their scores, and the scores that a new tree adds: the weight it should have."""
+
+
+@dataclass(frozen=True)
+class BoostingConfig:
+    """How trees are boosted.
+
+    Attributes:
+        objective: "lambdamart", or "mart" for least squares on the labels.
+        engine: "lightgbm" (extra `rerank`), or "literal".
+        trees: how many.
+        leaves: of a tree.
+        min_leaf: documents a leaf has at least.
+        learning_rate: of every tree.
+        sigma: steepness of the pairwise sigmoid.
+        seed: of the engine.
+    """
+
+    objective: str = "lambdamart"
+    engine: str = "lightgbm"
+    trees: int = 100
+    leaves: int = 15
+    min_leaf: int = 20
+    learning_rate: float = 0.05
+    sigma: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("objective", ("lambdamart", "mart")), ("engine", ("lightgbm", "literal"))):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}.")
+        for name, least in (("trees", 1), ("leaves", 2), ("min_leaf", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}.")
+        for name in ("learning_rate", "sigma"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}.")
+
+
+class BoostedTrees(FeatureStage):
+    """An ensemble of regression trees, perhaps on top of a base.
+
+    Args:
+        names: of the features, those of the base among them.
+        config: the settings.
+        base: whose scores boosting starts from.
+    """
+
+    kind = "trees"
+
+    def __init__(self, names: tuple[str, ...], config: BoostingConfig, base: FeatureStage | None = None) -> None:
+        missing = [name for name in base.names if name not in names] if base else []
+        if missing:
+            raise ValueError(f"The base reads the feature {missing[0]!r}, which is not among {', '.join(names)}.")
+        self.names, self.config, self.base = tuple(names), config, base
+        self._trees: _Trees | None = None
+
+    def fit(self, lists: JudgedLists, weigh: Weigh | None = None) -> "BoostedTrees":
+        """Train in place.
+
+        Args:
+            lists: judged documents.
+            weigh: chooses each tree's weight, as a line search does, instead of the learning rate; for engine "literal".
+                Boosting ends with the first tree whose weight is 0.
+        """
+        if weigh is not None and self.config.engine != "literal":
+            raise ValueError('Trees are weighted one by one with engine "literal" only.')
+        start = self.base_scores(lists.features)
+        if self.config.engine == "literal":
+            self._trees = _LiteralTrees.fit(lists, start, self.config, weigh)
+        else:
+            self._trees = _LightGBM.fit(lists, start, self.config)
+        return self
+
+    def base_scores(self, features: Floats) -> Floats:
+        """[n] what boosting starts from."""
+        if self.base is None:
+            return np.zeros(len(features))
+        return self.base.predict(features[:, [self.names.index(name) for name in self.base.names]])
+
+    def predict(self, features: Floats) -> Floats:
+        """[n] scores, those of the base included."""
+        return self.base_scores(features) + self._fitted.predict(features)
+
+    @property
+    def importance(self) -> dict[str, float]:
+        """{feature: what its splits gained, as shares of all gain}."""
+        gains = self._fitted.gains(len(self.names))
+        return dict(zip(self.names, (gains / max(gains.sum(), 1e-12)).tolist(), strict=True))
+
+    @property
+    def _fitted(self) -> "_Trees":
+        if self._trees is None:
+            raise ValueError("These trees are not trained yet; call fit.")
+        return self._trees
+
+    def write(self, folder: Path) -> dict[str, Any]:
+        """Write the trees, and the base beside them."""
+        self._fitted.write(folder)
+        settings: dict[str, Any] = {"names": self.names, "config": asdict(self.config), "base": None}
+        if self.base:
+            (folder / "base").mkdir()
+            settings["base"] = {"kind": self.base.kind, "settings": self.base.write(folder / "base")}
+        return settings
+
+    @classmethod
+    def read(cls, folder: Path, settings: dict[str, Any]) -> "BoostedTrees":
+        """What `write` wrote."""
+        base = settings["base"] and KINDS[settings["base"]["kind"]].read(folder / "base", settings["base"]["settings"])
+        stage = cls(tuple(settings["names"]), BoostingConfig(**settings["config"]), base or None)  # type: ignore[arg-type]
+        stage._trees = (_LiteralTrees if stage.config.engine == "literal" else _LightGBM).read(folder)
+        return stage
+
+
+class _LightGBM:
+    """A LightGBM booster."""
+
+    def __init__(self, booster: Any) -> None:
+        self.booster = booster
+
+    @classmethod
+    def fit(cls, lists: JudgedLists, start: Floats, config: BoostingConfig) -> "_LightGBM":
+        lightgbm = _lightgbm()
+        settings = {
+            "objective": "lambdarank" if config.objective == "lambdamart" else "regression",
+            "lambdarank_norm": False,
+            "lambdarank_truncation_level": max(lists.lengths),
+            "label_gain": [2.0**label - 1 for label in range(int(lists.labels.max()) + 1)],
+            "lambda_l2": 0.0,
+            "min_sum_hessian_in_leaf": 1e-9,
+            "sigmoid": config.sigma,
+            "num_leaves": config.leaves,
+            "min_data_in_leaf": config.min_leaf,
+            "learning_rate": config.learning_rate,
+            "boost_from_average": False,
+            "seed": config.seed,
+            "deterministic": True,
+            "force_row_wise": True,
+            "verbose": -1,
+        }
+        data = lightgbm.Dataset(lists.features, lists.labels, group=list(lists.lengths), init_score=start)
+        return cls(lightgbm.train(settings, data, num_boost_round=config.trees))
+
+    def predict(self, features: Floats) -> Floats:
+        return np.asarray(self.booster.predict(features, raw_score=True))
+
+    def gains(self, count: int) -> Floats:
+        return np.asarray(self.booster.feature_importance("gain"))
+
+    def write(self, folder: Path) -> None:
+        write_text(folder / "model.txt", self.booster.model_to_string())
+
+    @classmethod
+    def read(cls, folder: Path) -> "_LightGBM":
+        return cls(_lightgbm().Booster(model_file=str(folder / "model.txt")))
+
+
+def _lightgbm() -> Any:
+    try:
+        return importlib.import_module("lightgbm")
+    except ImportError:
+        raise ValueError(
+            'engine "lightgbm" needs LightGBM; pip install "dr-scl[rerank]", or use engine "literal".'
+        ) from None
+
+
+class _LiteralTrees:
+    """Regression trees as arrays, nodes of all trees one after another.
+
+    Attributes:
+        feature: [nodes] that a node asks for; -1 at leaves.
+        threshold: [nodes] values up to it go left.
+        children: [nodes, 2] left and right; a leaf's are itself.
+        value: [nodes] of leaves, weight included.
+        gain: [nodes] what a split took off the squared error.
+        roots: [trees] where each tree starts.
+        depth: of the deepest tree.
+    """
+
+    def __init__(self, arrays: dict[str, NDArray[Any]]) -> None:
+        self.arrays = arrays
+
+    @classmethod
+    def fit(
+        cls, lists: JudgedLists, start: Floats, config: BoostingConfig, weigh: Weigh | None = None
+    ) -> "_LiteralTrees":
+        from sklearn.tree import DecisionTreeRegressor
+
+        features, scores = np.asarray(lists.features, dtype=np.float32), start.astype(np.float64)
+        grown: list[dict[str, NDArray[Any]]] = []
+        for number in range(config.trees):
+            if config.objective == "lambdamart":
+                gradient, curvature, _ = lambdas(lists, scores, config.sigma, weigh_by_ndcg=True)
+            else:
+                gradient, curvature = scores - lists.labels, np.ones(len(scores))
+            tree = DecisionTreeRegressor(
+                max_leaf_nodes=config.leaves, min_samples_leaf=config.min_leaf, random_state=config.seed + number
+            ).fit(features, -gradient)
+            leaves = tree.apply(features)
+            steps = _newton(leaves, gradient, curvature, tree.tree_.node_count)
+            weight = weigh(lists, scores, steps[leaves]) if weigh else config.learning_rate
+            if weight == 0:
+                break
+            scores = scores + weight * steps[leaves]
+            grown.append(_arrays(tree.tree_, weight * steps))
+        return cls(_joined(grown))
+
+    def predict(self, features: Floats) -> Floats:
+        arrays, features = self.arrays, np.asarray(features, dtype=np.float32)
+        nodes = np.repeat(arrays["roots"][None, :], len(features), axis=0)
+        for _ in range(int(arrays["depth"].max(initial=0))):
+            asked = np.take_along_axis(features, np.maximum(arrays["feature"][nodes], 0), axis=1)
+            nodes = arrays["children"][nodes, (asked > arrays["threshold"][nodes]).astype(int)]
+        return np.asarray(arrays["value"][nodes].sum(axis=1))
+
+    def gains(self, count: int) -> Floats:
+        inner = self.arrays["feature"] >= 0
+        return np.bincount(self.arrays["feature"][inner], self.arrays["gain"][inner], minlength=count).astype(float)
+
+    def write(self, folder: Path) -> None:
+        save_file(self.arrays, folder / "trees.safetensors")
+
+    @classmethod
+    def read(cls, folder: Path) -> "_LiteralTrees":
+        return cls(load_file(folder / "trees.safetensors"))
+
+
+_Trees = _LightGBM | _LiteralTrees
+
+
+def _newton(leaves: NDArray[np.integer], gradient: Floats, curvature: Floats, count: int) -> Floats:
+    """[nodes] the Newton step of each leaf, -sum of gradients over sum of curvatures; 0 where nothing is curved."""
+    first, second = (np.bincount(leaves, values, minlength=count) for values in (gradient, curvature))
+    return np.divide(-first, second, out=np.zeros(count), where=second > 1e-12)
+
+
+def _arrays(tree: Any, values: Floats) -> dict[str, NDArray[Any]]:
+    leaf, own = tree.children_left < 0, np.arange(tree.node_count)
+    impurity = tree.impurity * tree.weighted_n_node_samples
+    below = np.where(leaf, 0.0, impurity[tree.children_left] + impurity[tree.children_right])
+    return {
+        "feature": np.where(leaf, -1, tree.feature).astype(np.int32),
+        "threshold": tree.threshold.astype(np.float64),
+        "children": np.stack([np.where(leaf, own, tree.children_left), np.where(leaf, own, tree.children_right)], 1),
+        "value": np.where(leaf, values, 0.0),
+        "gain": np.where(leaf, 0.0, impurity - below),
+        "depth": np.array([tree.max_depth]),
+    }
+
+
+def _joined(trees: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
+    """The nodes of all trees one after another."""
+    starts = np.cumsum([0, *(len(tree["feature"]) for tree in trees)])[:-1]
+    shifted = [
+        {**tree, "children": tree["children"] + start, "roots": np.array([start])}
+        for tree, start in zip(trees, starts.tolist(), strict=False)
+    ]
+    names = ("feature", "threshold", "children", "value", "gain", "depth", "roots")
+    if not shifted:
+        empty = {
+            name: np.zeros(0, dtype=np.int64 if name in ("feature", "depth", "roots") else float) for name in names
+        }
+        return {**empty, "children": np.zeros((0, 2), dtype=np.int64)}
+    return {name: np.concatenate([tree[name] for tree in shifted]) for name in names}

@@ -1,0 +1,103 @@
+"""The stages after the beam, applied to a search's answers."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from dsi.index import read_manifest
+from dsi.rerank.candidates import Candidates, Stage, load_stage
+from dsi.rerank.features import features_of
+from dsi.search.beam import SearchResult
+from dsi.search.queries import EncodedQueries
+
+if TYPE_CHECKING:
+    from dsi.retriever import GenerativeRetriever
+
+
+def candidates_of(
+    retriever: "GenerativeRetriever", encoded: EncodedQueries, result: SearchResult, *, features: bool = True
+) -> Candidates:
+    """The answers of a search as stages see them.
+
+    Args:
+        retriever: that gave them.
+        encoded: the queries.
+        result: the answers, rows in the order of the queries.
+        features: compute them: one more pass of the decoder over the answers.
+    """
+    tree = retriever.tree
+    positions = result.positions.numpy()
+    there = positions >= 0
+    rows = tree.doc_rows[np.maximum(positions, 0)]
+
+    def lists(column: str) -> list[list[str]]:
+        return [
+            [str(value) for value in own[:count]]
+            for own, count in zip(retriever.table.values_of(column, rows), there.sum(axis=1).tolist(), strict=True)
+        ]
+
+    titles = lists("title")
+    computed, names = np.zeros((*positions.shape, 0), dtype=np.float32), tuple[str, ...]()
+    if features:
+        temperature = retriever.settings.ann_temperature
+        computed, names = features_of(retriever.searcher, retriever.lexical, encoded, result, titles, temperature)
+    _, digits = tree.paths(np.maximum(positions, 0).ravel())
+    return Candidates(
+        queries=encoded.texts,
+        doc_ids=lists("doc_id"),
+        titles=titles,
+        scores=result.scores.double().numpy(),
+        digits=np.where(there[:, :, None], digits.reshape(*positions.shape, -1), -1),
+        query_embeddings=encoded.embeddings.float().numpy(),
+        embeddings=tree.embeddings[np.maximum(positions, 0)] * there[:, :, None],
+        features=computed,
+        names=names,
+    )
+
+
+def reranked(
+    retriever: "GenerativeRetriever", encoded: EncodedQueries, result: SearchResult, stages: Sequence[Stage]
+) -> SearchResult:
+    """A search's answers in the order that the stages give them one after another; scores are those of the last stage."""
+    candidates = candidates_of(retriever, encoded, result, features=any(stage.uses_features for stage in stages))
+    for stage in stages:
+        scores = stage.rerank(candidates)
+        order = torch.from_numpy(candidates.order(scores))
+        candidates = candidates.reordered(scores)
+        positions, generative = (own.gather(1, order) for own in (result.positions, result.generative))
+        result = dataclasses.replace(
+            result, positions=positions, generative=generative, scores=torch.from_numpy(candidates.scores).float()
+        )
+    return result
+
+
+def binding(manifest: dict[str, Any]) -> dict[str, Any]:
+    """What a stage that is saved beside an index is bound to: its encoder and its generator."""
+    files = {name: value for name, value in manifest["files"].items() if name.startswith("generator/")}
+    return {"encoder": manifest["fingerprints"]["encoder"], "generator": files}
+
+
+def stage_folder(index: Path, name: str) -> Path:
+    """Where a stage lies beside an index.
+
+    Raises:
+        ValueError: the name is no plain folder name.
+    """
+    if not name or name != Path(name).name or name.startswith("."):
+        raise ValueError(f"The name of a stage must be a plain folder name, got {name!r}.")
+    return index / "rerank" / name
+
+
+def load_stages(index: str | Path, names: Sequence[str]) -> list[Stage]:
+    """Stages that were saved beside an index, to be given to `search(…, rerank=…)`.
+
+    Raises:
+        FileNotFoundError: no such stage there.
+        ValueError: it was trained for another encoder or generator.
+    """
+    bound_to = binding(read_manifest(Path(index)))
+    return [load_stage(stage_folder(Path(index), name), bound_to) for name in names]

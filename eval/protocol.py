@@ -116,3 +116,19 @@ def randomisation_test(
         extreme += int((np.abs(signs @ differences) >= abs(observed) - 1e-9).sum())
         done += block
     return float(observed) / len(a), (extreme + 1) / (rounds + 1)
+
+
+def bootstrap_interval(
+    a: Mapping[str, float], b: Mapping[str, float], *, rounds: int = 10_000, seed: int = 0
+) -> tuple[float, float, float]:
+    """Mean difference a - b over queries, and its 95 % interval from paired bootstrap samples of the queries.
+
+    Raises:
+        ValueError: the systems were measured on different queries.
+    """
+    if a.keys() != b.keys() or not a:
+        raise ValueError(f"Both systems need values for the same queries, got {len(a)} and {len(b)}.")
+    differences = np.array([a[query_id] - b[query_id] for query_id in a])
+    drawn = np.random.default_rng(seed).integers(0, len(a), size=(rounds, len(a)))
+    low, high = np.percentile(differences[drawn].mean(axis=1), [2.5, 97.5])
+    return float(differences.mean()), float(low), float(high)

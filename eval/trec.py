@@ -24,7 +24,7 @@ def read_run(path: Path) -> dict[str, dict[str, float]]:
         ValueError: a line does not have six fields or its score is no number, or a document comes twice for a query.
     """
     run: dict[str, dict[str, float]] = {}
-    for number, fields in _fields(path, 6, "query_id Q0 doc_id rank score tag"):
+    for number, fields in fields_of(path, 6, "query_id Q0 doc_id rank score tag"):
         query_id, _, doc_id, _, score, _ = fields
         _add(run, query_id, doc_id, score, float, path, number)
     return run
@@ -43,13 +43,14 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
         ValueError: a line does not have four fields, a relevance is no integer, or a document comes twice for a query.
     """
     qrels: dict[str, dict[str, int]] = {}
-    for number, fields in _fields(path, 4, "query_id 0 doc_id relevance"):
+    for number, fields in fields_of(path, 4, "query_id 0 doc_id relevance"):
         query_id, _, doc_id, relevance = fields
         _add(qrels, query_id, doc_id, relevance, int, path, number)
     return qrels
 
 
-def _fields(path: Path, count: int, form: str) -> list[tuple[int, list[str]]]:
+def fields_of(path: Path, count: int, form: str) -> list[tuple[int, list[str]]]:
+    """(line number, fields) of each line of a file; one with another number of fields is named."""
     rows = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         fields = line.split()

@@ -21,9 +21,11 @@ from eval.figures import grid_figure
 from eval.measures import evaluate, mean
 from eval.report import grid_table
 from scripts.arguments import quiet_libraries, with_encoder
+from scripts.diversity_experiments import diversity
 from scripts.experiments import ON_DENSE, TABLES, Row
 from scripts.hardware import hardware
 from scripts.laboratory import SPLIT, Laboratory, provenance
+from scripts.ltr_experiments import ltr
 from scripts.main import run_command
 from scripts.objectives import equal_budgets
 from scripts.objectives import measure as measure_objective
@@ -43,6 +45,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.what in WITHOUT_DATA:
         default_runs, experiment = WITHOUT_DATA[arguments.what]
         print(experiment(arguments.output, arguments.runs or default_runs, arguments.seeds[0]))
+        return
+    if arguments.what in ON_RANKINGS:
+        if not arguments.data:
+            raise ValueError(f"{arguments.what} is measured on a folder of lists: give --data.")
+        print(ON_RANKINGS[arguments.what](arguments.data, arguments.output, arguments.seeds))
         return
     if not arguments.data or not arguments.config:
         raise ValueError(f"{arguments.what} is measured on a collection: give --data and --config.")
@@ -65,7 +72,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="dsi reproduce", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=[*TABLES, *ON_A_COLLECTION, *WITHOUT_DATA])
+    parser.add_argument("what", choices=[*TABLES, *ON_A_COLLECTION, *ON_RANKINGS, *WITHOUT_DATA])
     parser.add_argument("--data", type=Path, help="a collection, a folder in BEIR layout")
     parser.add_argument("--config", type=Path, help="the base: DR-SCL+QG on this collection (configs/reproduce-*.toml)")
     parser.add_argument("--output", type=Path, required=True, metavar="DIR")
@@ -178,6 +185,9 @@ def _synthetic(output: Path, runs: int, seed: int) -> str:
         write_text(output / "synthetic.md", "\n\n".join(texts) + "\n")
     return "\n\n".join(texts)
 
+
+ON_RANKINGS: dict[str, Callable[[Path, Path, list[int]], str]] = {"ltr": ltr, "diversity": diversity}
+"""Experiments of the stages after the beam: {name: function of data, output, seeds}."""
 
 WITHOUT_DATA: dict[str, tuple[int, Callable[[Path, int, int], str]]] = {
     "toy": (200, _toy),

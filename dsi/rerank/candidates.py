@@ -68,6 +68,24 @@ class Candidates:
             )
         return self.features[:, :, [self.names.index(name) for name in names]]
 
+    def select(self, rows: Ints) -> "Candidates":
+        """The lists of some queries."""
+
+        def of(own: Sequence[Any]) -> list[Any]:
+            return [own[row] for row in rows.tolist()]
+
+        return replace(
+            self,
+            queries=of(self.queries),
+            doc_ids=of(self.doc_ids),
+            titles=of(self.titles),
+            scores=self.scores[rows],
+            digits=self.digits[rows],
+            query_embeddings=self.query_embeddings[rows],
+            embeddings=self.embeddings[rows],
+            features=self.features[rows],
+        )
+
     def order(self, scores: Floats) -> Ints:
         """[n, k] columns by descending new score, equal ones as they stand; what is past the end of a list stays there."""
         if scores.shape != self.scores.shape:

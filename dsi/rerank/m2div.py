@@ -8,8 +8,9 @@ oracle: at every position all candidates that add most are equally right. Candid
 break ties.
 """
 
+import copy
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,12 @@ class M2Div(nn.Module, Stage):
             left[rows, best] = False
             state = self.cell(lists.documents[rows, best], state)
         return actions
+
+    def with_search(self, simulations: int) -> "M2Div":
+        """The same network, ranking by search with so many simulations a position (0: by the policy alone)."""
+        other = copy.copy(self)
+        other.config = replace(self.config, search_simulations=simulations)
+        return other
 
     def rerank(self, candidates: Candidates) -> Floats:
         """[n, k] the list that was built first, best first; then the rest as it stood."""

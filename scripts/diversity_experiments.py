@@ -1,0 +1,188 @@
+"""`dsi reproduce diversity`: lists that cover subtopics, on a folder with `bm25.run` and `qrels/diversity.qrels`.
+
+Candidates are BM25's first thirty; vectors are a latent semantic analysis of the collection (50 wide). Five folds over the
+queries: trained stages see the subtopics of four of them; the strength of MMR and MSD is chosen on the same four.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.decomposition import TruncatedSVD
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.preprocessing import normalize
+
+from docids.collection import document_records
+from docids.storage import write_json, write_text
+from dsi.rerank.candidates import Candidates, Stage
+from dsi.rerank.diversity import Pyversity, subtopic_labels
+from dsi.rerank.m2div import M2Div, M2DivConfig
+from eval.diversity import DIVERSITY_MEASURES, Subtopics, evaluate_diversity, read_subtopics
+from eval.figures import lines_figure
+from eval.measures import mean
+from eval.report import markdown_table
+from eval.trec import read_run
+from scripts.laboratory import provenance
+
+FOLDS, DEPTH, WIDTH = 5, 30, 50
+STRENGTHS = tuple(np.linspace(0.1, 0.9, 9).round(1).tolist())
+BY_POSITION = tuple(f"alpha_nDCG@{k}" for k in range(1, 11))
+TUNED_FOR = "alpha_nDCG@5"
+
+Values = dict[str, dict[str, float]]
+Make = Callable[[Candidates, Subtopics, int], Stage]
+"""Train on candidates whose subtopics are known, with a seed."""
+
+
+class AsItStands(Stage):
+    """The order of the stage before."""
+
+    kind = "as it stands"
+
+    def rerank(self, candidates: Candidates) -> Any:
+        """Their own scores."""
+        return candidates.scores
+
+    def write(self, folder: Path) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    @classmethod
+    def read(cls, folder: Path, settings: dict[str, Any]) -> "AsItStands":
+        """Another one."""
+        return cls()
+
+
+def _tuned(strategy: str) -> Make:
+    def make(train: Candidates, subtopics: Subtopics, seed: int) -> Stage:
+        stages = [Pyversity(strategy, strength) for strength in STRENGTHS]
+        return max(stages, key=lambda stage: mean(measure(stage, train, subtopics, [TUNED_FOR])[TUNED_FOR]))
+
+    return make
+
+
+def _m2div(**settings: Any) -> Make:
+    def make(train: Candidates, subtopics: Subtopics, seed: int) -> Stage:
+        model = M2Div.create(train, M2DivConfig(seed=seed, **settings))
+        model.fit(train, subtopic_labels(train, subtopics))
+        return model
+
+    return make
+
+
+SYSTEMS: Mapping[str, Make] = {
+    "BM25's order": lambda *_: AsItStands(),
+    "MMR, tuned": _tuned("mmr"),
+    "MSD, tuned": _tuned("msd"),
+    "DPP": lambda *_: Pyversity("dpp"),
+    "SSD": lambda *_: Pyversity("ssd"),
+    "COVER": lambda *_: Pyversity("cover"),
+    "the network, REINFORCE (60 epochs)": _m2div(teacher="reinforce", epochs=60),
+    "M2Div, K = 200, policy alone": _m2div(simulations=200),
+    "M2Div, K = 1000, policy alone": _m2div(simulations=1000, exploration=1.0),
+    "the network, oracle imitation (30 epochs)": _m2div(pretrain_epochs=30, epochs=0),
+    "M2Div, K = 200, after oracle imitation": _m2div(pretrain_epochs=30, simulations=200, epochs=6),
+}
+SEARCHED = {"M2Div, K = 1000, policy alone": "M2Div, K = 1000, search when ranking (K = 200)"}
+"""Systems that are measured with search when ranking too: {system: name of that row}."""
+
+
+def read_candidates(folder: Path) -> tuple[Candidates, dict[str, dict[str, list[str]]]]:
+    """The first candidates of every query, and {query_id: {doc_id: subtopics}}; queries are named by their ids."""
+    documents = {record["doc_id"]: record for record in document_records(folder / "corpus.jsonl")}
+    run = read_run(folder / "bm25.run")
+    texts = _query_texts(folder)
+    ranked = {q: sorted(run[q], key=lambda doc_id: -run[q][doc_id])[:DEPTH] for q in run}
+    words = TfidfVectorizer(stop_words="english", sublinear_tf=True, min_df=2)
+    counts = words.fit_transform(f"{record['title']} {record['text']}" for record in documents.values())
+    analysis = TruncatedSVD(WIDTH, random_state=0).fit(counts)
+    vectors = dict(zip(documents, normalize(analysis.transform(counts)), strict=True))
+    queries = normalize(analysis.transform(words.transform([texts[q] for q in run])))
+    shape = (len(run), DEPTH)
+    scores, embeddings = np.full(shape, -np.inf), np.zeros((*shape, WIDTH))
+    for row, (q, own) in enumerate(ranked.items()):
+        scores[row, : len(own)] = [run[q][doc_id] for doc_id in own]
+        embeddings[row, : len(own)] = [vectors[doc_id] for doc_id in own]
+    titles = [[documents[doc_id]["title"] for doc_id in own] for own in ranked.values()]
+    candidates = Candidates(
+        queries=list(run),
+        doc_ids=list(ranked.values()),
+        titles=titles,
+        scores=scores,
+        digits=np.zeros((*shape, 1), dtype=int),
+        query_embeddings=queries,
+        embeddings=embeddings,
+        features=np.zeros((*shape, 0)),
+    )
+    judged = read_subtopics(folder / "qrels" / "diversity.qrels")
+    return candidates, {q: {d: s for d, s in judged[q].items() if d in set(ranked[q])} for q in run}
+
+
+def _query_texts(folder: Path) -> dict[str, str]:
+    import json
+
+    lines = (folder / "queries.jsonl").read_text(encoding="utf-8").splitlines()
+    return {record["_id"]: record["text"] for record in map(json.loads, lines)}
+
+
+def measure(stage: Stage, candidates: Candidates, subtopics: Subtopics, measures: Sequence[str]) -> Values:
+    """{measure: {query: value}} of the order that a stage gives."""
+    ids = list(candidates.queries)
+    run = candidates.reordered(stage.rerank(candidates)).as_run(ids)
+    placed = {q: {d: -float(n) for n, d in enumerate(own)} for q, own in run.items()}  # ties as they stand
+    return evaluate_diversity(placed, {q: subtopics[q] for q in ids}, measures)
+
+
+def cross_validate(candidates: Candidates, subtopics: Subtopics, make: Make, seed: int) -> tuple[Values, Values]:
+    """Values of all queries by stages that were trained without them; also with search when ranking, where there is one."""
+    names = (*DIVERSITY_MEASURES, *BY_POSITION)
+    plain: Values = {name: {} for name in names}
+    searched: Values = {name: {} for name in names}
+    count = len(candidates.queries)
+    for fold in np.array_split(np.random.default_rng(seed).permutation(count), FOLDS):
+        train, test = (candidates.select(rows) for rows in (np.setdiff1d(np.arange(count), fold), fold))
+        stage = make(train, subtopics, seed)
+        variants = [(plain, stage)]
+        if isinstance(stage, M2Div) and stage.config.exploration == 1.0:
+            variants.append((searched, stage.with_search(200)))
+        for found, own in variants:
+            for name, values in measure(own, test, subtopics, list(found)).items():
+                found[name] |= values
+    return plain, searched
+
+
+def diversity(folder: Path, output: Path, seeds: list[int]) -> str:
+    """Measure all systems; writes diversity.json, diversity.md and the picture by position."""
+    candidates, subtopics = read_candidates(folder)
+    found: dict[str, list[dict[str, float]]] = {}
+    for name, make in SYSTEMS.items():
+        trained = name.startswith(("M2Div", "the network"))
+        for seed in seeds if trained else seeds[:1]:
+            plain, searched = cross_validate(candidates, subtopics, make, seed)
+            for row, values in ((name, plain), (SEARCHED.get(name, ""), searched)):
+                if row:
+                    found.setdefault(row, []).append({m: mean(own) for m, own in values.items()})
+            print(f"diversity, seed {seed}: {name} {found[name][-1][TUNED_FOR]:.4f}", flush=True)
+        text = diversity_table(found, len(candidates.queries))
+        write_json(output / "diversity.json", {"seeds": seeds, **provenance(), "measures": found})
+        write_text(output / "diversity.md", text + "\n")
+    shown = [name for name in found if name.startswith(("BM25", "MMR", "M2Div, K = 1000, policy", "the network"))]
+    series: dict[str, dict[float, float]] = {
+        name: {k: float(np.mean([own[f"alpha_nDCG@{k}"] for own in found[name]])) for k in range(1, 11)}
+        for name in shown
+    }
+    lines_figure(series, "positions", "alpha-nDCG", f"{folder.name}, by position", output / "diversity")
+    return text
+
+
+def diversity_table(found: Mapping[str, Sequence[Mapping[str, float]]], queries: int) -> str:
+    """Markdown: a line a system, mean ± deviation over seeds."""
+    rows = []
+    for name, seeds in found.items():
+        cells = []
+        for m in DIVERSITY_MEASURES:
+            own = [values[m] for values in seeds]
+            cells.append(f"{np.mean(own):.3f}" + (f" ± {np.std(own, ddof=1):.3f}" if len(own) > 1 else ""))
+        rows.append([name, *cells])
+    return markdown_table([f"{queries} queries, {FOLDS} folds", *DIVERSITY_MEASURES], rows)

@@ -18,6 +18,8 @@ from dsi.config import read_config
 from dsi.diagnosis import diagnose, diagnosis_table, errors_by_level
 from dsi.index import read_manifest
 from dsi.launch import launched
+from dsi.rerank.candidates import Stage
+from dsi.reranking import load_stages, reranked
 from dsi.retriever import GenerativeRetriever
 from eval.figures import bars_figure
 from eval.fusion import reciprocal_rank_fusion
@@ -47,6 +49,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     results, runs = evaluate_systems(retriever, collection, arguments.split, untrained, other or None, processes)
     if not processes.is_main:
         return
+    for name, stage in zip(arguments.rerank, load_stages(arguments.run, arguments.rerank), strict=True):
+        result, runs[f"+ {name}"] = reranked_system(
+            retriever, collection, arguments.split, name, stage, arguments.candidates
+        )
+        results.append(result)
     splits = overlap_splits(collection.qrels[arguments.split], collection.overlap_documents(arguments.split))
     print(table(results, splits))
     print(significance_lines(results))
@@ -82,6 +89,14 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="N",
         help="also quality, certified answers and time at these beams",
     )
+    parser.add_argument(
+        "--rerank",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="also stages of RUN/rerank after the beam, each alone, over --candidates answers",
+    )
+    parser.add_argument("--candidates", type=int, default=50, metavar="K", help="of --rerank")
     parser.add_argument("--results", type=Path, help="write settings, measures and hardware as JSON")
     parser.add_argument("--trec-runs", type=Path, metavar="DIR", help="write every system's run in TREC format")
     parser.add_argument("--device")
@@ -142,8 +157,8 @@ def evaluate_systems(
 
 
 def significance_lines(results: Sequence[SystemResult]) -> str:
-    """The index as it is searched by default (the last row) against every other, paired randomisation on Hit@1 and Hit@10."""
-    fused = results[-1]
+    """The index as it is searched by default against every other row, paired randomisation on Hit@1 and Hit@10."""
+    fused = next(result for result in reversed(results) if not result.name.startswith("+ "))
     lines = [f"{fused.name} against (difference in points, p of a paired randomisation test):"]
     for other in results:
         if other is not fused:
@@ -151,6 +166,21 @@ def significance_lines(results: Sequence[SystemResult]) -> str:
             cells = [f"{m} {100 * d:+.2f} (p={p:.4f})" for m, (d, p) in zip(("Hit@1", "Hit@10"), tests, strict=True)]
             lines.append(f"  {other.name}: {', '.join(cells)}")
     return "\n".join(lines)
+
+
+def reranked_system(
+    retriever: GenerativeRetriever, collection: Collection, split: str, name: str, stage: Stage, k: int
+) -> tuple[SystemResult, Run]:
+    """The index as it is searched by default, its first k answers ordered anew; with milliseconds a query of the stage."""
+    queries = collection.query_texts(split)
+    encoded = retriever.encode_queries(list(queries.values()), progress=True)
+    found = retriever.search_encoded(encoded, k)
+    started = time.perf_counter()
+    run = retriever.as_run(list(queries), reranked(retriever, encoded, found, [stage]))
+    milliseconds = round(1000 * (time.perf_counter() - started) / len(queries), 2)
+    return measure_system(
+        f"+ {name}", run, collection.qrels[split], candidates=k, **{"milliseconds a query": milliseconds}
+    ), run
 
 
 def beam_table(retriever: GenerativeRetriever, collection: Collection, split: str, beam_widths: Sequence[int]) -> str:

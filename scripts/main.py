@@ -12,6 +12,7 @@ _COMMANDS = {
     "train-encoder": ("train_encoder", "stage: contrastive pre-training of the encoder"),
     "build-docids": ("build_docids", "stage: embeddings to docid tree"),
     "train-generator": ("train_generator", "stage: the decoder; finishes the index"),
+    "train-reranker": ("train_reranker", "a stage after the beam: learning to rank, diversification"),
     "evaluate": ("evaluate_index", "measure an index against BM25 and dense search"),
     "update": ("update_index", "add documents to an index and remove others, without training"),
     "search": ("search_index", "ask an index"),

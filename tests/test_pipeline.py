@@ -15,7 +15,7 @@ import pytest
 from contrastive.encoder import Encoder
 from docids.collection import read_collection
 from docids.tree import DocidTree
-from dsi import GenerativeRetriever
+from dsi import GenerativeRetriever, load_stages
 from dsi.config import Config, from_dict, read_config, write_config
 from scripts.main import main
 
@@ -197,6 +197,36 @@ def test_any_number_of_processes_makes_the_same_docids(processes, beir, tmp_path
     trees = [DocidTree.load(run / "docids" / "docids.safetensors") for run in (one, many)]
     assert trees[0].fingerprint == trees[1].fingerprint
     np.testing.assert_array_equal(trees[0].centroids, trees[1].centroids)
+
+
+def test_stages_after_the_beam_are_trained_measured_and_searched_with(config, beir, tmp_path, capsys):
+    data, run = beir(), tmp_path / "run"
+    assert main(["train", "--config", str(config), "--data", str(data), "--output", str(run), "--device", "cpu"]) == 0
+    common = [str(run), "--data", str(data), "--device", "cpu"]
+    kinds = ["ranknet", "lambdarank", "mart", "lambdamart", "lambdasmart", "m2div", "mmr"]
+    for kind in kinds:
+        capsys.readouterr()
+        assert main(["train-reranker", *common, "--kind", kind, "--name", f"my-{kind}", "--k", "10"]) == 0
+        printed = capsys.readouterr().out
+        before, after = (
+            line.split("|")[2:6] for line in printed.splitlines() if line.startswith(("| before", "| after"))
+        )
+        assert float(after[1]) == float(before[1])  # the same ten documents in another order
+        assert ("stand for subtopics" in printed) == (kind == "m2div")
+    names = [f"my-{kind}" for kind in kinds]
+    results = run / "results.json"
+    assert main(["evaluate", *common, "--rerank", *names, "--candidates", "10", "--results", str(results)]) == 0
+    assert "| + my-lambdamart " in capsys.readouterr().out
+    systems = json.loads(results.read_text())["systems"]
+    assert all(systems[f"+ {name}"]["settings"]["candidates"] == 10 for name in names)
+    retriever = GenerativeRetriever.from_pretrained(run, device="cpu")
+    query = "which capitals are on the danube"
+    found = retriever.search(query, k=10, rerank=load_stages(run, ["my-lambdasmart", "my-mmr"]))
+    assert sorted(hit.doc_id for hit in found) == sorted(hit.doc_id for hit in retriever.search(query, k=10))
+    assert main(["train-reranker", *common, "--name", "a/b"]) == 2
+    assert "plain folder name" in capsys.readouterr().err
+    assert main(["evaluate", *common, "--rerank", "other"]) == 2
+    assert "there are my-lambdamart" in capsys.readouterr().err
 
 
 def test_any_number_of_processes_evaluates_alike(config, beir, tmp_path, capsys):

@@ -65,14 +65,11 @@ def reranked(
     """A search's answers in the order that the stages give them one after another; scores are those of the last stage."""
     candidates = candidates_of(retriever, encoded, result, features=any(stage.uses_features for stage in stages))
     for stage in stages:
-        scores = stage.rerank(candidates)
-        order = torch.from_numpy(candidates.order(scores))
-        candidates = candidates.reordered(scores)
-        positions, generative = (own.gather(1, order) for own in (result.positions, result.generative))
-        result = dataclasses.replace(
-            result, positions=positions, generative=generative, scores=torch.from_numpy(candidates.scores).float()
-        )
-    return result
+        candidates = stage.run(candidates)
+    places = torch.from_numpy(candidates.places)
+    positions, generative = (own.gather(1, places) for own in (result.positions, result.generative))
+    scores = torch.from_numpy(candidates.scores).float()
+    return dataclasses.replace(result, positions=positions, generative=generative, scores=scores)
 
 
 def binding(manifest: dict[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from scripts.main import run_command
 
 FOLDS = 5
 MEASURES = ("Hit@1", "Hit@10", "RR@10", "nDCG@10")
-SMALL = {"trees": 100, "leaves": 8, "min_leaf": 50, "learning_rate": 0.05}
+SMALL = {"trees": 20, "leaves": 4, "min_leaf": 50, "learning_rate": 0.05}
 """Of boosted trees: a few hundred queries with one relevant document each are little to learn from."""
 
 

@@ -14,8 +14,8 @@ from tests.test_tree_models import clustered_data
 
 
 def test_node_scores_beat_path_scores_on_the_synthetic_data(capsys):
-    setting = Setting(2, 20, [(20, 1), (20, 10)], one_relevant=False, labels=100, train=4000, test=200, epochs=60)
-    found = synthetic(setting, 1, seed=0, objectives=["plt", "tdm"])
+    small = {"labels": 100, "train": 4000, "test": 200, "epochs": 60, "objectives": ["plt", "tdm"]}
+    found = synthetic(Setting(2, 20, [(20, 1), (20, 10)], one_relevant=False, **small), 1, seed=0)
     plt, tdm = ([values[0] for values in found[name].values()] for name in ("plt", "tdm"))
     assert tdm[0] < 0.5 * plt[0]  # the paper's order, a tenth at its size
     assert tdm[1] < plt[1]

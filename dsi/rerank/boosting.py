@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from docids.storage import write_text
-from dsi.rerank.candidates import KINDS, Floats
+from dsi.rerank.candidates import Floats, stage_class
 from dsi.rerank.learned import FeatureStage
 from dsi.rerank.lists import JudgedLists, lambdas
 
@@ -131,7 +131,9 @@ class BoostedTrees(FeatureStage):
     @classmethod
     def read(cls, folder: Path, settings: dict[str, Any]) -> "BoostedTrees":
         """What `write` wrote."""
-        base = settings["base"] and KINDS[settings["base"]["kind"]].read(folder / "base", settings["base"]["settings"])
+        base = settings["base"] and stage_class(settings["base"]["kind"]).read(
+            folder / "base", settings["base"]["settings"]
+        )
         stage = cls(tuple(settings["names"]), BoostingConfig(**settings["config"]), base or None)  # type: ignore[arg-type]
         stage._trees = (_LiteralTrees if stage.config.engine == "literal" else _LightGBM).read(folder)
         return stage

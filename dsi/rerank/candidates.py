@@ -4,10 +4,11 @@ A stage gives the candidates of each query new scores; their order follows. Stag
 order the one before left. They are saved beside the index, bound to it, and nothing of them is ever unpickled.
 """
 
+import importlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -22,6 +23,15 @@ S = TypeVar("S", bound="Stage")
 
 KINDS: dict[str, type["Stage"]] = {}
 """{name on disk: stage}; a subclass of `Stage` with a `kind` joins by being defined."""
+_HOMES = {
+    "linear": "learned",
+    "ranknet": "learned",
+    "trees": "boosting",
+    "pyversity": "diversity",
+    "m2div": "m2div",
+    "parser": "parse_ranker",
+}
+"""{kind: module of this room that defines it}, imported when a stage of it is loaded."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,7 @@ class Candidates:
         embeddings: [n, k, dim] of the documents; 0 past the end of a list.
         features: [n, k, features] float32, where a stage asked for them; 0 past the end of a list.
         names: of the features.
+        places: [n, k] where each candidate stood in the answers of the search; as they stand by default.
     """
 
     queries: Sequence[str]
@@ -49,6 +60,12 @@ class Candidates:
     embeddings: Floats
     features: Floats
     names: tuple[str, ...] = ()
+    places: Ints = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
+
+    def __post_init__(self) -> None:
+        if self.places.shape != self.scores.shape:
+            n, k = self.scores.shape
+            object.__setattr__(self, "places", np.tile(np.arange(k), (n, 1)))
 
     @property
     def there(self) -> NDArray[np.bool_]:
@@ -84,7 +101,14 @@ class Candidates:
             query_embeddings=self.query_embeddings[rows],
             embeddings=self.embeddings[rows],
             features=self.features[rows],
+            places=self.places[rows],
         )
+
+    def with_feature(self, name: str, values: Floats) -> "Candidates":
+        """With one more feature [n, k], for the stages that follow."""
+        values = np.where(self.there, values, 0.0).astype(np.float32)
+        features = np.concatenate([self.features, values[:, :, None]], axis=2)
+        return replace(self, features=features, names=(*self.names, name))
 
     def order(self, scores: Floats) -> Ints:
         """[n, k] columns by descending new score, equal ones as they stand; what is past the end of a list stays there."""
@@ -112,6 +136,7 @@ class Candidates:
             digits=arrange(self.digits),
             embeddings=arrange(self.embeddings),
             features=arrange(self.features),
+            places=arrange(self.places),
         )
 
     def as_run(self, query_ids: Sequence[str]) -> dict[str, dict[str, float]]:
@@ -134,6 +159,10 @@ class Stage(ABC):
     @abstractmethod
     def rerank(self, candidates: Candidates) -> Floats:
         """[n, k] new scores; higher is better, what is past the end of a list does not matter."""
+
+    def run(self, candidates: Candidates) -> Candidates:
+        """The candidates in their new order."""
+        return candidates.reordered(self.rerank(candidates))
 
     @abstractmethod
     def write(self, folder: Path) -> dict[str, Any]:
@@ -171,9 +200,22 @@ def load_stage(folder: Path, binding: Mapping[str, Any] | None = None) -> Stage:
             f"{folder} holds no stage; {'there are ' + ', '.join(others) if others else 'train one: dsi train-reranker'}."
         )
     record = json.loads(path.read_text(encoding="utf-8"))
-    if record["kind"] not in KINDS:
-        raise ValueError(f"{path} is of kind {record['kind']!r}; this version knows {', '.join(sorted(KINDS))}.")
     for name, value in (binding or {}).items():
         if record["for"].get(name) != value:
             raise ValueError(f"{folder} was trained for another index: its {name} is not this one's; train it again.")
-    return KINDS[record["kind"]].read(folder, record["settings"])
+    return stage_class(record["kind"]).read(folder, record["settings"])
+
+
+def stage_class(kind: str) -> type[Stage]:
+    """The class of stages of some kind.
+
+    Raises:
+        ValueError: an unknown kind.
+    """
+    if kind not in KINDS and kind in _HOMES:
+        importlib.import_module(f"dsi.rerank.{_HOMES[kind]}")
+    if kind not in KINDS:
+        raise ValueError(
+            f"There is no kind {kind!r} of stages; this version knows {', '.join(sorted({*KINDS, *_HOMES}))}."
+        )
+    return KINDS[kind]

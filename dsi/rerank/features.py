@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 from torch import Tensor
 
 from docids.lexical import BM25
@@ -137,3 +138,8 @@ def _title_words(queries: Sequence[str], titles: Sequence[Sequence[str]], k: int
 def words(text: str) -> set[str]:
     """The words of a text in lower case."""
     return set(re.findall(r"\w+", text.lower()))
+
+
+def word_list(text: str) -> list[str]:
+    """The words of a text in lower case and in their order, English stop words left out."""
+    return [word for word in re.findall(r"\w+", text.lower()) if word not in ENGLISH_STOP_WORDS]

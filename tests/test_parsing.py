@@ -1,11 +1,15 @@
 """Eisner against all projective trees, tree edit distance against all mappings, the parsing ranker against differences."""
 
-from itertools import combinations, permutations, product
+from itertools import combinations, pairwise, permutations, product
 
 import numpy as np
 import pytest
 
-from dsi.rerank.parser import best_tree, marginals, minimum_risk_tree
+from dsi.rerank.candidates import Candidates, load_stage
+from dsi.rerank.learned import LinearStage
+from dsi.rerank.lists import ndcg
+from dsi.rerank.parse_ranker import ParseRanker, ParserConfig, _lists
+from dsi.rerank.parser import DependencyModel, best_tree, marginals, minimum_risk_tree
 from dsi.rerank.tree_edit import ordered_tree, tree_edit_distance
 
 
@@ -159,3 +163,162 @@ def test_trees_are_read_in_the_order_of_the_text():
     for heads in ([0, 0], [2, 1], [2, 3, 2]):
         with pytest.raises(ValueError, match="one word on the root"):
             ordered_tree(np.array(heads))
+
+
+TITLES = [
+    ["the otter eats a clam in the river", "river banks", "a mollusk on a rock", "the capital of the country"],
+    ["capital cities on the danube", "the danube river", "otters", ""],
+    ["hunting of otters", "clams and mollusks live on rocks", "the river otter", "rock music"],
+]
+LABELS = np.array([[2.0, 0, 1, 0], [1, 2, 0, 0], [1, 0, 2, 0]])
+
+
+def candidates_of_texts():
+    n, k = 3, 4
+    scores = np.tile([4.0, 3.0, 2.0, 1.0], (n, 1))
+    scores[2, 3] = -np.inf
+    return Candidates(
+        queries=["which otter eats clams", "capital on the danube river", "live river otters"],
+        doc_ids=[[f"d{row}{c}" for c in range(k if row < 2 else 3)] for row in range(n)],
+        titles=[own if row < 2 else own[:3] for row, own in enumerate(TITLES)],
+        scores=scores,
+        digits=np.zeros((n, k, 1), dtype=int),
+        query_embeddings=np.zeros((n, 1)),
+        embeddings=np.zeros((n, k, 1)),
+        features=np.zeros((n, k, 0)),
+    )
+
+
+TEXTS = [["otter", "eats", "clam", "river"], ["river", "otter"], ["otter", "eats", "fish"], ["clam"], ["fish", "river"]]
+
+
+def test_viterbi_em_never_makes_the_trees_less_probable_and_stays_in_the_simplex():
+    model = DependencyModel(TEXTS)
+    np.testing.assert_allclose(np.bincount(model.heads, model.theta), 1)
+    values = model.fit_likelihood(TEXTS, 8)
+    assert all(after >= before - 1e-9 for before, after in pairwise(values))
+    assert values[-1] > values[0] + 1
+    np.testing.assert_allclose(np.bincount(model.heads, model.theta), 1, atol=1e-9)
+    assert sum(model.parse(words)[1] for words in TEXTS) >= values[-1] - 1e-9
+
+
+def test_a_model_that_saw_trees_has_their_frequencies_and_finds_its_own_best_trees():
+    model = DependencyModel(TEXTS)
+    trees = [[2, 0, 2, 2], [2, 0], [2, 0, 2], [0], [0, 1]]
+    model.fit_supervised(TEXTS, trees)
+    heads_of_eats = [pair for pair in model.pairs if pair[0] == "eats"]
+    assert model.theta[model.pairs["eats", "otter"]] == pytest.approx((2 + 1) / (4 + len(heads_of_eats)))
+    assert model.theta[model.pairs["", "eats"]] == pytest.approx((2 + 1) / (5 + 5))
+    np.testing.assert_allclose(np.bincount(model.heads, model.theta), 1, atol=1e-9)
+    for words in TEXTS:
+        p = model.probabilities(model.parameters(words))
+        every = {heads: np.prod([p[h, m] for m, h in enumerate(heads, 1)]) for heads in projective_trees(len(words))}
+        heads, value = model.parse(words)
+        assert every[tuple(heads)] == pytest.approx(max(every.values()))
+        assert np.exp(value) == pytest.approx(max(every.values()))
+    assert model.parse(["unknown", "words"])[1] == pytest.approx(2 * np.log(model.floor))
+
+
+def test_the_distance_is_linear_in_theta_with_the_derivative_that_training_uses():
+    candidates = candidates_of_texts()
+    ranker = ParseRanker.create(candidates, ParserConfig())
+    there = candidates.there
+    usage, theta = ranker._usage(candidates), ranker.model.theta.copy()
+    assert ranker.model.floor < theta.min() or usage.shape[1] == len(theta)
+    np.testing.assert_allclose(usage @ theta, ranker.distances(candidates)[there], atol=1e-6)
+
+
+@pytest.mark.parametrize("weigh_by_ndcg", [False, True])
+def test_the_objective_is_convex_for_fixed_edits_and_its_slope_is_its_difference(weigh_by_ndcg):
+    candidates = candidates_of_texts()
+    ranker = ParseRanker.create(candidates, ParserConfig(divergence=0.3, weigh_by_ndcg=weigh_by_ndcg))
+    lists, base = _lists(candidates, LABELS), np.array([0.3, 0.2, 0.1, 0.0] * 2 + [0.3, 0.2, 0.1])
+    usage, model = ranker._usage(candidates), ranker.model
+    rng = np.random.default_rng(0)
+    likelihood = model.normalised(rng.random(len(model.theta)))
+    points = [model.normalised(rng.random(len(model.theta))) for _ in range(2)]
+    value, slope = ranker.objective(lists, base, usage, points[0], likelihood)
+    for parameter in range(0, len(slope), 7):
+        step = np.zeros(len(slope))
+        step[parameter] = 1e-7
+        above, below = (ranker.objective(lists, base, usage, points[0] + s, likelihood)[0] for s in (step, -step))
+        assert slope[parameter] == pytest.approx((above - below) / 2e-7, abs=1e-5)
+    if not weigh_by_ndcg:  # the weights of pairs jump where the order changes
+        middle = ranker.objective(lists, base, usage, sum(points) / 2, likelihood)[0]
+        other = ranker.objective(lists, base, usage, points[1], likelihood)[0]
+        assert middle <= (value + other) / 2 + 1e-12
+
+
+def test_training_lowers_the_objective_in_every_round_and_ranks_better():
+    candidates = candidates_of_texts()
+    ranker = ParseRanker.create(candidates, ParserConfig(rounds=5, steps=20, strength=4.0, divergence=1e-3))
+    lists = _lists(candidates, LABELS)
+    before = ndcg(lists, ranker.rerank(candidates)[candidates.there]).mean()
+    history = ranker.fit(candidates, LABELS)
+    assert len(history) == 5
+    assert all(after <= start for start, after in history)
+    assert history[-1][1] < history[0][0]
+    assert ndcg(lists, ranker.rerank(candidates)[candidates.there]).mean() >= before
+    np.testing.assert_allclose(np.bincount(ranker.model.heads, ranker.model.theta), 1, atol=1e-9)
+
+
+def test_held_out_lists_choose_the_round_and_a_search_the_strength():
+    candidates = candidates_of_texts()
+    ranker, seen = ParseRanker.create(candidates, ParserConfig(rounds=3, strength=9.0)), []
+    start = ranker.model.theta.copy()
+
+    def weigh(lists, base, added):
+        seen.append((base, added))
+        return 2.5
+
+    worst = candidates.there.astype(float)
+    worst[:, 1:] = 0  # the held-out lists like the order as it is, so no round can be better than the start
+    quiet = Candidates(**{**vars(candidates), "scores": candidates.scores * 1000})
+    ranker.fit(candidates, LABELS, held_out=(quiet, worst), weigh=weigh)
+    np.testing.assert_array_equal(ranker.model.theta, start)
+    assert ranker.config.strength == 2.5
+    np.testing.assert_allclose(seen[0][1], -ranker.distances(candidates)[candidates.there])
+
+
+def test_the_parser_is_a_stage_that_adds_its_distance_as_a_feature(tmp_path):
+    candidates = candidates_of_texts()
+    ranker = ParseRanker.create(candidates, ParserConfig(strength=2.0))
+    ranker.fit(candidates, LABELS)
+    after = ranker.run(candidates)
+    assert after.names == ("tree edit distance",)
+    scores = ranker.rerank(candidates)
+    np.testing.assert_allclose(after.scores, np.take_along_axis(scores, candidates.order(scores), axis=1))
+    ranker.save(tmp_path / "stage")
+    loaded = load_stage(tmp_path / "stage")
+    np.testing.assert_allclose(loaded.rerank(candidates), scores)
+    last = LinearStage({"tree edit distance": -1.0}).rerank(after)
+    distances = np.take_along_axis(ranker.distances(candidates), candidates.order(scores), axis=1)
+    np.testing.assert_allclose(last[after.there], -distances[after.there], rtol=1e-6)
+    moved = np.array([2, 0, 3, 1])
+    columns = {"scores": candidates.scores[:2, moved], "titles": [[own[n] for n in moved] for own in TITLES[:2]]}
+    part = Candidates(**{**vars(candidates.select(np.arange(2))), **columns})
+    np.testing.assert_allclose(ranker.rerank(part), scores[:2, moved])
+
+
+def test_identical_texts_are_at_distance_zero_and_words_have_a_price():
+    candidates = candidates_of_texts()
+    titles = [[query, "", "something else entirely", query] for query in candidates.queries]
+    candidates = Candidates(**{**vars(candidates), "titles": titles, "scores": np.zeros((3, 4))})
+    ranker = ParseRanker.create(candidates, ParserConfig())
+    distances = ranker.distances(candidates)
+    np.testing.assert_allclose(distances[:, [0, 3]], 0, atol=1e-9)
+    assert (distances[:, 1] > 0).all()
+    assert (distances[:, 2] > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"parse": "chart"}, "parse must be one of viterbi, mbr, got 'chart'"),
+        ({"longest": 0}, "longest must be at least 1, got 0"),
+        ({"floor": 0.5}, r"floor must be in \(0, 0.001\), got 0.5"),
+    ],
+)
+def test_settings_out_of_range_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        ParserConfig(**settings)

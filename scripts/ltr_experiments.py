@@ -37,7 +37,7 @@ def ridge(lists: JudgedLists) -> LinearStage:
 
 
 def exact_weight(lists: JudgedLists, scores: Floats, step: Floats) -> float:
-    """The weight of a new tree that makes nDCG@10 highest, by the crossings of scores (never a grid)."""
+    """The weight of what is added to scores that makes nDCG@10 highest, by the crossings of scores (never a grid)."""
     before: dict[str, dict[str, float]] = {}
     added: dict[str, dict[str, float]] = {}
     gains: dict[str, dict[str, int]] = {}

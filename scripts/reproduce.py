@@ -30,6 +30,7 @@ from scripts.main import run_command
 from scripts.objectives import equal_budgets
 from scripts.objectives import measure as measure_objective
 from scripts.objectives import write_report as objectives_report
+from scripts.parsing_experiments import parsing, treebank
 from scripts.synthetic import PUBLISHED, SETTINGS, synthetic, synthetic_table
 from scripts.tree_experiments import toy, toy_table
 from scripts.updates import hold_out, measure_updates, updates_table, write_without
@@ -186,7 +187,12 @@ def _synthetic(output: Path, runs: int, seed: int) -> str:
     return "\n\n".join(texts)
 
 
-ON_RANKINGS: dict[str, Callable[[Path, Path, list[int]], str]] = {"ltr": ltr, "diversity": diversity}
+ON_RANKINGS: dict[str, Callable[[Path, Path, list[int]], str]] = {
+    "ltr": ltr,
+    "diversity": diversity,
+    "parsing": parsing,
+    "treebank": treebank,
+}
 """Experiments of the stages after the beam: {name: function of data, output, seeds}."""
 
 WITHOUT_DATA: dict[str, tuple[int, Callable[[Path, int, int], str]]] = {

@@ -207,7 +207,7 @@ def test_a_model_that_saw_trees_has_their_frequencies_and_finds_its_own_best_tre
     trees = [[2, 0, 2, 2], [2, 0], [2, 0, 2], [0], [0, 1]]
     model.fit_supervised(TEXTS, trees)
     heads_of_eats = [pair for pair in model.pairs if pair[0] == "eats"]
-    assert model.theta[model.pairs["eats", "otter"]] == pytest.approx((2 + 1) / (4 + len(heads_of_eats)))
+    assert model.theta[model.pairs["eats", "otter"]] == pytest.approx((2 + 1) / (5 + len(heads_of_eats)))
     assert model.theta[model.pairs["", "eats"]] == pytest.approx((2 + 1) / (5 + 5))
     np.testing.assert_allclose(np.bincount(model.heads, model.theta), 1, atol=1e-9)
     for words in TEXTS:

@@ -5,6 +5,7 @@ of models, identifiers or measures. Every complaint names the file, the line, wh
 """
 
 import json
+import logging
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import datasets
+
+logger = logging.getLogger(__name__)
 
 Qrels = dict[str, dict[str, int]]
 """{query_id: {doc_id: relevance}}."""
@@ -210,7 +213,9 @@ def document_records(path: Path) -> Iterator[dict[str, Any]]:
         if doc_id in seen:
             raise ValueError(f"{path}, line {number}: duplicate doc_id {doc_id!r}; ids must be unique.")
         if not (title.strip() or text.strip()):
-            raise ValueError(f"{path}, line {number}: document {doc_id!r} has neither title nor text; remove it.")
+            logger.warning(
+                "%s, line %d: document %r has neither title nor text, so no query will find it.", path, number, doc_id
+            )
         seen.add(doc_id)
         yield {"doc_id": doc_id, "title": title, "text": text, "metadata": _metadata(record, path, number)}
 

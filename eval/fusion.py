@@ -125,8 +125,10 @@ def _steps(
     # How far every candidate is ahead of each judged one at weight 0 and at weight 1: [judged, candidates].
     start, end = (row[None, :] - row[mine][:, None] for row in scores)
     with np.errstate(divide="ignore", invalid="ignore"):
-        at = np.where(start * end < 0, start / (start - end), np.nan)
-    where = np.unique(at[(at > 0) & (at < 1)])
+        at = np.where(np.sign(start) * np.sign(end) < 0, start / (start - end), np.nan)
+    start = np.where(at == 0, 0.0, start)  # so close to 0 that it rounds to it: they are level there
+    at = np.where((at > 0) & (at < 1), at, np.nan)
+    where = np.unique(at[~np.isnan(at)])
     # Just right of 0 the side is that of `start`; candidates that are level at 0 are told apart by `end`, then by doc_id.
     side = np.where(start != 0, start, end)
     ahead = (side > 0) | ((side == 0) & (np.arange(len(doc_ids))[None, :] < np.array(mine, dtype=int)[:, None]))

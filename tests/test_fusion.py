@@ -66,6 +66,19 @@ def test_never_worse_than_a_fine_grid():
     assert value >= grid - 1e-12
 
 
+@pytest.mark.parametrize("tiny", [1e-17, 1e-300])
+def test_crossings_that_round_to_an_end_are_no_crossings(tiny):
+    a = {"q": {"x": 1.0, "y": 1.0 - tiny, "z": 0.0, "w": tiny}}
+    b = {"q": {"x": 0.0, "y": 1.0, "z": tiny, "w": 0.0}}
+    for first, second in ((a, b), (b, a)):
+        for judged in ("x", "y", "z", "w"):
+            qrels = {"q": {judged: 1}}
+            weight, value = best_weight(first, second, qrels)
+            assert value == mean(evaluate(interpolate(first, second, weight), qrels, ["RR@10"])["RR@10"])
+            grid = [interpolate(first, second, w) for w in np.linspace(0, 1, 101)]
+            assert value >= max(mean(evaluate(run, qrels, ["RR@10"])["RR@10"]) for run in grid)
+
+
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_several_weights_are_never_worse_than_fewer_or_than_one_step_around(seed):

@@ -1,18 +1,23 @@
-"""The stages after the beam, applied to a search's answers."""
+"""The stages after the beam, applied to a search's answers; and search by what a stage says."""
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dsi.index import read_manifest
 from dsi.rerank.candidates import Candidates, Stage, load_stage
 from dsi.rerank.features import features_of
+from dsi.rerank.lookahead import Floats, Ints, Reward, look_ahead
+from dsi.rerank.puct import PuctConfig
 from dsi.search.beam import SearchResult
-from dsi.search.queries import EncodedQueries
+from dsi.search.queries import EncodedQueries, QueryBatch
+from dsi.search.settings import SearchConfig
 
 if TYPE_CHECKING:
     from dsi.retriever import GenerativeRetriever
@@ -63,6 +68,8 @@ def reranked(
     retriever: "GenerativeRetriever", encoded: EncodedQueries, result: SearchResult, stages: Sequence[Stage]
 ) -> SearchResult:
     """A search's answers in the order that the stages give them one after another; scores are those of the last stage."""
+    if not stages:
+        return result
     candidates = candidates_of(retriever, encoded, result, features=any(stage.uses_features for stage in stages))
     for stage in stages:
         candidates = stage.run(candidates)
@@ -70,6 +77,67 @@ def reranked(
     positions, generative = (own.gather(1, places) for own in (result.positions, result.generative))
     scores = torch.from_numpy(candidates.scores).float()
     return dataclasses.replace(result, positions=positions, generative=generative, scores=scores)
+
+
+def looked_ahead(
+    retriever: "GenerativeRetriever",
+    batches: Iterable[QueryBatch],
+    k: int,
+    config: SearchConfig,
+    alive: Tensor | None,
+    search: str,
+    simulations: int,
+    stage: Stage | None,
+) -> SearchResult:
+    """Answers by a reward of documents, found by look-ahead on the trie.
+
+    Args:
+        retriever: that is asked.
+        batches: the queries.
+        k: documents a query.
+        config: whose `ann_temperature` divides the dense scores.
+        alive: [nodes] True where an answer may be; everywhere without it.
+        search: its name, "mcts".
+        simulations: a query.
+        stage: whose scores of single documents are the reward; z.e_d + w BM25 without it.
+
+    Raises:
+        ValueError: a search of another name.
+    """
+    if search != "mcts":
+        raise ValueError(f"search must be one of beam, mcts, got {search!r}.")
+    rows, parts = [], []
+    for batch in batches:
+        reward = _dense_reward(retriever, batch, config) if stage is None else _stage_reward(retriever, batch, stage)
+        settings = PuctConfig(simulations, exploration=2.0, backup="max", unvisited="parent", once=True)
+        parts.append(look_ahead(retriever.searcher, batch, k, reward, settings, alive)[0])
+        rows.append(batch.rows)
+    back = torch.cat(rows).argsort()
+    fields = (
+        torch.cat([getattr(part, field.name) for part in parts])[back] for field in dataclasses.fields(SearchResult)
+    )
+    return SearchResult(*fields)
+
+
+def _dense_reward(retriever: "GenerativeRetriever", batch: QueryBatch, config: SearchConfig) -> Reward:
+    dense = dataclasses.replace(config, fusion="bound", beta=math.inf)
+    scores = retriever.searcher.node_scores(batch.embeddings, dense, None, batch.extra_scores)
+    assert scores is not None  # beta is not 0
+    known = scores.of_queries[:, retriever.tree.num_inner :].cpu().numpy() * config.ann_temperature
+    return lambda queries, positions: known[queries, positions]
+
+
+def _stage_reward(retriever: "GenerativeRetriever", batch: QueryBatch, stage: Stage) -> Reward:
+    def reward(queries: Ints, positions: Ints) -> Floats:
+        own = batch.select(torch.from_numpy(queries))._replace(rows=torch.arange(len(queries)))
+        found = torch.from_numpy(positions)[:, None]
+        nothing = torch.zeros(found.shape)
+        single = SearchResult(found, nothing, nothing[:, 0].bool(), nothing)
+        encoded = EncodedQueries(len(queries), [own])
+        candidates = candidates_of(retriever, encoded, single, features=stage.uses_features)
+        return np.asarray(stage.rerank(candidates)[:, 0])
+
+    return reward
 
 
 def binding(manifest: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from contrastive.encoder import Encoder, state_fingerprint
+from contrastive.encoder import Encoder
 from docids.lexical import BM25
 from docids.storage import replace_folder
 from docids.tree import DocidTree
@@ -24,7 +24,7 @@ from dsi.documents import Documents, Where
 from dsi.generator.model import DocidGenerator
 from dsi.index import load_index, save_docids, write_manifest, write_update
 from dsi.rerank.candidates import Candidates, Stage
-from dsi.reranking import candidates_of, reranked
+from dsi.reranking import candidates_of, looked_ahead, reranked
 from dsi.search.answers import Hits, hits_of
 from dsi.search.beam import LevelTrace, SearchResult, TreeSearcher
 from dsi.search.decoder import FastDecoder
@@ -135,9 +135,9 @@ class GenerativeRetriever:
         Args:
             queries: one query or a list of them.
             k: documents a query; k results come back whenever k documents may be returned.
-            **options: `allow`, `deny`, `where`, `exact`, `max_expansions`, `extra_scores`, `rerank` as in `search_encoded`;
-                `alpha`, `beta`, `fusion`, `ann_temperature`, `beam_width`, `lexical_weight` (see `SearchConfig`): what is left
-                out or None is as the index was tuned (beam_width at least k).
+            **options: `allow`, `deny`, `where`, `exact`, `max_expansions`, `extra_scores`, `rerank`, `search`, … as in
+                `search_encoded`; `alpha`, `beta`, `fusion`, `ann_temperature`, `beam_width`, `lexical_weight` (see
+                `SearchConfig`): what is left out or None is as the index was tuned (beam_width at least k).
 
         Returns:
             `Hits` for one query, a list of `Hits` for a list.
@@ -147,12 +147,7 @@ class GenerativeRetriever:
         """
         texts = [queries] if isinstance(queries, str) else list(queries)
         result = self.search_encoded(self.encode_queries(texts), k, **options)
-        hits = [
-            hits_of(self.tree, self.documents, positions, scores, exact)
-            for positions, scores, exact in zip(
-                result.positions.tolist(), result.scores.tolist(), result.exact.tolist(), strict=True
-            )
-        ]
+        hits = hits_of(self.tree, self.documents, result)
         return hits[0] if isinstance(queries, str) else hits
 
     @consistent
@@ -210,6 +205,9 @@ class GenerativeRetriever:
         max_expansions: int = MAX_EXPANSIONS,
         extra_scores: NDArray[np.floating] | None = None,
         rerank: Sequence[Stage] = (),
+        search: str = "beam",
+        reward: Stage | None = None,
+        simulations: int = 100,
         **settings: Any,
     ) -> SearchResult:
         """`search` as tensors, rows in the order of the queries.
@@ -229,10 +227,18 @@ class GenerativeRetriever:
                 (recency, popularity, …), weighted by the caller; added to z.e_d, under the same certificate.
             rerank: stages that order the k documents anew, one after another; `exact` then says that no other k documents
                 scored better before them.
+            search: "beam", or "mcts": by `reward` instead of path scores, the decoder only saying where to look
+                (`dsi.rerank.lookahead`); up to k documents, never certified.
+            reward: of "mcts": a stage that scores single documents; the document's dense (and BM25) score without it.
+            simulations: of "mcts".
             **settings: of `SearchConfig`.
         """
         config, alive = self.config(k, settings), self._alive(allow, deny, where)
         config.check_k(k)
+        if search != "beam":
+            batches = self._scored(encoded, config, extra_scores)
+            looked = looked_ahead(self, batches, k, config, alive, search, simulations, reward)
+            return reranked(self, encoded, looked, rerank)
         width = self.searcher.most_answers(k, alive)
         positions = torch.full((encoded.count, width), -1)
         scores, generative = torch.empty(encoded.count, width), torch.empty(encoded.count, width)
@@ -244,7 +250,7 @@ class GenerativeRetriever:
             if exact:
                 result = self._widen(result, batch, k, config, alive, max_expansions)
             whole.put(batch.rows, result)
-        return reranked(self, encoded, whole, rerank) if rerank else whole
+        return reranked(self, encoded, whole, rerank)
 
     @consistent
     def candidates(self, queries: Sequence[str], k: int = 100, **options: Any) -> Candidates:
@@ -337,15 +343,6 @@ class GenerativeRetriever:
         if config.alpha:
             self.generator.check_beam(config.beam_width)
         return config
-
-    def change_settings(self, **settings: Any) -> None:
-        """Change how this retriever searches by default."""
-        self.settings = dataclasses.replace(self.settings, **settings)
-
-    @property
-    def generator_fingerprint(self) -> str:
-        """sha256 of the generator's weights."""
-        return state_fingerprint(self.generator)
 
     @consistent
     def save_pretrained(self, folder: str | Path) -> None:

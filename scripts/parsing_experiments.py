@@ -35,8 +35,8 @@ SETTINGS: Mapping[str, ParserConfig] = {
 UNGUARDED = "end to end, without guards"
 
 
-def first_stage(collection: Collection) -> tuple[Candidates, Floats]:
-    """BM25's first documents for every test query, and their labels [n, k]."""
+def first_stage(collection: Collection) -> tuple[Candidates, Floats, Floats]:
+    """BM25's first documents for every test query, their labels [n, k], and what share of the ideal gain they hold [n]."""
     bm25 = BM25(collection.documents["doc_id"], collection.full_texts())
     queries, qrels = collection.query_texts("test"), collection.qrels["test"]
     run = bm25.run(queries, DEPTH)
@@ -47,6 +47,7 @@ def first_stage(collection: Collection) -> tuple[Candidates, Floats]:
         own = list(run[query_id])
         scores[row, : len(own)] = list(run[query_id].values())
         labels[row, : len(own)] = [max(qrels[query_id].get(doc_id, 0), 0) for doc_id in own]
+    held = np.array([_held(row, qrels[query_id]) for row, query_id in zip(labels, ids, strict=True)])
     nothing = np.zeros((len(ids), DEPTH, 1))
     candidates = Candidates(
         queries=[queries[query_id] for query_id in ids],
@@ -58,11 +59,21 @@ def first_stage(collection: Collection) -> tuple[Candidates, Floats]:
         embeddings=nothing,
         features=nothing[:, :, :0],
     )
-    return candidates, labels
+    return candidates, labels, held
+
+
+def _held(labels: Floats, judged: Mapping[str, int]) -> float:
+    """The ideal DCG@10 of the candidates over that of all judged documents."""
+    every = np.array([max(relevance, 0) for relevance in judged.values()], dtype=float)
+    discount = 1 / np.log2(2 + np.arange(10))
+    found, whole = (
+        float(((2.0 ** np.sort(own)[::-1][:10] - 1) * discount[: min(len(own), 10)]).sum()) for own in (labels, every)
+    )
+    return found / max(whole, 1e-12)
 
 
 def quality(candidates: Candidates, labels: Floats, scores: Floats) -> Floats:
-    """[n] nDCG@10 of each query; the gain of a list that has all relevant documents among the candidates is 1."""
+    """[n] nDCG@10 of each query; the ideal is that of the candidates."""
     there = candidates.there
     lengths = there.sum(axis=1).tolist()
     return ndcg(JudgedLists(np.zeros((sum(lengths), 0)), labels[there], lengths, ()), scores[there])
@@ -70,7 +81,7 @@ def quality(candidates: Candidates, labels: Floats, scores: Floats) -> Floats:
 
 def parsing(folder: Path, output: Path, seeds: list[int]) -> str:
     """Five folds; writes parsing.json, parsing.md and the picture of the objective."""
-    candidates, labels = first_stage(read_collection(folder))
+    candidates, labels, held = first_stage(read_collection(folder))
     n = len(candidates.queries)
     values = {name: np.zeros((len(seeds), n)) for name in ("BM25", "uniform theta", *SETTINGS)}
     saw_tooth: dict[str, list[tuple[float, float]]] = {}
@@ -93,6 +104,8 @@ def parsing(folder: Path, output: Path, seeds: list[int]) -> str:
             uniform = ParseRanker(uniform.model, uniform.config)
             uniform.fit(candidates.select(rest), labels[rest], None, exact_weight)
             values["uniform theta"][number, fold] = quality(test, labels[fold], uniform.rerank(test))
+        for own in values.values():
+            own[number] *= held  # the ideal is that of all relevant documents, candidates or not
         print(
             f"parsing, seed {seed}: " + ", ".join(f"{m} {v[number].mean():.4f}" for m, v in values.items()), flush=True
         )
@@ -125,7 +138,7 @@ def _parsing_table(candidates: Candidates, values: Mapping[str, Floats], seeds: 
         a, b = ({str(n): float(v) for n, v in enumerate(each.mean(axis=0))} for each in (own, values[REFERENCE]))
         difference, low, high = bootstrap_interval(a, b)
         beside = "" if name == REFERENCE else f"{difference:+.4f} [{low:+.4f}, {high:+.4f}]"
-        cells = [f"{own[:, mask].mean():.4f}" for _, _, mask in groups]
+        cells = [f"{own[:, mask].mean():.4f}" if mask.any() else "" for _, _, mask in groups]
         rows.append([name, f"{own.mean():.4f}", beside, *cells])
     heads = [f"{low} to {high} words ({mask.sum()})" for low, high, mask in groups]
     table = markdown_table(["nDCG@10 of the first twenty", "all", f"against {REFERENCE}", *heads], rows)

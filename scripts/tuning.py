@@ -139,7 +139,7 @@ def tune_index(folder: Path, collection: Collection, device: str | None = None) 
         fusion = retriever.settings.fusion
         dev = retriever.encode_queries(list(collection.query_texts("dev").values()))
         best, tried = tune(retriever, collection, dev, fusion, lexical=fusion == "bound")
-        retriever.change_settings(**best)
+        retriever.settings = dataclasses.replace(retriever.settings, **best)
         write_settings(folder, retriever.settings)
         write_json(record, {"index": bound_to, "best": best, "dev RR@10": tried})
         logger.info("tuned on %d dev queries: %s", len(collection.qrels["dev"]), best)

@@ -75,6 +75,16 @@ def test_search_finds_the_best_of_all_permutations(backup):
     assert len(set(evaluator.asked)) == len(evaluator.asked)  # no node is asked for twice
 
 
+def test_terminal_nodes_can_be_visited_once():
+    _, labels = made_up(n=2, k=4)
+    reward = AlphaNdcg(labels, 2)
+    evaluator = Lists(reward, 4, 2, value=True)
+    search = Puct(evaluator, 2, 2, PuctConfig(50, once=True))
+    search.simulate()
+    assert len(evaluator.asked) == 2 * (1 + 4 + 12)  # all lists, each once
+    assert search.root_visits.sum(axis=1).tolist() == [16, 16]  # and then nothing is left to do
+
+
 def test_visits_and_means_are_those_of_the_simulations():
     _, labels = made_up(n=3, k=5)
     search = Puct(Lists(AlphaNdcg(labels, 3), 5, 3, value=True), 3, 3, PuctConfig(60))

@@ -13,6 +13,8 @@ from dsi import GenerativeRetriever, SearchConfig
 from dsi.rerank.candidates import Stage
 from dsi.rerank.features import words
 from dsi.rerank.learned import LinearStage
+from dsi.rerank.lookahead import look_ahead
+from dsi.rerank.puct import PuctConfig
 from dsi.reranking import binding, load_stages, stage_folder
 from tests.conftest import level_log_p, random_generator
 
@@ -171,3 +173,47 @@ def test_a_stage_beside_an_index_is_bound_to_it(retriever, tmp_path):
         load_stages(index, ["../words"])
     with pytest.raises(FileNotFoundError, match="train one: dsi train-reranker"):
         load_stages(index, ["words"])
+
+
+def test_look_ahead_finds_what_the_reward_likes_best(retriever):
+    """With enough simulations: the documents of highest dense and lexical score, as flat search has them."""
+    flat = retriever.search(QUERIES, k=5, alpha=0.0)
+    found = retriever.search(QUERIES, k=5, search="mcts", simulations=400)
+    for own, best in zip(found, flat, strict=True):
+        assert [hit.doc_id for hit in own] == [hit.doc_id for hit in best]
+        assert not own.exact
+    scale = retriever.settings.ann_temperature
+    assert [hit.score for hit in found[0]] == pytest.approx([hit.score * scale for hit in flat[0]], rel=1e-4)
+
+
+def test_look_ahead_goes_by_any_stage_and_keeps_to_filters(retriever):
+    stage = LinearStage({"title words": 1.0, "digits": 1e-3})
+    found = retriever.search(QUERIES, k=3, search="mcts", reward=stage, simulations=200)
+    every = retriever.candidates(QUERIES, k=40, beam_width=40)
+    scores = stage.rerank(every)
+    for row, own in enumerate(found):
+        assert [hit.score for hit in own] == pytest.approx(np.sort(scores[row])[::-1][:3].tolist(), abs=1e-6)
+    allowed = list(retriever.documents["doc_id"][5:9])
+    for own in retriever.search(QUERIES, k=4, search="mcts", simulations=50, allow=allowed):
+        assert sorted(hit.doc_id for hit in own) == sorted(allowed)
+    retriever.remove([hit.doc_id for hit in found[0]])
+    again = retriever.search(QUERIES[0], k=3, search="mcts", reward=stage, simulations=200)
+    assert not {hit.doc_id for hit in again} & {hit.doc_id for hit in found[0]}
+    with pytest.raises(ValueError, match="search must be one of beam, mcts, got 'dfs'"):
+        retriever.search(QUERIES[0], search="dfs")
+
+
+def test_look_ahead_asks_the_decoder_once_a_node(retriever):
+    (batch,) = retriever.encode_queries(QUERIES).batches
+    asked = []
+
+    def reward(queries, positions):
+        asked.append(len(queries))
+        return np.zeros(len(queries))
+
+    _, expansions = look_ahead(retriever.searcher, batch, 1, reward, PuctConfig(1, backup="max", once=True))
+    assert asked == [3, 3]  # the roots, and one simulation
+    assert (expansions <= 2 * retriever.tree.depth).all()
+    many, expansions = look_ahead(retriever.searcher, batch, 40, reward, PuctConfig(500, backup="max", once=True))
+    assert (many.positions >= 0).all()
+    assert (expansions == retriever.tree.num_inner).all()  # each inner node once, however often it is passed

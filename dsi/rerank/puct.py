@@ -57,12 +57,14 @@ class PuctConfig:
         exploration: c, the weight of the prior's term.
         backup: "mean" of the values found below an action (M2Div, AlphaGo Zero), or "max": the best of them.
         unvisited: Q of an action that was not tried: "zero" (M2Div), or "parent": the value of its node.
+        once: visit a terminal node once, then look for others: what is below a node counts as searched when all of it was.
     """
 
     simulations: int = 200
     exploration: float = 3.0
     backup: str = "mean"
     unvisited: str = "zero"
+    once: bool = False
 
     def __post_init__(self) -> None:
         if self.simulations < 1:
@@ -160,6 +162,8 @@ class Puct:
             self._children[problems, parents, actions] = own
             nodes[problems] = own
         self._back_up(way, self._value[self._all, nodes])
+        if self.config.once:
+            self._close(way)
 
     def _select(self, problems: Ints, nodes: Ints) -> Ints:
         prior, visits = self.prior[problems, nodes], self.visits[problems, nodes]
@@ -178,6 +182,13 @@ class Puct:
             else:
                 self.values[index] = np.where(visits > 0, np.maximum(values, new), new)
             self.visits[index] = visits + 1
+
+    def _close(self, way: list[tuple[Ints, Ints, Ints]]) -> None:
+        """Take actions that lead to nothing new out of the prior, from the ends of the ways upwards."""
+        for problems, nodes, actions in reversed(way):
+            children = self._children[problems, nodes, actions]
+            done = ~(self.prior[problems, children] > 0).any(axis=1)
+            self.prior[problems[done], nodes[done], actions[done]] = 0
 
     def _add(self, problems: Ints, parents: Ints, actions: Ints) -> Floats:
         """One new node in each of some problems, evaluated; its prior."""

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import datasets
 
 from docids.tree import DocidTree
+from dsi.search.beam import SearchResult
 
 
 class Hit(NamedTuple):
@@ -30,10 +31,15 @@ class Hits(list[Hit]):
         self.exact = exact
 
 
-def hits_of(
+def hits_of(tree: DocidTree, documents: datasets.Dataset, result: SearchResult) -> list[Hits]:
+    """The answers to each query of a search."""
+    rows = zip(result.positions.tolist(), result.scores.tolist(), result.exact.tolist(), strict=True)
+    return [_hits(tree, documents, positions, scores, exact) for positions, scores, exact in rows]
+
+
+def _hits(
     tree: DocidTree, documents: datasets.Dataset, positions: Sequence[int], scores: Sequence[float], exact: bool
 ) -> Hits:
-    """The answer to one query from docid positions, best first; -1 ends it."""
     hits = []
     for rank, (position, score) in enumerate(zip(positions, scores, strict=True), start=1):
         if position < 0:

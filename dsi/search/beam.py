@@ -85,9 +85,9 @@ class TreeSearcher:
         self.dense = DenseScores(tree, device)
         self.first_child, self.num_children = self.dense.first_child, self.dense.num_children
         self._trained = None if tree.trained.all() else torch.from_numpy(tree.trained).to(device)
-        self._occupied = None
+        self.occupied = None
         if tree.num_removed:
-            self._occupied = self.dense.alive(torch.from_numpy(tree.doc_rows >= 0).to(device))
+            self.occupied = self.dense.alive(torch.from_numpy(tree.doc_rows >= 0).to(device))
         self.fixed_shape = False
         """Go through all levels even when no node is left, as a recorded search must (`dsi.search.graphs`)."""
         self._holds_documents = [bool((tree.first_child[level] >= tree.num_inner).any()) for level in tree.levels]
@@ -168,7 +168,7 @@ class TreeSearcher:
         trace: list[LevelTrace] | None = None,
     ) -> SearchResult:
         """`search` for k documents that are there; with `fixed_shape`, nothing in it depends on a value of a tensor."""
-        alive = self._occupied if alive is None else alive
+        alive = self.occupied if alive is None else alive
         batch = len(token_states)
         root = _Beam.root(batch, self.device)
         beam: _Beam | None = root
@@ -198,6 +198,7 @@ class TreeSearcher:
         positions: Tensor,
         config: SearchConfig,
         trace: list[LevelTrace] | None = None,
+        levels: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         """What the nodes on the way to given documents score, whether or not a search would reach them.
 
@@ -208,6 +209,7 @@ class TreeSearcher:
             positions: [batch, m] docid positions.
             config: scores.
             trace: receives one `LevelTrace` a level: all children of the nodes on the way, [batch, m * fan-out].
+            levels: how far to go; to the end by default.
 
         Returns:
             generative, dense: [batch, m, depth] the scores of the node at each level; past a docid's end the document's.
@@ -221,7 +223,7 @@ class TreeSearcher:
         cache = self.decoder.start(token_states, states_mask) if config.uses_decoder else None
         generative: list[Tensor] = []
         dense: list[Tensor] = []
-        for level, fan_out in enumerate(self.tree.fan_out):
+        for level, fan_out in enumerate(self.tree.fan_out[:levels]):
             candidates = self._expand(beam, level, node_scores, config, cache, None)
             columns = torch.arange(m, device=self.device) * fan_out + digits[:, :, level].clamp(min=0)
             if trace is not None:
@@ -291,7 +293,7 @@ class TreeSearcher:
         if self._trained is not None:
             logits = F.pad(logits, (0, nodes.shape[2] - logits.shape[2]))
             known = valid & self._trained[nodes]
-            counted = valid if self._occupied is None else known | (valid & self._occupied[nodes])
+            counted = valid if self.occupied is None else known | (valid & self.occupied[nodes])
             mean = (
                 logits.masked_fill(~known, -torch.inf).logsumexp(dim=2, keepdim=True) - known.sum(2, keepdim=True).log()
             )

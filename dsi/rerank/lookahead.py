@@ -1,0 +1,111 @@
+"""Look-ahead on the docid trie: documents by a reward that is not the path score, found by PUCT with the decoder as prior.
+
+Beam search is for scores that add up along a path. Where documents are wanted by something else (a re-ranker's score, the dot
+product alone), the decoder only says where to look: a simulation goes down the tree, from the node it ends at greedily on to a
+document, and that document's reward goes back up; actions keep the best reward found below them.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dsi.rerank.puct import NewNodes, Puct, PuctConfig
+from dsi.search.beam import LevelTrace, SearchResult, TreeSearcher
+from dsi.search.queries import QueryBatch
+from dsi.search.settings import SearchConfig
+
+Ints = NDArray[np.integer]
+Floats = NDArray[np.floating]
+Reward = Callable[[Ints, Ints], Floats]
+"""Of queries [m] of the batch and docid positions [m]: rewards [m]."""
+
+DECODER = SearchConfig(alpha=1.0, beta=0.0)
+
+
+def look_ahead(
+    searcher: TreeSearcher, batch: QueryBatch, k: int, reward: Reward, config: PuctConfig, alive: Tensor | None = None
+) -> tuple[SearchResult, Ints]:
+    """The k documents of highest reward among those the simulations came by.
+
+    Args:
+        searcher: the tree and the decoder.
+        batch: the queries.
+        k: documents a query; fewer where the simulations came by fewer.
+        reward: of documents.
+        config: of the search; `exploration` is in units of the reward.
+        alive: [nodes] True at documents that may be returned and the nodes above them.
+
+    Returns:
+        result: never certified; the generative part of its scores is 0.
+        expansions: [queries] inner nodes whose children the decoder scored.
+    """
+    evaluator = _Evaluator(searcher, batch, reward, 1 + config.simulations, alive)
+    Puct(evaluator, len(batch.rows), searcher.tree.depth, config).simulate()
+    positions, scores = torch.full((len(batch.rows), k), -1), torch.full((len(batch.rows), k), -torch.inf)
+    for row, found in enumerate(evaluator.found):
+        best = sorted(found, key=lambda position: (-found[position], position))[:k]
+        positions[row, : len(best)] = torch.tensor(best, dtype=torch.long)
+        scores[row, : len(best)] = torch.tensor([found[position] for position in best])
+    nothing = torch.zeros(len(batch.rows), dtype=torch.bool)
+    return SearchResult(positions, scores, nothing, torch.zeros_like(scores)), evaluator.expansions
+
+
+class _Evaluator:
+    """The trie as PUCT asks it: the decoder's probabilities of children, the reward of the document a greedy way ends at."""
+
+    def __init__(
+        self, searcher: TreeSearcher, batch: QueryBatch, reward: Reward, nodes: int, alive: Tensor | None
+    ) -> None:
+        self.searcher, self.batch, self.reward, self.tree = searcher, batch, reward, searcher.tree
+        everything = np.ones(self.tree.num_inner + self.tree.num_documents, dtype=bool)
+        occupied = searcher.occupied if alive is None else alive
+        self._alive = everything if occupied is None else occupied.cpu().numpy()
+        self._nodes = np.zeros((len(batch.rows), nodes), dtype=np.int64)
+        self._known: dict[tuple[int, int], Floats] = {}
+        self.found: list[dict[int, float]] = [{} for _ in batch.rows]
+        self.expansions = np.zeros(len(batch.rows), dtype=np.int64)
+
+    def evaluate(self, new: NewNodes) -> tuple[Floats, Floats]:
+        above = self._nodes[new.problems, np.maximum(new.parents, 0)]
+        nodes = np.where(new.parents < 0, 0, self.tree.first_child[above] + new.actions)
+        self._nodes[new.problems, new.nodes] = nodes
+        prior = np.zeros((len(nodes), max(self.tree.fan_out)))
+        inner = nodes < self.tree.num_inner
+        prior[inner] = self._children(new.problems[inner], nodes[inner])
+        at = nodes.copy()
+        while (inner := at < self.tree.num_inner).any():
+            best = self._children(new.problems[inner], at[inner]).argmax(axis=1)
+            at[inner] = self.tree.first_child[at[inner]] + best
+        positions = at - self.tree.num_inner
+        rewards = np.asarray(self.reward(new.problems, positions), dtype=np.float64)
+        for problem, position, value in zip(new.problems.tolist(), positions.tolist(), rewards.tolist(), strict=True):
+            self.found[problem][position] = value
+        return prior, rewards
+
+    def _children(self, problems: Ints, nodes: Ints) -> Floats:
+        """[m, largest fan-out] probabilities of the children of inner nodes that lead to a document; 0 for the others."""
+        asked = list(zip(problems.tolist(), nodes.tolist(), strict=True))
+        new = [number for number, pair in enumerate(asked) if pair not in self._known]
+        if new:
+            for number, own in zip(new, self._decode(problems[new], nodes[new]), strict=True):
+                self._known[asked[number]] = own
+            np.add.at(self.expansions, problems[new], 1)
+        return np.array([self._known[pair] for pair in asked]).reshape(len(asked), max(self.tree.fan_out))
+
+    def _decode(self, problems: Ints, nodes: Ints) -> Floats:
+        """What the decoder says of the children of some inner nodes, one pass along the digits that lead to them."""
+        tree, trace = self.tree, list[LevelTrace]()
+        level = np.searchsorted([own.start for own in tree.levels], nodes, side="right") - 1
+        below = torch.from_numpy(tree.doc_start[nodes].astype(np.int64))[:, None].to(self.searcher.device)
+        batch = self.batch.select(torch.from_numpy(problems))
+        self.searcher.follow(batch.states, batch.mask, None, below, DECODER, trace, levels=int(level.max()) + 1)
+        result = np.zeros((len(nodes), max(tree.fan_out)))
+        for number, own in enumerate(level.tolist()):
+            scores, children = (each[number].cpu().numpy() for each in (trace[own].generative, trace[own].nodes))
+            valid = (children >= 0) & self._alive[children]
+            p = np.exp(scores - scores[valid].max()) * valid
+            result[number, : len(p)] = p / p.sum()
+        return result

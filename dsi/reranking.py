@@ -110,7 +110,7 @@ def looked_ahead(
     for batch in batches:
         reward = _dense_reward(retriever, batch, config) if stage is None else _stage_reward(retriever, batch, stage)
         settings = PuctConfig(simulations, exploration=2.0, backup="max", unvisited="parent", once=True)
-        parts.append(look_ahead(retriever.searcher, batch, k, reward, settings, alive)[0])
+        parts.append(look_ahead(retriever.searcher, batch, k, reward, settings, alive))
         rows.append(batch.rows)
     back = torch.cat(rows).argsort()
     fields = (

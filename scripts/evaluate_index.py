@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from dsi.launch import launched
 from dsi.rerank.candidates import Stage
 from dsi.reranking import load_stages, reranked
 from dsi.retriever import GenerativeRetriever
+from dsi.search.beam import SearchResult
 from eval.figures import bars_figure
 from eval.fusion import reciprocal_rank_fusion
 from eval.measures import evaluate, mean
@@ -61,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(_diagnosis(retriever, collection, arguments.split, arguments.diagnosis_figure))
     if arguments.beam_widths:
         print(beam_table(retriever, collection, arguments.split, arguments.beam_widths))
+    if arguments.look_ahead:
+        print(look_ahead_table(retriever, collection, arguments.split, arguments.look_ahead))
     if arguments.results:
         write_json(arguments.results, _report(arguments, retriever, results, splits))
     for name, run in runs.items() if arguments.trec_runs else ():
@@ -88,6 +91,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         nargs="+",
         metavar="N",
         help="also quality, certified answers and time at these beams",
+    )
+    parser.add_argument(
+        "--look-ahead",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="also documents by dense and BM25 scores that the decoder led to: look-ahead with N simulations, beams reranked",
     )
     parser.add_argument(
         "--rerank",
@@ -166,6 +176,49 @@ def significance_lines(results: Sequence[SystemResult]) -> str:
             cells = [f"{m} {100 * d:+.2f} (p={p:.4f})" for m, (d, p) in zip(("Hit@1", "Hit@10"), tests, strict=True)]
             lines.append(f"  {other.name}: {', '.join(cells)}")
     return "\n".join(lines)
+
+
+def look_ahead_table(
+    retriever: GenerativeRetriever, collection: Collection, split: str, simulations: Sequence[int]
+) -> str:
+    """A Markdown row a search whose documents the decoder finds and dense and BM25 scores rank; by inner nodes expanded.
+
+    Beams of the decoder alone whose answers are ranked by the document's score, and look-ahead with that score as reward.
+    """
+    queries, qrels = collection.query_texts(split), collection.qrels[split]
+    encoded = retriever.encode_queries(list(queries.values()), progress=True)
+    rows = []
+
+    def add(name: str, search: Callable[[], tuple[SearchResult, float]]) -> None:
+        started = time.perf_counter()
+        result, expansions = search()
+        milliseconds = 1000 * (time.perf_counter() - started) / len(queries)
+        measured = evaluate(retriever.as_run(list(queries), result), qrels, ["Hit@1", "Hit@10"])
+        hits = [f"{100 * mean(values):.2f}" for values in measured.values()]
+        rows.append([name, f"{expansions:.1f}", *hits, f"{milliseconds:.1f}"])
+
+    def beam(width: int) -> tuple[SearchResult, float]:
+        found = retriever.search_encoded(encoded, width, beam_width=width, **DECODER_ALONE)
+        doc_ids = [
+            [*own, *own[:1] * (width - len(own))] for own in map(list, retriever.as_run(list(queries), found).values())
+        ]
+        _, dense = retriever.follow_encoded(encoded, doc_ids, alpha=0.0)
+        scores = dense[:, :, -1].masked_fill(found.positions < 0, -torch.inf)
+        order = scores.argsort(dim=1, descending=True, stable=True)[:, :10]
+        positions = found.positions.gather(1, order)
+        ranked = SearchResult(positions, scores.gather(1, order), found.exact, torch.zeros(positions.shape))
+        return ranked, retriever.tree.expansions(width)
+
+    def mcts(count: int) -> tuple[SearchResult, float]:
+        found = retriever.search_encoded(encoded, 10, search="mcts", simulations=count)
+        assert found.expansions is not None
+        return found, float(found.expansions.float().mean())
+
+    for width in (2, 5, 10, 20):
+        add(f"decoder, beam {width}, then the document's score", lambda width=width: beam(width))  # type: ignore[misc]
+    for count in simulations:
+        add(f"look-ahead, {count} simulations", lambda count=count: mcts(count))  # type: ignore[misc]
+    return markdown_table(["search", "inner nodes a query", "Hit@1", "Hit@10", "ms a query, after the encoder"], rows)
 
 
 def reranked_system(

@@ -217,8 +217,11 @@ def test_stages_after_the_beam_are_trained_measured_and_searched_with(config, be
         assert ("stand for subtopics" in printed) == (kind == "m2div")
     names = [f"my-{kind}" for kind in kinds]
     results = run / "results.json"
-    assert main(["evaluate", *common, "--rerank", *names, "--candidates", "10", "--results", str(results)]) == 0
-    assert "| + my-lambdamart " in capsys.readouterr().out
+    options = ["--rerank", *names, "--candidates", "10", "--results", str(results), "--look-ahead", "5"]
+    assert main(["evaluate", *common, *options]) == 0
+    printed = capsys.readouterr().out
+    assert "| + my-lambdamart " in printed
+    assert "| look-ahead, 5 simulations | " in printed
     systems = json.loads(results.read_text())["systems"]
     assert all(systems[f"+ {name}"]["settings"]["candidates"] == 10 for name in names)
     retriever = GenerativeRetriever.from_pretrained(run, device="cpu")

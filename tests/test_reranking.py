@@ -211,9 +211,9 @@ def test_look_ahead_asks_the_decoder_once_a_node(retriever):
         asked.append(len(queries))
         return np.zeros(len(queries))
 
-    _, expansions = look_ahead(retriever.searcher, batch, 1, reward, PuctConfig(1, backup="max", once=True))
+    first = look_ahead(retriever.searcher, batch, 1, reward, PuctConfig(1, backup="max", once=True))
     assert asked == [3, 3]  # the roots, and one simulation
-    assert (expansions <= 2 * retriever.tree.depth).all()
-    many, expansions = look_ahead(retriever.searcher, batch, 40, reward, PuctConfig(500, backup="max", once=True))
+    assert (first.expansions <= 2 * retriever.tree.depth).all()
+    many = look_ahead(retriever.searcher, batch, 40, reward, PuctConfig(500, backup="max", once=True))
     assert (many.positions >= 0).all()
-    assert (expansions == retriever.tree.num_inner).all()  # each inner node once, however often it is passed
+    assert (many.expansions == retriever.tree.num_inner).all()  # each inner node once, however often it is passed

@@ -27,7 +27,7 @@ DECODER = SearchConfig(alpha=1.0, beta=0.0)
 
 def look_ahead(
     searcher: TreeSearcher, batch: QueryBatch, k: int, reward: Reward, config: PuctConfig, alive: Tensor | None = None
-) -> tuple[SearchResult, Ints]:
+) -> SearchResult:
     """The k documents of highest reward among those the simulations came by.
 
     Args:
@@ -39,8 +39,7 @@ def look_ahead(
         alive: [nodes] True at documents that may be returned and the nodes above them.
 
     Returns:
-        result: never certified; the generative part of its scores is 0.
-        expansions: [queries] inner nodes whose children the decoder scored.
+        Answers that are never certified, and how many inner nodes were expanded; the generative part of the scores is 0.
     """
     evaluator = _Evaluator(searcher, batch, reward, 1 + config.simulations, alive)
     Puct(evaluator, len(batch.rows), searcher.tree.depth, config).simulate()
@@ -50,7 +49,7 @@ def look_ahead(
         positions[row, : len(best)] = torch.tensor(best, dtype=torch.long)
         scores[row, : len(best)] = torch.tensor([found[position] for position in best])
     nothing = torch.zeros(len(batch.rows), dtype=torch.bool)
-    return SearchResult(positions, scores, nothing, torch.zeros_like(scores)), evaluator.expansions
+    return SearchResult(positions, scores, nothing, torch.zeros_like(scores), torch.from_numpy(evaluator.expansions))
 
 
 class _Evaluator:

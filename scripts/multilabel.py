@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from docids.storage import write_json, write_text
 from dsi.trees.objectives import find_objective
 from eval.report import markdown_table
-from scripts.hardware import hardware
+from scripts.laboratory import provenance
 from scripts.main import run_command
 from scripts.multilabel_systems import read
 
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         texts.append(table(prefix.name, measured))
         write_json(
             arguments.output / "multilabel.json",
-            {"hardware": hardware(), "threads": arguments.threads, "results": records},
+            {**provenance(), "threads": arguments.threads, "results": records},
         )
         write_text(arguments.output / "multilabel.md", "\n\n".join(texts) + "\n")
     print("\n\n".join(texts))

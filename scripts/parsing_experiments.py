@@ -29,7 +29,7 @@ SETTINGS: Mapping[str, ParserConfig] = {
     REFERENCE: ParserConfig(rounds=0),
     "end to end": ParserConfig(),
     "end to end, minimum-risk trees": ParserConfig(parse="mbr"),
-    "end to end, pairs by |delta nDCG|": ParserConfig(weigh_by_ndcg=True),
+    "end to end, pairs by delta nDCG": ParserConfig(weigh_by_ndcg=True),
     "end to end, without guards": ParserConfig(divergence=0.0, steps=30),
 }
 UNGUARDED = "end to end, without guards"

@@ -23,7 +23,6 @@ from eval.report import grid_table
 from scripts.arguments import quiet_libraries, with_encoder
 from scripts.diversity_experiments import diversity
 from scripts.experiments import ON_DENSE, TABLES, Row
-from scripts.hardware import hardware
 from scripts.laboratory import SPLIT, Laboratory, provenance
 from scripts.ltr_experiments import ltr
 from scripts.main import run_command
@@ -182,7 +181,7 @@ def _synthetic(output: Path, runs: int, seed: int) -> str:
             for objective, own in found.items()
             for (beam, m), values in own.items()
         ]
-        write_json(output / "synthetic.json", {"runs": runs, "seed": seed, "hardware": hardware(), "cells": cells})
+        write_json(output / "synthetic.json", {"runs": runs, "seed": seed, **provenance(), "cells": cells})
         write_text(output / "synthetic.md", "\n\n".join(texts) + "\n")
     return "\n\n".join(texts)
 

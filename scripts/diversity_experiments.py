@@ -26,6 +26,7 @@ from eval.trec import read_run
 from scripts.laboratory import provenance
 
 FOLDS, DEPTH, WIDTH = 5, 30, 50
+RANKING_SIMULATIONS = 200
 STRENGTHS = tuple(np.linspace(0.1, 0.9, 9).round(1).tolist())
 BY_POSITION = tuple(f"alpha_nDCG@{k}" for k in range(1, 11))
 TUNED_FOR = "alpha_nDCG@5"
@@ -80,7 +81,7 @@ SYSTEMS: Mapping[str, Make] = {
     "COVER": lambda *_: Pyversity("cover"),
     "the network, REINFORCE (60 epochs)": _m2div(teacher="reinforce", epochs=60),
     "M2Div, K = 200, policy alone": _m2div(simulations=200),
-    "M2Div, K = 1000, policy alone": _m2div(simulations=1000, exploration=1.0),
+    "M2Div, K = 1000, policy alone": _m2div(simulations=1000, exploration=1.0, epochs=8),
     "the network, oracle imitation (30 epochs)": _m2div(pretrain_epochs=30, epochs=0),
     "M2Div, K = 200, after oracle imitation": _m2div(pretrain_epochs=30, simulations=200, epochs=6),
 }
@@ -145,7 +146,7 @@ def cross_validate(candidates: Candidates, subtopics: Subtopics, make: Make, see
         stage = make(train, subtopics, seed)
         variants = [(plain, stage)]
         if isinstance(stage, M2Div) and stage.config.exploration == 1.0:
-            variants.append((searched, stage.with_search(200)))
+            variants.append((searched, stage.with_search(RANKING_SIMULATIONS)))
         for found, own in variants:
             for name, values in measure(own, test, subtopics, list(found)).items():
                 found[name] |= values

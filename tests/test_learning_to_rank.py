@@ -232,3 +232,22 @@ def test_candidates_follow_their_new_scores():
 def test_what_does_not_fit_is_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("kind", ["ranknet", "lambdarank", "mart", "lambdamart", "lambdasmart"])
+def test_every_kind_of_the_command_learns_from_candidates(kind):
+    from scripts.train_reranker import KINDS, judged_lists
+
+    lists = judged(lists=40, per_list=12)
+    lists = JudgedLists(lists.features, lists.labels, lists.lengths, ("score", *NAMES[1:]))
+    candidates = listed(lists, 12)
+    judgements = [
+        dict(zip(own, map(int, lists.labels[s]), strict=True))
+        for own, s in zip(candidates.doc_ids, lists.slices(), strict=True)
+    ]
+    again = judged_lists(candidates, judgements)
+    np.testing.assert_array_equal(again.labels, lists.labels)
+    stage = KINDS[kind](again, 0)
+    assert ndcg(lists, stage.predict(lists.features)).mean() > ndcg(lists, np.zeros(len(lists.labels))).mean() + 0.1
+    with pytest.raises(ValueError, match="No query has a relevant document among its candidates"):
+        judged_lists(candidates, [{}] * 40)

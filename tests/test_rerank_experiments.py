@@ -67,6 +67,7 @@ def test_learning_to_rank_is_a_command(tmp_path, monkeypatch, capsys):
     few = ("ridge regression", "LambdaMART", "LambdaSMART on ridge regression")
     monkeypatch.setattr(ltr_experiments, "SYSTEMS", {name: ltr_experiments.SYSTEMS[name] for name in few})
     monkeypatch.setattr(ltr_experiments, "BASE_QUERIES", 5)
+    monkeypatch.setattr(ltr_experiments, "FOLDS", 2)
     monkeypatch.setattr(ltr_experiments, "SPLITS", 2)
     output = tmp_path / "out"
     assert main(["reproduce", "ltr", "--data", str(tmp_path), "--output", str(output)]) == 0
@@ -97,7 +98,8 @@ def test_diversification_is_a_command(beir, tmp_path, monkeypatch, capsys):
         "M2Div, K = 1000, policy alone": diversity_experiments._m2div(simulations=10, exploration=1.0, epochs=1),
     }
     monkeypatch.setattr(diversity_experiments, "SYSTEMS", small)
-    monkeypatch.setattr(diversity_experiments, "WIDTH", 8)
+    for name, value in (("WIDTH", 8), ("RANKING_SIMULATIONS", 5), ("FOLDS", 2)):
+        monkeypatch.setattr(diversity_experiments, name, value)
     output = tmp_path / "out"
     arguments = ["reproduce", "diversity", "--data", str(folder), "--output", str(output), "--seeds", "0", "1"]
     assert main(arguments) == 0
@@ -112,6 +114,7 @@ def test_parsing_and_the_treebank_are_commands(beir, tmp_path, monkeypatch, caps
     few = {name: parsing_experiments.SETTINGS[name] for name in (parsing_experiments.REFERENCE, "end to end")}
     few[parsing_experiments.UNGUARDED] = ParserConfig(divergence=0.0, rounds=2, steps=3)
     monkeypatch.setattr(parsing_experiments, "SETTINGS", few)
+    monkeypatch.setattr(parsing_experiments, "FOLDS", 2)
     output = tmp_path / "out"
     assert main(["reproduce", "parsing", "--data", str(beir()), "--output", str(output)]) == 0
     assert "| end to end, without guards |" in capsys.readouterr().out

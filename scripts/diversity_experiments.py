@@ -81,9 +81,9 @@ SYSTEMS: Mapping[str, Make] = {
     "COVER": lambda *_: Pyversity("cover"),
     "the network, REINFORCE (60 epochs)": _m2div(teacher="reinforce", epochs=60),
     "M2Div, K = 200, policy alone": _m2div(simulations=200),
-    "M2Div, K = 1000, policy alone": _m2div(simulations=1000, exploration=1.0, epochs=8),
     "the network, oracle imitation (30 epochs)": _m2div(pretrain_epochs=30, epochs=0),
     "M2Div, K = 200, after oracle imitation": _m2div(pretrain_epochs=30, simulations=200, epochs=6),
+    "M2Div, K = 1000, policy alone": _m2div(simulations=1000, exploration=1.0, epochs=8),
 }
 SEARCHED = {"M2Div, K = 1000, policy alone": "M2Div, K = 1000, search when ranking (K = 200)"}
 """Systems that are measured with search when ranking too: {system: name of that row}."""

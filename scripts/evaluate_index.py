@@ -50,9 +50,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     results, runs = evaluate_systems(retriever, collection, arguments.split, untrained, other or None, processes)
     if not processes.is_main:
         return
-    for name, stage in zip(arguments.rerank, load_stages(arguments.run, arguments.rerank), strict=True):
+    for name in arguments.rerank:
+        stages = load_stages(arguments.run, name.split("+"))
         result, runs[f"+ {name}"] = reranked_system(
-            retriever, collection, arguments.split, name, stage, arguments.candidates
+            retriever, collection, arguments.split, name, stages, arguments.candidates
         )
         results.append(result)
     splits = overlap_splits(collection.qrels[arguments.split], collection.overlap_documents(arguments.split))
@@ -104,7 +105,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         nargs="+",
         default=[],
         metavar="NAME",
-        help="also stages of RUN/rerank after the beam, each alone, over --candidates answers",
+        help="also stages of RUN/rerank after the beam, each alone (A+B: one after another), over --candidates answers",
     )
     parser.add_argument("--candidates", type=int, default=50, metavar="K", help="of --rerank")
     parser.add_argument("--results", type=Path, help="write settings, measures and hardware as JSON")
@@ -222,14 +223,14 @@ def look_ahead_table(
 
 
 def reranked_system(
-    retriever: GenerativeRetriever, collection: Collection, split: str, name: str, stage: Stage, k: int
+    retriever: GenerativeRetriever, collection: Collection, split: str, name: str, stages: Sequence[Stage], k: int
 ) -> tuple[SystemResult, Run]:
-    """The index as it is searched by default, its first k answers ordered anew; with milliseconds a query of the stage."""
+    """The index as it is searched by default, its first k answers ordered anew; with milliseconds a query of the stages."""
     queries = collection.query_texts(split)
     encoded = retriever.encode_queries(list(queries.values()), progress=True)
     found = retriever.search_encoded(encoded, k)
     started = time.perf_counter()
-    run = retriever.as_run(list(queries), reranked(retriever, encoded, found, [stage]))
+    run = retriever.as_run(list(queries), reranked(retriever, encoded, found, stages))
     milliseconds = round(1000 * (time.perf_counter() - started) / len(queries), 2)
     return measure_system(
         f"+ {name}", run, collection.qrels[split], candidates=k, **{"milliseconds a query": milliseconds}

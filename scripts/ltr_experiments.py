@@ -17,10 +17,10 @@ from docids.storage import write_json, write_text
 from dsi.rerank.boosting import BoostedTrees, BoostingConfig
 from dsi.rerank.learned import FeatureStage, LinearStage, RankNet, RankNetConfig
 from dsi.rerank.lists import Floats, JudgedLists, ndcg
-from eval.fusion import best_weight
 from eval.protocol import bootstrap_interval
 from eval.report import markdown_table
 from scripts.laboratory import provenance
+from scripts.tuning import exact_weight
 
 FOLDS = 5
 REFERENCE = "LambdaMART"
@@ -36,21 +36,6 @@ def ridge(lists: JudgedLists) -> LinearStage:
     """Least squares on the labels."""
     weights = Ridge(alpha=10.0).fit(lists.features, lists.labels).coef_
     return LinearStage(dict(zip(lists.names, weights.tolist(), strict=True)))
-
-
-def exact_weight(lists: JudgedLists, scores: Floats, step: Floats) -> float:
-    """The weight of what is added to scores that makes nDCG@10 highest, by the crossings of scores (never a grid)."""
-    before: dict[str, dict[str, float]] = {}
-    added: dict[str, dict[str, float]] = {}
-    gains: dict[str, dict[str, int]] = {}
-    for number, own in enumerate(lists.slices()):
-        names = [str(n) for n in range(lists.lengths[number])]
-        for run, values in ((before, scores), (added, step)):
-            run[str(number)] = dict(zip(names, values[own].tolist(), strict=True))
-        labelled = zip(names, (2 ** lists.labels[own] - 1).astype(int).tolist(), strict=True)
-        gains[str(number)] = {name: gain for name, gain in labelled if gain}
-    share = min(best_weight(before, added, {name: own for name, own in gains.items() if own}, "nDCG@10")[0], 0.999)
-    return share / (1 - share)
 
 
 def _stage(make: Callable[[JudgedLists, int], FeatureStage]) -> Fit:

@@ -20,7 +20,7 @@ from eval.figures import lines_figure
 from eval.protocol import bootstrap_interval
 from eval.report import markdown_table
 from scripts.laboratory import provenance
-from scripts.ltr_experiments import exact_weight
+from scripts.tuning import exact_weight
 
 FOLDS, DEPTH, REFERENCE = 5, 20, "maximum likelihood (Viterbi-EM)"
 LENGTHS = ((1, 5), (6, 7), (8, 9), (10, 12))

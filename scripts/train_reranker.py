@@ -22,13 +22,16 @@ from dsi.rerank.diversity import STRATEGIES, Bools, Pyversity, prefix_labels, su
 from dsi.rerank.learned import FeatureStage, LinearStage, RankNet, RankNetConfig
 from dsi.rerank.lists import JudgedLists, lambdas
 from dsi.rerank.m2div import M2Div, M2DivConfig
-from dsi.reranking import binding, stage_folder
+from dsi.rerank.parse_ranker import ParseRanker, ParserConfig
+from dsi.reranking import binding, load_stages, stage_folder
 from dsi.retriever import GenerativeRetriever
 from eval.diversity import read_subtopics
+from eval.figures import shares_figure
 from eval.measures import evaluate, mean
 from eval.report import markdown_table
 from scripts.arguments import quiet_libraries
 from scripts.main import run_command
+from scripts.tuning import exact_weight
 
 FOLDS = 5
 MEASURES = ("Hit@1", "Hit@10", "RR@10", "nDCG@10")
@@ -50,10 +53,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.kind == "m2div" and not _diversity_file(collection).exists():
         print("No qrels/diversity.qrels: the first digits of docids stand for subtopics, which is a proxy.")
     candidates = retriever.candidates(list(queries.values()), k=arguments.k)
+    for before in load_stages(arguments.run, arguments.after):
+        candidates = before.run(candidates)
     print(cross_validation(arguments.kind, candidates, collection, arguments.split, arguments.seed))
     stage = train(arguments.kind, candidates, collection, list(queries), arguments.split, arguments.seed)
     folder = stage_folder(arguments.run, arguments.name or arguments.kind)
     stage.save(folder, binding(read_manifest(arguments.run)))
+    if arguments.figure:
+        if not isinstance(stage, BoostedTrees):
+            raise ValueError(f"--figure shows what trees look at; the kind {arguments.kind!r} has none.")
+        title = f"What {arguments.kind} looks at"
+        shares_figure(stage.importance, "share of the gain of all splits", title, arguments.figure)
     print(f"{folder}: trained on {len(queries)} queries with {arguments.k} candidates each")
 
 
@@ -63,7 +73,17 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="an index")
     parser.add_argument("--data", type=Path, required=True, help="the collection it was made of")
-    parser.add_argument("--kind", choices=[*KINDS, "m2div", *STRATEGIES], default="lambdasmart")
+    parser.add_argument("--kind", choices=[*KINDS, "parser", "m2div", *STRATEGIES], default="lambdasmart")
+    parser.add_argument(
+        "--after",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="stages that come before it; their features are there too",
+    )
+    parser.add_argument(
+        "--figure", type=Path, metavar="PATH", help="of trees: what they look at, as PATH.png and PATH.svg"
+    )
     parser.add_argument("--name", help="of the stage: RUN/rerank/NAME; its kind by default")
     parser.add_argument("--split", default="dev", choices=("train", "dev"))
     parser.add_argument("--k", type=int, default=50, help="candidates a query")
@@ -92,6 +112,8 @@ def train(
         model.fit(candidates, _subtopics(candidates, collection, query_ids))
         return model
     judgements = [collection.qrels[split][query_id] for query_id in query_ids]
+    if kind == "parser":
+        return _parser(candidates, judgements, seed)
     return KINDS[kind](judged_lists(candidates, judgements), seed)
 
 
@@ -131,6 +153,19 @@ def _ranknet(lists: JudgedLists, seed: int, *, weigh_by_ndcg: bool) -> RankNet:
 def _trees(lists: JudgedLists, seed: int, objective: str, *, on_base: bool = False) -> BoostedTrees:
     config = BoostingConfig(objective=objective, seed=seed, **SMALL)  # type: ignore[arg-type]
     return BoostedTrees(lists.names, config, fused_score(lists) if on_base else None).fit(lists)
+
+
+def _parser(candidates: Candidates, judgements: Sequence[dict[str, int]], seed: int) -> ParseRanker:
+    """Trained on the lists that have a relevant candidate; a fifth of them chooses the round."""
+    labels = np.zeros(candidates.scores.shape)
+    for row, (doc_ids, judged) in enumerate(zip(candidates.doc_ids, judgements, strict=True)):
+        labels[row, : len(doc_ids)] = [max(judged.get(doc_id, 0), 0) for doc_id in doc_ids]
+    rows = np.random.default_rng(seed).permutation(np.flatnonzero(labels.any(axis=1)))
+    ranker = ParseRanker.create(candidates, ParserConfig())
+    held_out, own = np.split(rows, [len(rows) // 5])
+    guard = (candidates.select(held_out), labels[held_out]) if len(held_out) else None
+    ranker.fit(candidates.select(own), labels[own], guard, exact_weight)
+    return ranker
 
 
 KINDS: dict[str, Callable[[JudgedLists, int], FeatureStage]] = {

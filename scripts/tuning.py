@@ -13,9 +13,10 @@ import numpy as np
 from docids.collection import Collection
 from docids.storage import write_json
 from dsi.index import content_fingerprint, read_manifest, write_settings
+from dsi.rerank.lists import Floats, JudgedLists
 from dsi.retriever import GenerativeRetriever
 from dsi.search.queries import EncodedQueries
-from eval.fusion import best_weights
+from eval.fusion import best_weight, best_weights
 from eval.measures import Judgements
 from eval.protocol import best_setting
 
@@ -143,3 +144,18 @@ def tune_index(folder: Path, collection: Collection, device: str | None = None) 
         write_settings(folder, retriever.settings)
         write_json(record, {"index": bound_to, "best": best, "dev RR@10": tried})
         logger.info("tuned on %d dev queries: %s", len(collection.qrels["dev"]), best)
+
+
+def exact_weight(lists: JudgedLists, scores: Floats, step: Floats) -> float:
+    """The weight of what is added to scores that makes nDCG@10 highest, by the crossings of scores (never a grid)."""
+    before: Runs = {}
+    added: Runs = {}
+    gains: dict[str, dict[str, int]] = {}
+    for number, own in enumerate(lists.slices()):
+        names = [str(n) for n in range(lists.lengths[number])]
+        for run, values in ((before, scores), (added, step)):
+            run[str(number)] = dict(zip(names, values[own].tolist(), strict=True))
+        labelled = zip(names, (2 ** lists.labels[own] - 1).astype(int).tolist(), strict=True)
+        gains[str(number)] = {name: gain for name, gain in labelled if gain}
+    share = min(best_weight(before, added, {name: own for name, own in gains.items() if own}, "nDCG@10")[0], 0.999)
+    return share / (1 - share)

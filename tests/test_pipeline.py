@@ -205,7 +205,7 @@ def test_stages_after_the_beam_are_trained_measured_and_searched_with(config, be
         corpus.write('\n{"_id": "empty", "title": "", "text": ""}')  # as in some collections of BEIR
     assert main(["train", "--config", str(config), "--data", str(data), "--output", str(run), "--device", "cpu"]) == 0
     common = [str(run), "--data", str(data), "--device", "cpu"]
-    kinds = ["ranknet", "lambdasmart", "m2div", "mmr"]
+    kinds = ["lambdasmart", "m2div", "mmr", "parser"]
     for kind in kinds:
         capsys.readouterr()
         assert main(["train-reranker", *common, "--kind", kind, "--name", f"my-{kind}", "--k", "10"]) == 0
@@ -217,7 +217,21 @@ def test_stages_after_the_beam_are_trained_measured_and_searched_with(config, be
         assert ("stand for subtopics" in printed) == (kind == "m2div")
     names = [f"my-{kind}" for kind in kinds]
     results = run / "results.json"
-    options = ["--rerank", *names, "--candidates", "10", "--results", str(results), "--look-ahead", "5"]
+    after = ["--kind", "lambdamart", "--name", "both", "--after", "my-parser", "--figure", str(run / "importance")]
+    assert main(["train-reranker", *common, "--k", "10", *after]) == 0
+    assert (run / "importance.svg").exists()
+    assert "tree edit distance" in (run / "rerank" / "both" / "stage.json").read_text()
+    options = [
+        "--rerank",
+        *names,
+        "my-parser+both",
+        "--candidates",
+        "10",
+        "--results",
+        str(results),
+        "--look-ahead",
+        "5",
+    ]
     assert main(["evaluate", *common, *options]) == 0
     printed = capsys.readouterr().out
     assert "| + my-lambdasmart " in printed
@@ -228,10 +242,12 @@ def test_stages_after_the_beam_are_trained_measured_and_searched_with(config, be
     query = "which capitals are on the danube"
     found = retriever.search(query, k=10, rerank=load_stages(run, ["my-lambdasmart", "my-mmr"]))
     assert sorted(hit.doc_id for hit in found) == sorted(hit.doc_id for hit in retriever.search(query, k=10))
+    with pytest.raises(ValueError, match="gives no feature 'tree edit distance'"):
+        retriever.search(query, k=10, rerank=load_stages(run, ["both"]))
     assert main(["train-reranker", *common, "--name", "a/b"]) == 2
     assert "plain folder name" in capsys.readouterr().err
     assert main(["evaluate", *common, "--rerank", "other"]) == 2
-    assert "there are my-lambdasmart" in capsys.readouterr().err
+    assert "there are both, my-lambdasmart" in capsys.readouterr().err
 
 
 def test_any_number_of_processes_evaluates_alike(config, beir, tmp_path, capsys):

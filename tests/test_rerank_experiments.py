@@ -11,8 +11,8 @@ from dsi.rerank.parse_ranker import ParserConfig
 from eval.diversity import evaluate_diversity, read_subtopics
 from eval.protocol import bootstrap_interval
 from scripts import diversity_experiments, ltr_experiments, parsing_experiments
-from scripts.ltr_experiments import exact_weight
 from scripts.main import main
+from scripts.tuning import exact_weight
 from tests.test_learning_to_rank import judged
 
 

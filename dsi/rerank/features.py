@@ -20,7 +20,8 @@ from dsi.search.queries import EncodedQueries, QueryBatch
 from dsi.search.settings import SearchConfig
 
 PREFIXES = (1, 2, 3)
-_DECODER = SearchConfig(alpha=1.0, beta=0.0)
+DECODER = SearchConfig(alpha=1.0, beta=0.0)
+"""The decoder alone."""
 
 
 def features_of(
@@ -98,7 +99,7 @@ def _levels(searcher: TreeSearcher, batch: QueryBatch, positions: Tensor, ann_te
     """What decoder and centroids say of every digit, and how sure the decoder was there."""
     centroids = SearchConfig(fusion="paper", alpha=0.0, ann_temperature=ann_temperature)
     trace: list[LevelTrace] = []
-    generative, _ = searcher.follow(batch.states, batch.mask, None, positions, _DECODER, trace)
+    generative, _ = searcher.follow(batch.states, batch.mask, None, positions, DECODER, trace)
     near = searcher.node_scores(batch.embeddings, centroids)
     _, dense = searcher.follow(batch.states, batch.mask, near, positions, centroids)
     found = {"log P_T5": generative[:, :, -1], "log P_ANN": dense[:, :, -1]}

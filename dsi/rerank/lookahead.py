@@ -12,17 +12,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dsi.rerank.features import DECODER
 from dsi.rerank.puct import NewNodes, Puct, PuctConfig
 from dsi.search.beam import LevelTrace, SearchResult, TreeSearcher
 from dsi.search.queries import QueryBatch
-from dsi.search.settings import SearchConfig
 
 Ints = NDArray[np.integer]
 Floats = NDArray[np.floating]
 Reward = Callable[[Ints, Ints], Floats]
 """Of queries [m] of the batch and docid positions [m]: rewards [m]."""
-
-DECODER = SearchConfig(alpha=1.0, beta=0.0)
 
 
 def look_ahead(

@@ -9,6 +9,7 @@ a row and seed, a Markdown table, and for figure5 a picture.
 """
 
 import argparse
+import importlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,15 +22,12 @@ from eval.figures import grid_figure
 from eval.measures import evaluate, mean
 from eval.report import grid_table
 from scripts.arguments import quiet_libraries, with_encoder
-from scripts.diversity_experiments import diversity
 from scripts.experiments import ON_DENSE, TABLES, Row
 from scripts.laboratory import SPLIT, Laboratory, provenance
-from scripts.ltr_experiments import ltr
 from scripts.main import run_command
 from scripts.objectives import equal_budgets
 from scripts.objectives import measure as measure_objective
 from scripts.objectives import write_report as objectives_report
-from scripts.parsing_experiments import parsing, treebank
 from scripts.synthetic import PUBLISHED, SETTINGS, synthetic, synthetic_table
 from scripts.tree_experiments import toy, toy_table
 from scripts.updates import hold_out, measure_updates, updates_table, write_without
@@ -43,13 +41,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = _parse(argv)
     quiet_libraries()
     if arguments.what in WITHOUT_DATA:
-        default_runs, experiment = WITHOUT_DATA[arguments.what]
-        print(experiment(arguments.output, arguments.runs or default_runs, arguments.seeds[0]))
+        default_runs, without_data = WITHOUT_DATA[arguments.what]
+        print(without_data(arguments.output, arguments.runs or default_runs, arguments.seeds[0]))
         return
     if arguments.what in ON_RANKINGS:
         if not arguments.data:
             raise ValueError(f"{arguments.what} is measured on a folder of lists: give --data.")
-        print(ON_RANKINGS[arguments.what](arguments.data, arguments.output, arguments.seeds))
+        experiment = getattr(importlib.import_module(f"scripts.{ON_RANKINGS[arguments.what]}"), arguments.what)
+        print(experiment(arguments.data, arguments.output, arguments.seeds))
         return
     if not arguments.data or not arguments.config:
         raise ValueError(f"{arguments.what} is measured on a collection: give --data and --config.")
@@ -186,13 +185,13 @@ def _synthetic(output: Path, runs: int, seed: int) -> str:
     return "\n\n".join(texts)
 
 
-ON_RANKINGS: dict[str, Callable[[Path, Path, list[int]], str]] = {
-    "ltr": ltr,
-    "diversity": diversity,
-    "parsing": parsing,
-    "treebank": treebank,
+ON_RANKINGS = {
+    "ltr": "ltr_experiments",
+    "diversity": "diversity_experiments",
+    "parsing": "parsing_experiments",
+    "treebank": "parsing_experiments",
 }
-"""Experiments of the stages after the beam: {name: function of data, output, seeds}."""
+"""Experiments of the stages after the beam: {name of the function: its module}, imported when asked for (extra `rerank`)."""
 
 WITHOUT_DATA: dict[str, tuple[int, Callable[[Path, int, int], str]]] = {
     "toy": (200, _toy),

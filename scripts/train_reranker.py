@@ -22,7 +22,6 @@ from dsi.rerank.diversity import STRATEGIES, Bools, Pyversity, prefix_labels, su
 from dsi.rerank.learned import FeatureStage, LinearStage, RankNet, RankNetConfig
 from dsi.rerank.lists import JudgedLists, lambdas
 from dsi.rerank.m2div import M2Div, M2DivConfig
-from dsi.rerank.parse_ranker import ParseRanker, ParserConfig
 from dsi.reranking import binding, load_stages, stage_folder
 from dsi.retriever import GenerativeRetriever
 from eval.diversity import read_subtopics
@@ -155,8 +154,10 @@ def _trees(lists: JudgedLists, seed: int, objective: str, *, on_base: bool = Fal
     return BoostedTrees(lists.names, config, fused_score(lists) if on_base else None).fit(lists)
 
 
-def _parser(candidates: Candidates, judgements: Sequence[dict[str, int]], seed: int) -> ParseRanker:
+def _parser(candidates: Candidates, judgements: Sequence[dict[str, int]], seed: int) -> Stage:
     """Trained on the lists that have a relevant candidate; a fifth of them chooses the round."""
+    from dsi.rerank.parse_ranker import ParseRanker, ParserConfig
+
     labels = np.zeros(candidates.scores.shape)
     for row, (doc_ids, judged) in enumerate(zip(candidates.doc_ids, judgements, strict=True)):
         labels[row, : len(doc_ids)] = [max(judged.get(doc_id, 0), 0) for doc_id in doc_ids]

@@ -67,6 +67,22 @@ def test_help_imports_nothing_heavy():
     assert "train-generator" in output
 
 
+def test_what_needs_an_extra_is_imported_when_it_is_needed():
+    extras = ("ir_datasets", "ir_measures", "lightgbm", "matplotlib", "numba", "pyndeval", "pyversity")
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys({extras!r}))  # importing one of them fails
+import scripts.evaluate_index, scripts.reproduce, scripts.train_reranker, dsi.retriever
+from dsi.rerank.candidates import stage_class
+try:
+    stage_class("parser")
+except ModuleNotFoundError as error:
+    print(error)
+"""
+    output = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert 'needs numba; pip install "dr-scl[rerank]"' in output
+
+
 @pytest.mark.parametrize("module", ["eval.measures"])
 def test_examples_in_docstrings_hold(module):
     assert doctest.testmod(importlib.import_module(module)).attempted > 0

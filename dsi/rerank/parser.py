@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from dsi.rerank.compiled import njit
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -9,8 +9,9 @@ the distance is linear around them, and its derivative is how often each cost wa
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from dsi.rerank.compiled import njit
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -173,7 +173,7 @@ def _toy(output: Path, runs: int, seed: int) -> str:
 def _synthetic(output: Path, runs: int, seed: int) -> str:
     texts, cells = [], []
     for name, setting in SETTINGS.items():
-        found = synthetic(setting, runs, seed)
+        found = synthetic(setting, runs, seed, output / "synthetic")
         texts.append(synthetic_table(found, name, None if setting.one_relevant else PUBLISHED))
         cells += [
             {"setting": name, "objective": objective, "beam": beam, "m": m, "regret": values}

@@ -5,15 +5,18 @@ random, node scorers are linear. A second setting has exactly one relevant label
 tree with ten children a node, as generative retrieval has it; there trees are searched with other beams than in training.
 """
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
+from docids.storage import digest, write_json
 from dsi.trees.model import TreeModel, TreeModelConfig
 from eval.measures import regret
 from eval.report import markdown_table
@@ -72,35 +75,50 @@ SETTINGS: Mapping[str, Setting] = {
 }
 
 
-def synthetic(setting: Setting, runs: int, seed: int, done: Callable[[str], None] = print) -> Regrets:
+def synthetic(
+    setting: Setting, runs: int, seed: int, store: Path | None = None, done: Callable[[str], None] = print
+) -> Regrets:
     """Train every objective on the same data, run after run.
 
     Args:
         setting: the problem.
         runs: draws of weights, data, tree and initialisation.
         seed: of the first run; the next ones follow.
+        store: where each training's regrets are kept, so that a killed command goes on with the next; nowhere by default.
         done: told after every training.
     """
     found: Regrets = {name: {cell: [] for cell in setting.cells} for name in setting.objectives}
     for run in range(seed, seed + runs):
-        tree = complete_tree(setting.labels, setting.branching, run)
-        rng = np.random.default_rng(run)
-        weights = rng.normal(size=(setting.labels, FEATURES))
-        (features, _, relevant), (test, eta, _) = (
-            _instances(rng, weights, count, tree.num_documents, setting.one_relevant)
-            for count in (setting.train, setting.test)
-        )
         for name in setting.objectives:
-            config = TreeModelConfig(
-                objective=name, beam_width=setting.beam_width, random_nodes=2 * setting.beam_width,
-                epochs=setting.epochs, batch_size=500, learning_rate=1e-2, seed=run,
-            )  # fmt: skip
-            model = TreeModel(tree, FEATURES, config)
-            model.fit(features, relevant)
-            for (beam_width, m), values in found[name].items():
-                values.append(float(regret(eta, model.search(test, m, beam_width)).mean()))
-            done(f"run {run}, {name}: regret {', '.join(f'{values[-1]:.4f}' for values in found[name].values())}")
+            path = store and store / f"{digest([asdict(setting), run, name])[:16]}.json"
+            if path and path.exists():
+                values = json.loads(path.read_text())["regret"]
+            else:
+                values = _trained(setting, name, run)
+                done(f"run {run}, {name}: regret {', '.join(f'{value:.4f}' for value in values)}")
+            if path:
+                write_json(path, {"run": run, "objective": name, "cells": list(setting.cells), "regret": values})
+            for own, value in zip(found[name].values(), values, strict=True):
+                own.append(value)
     return found
+
+
+def _trained(setting: Setting, objective: str, run: int) -> list[float]:
+    """The regret in each cell of a model that was trained on the data of a run."""
+    tree = complete_tree(setting.labels, setting.branching, run)
+    rng = np.random.default_rng(run)
+    weights = rng.normal(size=(setting.labels, FEATURES))
+    (features, _, relevant), (test, eta, _) = (
+        _instances(rng, weights, count, tree.num_documents, setting.one_relevant)
+        for count in (setting.train, setting.test)
+    )
+    config = TreeModelConfig(
+        objective=objective, beam_width=setting.beam_width, random_nodes=2 * setting.beam_width,
+        epochs=setting.epochs, batch_size=500, learning_rate=1e-2, seed=run,
+    )  # fmt: skip
+    model = TreeModel(tree, FEATURES, config)
+    model.fit(features, relevant)
+    return [float(regret(eta, model.search(test, m, beam)).mean()) for beam, m in setting.cells]
 
 
 def _instances(

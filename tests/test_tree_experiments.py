@@ -38,9 +38,16 @@ def test_the_synthetic_experiment_is_a_command(tmp_path, monkeypatch, capsys):
     }
     monkeypatch.setattr("scripts.reproduce.SETTINGS", small)
     assert main(["reproduce", "synthetic", "--runs", "1", "--output", str(tmp_path)]) == 0
-    assert "**one relevant label**" in capsys.readouterr().out
+    first, printed = (tmp_path / "synthetic.json").read_text(), capsys.readouterr().out
+    assert "run 0, otm: regret" in printed
+    assert main(["reproduce", "synthetic", "--runs", "1", "--output", str(tmp_path)]) == 0
+    assert (tmp_path / "synthetic.json").read_text() == first
+    again = capsys.readouterr().out
+    assert "run 0, otm: regret" not in again  # nothing is trained twice
+    assert printed.endswith(again)
+    assert "**one relevant label**" in again
     cells = json.loads((tmp_path / "synthetic.json").read_text())["cells"]
-    assert len(cells) == 2 * 9
+    assert len(cells) == 5 + 6
     assert all(len(cell["regret"]) == 1 for cell in cells)
 
 

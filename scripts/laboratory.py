@@ -75,6 +75,16 @@ class Laboratory:
         }
         write_json(path, record)
 
+    def kept(self, experiment: str, name: str, config: Config, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What `measure` finds under a configuration; read from OUTPUT/experiment where it was found before."""
+        key = digest([dataclasses.asdict(config), self._data])
+        path = self.output / experiment / f"{key[:16]}.json"
+        if not path.exists():
+            print(f"{experiment}: {name}", flush=True)
+            write_json(path, {"name": name, "key": key, **provenance(), "found": measure()})
+        record: dict[str, Any] = json.loads(path.read_text())["found"]
+        return record
+
     def table(self, table: str, seeds: Sequence[int]) -> str:
         """The Markdown of all rows that have been measured under these seeds; written beside them."""
         measured = []

@@ -19,7 +19,8 @@ from eval.measures import evaluate, mean
 from eval.report import markdown_table
 from scripts.systems import DECODER_ALONE, IndexSystems
 
-NAMES = ("ce", "plt", "tdm", "otm", "otm-mix", "man", "otm-optest")
+NAMES = ("ce", "plt", "tdm", "otm", "otm-mix", "man", "otm-bs", "otm-optest")
+CONTROL = "ce, on as few examples as tdm"
 BEAMS = (1, 2, 5, 10, 20, 50)
 ANSWERS = 10
 LEAST_BATCH = 16
@@ -31,7 +32,8 @@ def equal_budgets(base: Config, tree: DocidTree) -> dict[str, Config]:
     """The configuration of each objective: `base.generator.epochs` are those of the dearest, the others get more.
 
     A step has about as many positions too: `base.generator.batch_size` is that of the cheapest, the others' are smaller, but
-    at least `LEAST_BATCH`. With one batch size the dearest would make a twentieth of the cheapest's steps.
+    at least `LEAST_BATCH`. With one batch size the dearest would make a twentieth of the cheapest's steps. One row more spends
+    less: cross-entropy on the examples and steps of tdm, to tell what an objective teaches from how much it has seen.
     """
     generators = {name: dataclasses.replace(base.generator, objective=name) for name in NAMES}
     positions = {name: decoder_positions(tree, config) for name, config in generators.items()}
@@ -43,6 +45,8 @@ def equal_budgets(base: Config, tree: DocidTree) -> dict[str, Config]:
         budgets[name] = dataclasses.replace(
             base, generator=dataclasses.replace(config, epochs=epochs, batch_size=batch_size)
         )
+    few = budgets["tdm"].generator
+    budgets[CONTROL] = dataclasses.replace(base, generator=dataclasses.replace(few, objective="ce"))
     return budgets
 
 

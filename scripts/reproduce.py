@@ -13,10 +13,12 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from docids.collection import read_collection
 from docids.storage import write_json, write_text
-from dsi.config import read_config
+from docids.tree import DocidTree
+from dsi.config import Config, read_config
 from dsi.training.objective import decoder_positions
 from eval.figures import grid_figure
 from eval.measures import evaluate, mean
@@ -117,21 +119,29 @@ def objectives(laboratory: Laboratory, seed: int) -> str:
     base = laboratory.config(Row("", "decoder"), seed)
     tree, found = laboratory.tree(base), {}
     for name, config in equal_budgets(base, tree).items():
-        print(f"objectives, seed {seed}: {name}", flush=True)
-        cells = measure_objective(laboratory.index(config), SPLIT)
-        training = laboratory.training(config)
-        found[name] = {
-            "positions an example": round(decoder_positions(tree, config.generator), 1),
-            "batch": config.generator.batch_size,
-            "epochs": round(config.generator.epochs, 2),
-            "steps": training["steps"],
-            "milliseconds a step": round(1000 * training["seconds"] / training["steps"], 1),
-            "training seconds": round(training["seconds"]),
-            "cells": cells,
-        }
+        found[name] = laboratory.kept(
+            "objectives",
+            name,
+            config,
+            lambda config=config: _objective(laboratory, config, tree),  # type: ignore[misc]
+        )
         text = objectives_report(found, laboratory.collection.folder.name, laboratory.output)
-    write_json(laboratory.output / "objectives.json", {"seed": seed, **provenance(), "found": found})
+        write_json(laboratory.output / "objectives.json", {"seed": seed, **provenance(), "found": found})
     return text
+
+
+def _objective(laboratory: Laboratory, config: Config, tree: DocidTree) -> dict[str, Any]:
+    """What one objective costs, and its measures by beam."""
+    cells, training = measure_objective(laboratory.index(config), SPLIT), laboratory.training(config)
+    return {
+        "positions an example": round(decoder_positions(tree, config.generator), 1),
+        "batch": config.generator.batch_size,
+        "epochs": round(config.generator.epochs, 2),
+        "steps": training["steps"],
+        "milliseconds a step": round(1000 * training["seconds"] / training["steps"], 1),
+        "training seconds": round(training["seconds"]),
+        "cells": cells,
+    }
 
 
 def updates(laboratory: Laboratory, seed: int) -> str:

@@ -99,7 +99,11 @@ def test_objectives_train_on_one_budget_and_are_searched_by_beam(config, beir, t
     assert main(["reproduce", "objectives", *common]) == 0
     assert "| decoder alone, Hit@1 | beam 1 | beam 2 |" in capsys.readouterr().out
     found = json.loads((output / "objectives.json").read_text())["found"]
-    budgets = [record["positions an example"] * record["epochs"] for record in found.values()]
+    control = found["ce, on as few examples as tdm"]
+    assert (control["epochs"], control["batch"], control["steps"]) == tuple(
+        found["tdm"][k] for k in ("epochs", "batch", "steps")
+    )
+    budgets = [found[name]["positions an example"] * found[name]["epochs"] for name in ("ce", "tdm", "otm")]
     assert max(budgets) < 1.02 * min(budgets)
     assert found["otm"]["positions an example"] > 3 * found["ce"]["positions an example"]
     for name, record in found.items():
@@ -110,6 +114,11 @@ def test_objectives_train_on_one_budget_and_are_searched_by_beam(config, beir, t
         assert cells["decoder alone", 1]["search errors"] >= 0
     for system in ("decoder-alone", "fused"):
         assert (output / f"objectives-{system}.png").stat().st_size > 5_000
+    before = (output / "objectives.md").read_text()
+    capsys.readouterr()
+    assert main(["reproduce", "objectives", *common]) == 0
+    assert "objectives: " not in capsys.readouterr().out  # nothing is measured twice
+    assert (output / "objectives.md").read_text() == before
 
 
 def test_documents_added_to_an_index_are_found_beside_a_full_training(config, beir, tmp_path, capsys):

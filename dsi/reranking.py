@@ -13,7 +13,7 @@ from torch import Tensor
 from dsi.index import read_manifest
 from dsi.rerank.candidates import Candidates, Stage, load_stage
 from dsi.rerank.features import features_of
-from dsi.rerank.lookahead import Floats, Ints, Reward, look_ahead
+from dsi.rerank.lookahead import Floats, Ints, LookedAhead, Reward, look_ahead
 from dsi.rerank.puct import PuctConfig
 from dsi.search.beam import SearchResult
 from dsi.search.queries import EncodedQueries, QueryBatch
@@ -114,9 +114,9 @@ def looked_ahead(
         rows.append(batch.rows)
     back = torch.cat(rows).argsort()
     fields = (
-        torch.cat([getattr(part, field.name) for part in parts])[back] for field in dataclasses.fields(SearchResult)
+        torch.cat([getattr(part, field.name) for part in parts])[back] for field in dataclasses.fields(LookedAhead)
     )
-    return SearchResult(*fields)
+    return LookedAhead(*fields)
 
 
 def _dense_reward(retriever: "GenerativeRetriever", batch: QueryBatch, config: SearchConfig) -> Reward:

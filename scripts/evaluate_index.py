@@ -19,6 +19,7 @@ from dsi.diagnosis import diagnose, diagnosis_table, errors_by_level
 from dsi.index import read_manifest
 from dsi.launch import launched
 from dsi.rerank.candidates import Stage
+from dsi.rerank.lookahead import LookedAhead
 from dsi.reranking import load_stages, reranked
 from dsi.retriever import GenerativeRetriever
 from dsi.search.beam import SearchResult
@@ -212,7 +213,7 @@ def look_ahead_table(
 
     def mcts(count: int) -> tuple[SearchResult, float]:
         found = retriever.search_encoded(encoded, 10, search="mcts", simulations=count)
-        assert found.expansions is not None
+        assert isinstance(found, LookedAhead)
         return found, float(found.expansions.float().mean())
 
     for width in (2, 5, 10, 20):

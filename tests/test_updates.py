@@ -83,7 +83,7 @@ def test_added_documents_are_found_and_removed_ones_are_not(retriever, tmp_path)
     loaded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
     assert loaded.search(QUERIES, k=20, beam_width=40) == retriever.search(QUERIES, k=20, beam_width=40)
     loaded.add([DOCUMENTS[10]])
-    assert removed[0] in loaded.rows
+    assert removed[0] in loaded.table.rows
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -153,7 +153,7 @@ def test_the_command_updates_an_index_in_place(retriever, tmp_path, capsys):
     ]  # fmt: skip
     loaded = GenerativeRetriever.from_pretrained(run, device="cpu")
     gone = {DOCUMENTS[3]["doc_id"], DOCUMENTS[5]["doc_id"]}
-    assert set(loaded.rows) == {d["doc_id"] for d in DOCUMENTS[:60]} - gone
+    assert set(loaded.table.rows) == {d["doc_id"] for d in DOCUMENTS[:60]} - gone
     assert main(common) == 2
     assert "There is nothing to do; give --add FILE" in capsys.readouterr().err
     assert main([*common, "--add", str(tmp_path / "nothing.jsonl")]) == 2

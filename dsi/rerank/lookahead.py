@@ -6,6 +6,7 @@ document, and that document's reward goes back up; actions keep the best reward 
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -23,9 +24,20 @@ Reward = Callable[[Ints, Ints], Floats]
 """Of queries [m] of the batch and docid positions [m]: rewards [m]."""
 
 
+@dataclass(frozen=True)
+class LookedAhead(SearchResult):
+    """Answers that are never certified; the generative part of their scores is 0.
+
+    Attributes:
+        expansions: [batch] inner nodes whose children the decoder scored.
+    """
+
+    expansions: Tensor
+
+
 def look_ahead(
     searcher: TreeSearcher, batch: QueryBatch, k: int, reward: Reward, config: PuctConfig, alive: Tensor | None = None
-) -> SearchResult:
+) -> LookedAhead:
     """The k documents of highest reward among those the simulations came by.
 
     Args:
@@ -36,8 +48,6 @@ def look_ahead(
         config: of the search; `exploration` is in units of the reward.
         alive: [nodes] True at documents that may be returned and the nodes above them.
 
-    Returns:
-        Answers that are never certified, and how many inner nodes were expanded; the generative part of the scores is 0.
     """
     evaluator = _Evaluator(searcher, batch, reward, 1 + config.simulations, alive)
     Puct(evaluator, len(batch.rows), searcher.tree.depth, config).simulate()
@@ -47,7 +57,7 @@ def look_ahead(
         positions[row, : len(best)] = torch.tensor(best, dtype=torch.long)
         scores[row, : len(best)] = torch.tensor([found[position] for position in best])
     nothing = torch.zeros(len(batch.rows), dtype=torch.bool)
-    return SearchResult(positions, scores, nothing, torch.zeros_like(scores), torch.from_numpy(evaluator.expansions))
+    return LookedAhead(positions, scores, nothing, torch.zeros_like(scores), torch.from_numpy(evaluator.expansions))
 
 
 class _Evaluator:

@@ -40,14 +40,12 @@ class SearchResult:
         scores: [batch, k] fused scores, -inf there.
         exact: [batch] True where the answer is provably the top k of all documents.
         generative: [batch, k] the decoder's weighted part of the scores; the rest is dense.
-        expansions: [batch] inner nodes whose children were scored, where the search counted them (`dsi.rerank.lookahead`).
     """
 
     positions: Tensor
     scores: Tensor
     exact: Tensor
     generative: Tensor
-    expansions: Tensor | None = None
 
     def put(self, rows: Tensor, other: "SearchResult") -> None:
         """Replace the answers of some queries by those of `other`."""

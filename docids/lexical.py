@@ -12,7 +12,7 @@ from bm25s.tokenization import Tokenized
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from docids.storage import write_json
+from docids.storage import map_tensors, write_json
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,12 @@ class BM25:
         other.weigh(self.k1, self.b)
         return other
 
-    @property
+    @cached_property
     def lengths(self) -> NDArray[np.int32]:
         """[documents] how many terms each has, stop words left out."""
         if "_tokens" in self.__dict__:
             return np.array([len(own) for own in self._tokens.ids], dtype=np.int32)
-        return load_file(self._folder / "terms.safetensors")["lengths"]
+        return map_tensors(self._folder / "terms.safetensors")["lengths"]
 
     def scores(self, queries: Sequence[str]) -> NDArray[np.float32]:
         """[queries, documents] of every document."""

@@ -13,7 +13,7 @@ from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.preprocessing import normalize
 
-from docids.collection import document_records
+from docids.collection import document_records, read_queries
 from docids.storage import write_json, write_text
 from dsi.rerank.candidates import Candidates, Stage
 from dsi.rerank.diversity import Pyversity, subtopic_labels
@@ -93,7 +93,7 @@ def read_candidates(folder: Path) -> tuple[Candidates, dict[str, dict[str, list[
     """The first candidates of every query, and {query_id: {doc_id: subtopics}}; queries are named by their ids."""
     documents = {record["doc_id"]: record for record in document_records(folder / "corpus.jsonl")}
     run = read_run(folder / "bm25.run")
-    texts = _query_texts(folder)
+    texts = read_queries(folder)
     ranked = {q: sorted(run[q], key=lambda doc_id: -run[q][doc_id])[:DEPTH] for q in run}
     words = TfidfVectorizer(stop_words="english", sublinear_tf=True, min_df=2)
     counts = words.fit_transform(f"{record['title']} {record['text']}" for record in documents.values())
@@ -118,13 +118,6 @@ def read_candidates(folder: Path) -> tuple[Candidates, dict[str, dict[str, list[
     )
     judged = read_subtopics(folder / "qrels" / "diversity.qrels")
     return candidates, {q: {d: s for d, s in judged[q].items() if d in set(ranked[q])} for q in run}
-
-
-def _query_texts(folder: Path) -> dict[str, str]:
-    import json
-
-    lines = (folder / "queries.jsonl").read_text(encoding="utf-8").splitlines()
-    return {record["_id"]: record["text"] for record in map(json.loads, lines)}
 
 
 def measure(stage: Stage, candidates: Candidates, subtopics: Subtopics, measures: Sequence[str]) -> Values:

@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +51,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     results, runs = evaluate_systems(retriever, collection, arguments.split, untrained, other or None, processes)
     if not processes.is_main:
         return
-    for name in arguments.rerank:
-        stages = load_stages(arguments.run, name.split("+"))
-        result, runs[f"+ {name}"] = reranked_system(
-            retriever, collection, arguments.split, name, stages, arguments.candidates
-        )
-        results.append(result)
+    if arguments.rerank:
+        for result, run in reranked_systems(
+            retriever, collection, arguments.split, _chains(arguments.run, arguments.rerank), arguments.candidates
+        ):
+            results.append(result)
+            runs[result.name] = run
     splits = overlap_splits(collection.qrels[arguments.split], collection.overlap_documents(arguments.split))
     print(table(results, splits))
     print(significance_lines(results))
@@ -223,19 +223,27 @@ def look_ahead_table(
     return markdown_table(["search", "inner nodes a query", "Hit@1", "Hit@10", "ms a query, after the encoder"], rows)
 
 
-def reranked_system(
-    retriever: GenerativeRetriever, collection: Collection, split: str, name: str, stages: Sequence[Stage], k: int
-) -> tuple[SystemResult, Run]:
-    """The index as it is searched by default, its first k answers ordered anew; with milliseconds a query of the stages."""
+def _chains(index: Path, names: Sequence[str]) -> dict[str, list[Stage]]:
+    """{name: stages} of names such as "A" and "A+B"; every stage is loaded once."""
+    chains = {name: name.split("+") for name in names}
+    needed = list(dict.fromkeys(part for parts in chains.values() for part in parts))
+    loaded = dict(zip(needed, load_stages(index, needed), strict=True))
+    return {name: [loaded[part] for part in parts] for name, parts in chains.items()}
+
+
+def reranked_systems(
+    retriever: GenerativeRetriever, collection: Collection, split: str, chains: Mapping[str, Sequence[Stage]], k: int
+) -> Iterator[tuple[SystemResult, Run]]:
+    """The index as it is searched by default, once; its first k answers by each chain of stages, with their milliseconds."""
     queries = collection.query_texts(split)
     encoded = retriever.encode_queries(list(queries.values()), progress=True)
     found = retriever.search_encoded(encoded, k)
-    started = time.perf_counter()
-    run = retriever.as_run(list(queries), reranked(retriever, encoded, found, stages))
-    milliseconds = round(1000 * (time.perf_counter() - started) / len(queries), 2)
-    return measure_system(
-        f"+ {name}", run, collection.qrels[split], candidates=k, **{"milliseconds a query": milliseconds}
-    ), run
+    for name, stages in chains.items():
+        started = time.perf_counter()
+        run = retriever.as_run(list(queries), reranked(retriever, encoded, found, stages))
+        milliseconds = round(1000 * (time.perf_counter() - started) / len(queries), 2)
+        settings = {"candidates": k, "milliseconds a query": milliseconds}
+        yield measure_system(f"+ {name}", run, collection.qrels[split], **settings), run
 
 
 def beam_table(retriever: GenerativeRetriever, collection: Collection, split: str, beam_widths: Sequence[int]) -> str:

@@ -13,8 +13,9 @@ from docids.collection import Collection, read_collection
 from docids.lexical import BM25
 from docids.storage import write_json, write_text
 from dsi.rerank.candidates import Candidates
-from dsi.rerank.lists import Floats, JudgedLists, ndcg
-from dsi.rerank.parse_ranker import ParseRanker, ParserConfig
+from dsi.rerank.features import word_list
+from dsi.rerank.lists import Floats, ndcg
+from dsi.rerank.parse_ranker import ParseRanker, ParserConfig, labelled_lists
 from dsi.rerank.parser import DependencyModel
 from eval.figures import lines_figure
 from eval.protocol import bootstrap_interval
@@ -74,9 +75,7 @@ def _held(labels: Floats, judged: Mapping[str, int]) -> float:
 
 def quality(candidates: Candidates, labels: Floats, scores: Floats) -> Floats:
     """[n] nDCG@10 of each query; the ideal is that of the candidates."""
-    there = candidates.there
-    lengths = there.sum(axis=1).tolist()
-    return ndcg(JudgedLists(np.zeros((sum(lengths), 0)), labels[there], lengths, ()), scores[there])
+    return ndcg(labelled_lists(candidates, labels), scores[candidates.there])
 
 
 def parsing(folder: Path, output: Path, seeds: list[int]) -> str:
@@ -101,7 +100,6 @@ def parsing(folder: Path, output: Path, seeds: list[int]) -> str:
                     saw_tooth[name] = history
             uniform = ParseRanker.create(candidates.select(rest), ParserConfig(rounds=0))
             uniform.model.theta = uniform.model.normalised(np.ones(len(uniform.model.theta)))
-            uniform = ParseRanker(uniform.model, uniform.config)
             uniform.fit(candidates.select(rest), labels[rest], None, exact_weight)
             values["uniform theta"][number, fold] = quality(test, labels[fold], uniform.rerank(test))
         for own in values.values():
@@ -129,8 +127,6 @@ def _teeth(history: list[tuple[float, float]]) -> dict[float, float]:
 
 
 def _parsing_table(candidates: Candidates, values: Mapping[str, Floats], seeds: int) -> str:
-    from dsi.rerank.features import word_list
-
     lengths = np.array([min(len(word_list(query)), 12) for query in candidates.queries])
     groups = [(low, high, (lengths >= low) & (lengths <= high)) for low, high in LENGTHS]
     rows = []

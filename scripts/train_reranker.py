@@ -20,7 +20,7 @@ from dsi.rerank.boosting import BoostedTrees, BoostingConfig
 from dsi.rerank.candidates import Candidates, Stage
 from dsi.rerank.diversity import STRATEGIES, Bools, Pyversity, prefix_labels, subtopic_labels
 from dsi.rerank.learned import FeatureStage, LinearStage, RankNet, RankNetConfig
-from dsi.rerank.lists import JudgedLists, lambdas
+from dsi.rerank.lists import Floats, JudgedLists, lambdas
 from dsi.rerank.m2div import M2Div, M2DivConfig
 from dsi.reranking import binding, load_stages, stage_folder
 from dsi.retriever import GenerativeRetriever
@@ -122,18 +122,21 @@ def judged_lists(candidates: Candidates, judgements: Sequence[dict[str, int]]) -
     Raises:
         ValueError: no query has its document among its candidates.
     """
-    rows, labels, lengths = [], [], []
-    for row, (doc_ids, judged) in enumerate(zip(candidates.doc_ids, judgements, strict=True)):
-        own = [max(judged.get(doc_id, 0), 0) for doc_id in doc_ids]
-        if any(own):
-            rows.append(candidates.features[row, : len(own)])
-            labels += own
-            lengths.append(len(own))
-    if not rows:
+    labels = relevance(candidates, judgements)
+    rows = np.flatnonzero(labels.any(axis=1))
+    if not len(rows):
         raise ValueError("No query has a relevant document among its candidates; take more of them (--k).")
-    return JudgedLists(
-        np.concatenate(rows).astype(np.float64), np.array(labels, dtype=float), lengths, candidates.names
-    )
+    there = candidates.there[rows]
+    features = candidates.features[rows][there].astype(np.float64)
+    return JudgedLists(features, labels[rows][there], there.sum(axis=1).tolist(), candidates.names)
+
+
+def relevance(candidates: Candidates, judgements: Sequence[dict[str, int]]) -> Floats:
+    """[n, k] labels of the candidates; 0 where nobody judged, and past the end of a list."""
+    labels = np.zeros(candidates.scores.shape)
+    for row, (doc_ids, judged) in enumerate(zip(candidates.doc_ids, judgements, strict=True)):
+        labels[row, : len(doc_ids)] = [max(judged.get(doc_id, 0), 0) for doc_id in doc_ids]
+    return labels
 
 
 def fused_score(lists: JudgedLists) -> LinearStage:
@@ -158,9 +161,7 @@ def _parser(candidates: Candidates, judgements: Sequence[dict[str, int]], seed: 
     """Trained on the lists that have a relevant candidate; a fifth of them chooses the round."""
     from dsi.rerank.parse_ranker import ParseRanker, ParserConfig
 
-    labels = np.zeros(candidates.scores.shape)
-    for row, (doc_ids, judged) in enumerate(zip(candidates.doc_ids, judgements, strict=True)):
-        labels[row, : len(doc_ids)] = [max(judged.get(doc_id, 0), 0) for doc_id in doc_ids]
+    labels = relevance(candidates, judgements)
     rows = np.random.default_rng(seed).permutation(np.flatnonzero(labels.any(axis=1)))
     ranker = ParseRanker.create(candidates, ParserConfig())
     held_out, own = np.split(rows, [len(rows) // 5])

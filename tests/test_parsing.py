@@ -8,7 +8,7 @@ import pytest
 from dsi.rerank.candidates import Candidates, load_stage
 from dsi.rerank.learned import LinearStage
 from dsi.rerank.lists import ndcg
-from dsi.rerank.parse_ranker import ParseRanker, ParserConfig, _lists
+from dsi.rerank.parse_ranker import ParseRanker, ParserConfig, labelled_lists
 from dsi.rerank.parser import DependencyModel, best_tree, marginals, minimum_risk_tree
 from dsi.rerank.tree_edit import ordered_tree, tree_edit_distance
 
@@ -232,7 +232,7 @@ def test_the_distance_is_linear_in_theta_with_the_derivative_that_training_uses(
 def test_the_objective_is_convex_for_fixed_edits_and_its_slope_is_its_difference(weigh_by_ndcg):
     candidates = candidates_of_texts()
     ranker = ParseRanker.create(candidates, ParserConfig(divergence=0.3, weigh_by_ndcg=weigh_by_ndcg))
-    lists, base = _lists(candidates, LABELS), np.array([0.3, 0.2, 0.1, 0.0] * 2 + [0.3, 0.2, 0.1])
+    lists, base = labelled_lists(candidates, LABELS), np.array([0.3, 0.2, 0.1, 0.0] * 2 + [0.3, 0.2, 0.1])
     usage, model = ranker._usage(candidates), ranker.model
     rng = np.random.default_rng(0)
     likelihood = model.normalised(rng.random(len(model.theta)))
@@ -252,7 +252,7 @@ def test_the_objective_is_convex_for_fixed_edits_and_its_slope_is_its_difference
 def test_training_lowers_the_objective_in_every_round_and_ranks_better():
     candidates = candidates_of_texts()
     ranker = ParseRanker.create(candidates, ParserConfig(rounds=5, steps=20, strength=4.0, divergence=1e-3))
-    lists = _lists(candidates, LABELS)
+    lists = labelled_lists(candidates, LABELS)
     before = ndcg(lists, ranker.rerank(candidates)[candidates.there]).mean()
     history = ranker.fit(candidates, LABELS)
     assert len(history) == 5

@@ -8,6 +8,7 @@ guards against overfitting: a Kullback-Leibler term to the maximum likelihood pa
 lists that were held out.
 """
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -145,7 +146,7 @@ class ParseRanker(Stage):
         Returns:
             The objective before and after the steps of each round: it falls within one and may rise where the parses change.
         """
-        lists = _lists(candidates, labels)
+        lists = labelled_lists(candidates, labels)
         base = candidates.scores[candidates.there].astype(np.float64)
         if weigh is not None:
             strength = weigh(lists, base, -self.distances(candidates)[candidates.there])
@@ -167,7 +168,7 @@ class ParseRanker(Stage):
         if held_out is None:
             return -math.inf
         candidates, labels = held_out
-        return float(ndcg(_lists(candidates, labels), self.rerank(candidates)[candidates.there]).mean())
+        return float(ndcg(labelled_lists(candidates, labels), self.rerank(candidates)[candidates.there]).mean())
 
     def _usage(self, candidates: Candidates) -> csr_matrix:
         """[candidates, parameters] derivative of each distance by theta, for the trees and edits as they are."""
@@ -254,8 +255,6 @@ class ParseRanker(Stage):
     @classmethod
     def read(cls, folder: Path, settings: dict[str, Any]) -> "ParseRanker":
         """What `write` wrote."""
-        import json
-
         config = ParserConfig(**settings["config"])
         model = DependencyModel.__new__(DependencyModel)
         pairs = json.loads((folder / "pairs.json").read_text(encoding="utf-8"))
@@ -272,7 +271,8 @@ def _cutter(config: ParserConfig) -> Callable[[str], list[str]]:
     return lambda text: word_list(text)[: config.longest]
 
 
-def _lists(candidates: Candidates, labels: Floats) -> JudgedLists:
+def labelled_lists(candidates: Candidates, labels: NDArray[np.floating]) -> JudgedLists:
+    """Candidates with labels [n, k] as lists without features."""
     there = candidates.there
     lengths = there.sum(axis=1).tolist()
     return JudgedLists(np.zeros((int(there.sum()), 0)), labels[there].astype(np.float64), lengths, ())

@@ -148,12 +148,12 @@ def constraint_costs(
     def ours() -> torch.Tensor:
         return digits < searcher.num_children[nodes][:, None]
 
-    keys, bits = _sorted_keys(tree)
+    keys = _sorted_keys(tree)
 
     def bisection() -> torch.Tensor:
         allowed = torch.zeros(len(prefixes), fan_out, dtype=torch.bool)
         for row, prefix in enumerate(prefixes):
-            allowed[row, _following(keys, bits, prefix, tree.depth)] = True
+            allowed[row, _following(keys, prefix)] = True
         return allowed
 
     ways: dict[str, tuple[Callable[[], torch.Tensor], float]] = {
@@ -187,30 +187,23 @@ def constraint_costs(
     }
 
 
-def _sorted_keys(tree: DocidTree) -> tuple[NDArray[np.uint64], int]:
-    """Every docid as one number, digit by digit from the top, in order; and the bits of a digit (0 stands for "ended")."""
-    bits = int(max(tree.fan_out)).bit_length()
-    if bits * tree.depth > 64:
-        raise ValueError(f"Docids of {tree.depth} digits of {bits} bits do not fit into 64; use fewer documents.")
-    keys = np.zeros(tree.num_documents, dtype=np.uint64)
-    for column in tree.paths(np.arange(tree.num_documents))[1].T:
-        keys = (keys << np.uint64(bits)) | (column + 1).astype(np.uint64)
-    return np.sort(keys), bits
+def _sorted_keys(tree: DocidTree) -> NDArray[np.bytes_]:
+    """Every docid as a string of bytes, a digit each from 1, in order."""
+    digits = (
+        tree.paths(np.arange(tree.num_documents))[1] + 1
+    )  # 0, where a docid has ended, is what such strings end with
+    return np.sort(np.ascontiguousarray(digits.astype(np.uint8)).view(f"S{tree.depth}")[:, 0])
 
 
-def _following(keys: NDArray[np.uint64], bits: int, prefix: Sequence[int], depth: int) -> list[int]:
+def _following(keys: NDArray[np.bytes_], prefix: Sequence[int]) -> list[int]:
     """The digits that may follow a prefix, each found by bisection behind the one before."""
-    start = 0
-    for digit in prefix:
-        start = (start << bits) | (digit + 1)
-    rest = bits * (depth - len(prefix))
-    low, high = np.searchsorted(keys, np.array([start << rest, (start + 1) << rest], dtype=np.uint64))
+    start, place = bytes(digit + 1 for digit in prefix), len(prefix)
+    low, high = np.searchsorted(keys, np.array([start, start + b"\xff"], dtype=keys.dtype))
     found = []
     while low < high:
-        code = (int(keys[low]) >> (rest - bits)) & ((1 << bits) - 1)
-        found.append(code - 1)
-        next_key = (((start << bits) | code) + 1) << (rest - bits)
-        low += np.searchsorted(keys[low:high], np.uint64(next_key))
+        byte = keys[low][place]
+        found.append(byte - 1)
+        low += np.searchsorted(keys[low:high], np.array(start + bytes([byte + 1]), dtype=keys.dtype))
     return found
 
 

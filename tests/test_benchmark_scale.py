@@ -31,14 +31,14 @@ def test_it_measures_every_size_in_a_fresh_process(tmp_path, capsys):
 @pytest.mark.parametrize(("documents", "branching"), [(60, 3), (200, 10), (37, 2)])
 def test_sorted_keys_and_dictionaries_know_what_may_follow_every_prefix(documents, branching):
     tree = random_tree(documents, branching=branching, leaf=2)
-    keys, bits = _sorted_keys(tree)
+    keys = _sorted_keys(tree)
     trie = _dictionaries(tree)
     for node in range(tree.num_inner):
         prefix = tree.node_digits(node)
         below = trie
         for digit in prefix:
             below = below[digit]
-        assert _following(keys, bits, prefix, tree.depth) == sorted(below) == list(range(tree.num_children[node]))
+        assert _following(keys, prefix) == sorted(below) == list(range(tree.num_children[node]))
 
 
 def test_the_exponent_of_a_power_is_found():

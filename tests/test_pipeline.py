@@ -111,6 +111,15 @@ def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path
     assert "score = generative + dense" in piped
     assert "never" not in piped
 
+    timing = ["benchmark-search", str(run), "--data", str(data), "--rounds", "1", "--output", str(run / "timing")]
+    assert main([*timing, "--batches", "1", "5"]) == 0
+    assert "| the index, bfloat16 | " in capsys.readouterr().out
+    timed = json.loads((run / "timing" / "search.json").read_text())["rows"]
+    assert [row["batch"] for row in timed] == [1, 5]
+    assert all(milliseconds > 0 for row in timed for milliseconds in row["ms a query"].values())
+    assert main([*timing, "--batches", "500"]) == 2
+    assert "--batches must be from 1 to the 131 test queries, got 500" in capsys.readouterr().err
+
     # A changed setting re-runs its stage and what depends on it, and nothing before.
     encoder_written = (run / "encoder" / "stage.json").stat().st_mtime_ns
     settings = config.read_text().replace("branching = 4", "branching = 5")
@@ -124,8 +133,8 @@ def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path
 
 def test_a_killed_training_goes_on_to_the_same_index(config, beir, tmp_path):
     data, whole, killed = beir(), tmp_path / "whole", tmp_path / "killed"
-    train = ["train", "--config", config, "--data", data, "--device", "cpu", "--output"]
-    subprocess.run(command(*train, whole), cwd=ROOT, env=ENVIRONMENT, check=True, capture_output=True)
+    train = ["train", "--config", str(config), "--data", str(data), "--device", "cpu", "--output"]
+    assert main([*train, str(whole)]) == 0
     process = subprocess.Popen(
         command(*train, killed), cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -137,7 +146,7 @@ def test_a_killed_training_goes_on_to_the_same_index(config, beir, tmp_path):
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (killed / "manifest.json").exists()
-    subprocess.run(command(*train, killed), cwd=ROOT, env=ENVIRONMENT, check=True, capture_output=True)
+    assert main([*train, str(killed)]) == 0
     a, b = (GenerativeRetriever.from_pretrained(folder, device="cpu") for folder in (whole, killed))
     assert state_fingerprint(a.generator) == state_fingerprint(b.generator)
     assert a.settings == b.settings
@@ -145,34 +154,47 @@ def test_a_killed_training_goes_on_to_the_same_index(config, beir, tmp_path):
     assert not list(killed.glob("checkpoints/*"))
 
 
-def test_two_processes_train_as_one_does(beir, tmp_path, sentence_t5_folder, t5_folder):
-    """Half the batch in each of two processes: the same global batches, so the same training."""
-    data, one, two = beir(), tmp_path / "one", tmp_path / "two"
-    settings = {"sentence_t5_folder": sentence_t5_folder, "t5_folder": t5_folder, "dropout": 0.0}
-    config = write_settings(tmp_path / "one.toml", **settings)
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_several_processes_do_what_one_does(processes, beir, tmp_path, sentence_t5_folder, t5_folder):
+    """Every stage starts from what one process made before it, so that only the stage itself is compared."""
+    data, one, results = beir(), tmp_path / "one", [tmp_path / "one.json", tmp_path / "several.json"]
+    config = write_settings(tmp_path / "one.toml", sentence_t5_folder, t5_folder, dropout=0.0)
+    config.write_text(config.read_text().replace('cluster_on = "documents"', 'cluster_on = "queries"'))
+    shared = tmp_path / "several.toml"  # the same batches, each process with its part of them
+    shared.write_text(config.read_text().replace("batch_size = 16", f"batch_size = {16 // processes}"))
     assert main(["train", "--config", str(config), "--data", str(data), "--output", str(one), "--device", "cpu"]) == 0
-    halved = tmp_path / "two.toml"
-    halved.write_text(config.read_text().replace("batch_size = 16", "batch_size = 8"))
-    shutil.copytree(one, two)
-    # Each stage starts from what one process made before it, so that only the stage itself is compared.
-    launch_two("train_encoder", halved, data, two)
-    config_of = read_config(config).encoder
-    untrained, *trained = [
-        Encoder.load(config_of, folder, "cpu") for folder in (None, one / "encoder", two / "encoder")
-    ]
-    before, first, second = [
-        encoder.encode(["noble gas", "a yellow line"], "query") for encoder in (untrained, *trained)
-    ]
-    # Eleven steps against ten (several processes drop a short last batch), so the same way, not quite as far.
-    cosine = (
-        np.sum((first - before) * (second - before)) / np.linalg.norm(first - before) / np.linalg.norm(second - before)
-    )
-    assert cosine > 0.9
+    evaluate = [str(one), "--data", str(data), "--device", "cpu", "--results"]
+    assert main(["evaluate", *evaluate, str(results[0])]) == 0
 
-    shutil.rmtree(two)
-    shutil.copytree(one, two)
-    launch_two("train_generator", halved, data, two)
-    retrievers = [GenerativeRetriever.from_pretrained(run, device="cpu") for run in (one, two)]
+    commands = [["evaluate_index", *evaluate, str(results[1])]]
+    for stage, settings in (("train_encoder", shared), ("build_docids", config), ("train_generator", shared)):
+        shutil.copytree(one, tmp_path / stage)
+        own = ["--config", settings, "--data", data, "--output", tmp_path / stage, "--device", "cpu"]
+        commands.append([stage, *map(str, own)])
+    shutil.rmtree(tmp_path / "build_docids" / "docids")
+    printed = accelerate(processes, commands)
+
+    check_encoders(read_config(config), one / "encoder", tmp_path / "train_encoder" / "encoder")
+    trees = [DocidTree.load(run / "docids" / "docids.safetensors") for run in (one, tmp_path / "build_docids")]
+    assert trees[0].fingerprint == trees[1].fingerprint
+    np.testing.assert_array_equal(trees[0].centroids, trees[1].centroids)
+    check_generators(data, one, tmp_path / "train_generator")
+    assert printed.count("| BM25 ") == 1  # one of them speaks
+    systems = [json.loads(path.read_text())["systems"] for path in results]
+    assert systems[0] == systems[1]
+
+
+def check_encoders(config: Config, one: Path, several: Path) -> None:
+    encoders = [Encoder.load(config.encoder, folder, "cpu") for folder in (None, one, several)]
+    before, first, second = [encoder.encode(["noble gas", "a yellow line"], "query") for encoder in encoders]
+    # Several processes drop a short last batch, so the same way, not quite as far.
+    ways = [first - before, second - before]
+    cosine = np.sum(ways[0] * ways[1]) / np.linalg.norm(ways[0]) / np.linalg.norm(ways[1])
+    assert 0.9 < cosine < 1
+
+
+def check_generators(data: Path, one: Path, several: Path) -> None:
+    retrievers = [GenerativeRetriever.from_pretrained(run, device="cpu") for run in (one, several)]
     assert state_fingerprint(retrievers[0].generator) != state_fingerprint(retrievers[1].generator)
     collection = read_collection(data)
     queries = {query_id: collection.documents[row]["doc_id"] for query_id, row in collection.pairs("train")}
@@ -181,22 +203,6 @@ def test_two_processes_train_as_one_does(beir, tmp_path, sentence_t5_folder, t5_
     likelihoods = [np.mean([run[query_id][doc_id] for query_id, doc_id in queries.items()]) for run in runs]
     assert min(likelihoods) > -np.log(40) + 0.3  # better than a uniform choice
     assert likelihoods[0] == pytest.approx(likelihoods[1], abs=0.1)
-
-
-@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_any_number_of_processes_makes_the_same_docids(processes, beir, tmp_path, sentence_t5_folder, t5_folder):
-    data, one, many = beir(), tmp_path / "one", tmp_path / "many"
-    config = write_settings(tmp_path / "c.toml", sentence_t5_folder, t5_folder)
-    config.write_text(config.read_text().replace('cluster_on = "documents"', 'cluster_on = "queries"'))
-    common = ["--config", str(config), "--data", str(data), "--device", "cpu", "--output"]
-    for stage in ("generate-queries", "train-encoder"):
-        assert main([stage, *common, str(one)]) == 0
-    shutil.copytree(one, many)
-    assert main(["build-docids", *common, str(one)]) == 0
-    launch("build_docids", config, data, many, processes)
-    trees = [DocidTree.load(run / "docids" / "docids.safetensors") for run in (one, many)]
-    assert trees[0].fingerprint == trees[1].fingerprint
-    np.testing.assert_array_equal(trees[0].centroids, trees[1].centroids)
 
 
 def test_stages_after_the_beam_are_trained_measured_and_searched_with(config, beir, tmp_path, capsys):
@@ -250,50 +256,22 @@ def test_stages_after_the_beam_are_trained_measured_and_searched_with(config, be
     assert "there are both, my-lambdasmart" in capsys.readouterr().err
 
 
-def test_any_number_of_processes_evaluates_alike(config, beir, tmp_path, capsys):
-    data, run = beir(), tmp_path / "run"
-    common = ["--config", str(config), "--data", str(data), "--output", str(run), "--device", "cpu"]
-    assert main(["train", *common]) == 0
-    capsys.readouterr()
-    found = []
-    for processes in (1, 2):
-        results = tmp_path / f"{processes}.json"
-        own = [str(run), "--data", str(data), "--device", "cpu", "--results", str(results)]
-        if processes == 1:
-            assert main(["evaluate", *own]) == 0
-            printed = capsys.readouterr().out
-        else:
-            assert accelerate("evaluate_index", processes, own).count("| BM25 ") == printed.count("| BM25 ")
-        found.append(json.loads(results.read_text())["systems"])
-    assert found[0] == found[1]
+RUNS_COMMANDS = """
+import importlib, json, sys
+for module, *arguments in json.loads(sys.argv[1]):
+    importlib.import_module(f"scripts.{module}").main(arguments)
+"""
 
 
-def launch_two(stage: str, config: Path, data: Path, run: Path) -> None:
-    launch(stage, config, data, run, 2)
-
-
-def launch(stage: str, config: Path, data: Path, run: Path, processes: int) -> None:
-    own = ["--config", config, "--data", data, "--output", run, "--device", "cpu"]
-    accelerate(stage, processes, list(map(str, own)))
-
-
-def accelerate(module: str, processes: int, own: list[str]) -> str:
-    """What a module of scripts prints under `accelerate launch`."""
+def accelerate(processes: int, commands: list[list[str]]) -> str:
+    """What several modules of scripts, each with its arguments, print under one `accelerate launch`."""
     # --multi_gpu is accelerate's name for its torchrun launcher; with --device cpu the processes talk through gloo.
-    command = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--multi_gpu",
-        "--num_processes",
-        str(processes),
-        "--num_machines",
-        "1",
-    ]
-    options = ["--mixed_precision", "no", "--dynamo_backend", "no", "-m", f"scripts.{module}"]
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", str(processes),
+              "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--no_python"]  # fmt: skip
     done = subprocess.run(
-        [*command, *options, *own], cwd=ROOT, env=ENVIRONMENT, check=True, capture_output=True, text=True
-    )
+        [*launch, sys.executable, "-c", RUNS_COMMANDS, json.dumps(commands)],
+        cwd=ROOT, env=ENVIRONMENT, check=True, capture_output=True, text=True,
+    )  # fmt: skip
     return done.stdout
 
 

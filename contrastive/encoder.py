@@ -21,6 +21,7 @@ from tqdm.auto import tqdm
 from transformers import AutoModel
 
 from contrastive.inference import for_inference
+from docids.checks import at_least
 from docids.storage import sha256
 
 logger = logging.getLogger(__name__)
@@ -57,9 +58,7 @@ class EncoderConfig:
     def __post_init__(self) -> None:
         if self.pooling not in ("model", "mean"):
             raise ValueError(f'encoder.pooling must be "model" or "mean", got {self.pooling!r}.')
-        for name in ("query_length", "document_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"encoder.{name} must be at least 1 token, got {getattr(self, name)}.")
+        at_least(self, "encoder.", query_length=1, document_length=1)
 
 
 class Encoder:

@@ -20,6 +20,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from contrastive.encoder import Encoder
 from contrastive.losses import DPRLoss, SupervisedContrastiveLoss
+from docids.checks import above_zero
 
 _LOSSES = {"scl": SupervisedContrastiveLoss, "dpr": DPRLoss}
 
@@ -59,8 +60,7 @@ class ContrastiveConfig:
     def __post_init__(self) -> None:
         if self.loss not in (*_LOSSES, "none"):
             raise ValueError(f'contrastive.loss must be "scl", "dpr" or "none", got {self.loss!r}.')
-        if not self.temperature > 0:
-            raise ValueError(f"contrastive.temperature must be above 0, got {self.temperature}.")
+        above_zero(self, ["temperature"], "contrastive.")
         if not 0 < self.interpolation <= 1:
             raise ValueError(f"contrastive.interpolation must be in (0, 1] (1: as trained), got {self.interpolation}.")
         if self.views < 2 or self.batch_size < 2 * self.views:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from sklearn.cluster import kmeans_plusplus
 from tqdm.auto import tqdm
 
+from docids.checks import at_least, one_of
 from docids.processes import ALONE, Processes
 from docids.tree import DocidTree, Floats
 
@@ -50,15 +51,8 @@ class DocidsConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.method not in _METHODS:
-            raise ValueError(f"docids.method must be one of {', '.join(_METHODS)}, got {self.method!r}.")
-        if self.cluster_on not in _CLUSTER_ON:
-            raise ValueError(f"docids.cluster_on must be one of {', '.join(_CLUSTER_ON)}, got {self.cluster_on!r}.")
-        if self.branching < 2 or self.max_leaf_size < 1:
-            raise ValueError(
-                f"docids.branching must be at least 2 and max_leaf_size at least 1, "
-                f"got {self.branching} and {self.max_leaf_size}."
-            )
+        one_of(self, "docids.", method=_METHODS, cluster_on=_CLUSTER_ON)
+        at_least(self, "docids.", branching=2, max_leaf_size=1)
 
 
 def build_tree(

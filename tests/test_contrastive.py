@@ -296,7 +296,7 @@ def test_the_packaged_encoder_is_the_official_one():
         (ContrastiveConfig, {"temperature": 0.0}, "contrastive.temperature must be above 0"),
         (ContrastiveConfig, {"views": 1}, "contrastive.views must be at least 2"),
         (EncoderConfig, {"pooling": "cls"}, 'encoder.pooling must be "model" or "mean"'),
-        (EncoderConfig, {"query_length": 0}, "encoder.query_length must be at least 1 token"),
+        (EncoderConfig, {"query_length": 0}, "encoder.query_length must be at least 1, got 0"),
     ],
 )
 def test_settings_out_of_range_are_named(kind, settings, message):

@@ -175,7 +175,7 @@ def test_the_network_judges_the_same_in_a_search_and_in_training():
             scores = torch.stack([lists.documents[row, x] @ (model.policy.weight @ both) for x in left])
             log_p = scores.log_softmax(0)
             value = torch.sigmoid(model.value.weight[0] @ both + model.value.bias[0])
-            cross = sum(-targets[row, position, x] * float(log_p[n]) for n, x in enumerate(left))
+            cross = sum(-targets[row, position, x] * float(log_p[n].detach()) for n, x in enumerate(left))
             total += (float(value) - rewards[row]) ** 2 + cross
             chosen.append(action)
             h, c = (each[0] for each in model.cell(lists.documents[row, action][None], (h[None], c[None])))
@@ -312,7 +312,7 @@ def test_pyversity_orders_all_candidates(strategy, tmp_path):
     ("make", "message"),
     [
         (lambda: PuctConfig(simulations=0), "simulations must be at least 1, got 0"),
-        (lambda: PuctConfig(exploration=-1), "exploration must be 0 or more"),
+        (lambda: PuctConfig(exploration=-1), "exploration must be at least 0"),
         (lambda: PuctConfig(backup="median"), "backup must be one of mean, max, got 'median'"),
         (lambda: M2DivConfig(teacher="x"), "teacher must be one of search, reinforce, got 'x'"),
         (lambda: M2DivConfig(positions=0), "positions must be at least 1, got 0"),

@@ -276,15 +276,15 @@ def test_encoder_and_decoder_train_together_from_texts(encoder, tmp_path):
     [
         ({"distillation": 0.5}, r"distillation needs a dense_temperature above 0, got 0.5 with dense_temperature 0"),
         ({"distillation": 2.0, "dense_temperature": 0.1}, r"distillation must be in \[0, 1\], got 2.0"),
-        ({"dense_temperature": -1.0}, "dense_temperature must be 0 or more, got -1"),
+        ({"dense_temperature": -1.0}, "dense_temperature must be at least 0, got -1"),
         ({"objective": "best"}, r"objective must be one of ce, plt, tdm, .*, got 'best'"),
         ({"objective": "otm", "dense_temperature": 0.1}, "dense_temperature works with objective \"ce\", got 'otm'"),
         ({"objective": "otm", "train_encoder": True}, "'otm' searches with the encoder's states, which train_encoder"),
-        ({"beam_width": 0}, "beam_width must be 1 or more, got 0"),
+        ({"beam_width": 0}, "beam_width must be at least 1, got 0"),
         ({"warm_start": 1.0}, r"warm_start must be in \[0, 1\), got 1.0"),
         ({"train_encoder": True, "dense_temperature": 0.1}, "train_encoder changes the encoder"),
         ({"state_dropout": 1.0}, r"state_dropout must be in \[0, 1\), got 1.0"),
-        ({"document_segments": 0}, "document_segments must be 1 or more, got 0"),
+        ({"document_segments": 0}, "document_segments must be at least 1, got 0"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(settings, message):

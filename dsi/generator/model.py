@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5PreTrainedModel, T5Stack
 
+from docids.checks import at_least, below_one
 from docids.tree import DocidTree
 from dsi.trees.objectives import Objective, find_objective
 
@@ -104,19 +105,9 @@ class GeneratorConfig:
     def _check_ranges(self) -> None:
         if not self.decoder and self.num_layers < 1:
             raise ValueError(f"generator.num_layers must be at least 1 without a T5 checkpoint, got {self.num_layers}.")
-        least = {
-            "pseudo_queries": 0,
-            "document_segments": 1,
-            "beam_width": 1,
-            "random_paths": 1,
-            "dense_temperature": 0,
-        }
-        for name, smallest in least.items():
-            if not getattr(self, name) >= smallest:
-                raise ValueError(f"generator.{name} must be {smallest} or more, got {getattr(self, name)}.")
-        for name in ("dropout", "state_dropout", "warm_start", "ramp"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"generator.{name} must be in [0, 1), got {getattr(self, name)}.")
+        at_least(self, "generator.", pseudo_queries=0, document_segments=1, beam_width=1, random_paths=1)
+        at_least(self, "generator.", dense_temperature=0)
+        below_one(self, ["dropout", "state_dropout", "warm_start", "ramp"], "generator.")
         if not 0 <= self.distillation <= 1:
             raise ValueError(f"generator.distillation must be in [0, 1], got {self.distillation}.")
 

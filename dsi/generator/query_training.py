@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from contrastive.training import last_checkpoint, trainer_settings
+from docids.checks import above_zero
 from docids.storage import replace_folder
 from dsi.generator.pseudo_queries import reading_text
 
@@ -51,9 +52,7 @@ class QueryTrainingConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("document_tokens", "query_tokens", "batch_size", "epochs", "learning_rate"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}.")
+        above_zero(self, ["document_tokens", "query_tokens", "batch_size", "epochs", "learning_rate"])
 
 
 def train_query_generator(

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
+from docids.checks import above_zero, at_least, one_of
 from docids.storage import write_text
 from dsi.rerank.candidates import Floats, stage_class
 from dsi.rerank.learned import FeatureStage
@@ -51,15 +52,9 @@ class BoostingConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, allowed in (("objective", ("lambdamart", "mart")), ("engine", ("lightgbm", "literal"))):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}.")
-        for name, least in (("trees", 1), ("leaves", 2), ("min_leaf", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}.")
-        for name in ("learning_rate", "sigma"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}.")
+        one_of(self, objective=("lambdamart", "mart"), engine=("lightgbm", "literal"))
+        at_least(self, trees=1, leaves=2, min_leaf=1)
+        above_zero(self, ["learning_rate", "sigma"])
 
 
 class BoostedTrees(FeatureStage):

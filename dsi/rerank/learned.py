@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from docids.checks import above_zero, at_least
 from dsi.rerank.candidates import Candidates, Floats, Stage
 from dsi.rerank.lists import JudgedLists, list_lambdas
 
@@ -85,11 +86,8 @@ class RankNetConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("hidden", "epochs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if not self.sigma > 0:
-            raise ValueError(f"sigma must be above 0, got {self.sigma}.")
+        at_least(self, hidden=1, epochs=1)
+        above_zero(self, ["sigma"])
 
 
 class RankNet(nn.Module, FeatureStage):

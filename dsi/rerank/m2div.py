@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from docids.checks import at_least, one_of
 from dsi.rerank.candidates import Candidates, Floats, Ints, Stage
 from dsi.rerank.diversity import AlphaNdcg, Bools
 from dsi.rerank.puct import NewNodes, Puct, PuctConfig
@@ -66,13 +67,9 @@ class M2DivConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.teacher not in TEACHERS:
-            raise ValueError(f"teacher must be one of {', '.join(TEACHERS)}, got {self.teacher!r}.")
-        least = {"positions": 1, "ranked": self.positions, "hidden": 1, "batch_size": 1, "simulations": 1}
-        least |= {"pretrain_epochs": 0, "epochs": 0, "search_simulations": 0}
-        for name, bound in least.items():
-            if getattr(self, name) < bound:
-                raise ValueError(f"{name} must be at least {bound}, got {getattr(self, name)}.")
+        one_of(self, teacher=TEACHERS)
+        at_least(self, positions=1, ranked=self.positions, hidden=1, batch_size=1, simulations=1)
+        at_least(self, pretrain_epochs=0, epochs=0, search_simulations=0)
 
 
 @dataclass(frozen=True)

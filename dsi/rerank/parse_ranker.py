@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 from scipy.sparse import csr_matrix
 
+from docids.checks import at_least, one_of
 from docids.storage import write_json
 from dsi.rerank.candidates import Candidates, Stage
 from dsi.rerank.features import word_list
@@ -61,11 +62,8 @@ class ParserConfig:
     floor: float = 1e-12
 
     def __post_init__(self) -> None:
-        if self.parse not in ("viterbi", "mbr"):
-            raise ValueError(f"parse must be one of viterbi, mbr, got {self.parse!r}.")
-        for name, least in (("longest", 1), ("em_rounds", 1), ("rounds", 0), ("steps", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}.")
+        one_of(self, parse=("viterbi", "mbr"))
+        at_least(self, longest=1, em_rounds=1, rounds=0, steps=1)
         if not 0 < self.floor < 1e-3:
             raise ValueError(f"floor must be in (0, 0.001), got {self.floor}.")
 

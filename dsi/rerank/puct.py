@@ -13,6 +13,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from docids.checks import at_least, one_of
+
 Ints = NDArray[np.integer]
 Floats = NDArray[np.floating]
 EPSILON = 1e-8
@@ -67,13 +69,8 @@ class PuctConfig:
     once: bool = False
 
     def __post_init__(self) -> None:
-        if self.simulations < 1:
-            raise ValueError(f"simulations must be at least 1, got {self.simulations}.")
-        if not self.exploration >= 0:
-            raise ValueError(f"exploration must be 0 or more, got {self.exploration}.")
-        for name, allowed in (("backup", ("mean", "max")), ("unvisited", ("zero", "parent"))):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}.")
+        at_least(self, simulations=1, exploration=0)
+        one_of(self, backup=("mean", "max"), unvisited=("zero", "parent"))
 
 
 class Puct:

@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from docids.checks import above_zero, at_least, one_of
+
 _FUSIONS = ("bound", "paper")
 
 
@@ -28,16 +30,13 @@ class SearchConfig:
     lexical_weight: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.fusion not in _FUSIONS:
-            raise ValueError(f"fusion must be one of {', '.join(_FUSIONS)}, got {self.fusion!r}.")
+        one_of(self, fusion=_FUSIONS)
         if not 0 <= self.alpha <= 1:
             raise ValueError(f"alpha must be in [0, 1] (the decoder's weight), got {self.alpha}.")
         if not self.beta >= 0:
             raise ValueError(f"beta must be 0 (decoder only) or more levels, or inf for all, got {self.beta}.")
-        if not self.ann_temperature > 0:
-            raise ValueError(f"ann_temperature must be above 0, got {self.ann_temperature}.")
-        if self.beam_width < 1:
-            raise ValueError(f"beam_width must be at least 1, got {self.beam_width}.")
+        above_zero(self, ["ann_temperature"])
+        at_least(self, beam_width=1)
         if not self.lexical_weight >= 0:
             raise ValueError(f"lexical_weight must be 0 (dense scores alone) or more, got {self.lexical_weight}.")
         if self.lexical_weight and self.fusion != "bound":

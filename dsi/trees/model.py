@@ -20,6 +20,7 @@ from sklearn.preprocessing import normalize
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from docids.checks import at_least, below_one
 from docids.clustering import DocidsConfig, build_tree
 from docids.storage import replace_folder, write_json
 from docids.tree import DocidTree
@@ -63,12 +64,8 @@ class TreeModelConfig:
 
     def __post_init__(self) -> None:
         find_objective(self.objective)
-        for name, least in (("beam_width", 1), ("random_nodes", 0), ("epochs", 1), ("batch_size", 1), ("hidden", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}.")
-        for name in ("warm_start", "ramp", "dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}.")
+        at_least(self, beam_width=1, random_nodes=0, epochs=1, batch_size=1, hidden=0)
+        below_one(self, ["warm_start", "ramp", "dropout"])
 
 
 def label_tree(features: csr_matrix, relevant: csr_matrix, config: DocidsConfig) -> DocidTree:

@@ -9,7 +9,6 @@ Knows nothing of trees, scores or fusion.
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -27,20 +26,28 @@ class DecoderCache:
     Attributes:
         cross: a layer: keys and values [batch, heads, length, head_dim] of the query's token states.
         cross_bias: [batch, 1, 1, length] 0 at tokens, -inf at padding.
-        past: a layer: keys and values [batch, beams, heads, levels so far, head_dim] of the digits chosen.
+        past: a layer: [levels, 2, batch * beams, heads, head_dim] keys and values of the digits chosen; room for all levels.
+        levels: of the past that are there.
         ahead: [batch, first digits, fan-out] logits of the second level, where they were computed with the first; `past` is
             then that of all first digits.
     """
 
     cross: list[tuple[Tensor, Tensor]]
     cross_bias: Tensor
-    past: list[tuple[Tensor, Tensor]]
+    past: list[Tensor]
+    levels: int = 0
     ahead: Tensor | None = None
+    _spare: list[Tensor] | None = None
 
     def select(self, beams: Tensor) -> None:
         """Keep, for each new beam, the past of the old beam it continues; beams: [batch, new beams]."""
-        rows = torch.arange(len(beams), device=beams.device)[:, None]
-        self.past = [(keys[rows, beams], values[rows, beams]) for keys, values in self.past]
+        batch, old = len(beams), self.past[0].shape[2] // len(beams)
+        rows = (torch.arange(batch, device=beams.device)[:, None] * old + beams).flatten()
+        if self._spare is None or self._spare[0].shape[2] != len(rows):
+            self._spare = [own.new_empty(*own.shape[:2], len(rows), *own.shape[3:]) for own in self.past]
+        for own, other in zip(self.past, self._spare, strict=True):
+            torch.index_select(own[: self.levels], 2, rows, out=other[: self.levels])
+        self.past, self._spare = self._spare, self.past
 
 
 class FastDecoder:
@@ -87,15 +94,11 @@ class FastDecoder:
             logits = cache.ahead[torch.arange(len(tokens), device=tokens.device)[:, None], chosen]
             cache.ahead = None
             return logits
-        past, cache.past = cache.past, []
+        past = self._room(cache, tokens.numel(), level)
 
         def attend(query: Tensor, key: Tensor, value: Tensor, number: int) -> Tensor:
-            if level > 0:
-                keys, values = past[number]
-                key, value = torch.cat([keys, key], dim=3), torch.cat([values, value], dim=3)
-            cache.past.append((key, value))
-            bias = self.position_bias[:, level, : level + 1]
-            return (query @ key.transpose(3, 4) + bias[:, None, :]).softmax(dim=-1) @ value
+            past[number][level, 0], past[number][level, 1] = key.flatten(0, 1), value.flatten(0, 1)
+            return self._attend(query.flatten(0, 1), past[number][: level + 1]).view_as(query)
 
         return F.linear(self._layers(self.embeddings[tokens], cache, attend), self.level_heads[level])
 
@@ -106,65 +109,67 @@ class FastDecoder:
         more than the beam is wide.
         """
         batch, digits = len(cache.cross_bias), len(self.level_heads[0])
+        past = self._room(cache, batch * digits, 1)
 
         def attend(query: Tensor, key: Tensor, value: Tensor, number: int) -> Tensor:
-            cache.past.append((self._with_root(key), self._with_root(value)))
-            query, key, value = (each.squeeze(3).transpose(1, 2) for each in (query, key, value))
-            attended = (query @ key.transpose(2, 3) + self._first_bias).softmax(dim=-1) @ value
-            return attended.transpose(1, 2)
+            for kind, states in enumerate((key, value)):  # a digit sees the root and itself, the root itself
+                past[number][0, kind] = states[:, :1].expand_as(states[:, 1:]).flatten(0, 1)
+                past[number][1, kind] = states[:, 1:].flatten(0, 1)
+            below = self._attend(query[:, 1:].flatten(0, 1), past[number][:2])
+            return torch.cat([value[:, :1], below.view_as(query[:, 1:])], dim=1)
 
-        hidden = self._layers(self.embeddings[: 1 + digits].expand(batch, -1, -1), cache, attend)
+        hidden = self._layers(self.embeddings[: 1 + digits].repeat(batch, 1, 1), cache, attend)
         cache.ahead = F.linear(hidden[:, 1:], self.level_heads[1])
         return F.linear(hidden[:, :1], self.level_heads[0])
 
-    @cached_property
-    def _first_bias(self) -> Tensor:
-        """[heads, 1 + digits, 1 + digits] of `first_step`: token 0 is the root, each child sees the root and itself."""
-        tokens = 1 + len(self.level_heads[0])
-        bias = self.position_bias.new_full((self.heads, tokens, tokens), -torch.inf)
-        bias[:, 0, 0] = self.position_bias[:, 0, 0]
-        bias[:, 1:, 0] = self.position_bias[:, 1, 0, None]
-        bias[:, 1:, 1:].diagonal(dim1=1, dim2=2).copy_(self.position_bias[:, 1, 1, None].expand(-1, tokens - 1))
-        return bias
+    def _room(self, cache: DecoderCache, rows: int, level: int) -> list[Tensor]:
+        """The cache's past, with room for `rows` beams and one more level."""
+        if not cache.past:
+            shape = (len(self.fan_out), 2, rows, self.heads, cache.cross[0][0].shape[3])
+            cache.past = [cache.cross_bias.new_empty(shape) for _ in self.layers]
+        cache.levels = level + 1
+        return cache.past
 
-    @staticmethod
-    def _with_root(states: Tensor) -> Tensor:
-        """[batch, 1 + digits, heads, 1, head_dim] -> [batch, digits, heads, 2, head_dim]: the root, then the digit."""
-        return torch.cat([states[:, :1].expand_as(states[:, 1:]), states[:, 1:]], dim=3)
+    def _attend(self, query: Tensor, past: Tensor) -> Tensor:
+        """Attention of query [rows, heads, head_dim] over its own past [levels, 2, rows, heads, head_dim], itself the last.
+
+        A few levels for each row: products one by one are faster than matrices of one row.
+        """
+        levels = len(past)
+        bias = self.position_bias[:, levels - 1, :levels].t()[:, None, :, None]
+        weights = ((query * past[:, 0]).sum(dim=-1, keepdim=True) + bias).softmax(dim=0)
+        return (weights * past[:, 1]).sum(dim=0)
 
     def _layers(
         self, hidden: Tensor, cache: DecoderCache, attend: Callable[[Tensor, Tensor, Tensor, int], Tensor]
     ) -> Tensor:
-        """All blocks and the last norm over hidden [batch, n, d_model].
+        """All blocks and the last norm over hidden [batch, n, d_model], which is changed.
 
-        `attend` gets query, key and value [batch, n, heads, 1, head_dim] and a layer's number, and returns what each position
+        `attend` gets query, key and value [batch, n, heads, head_dim] and a layer's number, and returns what each position
         takes from those it may see.
         """
         batch, positions, _ = hidden.shape
         for number, (layer, cross) in enumerate(zip(self.layers, cache.cross, strict=True)):
             projected = layer.self_qkv(self._norm(hidden))
-            query, key, value = projected.view(batch, positions, 3, self.heads, 1, -1).unbind(2)
-            attended = attend(query, key, value, number).reshape(batch, positions, -1)
-            hidden = hidden + layer.self_out(attended)
-            hidden = hidden + self._cross_attention(layer, hidden, cross, cache.cross_bias)
-            hidden = hidden + self._feed_forward(layer, hidden)
+            query, key, value = projected.view(batch, positions, 3, self.heads, -1).unbind(2)
+            hidden += layer.self_out(attend(query, key, value, number).flatten(2))
+            hidden += self._cross_attention(layer, hidden, cross, cache.cross_bias)
+            hidden += self._feed_forward(layer, hidden)
         return self._norm(hidden)
 
     def _cross_attention(
         self, layer: "_Layer", hidden: Tensor, cross: tuple[Tensor, Tensor], cross_bias: Tensor
     ) -> Tensor:
         batch, beams, _ = hidden.shape
-        query = layer.cross_q(self._norm(hidden))
-        query = query.view(batch, beams, self.heads, -1).transpose(1, 2)
-        weights = (query @ cross[0].transpose(2, 3) + cross_bias).softmax(dim=-1)
-        return layer.cross_out((weights @ cross[1]).transpose(1, 2).reshape(batch, beams, -1))
+        query = layer.cross_q(self._norm(hidden)).view(batch, beams, self.heads, -1).transpose(1, 2)
+        attended = F.scaled_dot_product_attention(query, *cross, attn_mask=cross_bias, scale=1.0)  # T5 does not scale
+        return layer.cross_out(attended.transpose(1, 2).flatten(2))
 
     def _feed_forward(self, layer: "_Layer", hidden: Tensor) -> Tensor:
         hidden, dense = self._norm(hidden), layer.feed_forward
         if not isinstance(dense.act, torch.nn.ReLU):
             return dense(hidden)
-        # In place: the memory of a fresh tensor of this size costs more than the ReLU itself.
-        return dense.wo(dense.wi(hidden).relu_())
+        return dense.wo(dense.wi(hidden, "relu"))
 
     def _norm(self, hidden: Tensor) -> Tensor:
         """Each position over its length; T5's norm but for constants, which are in the weights that come next."""

@@ -63,8 +63,8 @@ def bars_figure(series: Mapping[str, Mapping[int, int]], xlabel: str, ylabel: st
 
 
 def shares_figure(shares: Mapping[str, float], xlabel: str, title: str, path: Path, most: int = 15) -> None:
-    """Horizontal bars of the largest of {name: share}, as path.png and path.svg."""
-    shown = sorted(shares, key=lambda name: -shares[name])[:most][::-1]
+    """Horizontal bars of the largest of {name: share} above 0, as path.png and path.svg."""
+    shown = sorted((name for name in shares if shares[name] > 0), key=lambda name: -shares[name])[:most][::-1]
     figure, axes = _figure(7.0, 0.8 + 0.28 * len(shown))
     axes.barh(shown, [shares[name] for name in shown])
     axes.set(xlabel=xlabel, title=title)

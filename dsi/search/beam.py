@@ -117,8 +117,7 @@ class TreeSearcher:
             documents = documents + extra_scores
         if alive is not None and config.beta == math.inf:
             documents = documents.masked_fill(~alive[self.tree.num_inner :], -torch.inf)
-        inner = self.dense.largest_below(documents)
-        return KnownScores(torch.cat([inner, documents], dim=1) / config.ann_temperature)
+        return KnownScores(self.dense.largest(documents / config.ann_temperature))
 
     def search(
         self,

@@ -179,5 +179,5 @@ class DenseLogits:
         Where there is no child (-1) the logit is of no meaning.
         """
         documents = self.scores.document_scores(embeddings.float()) / self.temperature + self.log_frequencies[kinds]
-        nodes = torch.cat([self.scores.log_sum_below(documents), documents], dim=1)
+        nodes = self.scores.log_sum(documents)
         return KnownScores(nodes).of(children.clamp(min=0))

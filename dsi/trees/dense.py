@@ -1,14 +1,19 @@
 """Dense scores of a tree's nodes for a batch of queries: what the encoder alone says of every cluster and document.
 
 Documents below a node are contiguous, so both summaries of the documents below (their maximum, their log-sum-exp) are
-segment reductions, level by level from the leaves up. They look at every document; centroids are only looked at where a search
-comes by, so that its cost does not grow with the collection. Knows nothing of decoders.
+segment reductions: of the documents of every cluster, then level by level up. They look at every document; centroids are only
+looked at where a search comes by, so that its cost does not grow with the collection. Scores of all nodes lie in memory node by
+node, a batch of queries each, and are handed out as [batch, nodes] views. Knows nothing of decoders.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from docids.tree import DocidTree
@@ -56,9 +61,13 @@ class DenseScores:
         self._embeddings = torch.from_numpy(tree.embeddings).to(device)
         self._removed = torch.from_numpy(tree.doc_rows < 0).to(device) if tree.num_removed else None
 
+    @cached_property
+    def _segments(self) -> "list[_Segments]":
+        return [_Segments.of(self.tree, nodes, self.device) for nodes in _from_the_leaves_up(self.tree)]
+
     def document_scores(self, query_embeddings: Tensor) -> Tensor:
         """[batch, documents] dot products in docid order, from query_embeddings [batch, dim]; -inf at removed documents."""
-        scores = query_embeddings @ self._embeddings.T
+        scores = (self._embeddings @ query_embeddings.T).T
         return scores if self._removed is None else scores.masked_fill(self._removed, -torch.inf)
 
     def centroid_scores(self, query_embeddings: Tensor, temperature: float) -> "CentroidScores":
@@ -71,32 +80,61 @@ class DenseScores:
         start, end = (torch.from_numpy(a).long().to(self.device) for a in (self.tree.doc_start, self.tree.doc_end))
         return torch.cat([before[end] > before[start], allowed])
 
-    def largest_below(self, document_scores: Tensor) -> Tensor:
-        """[batch, inner nodes] the largest score of the documents below each node."""
-        return self._reduce_below(document_scores, "max")
+    def largest(self, document_scores: Tensor) -> Tensor:
+        """[batch, nodes] of each node the largest score of the documents below it; a document's is its own."""
+        return self._with_nodes_above(document_scores, "max")
 
-    def log_sum_below(self, document_scores: Tensor) -> Tensor:
-        """[batch, inner nodes] the log-sum-exp of the scores of the documents below each node.
+    def log_sum(self, document_scores: Tensor) -> Tensor:
+        """[batch, nodes] of each node the log-sum-exp of the scores of the documents below it; a document's is its own score.
 
         A softmax over children of these is the share of each child in the softmax over all documents, so the product along a
         path is the document's probability under flat dense search.
         """
         largest = document_scores.amax(dim=1, keepdim=True)
-        mass = self._reduce_below((document_scores - largest).exp(), "sum")
+        mass = self._with_nodes_above((document_scores - largest).exp(), "sum")
         return mass.clamp(min=torch.finfo(mass.dtype).tiny).log() + largest
 
-    def _reduce_below(self, document_values: Tensor, how: str) -> Tensor:
-        tree = self.tree
-        inner = document_values.new_empty(len(document_values), tree.num_inner)
-        for level in reversed(tree.levels):
-            nodes = torch.arange(level.start, level.stop, device=self.device)
-            first = self.first_child[nodes]
-            for source, offset in ((document_values, tree.num_inner), (inner, 0)):
-                chosen = (first >= tree.num_inner) == (offset > 0)
-                parents = nodes[chosen]
-                if len(parents):
-                    inner[:, parents] = _segments(source, first[chosen] - offset, self.num_children[parents], how)
-        return inner
+    def _with_nodes_above(self, document_values: Tensor, how: str) -> Tensor:
+        batch, documents = document_values.shape
+        values = document_values.new_empty(self.tree.num_inner + documents, batch)
+        values[self.tree.num_inner :] = document_values.T
+        for own in self._segments:
+            below = values[own.below]
+            values[own.nodes] = torch.segment_reduce(below, how, offsets=own.offsets, axis=0, unsafe=True)
+        return values.T
+
+
+@dataclass(frozen=True)
+class _Segments:
+    """Inner nodes whose children stand one after another, without a gap.
+
+    Attributes:
+        nodes: [n] in the order of their children.
+        below: all their children.
+        offsets: [n + 1] where in `below` the children of each begin.
+    """
+
+    nodes: Tensor
+    below: slice
+    offsets: Tensor
+
+    @classmethod
+    def of(cls, tree: DocidTree, nodes: NDArray[np.integer], device: torch.device) -> "_Segments":
+        start, counts = int(tree.first_child[nodes[0]]), tree.num_children[nodes].astype(np.int64)
+        offsets = np.concatenate([[0], counts.cumsum()])
+        below = slice(start, start + int(offsets[-1]))
+        return cls(torch.from_numpy(nodes).to(device), below, torch.from_numpy(offsets).to(device))
+
+
+def _from_the_leaves_up(tree: DocidTree) -> Iterator[NDArray[np.integer]]:
+    """Inner nodes whose children are documents, in docid order; then, from the lowest level up, those above inner nodes."""
+    holds_documents = tree.first_child >= tree.num_inner
+    clusters = np.flatnonzero(holds_documents)
+    yield clusters[tree.first_child[clusters].argsort()]
+    for level in reversed(tree.levels):
+        nodes = np.arange(level.start, level.stop)
+        if len(nodes := nodes[~holds_documents[level]]):
+            yield nodes
 
 
 @dataclass(frozen=True)
@@ -125,15 +163,3 @@ class CentroidScores:
         if self.removed is not None:
             scores = scores.masked_fill(~inner & self.removed[documents.clamp(min=0)], -torch.inf)
         return scores.view_as(nodes)
-
-
-def _segments(source: Tensor, starts: Tensor, counts: Tensor, how: str) -> Tensor:
-    """[batch, segments] `how` over source[:, start : start + count]; segments in order, possibly with gaps between."""
-    # segment_reduce wants segments without gaps: name every segment and every gap, and drop the gaps afterwards.
-    edges = torch.stack([starts, starts + counts], dim=1).flatten()
-    offsets = torch.cat([edges, edges.new_tensor([source.shape[1]])])
-    initial = -torch.inf if how == "max" else 0.0
-    reduced = torch.segment_reduce(
-        source, how, offsets=offsets.expand(len(source), -1).contiguous(), axis=1, initial=initial, unsafe=True
-    )
-    return reduced[:, 0::2]

@@ -10,7 +10,7 @@ import bm25s
 import numpy as np
 from bm25s.tokenization import Tokenized
 from numpy.typing import NDArray
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from docids.storage import map_tensors, write_json
 
@@ -46,7 +46,9 @@ class BM25:
         b: strength of length normalisation.
     """
 
-    _folder: Path  # of one that was loaded
+    # Of one that was loaded: its files, mapped at once, for its folder may be replaced or gone when they are first read.
+    _terms: dict[str, NDArray[np.int32]]
+    _vocabulary: NDArray[np.uint8]
 
     def __init__(self, doc_ids: Sequence[str], texts: Sequence[str], k1: float = 0.9, b: float = 0.4) -> None:
         self.doc_ids = list(doc_ids)
@@ -77,7 +79,7 @@ class BM25:
         """[documents] how many terms each has, stop words left out."""
         if "_tokens" in self.__dict__:
             return np.array([len(own) for own in self._tokens.ids], dtype=np.int32)
-        return map_tensors(self._folder / "terms.safetensors")["lengths"]
+        return self._terms["lengths"]
 
     def scores(self, queries: Sequence[str]) -> NDArray[np.float32]:
         """[queries, documents] of every document."""
@@ -116,16 +118,15 @@ class BM25:
         if found != len(loaded.doc_ids):
             raise ValueError(f"{folder} covers {found} documents, the document table has {len(loaded.doc_ids)}.")
         loaded.k1, loaded.b = loaded._index.k1, loaded._index.b
-        loaded._folder = folder
+        loaded._terms = map_tensors(folder / "terms.safetensors")
+        loaded._vocabulary = np.memmap(folder / "terms.json", dtype=np.uint8, mode="r")
         return loaded
 
     @cached_property
     def _tokens(self) -> Tokenized:
         """Each document's terms; read when they are first asked for."""
-        tokens = load_file(self._folder / "terms.safetensors")
-        ids = np.split(tokens["terms"], np.cumsum(tokens["lengths"])[:-1])
-        vocabulary = json.loads((self._folder / "terms.json").read_text(encoding="utf-8"))
-        return Tokenized([own.tolist() for own in ids], vocabulary)
+        ids = np.split(self._terms["terms"], np.cumsum(self._terms["lengths"])[:-1])
+        return Tokenized([own.tolist() for own in ids], json.loads(self._vocabulary.tobytes()))
 
 
 def _words(queries: Sequence[str]) -> list[list[str]]:

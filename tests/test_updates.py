@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 import threading
 import time
@@ -189,6 +190,24 @@ def test_an_update_of_another_index_is_refused(retriever, encoder, tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process")
+def test_a_loaded_index_does_not_need_its_folder_again(retriever, tmp_path):
+    """Another index may come in its place, or nothing: what is loaded is searched and updated as before."""
+    for name in ("index", "same"):
+        retriever.save_pretrained(tmp_path / name)
+    loaded, same = (GenerativeRetriever.from_pretrained(tmp_path / name, device="cpu") for name in ("index", "same"))
+    retriever.remove([d["doc_id"] for d in DOCUMENTS[:20]])
+    retriever.save_pretrained(tmp_path / "index")
+    for each in (loaded, same):
+        each.add(DOCUMENTS[50:70])
+    np.testing.assert_array_equal(loaded.lexical.scores(QUERIES), same.lexical.scores(QUERIES))
+    assert loaded.search(QUERIES, k=10) == same.search(QUERIES, k=10)
+    shutil.rmtree(tmp_path / "index")
+    for each in (loaded, same):
+        each.remove([DOCUMENTS[3]["doc_id"]])
+    assert loaded.search(QUERIES, k=10) == same.search(QUERIES, k=10)
+    assert str(loaded.explain("gas")) == str(same.explain("gas"))
+
+
 def test_killed_at_every_write_the_old_index_is_there_or_the_new(retriever, tmp_path):
     run = tmp_path / "index"
     retriever.save_pretrained(run)

@@ -253,8 +253,8 @@ def _identical(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> bool:
     return bool((gaps.min(dim=2).values[swapped] < 1e-4).all())
 
 
-def matmul_rate(size: int = 1536, rounds: int = 5) -> float:
-    """FLOP/s of a large float32 matrix product, the best of a few, plain or packed."""
+def matmul_rate(size: int = 1536, rounds: int = 50) -> float:
+    """FLOP/s of a large float32 matrix product, the best of many (other load makes most of them slower), plain or packed."""
     a, b = torch.randn(size, size), torch.randn(size, size)
     best = float("inf")
     for multiply in (partial(torch.mm, a, b), partial(PackedLinear(b), a)):

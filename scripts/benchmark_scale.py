@@ -188,11 +188,9 @@ def constraint_costs(
 
 
 def _sorted_keys(tree: DocidTree) -> NDArray[np.bytes_]:
-    """Every docid as a string of bytes, a digit each from 1, in order."""
-    digits = (
-        tree.paths(np.arange(tree.num_documents))[1] + 1
-    )  # 0, where a docid has ended, is what such strings end with
-    return np.sort(np.ascontiguousarray(digits.astype(np.uint8)).view(f"S{tree.depth}")[:, 0])
+    """Every docid as a string of bytes, a digit each from 1, in order; 0, which ends such strings, is where it has ended."""
+    digits = (tree.paths(np.arange(tree.num_documents))[1] + 1).astype(np.uint8)
+    return np.sort(np.ascontiguousarray(digits).view(f"S{tree.depth}")[:, 0])
 
 
 def _following(keys: NDArray[np.bytes_], prefix: Sequence[int]) -> list[int]:

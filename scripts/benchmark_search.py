@@ -14,9 +14,8 @@ from typing import Any
 
 import faiss
 import numpy as np
-import torch
 
-from contrastive.encoder import Encoder
+from contrastive.encoder import Encoder, EncoderConfig
 from docids.collection import read_collection
 from docids.storage import write_json, write_text
 from dsi.config import read_config
@@ -24,7 +23,7 @@ from dsi.retriever import GenerativeRetriever
 from eval.report import markdown_table
 from scripts.arguments import quiet_libraries
 from scripts.benchmark_decoding import alternate
-from scripts.hardware import hardware
+from scripts.laboratory import provenance
 from scripts.main import run_command
 from scripts.systems import DECODER_ALONE
 
@@ -46,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     queries = list(read_collection(arguments.data, dev_queries=config.dev_queries).query_texts("test").values())
     if wrong := [batch for batch in arguments.batches if not 1 <= batch <= len(queries)]:
         raise ValueError(f"--batches must be from 1 to the {len(queries)} test queries, got {wrong[0]}.")
-    systems = searches(arguments.run)
+    systems = searches(arguments.run, config.encoder)
     rows = []
     for batch in arguments.batches:
         seconds, _ = alternate([partial(search, queries[:batch]) for search in systems.values()], arguments.rounds)
@@ -54,23 +53,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     table = _table(rows, arguments.batches)
     print(table)
     if arguments.output:
-        machine = f"{hardware()}, {torch.get_num_threads()} threads"
-        record = {
-            "collection": arguments.data.name,
-            "hardware": machine,
-            "torch": torch.__version__,
-            "rounds": arguments.rounds,
-        }
+        record = {"collection": arguments.data.name, **provenance(), "rounds": arguments.rounds}
         timed = [{"batch": batch, "ms a query": row} for batch, row in zip(arguments.batches, rows, strict=True)]
         write_json(arguments.output / "search.json", {**record, "rows": timed})
         write_text(arguments.output / "search.md", table + "\n")
 
 
-def searches(run: Path) -> dict[str, Callable[[list[str]], Any]]:
+def searches(run: Path, encoder_config: EncoderConfig) -> dict[str, Callable[[list[str]], Any]]:
     """{name: search}: flat search first, then the index in float32 and bfloat16, with its own settings and in parts."""
     retriever = GenerativeRetriever.from_pretrained(run)
     rounded = GenerativeRetriever.from_pretrained(run, dtype="bfloat16")
-    encoder = Encoder.load(read_config(run / "config.toml").encoder, run / "encoder", str(retriever.device))
+    encoder = Encoder.load(encoder_config, run / "encoder", str(retriever.device))
     flat = faiss.IndexFlatIP(encoder.embedding_dim)
     flat.add(np.ascontiguousarray(retriever.tree.embeddings))
     return {

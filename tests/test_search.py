@@ -278,6 +278,19 @@ def test_node_scores_are_the_largest_document_scores_below():
     assert searcher.node_scores(embeddings, SearchConfig(beta=0)) is None
 
 
+def test_log_sums_are_those_of_the_documents_below_and_documents_keep_their_scores():
+    tree = random_tree(90, branching=3, leaf=2)
+    dense = searcher_for(tree, random_generator(tree, layers=1)).dense
+    documents = 50 * torch.randn(4, 90, generator=torch.Generator().manual_seed(0))
+    documents[:, 7] = -300  # exp of its distance to the largest is 0
+    nodes = dense.log_sum(documents)
+    assert torch.equal(nodes[:, tree.num_inner :], documents)
+    floor = documents.amax(dim=1) + np.log(torch.finfo(torch.float32).tiny)
+    for node in range(tree.num_inner):
+        below = documents[:, tree.doc_start[node] : tree.doc_end[node]].logsumexp(dim=1)
+        torch.testing.assert_close(nodes[:, node], torch.maximum(below, floor), atol=1e-3, rtol=1e-5)
+
+
 def filtered(
     searcher: TreeSearcher, queries: Queries, allowed: torch.Tensor, k: int, config: SearchConfig
 ) -> SearchResult:

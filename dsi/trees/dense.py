@@ -91,8 +91,11 @@ class DenseScores:
         path is the document's probability under flat dense search.
         """
         largest = document_scores.amax(dim=1, keepdim=True)
-        mass = self._with_nodes_above((document_scores - largest).exp(), "sum")
-        return mass.clamp(min=torch.finfo(mass.dtype).tiny).log() + largest
+        nodes = self._with_nodes_above((document_scores - largest).exp(), "sum")
+        mass, documents = nodes.split([self.tree.num_inner, document_scores.shape[1]], dim=1)
+        mass.clamp_(min=torch.finfo(mass.dtype).tiny).log_().add_(largest)
+        documents.copy_(document_scores)
+        return nodes
 
     def _with_nodes_above(self, document_values: Tensor, how: str) -> Tensor:
         batch, documents = document_values.shape

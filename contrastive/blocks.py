@@ -1,6 +1,7 @@
 """Embeddings of more texts than one process should hold or encode: block by block, on disk, by any number of processes."""
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import overload
 
@@ -12,35 +13,89 @@ from contrastive.encoder import Encoder
 from docids.processes import Processes
 
 BLOCK = 16_384
+"""Texts in memory at a time."""
 
 
-class DocumentTexts(Sequence[str]):
-    """What an encoder reads of documents, cut to its length; a slice is made when it is asked for.
+class LazyTexts(Sequence[str]):
+    """Texts of which only the slices that are asked for are made: more than memory holds."""
 
-    Args:
-        encoder: that will read them.
-        documents: with title and text.
-    """
-
-    def __init__(self, encoder: Encoder, documents: datasets.Dataset) -> None:
-        self._encoder, self._documents = encoder, documents
-
-    def __len__(self) -> int:
-        return len(self._documents)
+    @abstractmethod
+    def between(self, start: int, stop: int) -> list[str]:
+        """The texts start..stop."""
 
     @overload
     def __getitem__(self, rows: int) -> str: ...
     @overload
     def __getitem__(self, rows: slice) -> list[str]: ...
     def __getitem__(self, rows: int | slice) -> str | list[str]:
-        if isinstance(rows, int):
-            return self[rows : rows + 1][0]
-        chosen = self._documents[rows]
-        return self._encoder.document_texts(chosen["title"], chosen["text"])
+        if isinstance(rows, slice):
+            start, stop, _ = rows.indices(len(self))
+            return self.between(start, stop) if start < stop else []
+        return self.between(range(len(self))[rows], range(len(self))[rows] + 1)[0]
+
+
+class DocumentTexts(LazyTexts):
+    """What an encoder reads of documents: of each its first segments, cut to its length.
+
+    Args:
+        encoder: that will read them.
+        documents: with title and text.
+        segments: of a document, at most; a short one has fewer.
+
+    Attributes:
+        rows: [texts] the document of each.
+    """
+
+    def __init__(self, encoder: Encoder, documents: datasets.Dataset, segments: int = 1) -> None:
+        self._encoder, self._documents, self._segments = encoder, documents, segments
+        self.rows = np.arange(len(documents))
+        if segments > 1:
+            starts = range(0, len(documents), BLOCK)
+            counts = [len(own) for start in starts for own in self._of_documents(start, start + BLOCK)]
+            self.rows = np.repeat(self.rows, counts)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def between(self, start: int, stop: int) -> list[str]:
+        """The texts start..stop."""
+        first, last = self.rows[start], self.rows[stop - 1]
+        skipped = start - int(np.searchsorted(self.rows, first))
+        texts = [text for own in self._of_documents(int(first), int(last) + 1) for text in own]
+        return texts[skipped : skipped + stop - start]
+
+    def _of_documents(self, start: int, stop: int) -> list[list[str]]:
+        chosen = self._documents[start:stop]
+        return self._encoder.segment_texts(chosen["title"], chosen["text"], self._segments)
+
+
+class QueryTexts(LazyTexts):
+    """What an encoder reads of queries, cut to its length.
+
+    Args:
+        encoder: that will read them.
+        queries: a list, or a column of a table.
+    """
+
+    def __init__(self, encoder: Encoder, queries: Sequence[str]) -> None:
+        self._encoder, self._queries = encoder, queries
+
+    def __len__(self) -> int:
+        return len(self._queries)
+
+    def between(self, start: int, stop: int) -> list[str]:
+        """The texts start..stop."""
+        return self._encoder.query_texts(self._queries[start:stop])
+
+
+def in_blocks(texts: Sequence[str]) -> Iterator[str]:
+    """Every text, read a block at a time."""
+    for start in range(0, len(texts), BLOCK):
+        yield from texts[start : start + BLOCK]
 
 
 def encode_blocks(
-    encoder: Encoder, texts: Sequence[str], kind: str, folder: Path, processes: Processes, block: int = BLOCK
+    encoder: Encoder, texts: Sequence[str], kind: str, folder: Path, processes: Processes
 ) -> NDArray[np.float32]:
     """Embeddings [len(texts), embedding_dim], mapped into memory from `folder`; the blocks of a killed run are kept.
 
@@ -50,16 +105,15 @@ def encode_blocks(
         kind: "document" or "query".
         folder: of the blocks; belongs to these texts alone.
         processes: that share the work; all of them get the result.
-        block: texts at a time.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    starts = range(0, len(texts), block)
+    starts = range(0, len(texts), BLOCK)
     for start in processes.share(starts):
         path = folder / f"{start:012}.npy"
         if not path.exists():
             partial = path.with_suffix(".partial")
             with partial.open("wb") as file:
-                np.save(file, encoder.encode(texts[start : start + block], kind, progress=True))
+                np.save(file, encoder.encode(texts[start : start + BLOCK], kind, progress=True))
             partial.replace(path)
     processes.wait()
     whole = folder / "all.npy"
@@ -68,7 +122,7 @@ def encode_blocks(
             whole, mode="w+", dtype=np.float32, shape=(len(texts), encoder.embedding_dim)
         )
         for start in starts:
-            joined[start : start + block] = np.load(folder / f"{start:012}.npy")
+            joined[start : start + BLOCK] = np.load(folder / f"{start:012}.npy")
         joined.flush()
     processes.wait()
     return np.load(whole, mmap_mode="r")  # type: ignore[no-any-return]

@@ -13,7 +13,9 @@ from typing import Any
 
 import datasets
 import faiss
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.training_args import SentenceTransformerTrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
@@ -123,28 +125,25 @@ def contrastive_rows(
 
 
 def hard_negatives(
-    encoder: Encoder, documents: Sequence[str], queries: Mapping[int, Sequence[str]], count: int
+    encoder: Encoder, embeddings: NDArray[np.float32], queries: Mapping[int, Sequence[str]], count: int
 ) -> dict[str, list[int]]:
     """For each query the `count` best documents under the encoder that do not answer it (Karpukhin et al. 2020, section 3.2).
 
     Args:
         encoder: before training.
-        documents: text of each document.
+        embeddings: [documents, dim] of the documents by that encoder, perhaps mapped into memory.
         queries: {document row: its train queries}.
-        count: document rows a query; with 0 nothing is encoded.
+        count: document rows a query.
     """
-    if not count:
-        return {}
     answers: dict[str, set[int]] = {}
     for row, texts in queries.items():
         for text in texts:
             answers.setdefault(text, set()).add(row)
     most = max(len(rows) for rows in answers.values())
-    index = faiss.IndexFlatIP(encoder.embedding_dim)
-    index.add(encoder.encode(documents, "document", progress=True))
-    ranked = index.search(encoder.encode(list(answers), "query", progress=True), count + most)[1]
+    asked = encoder.encode(list(answers), "query", progress=True)
+    ranked = faiss.knn(asked, embeddings, min(count + most, len(embeddings)), faiss.METRIC_INNER_PRODUCT)[1]
     return {
-        text: [int(row) for row in found if row >= 0 and row not in right][:count]
+        text: [int(row) for row in found if row not in right][:count]
         for (text, right), found in zip(answers.items(), ranked, strict=True)
     }
 

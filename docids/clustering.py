@@ -7,17 +7,16 @@ some. Knows nothing of texts or models.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import faiss
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.cluster import kmeans_plusplus
 from tqdm.auto import tqdm
 
 from docids.checks import at_least, one_of
 from docids.processes import ALONE, Processes
-from docids.tree import DocidTree, Floats
+from docids.storage import scratch_array
+from docids.tree import VECTORS, DocidTree, Floats, Ints, means_below
 
 _METHODS = ("kmeans", "balanced", "random")
 _CLUSTER_ON = ("documents", "queries", "untrained")
@@ -55,6 +54,21 @@ class DocidsConfig:
         at_least(self, "docids.", branching=2, max_leaf_size=1)
 
 
+@dataclass(frozen=True)
+class Clusters:
+    """Documents in the order of their docids, and the clusters of each level.
+
+    Attributes:
+        doc_rows: [N] collection row of the document at each docid position.
+        levels: root first, [clusters, 2] int32 each: first docid position of a cluster and one past its last.
+        max_leaf_size: the largest cluster that was not split.
+    """
+
+    doc_rows: Ints
+    levels: list[Ints]
+    max_leaf_size: int
+
+
 def build_tree(
     embeddings: Floats,
     config: DocidsConfig,
@@ -63,74 +77,78 @@ def build_tree(
     progress: bool = False,
     processes: Processes = ALONE,
 ) -> DocidTree:
-    """Cluster documents into a docid tree.
+    """Cluster documents into a docid tree: `cluster`, then `assemble`.
 
     Args:
         embeddings: [N, dim] document embeddings, in collection order; they become centroids.
         config: the settings.
         cluster_embeddings: [N, any] what to cluster on instead.
         progress: show a progress bar over documents.
-        processes: that share the work; every one of them gets the tree, the same for any number of them.
+        processes: that share the clustering; every one of them gets the tree, the same for any number of them.
 
     Raises:
         ValueError: fewer documents than `branching`, or values that are not finite.
     """
-    embeddings = np.ascontiguousarray(embeddings, dtype=np.float32)
-    points = embeddings if cluster_embeddings is None else np.ascontiguousarray(cluster_embeddings, dtype=np.float32)
-    _check_points(embeddings, points, config)
+    points = embeddings if cluster_embeddings is None else cluster_embeddings
+    if len(points) != len(embeddings):
+        raise ValueError(f"cluster_embeddings must be {len(embeddings)}, one a document, got {len(points)}.")
+    return assemble(cluster(points, config, progress=progress, processes=processes), embeddings)
+
+
+def cluster(points: Floats, config: DocidsConfig, *, progress: bool = False, processes: Processes = ALONE) -> Clusters:
+    """Cluster points [N, any] for docids; the arguments and errors are those of `build_tree`."""
+    points = np.ascontiguousarray(points, dtype=np.float32)
+    if len(points) < config.branching:
+        raise ValueError(
+            f"The collection has {len(points)} documents, fewer than docids.branching = {config.branching}; "
+            f"set branching to at most {len(points)}."
+        )
+    _check_finite(points)
     doc_rows = np.arange(len(points), dtype=np.int32)
     if config.method == "random":
         np.random.default_rng(config.seed).shuffle(doc_rows)
     bar = tqdm(total=len(points), desc="docids", unit="doc", disable=not progress or not processes.is_main)
     levels = _split_levels(points, doc_rows, config, bar, processes)
     bar.close()
-    return _assemble(levels, doc_rows, embeddings, config.max_leaf_size)
+    return Clusters(doc_rows, levels, config.max_leaf_size)
 
 
-def _check_points(embeddings: Floats, points: Floats, config: DocidsConfig) -> None:
-    if embeddings.ndim != 2 or len(points) != len(embeddings):
-        raise ValueError(f"embeddings must be [documents, dim] and as many as the points, got {embeddings.shape}.")
-    if len(points) < config.branching:
+def _check_finite(points: Floats) -> None:
+    if points.ndim != 2:
+        raise ValueError(f"embeddings must be [documents, dim], got {list(points.shape)}.")
+    bad = ~np.isfinite(points.sum(axis=1))
+    if bad.any():
         raise ValueError(
-            f"The collection has {len(points)} documents, fewer than docids.branching = {config.branching}; "
-            f"set branching to at most {len(points)}."
+            f"embeddings must be finite; row {int(np.argmax(bad))} (and {int(bad.sum()) - 1} more) is not."
         )
-    for name, array in (("embeddings", embeddings), ("cluster_embeddings", points)):
-        bad = ~np.isfinite(array.sum(axis=1))
-        if bad.any():
-            raise ValueError(
-                f"{name} must be finite; row {int(np.argmax(bad))} (and {int(bad.sum()) - 1} more) is not."
-            )
 
 
-def _split_levels(
-    points: Floats, doc_rows: NDArray[np.int32], config: DocidsConfig, bar: tqdm, processes: Processes
-) -> list[list[tuple[int, int]]]:
-    """Reorder `doc_rows` in place, level by level; returns the (start, end) ranges of each level's clusters."""
-    levels: list[list[tuple[int, int]]] = []
-    clusters = [(0, len(doc_rows))]
-    while clusters:
+def _split_levels(points: Floats, doc_rows: Ints, config: DocidsConfig, bar: tqdm, processes: Processes) -> list[Ints]:
+    """Reorder `doc_rows` in place, level by level; returns the clusters of each."""
+    levels: list[Ints] = []
+    clusters = np.array([[0, len(doc_rows)]], dtype=np.int32)
+    while len(clusters):
         levels.append(clusters)
-        below: list[tuple[int, int]] = []
-        bar.update(sum(end - start for start, end in clusters if end - start <= config.max_leaf_size))
-        to_split = [(start, end) for start, end in clusters if end - start > config.max_leaf_size]
+        sizes = clusters[:, 1] - clusters[:, 0]
+        bar.update(int(sizes[sizes <= config.max_leaf_size].sum()))
+        to_split, edges = clusters[sizes > config.max_leaf_size].tolist(), []
         for (start, end), labels in zip(
             to_split, _split_all(points, doc_rows, to_split, config, processes), strict=True
         ):
             doc_rows[start:end] = doc_rows[start:end][np.argsort(labels, kind="stable")]
-            edges = start + np.concatenate([[0], np.cumsum(np.bincount(labels))])
-            below += [(a, b) for a, b in pairwise(edges.tolist())]
-        clusters = below
+            own = start + np.concatenate([[0], np.cumsum(np.bincount(labels))])
+            edges.append(np.stack([own[:-1], own[1:]], axis=1))
+        clusters = np.concatenate(edges).astype(np.int32) if edges else np.empty((0, 2), np.int32)
     return levels
 
 
 def _split_all(
     points: Floats,
-    doc_rows: NDArray[np.int32],
+    doc_rows: Ints,
     clusters: list[tuple[int, int]],
     config: DocidsConfig,
     processes: Processes,
-) -> list[NDArray[np.int32]]:
+) -> list[Ints]:
     """The labels of every cluster's documents: large ones by all processes together, the others by one process each."""
     together = [config.method == "kmeans" and end - start > _BLOCK for start, end in clusters]
     small = [cluster for cluster, large in zip(clusters, together, strict=True) if not large]
@@ -142,9 +160,7 @@ def _split_all(
     ]
 
 
-def _split_together(
-    points: Floats, rows: NDArray[np.int32], config: DocidsConfig, processes: Processes
-) -> NDArray[np.int32]:
+def _split_together(points: Floats, rows: Ints, config: DocidsConfig, processes: Processes) -> Ints:
     """`_split` of a large cluster by k-means, block by block: no process holds all of its points."""
     k = config.branching
     size = min(len(rows), k * _TRAIN_POINTS_PER_CENTROID)
@@ -159,7 +175,7 @@ def _split_together(
     return _fill_empty(labels, distances, k)
 
 
-def _split(points: Floats, rows: NDArray[np.int32], config: DocidsConfig) -> NDArray[np.int32]:
+def _split(points: Floats, rows: Ints, config: DocidsConfig) -> Ints:
     """Cluster number of each row, 0..k-1, none of them empty."""
     k = min(config.branching, len(rows))
     if config.method == "random":
@@ -195,7 +211,7 @@ def _first_centroids(points: Floats, k: int, seed: int) -> Floats:
     return np.ascontiguousarray(centroids, dtype=np.float32)
 
 
-def _fill_empty(labels: NDArray[np.int32], distances: Floats, k: int) -> NDArray[np.int32]:
+def _fill_empty(labels: Ints, distances: Floats, k: int) -> Ints:
     """Give every empty cluster the farther half of the largest one; among equal distances (duplicates) the later half."""
     counts = np.bincount(labels, minlength=k)
     for empty in np.flatnonzero(counts == 0):
@@ -207,7 +223,7 @@ def _fill_empty(labels: NDArray[np.int32], distances: Floats, k: int) -> NDArray
     return labels
 
 
-def _assign_balanced(points: Floats, centroids: Floats) -> NDArray[np.int32]:
+def _assign_balanced(points: Floats, centroids: Floats) -> Ints:
     """Nearest centroid with room left, closest pairs first; clusters hold floor(n/k) or ceil(n/k) points."""
     n, k = len(points), len(centroids)
     distances = faiss.pairwise_distances(points, np.ascontiguousarray(centroids))
@@ -224,48 +240,29 @@ def _assign_balanced(points: Floats, centroids: Floats) -> NDArray[np.int32]:
     return labels
 
 
-def _assemble(
-    levels: list[list[tuple[int, int]]], doc_rows: NDArray[np.int32], embeddings: Floats, max_leaf_size: int
-) -> DocidTree:
-    ranges = np.array([cluster for level in levels for cluster in level], dtype=np.int32)
+def assemble(clusters: Clusters, embeddings: Floats) -> DocidTree:
+    """The docid tree of clusters; its vectors are made block by block, in scratch files.
+
+    Args:
+        clusters: what `cluster` found.
+        embeddings: [N, dim] document embeddings, in collection order, perhaps mapped into memory.
+    """
+    levels, doc_rows = clusters.levels, clusters.doc_rows
+    ranges = np.concatenate(levels)
     doc_start, doc_end = ranges[:, 0].copy(), ranges[:, 1].copy()
     num_inner = len(ranges)
     first_child, num_children = np.empty(num_inner, np.int32), np.empty(num_inner, np.int32)
-    next_inner = node = 1
-    for level, below in zip(levels, [*levels[1:], []], strict=True):
-        starts = np.array([start for start, _ in below])
-        node = next_inner - len(level)
-        for start, end in level:
-            if end - start <= max_leaf_size:
-                first_child[node], num_children[node] = num_inner + start, end - start
-            else:
-                first, last = np.searchsorted(starts, [start, end])
-                first_child[node], num_children[node] = next_inner + first, last - first
-            node += 1
-        next_inner += len(below)
-    ordered = embeddings[doc_rows]
-    centroids = _centroids(ordered, first_child, doc_start, doc_end, levels)
+    start = 0
+    for level, below in zip(levels, [*levels[1:], np.empty((0, 2), np.int32)], strict=True):
+        nodes, next_level = slice(start, start + len(level)), start + len(level)
+        split = level[:, 1] - level[:, 0] > clusters.max_leaf_size
+        first, last = (np.searchsorted(below[:, 0], edge) for edge in level.T)
+        first_child[nodes] = np.where(split, next_level + first, num_inner + level[:, 0])
+        num_children[nodes] = np.where(split, last - first, level[:, 1] - level[:, 0])
+        start = next_level
+    _check_finite(embeddings)
+    ordered = scratch_array(embeddings.shape, np.float32)
+    for start in range(0, len(doc_rows), VECTORS):
+        ordered[start : start + VECTORS] = embeddings[doc_rows[start : start + VECTORS]]
+    centroids = means_below(ordered, doc_start, doc_end, np.ones(len(doc_rows), dtype=bool))
     return DocidTree(first_child, num_children, doc_start, doc_end, doc_rows, centroids, ordered)
-
-
-def _centroids(
-    ordered: Floats,
-    first_child: NDArray[np.int32],
-    doc_start: NDArray[np.int32],
-    doc_end: NDArray[np.int32],
-    levels: list[list[tuple[int, int]]],
-) -> Floats:
-    """Mean embedding below each inner node; sums in float64, from the leaves up."""
-    num_inner = len(first_child)
-    leaf_parents = np.flatnonzero(first_child >= num_inner)
-    order = leaf_parents[np.argsort(doc_start[leaf_parents])]
-    sums = np.empty((num_inner, ordered.shape[1]), dtype=np.float64)
-    sums[order] = np.add.reduceat(ordered, doc_start[order], axis=0)
-    ends = np.cumsum([len(level) for level in levels])
-    for level in range(len(levels) - 2, -1, -1):
-        nodes = np.arange(ends[level] - len(levels[level]), ends[level])
-        nodes = nodes[first_child[nodes] < num_inner]
-        if len(nodes):
-            below = slice(int(ends[level]), int(ends[level + 1]))
-            sums[nodes] = np.add.reduceat(sums[below], first_child[nodes] - below.start, axis=0)
-    return (sums / (doc_end - doc_start)[:, None]).astype(np.float32)

@@ -118,12 +118,12 @@ def read_documents(folder: Path) -> datasets.Dataset:
     if next(_json_lines(path), None) is None:
         raise ValueError(f"{path} holds no documents; it needs one JSON object a line with _id, title and text.")
     columns = {
-        row["column"]: row["kind"] for row in _read_once(_column_rows, {"column": "string", "kind": "string"}, path)
+        row["column"]: row["kind"] for row in read_once(_column_rows, {"column": "string", "kind": "string"}, path)
     }
-    return _read_once(_document_rows, columns, path, columns=columns)
+    return read_once(_document_rows, columns, path, columns=columns)
 
 
-def _read_once(
+def read_once(
     rows: Callable[..., Iterator[dict[str, Any]]], kinds: dict[str, str], path: Path, **arguments: Any
 ) -> datasets.Dataset:
     """A table of what `rows` makes of a file: read from the cache, until the file changes.

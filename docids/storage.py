@@ -5,7 +5,8 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,30 @@ def map_tensors(path: Path) -> dict[str, NDArray[Any]]:
         dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
         arrays[name] = np.memmap(path, dtype, "c", start, shape) if end > start else np.empty(shape, dtype)
     return arrays
+
+
+def save_tensors(arrays: Mapping[str, NDArray[Any]], path: Path) -> None:
+    """Write arrays as a safetensors file, for `map_tensors`; the library's writer copies all of them into memory first.
+
+    Matrices come first and start at a multiple of 64 bytes, so that products with them, mapped, are those of arrays in memory.
+    """
+    names, header, start = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}, {}, 0
+    ordered = dict(sorted(arrays.items(), key=lambda item: -item[1].ndim))
+    for name, array in ordered.items():
+        places = [start, start := start + array.nbytes]
+        header[name] = {"dtype": names[array.dtype], "shape": list(array.shape), "data_offsets": places}
+    text = json.dumps(header).encode()
+    text += b" " * (-(8 + len(text)) % 64)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for array in ordered.values():
+            np.ascontiguousarray(array).tofile(file)
+
+
+def scratch_array(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
+    """Zeros that may outgrow memory: they live in a temporary file without a name (in TMPDIR), gone with the array."""
+    with tempfile.TemporaryFile() as file:
+        return np.memmap(file, dtype, "w+", shape=shape)  # type: ignore[call-overload, no-any-return]
 
 
 def write_text(path: Path, text: str) -> None:

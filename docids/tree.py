@@ -14,9 +14,8 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
 
-from docids.storage import map_tensors
+from docids.storage import map_tensors, save_tensors, scratch_array
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -204,7 +203,7 @@ class DocidTree:
 
     def save(self, path: Path) -> None:
         """Write the arrays as one safetensors file."""
-        save_file({name: np.ascontiguousarray(array) for name, array in vars(self).items() if name in _ARRAYS}, path)
+        save_tensors({name: getattr(self, name) for name in _ARRAYS}, path)
 
     @classmethod
     def load(cls, path: Path) -> "DocidTree":
@@ -244,6 +243,41 @@ class DocidTree:
 
 
 _ARRAYS = tuple(DocidTree.__dataclass_fields__)
+VECTORS = 4_096
+"""In memory at a time, where a collection's are copied or summed."""
+
+
+def means_below(embeddings: Floats, doc_start: Ints, doc_end: Ints, occupied: NDArray[np.bool_]) -> Floats:
+    """Mean embedding of the documents below each node, a block of documents at a time.
+
+    Args:
+        embeddings: [N, dim] by docid position, 0 where a place is free.
+        doc_start: [I] first docid position below each node.
+        doc_end: [I] one past the last.
+        occupied: [N] False where a place is free.
+
+    Returns:
+        [I, dim], in a scratch file; 0 where no document is left.
+    """
+    means = scratch_array((len(doc_start), embeddings.shape[1]), np.float32)
+    counts = np.concatenate([[0], np.cumsum(occupied)])
+    sizes = np.maximum(counts[doc_end] - counts[doc_start], 1)[:, None]
+    within = doc_start // VECTORS == (doc_end - 1) // VECTORS
+    (several,) = np.nonzero(~within)  # nodes over more than one block: few
+    sums = np.zeros((len(several), embeddings.shape[1]))
+    nodes = np.flatnonzero(within)[np.argsort(doc_start[within], kind="stable")]
+    starts = range(0, len(embeddings), VECTORS)
+    edges = np.searchsorted(doc_start[nodes], [*starts, len(embeddings)])
+    for number, start in enumerate(starts):
+        block = embeddings[start : start + VECTORS]
+        before = np.zeros((len(block) + 1, block.shape[1]))
+        np.cumsum(block, axis=0, dtype=np.float64, out=before[1:])
+        inside = nodes[edges[number] : edges[number + 1]]
+        means[inside] = (before[doc_end[inside] - start] - before[doc_start[inside] - start]) / sizes[inside]
+        first, last = (np.clip(edge[several] - start, 0, len(block)) for edge in (doc_start, doc_end))
+        sums += before[last] - before[first]
+    means[several] = sums / sizes[several]
+    return means
 
 
 def diagnostics(tree: DocidTree) -> dict[str, object]:

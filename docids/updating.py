@@ -5,12 +5,13 @@ to the nearest cluster and takes a free place there, or one at the end; where th
 it. `DocidTree.trained` remembers which nodes the decoder knows. Knows nothing of texts or models.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.tree import DocidTree, Floats
+from docids.storage import scratch_array
+from docids.tree import VECTORS, DocidTree, Floats, Ints, means_below
 
 _OVERFULL = 2
 """A cluster is full with this many times the documents (or clusters) of the largest one at training."""
@@ -26,9 +27,10 @@ def remove_documents(tree: DocidTree, rows: NDArray[np.integer]) -> DocidTree:
     gone = np.zeros(tree.num_documents + 1, dtype=bool)  # one more for the free places' row -1
     gone[rows] = True
     moved = (np.cumsum(~gone) - 1).astype(np.int32)
-    removed = gone[tree.doc_rows] & (tree.doc_rows >= 0)
-    doc_rows = np.where(removed | (tree.doc_rows < 0), -1, moved[tree.doc_rows]).astype(np.int32)
-    embeddings = np.where((doc_rows < 0)[:, None], 0, tree.embeddings).astype(np.float32)
+    free = gone[tree.doc_rows] | (tree.doc_rows < 0)
+    doc_rows = np.where(free, -1, moved[tree.doc_rows]).astype(np.int32)
+    embeddings = _placed(tree.embeddings, np.arange(tree.num_documents), tree.num_documents)
+    embeddings[free] = 0
     return _with_means(replace(tree, doc_rows=doc_rows, embeddings=embeddings, origin=tree.origin_bytes))
 
 
@@ -48,171 +50,229 @@ def add_documents(tree: DocidTree, embeddings: Floats) -> DocidTree:
     if not np.isfinite(embeddings).all():
         raise ValueError("embeddings must be finite; some of the new documents' are not.")
     growing = _Growing(tree)
-    for number, embedding in enumerate(embeddings):
-        growing.place(embedding, tree.num_documents - tree.num_removed + number)
-    return _with_means(growing.assemble())
+    for embedding in embeddings:
+        growing.place(embedding)
+    return _with_means(growing.assemble(embeddings))
 
 
 @dataclass
-class _Places:
-    """Nodes of one kind as growing columns; numbers are places in the columns."""
+class _Opened:
+    """Inner nodes that an update opened, as growing columns."""
 
-    parent: list[int]
-    digit: list[int]
-    trained: list[bool]
+    parent: list[int] = field(default_factory=list)
+    digit: list[int] = field(default_factory=list)
+    is_cluster: list[bool] = field(default_factory=list)
+    centroid: list[Floats] = field(default_factory=list)
 
 
 class _Growing:
-    """A tree that nodes are appended to; inner nodes keep their numbers until `assemble`."""
+    """A tree and what is new beside it; only nodes that new documents pass are looked at before `assemble`.
+
+    An inner node is a number of the tree, or, from `num_inner` on, one that was opened. A place is a docid position of the
+    tree, or, from `num_documents` on, a new one.
+    """
 
     def __init__(self, tree: DocidTree) -> None:
-        self.tree, inner = tree, tree.num_inner
-        parents = tree.parents
-        digits = np.arange(len(parents)) - tree.first_child[parents]
-        digits[0] = 0
-        self.inner = _Places(parents[:inner].tolist(), digits[:inner].tolist(), tree.trained[:inner].tolist())
-        self.documents = _Places(parents[inner:].tolist(), digits[inner:].tolist(), tree.trained[inner:].tolist())
-        self.rows, self.embeddings = tree.doc_rows.tolist(), list(tree.embeddings)
-        self.centroids = list(tree.centroids)
-        self.is_cluster = (tree.first_child >= inner).tolist()  # its children are documents
-        self.children = [_range(tree, node) for node in range(inner)]
-        sizes = tree.num_children[tree.trained[:inner]]
-        clusters = np.array(self.is_cluster)[tree.trained[:inner]]
-        self.most_documents = _OVERFULL * int(sizes[clusters].max())
-        self.most_clusters = _OVERFULL * int(sizes[~clusters].max(initial=2))
+        self.tree = tree
+        self.opened = _Opened()
+        self.taken: dict[int, int] = {}  # {place: which of the new documents}
+        self.new_places: list[tuple[int, int]] = []  # (cluster, digit) of each new place
+        self.more: dict[int, list[int]] = {}  # {inner node: children that the tree does not have}
+        trained = tree.trained[: tree.num_inner]
+        are_clusters = tree.first_child >= tree.num_inner
+        self.most_documents = _OVERFULL * int(tree.num_children[trained & are_clusters].max())
+        self.most_clusters = _OVERFULL * int(tree.num_children[trained & ~are_clusters].max(initial=2))
 
-    def place(self, embedding: Floats, row: int) -> None:
-        """Put a document where it belongs."""
+    def place(self, embedding: Floats) -> None:
+        """Put the next document where it belongs."""
         node = 0
-        while not self.is_cluster[node]:
-            node = self._nearest(embedding, self.children[node])
-        free = [place for place in self.children[node] if self.rows[place] < 0]
+        while not self._is_cluster(node):
+            node = self._nearest(embedding, self._children(node))
+        free = [place for place in self._children(node) if self._is_free(place)]
         if free:
-            self._fill(free[0], embedding, row)
-        else:
-            if self._is_full(node):
-                node = self._open_beside(node, embedding)
-            self._append_document(node, embedding, row)
+            self.taken[free[0]] = len(self.taken)
+            return
+        if self._is_full(node):
+            node = self._open_beside(node, embedding)
+        self._append_place(node)
+
+    # The tree with what is new.
+
+    def _is_cluster(self, node: int) -> bool:
+        """Are its children documents?"""
+        inner = self.tree.num_inner
+        return bool(self.tree.first_child[node] >= inner) if node < inner else self.opened.is_cluster[node - inner]
+
+    def _children(self, node: int) -> list[int]:
+        """Inner nodes, or the places of a cluster."""
+        tree, own = self.tree, range(0)
+        if node < tree.num_inner:
+            first = int(tree.first_child[node])
+            first -= tree.num_inner if first >= tree.num_inner else 0
+            own = range(first, first + int(tree.num_children[node]))
+        return [*own, *self.more.get(node, ())]
+
+    def _is_free(self, place: int) -> bool:
+        return place < self.tree.num_documents and self.tree.doc_rows[place] < 0 and place not in self.taken
+
+    def _centroid(self, node: int) -> Floats:
+        inner = self.tree.num_inner
+        return self.tree.centroids[node] if node < inner else self.opened.centroid[node - inner]
+
+    def _parent(self, node: int) -> int:
+        inner = self.tree.num_inner
+        return int(self.tree.parents[node]) if node < inner else self.opened.parent[node - inner]
+
+    def _is_trained(self, node: int) -> bool:
+        return node < self.tree.num_inner and bool(self.tree.trained[node])
 
     def _nearest(self, embedding: Floats, nodes: list[int]) -> int:
-        distances = ((np.stack([self.centroids[node] for node in nodes]) - embedding) ** 2).sum(axis=1)
+        distances = ((np.stack([self._centroid(node) for node in nodes]) - embedding) ** 2).sum(axis=1)
         return nodes[int(distances.argmin())]
+
+    def _is_full(self, node: int) -> bool:
+        """The root never is: there is nothing beside it."""
+        most = self.most_documents if self._is_cluster(node) else self.most_clusters
+        return node != 0 and len(self._children(node)) >= most
+
+    # Where there is no room.
 
     def _open_beside(self, cluster: int, embedding: Floats) -> int:
         """A cluster with room next to a full one: one that was opened before, or a new one."""
         if cluster == 0:  # the tree is one cluster: nothing is beside it
             return cluster
-        parent = self.inner.parent[cluster]
-        opened = self._opened(parent, are_clusters=True)
+        parent = self._parent(cluster)
+        opened = self._with_room(parent, are_clusters=True)
         if not opened and self._is_full(parent):
             parent = self._parent_with_room(cluster)
-            opened = self._opened(parent, are_clusters=True)
+            opened = self._with_room(parent, are_clusters=True)
         return self._nearest(embedding, opened) if opened else self._append_inner(parent, embedding, is_cluster=True)
 
     def _parent_with_room(self, node: int) -> int:
         """Where a new node beside `node` goes: its parent, or, where that is full, one opened beside the parent."""
-        parent = self.inner.parent[node]
+        parent = self._parent(node)
         if not self._is_full(parent):
             return parent
         grandparent = self._parent_with_room(parent)
-        opened = self._opened(grandparent, are_clusters=False)
-        centroid = self.centroids[parent]
+        opened = self._with_room(grandparent, are_clusters=False)
+        centroid = self._centroid(parent)
         return (
             self._nearest(centroid, opened) if opened else self._append_inner(grandparent, centroid, is_cluster=False)
         )
 
-    def _opened(self, parent: int, *, are_clusters: bool) -> list[int]:
+    def _with_room(self, parent: int, *, are_clusters: bool) -> list[int]:
         """Children that were opened by an update and have room."""
         return [
             node
-            for node in self.children[parent]
-            if self.is_cluster[node] == are_clusters and not self.inner.trained[node] and not self._is_full(node)
+            for node in self._children(parent)
+            if self._is_cluster(node) == are_clusters and not self._is_trained(node) and not self._is_full(node)
         ]
-
-    def _is_full(self, node: int) -> bool:
-        """The root never is: there is nothing beside it."""
-        most = self.most_documents if self.is_cluster[node] else self.most_clusters
-        return node != 0 and len(self.children[node]) >= most
 
     def _append_inner(self, parent: int, centroid: Floats, *, is_cluster: bool) -> int:
-        node = len(self.centroids)
-        self.inner.parent.append(parent)
-        self.inner.digit.append(len(self.children[parent]))
-        self.inner.trained.append(False)
-        self.children[parent] = [*self.children[parent], node]
-        self.centroids.append(np.array(centroid))
-        self.is_cluster.append(is_cluster)
-        self.children.append([])
+        node = self.tree.num_inner + len(self.opened.parent)
+        self.opened.parent.append(parent)
+        self.opened.digit.append(len(self._children(parent)))
+        self.opened.is_cluster.append(is_cluster)
+        self.opened.centroid.append(centroid)
+        self.more.setdefault(parent, []).append(node)
         return node
 
-    def _append_document(self, cluster: int, embedding: Floats, row: int) -> None:
-        self.documents.parent.append(cluster)
-        self.documents.digit.append(len(self.children[cluster]))
-        self.documents.trained.append(False)
-        self.children[cluster] = [*self.children[cluster], len(self.rows)]
-        self.rows.append(row)
-        self.embeddings.append(embedding)
+    def _append_place(self, cluster: int) -> None:
+        place = self.tree.num_documents + len(self.new_places)
+        self.new_places.append((cluster, len(self._children(cluster))))
+        self.more.setdefault(cluster, []).append(place)
+        self.taken[place] = len(self.taken)
 
-    def _fill(self, place: int, embedding: Floats, row: int) -> None:
-        self.rows[place], self.embeddings[place], self.documents.trained[place] = row, embedding, False
+    # All of it as a tree.
 
-    def assemble(self) -> DocidTree:
-        """Number the nodes anew: inner nodes breadth-first, documents in docid order."""
-        parent, digit = np.array(self.inner.parent), np.array(self.inner.digit)
-        children = [np.array(own, dtype=np.int64) for own in self.children]
-        levels, level = [], np.array([0])
-        while len(level):
-            levels.append(level)
-            inner = [children[node] for node in level if not self.is_cluster[node]]
-            level = np.concatenate(inner) if inner else np.array([], dtype=np.int64)
+    def assemble(self, embeddings: Floats) -> DocidTree:
+        """Number the nodes anew: inner nodes breadth-first, documents in docid order; centroids stay as they are."""
+        tree, inner, documents = self.tree, self.tree.num_inner, self.tree.num_documents
+        cluster_of_new, digit_of_new = np.array(self.new_places, dtype=np.int64).reshape(-1, 2).T
+        parent = np.concatenate([tree.parents[:inner], np.array(self.opened.parent, dtype=np.int64)])
+        cluster = np.concatenate([tree.parents[inner:], cluster_of_new])
+        digits = np.arange(1, inner + documents) - tree.first_child[tree.parents[1:]]
+        digit = np.concatenate([[0], digits[: inner - 1], np.array(self.opened.digit, dtype=np.int64)])
+        digit_in_cluster = np.concatenate([digits[inner - 1 :], digit_of_new])
+
+        levels, number = _breadth_first(parent, digit)
+        start, size = _document_ranges(levels, parent, np.bincount(cluster, minlength=len(parent)))
+        position = start[cluster] + digit_in_cluster
+
+        num_children = np.bincount(cluster, minlength=len(parent)) + np.bincount(parent[1:], minlength=len(parent))
+        first_child = len(parent) + start
+        firsts = 1 + np.flatnonzero(digit[1:] == 0)  # of inner nodes
+        first_child[parent[firsts]] = number[firsts]
         order = np.concatenate(levels)
-        number = np.empty(len(order), dtype=np.int64)
-        number[order] = np.arange(len(order))
 
-        size = np.array(
-            [len(own) if cluster else 0 for own, cluster in zip(self.children, self.is_cluster, strict=True)]
-        )
-        for level in reversed(levels[1:]):
-            np.add.at(size, parent[level], size[level])
-        start = np.zeros(len(order), dtype=np.int64)
-        for level in levels[1:]:
-            before = np.cumsum(size[level]) - size[level]
-            first = np.flatnonzero(digit[level] == 0)
-            within = before - np.repeat(before[first], np.diff(np.append(first, len(level))))
-            start[level] = start[parent[level]] + within
-        position = start[self.documents.parent] + np.array(self.documents.digit)
-        by_position = np.argsort(position)
-
-        first_child = [
-            len(order) + start[node] if self.is_cluster[node] else number[self.children[node][0]] for node in order
-        ]
-        trained = [np.array(self.inner.trained)[order], np.array(self.documents.trained)[by_position]]
+        doc_rows, trained = np.empty(len(position), np.int32), np.zeros(len(parent) + len(position), bool)
+        added = position[np.fromiter(self.taken, dtype=np.int64)]
+        doc_rows[position[:documents]] = tree.doc_rows
+        doc_rows[added] = documents - tree.num_removed + np.arange(len(added))
+        trained[number[:inner]] = tree.trained[:inner]
+        trained[len(parent) + position[:documents]] = tree.trained[inner:]
+        trained[len(parent) + added] = False
+        vectors = _placed(tree.embeddings, position[:documents], len(position))
+        vectors[added] = embeddings
+        centroids = _placed(tree.centroids, number[:inner], len(parent))
+        if self.opened.centroid:
+            centroids[number[inner:]] = np.stack(self.opened.centroid)
         return DocidTree(
-            first_child=np.array(first_child, dtype=np.int32),
-            num_children=np.array([len(self.children[node]) for node in order], dtype=np.int32),
+            first_child=first_child[order].astype(np.int32),
+            num_children=num_children[order].astype(np.int32),
             doc_start=start[order].astype(np.int32),
             doc_end=(start + size)[order].astype(np.int32),
-            doc_rows=np.array(self.rows, dtype=np.int32)[by_position],
-            centroids=np.stack([self.centroids[node] for node in order]).astype(np.float32),
-            embeddings=np.stack([self.embeddings[place] for place in by_position]).astype(np.float32),
-            trained=np.concatenate(trained),
-            origin=self.tree.origin_bytes,
+            doc_rows=doc_rows,
+            centroids=centroids,
+            embeddings=vectors,
+            trained=trained,
+            origin=tree.origin_bytes,
         )
 
 
-def _range(tree: DocidTree, node: int) -> list[int]:
-    first = int(tree.first_child[node])
-    first -= tree.num_inner if first >= tree.num_inner else 0
-    return list(range(first, first + int(tree.num_children[node])))
+def _breadth_first(parent: NDArray[np.int64], digit: NDArray[np.int64]) -> tuple[list[NDArray[np.int64]], Ints]:
+    """The nodes of each level in the order of their docids, and every node's number in that order."""
+    levels, number = [np.array([0])], np.zeros(len(parent), dtype=np.int32)
+    above, numbered = np.zeros(len(parent), dtype=bool), 1
+    above[0] = True
+    while numbered < len(parent):
+        (below,) = np.nonzero(above[parent] & ~above)
+        below = below[np.lexsort((digit[below], number[parent[below]]))]
+        number[below] = numbered + np.arange(len(below))
+        above[below] = True
+        numbered += len(below)
+        levels.append(below)
+    return levels, number
+
+
+def _document_ranges(
+    levels: list[NDArray[np.int64]], parent: NDArray[np.int64], own: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """First docid position below each node and how many there are; `own` counts the documents right below."""
+    size = own.copy()
+    for level in reversed(levels[1:]):
+        np.add.at(size, parent[level], size[level])
+    start = np.zeros(len(parent), dtype=np.int64)
+    for level in levels[1:]:
+        before = np.cumsum(size[level]) - size[level]
+        _, first, sibling = np.unique(parent[level], return_index=True, return_inverse=True)
+        start[level] = start[parent[level]] + before - before[first][sibling]
+    return start, size
+
+
+def _placed(vectors: Floats, places: NDArray[np.integer], total: int) -> Floats:
+    """[total, dim], in a scratch file: each vector at its place, 0 elsewhere."""
+    placed = scratch_array((total, vectors.shape[1]), np.float32)
+    for start in range(0, len(vectors), VECTORS):
+        placed[places[start : start + VECTORS]] = vectors[start : start + VECTORS]
+    return placed
 
 
 def _with_means(tree: DocidTree) -> DocidTree:
     """Centroids as the means of the documents below; a node with none left keeps its centroid."""
     occupied = tree.doc_rows >= 0
-    sums = np.concatenate(
-        [np.zeros((1, tree.embeddings.shape[1])), np.cumsum(tree.embeddings, axis=0, dtype=np.float64)]
-    )
-    counts = np.concatenate([[0], np.cumsum(occupied)])
-    below = (counts[tree.doc_end] - counts[tree.doc_start])[:, None]
-    means = (sums[tree.doc_end] - sums[tree.doc_start]) / np.maximum(below, 1)
-    return replace(tree, centroids=np.where(below > 0, means, tree.centroids).astype(np.float32))
+    means = means_below(tree.embeddings, tree.doc_start, tree.doc_end, occupied)
+    before = np.concatenate([[0], np.cumsum(occupied)])
+    (none_left,) = np.nonzero(before[tree.doc_end] == before[tree.doc_start])
+    means[none_left] = tree.centroids[none_left]
+    return replace(tree, centroids=means)

@@ -16,30 +16,33 @@ import json
 import logging
 import os
 import shutil
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+import datasets
 import numpy as np
 from numpy.typing import NDArray
 
-from contrastive.blocks import DocumentTexts, encode_blocks
+from contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks
 from contrastive.encoder import Encoder
 from contrastive.training import contrastive_rows, hard_negatives, train_encoder
-from docids.clustering import build_tree
+from docids.clustering import assemble, cluster
 from docids.collection import Collection
 from docids.lexical import BM25
-from docids.storage import digest, recover_folder, replace_folder, sha256, write_json
+from docids.storage import digest, recover_folder, replace_folder, scratch_array, sha256, write_json
 from docids.tree import DocidTree, diagnostics
 from dsi.config import Config, write_config
 from dsi.generator.model import DocidGenerator
-from dsi.generator.pseudo_queries import generate_queries, read_queries_file
+from dsi.generator.pseudo_queries import generate_queries, read_queries_table
 from dsi.generator.states import StateCache, write_states
 from dsi.index import load_docids, load_encoder, save_docids, write_manifest
 from dsi.launch import launched
-from dsi.training.examples import DocidExamples, Texts
+from dsi.training.examples import DocidExamples, Texts, asked_for_together
 from dsi.training.trainer import train_generator
 
 logger = logging.getLogger(__name__)
@@ -94,14 +97,9 @@ class TrainingRun:
             if not key or not self.processes.is_main:
                 return
             work = self._work("queries", key)
-            documents = self.collection.documents
             held_out = [*self.collection.query_texts("dev").values(), *self.collection.query_texts("test").values()]
-            counts = generate_queries(
-                list(zip(documents["doc_id"], documents["title"], documents["text"], strict=True)),
-                self.config.queries,
-                work / "queries.jsonl",
-                held_out=held_out,
-            )
+            documents, settings = self.collection.documents, self.config.queries
+            counts = generate_queries(documents, settings, work / "queries.jsonl", held_out=held_out)
             logger.info(
                 "pseudo-queries: %(written)d written, %(dropped)d dropped (equal to a dev or test query)", counts
             )
@@ -116,21 +114,22 @@ class TrainingRun:
             encoder = Encoder.load(self.config.encoder, device=self.device)
             settings = self.config.contrastive
             if settings.loss != "none":
-                documents = DocumentTexts(encoder, self.collection.documents)[:]
-                queries = self._train_queries(encoder)
-                negatives = hard_negatives(encoder, documents, queries, settings.hard_negatives)
-                rows = contrastive_rows(
-                    documents,
-                    queries,
-                    self._pseudo_queries() if settings.pseudo_queries else {},
-                    negatives,
-                    views=settings.views,
-                    seed=settings.seed,
-                )
-                train_encoder(encoder, rows, settings, self._work("encoder", key))
+                train_encoder(encoder, self._contrastive_rows(encoder, key), settings, self._work("encoder", key))
             if self.processes.is_main:
                 with self._writing("encoder", key) as folder:
                     encoder.save(folder)
+
+    def _contrastive_rows(self, encoder: Encoder, key: str) -> datasets.Dataset:
+        settings, queries, negatives = self.config.contrastive, self._train_queries(encoder), {}
+        if settings.hard_negatives:
+            embeddings = self._embed_documents(encoder, self._work("encoder", key) / "documents")
+            negatives = hard_negatives(encoder, embeddings, queries, settings.hard_negatives)
+        pseudo: dict[int, list[str]] = {}
+        if settings.pseudo_queries:
+            for row, text in zip(*self._pseudo_queries(), strict=True):
+                pseudo.setdefault(int(row), []).append(text)
+        texts = DocumentTexts(encoder, self.collection.documents)
+        return contrastive_rows(texts, queries, pseudo, negatives, views=settings.views, seed=settings.seed)
 
     def build_docids(self, embeddings: NDArray[np.float32] | None = None) -> None:
         """Stage `docids`: embed the documents and cluster them.
@@ -138,7 +137,7 @@ class TrainingRun:
         Args:
             embeddings: [documents, any] to cluster on instead of what the settings say.
         """
-        extra = "" if embeddings is None else hashlib.sha256(np.ascontiguousarray(embeddings).tobytes()).hexdigest()
+        extra = "" if embeddings is None else hashlib.sha256(np.ascontiguousarray(embeddings).data).hexdigest()
         with self._stage("docids", extra) as key:
             if not key:
                 return
@@ -150,18 +149,19 @@ class TrainingRun:
             if embeddings is None and cluster_on == "untrained":
                 untrained = Encoder.load(self.config.encoder, device=self.device)
                 embeddings = self._embed_documents(untrained, work / "untrained")
-            tree = build_tree(
-                documents, self.config.docids, cluster_embeddings=embeddings, progress=True, processes=self.processes
-            )
+            points = documents if embeddings is None else embeddings
+            clusters = cluster(points, self.config.docids, progress=True, processes=self.processes)
             if not self.processes.is_main:
                 return
+            tree = assemble(clusters, documents)
             with self._writing("docids", key) as folder:
                 save_docids(tree, self.collection.documents, folder)
                 (folder / "diagnostics.json").write_text(json.dumps(diagnostics(tree), indent=2) + "\n")
 
     def _embed_documents(self, encoder: Encoder, folder: Path) -> NDArray[np.float32]:
-        texts = DocumentTexts(encoder, self.collection.documents)
-        return encode_blocks(encoder, texts, "document", folder, self.processes)
+        return encode_blocks(
+            encoder, DocumentTexts(encoder, self.collection.documents), "document", folder, self.processes
+        )
 
     def train_generator(self) -> None:
         """Stage `generator`: cache the frozen encoder's states, train the decoder; then finish the index."""
@@ -203,8 +203,7 @@ class TrainingRun:
         with self._stage("lexical") as key:
             if not key or not self.processes.is_main:
                 return
-            documents = self.collection.documents
-            bm25 = BM25(documents["doc_id"], self.collection.full_texts(), settings.k1, settings.b)
+            bm25 = BM25(self.collection.documents["doc_id"], self.collection.full_texts(), settings.k1, settings.b)
             with self._writing("lexical", key) as folder:
                 bm25.save(folder)
 
@@ -235,62 +234,62 @@ class TrainingRun:
             queries.setdefault(row, []).append(text)
         return queries
 
-    def _pseudo_queries(self) -> dict[int, list[str]]:
+    def _pseudo_queries(self, most: int = sys.maxsize) -> tuple[NDArray[np.integer], Sequence[str]]:
+        """At most so many of each document: the document row and the text of each, the texts on disk."""
         if self.config.queries.method == "none":
-            return {}
-        queries = read_queries_file(self._existing("queries", "dsi generate-queries") / "queries.jsonl")
-        return {self.collection.rows[doc_id]: texts for doc_id, texts in queries.items() if texts}
+            return np.empty(0, dtype=np.int64), []
+        path = self._existing("queries", "dsi generate-queries") / "queries.jsonl"
+        table, rows = read_queries_table(path, most), self.collection.rows
+        return np.fromiter((rows[doc_id] for doc_id in table["doc_id"]), dtype=np.int64), table["text"]
 
     def _means_with_queries(self, encoder: Encoder, documents: NDArray[np.float32], work: Path) -> NDArray[np.float32]:
-        sums, counts = np.array(documents), np.ones(len(documents), dtype=np.float32)
-        kinds = {"train": self._train_queries(encoder), "pseudo": self._pseudo_queries()}
-        for kind, queries in kinds.items():
-            rows = [row for row, texts in queries.items() for _ in texts]
-            if rows:
-                texts = [text for own in queries.values() for text in own]
-                np.add.at(sums, rows, encode_blocks(encoder, texts, "query", work / kind, self.processes))
+        means, counts = scratch_array(documents.shape, np.float32), np.ones(len(documents), dtype=np.float32)
+        means[:] = documents
+        kinds = {"train": _flat(self._train_queries(encoder)), "pseudo": self._pseudo_queries()}
+        for kind, (rows, texts) in kinds.items():
+            if len(rows):
+                own = encode_blocks(encoder, QueryTexts(encoder, texts), "query", work / kind, self.processes)
+                np.add.at(means, rows, own)
                 np.add.at(counts, rows, 1)
-        return sums / counts[:, None]
+        means /= counts[:, None]
+        return means
+
+    def _parts(self, encoder: Encoder) -> list["_Part"]:
+        """The texts of indexing and retrieval examples."""
+        settings, parts = self.config.generator, []
+        if settings.document_examples:
+            segments = DocumentTexts(encoder, self.collection.documents, settings.document_segments)
+            parts.append(_Part("document", ["documents", settings.document_segments], segments.rows, segments))
+        parts.append(_Part("query", ["train", self.config.dev_queries], *_flat(self._train_queries(encoder))))
+        if settings.pseudo_queries:
+            rows, texts = self._pseudo_queries(settings.pseudo_queries)
+            origin = ["pseudo", _stored_key(self.folder / "queries"), settings.pseudo_queries]
+            parts.append(_Part("query", origin, rows, QueryTexts(encoder, texts)))
+        return [part for part in parts if len(part.rows)]
 
     def _examples(self, encoder: Encoder, tree: DocidTree) -> DocidExamples:
         """Indexing and retrieval examples; the states of each kind of text are written once."""
-        settings, documents = self.config.generator, self.collection.documents
-        kinds: list[tuple[str, dict[int, list[str]]]] = []
-        if settings.document_examples:
-            segments = encoder.segment_texts(documents["title"], documents["text"], settings.document_segments)
-            kinds.append(("document", dict(enumerate(segments))))
-        kinds.append(("query", self._train_queries(encoder)))
-        if settings.pseudo_queries:
-            chosen = {row: texts[: settings.pseudo_queries] for row, texts in self._pseudo_queries().items()}
-            kinds.append(("query", {row: encoder.query_texts(texts) for row, texts in chosen.items()}))
-        kinds = [(kind, texts) for kind, texts in kinds if texts]
-        rows = [row for _, texts in kinds for row, own in texts.items() for _ in own]
-        numbers = [number for number, (_, texts) in enumerate(kinds) for own in texts.values() for _ in own]
-        parts = [(kind, [text for own in texts.values() for text in own]) for kind, texts in kinds]
-        if settings.train_encoder:
-            inputs: Texts | StateCache = Texts(encoder, [(kind, text) for kind, texts in parts for text in texts])
-        else:
-            inputs = self._states(encoder, parts)
-        positions = tree.positions[rows]
-        relevant = {} if settings.objective == "ce" else _asked_for_together(parts, positions)
-        return DocidExamples(inputs, positions, np.array(numbers), tree, relevant)
+        settings, parts = self.config.generator, self._parts(encoder)
+        positions = tree.positions[np.concatenate([part.rows for part in parts])]
+        kinds = np.repeat(np.arange(len(parts)), [len(part.rows) for part in parts])
+        texts = [(part.kind, part.texts) for part in parts]
+        inputs = Texts(encoder, texts) if settings.train_encoder else self._states(encoder, parts)
+        relevant = {} if settings.objective == "ce" else asked_for_together(texts, positions)
+        return DocidExamples(inputs, positions, kinds, tree, relevant)
 
-    def _states(self, encoder: Encoder, parts: list[tuple[str, list[str]]]) -> StateCache:
+    def _states(self, encoder: Encoder, parts: list["_Part"]) -> StateCache:
         """Token states of texts, a folder a part, named by all that they depend on; without a store the unused are removed."""
         states = (self.store or self.folder) / "states"
-        identity = [encoder.fingerprint, dataclasses.asdict(encoder.config)]
-        folders = [states / digest([*identity, kind, texts])[:16] for kind, texts in parts]
+        identity = [encoder.fingerprint, dataclasses.asdict(encoder.config), self._collection_digest]
+        folders = [states / digest([*identity, part.kind, part.origin])[:16] for part in parts]
         if self.processes.is_main and not self.store:
             for old in states.iterdir() if states.exists() else ():
                 if old not in folders:
                     shutil.rmtree(old)
         self.processes.wait()
-        blocks = [
-            block
-            for folder, (kind, texts) in zip(folders, parts, strict=True)
-            for block in write_states(encoder, kind, texts, folder, self.processes)
-        ]
-        return StateCache(blocks)
+        named = zip(folders, parts, strict=True)
+        blocks = [write_states(encoder, part.kind, part.texts, folder, self.processes) for folder, part in named]
+        return StateCache([block for own in blocks for block in own])
 
     # Keys, folders, times.
 
@@ -360,13 +359,20 @@ class TrainingRun:
         return folder
 
 
-def _asked_for_together(parts: list[tuple[str, list[str]]], positions: NDArray[np.int32]) -> dict[int, list[int]]:
-    """{row: docid positions of all documents that the same text asks for}, for texts with several."""
-    own: dict[tuple[str, str], list[int]] = {}
-    for row, text in enumerate((kind, text) for kind, texts in parts for text in texts):
-        own.setdefault(text, []).append(row)
-    several = [rows for rows in own.values() if len(rows) > 1]
-    return {row: sorted({int(positions[other]) for other in rows}) for rows in several for row in rows}
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """Texts of one kind that examples are made of: how the encoder reads them, where they are from, document rows, texts."""
+
+    kind: str
+    origin: list[Any]
+    rows: NDArray[np.integer]
+    texts: Sequence[str]
+
+
+def _flat(queries: dict[int, list[str]]) -> tuple[NDArray[np.integer], list[str]]:
+    """{document row: texts} as the row and the text of each."""
+    rows = np.repeat(np.fromiter(queries, dtype=np.int64), [len(own) for own in queries.values()])
+    return rows, [text for own in queries.values() for text in own]
 
 
 def collection_digest(collection: Collection) -> str:

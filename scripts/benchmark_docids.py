@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import resource
 import sys
 import time
 from collections.abc import Sequence
@@ -11,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from docids.clustering import DocidsConfig, build_tree
-from docids.storage import write_json
+from docids.storage import scratch_array, write_json
 from docids.tree import diagnostics
-from scripts.hardware import hardware
+from scripts.hardware import PrivateMemory, hardware
 from scripts.main import run_command
 
 
@@ -28,13 +27,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     points = clustered_points(arguments.documents, arguments.dim, arguments.topics)
     started = time.perf_counter()
-    tree = build_tree(points, DocidsConfig(method=arguments.method), progress=True)
+    with PrivateMemory() as memory:
+        tree = build_tree(points, DocidsConfig(method=arguments.method), progress=True)
     seconds = time.perf_counter() - started
     figures = {
         "method": arguments.method,
         "dim": arguments.dim,
         "seconds": round(seconds, 1),
-        "peak_memory_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
+        "embeddings_gib": round(points.nbytes / 2**30, 2),
+        "peak_private_memory_gib": round(memory.peak / 2**30, 2),
         **{name: value for name, value in diagnostics(tree).items() if name != "entropy"},
         "hardware": hardware(),
     }
@@ -44,10 +45,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def clustered_points(documents: int, dim: int, topics: int, seed: int = 0) -> "np.ndarray":
-    """[documents, dim] float32 points of unit length around random centres, made in blocks to spare memory."""
+    """[documents, dim] float32 points of unit length around random centres, made block by block in a scratch file."""
     rng = np.random.default_rng(seed)
     centres = rng.standard_normal((topics, dim), dtype=np.float32)
-    points = np.empty((documents, dim), dtype=np.float32)
+    points = scratch_array((documents, dim), np.float32)
     for start in range(0, documents, 50_000):
         block = points[start : start + 50_000]
         rng.standard_normal(out=block, dtype=np.float32)

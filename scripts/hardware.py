@@ -1,9 +1,38 @@
-"""What a measured number was measured on."""
+"""What a measured number was measured on, and how much memory it took."""
 
 import os
 import platform
+import threading
+from pathlib import Path
+from types import TracebackType
 
 
 def hardware() -> str:
     """Cores and processor of this machine, as results files name it."""
-    return f"{os.cpu_count()} x {platform.processor() or platform.machine()}"
+    about = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.split(":")[1].strip() for line in about if line.startswith("model name")]
+    return f"{os.cpu_count()} x {names[0] if names else platform.processor() or platform.machine()}"
+
+
+class PrivateMemory:
+    """The most memory that this process held for itself alone while the block ran (Linux), files mapped into it left out.
+
+    Attributes:
+        peak: bytes, sampled twenty times a second.
+    """
+
+    def __enter__(self) -> "PrivateMemory":
+        self.peak, self._done = 0, threading.Event()
+        self._sampling = threading.Thread(target=self._sample)
+        self._sampling.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._done.set()
+        self._sampling.join()
+
+    def _sample(self) -> None:
+        while not self._done.wait(0.05):
+            lines = Path("/proc/self/status").read_text().splitlines()
+            anonymous = next(line for line in lines if line.startswith("RssAnon"))
+            self.peak = max(self.peak, 1024 * int(anonymous.split()[1]))

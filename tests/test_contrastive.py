@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from contrastive import training
-from contrastive.blocks import DocumentTexts, encode_blocks
+from contrastive import blocks, training
+from contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, in_blocks
 from contrastive.encoder import EXAMPLE_ENCODER, Encoder, EncoderConfig, check_sha256
 from contrastive.losses import DPRLoss, SupervisedContrastiveLoss, dpr_loss, supervised_contrastive_loss
 from contrastive.training import ContrastiveConfig, contrastive_rows, hard_negatives, train_encoder
@@ -161,13 +161,12 @@ def test_every_row_holds_positives_and_every_train_query_comes_once():
 def test_hard_negatives_are_the_best_documents_that_do_not_answer(encoder):
     documents = ["neon gas glows red", "helium gas", "long rivers of europe", "the danube river", "neon lights"]
     queries = {0: ["neon gas", "gas"], 1: ["gas"], 3: ["danube"]}
-    found = hard_negatives(encoder, documents, queries, 2)
+    found = hard_negatives(encoder, encoder.encode(documents, "document"), queries, 2)
     scores = encoder.encode(list(found), "query") @ encoder.encode(documents, "document").T
     for (query, rows), row_scores in zip(found.items(), scores, strict=True):
         right = {row for row, texts in queries.items() if query in texts}
         best = [row for row in (-row_scores).argsort(kind="stable").tolist() if row not in right]
         assert rows == best[:2]
-    assert hard_negatives(encoder, documents, queries, 0) == {}
     table = contrastive_rows(documents, queries, {}, found)
     assert table.column_names == ["view_0", "view_1", "negative_0", "negative_1", "label"]
     for row in table:
@@ -277,6 +276,27 @@ def test_segments_follow_each_other_through_the_text(encoder):
     assert long.replace(" ", "").startswith(together)
 
 
+@pytest.mark.parametrize("segments", [1, 3])
+def test_texts_of_documents_are_made_by_the_slice(encoder, monkeypatch, segments):
+    monkeypatch.setattr(blocks, "BLOCK", 2)
+    documents = datasets.Dataset.from_dict(
+        {"title": [f"title {n}" for n in range(7)], "text": ["word " * 30 * (n % 3) for n in range(7)]}
+    )
+    whole = encoder.segment_texts(list(documents["title"]), list(documents["text"]), segments)
+    flat = [text for own in whole for text in own]
+    texts = DocumentTexts(encoder, documents, segments)
+    assert texts.rows.tolist() == [row for row, own in enumerate(whole) for _ in own]
+    assert texts[:] == flat == list(texts) == list(in_blocks(texts))
+    for start in range(len(flat)):
+        for stop in range(start, len(flat) + 1):
+            assert texts[start:stop] == flat[start:stop]
+    assert texts[-1] == flat[-1]
+    with pytest.raises(IndexError):
+        texts[len(flat)]
+    queries = ["short", "word " * 100]
+    assert list(QueryTexts(encoder, queries)) == encoder.query_texts(queries)
+
+
 def test_altered_weights_of_the_packaged_encoder_are_refused(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"not the model")
     with pytest.raises(ValueError, match=r"has sha256 [0-9a-f]{64}, expected abc; reinstall it"):
@@ -304,21 +324,23 @@ def test_settings_out_of_range_are_named(kind, settings, message):
         kind(**settings)
 
 
-def test_embeddings_by_blocks_are_the_embeddings_and_what_is_there_is_kept(encoder, tmp_path):
+def test_embeddings_by_blocks_are_the_embeddings_and_what_is_there_is_kept(encoder, tmp_path, monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK", 4)
     documents = datasets.Dataset.from_dict(
         {"title": [f"title {n}" for n in range(11)], "text": ["neon glows " * n for n in range(11)]}
     )
     texts = DocumentTexts(encoder, documents)
+    assert len(texts) == 11
     assert texts[3] == texts[:][3] == encoder.document_texts(["title 3"], ["neon glows " * 3])[0]
-    found = encode_blocks(encoder, texts, "document", tmp_path / "blocks", Processes(), block=4)
+    found = encode_blocks(encoder, texts, "document", tmp_path / "blocks", Processes())
     np.testing.assert_allclose(found, encoder.encode(texts[:], "document"), atol=1e-6)
     assert isinstance(found, np.memmap)
     marked = np.full((4, found.shape[1]), 7, dtype=np.float32)
     np.save(tmp_path / "blocks" / f"{4:012}.npy", marked)  # as a killed run would have left it
-    again = encode_blocks(encoder, texts, "document", tmp_path / "blocks", Processes(), block=4)
+    again = encode_blocks(encoder, texts, "document", tmp_path / "blocks", Processes())
     np.testing.assert_array_equal(again[4:8], marked)
     # Of two processes each writes every other block.
     half = Processes(rank=1, count=2, gather=lambda own: [own, own])
     with pytest.raises(FileNotFoundError):
-        encode_blocks(encoder, texts, "document", tmp_path / "half", half, block=4)
+        encode_blocks(encoder, texts, "document", tmp_path / "half", half)
     assert [path.name for path in sorted((tmp_path / "half").iterdir())] == [f"{4:012}.npy"]

@@ -1,9 +1,13 @@
 """The docid tree on hand-plotted points, duplicates, and small and random collections."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +17,8 @@ from docids.clustering import DocidsConfig, build_tree
 from docids.processes import Processes
 from docids.tree import DocidTree, diagnostics
 from tests.conftest import random_tree
+
+ROOT = Path(__file__).parent.parent
 
 # Three far groups of points on a plane, the first of them two near pairs.
 GROUPS = np.array(
@@ -227,6 +233,44 @@ def test_any_number_of_processes_builds_the_same_tree(method, count, monkeypatch
     for tree in shared(count, lambda processes: build_tree(points, config, processes=processes)):
         assert tree.fingerprint == alone.fingerprint
         np.testing.assert_array_equal(tree.centroids, alone.centroids)
+
+
+_WITHIN = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from docids.clustering import DocidsConfig, assemble, cluster
+from docids.updating import add_documents, remove_documents
+folder, points = Path(sys.argv[1]), np.load(sys.argv[1] + "/points.npy", mmap_mode="r")
+def data(): return int(next(l for l in open("/proc/self/status") if l.startswith("VmData")).split()[1]) * 1024
+warm = cluster(points[:100], DocidsConfig(method="random"))  # what is allocated once
+limit = data() + points.nbytes // 2
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+try:
+    np.ones(points.shape, np.float32)
+    sys.exit("the limit does not hold")
+except MemoryError:
+    pass
+tree = assemble(cluster(points, DocidsConfig(method="random")), points)
+tree.save(folder / "tree.safetensors")
+tree = remove_documents(add_documents(tree, points[:3]), np.array([5]))
+tree.save(folder / "updated.safetensors")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
+def test_the_vectors_of_a_collection_never_are_in_memory_whole(tmp_path):
+    points = np.random.default_rng(0).normal(size=(100_000, 400)).astype(np.float32)
+    np.save(tmp_path / "points.npy", points)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", _WITHIN, tmp_path], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    tree = DocidTree.load(tmp_path / "tree.safetensors")
+    np.testing.assert_array_equal(tree.embeddings[tree.positions], points)
+    for node in (0, 1, 57, tree.num_inner - 1):
+        below = tree.embeddings[tree.doc_start[node] : tree.doc_end[node]]
+        np.testing.assert_allclose(tree.centroids[node], below.mean(axis=0, dtype=np.float64), atol=1e-6)
+    assert DocidTree.load(tmp_path / "updated.safetensors").num_removed == 1
 
 
 def test_large_clusters_are_split_where_small_ones_would_be(monkeypatch):

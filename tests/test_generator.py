@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import T5ForConditionalGeneration
 
+from contrastive import blocks
 from contrastive.encoder import Encoder
 from docids.tree import DocidTree
 from dsi.generator.model import DocidGenerator, GeneratorConfig, load_generator
@@ -146,12 +147,13 @@ def test_a_new_generator_starts_near_a_uniform_choice(t5_folder, from_t5):
     assert loss == pytest.approx(math.log(64), abs=2.5)  # unit logits at three levels add half a nat each
 
 
-def test_cached_states_give_the_losses_of_recomputed_ones(encoder, tmp_path):
+def test_cached_states_give_the_losses_of_recomputed_ones(encoder, tmp_path, monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK", 1)
     tree = random_tree(20)
     generator = DocidGenerator.create(GeneratorConfig(decoder="", num_layers=2, num_heads=4), tree, WIDTH).eval()
-    documents = write_states(encoder, "document", TEXTS[:2], tmp_path / "documents", block=1)
+    documents = write_states(encoder, "document", TEXTS[:2], tmp_path / "documents")
     queries = write_states(encoder, "query", TEXTS[2:], tmp_path / "queries")
-    assert (len(documents), len(queries)) == (2, 1)
+    assert (len(documents), len(queries)) == (2, 2)
     cache = StateCache([*documents, *queries])
     examples = DocidExamples(cache, np.array([3, 7, 11, 19]), np.zeros(4, dtype=int), tree)
     batch = examples.collate([0, 1, 2, 3])
@@ -252,7 +254,7 @@ def test_distillation_is_the_divergence_from_dense_search_on_every_node_of_the_p
 def test_encoder_and_decoder_train_together_from_texts(encoder, tmp_path):
     tree = random_tree(20)
     kinds = ["document", "document", "query", "query"]
-    texts = Texts(encoder, list(zip(kinds, TEXTS, strict=True)))
+    texts = Texts(encoder, [("document", TEXTS[:2]), ("query", TEXTS[2:])])
     examples = DocidExamples(texts, np.array([0, 5, 11, 19]), np.zeros(4, dtype=int), tree)
     config = GeneratorConfig(
         decoder="", num_layers=1, num_heads=4, batch_size=2, epochs=40, learning_rate=3e-3, train_encoder=True

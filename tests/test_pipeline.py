@@ -1,5 +1,6 @@
 """The whole line as a user runs it, on 40 documents with tiny T5 models: commands, resuming after SIGKILL, two processes."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -12,11 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from contrastive import blocks
+from contrastive.blocks import QueryTexts
 from contrastive.encoder import Encoder, state_fingerprint
 from docids.collection import read_collection
 from docids.tree import DocidTree
 from dsi import GenerativeRetriever, load_stages
 from dsi.config import Config, from_dict, read_config, write_config
+from dsi.pipeline import TrainingRun
 from scripts.main import main
 
 ROOT = Path(__file__).parent.parent
@@ -129,6 +133,38 @@ def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path
     assert main(["train", "--config", str(config), *common]) == 0
     assert (run / "encoder" / "stage.json").stat().st_mtime_ns == encoder_written
     assert GenerativeRetriever.from_pretrained(run, device="cpu").tree.fan_out[0] == 5
+
+
+@pytest.mark.parametrize(
+    "generator", [{"objective": "otm", "document_segments": 2, "epochs": 1.0}, {"train_encoder": True, "epochs": 1.0}]
+)
+def test_texts_of_documents_are_never_in_memory_all(
+    generator, beir, tmp_path, sentence_t5_folder, t5_folder, monkeypatch
+):
+    path = write_settings(tmp_path / "config.toml", sentence_t5_folder, t5_folder, **generator)
+    settings = dataclasses.asdict(read_config(path))
+    settings["contrastive"] |= {"loss": "dpr", "hard_negatives": 1}
+    settings["docids"]["cluster_on"] = "queries"
+    settings["lexical"] = {"enabled": False}
+    read: list[int] = []
+    segment_texts, between = Encoder.segment_texts, QueryTexts.between
+
+    def documents(encoder, titles, texts, segments):
+        read.append(len(texts))
+        return segment_texts(encoder, titles, texts, segments)
+
+    def queries(texts, start, stop):
+        read.append(stop - start)
+        return between(texts, start, stop)
+
+    monkeypatch.setattr(blocks, "BLOCK", 8)
+    monkeypatch.setattr(Encoder, "segment_texts", documents)
+    monkeypatch.setattr(QueryTexts, "between", queries)
+    run = TrainingRun(tmp_path / "run", read_collection(beir()), from_dict(Config, settings, "test"), device="cpu")
+    run.all_stages()
+    assert max(read) == 8
+    assert sum(read) > 3 * 40
+    assert GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu").search("neon", k=3)
 
 
 def test_a_killed_training_goes_on_to_the_same_index(config, beir, tmp_path):

@@ -3,6 +3,7 @@
 import json
 import random
 
+import datasets
 import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerCallback
@@ -16,6 +17,10 @@ DOCUMENTS = [
     ("helium", "Helium", "Helium boils at 4.2 kelvin. It fills balloons and airships, and it does not burn."),
     ("danube", "Danube", "The river passes four capitals: Vienna, Bratislava, Budapest and Belgrade."),
 ]
+
+
+def table(documents: list[tuple[str, str, str]]) -> datasets.Dataset:
+    return datasets.Dataset.from_list([dict(zip(("doc_id", "title", "text"), d, strict=True)) for d in documents])
 
 
 def test_extractive_queries_are_made_of_the_documents_words():
@@ -38,29 +43,29 @@ def test_short_and_odd_documents_give_at_least_one_query(title, text):
 
 def test_held_out_queries_are_dropped_and_counted(tmp_path):
     config = QueriesConfig(per_document=3)
-    generate_queries(DOCUMENTS, config, tmp_path / "first.jsonl")
+    generate_queries(table(DOCUMENTS), config, tmp_path / "first.jsonl")
     taken = read_queries_file(tmp_path / "first.jsonl")["danube"][0]
-    counts = generate_queries(DOCUMENTS, config, tmp_path / "second.jsonl", held_out=[f"  {taken.upper()}? "])
+    counts = generate_queries(table(DOCUMENTS), config, tmp_path / "second.jsonl", held_out=[f"  {taken.upper()}? "])
     assert counts == {"written": 5, "dropped": 1}
     assert taken not in read_queries_file(tmp_path / "second.jsonl")["danube"]
 
 
 def test_a_torn_file_is_continued_to_the_same_end(tmp_path):
     config, whole, torn = QueriesConfig(per_document=4), tmp_path / "whole.jsonl", tmp_path / "torn.jsonl"
-    generate_queries(DOCUMENTS, config, whole)
+    generate_queries(table(DOCUMENTS), config, whole)
     content = whole.read_bytes()
     torn.write_bytes(content[: content.index(b"\n") + 20])  # one whole document and a piece of the next
-    assert generate_queries(DOCUMENTS, config, torn)["written"] == 4
+    assert generate_queries(table(DOCUMENTS), config, torn)["written"] == 4
     assert torn.read_bytes() == content
 
 
 def test_a_seq2seq_model_from_disk_writes_queries_batch_by_batch(t5_folder, tmp_path):
     config = QueriesConfig(method=str(t5_folder), per_document=3, batch_size=1, query_tokens=6)
-    counts = generate_queries(DOCUMENTS, config, tmp_path / "queries.jsonl")
+    counts = generate_queries(table(DOCUMENTS), config, tmp_path / "queries.jsonl")
     queries = read_queries_file(tmp_path / "queries.jsonl")
     assert list(queries) == ["helium", "danube"]
     assert counts["written"] == sum(map(len, queries.values())) > 0
-    again = generate_queries(DOCUMENTS, config, tmp_path / "queries.jsonl")
+    again = generate_queries(table(DOCUMENTS), config, tmp_path / "queries.jsonl")
     assert again == {"written": 0, "dropped": 0}
 
 
@@ -78,7 +83,7 @@ def test_a_query_generator_learns_the_train_pairs_and_writes_them(t5_folder, tmp
     assert after < 0.1 < 2 < before
     assert {path.name for path in tmp_path.iterdir()} == {"model"}  # no checkpoints are left
     use = QueriesConfig(method=str(tmp_path / "model"), per_document=1, top_k=1, query_tokens=8, document_tokens=16)
-    documents = [(title.lower(), title, text) for title, text, _ in PAIRS]
+    documents = table([(title.lower(), title, text) for title, text, _ in PAIRS])
     generate_queries(documents, use, tmp_path / "queries.jsonl")
     written = read_queries_file(tmp_path / "queries.jsonl")
     for title, _, query in PAIRS:

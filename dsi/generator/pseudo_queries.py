@@ -8,15 +8,20 @@ import json
 import os
 import random
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
+import datasets
 import torch
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 from tqdm.auto import tqdm
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from docids.collection import read_once
+
+_READ = ("doc_id", "title", "text")
 _WORD = re.compile(r"[^\W_]+(?:['’.-][^\W_]+)*")
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|\n+")
 
@@ -51,12 +56,12 @@ class QueriesConfig:
 
 
 def generate_queries(
-    documents: Sequence[tuple[str, str, str]], config: QueriesConfig, path: Path, *, held_out: Iterable[str] = ()
+    documents: datasets.Dataset, config: QueriesConfig, path: Path, *, held_out: Iterable[str] = ()
 ) -> dict[str, int]:
     """Write pseudo-queries as one JSON line {doc_id, queries} a document; goes on where a killed run stopped.
 
     Args:
-        documents: (doc_id, title, text) of each.
+        documents: with doc_id, title, text; a batch of them is in memory at a time.
         config: the settings.
         path: the file to write or continue.
         held_out: texts of dev and test queries; a pseudo-query equal to one (case and spacing aside) is dropped.
@@ -68,7 +73,7 @@ def generate_queries(
     forbidden = {_normal(text) for text in held_out}
     counts = {"written": 0, "dropped": 0}
     path.parent.mkdir(parents=True, exist_ok=True)
-    todo = [document for document in documents if document[0] not in finished]
+    todo = (document for document in documents.select_columns(list(_READ)) if document["doc_id"] not in finished)
     generated = _extractive(todo, config) if config.method == "extractive" else _seq2seq(todo, config)
     bar = tqdm(total=len(documents), initial=len(finished), desc="pseudo-queries", unit="doc")
     with path.open("a", encoding="utf-8") as file:
@@ -89,17 +94,30 @@ def read_queries_file(path: Path) -> dict[str, list[str]]:
         FileNotFoundError: no such file.
         ValueError: a line is not what was written.
     """
+    return dict(_records(path))
+
+
+def read_queries_table(path: Path, most: int) -> datasets.Dataset:
+    """The first `most` pseudo-queries of each document of such a file: a table of doc_id and text, mapped into memory."""
+    return read_once(_query_rows, {"doc_id": "string", "text": "string"}, path, most=most)
+
+
+def _query_rows(path: str, version: str, most: int) -> Iterator[dict[str, str]]:
+    for doc_id, queries in _records(Path(path)):
+        for text in queries[:most]:
+            yield {"doc_id": doc_id, "text": text}
+
+
+def _records(path: Path) -> Iterator[tuple[str, list[str]]]:
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; generate pseudo-queries first (dsi generate-queries).")
-    queries: dict[str, list[str]] = {}
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             try:
                 record = json.loads(line)
-                queries[record["doc_id"]] = list(record["queries"])
+                yield record["doc_id"], list(record["queries"])
             except (json.JSONDecodeError, KeyError, TypeError):
                 raise ValueError(f"{path}, line {number}: expected {{doc_id, queries}}, got {line[:60]!r}.") from None
-    return queries
 
 
 def extractive_queries(title: str, text: str, count: int, rng: random.Random) -> list[str]:
@@ -147,10 +165,10 @@ def _title_and_keywords(title: list[str], sentence: list[str], rng: random.Rando
 _MAKERS = (_span, _title_and_keywords, _keywords, _title_and_span)
 
 
-def _extractive(documents: Sequence[tuple[str, str, str]], config: QueriesConfig) -> Iterator[tuple[str, list[str]]]:
-    for doc_id, title, text in documents:
-        rng = random.Random(f"{config.seed} {doc_id}")  # the same for a document wherever a run was resumed
-        yield doc_id, extractive_queries(title, text, config.per_document, rng)
+def _extractive(documents: Iterator[dict[str, str]], config: QueriesConfig) -> Iterator[tuple[str, list[str]]]:
+    for document in documents:
+        rng = random.Random(f"{config.seed} {document['doc_id']}")  # the same for it wherever a run was resumed
+        yield document["doc_id"], extractive_queries(document["title"], document["text"], config.per_document, rng)
 
 
 def reading_text(title: str, text: str) -> str:
@@ -159,17 +177,15 @@ def reading_text(title: str, text: str) -> str:
 
 
 @torch.no_grad()
-def _seq2seq(documents: Sequence[tuple[str, str, str]], config: QueriesConfig) -> Iterator[tuple[str, list[str]]]:
+def _seq2seq(documents: Iterator[dict[str, str]], config: QueriesConfig) -> Iterator[tuple[str, list[str]]]:
     """Sampled queries of a seq2seq model, as docT5query does (top-k sampling)."""
-    if not documents:
-        return
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = AutoTokenizer.from_pretrained(config.method)
     model = AutoModelForSeq2SeqLM.from_pretrained(config.method).to(device).eval()
-    for start in range(0, len(documents), config.batch_size):
-        batch = documents[start : start + config.batch_size]
+    start = 0
+    while batch := list(islice(documents, config.batch_size)):
         inputs = tokenizer(
-            [reading_text(title, text) for _, title, text in batch],
+            [reading_text(document["title"], document["text"]) for document in batch],
             truncation=True, max_length=config.document_tokens, padding=True, return_tensors="pt",
         ).to(device)  # fmt: skip
         inputs.pop("token_type_ids", None)
@@ -179,9 +195,10 @@ def _seq2seq(documents: Sequence[tuple[str, str, str]], config: QueriesConfig) -
             max_new_tokens=config.query_tokens,
         )  # fmt: skip
         texts = [text.strip() for text in tokenizer.batch_decode(output, skip_special_tokens=True)]
-        for row, (doc_id, _, _) in enumerate(batch):
+        for row, document in enumerate(batch):
             own = texts[row * config.per_document : (row + 1) * config.per_document]
-            yield doc_id, [text for text in dict.fromkeys(own) if text]
+            yield document["doc_id"], [text for text in dict.fromkeys(own) if text]
+        start += len(batch)
 
 
 def _finished_documents(path: Path) -> Collection[str]:
@@ -192,7 +209,7 @@ def _finished_documents(path: Path) -> Collection[str]:
     whole = content.rfind(b"\n") + 1
     if whole < len(content):
         os.truncate(path, whole)
-    return set(read_queries_file(path))
+    return {doc_id for doc_id, _ in _records(path)}
 
 
 def _normal(text: str) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from contrastive.blocks import BLOCK
+from contrastive import blocks
 from contrastive.encoder import Encoder
 from docids.processes import ALONE, Processes
 from docids.storage import replace_folder
@@ -63,7 +63,7 @@ def _states(folder: Path) -> np.ndarray:
 
 
 def write_states(
-    encoder: Encoder, kind: str, texts: Sequence[str], folder: Path, processes: Processes = ALONE, block: int = BLOCK
+    encoder: Encoder, kind: str, texts: Sequence[str], folder: Path, processes: Processes = ALONE
 ) -> list[Path]:
     """Encode texts and write their states and embeddings into `folder`, a folder a block; blocks that are there are kept.
 
@@ -73,17 +73,16 @@ def write_states(
         texts: at least one, as `document_texts` or `query_texts` made them.
         folder: belongs to these texts alone.
         processes: that share the work.
-        block: texts at a time.
 
     Returns:
         The folders of the blocks, for a `StateCache`.
     """
-    folders = [folder / f"{start:012}" for start in range(0, len(texts), block)]
-    for number in processes.share(range(len(folders))):
-        if not folders[number].exists():
-            _write_block(encoder, kind, texts[number * block : (number + 1) * block], folders[number])
+    parts = {start: folder / f"{start:012}" for start in range(0, len(texts), blocks.BLOCK)}
+    for start in processes.share(list(parts)):
+        if not parts[start].exists():
+            _write_block(encoder, kind, texts[start : start + blocks.BLOCK], parts[start])
     processes.wait()
-    return folders
+    return list(parts.values())
 
 
 def _write_block(encoder: Encoder, kind: str, texts: Sequence[str], folder: Path) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, Sampler
 
+from contrastive.blocks import in_blocks
 from contrastive.encoder import Encoder
 from docids.tree import DocidTree
 from dsi.generator.states import StateCache
@@ -75,21 +76,43 @@ class Texts:
 
     Args:
         encoder: whose tokenizer and prompts.
-        texts: (kind, text) of each, kind "document" or "query".
+        parts: (kind, texts) of each part, kind "document" or "query"; rows are numbered through them in order.
     """
 
-    def __init__(self, encoder: Encoder, texts: Sequence[tuple[str, str]]) -> None:
-        self._preprocess = encoder.model.preprocess
-        self._texts = [encoder.model.prompts[kind] + text for kind, text in texts]
-        self.lengths = np.array([len(text) for text in self._texts])
+    def __init__(self, encoder: Encoder, parts: Sequence[tuple[str, Sequence[str]]]) -> None:
+        self._preprocess, self._prompts, self._parts = encoder.model.preprocess, encoder.model.prompts, parts
+        self._first_rows = np.concatenate([[0], np.cumsum([len(texts) for _, texts in parts])])
+        self.lengths = np.fromiter((len(text) for _, texts in parts for text in in_blocks(texts)), dtype=np.int64)
 
     def __len__(self) -> int:
-        return len(self._texts)
+        return len(self.lengths)
+
+    def _text(self, row: int) -> str:
+        part = int(np.searchsorted(self._first_rows, row, side="right")) - 1
+        kind, texts = self._parts[part]
+        return self._prompts[kind] + texts[int(row - self._first_rows[part])]
 
     def batch(self, rows: Sequence[int]) -> dict[str, Tensor]:
         """input_ids and attention_mask, [len(rows), longest] each, with what else the tokenizer gives."""
-        features = self._preprocess([self._texts[row] for row in rows])
+        features = self._preprocess([self._text(row) for row in rows])
         return {name: value for name, value in features.items() if isinstance(value, Tensor)}
+
+
+def asked_for_together(
+    parts: Sequence[tuple[str, Sequence[str]]], positions: NDArray[np.integer]
+) -> dict[int, list[int]]:
+    """{row: docid positions of all documents that the same text asks for}, for texts with several.
+
+    Args:
+        parts: (kind, texts), as of `Texts`.
+        positions: [n] docid position of each text's document.
+    """
+    keys = np.fromiter((hash((kind, text)) for kind, texts in parts for text in in_blocks(texts)), dtype=np.int64)
+    order = np.argsort(keys, kind="stable")
+    _, starts, counts = np.unique(keys[order], return_index=True, return_counts=True)
+    several = counts > 1
+    groups = [order[start : start + count] for start, count in zip(starts[several], counts[several], strict=True)]
+    return {int(row): sorted(set(positions[rows].tolist())) for rows in groups for row in rows}
 
 
 class LengthBucketSampler(Sampler[int]):

@@ -1,37 +1,18 @@
 """Embeddings of more texts than one process should hold or encode: block by block, on disk, by any number of processes."""
 
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import overload
 
 import datasets
 import numpy as np
 from numpy.typing import NDArray
 
 from contrastive.encoder import Encoder
+from docids.collection import LazyTexts
 from docids.processes import Processes
 
 BLOCK = 16_384
 """Texts in memory at a time."""
-
-
-class LazyTexts(Sequence[str]):
-    """Texts of which only the slices that are asked for are made: more than memory holds."""
-
-    @abstractmethod
-    def between(self, start: int, stop: int) -> list[str]:
-        """The texts start..stop."""
-
-    @overload
-    def __getitem__(self, rows: int) -> str: ...
-    @overload
-    def __getitem__(self, rows: slice) -> list[str]: ...
-    def __getitem__(self, rows: int | slice) -> str | list[str]:
-        if isinstance(rows, slice):
-            start, stop, _ = rows.indices(len(self))
-            return self.between(start, stop) if start < stop else []
-        return self.between(range(len(self))[rows], range(len(self))[rows] + 1)[0]
 
 
 class DocumentTexts(LazyTexts):

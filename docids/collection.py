@@ -7,11 +7,12 @@ of models, identifiers or measures. Every complaint names the file, the line, wh
 import json
 import logging
 import random
-from collections.abc import Callable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from gzip import open as open_gzip
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, overload
 
 import datasets
 
@@ -22,6 +23,39 @@ Qrels = dict[str, dict[str, int]]
 
 _TEXT_COLUMNS = ("doc_id", "title", "text")
 _TYPES = {bool: "bool", int: "int64", float: "float64", str: "string"}
+
+
+class LazyTexts(Sequence[str]):
+    """Texts of which only the slices that are asked for are made: more than memory holds."""
+
+    @abstractmethod
+    def between(self, start: int, stop: int) -> list[str]:
+        """The texts start..stop."""
+
+    @overload
+    def __getitem__(self, rows: int) -> str: ...
+    @overload
+    def __getitem__(self, rows: slice) -> list[str]: ...
+    def __getitem__(self, rows: int | slice) -> str | list[str]:
+        if isinstance(rows, slice):
+            start, stop, _ = rows.indices(len(self))
+            return self.between(start, stop) if start < stop else []
+        return self.between(range(len(self))[rows], range(len(self))[rows] + 1)[0]
+
+
+class FullTexts(LazyTexts):
+    """Title and whole text of every document: what BM25 reads."""
+
+    def __init__(self, documents: datasets.Dataset) -> None:
+        self._documents = documents
+
+    def __len__(self) -> int:
+        return len(self._documents)
+
+    def between(self, start: int, stop: int) -> list[str]:
+        """The texts start..stop."""
+        chosen = self._documents[start:stop]
+        return [f"{title} {text}" for title, text in zip(chosen["title"], chosen["text"], strict=True)]
 
 
 @dataclass(frozen=True)
@@ -60,10 +94,9 @@ class Collection:
         """
         return self.train_file_documents if split == "test" else _relevant(self.qrels["train"])
 
-    def full_texts(self) -> list[str]:
-        """Title and whole text of every document: what BM25 reads."""
-        documents = self.documents
-        return [f"{title} {text}" for title, text in zip(documents["title"], documents["text"], strict=True)]
+    def full_texts(self) -> FullTexts:
+        """Title and whole text of every document."""
+        return FullTexts(self.documents)
 
     def query_texts(self, split: str) -> dict[str, str]:
         """{query_id: text} of the judged queries of a split."""

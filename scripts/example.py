@@ -40,9 +40,9 @@ CONFIG = Config(
     generator=GeneratorConfig(
         decoder="", num_layers=2, num_heads=6, pseudo_queries=6, epochs=15.0, learning_rate=1e-3, bf16=True
     ),
-    search=SearchConfig(ann_temperature=0.05),
+    search=SearchConfig(ann_temperature=0.05, beam_width=10),
 )
-"""A small encoder and a shallow decoder; learning rates, temperatures and epochs were chosen on Minipedia's dev queries."""
+"""A small encoder and a shallow decoder; learning rates, temperatures, epochs and beam were chosen on Minipedia's dev queries."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -42,7 +42,7 @@ CONFIG = Config(
     ),
     search=SearchConfig(ann_temperature=0.05, beam_width=10),
 )
-"""A small encoder and a shallow decoder; learning rates, temperatures, epochs and beam were chosen on Minipedia's dev queries."""
+"""A small encoder and a shallow decoder; learning rates, temperatures, epochs, beam: chosen on Minipedia's dev queries."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

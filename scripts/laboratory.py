@@ -76,8 +76,8 @@ class Laboratory:
         write_json(path, record)
 
     def kept(self, experiment: str, name: str, config: Config, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What `measure` finds under a configuration; read from OUTPUT/experiment where it was found before."""
-        key = digest([dataclasses.asdict(config), self._data])
+        """What `measure` finds under a name and a configuration; read from OUTPUT/experiment where it was found before."""
+        key = digest([name, dataclasses.asdict(config), self._data])
         path = self.output / experiment / f"{key[:16]}.json"
         if not path.exists():
             print(f"{experiment}: {name}", flush=True)

@@ -12,6 +12,8 @@ import argparse
 import importlib
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -98,17 +100,27 @@ def _chosen(rows: Sequence[Row], texts: Sequence[str] | None) -> list[Row]:
 
 def figure5(laboratory: Laboratory, seed: int) -> str:
     """Hit@1 over alpha and beta of "paper" fusion, DR-SCL+QG, test queries (nothing is chosen by it): table and picture."""
-    base = next(row for row in TABLES["table3"] if row.published == "DR-SCL+QG")
-    index = laboratory.index(laboratory.config(base, seed))
-    temperature = index.tuned("paper").get("ann_temperature", 1.0)
+    config = laboratory.config(next(row for row in TABLES["table3"] if row.published == "DR-SCL+QG"), seed)
     qrels, values = laboratory.collection.qrels[SPLIT], {}
-    for beta in FIGURE_BETAS:
-        for alpha in FIGURE_ALPHAS:
-            run = index.run(SPLIT, 10, fusion="paper", alpha=alpha, beta=beta, ann_temperature=temperature)
-            values[alpha, beta] = 100 * mean(evaluate(run, qrels, ["Hit@1"])["Hit@1"])
+
+    def tuned() -> dict[str, Any]:
+        return {"ann_temperature": laboratory.index(config).tuned("paper").get("ann_temperature", 1.0)}
+
+    temperature = laboratory.kept("figure5", "temperature", config, tuned)["ann_temperature"]
+
+    def hit(alpha: float, beta: float) -> dict[str, Any]:
+        settings = {"fusion": "paper", "alpha": alpha, "beta": beta, "ann_temperature": temperature}
+        run = laboratory.index(config).run(SPLIT, 10, **settings)
+        return {"Hit@1": 100 * mean(evaluate(run, qrels, ["Hit@1"])["Hit@1"])}
+
+    for beta, alpha in product(FIGURE_BETAS, FIGURE_ALPHAS):
+        own = alpha if beta else 1.0  # with beta = 0 the decoder is alone, whatever alpha
+        name = f"alpha {own:g}, beta {beta:g}, temperature {temperature:g}"
+        values[alpha, beta] = laboratory.kept("figure5", name, config, partial(hit, own, beta))["Hit@1"]
     grid_figure(values, "alpha", "beta", "Hit@1, DR-SCL+QG, paper fusion", laboratory.output / "figure5")
     cells = [{"alpha": a, "beta": b, "Hit@1": round(v, 2)} for (a, b), v in values.items()]
-    write_json(laboratory.output / "figure5.json", {"seed": seed, "ann_temperature": temperature, "cells": cells})
+    record = {"seed": seed, **provenance(), "ann_temperature": temperature, "cells": cells}
+    write_json(laboratory.output / "figure5.json", record)
     text = f"{grid_table(values, 'alpha', 'beta')}\n\nHit@1 in percent, seed {seed}, ann_temperature {temperature:g}."
     write_text(laboratory.output / "figure5.md", text + "\n")
     return text

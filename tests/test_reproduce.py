@@ -90,6 +90,11 @@ def test_tables_4_and_5_over_two_seeds_and_the_figure(config, beir, tmp_path, ca
     by_beta = {beta: {c["Hit@1"] for c in cells if c["beta"] == beta} for beta in (0, "inf")}
     assert len(by_beta[0]) == 1  # beta = 0 is the decoder alone, whatever alpha
     assert "| inf |" in (output / "figure5.md").read_text()
+    capsys.readouterr()
+    next((output / "figure5").glob("*.json")).unlink()  # as if it had been killed: the other cells stay
+    assert main(["reproduce", "figure5", *common]) == 0
+    assert capsys.readouterr().out.count("figure5: ") == 1
+    assert json.loads((output / "figure5.json").read_text())["cells"] == cells
 
 
 def test_objectives_train_on_one_budget_and_are_searched_by_beam(config, beir, tmp_path, capsys, monkeypatch):

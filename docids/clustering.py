@@ -264,5 +264,5 @@ def assemble(clusters: Clusters, embeddings: Floats) -> DocidTree:
     ordered = scratch_array(embeddings.shape, np.float32)
     for start in range(0, len(doc_rows), VECTORS):
         ordered[start : start + VECTORS] = embeddings[doc_rows[start : start + VECTORS]]
-    centroids = means_below(ordered, doc_start, doc_end, np.ones(len(doc_rows), dtype=bool))
+    centroids = means_below(ordered, doc_start, doc_end)
     return DocidTree(first_child, num_children, doc_start, doc_end, doc_rows, centroids, ordered)

@@ -121,7 +121,7 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
         raise FileNotFoundError(f"The collection folder {folder} does not exist; pass a folder in BEIR layout.")
     documents = read_documents(folder)
     queries = read_queries(folder)
-    rows = {doc_id: row for row, doc_id in enumerate(documents["doc_id"])}
+    rows = {doc_id: row for row, doc_id in enumerate(documents["doc_id"][:])}
     qrels = {split: _read_qrels(folder / "qrels" / f"{split}.tsv", queries, rows) for split in ("train", "dev", "test")}
     if not any(qrels.values()):
         raise FileNotFoundError(

@@ -47,7 +47,7 @@ class BM25:
     again with each (equal to bm25s's own, 14 times as fast on 10,000 passages).
 
     Args:
-        doc_ids: key of each document.
+        doc_ids: key of each document: a list, or a column of a table.
         texts: what is searched of each document.
         k1: saturation of term frequency.
         b: strength of length normalisation.
@@ -57,7 +57,7 @@ class BM25:
     """
 
     def __init__(self, doc_ids: Sequence[str], texts: Sequence[str], k1: float = 0.9, b: float = 0.4) -> None:
-        self.doc_ids = list(doc_ids)
+        self.doc_ids = doc_ids
         self._vocabulary: dict[str, int] = {}
         self._terms, self.lengths = _terms(texts, self._vocabulary)
         self.weigh(k1, b)
@@ -92,7 +92,7 @@ class BM25:
         """BM25 without the documents of some rows and with new ones at the end, as if made of these texts."""
         other, keep = BM25.__new__(BM25), np.ones(len(self.lengths), dtype=bool)
         keep[list(removed)] = False
-        other.doc_ids = [*compress(self.doc_ids, keep), *doc_ids]
+        other.doc_ids = [*compress(self.doc_ids[:], keep), *doc_ids]
         other._vocabulary = dict(self._vocabulary)
         terms, lengths = _terms(texts, other._vocabulary)
         other._terms = np.concatenate([self._terms[np.repeat(keep, self.lengths)], terms])
@@ -107,10 +107,10 @@ class BM25:
 
     def run(self, queries: Mapping[str, str], k: int) -> dict[str, dict[str, float]]:
         """The k best documents of each query; documents that share no word with it are left out."""
-        k = min(k, len(self.doc_ids))
+        doc_ids, k = self.doc_ids[:], min(k, len(self.doc_ids))
         documents, scores = self._index.retrieve(_words(list(queries.values())), k=k, show_progress=False)
         return {
-            query_id: {self.doc_ids[d]: float(s) for d, s in zip(row, row_scores, strict=True) if s > 0}
+            query_id: {doc_ids[d]: float(s) for d, s in zip(row, row_scores, strict=True) if s > 0}
             for query_id, row, row_scores in zip(queries, documents, scores, strict=True)
         }
 
@@ -127,7 +127,7 @@ class BM25:
             ValueError: it was made of another number of documents.
         """
         loaded = cls.__new__(cls)
-        loaded.doc_ids = list(doc_ids)
+        loaded.doc_ids = doc_ids
         loaded._index = bm25s.BM25.load(str(folder), mmap=True)
         found = loaded._index.scores["num_docs"]
         if found != len(loaded.doc_ids):

@@ -247,21 +247,19 @@ VECTORS = 4_096
 """In memory at a time, where a collection's are copied or summed."""
 
 
-def means_below(embeddings: Floats, doc_start: Ints, doc_end: Ints, occupied: NDArray[np.bool_]) -> Floats:
+def means_below(embeddings: Floats, doc_start: Ints, doc_end: Ints) -> Floats:
     """Mean embedding of the documents below each node, a block of documents at a time.
 
     Args:
-        embeddings: [N, dim] by docid position, 0 where a place is free.
+        embeddings: [N, dim] by docid position.
         doc_start: [I] first docid position below each node.
         doc_end: [I] one past the last.
-        occupied: [N] False where a place is free.
 
     Returns:
-        [I, dim], in a scratch file; 0 where no document is left.
+        [I, dim], in a scratch file.
     """
     means = scratch_array((len(doc_start), embeddings.shape[1]), np.float32)
-    counts = np.concatenate([[0], np.cumsum(occupied)])
-    sizes = np.maximum(counts[doc_end] - counts[doc_start], 1)[:, None]
+    sizes = (doc_end - doc_start)[:, None]
     within = doc_start // VECTORS == (doc_end - 1) // VECTORS
     (several,) = np.nonzero(~within)  # nodes over more than one block: few
     sums = np.zeros((len(several), embeddings.shape[1]))

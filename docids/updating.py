@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from docids.storage import scratch_array
-from docids.tree import VECTORS, DocidTree, Floats, Ints, means_below
+from docids.tree import VECTORS, DocidTree, Floats, Ints
 
 _OVERFULL = 2
 """A cluster is full with this many times the documents (or clusters) of the largest one at training."""
@@ -31,7 +31,10 @@ def remove_documents(tree: DocidTree, rows: NDArray[np.integer]) -> DocidTree:
     doc_rows = np.where(free, -1, moved[tree.doc_rows]).astype(np.int32)
     embeddings = _placed(tree.embeddings, np.arange(tree.num_documents), tree.num_documents)
     embeddings[free] = 0
-    return _with_means(replace(tree, doc_rows=doc_rows, embeddings=embeddings, origin=tree.origin_bytes))
+    centroids = _placed(tree.centroids, np.arange(tree.num_inner), tree.num_inner)
+    changed = np.flatnonzero(free & (tree.doc_rows >= 0))
+    smaller = replace(tree, doc_rows=doc_rows, embeddings=embeddings, centroids=centroids, origin=tree.origin_bytes)
+    return _with_means(smaller, changed)
 
 
 def add_documents(tree: DocidTree, embeddings: Floats) -> DocidTree:
@@ -52,7 +55,7 @@ def add_documents(tree: DocidTree, embeddings: Floats) -> DocidTree:
     growing = _Growing(tree)
     for embedding in embeddings:
         growing.place(embedding)
-    return _with_means(growing.assemble(embeddings))
+    return growing.assemble(embeddings)
 
 
 @dataclass
@@ -186,7 +189,7 @@ class _Growing:
     # All of it as a tree.
 
     def assemble(self, embeddings: Floats) -> DocidTree:
-        """Number the nodes anew: inner nodes breadth-first, documents in docid order; centroids stay as they are."""
+        """Number the nodes anew: inner nodes breadth-first, documents in docid order."""
         tree, inner, documents = self.tree, self.tree.num_inner, self.tree.num_documents
         cluster_of_new, digit_of_new = np.array(self.new_places, dtype=np.int64).reshape(-1, 2).T
         parent = np.concatenate([tree.parents[:inner], np.array(self.opened.parent, dtype=np.int64)])
@@ -217,7 +220,7 @@ class _Growing:
         centroids = _placed(tree.centroids, number[:inner], len(parent))
         if self.opened.centroid:
             centroids[number[inner:]] = np.stack(self.opened.centroid)
-        return DocidTree(
+        larger = DocidTree(
             first_child=first_child[order].astype(np.int32),
             num_children=num_children[order].astype(np.int32),
             doc_start=start[order].astype(np.int32),
@@ -228,6 +231,7 @@ class _Growing:
             trained=trained,
             origin=tree.origin_bytes,
         )
+        return _with_means(larger, added)
 
 
 def _breadth_first(parent: NDArray[np.int64], digit: NDArray[np.int64]) -> tuple[list[NDArray[np.int64]], Ints]:
@@ -268,11 +272,32 @@ def _placed(vectors: Floats, places: NDArray[np.integer], total: int) -> Floats:
     return placed
 
 
-def _with_means(tree: DocidTree) -> DocidTree:
-    """Centroids as the means of the documents below; a node with none left keeps its centroid."""
+def _with_means(tree: DocidTree, changed: NDArray[np.integer]) -> DocidTree:
+    """The centroids above changed places made anew, from the lowest up; a node with no document left keeps its own."""
     occupied = tree.doc_rows >= 0
-    means = means_below(tree.embeddings, tree.doc_start, tree.doc_end, occupied)
     before = np.concatenate([[0], np.cumsum(occupied)])
-    (none_left,) = np.nonzero(before[tree.doc_end] == before[tree.doc_start])
-    means[none_left] = tree.centroids[none_left]
-    return replace(tree, centroids=means)
+    documents = before[tree.doc_end] - before[tree.doc_start]
+    above, _ = tree.paths(changed)
+    for nodes in reversed([np.unique(level[level >= 0]) for level in above.T]):
+        are_clusters = tree.first_child[nodes] >= tree.num_inner
+        of_documents, of_nodes = nodes[are_clusters], nodes[~are_clusters]
+        first = tree.first_child[of_documents] - tree.num_inner
+        _mean_of_children(tree, of_documents, first, tree.embeddings, occupied)
+        _mean_of_children(tree, of_nodes, tree.first_child[of_nodes], tree.centroids, documents)
+    return tree
+
+
+def _mean_of_children(
+    tree: DocidTree, nodes: Ints, first: Ints, vectors: Floats, weights: NDArray[np.integer] | NDArray[np.bool_]
+) -> None:
+    """Write the centroids of nodes whose children are rows of `vectors`, the first ones given, each with a weight."""
+    if not len(nodes):
+        return
+    counts = tree.num_children[nodes].astype(np.int64)
+    starts = np.cumsum(counts) - counts
+    children = np.repeat(first - starts, counts) + np.arange(counts.sum())
+    own = weights[children].astype(np.float64)
+    total = np.add.reduceat(own, starts)
+    sums = np.add.reduceat(vectors[children] * own[:, None], starts, axis=0)
+    left = total > 0
+    tree.centroids[nodes[left]] = sums[left] / total[left, None]

@@ -3,18 +3,18 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dsi.answers import Hit, Hits
     from dsi.config import Config
     from dsi.reranking import load_stages
     from dsi.retriever import GenerativeRetriever
-    from dsi.search.answers import Hit, Hits
     from dsi.search.settings import SearchConfig
 
 __all__ = ["Config", "GenerativeRetriever", "Hit", "Hits", "SearchConfig", "load_stages"]
 
 _HOME = {
     "Config": "dsi.config",
-    "Hit": "dsi.search.answers",
-    "Hits": "dsi.search.answers",
+    "Hit": "dsi.answers",
+    "Hits": "dsi.answers",
     "SearchConfig": "dsi.search.settings",
     "load_stages": "dsi.reranking",
 }

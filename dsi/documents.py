@@ -45,7 +45,7 @@ class Documents:
     @cached_property
     def rows(self) -> dict[str, int]:
         """{doc_id: row}; made when it is first needed: a search without filters needs no list of all documents in memory."""
-        return {doc_id: row for row, doc_id in enumerate(self.table["doc_id"])}
+        return {doc_id: row for row, doc_id in enumerate(self.table["doc_id"][:])}
 
     def values_of(self, column: str, rows: NDArray[np.integer]) -> list[list[Any]]:
         """What a column says of rows [n, m], read from the table."""

@@ -28,7 +28,7 @@ import datasets
 import numpy as np
 from numpy.typing import NDArray
 
-from contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks
+from contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, in_blocks
 from contrastive.encoder import Encoder
 from contrastive.training import contrastive_rows, hard_negatives, train_encoder
 from docids.clustering import assemble, cluster
@@ -126,7 +126,8 @@ class TrainingRun:
             negatives = hard_negatives(encoder, embeddings, queries, settings.hard_negatives)
         pseudo: dict[int, list[str]] = {}
         if settings.pseudo_queries:
-            for row, text in zip(*self._pseudo_queries(), strict=True):
+            rows, texts = self._pseudo_queries()
+            for row, text in zip(rows, in_blocks(texts), strict=True):
                 pseudo.setdefault(int(row), []).append(text)
         texts = DocumentTexts(encoder, self.collection.documents)
         return contrastive_rows(texts, queries, pseudo, negatives, views=settings.views, seed=settings.seed)
@@ -240,7 +241,7 @@ class TrainingRun:
             return np.empty(0, dtype=np.int64), []
         path = self._existing("queries", "dsi generate-queries") / "queries.jsonl"
         table, rows = read_queries_table(path, most), self.collection.rows
-        return np.fromiter((rows[doc_id] for doc_id in table["doc_id"]), dtype=np.int64), table["text"]
+        return np.fromiter((rows[doc_id] for doc_id in in_blocks(table["doc_id"])), dtype=np.int64), table["text"]
 
     def _means_with_queries(self, encoder: Encoder, documents: NDArray[np.float32], work: Path) -> NDArray[np.float32]:
         means, counts = scratch_array(documents.shape, np.float32), np.ones(len(documents), dtype=np.float32)

@@ -20,12 +20,12 @@ from contrastive.encoder import Encoder
 from docids.lexical import BM25
 from docids.storage import replace_folder
 from docids.tree import DocidTree
+from dsi.answers import Hits, hits_of
 from dsi.documents import Documents, Where
 from dsi.generator.model import DocidGenerator
 from dsi.index import load_index, save_docids, write_manifest, write_update
 from dsi.rerank.candidates import Candidates, Stage
 from dsi.reranking import candidates_of, looked_ahead, reranked
-from dsi.search.answers import Hits, hits_of
 from dsi.search.beam import LevelTrace, SearchResult, TreeSearcher
 from dsi.search.decoder import FastDecoder
 from dsi.search.explanation import Explanation, explain
@@ -147,7 +147,7 @@ class GenerativeRetriever:
         """
         texts = [queries] if isinstance(queries, str) else list(queries)
         result = self.search_encoded(self.encode_queries(texts), k, **options)
-        hits = hits_of(self.tree, self.documents, result)
+        hits = hits_of(self.tree, self.table, result)
         return hits[0] if isinstance(queries, str) else hits
 
     @consistent
@@ -155,7 +155,7 @@ class GenerativeRetriever:
         """Level by level: the nodes that were kept and pruned, with both scores; prints as a tree."""
         trace, result = self.trace(query, k, **settings)
         config = self.config(k, settings)
-        return explain(query, self.tree, list(self.documents["title"]), config, trace, result.positions[0].tolist())
+        return explain(query, self.tree, self.documents["title"], config, trace, result.positions[0].tolist())
 
     @consistent
     def trace(self, query: str, k: int = 5, **settings: Any) -> tuple[list[LevelTrace], SearchResult]:

@@ -51,7 +51,7 @@ def with_documents(content: Content, encoder: Encoder, documents: Sequence[Mappi
         ValueError: a doc_id that is there already or comes twice, a document without text, metadata for which the index has no
             column or another type; the message names it.
     """
-    known = set(content.documents["doc_id"])
+    known = set(content.documents["doc_id"][:])
     for number, document in enumerate(documents):
         doc_id = document.get("doc_id")
         if not isinstance(doc_id, str) or not doc_id:

@@ -41,7 +41,7 @@ def first_stage(collection: Collection) -> tuple[Candidates, Floats, Floats]:
     bm25 = BM25(collection.documents["doc_id"], collection.full_texts())
     queries, qrels = collection.query_texts("test"), collection.qrels["test"]
     run = bm25.run(queries, DEPTH)
-    titles = dict(zip(collection.documents["doc_id"], collection.documents["title"], strict=True))
+    titles = dict(zip(collection.documents["doc_id"][:], collection.documents["title"][:], strict=True))
     ids = [query_id for query_id in queries if len(run[query_id]) > 1]
     scores, labels = np.full((len(ids), DEPTH), -np.inf), np.zeros((len(ids), DEPTH))
     for row, query_id in enumerate(ids):

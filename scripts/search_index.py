@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from dsi.answers import Hits
 from dsi.retriever import GenerativeRetriever
-from dsi.search.answers import Hits
 from scripts.arguments import quiet_libraries
 from scripts.main import run_command
 

@@ -66,7 +66,7 @@ class DenseSystems:
         """The best hundred documents of each query of a split."""
         queries = self.collection.query_texts(split)
         encoded = self.encoder.encode(self.encoder.query_texts(list(queries.values())), "query")
-        doc_ids = list(self.collection.documents["doc_id"])
+        doc_ids = self.collection.documents["doc_id"][:]
         return dense_run(list(queries), encoded, doc_ids, self.embeddings, DEPTH, approximate=approximate)
 
 

@@ -14,8 +14,8 @@ from contrastive.encoder import state_fingerprint
 from docids.clustering import DocidsConfig, build_tree
 from docids.lexical import BM25
 from dsi import GenerativeRetriever, SearchConfig
+from dsi.answers import Hit, Hits
 from dsi.diagnosis import diagnose, diagnosis_table
-from dsi.search.answers import Hit, Hits
 from tests.conftest import MINIPEDIA, WIDTH, random_generator, random_tree
 
 

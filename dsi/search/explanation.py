@@ -74,7 +74,7 @@ def explain(
     Args:
         query: its text.
         tree: the docids.
-        titles: of the documents, in collection order.
+        titles: of the documents, in collection order; only those shown are read.
         config: what was searched with.
         trace: of the search.
         positions: docid positions of the answers, best first.

@@ -59,7 +59,7 @@ class BM25:
     def __init__(self, doc_ids: Sequence[str], texts: Sequence[str], k1: float = 0.9, b: float = 0.4) -> None:
         self.doc_ids = doc_ids
         self._vocabulary: dict[str, int] = {}
-        self._terms, self.lengths = _terms(texts, self._vocabulary)
+        self._terms, self.lengths = _read(texts, self._vocabulary)
         self.weigh(k1, b)
 
     def weigh(self, k1: float, b: float) -> None:
@@ -94,7 +94,7 @@ class BM25:
         keep[list(removed)] = False
         other.doc_ids = [*compress(self.doc_ids[:], keep), *doc_ids]
         other._vocabulary = dict(self._vocabulary)
-        terms, lengths = _terms(texts, other._vocabulary)
+        terms, lengths = _read(texts, other._vocabulary)
         other._terms = np.concatenate([self._terms[np.repeat(keep, self.lengths)], terms])
         other.lengths = np.concatenate([self.lengths[keep], lengths])
         other.weigh(self.k1, self.b)
@@ -138,14 +138,14 @@ class BM25:
         return loaded
 
 
-def _terms(texts: Sequence[str], vocabulary: dict[str, int]) -> tuple[Ints, Ints]:
+def _read(texts: Sequence[str], vocabulary: dict[str, int]) -> tuple[Ints, Ints]:
     """The terms of all texts one after another, and how many each has; new words join the vocabulary."""
     terms, lengths = [np.empty(0, dtype=np.int32)], []
     for start in range(0, len(texts), _BLOCK):
-        read = bm25s.tokenize(list(texts[start : start + _BLOCK]), stopwords="en", show_progress=False)
-        numbers = [vocabulary.setdefault(word, len(vocabulary)) for word in read.vocab]
-        terms.append(np.array(numbers, dtype=np.int32)[np.fromiter(chain.from_iterable(read.ids), dtype=np.int64)])
-        lengths += [len(own) for own in read.ids]
+        found = bm25s.tokenize(list(texts[start : start + _BLOCK]), stopwords="en", show_progress=False)
+        numbers = [vocabulary.setdefault(word, len(vocabulary)) for word in found.vocab]
+        terms.append(np.array(numbers, dtype=np.int32)[np.fromiter(chain.from_iterable(found.ids), dtype=np.int64)])
+        lengths += [len(own) for own in found.ids]
     return np.concatenate(terms), np.array(lengths, dtype=np.int32)
 
 

@@ -78,8 +78,20 @@ def save_tensors(arrays: Mapping[str, NDArray[Any]], path: Path) -> None:
 
 
 def scratch_array(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
-    """Zeros that may outgrow memory: they live in a temporary file without a name (in TMPDIR), gone with the array."""
+    """Zeros that may outgrow memory: they live in a temporary file without a name (in TMPDIR), gone with the array.
+
+    Raises:
+        OSError: there is no room for it.
+    """
+    size = math.prod(shape) * np.dtype(dtype).itemsize
     with tempfile.TemporaryFile() as file:
+        try:
+            if hasattr(os, "posix_fallocate"):  # a full disk shows here, not when the array is written to
+                os.posix_fallocate(file.fileno(), 0, size)
+        except OSError as error:
+            folder = tempfile.gettempdir()
+            message = f"no room for {size / 2**30:.2f} GiB in {folder} ({error.strerror}); set TMPDIR to a larger disk"
+            raise OSError(error.errno, message) from None
         return np.memmap(file, dtype, "w+", shape=shape)  # type: ignore[call-overload, no-any-return]
 
 

@@ -1,7 +1,9 @@
 """A replaced folder is the old one or the new one, wherever the process dies."""
 
+import errno
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -10,7 +12,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from docids.storage import map_tensors, recover_folder, replace_folder, save_tensors, sha256, write_json, write_text
+from docids.storage import (
+    map_tensors,
+    recover_folder,
+    replace_folder,
+    save_tensors,
+    scratch_array,
+    sha256,
+    write_json,
+    write_text,
+)
 
 DIES = """
 import os, signal, sys
@@ -104,3 +115,18 @@ def test_tensors_are_those_that_the_library_writes_and_reads(tmp_path):
         path.write_bytes(whole[:cut])
         with pytest.raises(ValueError, match=message):
             map_tensors(path)
+
+
+def test_scratch_arrays_are_zeros_of_their_own_and_a_full_disk_is_named(monkeypatch):
+    first, second = (scratch_array((3, 2), np.float32) for _ in range(2))
+    first[:] = 7
+    assert second.tolist() == [[0, 0]] * 3
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    with pytest.raises(
+        OSError, match=r"no room for 1.00 GiB in .* \(No space left on device\); set TMPDIR to a larger"
+    ):
+        scratch_array((2**28,), np.float32)

@@ -104,15 +104,16 @@ def contrastive_rows(
     rows = []
     for label in sorted({*queries, *pseudo_queries}):
         own, pseudo = list(queries.get(label, ())), list(pseudo_queries.get(label, ()))
+        document = documents[label]
         for query in own or rng.sample(pseudo, min(1, len(pseudo))):
             others = [text for text in own + pseudo if text != query] or [query]
             rest = rng.sample(others, min(views - 2, len(others)))
             rest += rng.choices(others, k=views - 2 - len(rest))
             if not negatives:
-                rows.append((documents[label], query, *rest, label))
+                rows.append((document, query, *rest, label))
             elif query in negatives:
                 wrong = negatives[query]
-                rows.append((documents[label], query, *rest, *(documents[row] for row in wrong), [label, *wrong]))
+                rows.append((document, query, *rest, *(documents[row] for row in wrong), [label, *wrong]))
     if not rows:
         raise ValueError(
             "There are no queries to train the encoder on; add qrels/train.tsv or set contrastive.loss to none."

@@ -89,21 +89,27 @@ def build_tree(
     Raises:
         ValueError: fewer documents than `branching`, or values that are not finite.
     """
+    clusters = cluster(
+        embeddings, config, cluster_embeddings=cluster_embeddings, progress=progress, processes=processes
+    )
+    return assemble(clusters, embeddings)
+
+
+def cluster(
+    embeddings: Floats,
+    config: DocidsConfig,
+    *,
+    cluster_embeddings: Floats | None = None,
+    progress: bool = False,
+    processes: Processes = ALONE,
+) -> Clusters:
+    """The clusters of `build_tree`, which says what the arguments and errors are; all processes get them."""
     points = embeddings if cluster_embeddings is None else cluster_embeddings
-    if len(points) != len(embeddings):
-        raise ValueError(f"cluster_embeddings must be {len(embeddings)}, one a document, got {len(points)}.")
-    return assemble(cluster(points, config, progress=progress, processes=processes), embeddings)
-
-
-def cluster(points: Floats, config: DocidsConfig, *, progress: bool = False, processes: Processes = ALONE) -> Clusters:
-    """Cluster points [N, any] for docids; the arguments and errors are those of `build_tree`."""
     points = np.ascontiguousarray(points, dtype=np.float32)
-    if len(points) < config.branching:
-        raise ValueError(
-            f"The collection has {len(points)} documents, fewer than docids.branching = {config.branching}; "
-            f"set branching to at most {len(points)}."
-        )
-    _check_finite(points)
+    _check_points(embeddings, points, config)
+    _check_finite("embeddings", embeddings)
+    if cluster_embeddings is not None:
+        _check_finite("cluster_embeddings", points)
     doc_rows = np.arange(len(points), dtype=np.int32)
     if config.method == "random":
         np.random.default_rng(config.seed).shuffle(doc_rows)
@@ -113,14 +119,20 @@ def cluster(points: Floats, config: DocidsConfig, *, progress: bool = False, pro
     return Clusters(doc_rows, levels, config.max_leaf_size)
 
 
-def _check_finite(points: Floats) -> None:
-    if points.ndim != 2:
-        raise ValueError(f"embeddings must be [documents, dim], got {list(points.shape)}.")
-    bad = ~np.isfinite(points.sum(axis=1))
-    if bad.any():
+def _check_points(embeddings: Floats, points: Floats, config: DocidsConfig) -> None:
+    if embeddings.ndim != 2 or len(points) != len(embeddings):
+        raise ValueError(f"embeddings must be [documents, dim] and as many as the points, got {embeddings.shape}.")
+    if len(points) < config.branching:
         raise ValueError(
-            f"embeddings must be finite; row {int(np.argmax(bad))} (and {int(bad.sum()) - 1} more) is not."
+            f"The collection has {len(points)} documents, fewer than docids.branching = {config.branching}; "
+            f"set branching to at most {len(points)}."
         )
+
+
+def _check_finite(name: str, array: Floats) -> None:
+    bad = ~np.isfinite(array.sum(axis=1))
+    if bad.any():
+        raise ValueError(f"{name} must be finite; row {int(np.argmax(bad))} (and {int(bad.sum()) - 1} more) is not.")
 
 
 def _split_levels(points: Floats, doc_rows: Ints, config: DocidsConfig, bar: tqdm, processes: Processes) -> list[Ints]:
@@ -245,7 +257,7 @@ def assemble(clusters: Clusters, embeddings: Floats) -> DocidTree:
 
     Args:
         clusters: what `cluster` found.
-        embeddings: [N, dim] document embeddings, in collection order, perhaps mapped into memory.
+        embeddings: [N, dim] the document embeddings that were given to it, perhaps mapped into memory.
     """
     levels, doc_rows = clusters.levels, clusters.doc_rows
     ranges = np.concatenate(levels)
@@ -260,7 +272,6 @@ def assemble(clusters: Clusters, embeddings: Floats) -> DocidTree:
         first_child[nodes] = np.where(split, next_level + first, num_inner + level[:, 0])
         num_children[nodes] = np.where(split, last - first, level[:, 1] - level[:, 0])
         start = next_level
-    _check_finite(embeddings)
     ordered = scratch_array(embeddings.shape, np.float32)
     for start in range(0, len(doc_rows), VECTORS):
         ordered[start : start + VECTORS] = embeddings[doc_rows[start : start + VECTORS]]

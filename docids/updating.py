@@ -78,7 +78,7 @@ class _Growing:
     def __init__(self, tree: DocidTree) -> None:
         self.tree = tree
         self.opened = _Opened()
-        self.taken: dict[int, int] = {}  # {place: which of the new documents}
+        self.taken: dict[int, None] = {}  # the places of the new documents, in their order
         self.new_places: list[tuple[int, int]] = []  # (cluster, digit) of each new place
         self.more: dict[int, list[int]] = {}  # {inner node: children that the tree does not have}
         trained = tree.trained[: tree.num_inner]
@@ -93,7 +93,7 @@ class _Growing:
             node = self._nearest(embedding, self._children(node))
         free = [place for place in self._children(node) if self._is_free(place)]
         if free:
-            self.taken[free[0]] = len(self.taken)
+            self.taken[free[0]] = None
             return
         if self._is_full(node):
             node = self._open_beside(node, embedding)
@@ -184,7 +184,7 @@ class _Growing:
         place = self.tree.num_documents + len(self.new_places)
         self.new_places.append((cluster, len(self._children(cluster))))
         self.more.setdefault(cluster, []).append(place)
-        self.taken[place] = len(self.taken)
+        self.taken[place] = None
 
     # All of it as a tree.
 

@@ -44,6 +44,8 @@ def hits_of(tree: DocidTree, documents: Documents, result: SearchResult) -> list
     )
     answers, k = [], positions.shape[1]
     for row, (count, exact) in enumerate(zip((positions >= 0).sum(axis=1), result.exact.tolist(), strict=True)):
-        own = zip(range(1, count + 1), *(column[row] for column in columns), docids[row * k :], strict=False)
+        own = zip(
+            range(1, count + 1), *(column[row] for column in columns), docids[row * k : (row + 1) * k], strict=False
+        )
         answers.append(Hits([Hit(*fields) for fields in own], exact))
     return answers

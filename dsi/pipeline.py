@@ -150,8 +150,9 @@ class TrainingRun:
             if embeddings is None and cluster_on == "untrained":
                 untrained = Encoder.load(self.config.encoder, device=self.device)
                 embeddings = self._embed_documents(untrained, work / "untrained")
-            points = documents if embeddings is None else embeddings
-            clusters = cluster(points, self.config.docids, progress=True, processes=self.processes)
+            clusters = cluster(
+                documents, self.config.docids, cluster_embeddings=embeddings, progress=True, processes=self.processes
+            )
             if not self.processes.is_main:
                 return
             tree = assemble(clusters, documents)
@@ -246,11 +247,11 @@ class TrainingRun:
     def _means_with_queries(self, encoder: Encoder, documents: NDArray[np.float32], work: Path) -> NDArray[np.float32]:
         means, counts = scratch_array(documents.shape, np.float32), np.ones(len(documents), dtype=np.float32)
         means[:] = documents
-        kinds = {"train": _flat(self._train_queries(encoder)), "pseudo": self._pseudo_queries()}
+        pseudo_rows, pseudo = self._pseudo_queries()
+        kinds = {"train": _flat(self._train_queries(encoder)), "pseudo": (pseudo_rows, QueryTexts(encoder, pseudo))}
         for kind, (rows, texts) in kinds.items():
             if len(rows):
-                own = encode_blocks(encoder, QueryTexts(encoder, texts), "query", work / kind, self.processes)
-                np.add.at(means, rows, own)
+                np.add.at(means, rows, encode_blocks(encoder, texts, "query", work / kind, self.processes))
                 np.add.at(counts, rows, 1)
         means /= counts[:, None]
         return means

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from docids.clustering import DocidsConfig, build_tree
+from docids.clustering import DocidsConfig, build_tree, cluster
 from docids.processes import Processes
 from docids.tree import DocidTree, diagnostics
 from tests.conftest import random_tree
@@ -176,6 +176,16 @@ def test_embeddings_that_are_not_finite_are_refused():
     points[4, 1] = np.nan
     with pytest.raises(ValueError, match=r"embeddings must be finite; row 4 \(and 0 more\) is not"):
         build_tree(points, DocidsConfig(branching=3))
+
+
+def test_other_vectors_to_cluster_on_are_checked_before_clustering():
+    wrong = GROUPS.copy()
+    wrong[2, 0] = np.inf
+    for build in (build_tree, cluster):
+        with pytest.raises(ValueError, match=r"cluster_embeddings must be finite; row 2 \(and 0 more\) is not"):
+            build(GROUPS, DocidsConfig(branching=3), cluster_embeddings=wrong)
+        with pytest.raises(ValueError, match=r"embeddings must be \[documents, dim\] and as many as the points"):
+            build(GROUPS, DocidsConfig(branching=3), cluster_embeddings=GROUPS[:-1])
 
 
 def test_digits_that_leave_the_tree_are_named():

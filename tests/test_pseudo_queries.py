@@ -44,10 +44,10 @@ def test_short_and_odd_documents_give_at_least_one_query(title, text):
 def test_held_out_queries_are_dropped_and_counted(tmp_path):
     config = QueriesConfig(per_document=3)
     generate_queries(table(DOCUMENTS), config, tmp_path / "first.jsonl")
-    taken = read_queries_file(tmp_path / "first.jsonl")["danube"][0]
+    taken = dict(read_queries_file(tmp_path / "first.jsonl"))["danube"][0]
     counts = generate_queries(table(DOCUMENTS), config, tmp_path / "second.jsonl", held_out=[f"  {taken.upper()}? "])
     assert counts == {"written": 5, "dropped": 1}
-    assert taken not in read_queries_file(tmp_path / "second.jsonl")["danube"]
+    assert taken not in dict(read_queries_file(tmp_path / "second.jsonl"))["danube"]
 
 
 def test_a_torn_file_is_continued_to_the_same_end(tmp_path):
@@ -62,7 +62,7 @@ def test_a_torn_file_is_continued_to_the_same_end(tmp_path):
 def test_a_seq2seq_model_from_disk_writes_queries_batch_by_batch(t5_folder, tmp_path):
     config = QueriesConfig(method=str(t5_folder), per_document=3, batch_size=1, query_tokens=6)
     counts = generate_queries(table(DOCUMENTS), config, tmp_path / "queries.jsonl")
-    queries = read_queries_file(tmp_path / "queries.jsonl")
+    queries = dict(read_queries_file(tmp_path / "queries.jsonl"))
     assert list(queries) == ["helium", "danube"]
     assert counts["written"] == sum(map(len, queries.values())) > 0
     again = generate_queries(table(DOCUMENTS), config, tmp_path / "queries.jsonl")
@@ -85,7 +85,7 @@ def test_a_query_generator_learns_the_train_pairs_and_writes_them(t5_folder, tmp
     use = QueriesConfig(method=str(tmp_path / "model"), per_document=1, top_k=1, query_tokens=8, document_tokens=16)
     documents = table([(title.lower(), title, text) for title, text, _ in PAIRS])
     generate_queries(documents, use, tmp_path / "queries.jsonl")
-    written = read_queries_file(tmp_path / "queries.jsonl")
+    written = dict(read_queries_file(tmp_path / "queries.jsonl"))
     for title, _, query in PAIRS:
         tokens = AutoTokenizer.from_pretrained(tmp_path / "model").tokenize(query)
         assert written[title.lower()][0].split()[: len(tokens)] == tokens
@@ -136,9 +136,9 @@ def test_the_command_trains_on_train_pairs_and_measures_on_dev(beir, t5_folder, 
 
 def test_bad_files_and_settings_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"dsi generate-queries"):
-        read_queries_file(tmp_path / "none.jsonl")
+        dict(read_queries_file(tmp_path / "none.jsonl"))
     (tmp_path / "bad.jsonl").write_text(json.dumps({"doc_id": "a"}) + "\n")
     with pytest.raises(ValueError, match=r"line 1: expected \{doc_id, queries\}"):
-        read_queries_file(tmp_path / "bad.jsonl")
+        dict(read_queries_file(tmp_path / "bad.jsonl"))
     with pytest.raises(ValueError, match=r"queries.per_document must be at least 1"):
         QueriesConfig(per_document=0)

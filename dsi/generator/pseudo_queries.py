@@ -87,28 +87,13 @@ def generate_queries(
     return counts
 
 
-def read_queries_file(path: Path) -> dict[str, list[str]]:
-    """{doc_id: pseudo-queries} of a file that `generate_queries` wrote.
+def read_queries_file(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """(doc_id, pseudo-queries) of each document in a file that `generate_queries` wrote.
 
     Raises:
         FileNotFoundError: no such file.
         ValueError: a line is not what was written.
     """
-    return dict(_records(path))
-
-
-def read_queries_table(path: Path, most: int) -> datasets.Dataset:
-    """The first `most` pseudo-queries of each document of such a file: a table of doc_id and text, mapped into memory."""
-    return read_once(_query_rows, {"doc_id": "string", "text": "string"}, path, most=most)
-
-
-def _query_rows(path: str, version: str, most: int) -> Iterator[dict[str, str]]:
-    for doc_id, queries in _records(Path(path)):
-        for text in queries[:most]:
-            yield {"doc_id": doc_id, "text": text}
-
-
-def _records(path: Path) -> Iterator[tuple[str, list[str]]]:
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; generate pseudo-queries first (dsi generate-queries).")
     with path.open(encoding="utf-8") as lines:
@@ -118,6 +103,17 @@ def _records(path: Path) -> Iterator[tuple[str, list[str]]]:
                 yield record["doc_id"], list(record["queries"])
             except (json.JSONDecodeError, KeyError, TypeError):
                 raise ValueError(f"{path}, line {number}: expected {{doc_id, queries}}, got {line[:60]!r}.") from None
+
+
+def read_queries_table(path: Path, most: int) -> datasets.Dataset:
+    """The first `most` pseudo-queries of each document of such a file: a table of doc_id and text, mapped into memory."""
+    return read_once(_query_rows, {"doc_id": "string", "text": "string"}, path, most=most)
+
+
+def _query_rows(path: str, version: str, most: int) -> Iterator[dict[str, str]]:
+    for doc_id, queries in read_queries_file(Path(path)):
+        for text in queries[:most]:
+            yield {"doc_id": doc_id, "text": text}
 
 
 def extractive_queries(title: str, text: str, count: int, rng: random.Random) -> list[str]:
@@ -178,12 +174,14 @@ def reading_text(title: str, text: str) -> str:
 
 @torch.no_grad()
 def _seq2seq(documents: Iterator[dict[str, str]], config: QueriesConfig) -> Iterator[tuple[str, list[str]]]:
-    """Sampled queries of a seq2seq model, as docT5query does (top-k sampling)."""
+    """Sampled queries of a seq2seq model, as docT5query does (top-k sampling); without documents none is loaded."""
+    batch, start = list(islice(documents, config.batch_size)), 0
+    if not batch:
+        return
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = AutoTokenizer.from_pretrained(config.method)
     model = AutoModelForSeq2SeqLM.from_pretrained(config.method).to(device).eval()
-    start = 0
-    while batch := list(islice(documents, config.batch_size)):
+    while batch:
         inputs = tokenizer(
             [reading_text(document["title"], document["text"]) for document in batch],
             truncation=True, max_length=config.document_tokens, padding=True, return_tensors="pt",
@@ -199,6 +197,7 @@ def _seq2seq(documents: Iterator[dict[str, str]], config: QueriesConfig) -> Iter
             own = texts[row * config.per_document : (row + 1) * config.per_document]
             yield document["doc_id"], [text for text in dict.fromkeys(own) if text]
         start += len(batch)
+        batch = list(islice(documents, config.batch_size))
 
 
 def _finished_documents(path: Path) -> Collection[str]:
@@ -209,7 +208,7 @@ def _finished_documents(path: Path) -> Collection[str]:
     whole = content.rfind(b"\n") + 1
     if whole < len(content):
         os.truncate(path, whole)
-    return {doc_id for doc_id, _ in _records(path)}
+    return {doc_id for doc_id, _ in read_queries_file(path)}
 
 
 def _normal(text: str) -> str:

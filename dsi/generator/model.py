@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from transformers import T5Config, T5ForConditionalGeneration
-from transformers.models.t5.modeling_t5 import T5PreTrainedModel, T5Stack
+from transformers.models.t5.modeling_t5 import T5Attention, T5PreTrainedModel, T5Stack
 
 from docids.checks import at_least, below_one
 from docids.tree import DocidTree
@@ -217,15 +217,14 @@ class DocidGenerator(T5PreTrainedModel):
         bias = attention.relative_attention_bias(buckets).permute(0, 3, 1, 2)
         lowest = torch.finfo(bias.dtype).min
         bias = bias.masked_fill(~sees[:, None], lowest)
-        cross_mask = torch.zeros_like(states_mask, dtype=bias.dtype).masked_fill(~states_mask, lowest)[:, None, None, :]
+        device = token_states.device.type
+        if torch.is_autocast_enabled(device):
+            token_states = token_states.to(torch.get_autocast_dtype(device))  # once, not in every layer
         hidden = stack.dropout(stack.embed_tokens(tokens))
-        for block in stack.block:
-            hidden = block(
-                hidden,
-                position_bias=bias,
-                encoder_hidden_states=token_states,
-                encoder_attention_mask=cross_mask,
-            )[0]
+        for attend_nodes, attend_states, feed_forward in (block.layer for block in stack.block):
+            hidden = attend_nodes(hidden, position_bias=bias)[0]
+            seen = _attend(attend_states.EncDecAttention, attend_states.layer_norm(hidden), token_states, states_mask)
+            hidden = feed_forward(hidden + attend_states.dropout(seen))
         return stack.dropout(stack.final_layer_norm(hidden))  # type: ignore[no-any-return]
 
     def check_beam(self, beam_width: int) -> None:
@@ -244,6 +243,33 @@ class DocidGenerator(T5PreTrainedModel):
                 f"The generator was trained for docids {self.config.docids_fingerprint[:12]}, the docids here are "
                 f"{tree.origin_fingerprint[:12]}; train the generator again or restore the docids it belongs to."
             )
+
+
+def _attend(attention: T5Attention, hidden: Tensor, states: Tensor, mask: Tensor) -> Tensor:
+    """T5's attention over encoder states without projecting them: queries go into the states' space, their averages out.
+
+    q.(W_k s) = (W_k' q).s, and the weighted sum of W_v s is W_v of the weighted sum. A docid has a few digits and a text
+    a hundred tokens, so this takes a small part of the work.
+
+    Args:
+        attention: its weights.
+        hidden: [batch, n, d_model].
+        states: [batch, length, d_model].
+        mask: [batch, length], True at real tokens.
+
+    Returns:
+        [batch, n, d_model].
+    """
+    batch, n, _ = hidden.shape
+    heads, head_dim, width = attention.n_heads, attention.key_value_proj_dim, states.shape[2]
+    queries = attention.q(hidden).view(batch, n, heads, head_dim)
+    queries = torch.einsum("bnhk,hkd->bnhd", queries, attention.k.weight.view(heads, head_dim, width))
+    scores = torch.bmm(queries.reshape(batch, n * heads, width), states.transpose(1, 2)).float()
+    weights = scores.masked_fill(~mask[:, None], torch.finfo(scores.dtype).min).softmax(dim=2)
+    weights = nn.functional.dropout(weights, attention.dropout, attention.training)
+    means = torch.bmm(weights.to(states.dtype), states).view(batch, n, heads, width)
+    values = torch.einsum("bnhd,hkd->bnhk", means, attention.v.weight.view(heads, head_dim, width))
+    return attention.o(values.reshape(batch, n, heads * head_dim))  # type: ignore[no-any-return]
 
 
 def _level_tokens(fan_out: list[int]) -> Tensor:

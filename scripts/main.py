@@ -20,6 +20,7 @@ _COMMANDS = {
     "prepare-nq": ("prepare_nq", "Natural Questions, raw or from the Hub, as a collection"),
     "prepare-irds": ("prepare_irds", "any collection of ir_datasets"),
     "benchmark-decoding": ("benchmark_decoding", "our search against transformers' generate"),
+    "benchmark-training": ("benchmark_training", "a step of decoder training against transformers"),
     "benchmark-search": ("benchmark_search", "an index against encoding the query and flat search"),
     "benchmark-multilabel": ("multilabel", "the tree model without text, beside napkinXC and PECOS"),
     "benchmark-scale": ("benchmark_scale", "time, memory and bytes as a collection grows"),

@@ -18,6 +18,7 @@ from dsi.training.examples import DocidExamples, LengthBucketSampler, Texts
 from dsi.training.objective import DenseLogits, GeneratorLoss, drop_states
 from dsi.training.trainer import WholeModel, train_generator
 from dsi.trees.families import FamilyTree
+from scripts.benchmark_training import transformers_loss
 from tests.conftest import WIDTH, chain_logits, document_log_p, random_generator, random_queries, random_tree
 
 CPU = torch.device("cpu")
@@ -107,6 +108,20 @@ def test_the_loss_is_minus_log_of_a_distribution_over_all_documents():
     torch.testing.assert_close(log_p.exp().sum(dim=1), torch.ones(3))
     loss = loss_of(generator, tree, batch_of(queries, [4, 30, 11]))
     assert loss == pytest.approx(-log_p[[0, 1, 2], [4, 30, 11]].mean().item(), rel=1e-5)
+
+
+def test_loss_and_gradients_are_those_of_transformers_own_decoder():
+    tree = random_tree(60, branching=4, leaf=2)
+    generator, (states, mask, _) = random_generator(tree), random_queries(3)
+    states.requires_grad_()
+    positions = torch.tensor([4, 30, 11])
+    batch = {"token_states": states, "states_mask": mask}
+    ours = GeneratorLoss(generator, tree, FRESH, CPU)(generator, batch, positions[:, None], {}, 0.0)
+    theirs = transformers_loss(generator, tree, states, mask, positions)
+    torch.testing.assert_close(ours, theirs)
+    weights = [states, *generator.parameters()]
+    for one, other in zip(torch.autograd.grad(ours, weights), torch.autograd.grad(theirs, weights), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("branching", [2, 4])

@@ -30,7 +30,7 @@ from dsi.search.beam import TreeSearcher
 from dsi.search.decoder import FastDecoder
 from dsi.search.settings import SearchConfig
 from scripts.arguments import quiet_libraries
-from scripts.hardware import hardware
+from scripts.hardware import provenance
 from scripts.main import run_command
 
 T = TypeVar("T")
@@ -153,9 +153,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     flush=True,
                 )
     if arguments.results:
-        machine = f"{hardware()}, {torch.get_num_threads()} threads"
-        report = {"hardware": machine, "torch": torch.__version__, "matmul_gflops": round(rate / 1e9), "rows": rows}
-        write_json(arguments.results, report)
+        write_json(arguments.results, {**provenance(), "matmul_gflops": round(rate / 1e9), "rows": rows})
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -12,7 +12,7 @@ import numpy as np
 from docids.clustering import DocidsConfig, build_tree
 from docids.storage import scratch_array, write_json
 from docids.tree import diagnostics
-from scripts.hardware import PrivateMemory, hardware
+from scripts.hardware import PrivateMemory, provenance
 from scripts.main import run_command
 
 
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "embeddings_gib": round(points.nbytes / 2**30, 2),
         "peak_private_memory_gib": round(memory.peak / 2**30, 2),
         **{name: value for name, value in diagnostics(tree).items() if name != "entropy"},
-        "hardware": hardware(),
+        **provenance(),
     }
     print(json.dumps(figures, indent=1))
     if arguments.results:

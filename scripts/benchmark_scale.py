@@ -35,7 +35,7 @@ from eval.report import markdown_table
 from scripts.arguments import quiet_libraries
 from scripts.benchmark_decoding import alternate
 from scripts.benchmark_docids import clustered_points
-from scripts.hardware import hardware
+from scripts.hardware import provenance
 from scripts.main import run_command
 
 BATCH, BEAM, STATES, WIDTH = 8, 10, 16, 384
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for size in sorted(arguments.sizes):
         rows.append(measure(size, arguments.dim, arguments.rounds))
         fits = {name: growth(rows, name) for name in (*SEARCHES, "flat (faiss)")} if len(rows) > 1 else {}
-        record = {"hardware": hardware(), "threads": torch.get_num_threads(), "rows": rows, "exponents": fits}
+        record = {**provenance(), "rows": rows, "exponents": fits}
         write_json(arguments.output / "scale.json", record)
         text = table(rows, fits)
         write_text(arguments.output / "scale.md", text + "\n")

@@ -23,7 +23,7 @@ from dsi.retriever import GenerativeRetriever
 from eval.report import markdown_table
 from scripts.arguments import quiet_libraries
 from scripts.benchmark_decoding import alternate
-from scripts.laboratory import provenance
+from scripts.hardware import provenance
 from scripts.main import run_command
 from scripts.systems import DECODER_ALONE
 

@@ -23,7 +23,7 @@ from dsi.generator.model import DocidGenerator, GeneratorConfig
 from dsi.training.objective import GeneratorLoss
 from scripts.arguments import quiet_libraries
 from scripts.benchmark_decoding import alternate
-from scripts.laboratory import provenance
+from scripts.hardware import provenance
 from scripts.main import run_command
 
 CPU = torch.device("cpu")

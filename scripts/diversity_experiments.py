@@ -23,7 +23,7 @@ from eval.figures import lines_figure
 from eval.measures import mean
 from eval.report import markdown_table
 from eval.trec import read_run
-from scripts.laboratory import provenance
+from scripts.hardware import provenance
 
 FOLDS, DEPTH, WIDTH = 5, 30, 50
 RANKING_SIMULATIONS = 200

@@ -30,7 +30,7 @@ from eval.protocol import Splits, SystemResult, measure_system, overlap_splits, 
 from eval.report import markdown_table
 from eval.trec import write_run
 from scripts.arguments import quiet_libraries
-from scripts.hardware import hardware
+from scripts.hardware import provenance
 from scripts.main import run_command
 from scripts.systems import DECODER_ALONE, DenseSystems, IndexSystems, Run, WordSystems
 from scripts.tuning import DEPTH
@@ -282,8 +282,8 @@ def _report(
         "queries": {split: len(query_ids) for split, query_ids in splits.items()},
         "documents": len(retriever.documents),
         "config": (arguments.run / "config.toml").read_text(encoding="utf-8"),
-        "versions": read_manifest(arguments.run)["versions"],
-        "hardware": f"{hardware()}, {torch.get_num_threads()} threads",
+        **provenance(),
+        "index_versions": read_manifest(arguments.run)["versions"],
         "systems": {result.name: {"settings": result.settings, **result.means(splits)} for result in results},
     }
 

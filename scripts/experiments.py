@@ -78,7 +78,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row("DR-SCL+QG, random docids (beta=0)", "decoder", {"docids": {"method": "random"}}),
         Row("DR-SCL+QG, docids of query means (beta=0)", "decoder", {"docids": {"cluster_on": "queries"}}),
         Row(
-            "DR-SCL+QG, three times the pseudo-queries (beta=0)",
+            "DR-SCL+QG, 18 pseudo-queries a document (beta=0)",
             "decoder",
             {"queries": {"per_document": 18}, "generator": {"pseudo_queries": 18}},
         ),

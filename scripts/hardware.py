@@ -2,13 +2,29 @@
 
 import os
 import platform
+import subprocess
 import threading
 from pathlib import Path
 from types import TracebackType
+from typing import Any
+
+import torch
+
+from dsi.index import package_versions
 
 
-def hardware() -> str:
-    """Cores and processor of this machine, as results files name it."""
+def provenance() -> dict[str, Any]:
+    """What results are measured with: hardware, versions, commit ("" outside a checkout)."""
+    git = ["git", "rev-parse", "HEAD"]
+    found = subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return {
+        "hardware": f"{_processor()}, {torch.get_num_threads()} threads",
+        "versions": package_versions(),
+        "commit": found.stdout.strip(),
+    }
+
+
+def _processor() -> str:
     about = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.split(":")[1].strip() for line in about if line.startswith("model name")]
     return f"{os.cpu_count()} x {names[0] if names else platform.processor() or platform.machine()}"

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,22 +9,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from contrastive.blocks import DocumentTexts
 from contrastive.encoder import Encoder
 from docids.collection import Collection
 from docids.storage import digest, write_json, write_text
 from docids.tree import DocidTree
 from dsi.config import Config, from_dict
-from dsi.index import package_versions
 from dsi.pipeline import TrainingRun, collection_digest, stage_seconds
 from dsi.retriever import GenerativeRetriever
 from eval.fusion import reciprocal_rank_fusion
 from eval.protocol import measure_system, overlap_splits
 from eval.report import Measured, experiment_table
 from scripts.experiments import REFERENCES, TABLES, Row
-from scripts.hardware import hardware
+from scripts.hardware import provenance
 from scripts.systems import DECODER_ALONE, DenseSystems, IndexSystems, Run, WordSystems
 
 SPLIT = "test"
@@ -230,19 +226,3 @@ METHODS: dict[str, Method] = {
     "post-hoc": _post_hoc,
 }
 """How a row answers the test queries: {name: function of laboratory and configuration -> run, settings worth knowing}."""
-
-
-def provenance() -> dict[str, Any]:
-    """What results were measured with: hardware, versions, commit."""
-    return {
-        "hardware": f"{hardware()}, {torch.get_num_threads()} threads",
-        "versions": package_versions(),
-        "commit": _commit(),
-    }
-
-
-def _commit() -> str:
-    """The checkout's commit, "" outside one."""
-    folder = Path(__file__).parent
-    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)
-    return found.stdout.strip()

@@ -19,7 +19,7 @@ from dsi.rerank.learned import FeatureStage, LinearStage, RankNet, RankNetConfig
 from dsi.rerank.lists import Floats, JudgedLists, ndcg
 from eval.protocol import bootstrap_interval
 from eval.report import markdown_table
-from scripts.laboratory import provenance
+from scripts.hardware import provenance
 from scripts.tuning import exact_weight
 
 FOLDS = 5

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from docids.storage import write_json, write_text
 from dsi.trees.objectives import find_objective
 from eval.report import markdown_table
-from scripts.laboratory import provenance
+from scripts.hardware import provenance
 from scripts.main import run_command
 from scripts.multilabel_systems import read
 

@@ -20,7 +20,7 @@ from dsi.rerank.parser import DependencyModel
 from eval.figures import lines_figure
 from eval.protocol import bootstrap_interval
 from eval.report import markdown_table
-from scripts.laboratory import provenance
+from scripts.hardware import provenance
 from scripts.tuning import exact_weight
 
 FOLDS, DEPTH, REFERENCE = 5, 20, "maximum likelihood (Viterbi-EM)"

@@ -27,7 +27,8 @@ from eval.measures import evaluate, mean
 from eval.report import grid_table
 from scripts.arguments import quiet_libraries, with_encoder
 from scripts.experiments import ON_DENSE, TABLES, Row
-from scripts.laboratory import SPLIT, Laboratory, provenance
+from scripts.hardware import provenance
+from scripts.laboratory import SPLIT, Laboratory
 from scripts.main import run_command
 from scripts.objectives import equal_budgets
 from scripts.objectives import measure as measure_objective

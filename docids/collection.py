@@ -10,11 +10,14 @@ import random
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from gzip import open as open_gzip
 from pathlib import Path
 from typing import Any, TextIO, overload
 
 import datasets
+
+from docids.storage import digest, sha256
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +80,12 @@ class Collection:
     qrels: dict[str, Qrels]
     train_file_documents: frozenset[str] = field(repr=False)
     rows: dict[str, int] = field(repr=False)
+
+    @cached_property
+    def digest(self) -> str:
+        """Of all its files: what was made of a collection is made anew when any of them changes."""
+        files = sorted(path for path in self.folder.rglob("*") if path.suffix in (".jsonl", ".gz", ".tsv"))
+        return digest([sha256(path) for path in files])
 
     def pairs(self, split: str) -> list[tuple[str, int]]:
         """(query_id, document row) for every positive judgement of a split, in file order."""

@@ -20,7 +20,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from contrastive.training import contrastive_rows, hard_negatives, train_encoder
 from docids.clustering import assemble, cluster
 from docids.collection import Collection
 from docids.lexical import BM25
-from docids.storage import digest, recover_folder, replace_folder, scratch_array, sha256, write_json
+from docids.storage import digest, recover_folder, replace_folder, scratch_array, write_json
 from docids.tree import DocidTree, diagnostics
 from dsi.config import Config, write_config
 from dsi.generator.model import DocidGenerator
@@ -267,7 +266,13 @@ class TrainingRun:
             rows, texts = self._pseudo_queries(settings.pseudo_queries)
             origin = ["pseudo", _stored_key(self.folder / "queries"), settings.pseudo_queries]
             parts.append(_Part("query", origin, rows, QueryTexts(encoder, texts)))
-        return [part for part in parts if len(part.rows)]
+        parts = [part for part in parts if len(part.rows)]
+        if not parts:
+            raise ValueError(
+                "There is nothing to train the decoder on; add qrels/train.tsv, or set generator.document_examples, "
+                "or generator.pseudo_queries with queries.method."
+            )
+        return parts
 
     def _examples(self, encoder: Encoder, tree: DocidTree) -> DocidExamples:
         """Indexing and retrieval examples; the states of each kind of text are written once."""
@@ -282,7 +287,7 @@ class TrainingRun:
     def _states(self, encoder: Encoder, parts: list["_Part"]) -> StateCache:
         """Token states of texts, a folder a part, named by all that they depend on; without a store the unused are removed."""
         states = (self.store or self.folder) / "states"
-        identity = [encoder.fingerprint, dataclasses.asdict(encoder.config), self._collection_digest]
+        identity = [encoder.fingerprint, dataclasses.asdict(encoder.config), self.collection.digest]
         folders = [states / digest([*identity, part.kind, part.origin])[:16] for part in parts]
         if self.processes.is_main and not self.store:
             for old in states.iterdir() if states.exists() else ():
@@ -307,11 +312,7 @@ class TrainingRun:
         sections = {"encoder": ["encoder", "contrastive"]}.get(stage, [stage])
         settings = [dataclasses.asdict(getattr(self.config, section)) for section in sections]
         earlier = [_stored_key(self.folder / name) for name in needs[stage]]
-        return digest([stage, settings, earlier, self._collection_digest, self.config.dev_queries, extra])
-
-    @cached_property
-    def _collection_digest(self) -> str:
-        return collection_digest(self.collection)
+        return digest([stage, settings, earlier, self.collection.digest, self.config.dev_queries, extra])
 
     @contextmanager
     def _stage(self, name: str, extra: str = "") -> Iterator[str]:
@@ -375,12 +376,6 @@ def _flat(queries: dict[int, list[str]]) -> tuple[NDArray[np.integer], list[str]
     """{document row: texts} as the row and the text of each."""
     rows = np.repeat(np.fromiter(queries, dtype=np.int64), [len(own) for own in queries.values()])
     return rows, [text for own in queries.values() for text in own]
-
-
-def collection_digest(collection: Collection) -> str:
-    """Digest of all files of a collection."""
-    files = sorted(path for path in collection.folder.rglob("*") if path.suffix in (".jsonl", ".gz", ".tsv"))
-    return digest([sha256(path) for path in files])
 
 
 def stage_seconds(folder: Path) -> dict[str, float]:

@@ -62,7 +62,7 @@ def experiment_table(rows: Sequence[Sequence[Measured]], sizes: Mapping[str, int
         cells = [" / ".join(_mean_and_deviation(seeds, split, measure) for measure in MEASURES) for split in SPLITS]
         tests = [_p_value(seeds, against, measure) for measure in MEASURES]
         lines.append([seeds[0].name, published, *cells, *tests])
-    most = max(len(row) for row in rows)
+    most = max((len(row) for row in rows), default=1)
     note = "one seed" if most == 1 else f"mean ± standard deviation over {most} seeds"
     legend = f"Hit@1 / Hit@10 in percent, {note}; p of a paired randomisation test against “{reference}”."
     return f"{markdown_table(heads, lines)}\n\n{legend}"

@@ -15,7 +15,7 @@ from docids.collection import Collection
 from docids.storage import digest, write_json, write_text
 from docids.tree import DocidTree
 from dsi.config import Config, from_dict
-from dsi.pipeline import TrainingRun, collection_digest, stage_seconds
+from dsi.pipeline import TrainingRun, stage_seconds
 from dsi.retriever import GenerativeRetriever
 from eval.fusion import reciprocal_rank_fusion
 from eval.protocol import measure_system, overlap_splits
@@ -49,7 +49,7 @@ class Laboratory:
     def measure(self, table: str, row: Row, seed: int) -> None:
         """Train and measure one row under one seed, unless that has been done."""
         config = self.config(row, seed)
-        key = digest([row.method, dataclasses.asdict(config), self._data])
+        key = digest([row.method, dataclasses.asdict(config), self.collection.digest])
         path = self._path(table, row, seed)
         if path.exists() and json.loads(path.read_text())["key"] == key:
             return
@@ -62,7 +62,7 @@ class Laboratory:
             "row": row.name,
             "seed": seed,
             "key": key,
-            "collection": {"name": self.collection.folder.name, "digest": self._data},
+            "collection": {"name": self.collection.folder.name, "digest": self.collection.digest},
             "measures": result.means(self._splits),
             "settings": settings,
             "seconds": {"in all": round(time.perf_counter() - started), **self._seconds(config)},
@@ -73,7 +73,7 @@ class Laboratory:
 
     def kept(self, experiment: str, name: str, config: Config, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """What `measure` finds under a name and a configuration; read from OUTPUT/experiment where it was found before."""
-        key = digest([name, dataclasses.asdict(config), self._data])
+        key = digest([name, dataclasses.asdict(config), self.collection.digest])
         path = self.output / experiment / f"{key[:16]}.json"
         if not path.exists():
             print(f"{experiment}: {name}", flush=True)
@@ -173,10 +173,6 @@ class Laboratory:
     @cached_property
     def _splits(self) -> dict[str, list[str]]:
         return overlap_splits(self.collection.qrels[SPLIT], self.collection.overlap_documents(SPLIT))
-
-    @cached_property
-    def _data(self) -> str:
-        return collection_digest(self.collection)
 
 
 Method = Callable[[Laboratory, Config], tuple[Run, Mapping[str, Any]]]

@@ -64,12 +64,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.what in ON_A_COLLECTION:
         print(ON_A_COLLECTION[arguments.what](laboratory, arguments.seeds[0]))
         return
-    rows = _chosen(TABLES[arguments.what], arguments.rows)
-    for seed in arguments.seeds:  # one seed of every row before the next seed of any
+    _measure_table(laboratory, arguments.what, _chosen(TABLES[arguments.what], arguments.rows), arguments.seeds)
+
+
+def _measure_table(laboratory: Laboratory, table: str, rows: Sequence[Row], seeds: Sequence[int]) -> None:
+    """Measure every row that this collection and these settings allow; say of the others why not, at the end."""
+    refused: dict[str, ValueError] = {}
+    for seed in seeds:  # one seed of every row before the next seed of any
         for row in rows:
-            laboratory.measure(arguments.what, row, seed)
-        table = laboratory.table(arguments.what, arguments.seeds)
-    print(table)
+            try:
+                laboratory.measure(table, row, seed)
+            except ValueError as error:
+                refused[row.name] = error
+        text = laboratory.table(table, seeds)
+    print(text)
+    if refused:
+        reasons = "".join(f"\n  {name}: {error}" for name, error in refused.items())
+        raise ValueError(f"{len(refused)} of {len(rows)} rows could not be measured:{reasons}")
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -73,6 +73,25 @@ def test_table3_shares_stages_resumes_and_writes_everything_down(config, beir, t
     assert "No row's name contains ['nonsense']; the rows are: BM25" in capsys.readouterr().err
 
 
+def test_rows_that_a_collection_does_not_allow_are_named_and_the_others_measured(config, beir, tmp_path, capsys):
+    data = beir()
+    (data / "qrels" / "train.tsv").unlink()
+    common = ["--data", str(data), "--config", str(config), "--output", str(tmp_path / "out"), "--device", "cpu"]
+    assert main(["reproduce", "table3", *common, "--rows", "+ BM25", "Dense, before", "whole text"]) == 2
+    printed = capsys.readouterr()
+    assert "| BM25, title + whole text |" in printed.out
+    assert "| Dense, before contrastive training |" in printed.out
+    assert (
+        "could not be measured:\n  DR-SCL on top of dense, fused (bound) + BM25: There is nothing to train"
+        in printed.err
+    )
+    assert (
+        main(["reproduce", "table3", *common, "--output", str(tmp_path / "none"), "--rows", "dense, fused (bound) +"])
+        == 2
+    )
+    assert "1 of 1 rows could not be measured" in capsys.readouterr().err
+
+
 def test_tables_4_and_5_over_two_seeds_and_the_figure(config, beir, tmp_path, capsys):
     output = tmp_path / "out"
     common = ["--data", str(beir()), "--config", str(config), "--output", str(output), "--device", "cpu"]

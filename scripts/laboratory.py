@@ -44,6 +44,8 @@ class Laboratory:
     device: str | None = None
 
     def __post_init__(self) -> None:
+        if not self.collection.qrels[SPLIT]:
+            raise ValueError(f"{self.collection.folder} has no queries to measure on; add qrels/{SPLIT}.tsv.")
         self._index: tuple[Config, IndexSystems] | None = None
 
     def measure(self, table: str, row: Row, seed: int) -> None:

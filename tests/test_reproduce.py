@@ -81,15 +81,13 @@ def test_rows_that_a_collection_does_not_allow_are_named_and_the_others_measured
     printed = capsys.readouterr()
     assert "| BM25, title + whole text |" in printed.out
     assert "| Dense, before contrastive training |" in printed.out
-    assert (
-        "could not be measured:\n  DR-SCL on top of dense, fused (bound) + BM25: There is nothing to train"
-        in printed.err
-    )
-    assert (
-        main(["reproduce", "table3", *common, "--output", str(tmp_path / "none"), "--rows", "dense, fused (bound) +"])
-        == 2
-    )
+    assert "dsi: 2 of 5 rows could not be measured:\n  Dense + BM25: There is nothing to train" in printed.err
+    common += ["--output", str(tmp_path / "none")]
+    assert main(["reproduce", "table3", *common, "--rows", "dense, fused (bound) +"]) == 2
     assert "1 of 1 rows could not be measured" in capsys.readouterr().err
+    (data / "qrels" / "test.tsv").unlink()
+    assert main(["reproduce", "figure5", *common]) == 2
+    assert "has no queries to measure on; add qrels/test.tsv" in capsys.readouterr().err
 
 
 def test_tables_4_and_5_over_two_seeds_and_the_figure(config, beir, tmp_path, capsys):

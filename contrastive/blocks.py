@@ -98,12 +98,12 @@ def encode_blocks(
             partial.replace(path)
     processes.wait()
     whole = folder / "all.npy"
-    if processes.is_main:
-        joined = np.lib.format.open_memmap(
-            whole, mode="w+", dtype=np.float32, shape=(len(texts), encoder.embedding_dim)
-        )
+    if processes.is_main and not whole.exists():
+        partial, shape = whole.with_suffix(".partial"), (len(texts), encoder.embedding_dim)
+        joined = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=shape)
         for start in starts:
             joined[start : start + BLOCK] = np.load(folder / f"{start:012}.npy")
         joined.flush()
+        partial.replace(whole)
     processes.wait()
     return np.load(whole, mmap_mode="r")  # type: ignore[no-any-return]

@@ -160,9 +160,12 @@ class TrainingRun:
                 (folder / "diagnostics.json").write_text(json.dumps(diagnostics(tree), indent=2) + "\n")
 
     def _embed_documents(self, encoder: Encoder, folder: Path) -> NDArray[np.float32]:
-        return encode_blocks(
-            encoder, DocumentTexts(encoder, self.collection.documents), "document", folder, self.processes
-        )
+        """Mapped from `folder`, or from the store, where every run finds what an encoder made of these documents."""
+        if self.store:
+            identity = [encoder.fingerprint, dataclasses.asdict(encoder.config), self.collection.digest]
+            folder = self.store / "embeddings" / digest(identity)[:16]
+        texts = DocumentTexts(encoder, self.collection.documents)
+        return encode_blocks(encoder, texts, "document", folder, self.processes)
 
     def train_generator(self) -> None:
         """Stage `generator`: cache the frozen encoder's states, train the decoder; then finish the index."""

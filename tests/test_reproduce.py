@@ -53,6 +53,10 @@ def test_table3_shares_stages_resumes_and_writes_everything_down(config, beir, t
     assert fused[0] == fused[1] == records["dr-scl-qg-beta-0-seed0.json"]["config"]
     generators = list((output / "store" / "generator").iterdir())
     assert len(generators) == 6  # QG; DSI; DSI+QG; on top of dense; distilled; segments
+    embeddings = list((output / "store" / "embeddings").iterdir())
+    assert (
+        len(embeddings) == 5
+    )  # one an encoder: untrained (for hard negatives and for DSI's docids), DPR, hard, SCL, cut at 64
     record = records["dr-scl-qg-fused-bound-seed0.json"]
     assert set(record["measures"]) == {"Total", "Overlap", "No Overlap"}
     assert {"commit", "versions", "hardware", "seconds", "settings", "seed", "config", "collection"} <= set(record)

@@ -1,6 +1,7 @@
 """The generator: T5 weights taken over, a proper distribution, cached states against fresh ones, the order of batches."""
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from dsi.training.objective import DenseLogits, GeneratorLoss, drop_states
 from dsi.training.trainer import WholeModel, train_generator
 from dsi.trees.families import FamilyTree
 from scripts.benchmark_training import transformers_loss
+from scripts.main import main
 from tests.conftest import WIDTH, chain_logits, document_log_p, random_generator, random_queries, random_tree
 
 CPU = torch.device("cpu")
@@ -122,6 +124,14 @@ def test_loss_and_gradients_are_those_of_transformers_own_decoder():
     weights = [states, *generator.parameters()]
     for one, other in zip(torch.autograd.grad(ours, weights), torch.autograd.grad(theirs, weights), strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_the_training_benchmark_compares_the_same_loss(tmp_path, capsys):
+    sizes = ["--shapes", "small", "--tokens", "4", "--documents", "50", "--rounds", "1"]
+    assert main(["benchmark-training", *sizes, "--results", str(tmp_path / "training.json")]) == 0
+    assert capsys.readouterr().out.count("x  yes") == 2
+    rows = json.loads((tmp_path / "training.json").read_text())["rows"]
+    assert [(row["bfloat16"], row["same_loss"]) for row in rows] == [(False, True), (True, True)]
 
 
 @pytest.mark.parametrize("branching", [2, 4])

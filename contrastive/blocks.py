@@ -87,23 +87,35 @@ def encode_blocks(
         folder: of the blocks; belongs to these texts alone.
         processes: that share the work; all of them get the result.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    starts = range(0, len(texts), BLOCK)
-    for start in processes.share(starts):
-        path = folder / f"{start:012}.npy"
-        if not path.exists():
-            partial = path.with_suffix(".partial")
-            with partial.open("wb") as file:
-                np.save(file, encoder.encode(texts[start : start + BLOCK], kind, progress=True))
-            partial.replace(path)
-    processes.wait()
     whole = folder / "all.npy"
-    if processes.is_main and not whole.exists():
-        partial, shape = whole.with_suffix(".partial"), (len(texts), encoder.embedding_dim)
-        joined = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=shape)
-        for start in starts:
-            joined[start : start + BLOCK] = np.load(folder / f"{start:012}.npy")
-        joined.flush()
-        partial.replace(whole)
+    if not whole.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        blocks = {start: folder / f"{start:012}.npy" for start in range(0, len(texts), BLOCK)}
+        for start in processes.share(list(blocks)):
+            if not blocks[start].exists():
+                _save(encoder.encode(texts[start : start + BLOCK], kind, progress=True), blocks[start])
+        processes.wait()
+        if processes.is_main:
+            _join(list(blocks.values()), (len(texts), encoder.embedding_dim), whole)
     processes.wait()
     return np.load(whole, mmap_mode="r")  # type: ignore[no-any-return]
+
+
+def _save(array: NDArray[np.float32], path: Path) -> None:
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as file:
+        np.save(file, array)
+    partial.replace(path)
+
+
+def _join(blocks: Sequence[Path], shape: tuple[int, int], path: Path) -> None:
+    """All blocks in one file, in their order; they are removed."""
+    partial, start = path.with_suffix(".partial"), 0
+    joined = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=shape)
+    for block in map(np.load, blocks):
+        joined[start : start + len(block)] = block
+        start += len(block)
+    joined.flush()
+    partial.replace(path)
+    for file in blocks:
+        file.unlink()

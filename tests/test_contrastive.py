@@ -336,9 +336,16 @@ def test_embeddings_by_blocks_are_the_embeddings_and_what_is_there_is_kept(encod
     np.testing.assert_allclose(found, encoder.encode(texts[:], "document"), atol=1e-6)
     assert isinstance(found, np.memmap)
     marked = np.full((4, found.shape[1]), 7, dtype=np.float32)
-    np.save(tmp_path / "blocks" / f"{4:012}.npy", marked)  # as a killed run would have left it
-    again = encode_blocks(encoder, texts, "document", tmp_path / "blocks", Processes())
-    np.testing.assert_array_equal(again[4:8], marked)
+    (tmp_path / "killed").mkdir()
+    np.save(tmp_path / "killed" / f"{4:012}.npy", marked)  # as a killed run would have left it
+    resumed = encode_blocks(encoder, texts, "document", tmp_path / "killed", Processes())
+    np.testing.assert_array_equal(resumed[4:8], marked)
+    np.testing.assert_array_equal(resumed[8:], found[8:])
+    assert [path.name for path in (tmp_path / "killed").iterdir()] == ["all.npy"]
+    with monkeypatch.context() as context:  # what is whole is not encoded again
+        context.delattr(Encoder, "encode")
+        again = encode_blocks(encoder, texts, "document", tmp_path / "killed", Processes())
+    np.testing.assert_array_equal(again, resumed)
     # Of two processes each writes every other block.
     half = Processes(rank=1, count=2, gather=lambda own: [own, own])
     with pytest.raises(FileNotFoundError):

@@ -120,8 +120,11 @@ def cluster(
 
 
 def _check_points(embeddings: Floats, points: Floats, config: DocidsConfig) -> None:
-    if embeddings.ndim != 2 or len(points) != len(embeddings):
-        raise ValueError(f"embeddings must be [documents, dim] and as many as the points, got {embeddings.shape}.")
+    if embeddings.ndim != 2 or points.ndim != 2 or len(points) != len(embeddings):
+        raise ValueError(
+            f"embeddings must be [documents, dim] and as many as the points to cluster, got {list(embeddings.shape)} "
+            f"and {list(points.shape)}."
+        )
     if len(points) < config.branching:
         raise ValueError(
             f"The collection has {len(points)} documents, fewer than docids.branching = {config.branching}; "

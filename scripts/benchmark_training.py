@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 
 from docids.clustering import DocidsConfig, build_tree
 from docids.storage import write_json
@@ -116,18 +116,34 @@ def transformers_loss(
         positions: [batch] docid positions.
     """
     parents, digits = (torch.from_numpy(each).long() for each in tree.paths(positions.numpy()))
-    offsets = torch.from_numpy(tree.token_offsets).long()
-    tokens = torch.nn.functional.pad((offsets + digits.clamp(min=0))[:, :-1], (1, 0))
-    hidden = generator.decoder(tokens, encoder_hidden_states=states, encoder_attention_mask=mask.float())
-    logits, total = generator.head(hidden.last_hidden_state).float(), torch.zeros(())
-    children = torch.from_numpy(tree.num_children).long()
-    for level, fan_out in enumerate(tree.fan_out):
-        own = logits[:, level, offsets[level] : offsets[level] + fan_out]
-        missing = torch.arange(fan_out) >= children[parents[:, level].clamp(min=0)][:, None]
-        total = total + cross_entropy(
-            own.masked_fill(missing, -torch.inf), digits[:, level], ignore_index=-1, reduction="sum"
-        )
+    logits = transformers_logits(generator, tree, states, mask, digits)
+    children = torch.from_numpy(tree.num_children).long()[parents.clamp(min=0)]
+    missing = torch.arange(logits.shape[2]) >= children[:, :, None]
+    logits = logits.float().masked_fill(missing, -torch.inf)
+    total = cross_entropy(logits.flatten(0, 1), digits.flatten(), ignore_index=-1, reduction="sum")
     return total / len(positions)
+
+
+def transformers_logits(
+    generator: DocidGenerator, tree: DocidTree, states: Tensor, mask: Tensor, digits: Tensor
+) -> Tensor:
+    """[n, depth, largest fan-out] logits along n sequences of digits, by the same stack; -inf where a level has no such digit.
+
+    Args:
+        generator: whose weights it uses.
+        tree: the docids.
+        states: [n, length, width] encoder states.
+        mask: [n, length], True at real tokens.
+        digits: [n, depth], -1 past the end.
+    """
+    offsets = torch.from_numpy(tree.token_offsets).long()
+    tokens = pad((offsets + digits.clamp(min=0))[:, :-1], (1, 0))
+    attended = {"encoder_hidden_states": states, "encoder_attention_mask": mask.float(), "use_cache": False}
+    logits = generator.head(generator.decoder(input_ids=tokens, **attended).last_hidden_state)
+    widest = max(tree.fan_out)
+    levels = zip(offsets.tolist(), tree.fan_out, strict=True)
+    own = [logits[:, level, first : first + size] for level, (first, size) in enumerate(levels)]
+    return torch.stack([pad(each, (0, widest - each.shape[1]), value=-torch.inf) for each in own], dim=1)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from docids.tree import DocidTree
 from dsi.generator.model import DocidGenerator, GeneratorConfig
 from dsi.search.beam import TreeSearcher
 from dsi.search.decoder import FastDecoder
+from scripts.benchmark_training import transformers_logits
 
 MINIPEDIA = Path(__file__).parent.parent / "docids" / "minipedia"
 WIDTH = 32
@@ -136,15 +137,8 @@ def chain_logits(
     tree: DocidTree, generator: DocidGenerator, states: torch.Tensor, mask: torch.Tensor, digits: torch.Tensor
 ) -> torch.Tensor:
     """[n, depth, largest fan-out] logits along n sequences of digits, by T5's own stack; states [n, length, WIDTH]."""
-    offsets = torch.from_numpy(tree.token_offsets).long()
-    tokens = torch.nn.functional.pad((offsets + digits.clamp(min=0))[:, :-1], (1, 0))
-    attended = {"encoder_hidden_states": states, "encoder_attention_mask": mask.float(), "use_cache": False}
     with torch.no_grad():
-        logits = generator.head(generator.decoder(input_ids=tokens, **attended).last_hidden_state)
-    result = torch.full((len(digits), tree.depth, max(tree.fan_out)), -torch.inf)
-    for level, size in enumerate(tree.fan_out):
-        result[:, level, :size] = logits[:, level, int(offsets[level]) : int(offsets[level]) + size]
-    return result
+        return transformers_logits(generator, tree, states, mask, digits)
 
 
 def level_log_p(tree: DocidTree, generator: DocidGenerator, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from contrastive import blocks, training
 from contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, in_blocks
 from contrastive.encoder import EXAMPLE_ENCODER, Encoder, EncoderConfig, check_sha256
 from contrastive.losses import DPRLoss, SupervisedContrastiveLoss, dpr_loss, supervised_contrastive_loss
-from contrastive.training import ContrastiveConfig, contrastive_rows, hard_negatives, train_encoder
+from contrastive.training import ContrastiveConfig, contrastive_rows, hard_negatives, train_encoder, trainer_settings
 from docids.processes import Processes
 
 
@@ -200,6 +200,21 @@ def test_training_pulls_queries_to_their_documents(encoder, tmp_path):
     config = ContrastiveConfig(temperature=0.1, batch_size=8, epochs=60, learning_rate=2e-3)
     train_encoder(encoder, contrastive_rows(documents, queries, {}), config, tmp_path / "work")
     assert share_right() > before + 0.3
+
+
+@pytest.mark.parametrize(
+    ("asked", "capabilities", "expected"),
+    [
+        (True, {"avx512_bf16": True, "amx_bf16": False}, True),
+        (True, {"bf16": True, "sve_bf16": False}, True),  # ARM
+        (True, {"avx512_bf16": False, "avx512_f": True}, False),
+        (False, {"avx512_bf16": True}, False),
+    ],
+)
+def test_bfloat16_is_used_where_the_processor_has_it(asked, capabilities, expected, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    config = ContrastiveConfig(bf16=asked)
+    assert trainer_settings(config, tmp_path, use_cpu=True)["bf16"] is expected
 
 
 def test_interpolation_goes_part_of_the_way_from_start_to_trained(encoder, tmp_path, monkeypatch):

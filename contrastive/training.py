@@ -182,7 +182,7 @@ def has_bfloat16(*, use_cpu: bool) -> bool:
     """
     if not use_cpu:
         return bool(is_torch_bf16_gpu_available())
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return any(there for name, there in capabilities.items() if "bf16" in name)
 
 

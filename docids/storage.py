@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,11 @@ def sha256(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def file_name(title: str) -> str:
+    """A title's letters and digits in lower case, a dash between words."""
+    return "-".join(re.findall(r"[^\W_]+", title.lower()))
 
 
 def digest(value: object) -> str:

@@ -13,7 +13,7 @@ import torch
 from contrastive.encoder import Encoder
 from docids.collection import Collection, read_collection
 from docids.processes import ALONE, Processes
-from docids.storage import write_json
+from docids.storage import file_name, write_json
 from dsi.config import read_config
 from dsi.diagnosis import diagnose, diagnosis_table, errors_by_level
 from dsi.index import read_manifest
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.results:
         write_json(arguments.results, _report(arguments, retriever, results, splits))
     for name, run in runs.items() if arguments.trec_runs else ():
-        write_run(run, arguments.trec_runs / f"{_file_name(name)}.run", _file_name(name))
+        write_run(run, arguments.trec_runs / f"{file_name(name)}.run", file_name(name))
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -286,10 +286,6 @@ def _report(
         "index_versions": read_manifest(arguments.run)["versions"],
         "systems": {result.name: {"settings": result.settings, **result.means(splits)} for result in results},
     }
-
-
-def _file_name(name: str) -> str:
-    return "".join(character if character.isalnum() else "-" for character in name.lower()).strip("-")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 from contrastive.blocks import DocumentTexts
 from contrastive.encoder import Encoder
 from docids.collection import Collection
-from docids.storage import digest, write_json, write_text
+from docids.storage import digest, file_name, write_json, write_text
 from docids.tree import DocidTree
 from dsi.config import Config, from_dict
 from dsi.pipeline import TrainingRun, stage_seconds
@@ -169,8 +169,7 @@ class Laboratory:
         return stage_seconds(self._folder(config))
 
     def _path(self, table: str, row: Row, seed: int) -> Path:
-        name = "".join(c if c.isalnum() else "-" for c in row.name.lower()).strip("-")
-        return self.output / table / f"{'-'.join(filter(None, name.split('-')))}-seed{seed}.json"
+        return self.output / table / f"{file_name(row.name)}-seed{seed}.json"
 
     @cached_property
     def _splits(self) -> dict[str, list[str]]:

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from eval.report import Measured, experiment_table
 from scripts.experiments import REFERENCES, TABLES
+from scripts.hardware import provenance
 from scripts.laboratory import METHODS
 from scripts.main import main
 from tests.test_pipeline import write_settings
@@ -186,3 +188,13 @@ def test_pictures_without_matplotlib_name_the_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     with pytest.raises(ModuleNotFoundError, match=r'pip install "dr-scl\[figures\]"'):
         grid_figure({(0.0, 0.0): 1.0}, "alpha", "beta", "", Path(tmp_path / "x"))
+
+
+def test_the_hardware_of_a_result_says_what_its_speed_depends_on(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False}, raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: ["H200", "A100", "H200"][i])
+    hardware = provenance()["hardware"]
+    assert hardware.endswith(f" without bfloat16, {torch.get_num_threads()} threads, 1 x A100, 2 x H200")
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
+    assert " with bfloat16, " in provenance()["hardware"]

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.training_args import SentenceTransformerTrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
-from transformers.utils import is_torch_bf16_gpu_available
 
 from contrastive.encoder import Encoder
+from contrastive.inference import has_bfloat16
 from contrastive.losses import DPRLoss, SupervisedContrastiveLoss
 from docids.checks import above_zero
 
@@ -173,17 +173,6 @@ def trainer_settings(config: Any, work_folder: Path, *, use_cpu: bool) -> dict[s
         "dataloader_pin_memory": False,
         "ddp_find_unused_parameters": False,
     }
-
-
-def has_bfloat16(*, use_cpu: bool) -> bool:
-    """Whether the device has instructions for bfloat16; one without takes twice as long in bfloat16 as in float32.
-
-    Old versions of torch do not tell what a CPU has; there it counts as one without.
-    """
-    if not use_cpu:
-        return bool(is_torch_bf16_gpu_available())
-    capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return any(there for name, there in capabilities.items() if "bf16" in name)
 
 
 def last_checkpoint(work_folder: Path) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from contrastive.training import has_bfloat16
+from contrastive.inference import has_bfloat16
 from dsi.index import package_versions
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from contrastive.training import has_bfloat16
 from docids.tree import DocidTree
 from dsi.generator.model import DocidGenerator, GeneratorConfig
 from dsi.search.beam import LevelTrace, TreeSearcher
@@ -88,10 +87,10 @@ class GeneratorLoss:
 
     def _beam(self, token_states: Tensor, states_mask: Tensor) -> Tensor:
         """[batch, m] the inner nodes whose children a search with the decoder as it is scores."""
-        bf16 = self.config.bf16 and has_bfloat16(use_cpu=token_states.device.type == "cpu")
+        dtype = torch.bfloat16 if self.config.bf16 else torch.float32
         width, trace = self.config.beam_width, list[LevelTrace]()
         with torch.autocast(token_states.device.type, enabled=False):
-            decoder = FastDecoder(self.generator, torch.bfloat16 if bf16 else torch.float32)
+            decoder = FastDecoder(self.generator, dtype)
             if self._searcher is None:
                 self._searcher = TreeSearcher(self.tree, decoder, token_states.device)
             self._searcher.decoder = decoder

@@ -1,5 +1,6 @@
 """Training of the generator with `transformers.Trainer`: on cached encoder states, or on texts and the encoder with it."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,7 @@ def train_generator(
         warmup_steps=0.05,
         remove_unused_columns=False,
     )
+    config = dataclasses.replace(config, bf16=arguments.bf16)  # as the device allows: the objective searches too
     dense = None
     if config.dense_temperature > 0:
         frequencies = examples.log_frequencies()

@@ -14,6 +14,8 @@ WHOLE: Changes = {"contrastive": {"loss": "none"}, "generator": {"train_encoder"
 UNTRAINED: Changes = {"contrastive": {"loss": "none"}}
 DPR: Changes = {"contrastive": {"loss": "dpr"}}
 ON_DENSE: Changes = {"generator": {"dense_temperature": 0.03, "document_examples": False, "pseudo_queries": 0}}
+DISTILLED: Changes = {"generator": {"dense_temperature": 0.03, "distillation": 0.5}}
+EIGHTEEN: Changes = {"queries": {"per_document": 18}, "generator": {"pseudo_queries": 18}}
 UNTRAINED_DOCIDS: Changes = {"docids": {"cluster_on": "untrained"}}
 
 
@@ -67,21 +69,12 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row("DR-SCL+QG, fused (bound) + BM25", "hybrid"),
         Row("DR-SCL on top of dense, fused (bound)", "bound", ON_DENSE),
         Row("DR-SCL on top of dense, fused (bound) + BM25", "hybrid", ON_DENSE),
-        Row(
-            "DR-SCL+QG, distilled (beta=0)", "decoder", {"generator": {"dense_temperature": 0.03, "distillation": 0.5}}
-        ),
-        Row(
-            "DR-SCL+QG, distilled, fused (bound)",
-            "bound",
-            {"generator": {"dense_temperature": 0.03, "distillation": 0.5}},
-        ),
+        Row("DR-SCL+QG, distilled (beta=0)", "decoder", DISTILLED),
+        Row("DR-SCL+QG, distilled, fused (bound)", "bound", DISTILLED),
         Row("DR-SCL+QG, random docids (beta=0)", "decoder", {"docids": {"method": "random"}}),
         Row("DR-SCL+QG, docids of query means (beta=0)", "decoder", {"docids": {"cluster_on": "queries"}}),
-        Row(
-            "DR-SCL+QG, 18 pseudo-queries a document (beta=0)",
-            "decoder",
-            {"queries": {"per_document": 18}, "generator": {"pseudo_queries": 18}},
-        ),
+        Row("DR-SCL+QG, 18 pseudo-queries a document (beta=0)", "decoder", EIGHTEEN),
+        Row("DR-SCL+QG, 18 pseudo-queries a document, fused (bound)", "bound", EIGHTEEN),
         Row("DR-SCL+QG, documents cut at 32 tokens (beta=0)", "decoder", _cut(32)),
         Row("DR-SCL+QG, documents cut at 32 tokens, fused (bound)", "bound", _cut(32)),
         Row("DR-SCL+QG, documents cut at 64 tokens (beta=0)", "decoder", _cut(64)),

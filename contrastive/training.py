@@ -171,7 +171,6 @@ def trainer_settings(config: Any, work_folder: Path, *, use_cpu: bool) -> dict[s
         "report_to": "none",
         "use_cpu": use_cpu,
         "dataloader_pin_memory": False,
-        "ddp_find_unused_parameters": False,
     }
 
 

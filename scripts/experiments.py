@@ -25,7 +25,7 @@ class Row:
 
     Attributes:
         name: as the table shows it.
-        method: how it answers queries: a key of `scripts.reproduce.METHODS`.
+        method: how it answers queries: a key of `scripts.laboratory.METHODS`.
         changes: settings that differ from the base, a mapping a section.
         published: key of `eval.report.PUBLISHED`.
     """

@@ -1,4 +1,4 @@
-"""Small real things for the tests: a Sentence-T5 and a T5 built from a config and saved, trees, generators, collections."""
+"""Small real things for the tests: sentence encoders and a T5 built from a config and saved, trees, generators, collections."""
 
 import copy
 import json
@@ -19,7 +19,15 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel, T5ForConditionalGeneration
+from transformers import (
+    BertConfig,
+    BertModel,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5EncoderModel,
+    T5ForConditionalGeneration,
+)
 
 from contrastive.encoder import Encoder, EncoderConfig
 from docids.clustering import DocidsConfig, build_tree
@@ -64,15 +72,32 @@ def sentence_t5_folder(
     tmp_path_factory: pytest.TempPathFactory, tiny_t5_config: T5Config, tokenizer_folder: Path
 ) -> Path:
     """A tiny Sentence-T5 on disk: T5 encoder, mean pooling, normalisation."""
-    base, folder = tmp_path_factory.mktemp("t5-encoder"), tmp_path_factory.mktemp("sentence-t5")
     torch.manual_seed(0)
-    T5EncoderModel(copy.deepcopy(tiny_t5_config)).save_pretrained(str(base))
+    model = T5EncoderModel(copy.deepcopy(tiny_t5_config))
+    return save_sentence_encoder(tmp_path_factory.mktemp("sentence-t5"), model, tokenizer_folder)
+
+
+@pytest.fixture(scope="session")
+def sentence_bert_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
+    """A tiny Sentence-BERT on disk; like most, with a pooler whose weights no embedding depends on."""
+    torch.manual_seed(0)
+    model = BertModel(
+        BertConfig(
+            vocab_size=2000, hidden_size=WIDTH, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+            hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        )
+    )  # fmt: skip
+    return save_sentence_encoder(tmp_path_factory.mktemp("sentence-bert"), model, tokenizer_folder)
+
+
+def save_sentence_encoder(folder: Path, model: PreTrainedModel, tokenizer_folder: Path) -> Path:
+    """A sentence-transformers model with mean pooling and normalisation, in a folder of `folder`."""
+    base, whole = folder / "base", folder / "whole"
+    model.save_pretrained(str(base))
     PreTrainedTokenizerFast.from_pretrained(str(tokenizer_folder)).save_pretrained(str(base))
-    transformer = Transformer(str(base))
-    SentenceTransformer(modules=[transformer, Pooling(WIDTH, pooling_mode="mean"), Normalize()]).save_pretrained(
-        str(folder), create_model_card=False
-    )
-    return folder
+    modules = [Transformer(str(base)), Pooling(WIDTH, pooling_mode="mean"), Normalize()]
+    SentenceTransformer(modules=modules).save_pretrained(str(whole), create_model_card=False)
+    return whole
 
 
 @pytest.fixture(scope="session")

@@ -27,11 +27,11 @@ ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
-def write_settings(path: Path, sentence_t5_folder: Path, t5_folder: Path, **generator: object) -> Path:
+def write_settings(path: Path, encoder_folder: Path, t5_folder: Path, **generator: object) -> Path:
     config = from_dict(
         Config,
         {
-            "encoder": {"name": str(sentence_t5_folder), "document_length": 16},
+            "encoder": {"name": str(encoder_folder), "document_length": 16},
             "queries": {"per_document": 2},
             "contrastive": {"epochs": 1.0, "batch_size": 16, "temperature": 0.1, "pseudo_queries": True},
             "docids": {"branching": 4, "max_leaf_size": 4},
@@ -191,30 +191,37 @@ def test_a_killed_training_goes_on_to_the_same_index(config, beir, tmp_path):
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_several_processes_do_what_one_does(processes, beir, tmp_path, sentence_t5_folder, t5_folder):
+def test_several_processes_do_what_one_does(processes, beir, tmp_path, sentence_bert_folder, t5_folder):
     """Every stage starts from what one process made before it, so that only the stage itself is compared."""
     data, one, results = beir(), tmp_path / "one", [tmp_path / "one.json", tmp_path / "several.json"]
-    config = write_settings(tmp_path / "one.toml", sentence_t5_folder, t5_folder, dropout=0.0)
+    config = write_settings(tmp_path / "one.toml", sentence_bert_folder, t5_folder, dropout=0.0)
     config.write_text(config.read_text().replace('cluster_on = "documents"', 'cluster_on = "queries"'))
     shared = tmp_path / "several.toml"  # the same batches, each process with its part of them
     shared.write_text(config.read_text().replace("batch_size = 16", f"batch_size = {16 // processes}"))
+    whole = tmp_path / "whole.toml"
+    whole.write_text(shared.read_text().replace("train_encoder = false", "train_encoder = true"))
     assert main(["train", "--config", str(config), "--data", str(data), "--output", str(one), "--device", "cpu"]) == 0
     evaluate = [str(one), "--data", str(data), "--device", "cpu", "--results"]
     assert main(["evaluate", *evaluate, str(results[0])]) == 0
 
     commands = [["evaluate_index", *evaluate, str(results[1])]]
-    for stage, settings in (("train_encoder", shared), ("build_docids", config), ("train_generator", shared)):
-        shutil.copytree(one, tmp_path / stage)
-        own = ["--config", settings, "--data", data, "--output", tmp_path / stage, "--device", "cpu"]
+    for run, stage, settings in (
+        ("encoder", "train_encoder", shared),
+        ("docids", "build_docids", config),
+        ("generator", "train_generator", shared),
+        ("whole", "train_generator", whole),
+    ):
+        shutil.copytree(one, tmp_path / run)
+        own = ["--config", settings, "--data", data, "--output", tmp_path / run, "--device", "cpu"]
         commands.append([stage, *map(str, own)])
-    shutil.rmtree(tmp_path / "build_docids" / "docids")
+    shutil.rmtree(tmp_path / "docids" / "docids")
     printed = accelerate(processes, commands)
 
-    check_encoders(read_config(config), one / "encoder", tmp_path / "train_encoder" / "encoder")
-    trees = [DocidTree.load(run / "docids" / "docids.safetensors") for run in (one, tmp_path / "build_docids")]
+    check_encoders(read_config(config), one / "encoder", tmp_path / "encoder" / "encoder")
+    trees = [DocidTree.load(run / "docids" / "docids.safetensors") for run in (one, tmp_path / "docids")]
     assert trees[0].fingerprint == trees[1].fingerprint
     np.testing.assert_array_equal(trees[0].centroids, trees[1].centroids)
-    check_generators(data, one, tmp_path / "train_generator")
+    check_generators(data, one, tmp_path / "generator", tmp_path / "whole")
     assert printed.count("| BM25 ") == 1  # one of them speaks
     systems = [json.loads(path.read_text())["systems"] for path in results]
     assert systems[0] == systems[1]
@@ -229,9 +236,11 @@ def check_encoders(config: Config, one: Path, several: Path) -> None:
     assert 0.9 < cosine < 1
 
 
-def check_generators(data: Path, one: Path, several: Path) -> None:
-    retrievers = [GenerativeRetriever.from_pretrained(run, device="cpu") for run in (one, several)]
-    assert state_fingerprint(retrievers[0].generator) != state_fingerprint(retrievers[1].generator)
+def check_generators(data: Path, one: Path, several: Path, whole: Path) -> None:
+    """`several` was trained as `one`; in `whole` the encoder was trained too."""
+    retrievers = [GenerativeRetriever.from_pretrained(run, device="cpu") for run in (one, several, whole)]
+    assert len({state_fingerprint(retriever.generator) for retriever in retrievers}) == 3
+    assert state_fingerprint(retrievers[2].encoder.model) != state_fingerprint(retrievers[1].encoder.model)
     collection = read_collection(data)
     queries = {query_id: collection.documents[row]["doc_id"] for query_id, row in collection.pairs("train")}
     texts = {query_id: collection.queries[query_id] for query_id in queries}

@@ -1,4 +1,7 @@
-"""Trains and measures the rows of `scripts.experiments` over one collection into one folder; stages are shared between rows."""
+"""Trains and measures the rows of `scripts.experiments` over one collection into one folder; stages are shared between rows.
+
+Under `accelerate launch` all processes train and search, and the first one writes and speaks.
+"""
 
 import dataclasses
 import json
@@ -15,6 +18,7 @@ from docids.collection import Collection
 from docids.storage import digest, file_name, write_json, write_text
 from docids.tree import DocidTree
 from dsi.config import Config, from_dict
+from dsi.launch import launched
 from dsi.pipeline import TrainingRun, stage_seconds
 from dsi.retriever import GenerativeRetriever
 from eval.fusion import reciprocal_rank_fusion
@@ -36,6 +40,9 @@ class Laboratory:
         base: settings of DR-SCL+QG.
         output: where everything goes.
         device: of encoder and generator.
+
+    Attributes:
+        processes: that share the work.
     """
 
     collection: Collection
@@ -46,18 +53,26 @@ class Laboratory:
     def __post_init__(self) -> None:
         if not self.collection.qrels[SPLIT]:
             raise ValueError(f"{self.collection.folder} has no queries to measure on; add qrels/{SPLIT}.tsv.")
+        self.processes = launched(self.device)
         self._index: tuple[Config, IndexSystems] | None = None
+
+    def say(self, text: str) -> None:
+        """Print, once for all processes."""
+        if self.processes.is_main:
+            print(text, flush=True)
 
     def measure(self, table: str, row: Row, seed: int) -> None:
         """Train and measure one row under one seed, unless that has been done."""
         config = self.config(row, seed)
         key = digest([row.method, dataclasses.asdict(config), self.collection.digest])
         path = self._path(table, row, seed)
-        if path.exists() and json.loads(path.read_text())["key"] == key:
+        if self._known(path, key):
             return
-        print(f"{table}, seed {seed}: {row.name}", flush=True)
+        self.say(f"{table}, seed {seed}: {row.name}")
         started = time.perf_counter()
         run, settings = METHODS[row.method](self, config)
+        if not self.processes.is_main:
+            return
         result = measure_system(row.name, run, self.collection.qrels[SPLIT], **settings)
         write_json(path.with_suffix(".values.json"), result.values)
         record = {
@@ -77,11 +92,19 @@ class Laboratory:
         """What `measure` finds under a name and a configuration; read from OUTPUT/experiment where it was found before."""
         key = digest([name, dataclasses.asdict(config), self.collection.digest])
         path = self.output / experiment / f"{key[:16]}.json"
-        if not path.exists():
-            print(f"{experiment}: {name}", flush=True)
-            write_json(path, {"name": name, "key": key, **provenance(), "found": measure()})
-        record: dict[str, Any] = json.loads(path.read_text())["found"]
-        return record
+        if self._known(path, key):
+            record: dict[str, Any] = json.loads(path.read_text())["found"]
+            return record
+        self.say(f"{experiment}: {name}")
+        found = measure()
+        if self.processes.is_main:
+            write_json(path, {"name": name, "key": key, **provenance(), "found": found})
+        return found
+
+    def _known(self, path: Path, key: str) -> bool:
+        """Is what has this key written there already? What the first process sees holds for all."""
+        known = path.exists() and json.loads(path.read_text())["key"] == key
+        return bool(self.processes.gather(known)[0])
 
     def table(self, table: str, seeds: Sequence[int]) -> str:
         """The Markdown of all rows that have been measured under these seeds; written beside them."""
@@ -143,7 +166,7 @@ class Laboratory:
             run = self._training(config)
             run.all_stages()
             retriever = GenerativeRetriever.from_pretrained(run.folder, device=self.device)
-            self._index = config, IndexSystems(self.collection, retriever)
+            self._index = config, IndexSystems(self.collection, retriever, self.processes)
         return self._index[1]
 
     def tree(self, config: Config) -> DocidTree:

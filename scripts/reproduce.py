@@ -2,7 +2,8 @@
 
 Stages are shared: what two rows have in common is trained once (OUTPUT/store). Each row and seed is written down as soon as it
 is measured, so a killed command goes on with the next; what is there and up to date is not measured again. OUTPUT gets a JSON
-a row and seed, a Markdown table, and for figure5 a picture.
+a row and seed, a Markdown table, and for figure5 a picture. Several processes or GPUs share the work under
+`accelerate launch -m scripts.reproduce`.
 
 `dsi reproduce toy` and `dsi reproduce synthetic` are the experiments of "Learning Optimal Tree Models under Beam Search"
 (Tables 1, A.1 and 2), without data.
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     collection = read_collection(arguments.data, dev_queries=config.dev_queries)
     laboratory = Laboratory(collection, config, arguments.output, arguments.device)
     if arguments.what in ON_A_COLLECTION:
-        print(ON_A_COLLECTION[arguments.what](laboratory, arguments.seeds[0]))
+        laboratory.say(ON_A_COLLECTION[arguments.what](laboratory, arguments.seeds[0]))
         return
     _measure_table(laboratory, arguments.what, _chosen(TABLES[arguments.what], arguments.rows), arguments.seeds)
 
@@ -76,8 +77,8 @@ def _measure_table(laboratory: Laboratory, table: str, rows: Sequence[Row], seed
                 laboratory.measure(table, row, seed)
             except ValueError as error:
                 refused[row.name] = error
-        text = laboratory.table(table, seeds)
-    print(text)
+        text = laboratory.table(table, seeds) if laboratory.processes.is_main else ""
+    laboratory.say(text)
     if refused:
         reasons = "".join(f"\n  {name}: {error}" for name, error in refused.items())
         raise ValueError(f"{len(refused)} of {len(rows)} rows could not be measured:{reasons}")
@@ -129,6 +130,8 @@ def figure5(laboratory: Laboratory, seed: int) -> str:
         own = alpha if beta else 1.0  # with beta = 0 the decoder is alone, whatever alpha
         name = f"alpha {own:g}, beta {beta:g}, temperature {temperature:g}"
         values[alpha, beta] = laboratory.kept("figure5", name, config, partial(hit, own, beta))["Hit@1"]
+    if not laboratory.processes.is_main:
+        return ""
     grid_figure(values, "alpha", "beta", "Hit@1, DR-SCL+QG, paper fusion", laboratory.output / "figure5")
     cells = [{"alpha": a, "beta": b, "Hit@1": round(v, 2)} for (a, b), v in values.items()]
     record = {"seed": seed, **provenance(), "ann_temperature": temperature, "cells": cells}
@@ -141,7 +144,7 @@ def figure5(laboratory: Laboratory, seed: int) -> str:
 def objectives(laboratory: Laboratory, seed: int) -> str:
     """Every objective of a docid decoder under one budget of decoder positions, by beam width: tables and pictures."""
     base = laboratory.config(Row("", "decoder"), seed)
-    tree, found = laboratory.tree(base), {}
+    tree, found, text = laboratory.tree(base), {}, ""
     for name, config in equal_budgets(base, tree).items():
         found[name] = laboratory.kept(
             "objectives",
@@ -149,8 +152,9 @@ def objectives(laboratory: Laboratory, seed: int) -> str:
             config,
             lambda config=config: _objective(laboratory, config, tree),  # type: ignore[misc]
         )
-        text = objectives_report(found, laboratory.collection.folder.name, laboratory.output)
-        write_json(laboratory.output / "objectives.json", {"seed": seed, **provenance(), "found": found})
+        if laboratory.processes.is_main:
+            text = objectives_report(found, laboratory.collection.folder.name, laboratory.output)
+            write_json(laboratory.output / "objectives.json", {"seed": seed, **provenance(), "found": found})
     return text
 
 
@@ -173,10 +177,13 @@ def updates(laboratory: Laboratory, seed: int) -> str:
     collection, row = laboratory.collection, next(row for row in TABLES["table3"] if row.changes == ON_DENSE)
     config, rows = laboratory.config(row, seed), hold_out(laboratory.collection, seed)
     folder = laboratory.output / f"without-{seed}"
-    if not folder.exists():
+    if laboratory.processes.is_main and not folder.exists():
         write_without(collection, rows, folder)
+    laboratory.processes.wait()
     part = Laboratory(read_collection(folder), laboratory.base, laboratory.output, laboratory.device)
     found = measure_updates(collection, part.index(config), laboratory.index(config), rows)
+    if not laboratory.processes.is_main:
+        return ""
     write_json(laboratory.output / "updates.json", {"seed": seed, **provenance(), **found})
     text = updates_table(found)
     write_text(laboratory.output / "updates.md", text + "\n")

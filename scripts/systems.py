@@ -109,13 +109,17 @@ class IndexSystems:
         return self._encoded[key]
 
     def tuned(self, fusion: str, *, lexical: bool = False, decoder: bool = True) -> dict[str, Any]:
-        """The best settings on dev, with or without BM25 and the decoder; the index's own where there are no dev queries."""
+        """The best settings on dev, with or without BM25 and the decoder; the index's own where there are no dev queries.
+
+        All processes get those of the first, should theirs differ in the last digit of a score.
+        """
         if not self.collection.qrels["dev"]:
             own = self.retriever.settings
             alpha, lexical_weight = own.alpha if decoder else 0.0, own.lexical_weight if lexical else 0.0
             return {"fusion": fusion, "alpha": alpha, "lexical_weight": lexical_weight}
         dev = self._queries("dev", self.collection.query_texts("dev"))
-        return tune(self.retriever, self.collection, dev, fusion, lexical=lexical, decoder=decoder)[0]
+        best = tune(self.retriever, self.collection, dev, fusion, lexical=lexical, decoder=decoder)[0]
+        return dict(self.processes.gather(best)[0])
 
     @cached_property
     def post_hoc_weight(self) -> float:

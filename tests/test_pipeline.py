@@ -215,6 +215,9 @@ def test_several_processes_do_what_one_does(processes, beir, tmp_path, sentence_
         own = ["--config", settings, "--data", data, "--output", tmp_path / run, "--device", "cpu"]
         commands.append([stage, *map(str, own)])
     shutil.rmtree(tmp_path / "docids" / "docids")
+    tables = ["--config", str(shared), "--data", str(data), "--output", str(tmp_path / "tables"), "--device", "cpu"]
+    table3 = ["reproduce", "table3", *tables, "--rows", "whole text", "fused (paper)", "after search"]
+    commands += [table3, ["reproduce", "figure5", *tables]]
     printed = accelerate(processes, commands)
 
     check_encoders(read_config(config), one / "encoder", tmp_path / "encoder" / "encoder")
@@ -225,6 +228,23 @@ def test_several_processes_do_what_one_does(processes, beir, tmp_path, sentence_
     assert printed.count("| BM25 ") == 1  # one of them speaks
     systems = [json.loads(path.read_text())["systems"] for path in results]
     assert systems[0] == systems[1]
+    check_tables(tmp_path / "tables", table3, printed)
+
+
+def check_tables(folder: Path, table3: list[str], printed: str) -> None:
+    """One process, on what several have trained, measures what they measured."""
+    assert printed.count("table3, seed 0: ") == 3
+    assert printed.count("figure5: alpha") == 45
+    text, paths = (folder / "table3.md").read_text(), sorted((folder / "table3").glob("*-seed0.json"))
+    assert len(paths) == 3
+    for path in paths:
+        path.unlink()
+    assert main(table3) == 0
+    assert (folder / "table3.md").read_text() == text
+    figure = json.loads((folder / "figure5.json").read_text())
+    shutil.rmtree(folder / "figure5")
+    assert main(["reproduce", "figure5", *table3[2:-4]]) == 0
+    assert json.loads((folder / "figure5.json").read_text())["cells"] == figure["cells"]
 
 
 def check_encoders(config: Config, one: Path, several: Path) -> None:

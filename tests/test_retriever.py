@@ -124,7 +124,7 @@ def test_bm25_joins_the_dense_scores_and_is_saved_with_the_index(retriever, tmp_
     assert found != retriever.search(queries, k=8, lexical_weight=0)
     alone = retriever.search(queries[1], k=3, alpha=0.0, lexical_weight=1e6)
     words = np.argsort(-bm25.scores(queries)[1], kind="stable")[:1]
-    assert alone[0].doc_id == bm25.doc_ids[words[0]]
+    assert alone[0].doc_id == bm25.doc_ids[int(words[0])]
 
     retriever.settings = dataclasses.replace(retriever.settings, lexical_weight=0.5)
     assert "BM25 in it, weight 0.5" in str(retriever.explain(queries[0]))

@@ -240,7 +240,7 @@ def test_training_on_top_of_dense_search_starts_from_it_and_improves_on_it(encod
         together[temperature] = loss_of(generator, tree, batch, config, dense)
     with torch.no_grad():
         generator.head.weight.zero_()
-    assert 2 * together[0.5] < loss_of(generator, tree, batch, config, dense)
+    assert together[0.5] < 0.1 < loss_of(generator, tree, batch, config, dense)
     assert together[0.5] < together[0.0]  # the decoder that was trained for itself does not know what dense search says
 
 

@@ -151,7 +151,7 @@ def hard_negatives(
 
 
 def trainer_settings(config: Any, work_folder: Path, *, use_cpu: bool) -> dict[str, Any]:
-    """What all our trainings ask of transformers' trainer: a checkpoint every tenth, of which two stay, and no reports.
+    """What all our trainings ask of transformers' trainer: a loss and a checkpoint every tenth, of which two stay.
 
     Args:
         config: settings with `epochs`, `learning_rate`, `bf16` and `seed`.
@@ -167,7 +167,7 @@ def trainer_settings(config: Any, work_folder: Path, *, use_cpu: bool) -> dict[s
         "save_strategy": "steps",
         "save_steps": 0.1,
         "save_total_limit": 2,
-        "logging_steps": 0.05,
+        "logging_steps": 0.1,
         "report_to": "none",
         "use_cpu": use_cpu,
         "dataloader_pin_memory": False,

@@ -382,7 +382,7 @@ def _flat(queries: dict[int, list[str]]) -> tuple[NDArray[np.integer], list[str]
 
 
 def stage_seconds(folder: Path) -> dict[str, float]:
-    """{stage: wall time when it ran} of the stages in a run's folder, whichever run that was."""
+    """{stage: wall time of the run that finished it} of the stages in a run's folder."""
     files = {stage: folder / stage / _KEY_FILE for stage in _STAGES}
     return {stage: json.loads(file.read_text())["seconds"] for stage, file in files.items() if file.exists()}
 

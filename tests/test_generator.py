@@ -387,17 +387,23 @@ def test_training_learns_the_examples_and_resuming_changes_nothing(encoder, tmp_
         return DocidGenerator.create(config, tree, WIDTH)
 
     whole = create()
-    train_generator(whole, examples, config, tmp_path / "whole")
+    record = train_generator(whole, examples, config, tmp_path / "whole")
     assert loss_of(whole, tree, examples.collate([0, 1, 2, 3])) < 0.1
 
     # The checkpoints of the whole run are what a killed run would have left; go on from the last but one.
     checkpoints = sorted((tmp_path / "whole").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
     (tmp_path / "resumed").mkdir()
-    checkpoints[0].rename(tmp_path / "resumed" / checkpoints[0].name)
+    checkpoint = checkpoints[0].rename(tmp_path / "resumed" / checkpoints[0].name)
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    state["log_history"][-1]["seconds"] += 1000  # as if it had taken long so far
+    (checkpoint / "trainer_state.json").write_text(json.dumps(state))
     resumed = create()
-    train_generator(resumed, examples, config, tmp_path / "resumed")
+    again = train_generator(resumed, examples, config, tmp_path / "resumed")
     for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
         torch.testing.assert_close(a, b)
+    assert again["steps"] == record["steps"] == 80
+    assert again["loss"] == pytest.approx(record["loss"], rel=1e-4)
+    assert again["seconds"] > 1000 > record["seconds"]
 
 
 def test_a_generator_survives_saving_and_knows_its_docids(tmp_path):

@@ -1,12 +1,14 @@
 """Training of the generator with `transformers.Trainer`: on cached encoder states, or on texts and the encoder with it."""
 
 import dataclasses
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from contrastive.encoder import Encoder
 from contrastive.training import last_checkpoint, trainer_settings
@@ -37,6 +39,28 @@ class WholeModel(nn.Module):
         """`DocidGenerator.forward` on the token states of the features."""
         states = self.encoder(features)["token_embeddings"]
         return self.generator(states, features["attention_mask"].bool(), tokens, depths, sees)  # type: ignore[no-any-return]
+
+
+class _Account(TrainerCallback):
+    """Seconds beside every loss, and a loss beside every checkpoint: a killed training goes on counting where it was."""
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        before = state.log_history[-1].get("seconds", 0.0) if state.log_history else 0.0
+        self.started = time.perf_counter() - before
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        control.should_log |= control.should_save
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        state.log_history[-1]["seconds"] = time.perf_counter() - self.started
+
+    @staticmethod
+    def record(state: TrainerState) -> dict[str, float]:
+        """Mean loss, steps and seconds from the first step to the last checkpoint."""
+        logged = [entry for entry in state.log_history if "loss" in entry]
+        steps = np.array([entry["step"] for entry in logged])
+        loss = np.average([entry["loss"] for entry in logged], weights=np.diff(steps, prepend=0))
+        return {"loss": float(loss), "steps": int(steps[-1]), "seconds": logged[-1]["seconds"]}
 
 
 class _GeneratorTrainer(Trainer):
@@ -76,7 +100,7 @@ def train_generator(
         encoder: trained in place with it (`config.train_encoder`).
 
     Returns:
-        loss: the mean training loss (nats an example) of the whole run; steps; seconds since the last checkpoint or the start.
+        loss: the mean training loss (nats an example); steps; seconds: all since the first step, whatever was killed between.
     """
     arguments = TrainingArguments(
         **trainer_settings(config, work_folder, use_cpu=generator.device.type == "cpu"),
@@ -99,8 +123,8 @@ def train_generator(
         args=arguments,
         train_dataset=examples,
         data_collator=examples.collate,
+        callbacks=[_Account()],
     )
-    result = trainer.train(resume_from_checkpoint=last_checkpoint(work_folder))
+    trainer.train(resume_from_checkpoint=last_checkpoint(work_folder))
     trainer.model.eval()
-    seconds = result.metrics["train_runtime"]
-    return {"loss": float(result.training_loss), "steps": result.global_step, "seconds": seconds}
+    return _Account.record(trainer.state)

@@ -34,6 +34,11 @@ class Processes:
         """Go on when all processes are here."""
         self.gather(None)
 
+    def first(self, own: T) -> T:
+        """What the first process gives, on every process; waits for all."""
+        given: T = self.gather(own)[0]
+        return given
+
     def share(self, pieces: Sequence[T]) -> list[T]:
         """The pieces that are this process's to do."""
         return list(pieces[self.rank :: self.count])

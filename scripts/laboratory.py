@@ -103,8 +103,7 @@ class Laboratory:
 
     def _known(self, path: Path, key: str) -> bool:
         """Is what has this key written there already? What the first process sees holds for all."""
-        known = path.exists() and json.loads(path.read_text())["key"] == key
-        return bool(self.processes.gather(known)[0])
+        return self.processes.first(path.exists() and json.loads(path.read_text())["key"] == key)
 
     def table(self, table: str, seeds: Sequence[int]) -> str:
         """The Markdown of all rows that have been measured under these seeds; written beside them."""

@@ -118,8 +118,9 @@ class IndexSystems:
             alpha, lexical_weight = own.alpha if decoder else 0.0, own.lexical_weight if lexical else 0.0
             return {"fusion": fusion, "alpha": alpha, "lexical_weight": lexical_weight}
         dev = self._queries("dev", self.collection.query_texts("dev"))
-        best = tune(self.retriever, self.collection, dev, fusion, lexical=lexical, decoder=decoder)[0]
-        return dict(self.processes.gather(best)[0])
+        return self.processes.first(
+            tune(self.retriever, self.collection, dev, fusion, lexical=lexical, decoder=decoder)[0]
+        )
 
     @cached_property
     def post_hoc_weight(self) -> float:
@@ -127,7 +128,7 @@ class IndexSystems:
         if not self.collection.qrels["dev"]:
             return 0.0
         decoder = self.run("dev", **DECODER_ALONE)
-        return best_weight(self.dense.run("dev"), decoder, self.collection.qrels["dev"])[0]
+        return self.processes.first(best_weight(self.dense.run("dev"), decoder, self.collection.qrels["dev"])[0])
 
     def post_hoc(self, split: str) -> Run:
         """The two answer lists, of dense search and of the decoder, interpolated afterwards."""

@@ -56,11 +56,11 @@ class _Account(TrainerCallback):
 
     @staticmethod
     def record(state: TrainerState) -> dict[str, float]:
-        """Mean loss, steps and seconds from the first step to the last checkpoint."""
+        """Mean loss, steps and seconds of a training that has ended, from its first step."""
         logged = [entry for entry in state.log_history if "loss" in entry]
         steps = np.array([entry["step"] for entry in logged])
         loss = np.average([entry["loss"] for entry in logged], weights=np.diff(steps, prepend=0))
-        return {"loss": float(loss), "steps": int(steps[-1]), "seconds": logged[-1]["seconds"]}
+        return {"loss": float(loss), "steps": int(steps[-1]), "seconds": state.log_history[-1]["seconds"]}
 
 
 class _GeneratorTrainer(Trainer):

@@ -1,4 +1,4 @@
-"""Embeddings of more texts than one process should hold or encode: block by block, on disk, by any number of processes."""
+"""Embeddings of large collections: block by block, on disk, by any number of processes. Knows nothing of what they are for."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -7,24 +7,25 @@ import datasets
 import numpy as np
 from numpy.typing import NDArray
 
-from contrastive.encoder import Encoder
+from contrastive.encoder import PLURALS, Encoder
 from docids.collection import LazyTexts
 from docids.processes import Processes
+from docids.progress import progress
 
 BLOCK = 16_384
 """Texts in memory at a time."""
 
 
 class DocumentTexts(LazyTexts):
-    """What an encoder reads of documents: of each its first segments, cut to its length.
+    """What an encoder reads of documents: the first segments of each, cut to the encoder's length.
 
     Args:
         encoder: that will read them.
-        documents: with title and text.
-        segments: of a document, at most; a short one has fewer.
+        documents: a table with title and text.
+        segments: per document, at most; a short one has fewer.
 
     Attributes:
-        rows: [texts] the document of each.
+        rows: [texts] the document row of each text.
     """
 
     def __init__(self, encoder: Encoder, documents: datasets.Dataset, segments: int = 1) -> None:
@@ -51,7 +52,7 @@ class DocumentTexts(LazyTexts):
 
 
 class QueryTexts(LazyTexts):
-    """What an encoder reads of queries, cut to its length.
+    """What an encoder reads of queries, cut to the encoder's length.
 
     Args:
         encoder: that will read them.
@@ -70,7 +71,7 @@ class QueryTexts(LazyTexts):
 
 
 def in_blocks(texts: Sequence[str]) -> Iterator[str]:
-    """Every text, read a block at a time."""
+    """Every text, reading one block at a time."""
     for start in range(0, len(texts), BLOCK):
         yield from texts[start : start + BLOCK]
 
@@ -78,22 +79,24 @@ def in_blocks(texts: Sequence[str]) -> Iterator[str]:
 def encode_blocks(
     encoder: Encoder, texts: Sequence[str], kind: str, folder: Path, processes: Processes
 ) -> NDArray[np.float32]:
-    """Embeddings [len(texts), embedding_dim], mapped into memory from `folder`; the blocks of a killed run are kept.
+    """Embeddings [len(texts), embedding_dim], mapped into memory from `folder`; reuses the blocks of a killed run.
 
     Args:
         encoder: of the texts.
-        texts: as `document_texts` or `query_texts` made them.
+        texts: made by `document_texts` or `query_texts`.
         kind: "document" or "query".
-        folder: of the blocks; belongs to these texts alone.
+        folder: of the blocks; for these texts alone.
         processes: that share the work; all of them get the result.
     """
     whole = folder / "all.npy"
     if not whole.exists():
         folder.mkdir(parents=True, exist_ok=True)
         blocks = {start: folder / f"{start:012}.npy" for start in range(0, len(texts), BLOCK)}
-        for start in processes.share(list(blocks)):
+        own, shown = processes.share(list(blocks)), processes.is_main
+        several = shown and len(own) > 1  # one block shows its own bar
+        for start in progress(own, f"embeddings of {PLURALS[kind]}", unit="block", enabled=several):
             if not blocks[start].exists():
-                _save(encoder.encode(texts[start : start + BLOCK], kind, progress=True), blocks[start])
+                _save(encoder.encode(texts[start : start + BLOCK], kind, progress=shown), blocks[start])
         processes.wait()
         if processes.is_main:
             _join(list(blocks.values()), (len(texts), encoder.embedding_dim), whole)
@@ -109,7 +112,7 @@ def _save(array: NDArray[np.float32], path: Path) -> None:
 
 
 def _join(blocks: Sequence[Path], shape: tuple[int, int], path: Path) -> None:
-    """All blocks in one file, in their order; they are removed."""
+    """Move all blocks into one file, in their order."""
     partial, start = path.with_suffix(".partial"), 0
     joined = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=shape)
     for block in map(np.load, blocks):

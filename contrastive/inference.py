@@ -1,7 +1,8 @@
-"""Linear layers laid out for inference on processors, and whether a device has instructions for bfloat16.
+"""Linear layers packed for inference on CPUs, and whether a device has instructions for bfloat16.
 
-oneDNN multiplies by a weight matrix faster when it may choose the matrix's layout in memory; the layout is chosen once here,
-not at every call. Against `F.linear` on two cores with AVX512: 1.2 times as fast at 640 rows, 1.5 at 80, 2.5 at 10, in float32.
+oneDNN multiplies by a weight matrix faster if it may choose the matrix's layout in memory; here it chooses once, not at every
+call. Against `F.linear` on two cores with AVX512: 1.2 times as fast at 640 rows, 1.5 at 80, 2.5 at 10, in float32. Knows
+nothing of what the layers are for.
 """
 
 import copy
@@ -14,14 +15,14 @@ from torch import Tensor, nn
 from transformers.utils import is_torch_bf16_gpu_available
 
 _ROWS = 64
-"""Rows to choose the layout for; measured, it serves 1 to 640 rows better than one chosen for 1."""
+"""Input rows that the layout is optimised for; in measurements it suits 1 to 640 rows better than a layout for 1."""
 
 
 class PackedLinear(nn.Linear):
-    """`nn.Linear` without gradients, its weights packed for the processor; elsewhere an ordinary one.
+    """`nn.Linear` without gradients, its weights packed for the CPU; on other devices an ordinary one.
 
     Args:
-        weight: [out, in], shared; later changes to it are not seen.
+        weight: [out, in], shared; later changes do not reach the packed copy.
         bias: [out], if any.
     """
 
@@ -33,7 +34,7 @@ class PackedLinear(nn.Linear):
         self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, _ROWS) if _packable(weight) else None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copied and pickled by its weights: what is packed cannot be."""
+        """Copies and pickles the weights, as packed ones cannot be."""
         return PackedLinear, (self.weight, self.bias)
 
     @torch.no_grad()
@@ -46,9 +47,9 @@ class PackedLinear(nn.Linear):
 
 
 def has_bfloat16(*, use_cpu: bool) -> bool:
-    """Whether the device has instructions for bfloat16; one without takes twice as long in bfloat16 as in float32.
+    """True if the device has instructions for bfloat16; without them bfloat16 takes twice as long as float32.
 
-    Old versions of torch do not tell what a CPU has; there it counts as one without.
+    False on CPUs under old versions of torch, which do not report a CPU's instructions.
     """
     if not use_cpu:
         return bool(is_torch_bf16_gpu_available())
@@ -64,7 +65,7 @@ def _packable(weight: Tensor) -> bool:
 
 
 def for_inference(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """A copy of a model to run only: weights of the given dtype, linear layers packed. Weights of that dtype are shared."""
+    """A copy of a model for inference: weights in the given dtype, linear layers packed. Weights of that dtype are shared."""
     tensors = [*model.parameters(), *model.buffers()]
     copied = copy.deepcopy(model, {id(t): t for t in tensors if t.dtype == dtype or not t.is_floating_point()})
     for module in list(copied.to(dtype).modules()):

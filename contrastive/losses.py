@@ -1,11 +1,11 @@
 """The two contrastive losses of DR-SCL over a batch of documents and queries, in the sentence-transformers signature.
 
-A batch comes as V views (columns) of B documents; a view is the document's text or one of its queries. `labels` says which
-document a row belongs to, so that every text of one document is a positive of the others. Under several processes the
-embeddings are gathered with their gradients: the batch is the global one. Knows nothing of data or training.
+A batch has V views (columns) of B documents; a view is the document's text or one of its queries. `labels` says which document
+a row belongs to, so all texts of one document are positives of each other. With several processes the embeddings are gathered
+with their gradients: the batch is the global one. Knows nothing of data or training.
 
-Both differ from the paper in one thing: they average over the anchors where eq. 6 and 7 add up, so that gradient clipping
-and learning rate mean the same at any batch size.
+Differs from the paper in: the losses are means over the anchors where eq. 6 and 7 are sums, so that gradient clipping and
+learning rate mean the same at any batch size.
 """
 
 from collections.abc import Iterable
@@ -21,27 +21,27 @@ Features = dict[str, Tensor]
 
 
 def supervised_contrastive_loss(embeddings: Tensor, labels: Tensor, temperature: float = 1.0) -> Tensor:
-    """DR-SCL eq. 7 (Khosla et al. 2020, L_out): pull together what shares a label, push apart the rest.
+    """Scalar loss that pulls rows of one label together and pushes the others apart: DR-SCL eq. 7 (Khosla et al. 2020, L_out).
 
     Args:
-        embeddings: [n, dim]; dot products are taken as they are, so normalise before if cosines are wanted.
+        embeddings: [n, dim]; dot products are taken as they are, so normalise first for cosines.
         labels: [n] class of each row.
         temperature: t in exp(z_i . z_a / t); 1 in the paper.
 
     Returns:
-        The mean over the anchors that have a positive; zero (with gradient) when none has.
+        The mean over the anchors that have a positive; zero (with gradient) if none has.
     """
-    similarity = embeddings @ embeddings.T / temperature
+    similarity = embeddings @ embeddings.T / temperature  # [n, n]
     others = ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-    positives = (labels[:, None] == labels[None, :]) & others
+    positives = (labels[:, None] == labels[None, :]) & others  # [n, n]
     log_share = similarity.masked_fill(~others, -torch.inf).log_softmax(dim=1).masked_fill(~positives, 0.0)
-    counts = positives.sum(dim=1)
-    per_anchor = -log_share.sum(dim=1) / counts.clamp(min=1)
+    counts = positives.sum(dim=1)  # [n]
+    per_anchor = -log_share.sum(dim=1) / counts.clamp(min=1)  # DR-SCL eq. 7
     return per_anchor.sum() / (counts > 0).sum().clamp(min=1)
 
 
 def dpr_loss(queries: Tensor, documents: Tensor, labels: Tensor, temperature: float = 1.0) -> Tensor:
-    """DR-SCL eq. 6 (Karpukhin et al. 2020; InfoNCE): each query against the documents of the batch.
+    """Scalar loss of each query against the documents of the batch: DR-SCL eq. 6 (Karpukhin et al. 2020; InfoNCE).
 
     Args:
         queries: [n, dim], row i asks for documents[i].
@@ -49,15 +49,15 @@ def dpr_loss(queries: Tensor, documents: Tensor, labels: Tensor, temperature: fl
         labels: [m] which document each is; another row with a query's own document is a false negative and is masked.
         temperature: t in exp(z_q . z_d / t); 1 in the paper.
     """
-    similarity = queries @ documents.T / temperature
+    similarity = queries @ documents.T / temperature  # [n, m]
     targets = torch.arange(len(queries), device=labels.device)
     own = targets[:, None] == torch.arange(len(documents), device=labels.device)
     false_negatives = (labels[: len(queries), None] == labels) & ~own
-    return F.cross_entropy(similarity.masked_fill(false_negatives, -torch.inf), targets)
+    return F.cross_entropy(similarity.masked_fill(false_negatives, -torch.inf), targets)  # DR-SCL eq. 6
 
 
 class _ContrastiveLoss(nn.Module):
-    """Embeds every view and gathers views and labels from all processes; subclasses say what to do with them."""
+    """Embeds every view and gathers views and labels from all processes; subclasses compute the loss."""
 
     def __init__(self, model: SentenceTransformer, temperature: float = 1.0) -> None:
         super().__init__()
@@ -83,9 +83,9 @@ class SupervisedContrastiveLoss(_ContrastiveLoss):
 
 
 class DPRLoss(_ContrastiveLoss):
-    """`dpr_loss` of the second column (query) against the first (document) and, where labels name them, hard negatives.
+    """`dpr_loss` of the second column (query) against the first (document) and hard negatives, if the labels name any.
 
-    With labels [B] further columns (other views) are not used. With labels [B, 1 + h] the h columns after the second are
+    With labels [B] further columns (other views) are ignored. With labels [B, 1 + h] the h columns after the second are
     documents that do not answer the query; the labels are those of the first column and of these.
     """
 

@@ -1,11 +1,13 @@
 """Contrastive pre-training: from documents and their queries to a tuned encoder.
 
 A training row is one document with V of its texts (the document itself, then queries), so every batch holds positives by
-construction; `label` is the document. Runs on `SentenceTransformerTrainer`: several devices, checkpoints and progress bars
-come from there.
+construction; `label` is the document. Several devices and checkpoints come from `SentenceTransformerTrainer`. Knows nothing of
+docids.
 """
 
+import json
 import random
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +20,10 @@ import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.training_args import SentenceTransformerTrainingArguments
+from transformers import PrinterCallback
 from transformers.trainer_utils import get_last_checkpoint
 
+from contrastive.callbacks import ProgressLine
 from contrastive.encoder import Encoder
 from contrastive.inference import has_bfloat16
 from contrastive.losses import DPRLoss, SupervisedContrastiveLoss
@@ -30,35 +34,32 @@ _LOSSES = {"scl": SupervisedContrastiveLoss, "dpr": DPRLoss}
 
 @dataclass(frozen=True)
 class ContrastiveConfig:
-    """How the encoder is pre-trained; defaults are the paper's (section 4.2).
-
-    Attributes:
-        loss: "scl" (eq. 7), "dpr" (eq. 6) or "none" (keep the encoder as it is).
-        temperature: divides the dot products; 1 for unnormalised embeddings as in the paper, about 0.05 for cosines.
-        views: texts of one document in a batch, the document itself included.
-        hard_negatives: for "dpr", documents a query that the encoder ranks high before training though they are not relevant;
-            they join the batch's other documents as negatives (views must be 2).
-        pseudo_queries: let pseudo-queries stand in for documents that have too few queries.
-        batch_size: texts a process and step (N of the paper); batch_size / views documents.
-        epochs: passes over the train queries.
-        learning_rate: peak, after a linear warm-up over a tenth of the steps.
-        interpolation: how far the weights go from where they started to where training ended, in (0, 1]: below 1 an encoder
-            that is already good keeps more of what it knew (WiSE-FT, Wortsman et al. 2022).
-        bf16: compute in bfloat16 where the device is fast at it.
-        seed: of sampling and shuffling.
-    """
+    """How the encoder is pre-trained; defaults are the paper's (section 4.2)."""
 
     loss: str = "scl"
+    """"scl" (eq. 7), "dpr" (eq. 6) or "none" (keep the encoder as it is)."""
     temperature: float = 1.0
+    """Divides the dot products; 1 for unnormalised embeddings as in the paper, about 0.05 for cosines."""
     views: int = 2
+    """Texts of one document in a batch, the document itself included."""
     hard_negatives: int = 0
-    pseudo_queries: bool = False
+    """For "dpr", irrelevant documents per query that the encoder ranks high before training; they join the batch's
+    other documents as negatives (views must be 2)."""
+    fill_with_pseudo_queries: bool = False
+    """Use pseudo-queries for documents that have too few queries."""
     batch_size: int = 64
+    """Texts per process and step (N of the paper); batch_size / views documents."""
     epochs: float = 50.0
+    """Passes over the train queries."""
     learning_rate: float = 1e-4
+    """Peak, after a linear warm-up over a tenth of the steps."""
     interpolation: float = 1.0
+    """Final weights = start + interpolation * (trained - start), in (0, 1]; below 1 a good encoder keeps more of what
+    it knew (WiSE-FT, Wortsman et al. 2022)."""
     bf16: bool = False
+    """Compute in bfloat16 where the device has instructions for it."""
     seed: int = 0
+    """Of sampling and shuffling."""
 
     def __post_init__(self) -> None:
         if self.loss not in (*_LOSSES, "none"):
@@ -87,19 +88,22 @@ def contrastive_rows(
     views: int = 2,
     seed: int = 0,
 ) -> datasets.Dataset:
-    """One row a (document, query) pair, filled up to `views` texts of that document, with the document as `label`.
+    """One row per (document, query) pair, filled up to `views` texts of that document, with the document as `label`.
 
     Args:
         documents: text of each document.
         queries: {document row: its train queries}.
         pseudo_queries: {document row: its pseudo-queries}; a document without queries gets one row from these.
-        negatives: {query: as many document rows for each}, from `hard_negatives`; only queries that have them get a row.
-        views: columns; where a document has too few different texts, its queries come again.
-        seed: which further queries fill a row.
+        negatives: {query: document rows, the same number for each}, from `hard_negatives`; queries without them get no row.
+        views: columns; a document with too few different texts repeats its queries.
+        seed: of the further queries that fill a row.
 
     Returns:
         A table with the columns view_0 (the document) .. view_{views-1}, label; with negatives the columns negative_0 … come
         before the label, which then lists their documents too.
+
+    Raises:
+        ValueError: there are no queries.
     """
     rng = random.Random(seed)
     rows = []
@@ -135,7 +139,7 @@ def hard_negatives(
         encoder: before training.
         embeddings: [documents, dim] of the documents by that encoder, perhaps mapped into memory.
         queries: {document row: its train queries}.
-        count: document rows a query.
+        count: document rows per query.
     """
     answers: dict[str, set[int]] = {}
     for row, texts in queries.items():
@@ -151,7 +155,7 @@ def hard_negatives(
 
 
 def trainer_settings(config: Any, work_folder: Path, *, use_cpu: bool) -> dict[str, Any]:
-    """What all our trainings ask of transformers' trainer: a loss and a checkpoint every tenth, of which two stay.
+    """Trainer arguments that all our trainings share: a loss and a checkpoint every tenth, the last two checkpoints kept.
 
     Args:
         config: settings with `epochs`, `learning_rate`, `bf16` and `seed`.
@@ -169,14 +173,44 @@ def trainer_settings(config: Any, work_folder: Path, *, use_cpu: bool) -> dict[s
         "save_total_limit": 2,
         "logging_steps": 0.1,
         "report_to": "none",
+        "disable_tqdm": True,  # `run_trainer` shows the progress
         "use_cpu": use_cpu,
         "dataloader_pin_memory": False,
     }
 
 
+def run_trainer(trainer: Any, description: str, work_folder: Path) -> None:
+    """Train, with our progress bar; resumes from the last checkpoint in `work_folder`, if there is one.
+
+    Args:
+        trainer: of transformers or sentence-transformers, with `trainer_settings`.
+        description: of the training, a few words.
+        work_folder: of the checkpoints.
+    """
+    shown = ProgressLine(description)
+    trainer.remove_callback(PrinterCallback)  # prints dictionaries
+    trainer.add_callback(shown)
+    try:
+        trainer.train(resume_from_checkpoint=last_checkpoint(work_folder))
+    finally:
+        shown.close()
+
+
 def last_checkpoint(work_folder: Path) -> str | None:
-    """Where a killed training goes on, if there is something to go on from."""
+    """The last whole checkpoint, from which a killed training resumes; those that a kill cut off are removed."""
+    for folder in work_folder.glob("checkpoint-*"):
+        try:
+            json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))  # written last
+        except (OSError, ValueError):
+            shutil.rmtree(folder)
     return get_last_checkpoint(str(work_folder)) if work_folder.is_dir() else None
+
+
+class _EncoderTrainer(SentenceTransformerTrainer):
+    """Leaves out the model card, whose examples are looked for with a progress bar of their own."""
+
+    def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
+        pass
 
 
 def train_encoder(encoder: Encoder, rows: datasets.Dataset, config: ContrastiveConfig, work_folder: Path) -> None:
@@ -196,13 +230,13 @@ def train_encoder(encoder: Encoder, rows: datasets.Dataset, config: ContrastiveC
     )
     parameters = list(encoder.model.parameters())  # tied weights once
     start = [parameter.detach().clone() for parameter in parameters] if config.interpolation < 1 else []
-    trainer = SentenceTransformerTrainer(
+    trainer = _EncoderTrainer(
         model=encoder.model,
         args=arguments,
         train_dataset=rows,
         loss=_LOSSES[config.loss](encoder.model, config.temperature),
     )
-    trainer.train(resume_from_checkpoint=last_checkpoint(work_folder))
+    run_trainer(trainer, "encoder", work_folder)
     with torch.no_grad():
         for before, parameter in zip(start, parameters, strict=False):
             parameter.copy_(torch.lerp(before.to(parameter.device), parameter, config.interpolation))

@@ -1,1 +1,1 @@
-"""Document identifiers: collections, hierarchical k-means and the docid tree (numpy only; no torch, no transformers)."""
+"""Document identifiers: collections, docid schemes and the docid tree, without torch or transformers."""

@@ -1,7 +1,7 @@
 """Collections in BEIR layout: documents, queries and relevance judgements, read once and checked.
 
-Documents live in a memory-mapped Arrow table (`datasets.Dataset`), queries and judgements in dictionaries. Knows nothing
-of models, identifiers or measures. Every complaint names the file, the line, what was found and what to do.
+Documents live in a memory-mapped Arrow table (`datasets.Dataset`), queries and judgements in dictionaries. Every error names
+the file, the line, what was found and what to do. Knows nothing of models, identifiers or measures.
 """
 
 import json
@@ -11,13 +11,12 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from gzip import open as open_gzip
 from pathlib import Path
-from typing import Any, TextIO, overload
+from typing import Any, overload
 
 import datasets
 
-from docids.storage import digest, sha256
+from docids.storage import digest, open_text, sha256
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +28,7 @@ _TYPES = {bool: "bool", int: "int64", float: "float64", str: "string"}
 
 
 class LazyTexts(Sequence[str]):
-    """Texts of which only the slices that are asked for are made: more than memory holds."""
+    """Texts made only when a slice is read, for collections larger than memory."""
 
     @abstractmethod
     def between(self, start: int, stop: int) -> list[str]:
@@ -47,7 +46,7 @@ class LazyTexts(Sequence[str]):
 
 
 class FullTexts(LazyTexts):
-    """Title and whole text of every document: what BM25 reads."""
+    """Title and whole text of every document, as BM25 reads them."""
 
     def __init__(self, documents: datasets.Dataset) -> None:
         self._documents = documents
@@ -61,13 +60,17 @@ class FullTexts(LazyTexts):
         return [f"{title} {text}" for title, text in zip(chosen["title"], chosen["text"], strict=True)]
 
 
+SPLITS = ("train", "dev", "test")
+"""The splits of a collection: qrels/SPLIT.tsv."""
+
+
 @dataclass(frozen=True)
 class Collection:
     """A collection: `documents` (columns doc_id, title, text, metadata), `queries` and one `Qrels` a split.
 
     Attributes:
         folder: where it was read from.
-        documents: one row a document; a document's row number is used wherever arrays speak of documents.
+        documents: one row per document; arrays over documents are in this order.
         queries: {query_id: text}.
         qrels: {"train" | "dev" | "test": judgements}; a split without a file is an empty dictionary.
         train_file_documents: documents that `qrels/train.tsv` judges relevant to some query.
@@ -83,7 +86,7 @@ class Collection:
 
     @cached_property
     def digest(self) -> str:
-        """Of all its files: what was made of a collection is made anew when any of them changes."""
+        """sha256 of all its files; results are recomputed when it changes."""
         files = sorted(path for path in self.folder.rglob("*") if path.suffix in (".jsonl", ".gz", ".tsv"))
         return digest([sha256(path) for path in files])
 
@@ -112,17 +115,25 @@ class Collection:
         return {query_id: self.queries[query_id] for query_id in self.qrels[split]}
 
 
+def check_collection(call: str, collection: object) -> None:
+    """Raise TypeError, naming the remedy, if a call was given something other than a `Collection`."""
+    if not isinstance(collection, Collection):
+        raise TypeError(
+            f"{call}() takes a collection, got {collection!r}; dsi.read_collection(FOLDER) reads one from a folder."
+        )
+
+
 def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0) -> Collection:
-    """Read a BEIR folder: `corpus.jsonl[.gz]`, `queries.jsonl[.gz]`, `qrels/{train,dev,test}.tsv`.
+    """The collection in a BEIR folder: `corpus.jsonl[.gz]`, `queries.jsonl[.gz]`, `qrels/{train,dev,test}.tsv`.
 
     Args:
         folder: the collection.
-        dev_queries: how many train queries become the dev split where the collection has no `qrels/dev.tsv` (at most a
-            tenth of them). Whatever is tuned is tuned on these; they are not trained on.
-        seed: of that cut.
+        dev_queries: how many train queries (at most a tenth) become the dev split if there is no `qrels/dev.tsv`. Tuning uses
+            them; training does not.
+        seed: of the choice of dev queries.
 
     Raises:
-        FileNotFoundError: a needed file is missing.
+        FileNotFoundError: a required file is missing.
         ValueError: a file's content is wrong; the message names file, line, value and remedy.
     """
     folder = Path(folder)
@@ -131,7 +142,7 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
     documents = read_documents(folder)
     queries = read_queries(folder)
     rows = {doc_id: row for row, doc_id in enumerate(documents["doc_id"][:])}
-    qrels = {split: _read_qrels(folder / "qrels" / f"{split}.tsv", queries, rows) for split in ("train", "dev", "test")}
+    qrels = {split: _read_qrels(folder / "qrels" / f"{split}.tsv", queries, rows) for split in SPLITS}
     if not any(qrels.values()):
         raise FileNotFoundError(
             f"No judgements in {folder / 'qrels'}; add at least one of train.tsv, dev.tsv, test.tsv."
@@ -147,7 +158,12 @@ def _relevant(qrels: Qrels) -> frozenset[str]:
 
 
 def cut_dev(train: Qrels, dev_queries: int, seed: int) -> tuple[Qrels, Qrels]:
-    """Split train judgements into (train, dev): at most `dev_queries` and at most a tenth of the queries go to dev."""
+    """Train judgements as (train, dev): at most `dev_queries` and at most a tenth of the queries go to dev.
+
+    >>> train, dev = cut_dev({f"q{n}": {"a": 1} for n in range(30)}, 500, 0)
+    >>> len(train), len(dev)
+    (27, 3)
+    """
     size = min(dev_queries, len(train) // 10)
     chosen = set(random.Random(seed).sample(sorted(train), size))
     keep = {query_id: judged for query_id, judged in train.items() if query_id not in chosen}
@@ -155,7 +171,7 @@ def cut_dev(train: Qrels, dev_queries: int, seed: int) -> tuple[Qrels, Qrels]:
 
 
 def read_documents(folder: Path) -> datasets.Dataset:
-    """The documents of a BEIR folder as an Arrow table: doc_id, title, text, and a column for each key of their metadata."""
+    """The documents of a BEIR folder as an Arrow table: doc_id, title, text, and a column per metadata key."""
     path = _find(folder, "corpus.jsonl")
     if next(_json_lines(path), None) is None:
         raise ValueError(f"{path} holds no documents; it needs one JSON object a line with _id, title and text.")
@@ -168,20 +184,20 @@ def read_documents(folder: Path) -> datasets.Dataset:
 def read_once(
     rows: Callable[..., Iterator[dict[str, Any]]], kinds: dict[str, str], path: Path, **arguments: Any
 ) -> datasets.Dataset:
-    """A table of what `rows` makes of a file: read from the cache, until the file changes.
+    """A table of the rows of a file, cached until the file changes.
 
     Args:
-        rows: takes path (a text), version and the arguments.
+        rows: reads the file; takes path (a str), version and the further arguments.
         kinds: {column: Arrow type} of the table.
         path: of the file.
-        **arguments: further ones.
+        **arguments: further ones of `rows`.
     """
     status = path.stat()
     try:
         return datasets.Dataset.from_generator(
             rows,
             features=datasets.Features({name: datasets.Value(kind) for name, kind in kinds.items()}),
-            # Size and time are part of the cache key: a changed file is read again.
+            # Size and time are part of the cache key, so a changed file is read again.
             gen_kwargs={"path": str(path), "version": f"{status.st_size}-{status.st_mtime_ns}", **arguments},
         )
     except datasets.exceptions.DatasetGenerationError as error:
@@ -207,7 +223,7 @@ def read_queries(folder: Path) -> dict[str, str]:
 
 
 def _column_rows(path: str, version: str) -> Iterator[dict[str, str]]:
-    """Columns of the documents in a file and their Arrow types; a key of the metadata has the one type of its values."""
+    """Columns of the documents in a file and their Arrow types; all values of a metadata key must have one type."""
     kinds: dict[str, type] = {}
     for number, record in _json_lines(Path(path)):
         for key, value in _metadata(record, Path(path), number).items():
@@ -223,7 +239,7 @@ def _column_rows(path: str, version: str) -> Iterator[dict[str, str]]:
 
 
 def _metadata(record: dict[str, Any], path: Path, number: int) -> dict[str, bool | int | float | str]:
-    """The values of a record's metadata that are known (not null) and plain; lists and objects are left out."""
+    """The plain values of a record's metadata; null, lists and objects are left out."""
     metadata = record.get("metadata") or {}
     if not isinstance(metadata, dict):
         raise ValueError(f"{path}, line {number}: metadata must be an object, got {metadata!r}.")
@@ -244,7 +260,7 @@ def document_records(path: Path) -> Iterator[dict[str, Any]]:
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: what is wrong, with the line.
+        ValueError: a malformed document; the message names the line.
     """
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; give a corpus.jsonl or corpus.jsonl.gz.")
@@ -289,13 +305,6 @@ def _find(folder: Path, name: str) -> Path:
         if path.exists():
             return path
     raise FileNotFoundError(f"{folder / name} (or {name}.gz) does not exist; a collection needs it (BEIR layout).")
-
-
-def open_text(path: Path) -> TextIO:
-    """Open a text file for reading, one ending in .gz uncompressed on the way."""
-    if path.suffix == ".gz":
-        return open_gzip(path, "rt", encoding="utf-8")  # type: ignore[return-value]
-    return path.open(encoding="utf-8")
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -1,11 +1,11 @@
-"""Natural Questions (Kwiatkowski et al. 2019) as a BEIR folder: records of any of its three forms -> pages and questions.
+"""Natural Questions (Kwiatkowski et al. 2019) as a BEIR folder, from records in any of its three forms.
 
-A document is a Wikipedia page, its `doc_id` a number in order of first appearance, its text the page's paragraphs; pages of
-one title are one document (the first is kept). A query is a question with its page; the same pair twice counts once.
+A document is a Wikipedia page, its `doc_id` a number in order of first appearance, its text the page's paragraphs; pages with
+the same title are one document (the first is kept). A query is a question with its page; the same pair twice counts once.
 
-Two passes. `stage` streams the records and appends each new page and each question to two files, with a journal by which a
-killed run goes on where it was; nothing but titles stays in memory. `select` draws pairs and pages and writes the collection.
-Knows nothing of models.
+`prepare` does it in two passes. `stage` streams the records and appends each new page and each question to two files, with a
+journal from which a killed run continues; only titles and questions stay in memory. `select` draws pairs and pages and writes
+the collection. Knows nothing of models.
 """
 
 import html
@@ -13,20 +13,22 @@ import json
 import logging
 import random
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import parse_qs, urlsplit
 
-from tqdm.auto import tqdm
-
-from docids.collection import open_text
-from docids.storage import replace_folder, sha256, write_json
+from docids.progress import progress
+from docids.storage import open_text, replace_folder, sha256, write_json
 
 logger = logging.getLogger(__name__)
 
 HUB_NAME = "google-research-datasets/natural_questions"
+SIZES = {"nq10k": (10_000, 8_000, 2_000), "nq100k": (100_000, 80_000, 20_000), "nq320k": (0, 0, 0)}
+"""{name: (documents, train pairs, test pairs)}, 0 for all: DR-SCL, Table 1, and all of Natural Questions."""
 _JOURNAL_EVERY = 1000
 _NAMED_PROBLEMS = 10
 _SPACE_BEFORE = re.compile(r" ([,.;:!?%)\]]|'s\b|n't\b)")
@@ -52,10 +54,10 @@ class Journal:
 
     Attributes:
         records: read so far, by source.
-        skipped: of them malformed.
+        skipped: how many of them were malformed.
         documents: pages written.
         pairs: questions written.
-        sizes: bytes of the two files at that moment: what is beyond was not finished.
+        sizes: bytes of the two files at that moment; anything beyond is an unfinished write.
     """
 
     records: dict[str, int] = field(default_factory=dict)
@@ -63,6 +65,62 @@ class Journal:
     documents: int = 0
     pairs: int = 0
     sizes: tuple[int, int] = (0, 0)
+
+
+def prepare(
+    output: Path,
+    *,
+    files: Sequence[Path] = (),
+    test_files: Sequence[Path] = (),
+    hub: bool = False,
+    size: str = "nq10k",
+    counts: Sequence[int] = (),
+    seed: int = 0,
+    keep_staged: bool = False,
+) -> tuple[Journal, dict[str, Any]]:
+    """Write a collection of Natural Questions; a killed run continues where it was.
+
+    Args:
+        output: folder of the collection; the staged files lie beside it, in `output`.staged.
+        files: raw files, .jsonl or .jsonl.gz.
+        test_files: raw files whose questions are the test set; without them it is drawn from all questions.
+        hub: stream the records from the Hub instead (or as well).
+        size: a name of `SIZES`.
+        counts: (documents, train pairs, test pairs) instead of those of `size`; 0 for all.
+        seed: of the draw.
+        keep_staged: keep the staged files, to draw another size from them.
+
+    Returns:
+        What was read, and the report of `select`.
+
+    Raises:
+        FileNotFoundError: a raw file is missing.
+        ValueError: no source, no test questions, or fewer records than were asked for.
+    """
+    missing = [path for path in (*files, *test_files) if not path.is_file()]
+    if missing:
+        raise FileNotFoundError(f"{missing[0]} does not exist; give raw Natural Questions files, or hub=True (--hub).")
+    if not files and not hub:
+        raise ValueError("Give raw Natural Questions files, or hub=True (--hub) to stream them from the Hub.")
+    if size not in SIZES:
+        raise ValueError(f"size must be one of {', '.join(SIZES)}, got {size!r}.")
+    documents, train, test = counts or SIZES[size]
+    test_sources = [path.name for path in test_files] + ["hub:validation"] * (hub and not test)
+    if not test and not test_sources:
+        raise ValueError(
+            f"{size} is tested on other questions than it trains on; name their files: test_files (--test)."
+        )
+    staged = output.with_name(f"{output.name}.staged")
+    staged.mkdir(parents=True, exist_ok=True)
+    journal = read_journal(staged)
+    splits = ["train", *["validation"] * bool(test_sources)] if hub else []
+    sources = [read_files([*files, *test_files], journal.records)]
+    sources += [read_hub(split, journal.records) for split in splits]
+    journal = stage(chain.from_iterable(sources), journal, staged)
+    report = select(staged, output, documents=documents, train=train, test=test, seed=seed, test_sources=test_sources)
+    if not keep_staged:
+        shutil.rmtree(staged)
+    return journal, report
 
 
 def parse(record: dict[str, Any]) -> Example:
@@ -96,7 +154,14 @@ def parse(record: dict[str, Any]) -> Example:
 
 
 def paragraphs(tokens: Iterable[tuple[str, bool]]) -> str:
-    """The text inside <P> … </P> of (token, is_html) pairs; all text of a page without paragraphs."""
+    """The text inside <P> … </P>; of a page without paragraphs, all of its text.
+
+    >>> paragraphs([("Contents", False), ("<P>", True), ("Neon", False), ("glows", False), (".", False), ("</P>", True)])
+    'Neon glows.'
+
+    Args:
+        tokens: (token, is_html) pairs.
+    """
     inside, everything, found = False, [], []
     for token, is_html in tokens:
         if is_html:
@@ -117,7 +182,7 @@ def _title(url: str) -> str:
 
 
 def read_files(paths: Sequence[Path], done: dict[str, int]) -> Records:
-    """Records of raw .jsonl[.gz] files, those already `done` (by file name) left out."""
+    """Records of raw .jsonl[.gz] files, without the first `done[file name]` of each."""
     for path in paths:
         with open_text(path) as lines:
             for number, line in enumerate(lines, start=1):
@@ -145,10 +210,10 @@ def read_hub(split: str, done: dict[str, int]) -> Records:
 
 
 def stage(records: Records, journal: Journal, folder: Path) -> Journal:
-    """Append pages and questions to `documents.jsonl` and `pairs.jsonl` in a folder; returns the journal at the end.
+    """Append pages and questions to `documents.jsonl` and `pairs.jsonl` in a folder; returns the final journal.
 
     Args:
-        records: those the journal does not know yet.
+        records: those that the journal does not count yet.
         journal: from `read_journal`.
         folder: of the two files.
     """
@@ -158,7 +223,7 @@ def stage(records: Records, journal: Journal, folder: Path) -> Journal:
         (folder / "documents.jsonl").open("a", encoding="utf-8") as documents,
         (folder / "pairs.jsonl").open("a", encoding="utf-8") as pairs,
     ):
-        for count, (source, record) in enumerate(tqdm(records, desc="records", unit="record"), start=1):
+        for count, (source, record) in enumerate(progress(records, "records", unit="record"), start=1):
             journal.records[source] = journal.records.get(source, 0) + 1
             try:
                 if isinstance(record, ValueError):
@@ -183,7 +248,7 @@ def stage(records: Records, journal: Journal, folder: Path) -> Journal:
 
 
 def read_journal(folder: Path) -> Journal:
-    """How far an earlier run came; what it had not finished is cut off its files."""
+    """How far an earlier run came; unfinished writes are cut off its files."""
     path = folder / "journal.json"
     journal = Journal(**json.loads(path.read_text())) if path.exists() else Journal()
     for name, size in zip(("documents.jsonl", "pairs.jsonl"), journal.sizes, strict=True):
@@ -205,21 +270,21 @@ def _save_journal(
 def select(
     staged: Path, output: Path, *, documents: int, train: int, test: int, seed: int, test_sources: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Draw a collection from the staged files and write it, in one step, as a BEIR folder.
+    """Draw a collection from the staged files and write it as a BEIR folder, in one step.
 
-    Pairs are drawn at random; their pages belong to the collection, and further pages drawn at random fill it up.
+    Pairs are drawn at random; the collection has their pages, and further pages drawn at random.
 
     Args:
         staged: folder of `stage`.
         output: the collection.
-        documents: how many; 0 for all.
+        documents: how many pages; 0 for all.
         train: pairs for training; 0 for all that are not for testing.
         test: pairs for testing; 0 for all of `test_sources`.
         seed: of the draw.
         test_sources: sources whose pairs are the test set; others are for training. Without them both are drawn from all.
 
     Returns:
-        Counts and the sha256 of each file, as written to `collection.json`.
+        Counts, the overlap in percent and the sha256 of each file, as written to `collection.json`.
 
     Raises:
         ValueError: more was asked for than there is, or the drawn pairs have more pages than `documents`.
@@ -285,7 +350,7 @@ def _titles(path: Path) -> dict[str, int]:
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON Lines file that this module wrote; nothing where there is no file."""
+    """The objects of a JSON Lines file; none if there is no file."""
     if path.exists():
         with path.open(encoding="utf-8") as lines:
             for line in lines:

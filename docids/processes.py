@@ -1,4 +1,4 @@
-"""Work that several processes share: who does what, and how they tell each other. Knows nothing of launchers."""
+"""Work shared by several processes: which does what, and how results are exchanged. Knows nothing of launchers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,15 +10,20 @@ U = TypeVar("U")
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes of a run, this one among them; by default it is alone.
+    """The processes of a run, seen from one of them; by default it is alone.
 
-    What is shared is cut into pieces that do not depend on how many processes there are, so that any number of them gives the
-    same result.
+    Work is cut into pieces that do not depend on the number of processes, so any number gives the same result.
+
+    >>> half = Processes(rank=1, count=2, gather=lambda own: [["a", "c"], own])
+    >>> half.share(["a", "b", "c"])
+    ['b']
+    >>> half.collect(["B"])
+    ['a', 'B', 'c']
 
     Attributes:
         rank: of this process, from 0.
-        count: of all.
-        gather: {what each process gives} -> the list of it by rank, on every process; waits for all.
+        count: of all processes.
+        gather: gives, on every process, the list by rank of what each passes in; waits for all.
     """
 
     rank: int = 0
@@ -27,30 +32,30 @@ class Processes:
 
     @property
     def is_main(self) -> bool:
-        """Is this the one that writes what all have made?"""
+        """True on rank 0, which writes shared output."""
         return self.rank == 0
 
     def wait(self) -> None:
-        """Go on when all processes are here."""
+        """Return when all processes have called it."""
         self.gather(None)
 
     def first(self, own: T) -> T:
-        """What the first process gives, on every process; waits for all."""
+        """The value of rank 0, on every process; waits for all."""
         given: T = self.gather(own)[0]
         return given
 
     def share(self, pieces: Sequence[T]) -> list[T]:
-        """The pieces that are this process's to do."""
+        """The pieces that this process works on."""
         return list(pieces[self.rank :: self.count])
 
     def collect(self, own: Sequence[Any]) -> list[Any]:
-        """What all processes made of their pieces, in the order of the pieces; `own` is what this one made of its share."""
+        """The results of all processes, in the order of the pieces; `own` holds the results of this one's share."""
         parts = self.gather(list(own))
         total = sum(map(len, parts))
         return [parts[number % self.count][number // self.count] for number in range(total)]
 
     def merge(self, items: Mapping[str, T], work: Callable[[dict[str, T]], Mapping[str, U]]) -> dict[str, U]:
-        """{key: what `work` makes of it}, in the items' order: each process works on its share, all get the whole."""
+        """{key: result of `work`}, in the items' order; each process works on its share, all get the whole."""
         own = work({key: items[key] for key in self.share(list(items))})
         found = {key: value for part in self.gather(dict(own)) for key, value in part.items()}
         return {key: found[key] for key in items}

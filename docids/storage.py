@@ -1,4 +1,4 @@
-"""Files and folders that are either the old ones or the new ones, never half of each. Knows nothing of their content."""
+"""Files and folders that are replaced in one step, and arrays on disk. Knows nothing of what they hold."""
 
 import hashlib
 import json
@@ -9,15 +9,16 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from gzip import open as open_gzip
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 
 def sha256(path: Path) -> str:
-    """Hexadecimal sha256 of a file's content."""
+    """Hexadecimal sha256 of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -26,12 +27,16 @@ def sha256(path: Path) -> str:
 
 
 def file_name(title: str) -> str:
-    """A title's letters and digits in lower case, a dash between words."""
+    """A title's letters and digits in lower case, with dashes between words.
+
+    >>> file_name("DR-SCL+QG (beta=0)")
+    'dr-scl-qg-beta-0'
+    """
     return "-".join(re.findall(r"[^\W_]+", title.lower()))
 
 
 def digest(value: object) -> str:
-    """sha256 of anything that JSON can hold."""
+    """Hexadecimal sha256 of a value that JSON can hold."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
@@ -39,10 +44,10 @@ _DTYPES = {"I32": np.int32, "F32": np.float32, "BOOL": np.bool_, "U8": np.uint8}
 
 
 def map_tensors(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of a safetensors file, mapped into memory: nothing is read before it is used.
+    """The arrays of a safetensors file, mapped into memory: data is read when it is used.
 
-    The library's reader for numpy copies. The format: eight bytes with the length of a JSON header, the header with type, shape
-    and place of each array, the arrays.
+    The library's numpy reader copies everything into memory. The format: eight bytes with the length of a JSON header, the
+    header with type, shape and place of each array, the arrays.
 
     Raises:
         ValueError: the file is shorter than its header says, or has none.
@@ -66,9 +71,9 @@ def map_tensors(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def save_tensors(arrays: Mapping[str, NDArray[Any]], path: Path) -> None:
-    """Write arrays as a safetensors file, for `map_tensors`; the library's writer copies all of them into memory first.
+    """Write arrays as a safetensors file for `map_tensors`; the library's writer first copies all of them into memory.
 
-    Matrices come first and start at a multiple of 64 bytes, so that products with them, mapped, are those of arrays in memory.
+    Matrices come first and start at a multiple of 64 bytes, so that products with mapped matrices equal those in memory.
     """
     names, header, start = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}, {}, 0
     ordered = dict(sorted(arrays.items(), key=lambda item: -item[1].ndim))
@@ -84,21 +89,28 @@ def save_tensors(arrays: Mapping[str, NDArray[Any]], path: Path) -> None:
 
 
 def scratch_array(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
-    """Zeros that may outgrow memory: they live in a temporary file without a name (in TMPDIR), gone with the array.
+    """Zeros that may be larger than memory: they live in an unnamed temporary file (in TMPDIR), deleted with the array.
 
     Raises:
-        OSError: there is no room for it.
+        OSError: the disk is too small.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     with tempfile.TemporaryFile() as file:
         try:
-            if hasattr(os, "posix_fallocate"):  # a full disk shows here, not when the array is written to
+            if hasattr(os, "posix_fallocate"):  # a full disk fails here, not when the array is written
                 os.posix_fallocate(file.fileno(), 0, size)
         except OSError as error:
             folder = tempfile.gettempdir()
             message = f"no room for {size / 2**30:.2f} GiB in {folder} ({error.strerror}); set TMPDIR to a larger disk"
             raise OSError(error.errno, message) from None
         return np.memmap(file, dtype, "w+", shape=shape)  # type: ignore[call-overload, no-any-return]
+
+
+def open_text(path: Path) -> TextIO:
+    """A text file opened for reading; one whose name ends in .gz is decompressed."""
+    if path.suffix == ".gz":
+        return open_gzip(path, "rt", encoding="utf-8")  # type: ignore[return-value]
+    return path.open(encoding="utf-8")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -113,7 +125,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write strict JSON in one step; an infinite number becomes the string "inf", which float() reads back."""
+    """Write strict JSON in one step; infinity becomes the string "inf", which float() reads back."""
     write_text(path, json.dumps(_strict(value), indent=1, ensure_ascii=False) + "\n")
 
 
@@ -127,10 +139,10 @@ def _strict(value: Any) -> Any:
 
 @contextmanager
 def replace_folder(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder that takes the place of `folder` when the block ends without an exception.
+    """Yield an empty folder that replaces `folder` when the block ends without an exception.
 
-    POSIX cannot exchange two folders in one portable step, so the old one is set aside for an instant; should the process
-    die in that instant, `recover_folder` (called by everything that reads a folder written here) brings it back.
+    POSIX cannot exchange two folders in one portable step, so the old one is set aside for an instant. If the process dies in
+    that instant, `recover_folder` (called by everything that reads such a folder) brings it back.
     """
     partial, previous = _beside(folder, "partial"), _beside(folder, "previous")
     recover_folder(folder)
@@ -148,7 +160,7 @@ def replace_folder(folder: Path) -> Iterator[Path]:
 
 
 def recover_folder(folder: Path) -> None:
-    """Undo a replacement that was killed between its two renames, and clear away what a finished one left behind."""
+    """Undo a replacement that was killed between its two renames, and remove what a finished one left behind."""
     previous = _beside(folder, "previous")
     if previous.exists():
         if folder.exists():

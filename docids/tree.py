@@ -2,8 +2,8 @@
 
 Inner nodes are numbered breadth-first from the root (0); the document at docid position p is node num_inner + p. A node's
 children are either all inner nodes or all documents and have consecutive numbers; the documents below a node are the
-consecutive positions doc_start..doc_end. So a digit is an offset, a subtree is a slice, and nothing is ever looked up by
-string. Knows nothing of how the tree was made, of texts or of models.
+consecutive positions doc_start..doc_end. So a digit is an offset, a subtree is a slice, and nothing is looked up by string.
+Knows nothing of how the tree was made, of texts or of models.
 """
 
 import hashlib
@@ -29,13 +29,13 @@ class DocidTree:
 
     Attributes:
         first_child: [I] node number of each inner node's first child.
-        num_children: [I] how many children it has; child number c has digit c.
+        num_children: [I] its number of children; child number c has digit c.
         doc_start: [I] first docid position below it.
         doc_end: [I] one past the last docid position below it.
-        doc_rows: [N] collection row of the document at each docid position; -1 where it was removed and its place is free.
+        doc_rows: [N] collection row of the document at each docid position; -1 if it was removed and its place is free.
         centroids: [I, dim] mean of the document embeddings below each inner node.
         embeddings: [N, dim] embedding of the document at each docid position: the centroid of that leaf.
-        trained: [I + N] by node: was it there when the decoder was trained? All, unless the tree was updated.
+        trained: [I + N] by node: True if the decoder was trained with it; all are, unless the tree was updated.
         origin: sha256 of the tree the decoder was trained for, if this one was updated since; else empty.
     """
 
@@ -55,17 +55,17 @@ class DocidTree:
 
     @property
     def num_inner(self) -> int:
-        """Inner nodes, the root included."""
+        """Number of inner nodes, including the root."""
         return len(self.first_child)
 
     @property
     def num_documents(self) -> int:
-        """Leaves: documents, and places of removed ones."""
+        """Number of leaves: documents, and places of removed ones."""
         return len(self.doc_rows)
 
     @cached_property
     def num_removed(self) -> int:
-        """Leaves whose document was removed."""
+        """Number of leaves whose document was removed."""
         return int((self.doc_rows < 0).sum())
 
     @cached_property
@@ -80,11 +80,11 @@ class DocidTree:
 
     @cached_property
     def level_sizes(self) -> list[int]:
-        """Nodes (inner nodes and documents) that are chosen at each level."""
+        """Number of nodes (inner nodes and documents) to choose from at each level."""
         return [int(self.num_children[level].sum()) for level in self.levels]
 
     def expansions(self, beam_width: int) -> int:
-        """Inner nodes whose children a search with this beam scores, at most."""
+        """Upper bound on the inner nodes that a search with this beam expands."""
         return sum(min(beam_width, level.stop - level.start) for level in self.levels)
 
     @property
@@ -104,7 +104,7 @@ class DocidTree:
 
     @property
     def vocab_size(self) -> int:
-        """Docid tokens of all levels and the start token."""
+        """Number of docid tokens of all levels, and the start token."""
         return 1 + sum(self.fan_out)
 
     @cached_property
@@ -146,7 +146,7 @@ class DocidTree:
         return self.origin if len(self.origin) else np.frombuffer(bytes.fromhex(self.fingerprint), dtype=np.uint8)
 
     def paths(self, positions: NDArray[np.integer]) -> tuple[Ints, Ints]:
-        """Way from the root to documents.
+        """Paths from the root to documents.
 
         Args:
             positions: [n] docid positions.
@@ -207,7 +207,7 @@ class DocidTree:
 
     @classmethod
     def load(cls, path: Path) -> "DocidTree":
-        """Map what `save` wrote into memory: processes that load the same file share it.
+        """What `save` wrote, mapped into memory; processes that load the same file share it.
 
         Raises:
             FileNotFoundError: no such file.
@@ -244,7 +244,7 @@ class DocidTree:
 
 _ARRAYS = tuple(DocidTree.__dataclass_fields__)
 VECTORS = 4_096
-"""In memory at a time, where a collection's are copied or summed."""
+"""Vectors in memory at a time when those of a collection are copied or summed."""
 
 
 def means_below(embeddings: Floats, doc_start: Ints, doc_end: Ints) -> Floats:
@@ -261,7 +261,7 @@ def means_below(embeddings: Floats, doc_start: Ints, doc_end: Ints) -> Floats:
     means = scratch_array((len(doc_start), embeddings.shape[1]), np.float32)
     sizes = (doc_end - doc_start)[:, None]
     within = doc_start // VECTORS == (doc_end - 1) // VECTORS
-    (several,) = np.nonzero(~within)  # nodes over more than one block: few
+    (several,) = np.nonzero(~within)  # the few nodes that span several blocks
     sums = np.zeros((len(several), embeddings.shape[1]))
     nodes = np.flatnonzero(within)[np.argsort(doc_start[within], kind="stable")]
     starts = range(0, len(embeddings), VECTORS)
@@ -279,10 +279,10 @@ def means_below(embeddings: Floats, doc_start: Ints, doc_end: Ints) -> Floats:
 
 
 def diagnostics(tree: DocidTree) -> dict[str, object]:
-    """How evenly a tree codes its documents.
+    """Measures of how evenly a tree codes its documents.
 
     Returns:
-        documents, inner_nodes, depth; depth_histogram {digits: documents}; mean_fan_out a level; entropy a level, of the
+        documents, inner_nodes, depth; depth_histogram {digits: documents}; mean_fan_out per level; entropy per level, of the
         digit given its node, as a share of the entropy of a uniform choice; collisions (always 0: a docid is a place).
     """
     _, digits = tree.paths(np.arange(tree.num_documents))

@@ -1,8 +1,8 @@
-"""Documents added to a docid tree and removed from it, without touching the docid of any other.
+"""Adds documents to a docid tree and removes them, without changing the docid of any other.
 
-A decoder has learnt the docids it was trained on, so they stay: a removed document leaves its place free, a new one descends
-to the nearest cluster and takes a free place there, or one at the end; where the cluster is full, a new cluster opens beside
-it. `DocidTree.trained` remembers which nodes the decoder knows. Knows nothing of texts or models.
+The decoder has learnt the docids it was trained on, so they stay. A removed document leaves its place free. A new one descends
+to the nearest cluster and takes a free place there, or one at the end; if the cluster is full, a new cluster opens beside it.
+`DocidTree.trained` records which nodes the decoder knows. Knows nothing of texts or models.
 """
 
 from dataclasses import dataclass, field, replace
@@ -18,13 +18,13 @@ _OVERFULL = 2
 
 
 def remove_documents(tree: DocidTree, rows: NDArray[np.integer]) -> DocidTree:
-    """The tree without some documents; their places stay, free.
+    """The tree without some documents; their places stay and are free.
 
     Args:
         tree: the docids.
-        rows: of the document table; the rows behind them move up.
+        rows: of the document table; later rows move up.
     """
-    gone = np.zeros(tree.num_documents + 1, dtype=bool)  # one more for the free places' row -1
+    gone = np.zeros(tree.num_documents + 1, dtype=bool)  # the last one for row -1 of free places
     gone[rows] = True
     moved = (np.cumsum(~gone) - 1).astype(np.int32)
     free = gone[tree.doc_rows] | (tree.doc_rows < 0)
@@ -45,7 +45,7 @@ def add_documents(tree: DocidTree, embeddings: Floats) -> DocidTree:
         embeddings: [n, dim] of the new documents.
 
     Raises:
-        ValueError: another width than the tree's, or values that are not finite.
+        ValueError: their dimension is not the tree's, or values are not finite.
     """
     embeddings = np.ascontiguousarray(embeddings, dtype=np.float32)
     if embeddings.ndim != 2 or embeddings.shape[1] != tree.embeddings.shape[1]:
@@ -60,7 +60,7 @@ def add_documents(tree: DocidTree, embeddings: Floats) -> DocidTree:
 
 @dataclass
 class _Opened:
-    """Inner nodes that an update opened, as growing columns."""
+    """Inner nodes that an update opened, one list per attribute."""
 
     parent: list[int] = field(default_factory=list)
     digit: list[int] = field(default_factory=list)
@@ -69,10 +69,10 @@ class _Opened:
 
 
 class _Growing:
-    """A tree and what is new beside it; only nodes that new documents pass are looked at before `assemble`.
+    """A tree and what is added to it; before `assemble` only the nodes on new documents' paths are read.
 
-    An inner node is a number of the tree, or, from `num_inner` on, one that was opened. A place is a docid position of the
-    tree, or, from `num_documents` on, a new one.
+    An inner node is a node number of the tree or, from `num_inner` on, an opened one. A place is a docid position of the tree
+    or, from `num_documents` on, a new one.
     """
 
     def __init__(self, tree: DocidTree) -> None:
@@ -87,7 +87,7 @@ class _Growing:
         self.most_clusters = _OVERFULL * int(tree.num_children[trained & ~are_clusters].max(initial=2))
 
     def place(self, embedding: Floats) -> None:
-        """Put the next document where it belongs."""
+        """Find a place for the next document."""
         node = 0
         while not self._is_cluster(node):
             node = self._nearest(embedding, self._children(node))
@@ -99,10 +99,10 @@ class _Growing:
             node = self._open_beside(node, embedding)
         self._append_place(node)
 
-    # The tree with what is new.
+    # The tree with its additions.
 
     def _is_cluster(self, node: int) -> bool:
-        """Are its children documents?"""
+        """True if its children are documents."""
         inner = self.tree.num_inner
         return bool(self.tree.first_child[node] >= inner) if node < inner else self.opened.is_cluster[node - inner]
 
@@ -134,15 +134,15 @@ class _Growing:
         return nodes[int(distances.argmin())]
 
     def _is_full(self, node: int) -> bool:
-        """The root never is: there is nothing beside it."""
+        """True if another child should not join it; the root, which has no sibling, never is."""
         most = self.most_documents if self._is_cluster(node) else self.most_clusters
         return node != 0 and len(self._children(node)) >= most
 
-    # Where there is no room.
+    # If there is no room.
 
     def _open_beside(self, cluster: int, embedding: Floats) -> int:
-        """A cluster with room next to a full one: one that was opened before, or a new one."""
-        if cluster == 0:  # the tree is one cluster: nothing is beside it
+        """A cluster with room beside a full one: one opened earlier, or a new one."""
+        if cluster == 0:  # the tree is one cluster, so it has no siblings
             return cluster
         parent = self._parent(cluster)
         opened = self._with_room(parent, are_clusters=True)
@@ -152,7 +152,7 @@ class _Growing:
         return self._nearest(embedding, opened) if opened else self._append_inner(parent, embedding, is_cluster=True)
 
     def _parent_with_room(self, node: int) -> int:
-        """Where a new node beside `node` goes: its parent, or, where that is full, one opened beside the parent."""
+        """The parent for a new sibling of `node`: its own or, if that is full, one opened beside it."""
         parent = self._parent(node)
         if not self._is_full(parent):
             return parent
@@ -164,7 +164,7 @@ class _Growing:
         )
 
     def _with_room(self, parent: int, *, are_clusters: bool) -> list[int]:
-        """Children that were opened by an update and have room."""
+        """Children that an update opened and that have room."""
         return [
             node
             for node in self._children(parent)
@@ -186,10 +186,10 @@ class _Growing:
         self.more.setdefault(cluster, []).append(place)
         self.taken[place] = None
 
-    # All of it as a tree.
+    # The result as a tree.
 
     def assemble(self, embeddings: Floats) -> DocidTree:
-        """Number the nodes anew: inner nodes breadth-first, documents in docid order."""
+        """The tree with new node numbers: inner nodes breadth-first, documents in docid order."""
         tree, inner, documents = self.tree, self.tree.num_inner, self.tree.num_documents
         cluster_of_new, digit_of_new = np.array(self.new_places, dtype=np.int64).reshape(-1, 2).T
         parent = np.concatenate([tree.parents[:inner], np.array(self.opened.parent, dtype=np.int64)])
@@ -235,7 +235,7 @@ class _Growing:
 
 
 def _breadth_first(parent: NDArray[np.int64], digit: NDArray[np.int64]) -> tuple[list[NDArray[np.int64]], Ints]:
-    """The nodes of each level in the order of their docids, and every node's number in that order."""
+    """The nodes of each level in docid order, and each node's number in that order."""
     levels, number = [np.array([0])], np.zeros(len(parent), dtype=np.int32)
     above, numbered = np.zeros(len(parent), dtype=bool), 1
     above[0] = True
@@ -252,7 +252,7 @@ def _breadth_first(parent: NDArray[np.int64], digit: NDArray[np.int64]) -> tuple
 def _document_ranges(
     levels: list[NDArray[np.int64]], parent: NDArray[np.int64], own: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """First docid position below each node and how many there are; `own` counts the documents right below."""
+    """First docid position below each node and how many there are; `own` counts its direct documents."""
     size = own.copy()
     for level in reversed(levels[1:]):
         np.add.at(size, parent[level], size[level])
@@ -265,7 +265,7 @@ def _document_ranges(
 
 
 def _placed(vectors: Floats, places: NDArray[np.integer], total: int) -> Floats:
-    """[total, dim], in a scratch file: each vector at its place, 0 elsewhere."""
+    """[total, dim] in a scratch file: each vector at its place, 0 elsewhere."""
     placed = scratch_array((total, vectors.shape[1]), np.float32)
     for start in range(0, len(vectors), VECTORS):
         placed[places[start : start + VECTORS]] = vectors[start : start + VECTORS]
@@ -273,7 +273,7 @@ def _placed(vectors: Floats, places: NDArray[np.integer], total: int) -> Floats:
 
 
 def _with_means(tree: DocidTree, changed: NDArray[np.integer]) -> DocidTree:
-    """The centroids above changed places made anew, from the lowest up; a node with no document left keeps its own."""
+    """The tree with the centroids above changed places recomputed, bottom up; a node without documents keeps its own."""
     occupied = tree.doc_rows >= 0
     before = np.concatenate([[0], np.cumsum(occupied)])
     documents = before[tree.doc_end] - before[tree.doc_start]
@@ -290,7 +290,7 @@ def _with_means(tree: DocidTree, changed: NDArray[np.integer]) -> DocidTree:
 def _mean_of_children(
     tree: DocidTree, nodes: Ints, first: Ints, vectors: Floats, weights: NDArray[np.integer] | NDArray[np.bool_]
 ) -> None:
-    """Write the centroids of nodes whose children are rows of `vectors`, the first ones given, each with a weight."""
+    """Write the centroids of nodes from their children: consecutive rows of `vectors` from `first` on, weighted."""
     if not len(nodes):
         return
     counts = tree.num_children[nodes].astype(np.int64)

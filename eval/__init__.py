@@ -1,1 +1,1 @@
-"""Measures, baselines and reports over runs {query_id: {doc_id: score}}; knows nothing of models."""
+"""Measures, baselines, fusion and reports over runs {query_id: {doc_id: score}}; knows nothing of models."""

@@ -1,4 +1,4 @@
-"""The systems to beat: BM25 over words, tuned, and flat dense search over embeddings."""
+"""The systems to beat: tuned BM25 over words, and flat dense search over embeddings. Knows nothing of trees or encoders."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -33,14 +33,14 @@ def dense_run(
     *,
     approximate: bool = False,
 ) -> dict[str, dict[str, float]]:
-    """Search by dot product (faiss): the k best documents of each query.
+    """The k best documents of each query by dot product (faiss).
 
     Args:
         query_ids: keys of the queries.
         query_embeddings: [queries, dim].
         doc_ids: keys of the documents.
         doc_embeddings: [documents, dim].
-        k: documents a query.
+        k: documents per query.
         approximate: search an HNSW graph (32 neighbours, efSearch 2 k) instead of all documents.
     """
     width = doc_embeddings.shape[1]

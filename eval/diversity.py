@@ -1,4 +1,4 @@
-"""Measures of lists that should cover a query's subtopics, by ir-measures and ndeval (extra `rerank`)."""
+"""Diversity measures: how well a ranking covers a query's subtopics, by ir-measures and ndeval (extra `rerank`)."""
 
 import importlib
 from collections.abc import Mapping, Sequence
@@ -8,16 +8,16 @@ from eval.measures import Run
 from eval.trec import fields_of
 
 Subtopics = Mapping[str, Mapping[str, Sequence[str]]]
-"""{query_id: {doc_id: subtopics it is about}}."""
+"""{query_id: {doc_id: the subtopics it covers}}."""
 
 DIVERSITY_MEASURES = ("alpha_nDCG@5", "alpha_nDCG@10", "ERR_IA@10", "StRecall@10")
 
 
 def read_subtopics(path: Path) -> dict[str, dict[str, list[str]]]:
-    """Judgements of TREC's diversity tasks: `query subtopic document relevance` a line.
+    """Judgements of TREC's diversity tasks, one `query subtopic document relevance` per line.
 
     Raises:
-        ValueError: a line that is none; the message says where.
+        ValueError: a malformed line; the message says where.
     """
     found: dict[str, dict[str, list[str]]] = {}
     for _, (query_id, subtopic, doc_id, relevance) in fields_of(path, 4, "query subtopic document relevance"):
@@ -33,7 +33,7 @@ def evaluate_diversity(
 
     Args:
         run: scores of the documents returned.
-        subtopics: what documents are about.
+        subtopics: which ones each document covers.
         measures: names of ir-measures: "alpha_nDCG@5", "ERR_IA@20", "StRecall@10", ….
     """
     try:

@@ -1,4 +1,4 @@
-"""Pictures of results, PNG and SVG (extra `figures`: matplotlib)."""
+"""Pictures of results as PNG and SVG (extra `figures`: matplotlib). Knows nothing of what they show."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def grid_figure(values: Mapping[tuple[float, float], float], columns: str, rows: str, title: str, path: Path) -> None:
-    """A heat map of {(column, row): value} with the values written in, as path.png and path.svg."""
+    """Write a heat map of {(column, row): value}, values included, to path.png and path.svg."""
     first, second = sorted({column for column, _ in values}), sorted({row for _, row in values})
     figure, axes = _figure(1.2 + 0.75 * len(first), 1.6 + 0.5 * len(second))
     image = axes.imshow([[values[column, row] for column in first] for row in second], cmap="viridis", aspect="auto")
@@ -31,7 +31,7 @@ def lines_figure(
     *,
     log_y: bool = False,
 ) -> None:
-    """A line each of {series: {x: y}} over a logarithmic x, as path.png and path.svg."""
+    """Write a line per series of {series: {x: y}}, over a logarithmic x, to path.png and path.svg."""
     figure, axes = _figure(6.0, 4.0)
     for name, points in series.items():
         places = sorted(points)
@@ -48,7 +48,7 @@ def lines_figure(
 
 
 def bars_figure(series: Mapping[str, Mapping[int, int]], xlabel: str, ylabel: str, title: str, path: Path) -> None:
-    """Stacked bars of {series: {x: height}}, as path.png and path.svg."""
+    """Write stacked bars of {series: {x: height}} to path.png and path.svg."""
     figure, axes = _figure(6.0, 3.5)
     places = sorted({x for heights in series.values() for x in heights})
     bottom = dict.fromkeys(places, 0)
@@ -63,7 +63,7 @@ def bars_figure(series: Mapping[str, Mapping[int, int]], xlabel: str, ylabel: st
 
 
 def shares_figure(shares: Mapping[str, float], xlabel: str, title: str, path: Path, most: int = 15) -> None:
-    """Horizontal bars of the largest of {name: share} above 0, as path.png and path.svg."""
+    """Write horizontal bars of the largest of {name: share} above 0 to path.png and path.svg."""
     shown = sorted((name for name in shares if shares[name] > 0), key=lambda name: -shares[name])[:most][::-1]
     figure, axes = _figure(7.0, 0.8 + 0.28 * len(shown))
     axes.barh(shown, [shares[name] for name in shown])

@@ -1,11 +1,12 @@
-"""Two runs made into one: reciprocal rank fusion, and a weighted sum whose best weight is found exactly.
+"""Fusion of runs: reciprocal ranks, and a weighted sum whose best weight is found exactly.
 
 As a function of the weight, a query's ranking changes only where the scores of two candidates cross, and a measure only where
-one of the two is judged. So the measure is a step function of the weight: all steps of all queries are listed and sorted, and
-the best interval is read off their running sum, instead of trying weights on a grid.
+one of the two is judged. So the measure is a step function of the weight. All steps of all queries are sorted, and the best
+interval is read off their running sum; no grid of weights is tried. Knows nothing of how runs come about.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import permutations
 
 import numpy as np
@@ -18,7 +19,11 @@ FusedRun = dict[str, dict[str, float]]
 
 
 def reciprocal_rank_fusion(runs: Sequence[Run], k: int = 60) -> FusedRun:
-    """Score of a document: sum over runs of 1 / (k + its rank) (Cormack et al. 2009)."""
+    """A run whose scores are the sum over runs of 1 / (k + rank) (Cormack et al. 2009).
+
+    >>> reciprocal_rank_fusion([{"q": {"a": 2.0, "b": 1.0}}, {"q": {"b": 5.0}}], k=1)
+    {'q': {'a': 0.5, 'b': 0.8333333333333333}}
+    """
     fused: FusedRun = {}
     for run in runs:
         for query_id, scores in run.items():
@@ -29,7 +34,10 @@ def reciprocal_rank_fusion(runs: Sequence[Run], k: int = 60) -> FusedRun:
 
 
 def interpolate(a: Run, b: Run, weight: float) -> FusedRun:
-    """(1 - weight) * a + weight * b over the documents of either; one that a run lacks gets that run's lowest score.
+    """(1 - weight) * a + weight * b over the documents of either; a document that a run lacks gets the lowest score there.
+
+    >>> interpolate({"q": {"x": 4.0, "y": 2.0}}, {"q": {"y": 1.0, "z": 3.0}}, 0.5)
+    {'q': {'x': 2.5, 'y': 1.5, 'z': 2.5}}
 
     Raises:
         ValueError: weight is not in [0, 1].
@@ -47,9 +55,9 @@ def interpolate(a: Run, b: Run, weight: float) -> FusedRun:
 def best_weight(a: Run, b: Run, qrels: Judgements, measure: str = "RR@10") -> tuple[float, float]:
     """The weight of `interpolate` with the highest mean of a measure over judged queries, and that mean.
 
-    Exact: every interval between neighbouring crossings is looked at, and both ends. The weight is the middle of the best
-    interval (of several equal ones the widest), where no two candidates tie that do not tie everywhere.
-    Takes O(c log c) for c crossings of a judged candidate with another.
+    Exact: considers every interval between neighbouring crossings, and both ends. The weight is the middle of the best interval
+    (of several equal ones the widest); only candidates that tie everywhere tie there. Takes O(c log c) for c crossings of a
+    judged candidate with another.
     """
     ends = {w: evaluate(interpolate(a, b, w), qrels, [measure])[measure] for w in (0.0, 1.0)}
     best = max((sum(values.values()) / len(qrels), w) for w, values in ends.items())
@@ -63,7 +71,7 @@ def best_weight(a: Run, b: Run, qrels: Judgements, measure: str = "RR@10") -> tu
     order = np.argsort(at, kind="stable")
     at, sums = at[order], total + np.cumsum(np.concatenate(changes)[order])
     widths = np.diff(np.append(at, 1.0))
-    sums[widths <= 1e-12] = -np.inf  # steps at one place: only the last sum of them is a real interval's
+    sums[widths <= 1e-12] = -np.inf  # of several steps at one place only the last sum is that of an interval
     top = np.flatnonzero(sums >= sums.max() - 1e-9)
     widest = top[np.argmax(widths[top])]
     inside = (float(sums[widest]) / len(qrels), float(at[widest] + widths[widest] / 2))
@@ -72,10 +80,10 @@ def best_weight(a: Run, b: Run, qrels: Judgements, measure: str = "RR@10") -> tu
 
 
 def best_weights(first: Run, others: Sequence[Run], qrels: Judgements, measure: str = "RR@10") -> list[float]:
-    """Weights of `others` in first + sum of weight * other with a high mean of a measure: exact line searches in turn.
+    """Weights of `others` in first + sum of weight * other with a high mean of a measure, by exact line searches in turn.
 
-    Starts at zero; each step is the exact best weight of one run with the rest as they are, so no step makes it worse; ends
-    when a round over all of them brings nothing. Every order of the runs is tried, and the best end kept. All runs must score
+    Starts at zero. Each step sets one weight to its exact best with the others fixed, so no step makes the measure worse; stops
+    when a round over all runs gains nothing. Every order of the runs is tried, and the best result kept. All runs must score
     the same documents.
     """
     ends = [_line_searches(first, others, order, qrels, measure) for order in permutations(range(len(others)))]
@@ -85,7 +93,7 @@ def best_weights(first: Run, others: Sequence[Run], qrels: Judgements, measure: 
 def _line_searches(
     first: Run, others: Sequence[Run], order: Sequence[int], qrels: Judgements, measure: str
 ) -> tuple[float, list[float]]:
-    """Where the line searches in this order end: the measure, and the weights."""
+    """The measure and the weights that line searches in this order reach."""
     weights, best = [0.0] * len(others), -1.0
     for _ in range(_ROUNDS):
         before = best
@@ -110,9 +118,10 @@ def _weighted_sum(a: Run, b: Run, weight: float) -> FusedRun:
 
 
 def _candidates(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[list[str], NDArray[np.float64]]:
-    """doc_ids of both in ascending order, and their scores [2, n]."""
+    """doc_ids of both, ascending, and their scores [2, n]."""
     doc_ids = sorted({**a, **b})
-    scores = [[run.get(doc_id, min(run.values(), default=0.0)) for doc_id in doc_ids] for run in (a, b)]
+    lowest = [min(run.values(), default=0.0) for run in (a, b)]
+    scores = [[run.get(doc_id, low) for doc_id in doc_ids] for run, low in zip((a, b), lowest, strict=True)]
     return doc_ids, np.array(scores, dtype=np.float64).reshape(2, -1)
 
 
@@ -122,14 +131,14 @@ def _steps(
     """Where one query's measure may change, ascending in (0, 1), and its value in each of the intervals between."""
     doc_ids, scores = _candidates(a, b)
     mine = [n for n, doc_id in enumerate(doc_ids) if doc_id in judged]
-    # How far every candidate is ahead of each judged one at weight 0 and at weight 1: [judged, candidates].
+    # Lead of every candidate over each judged one at weight 0 and at weight 1: [judged, candidates].
     start, end = (row[None, :] - row[mine][:, None] for row in scores)
     with np.errstate(divide="ignore", invalid="ignore"):
         at = np.where(np.sign(start) * np.sign(end) < 0, start / (start - end), np.nan)
-    start = np.where(at == 0, 0.0, start)  # so close to 0 that it rounds to it: they are level there
+    start = np.where(at == 0, 0.0, start)  # a crossing that rounds to weight 0: they tie there
     at = np.where((at > 0) & (at < 1), at, np.nan)
     where = np.unique(at[~np.isnan(at)])
-    # Just right of 0 the side is that of `start`; candidates that are level at 0 are told apart by `end`, then by doc_id.
+    # Just right of weight 0 the sign of `start` decides; ties at 0 are broken by `end`, then by doc_id.
     side = np.where(start != 0, start, end)
     ahead = (side > 0) | ((side == 0) & (np.arange(len(doc_ids))[None, :] < np.array(mine, dtype=int)[:, None]))
     ranks = np.repeat(ahead.sum(axis=1)[:, None], len(where) + 1, axis=1)  # [judged, intervals], from 0
@@ -138,15 +147,20 @@ def _steps(
         change = np.zeros(len(where) + 1, dtype=int)
         np.add.at(change, 1 + np.searchsorted(where, positions[crosses]), np.where(falls[crosses], -1, 1))
         ranks[row] += np.cumsum(change)
-    names = [doc_ids[n] for n in mine]
-    return where, [_value(names, column, dict(judged), measure) for column in ranks.T]
-
-
-def _value(names: Sequence[str], ranks: NDArray[np.integer], judged: dict[str, int], measure: str) -> float:
-    """The measure when the judged candidates have these ranks; what stands between them does not matter."""
     depth = int(measure.split("@")[1])
-    scores = {f"\0{rank}": -float(rank) for rank in range(depth)}
-    for name, rank in zip(names, ranks.tolist(), strict=True):
-        scores.pop(f"\0{rank}", None)
-        scores[name] = -float(rank)
+    gains = [judged[doc_ids[n]] for n in mine]
+    missing = [gain for doc_id, gain in judged.items() if doc_id not in a and doc_id not in b]
+    columns = map(tuple, np.minimum(ranks, depth).T.tolist())  # below the cut-off all ranks are alike
+    return where, [_value(column, (*gains, *missing), measure) for column in columns]
+
+
+@lru_cache(maxsize=100_000)
+def _value(ranks: tuple[int, ...], gains: tuple[int, ...], measure: str) -> float:
+    """The measure of a ranking with judged documents at these ranks; gains beyond them are those of documents not in it."""
+    depth = int(measure.split("@")[1])
+    scores = {f"unjudged {rank}": -float(rank) for rank in range(depth)}
+    for number, rank in enumerate(ranks):
+        scores.pop(f"unjudged {rank}", None)
+        scores[f"judged {number}"] = -float(rank)
+    judged = {f"judged {number}": gain for number, gain in enumerate(gains)}
     return evaluate({"q": scores}, {"q": judged}, [measure])[measure]["q"]

@@ -2,6 +2,8 @@
 
 A run is ranked by score, equal scores by doc_id (ascending). A document is relevant when its judgement is above 0.
 Every judged query counts: one without results scores 0. Knows nothing of how runs come about.
+
+Computed here, not by ir_measures: tuning calls them thousands of times on single queries. The tests compare each with it.
 """
 
 import math
@@ -20,17 +22,24 @@ STANDARD_MEASURES = ("Hit@1", "Hit@5", "Hit@10", "RR@10", "nDCG@10", "Recall@100
 
 
 def ranking(scores: Mapping[str, float]) -> list[str]:
-    """doc_ids, best first; equal scores by doc_id."""
+    """doc_ids, best first; equal scores by doc_id.
+
+    >>> ranking({"b": 1.0, "a": 1.0, "c": 2.0})
+    ['c', 'a', 'b']
+    """
     return sorted(scores, key=lambda doc_id: (-scores[doc_id], doc_id))
 
 
 def evaluate(run: Run, qrels: Judgements, measures: Sequence[str] = STANDARD_MEASURES) -> dict[str, dict[str, float]]:
     """{measure: {query_id: value}} for every judged query.
 
+    >>> evaluate({"q": {"a": 2.0, "b": 1.0}}, {"q": {"b": 1}}, ["Hit@1", "RR@10"])
+    {'Hit@1': {'q': 0.0}, 'RR@10': {'q': 0.5}}
+
     Args:
         run: scores of the documents returned.
         qrels: judgements; queries that are only in the run are ignored.
-        measures: names such as "Hit@1"; the mean reciprocal rank is the mean of RR.
+        measures: names such as "Hit@1" (Success@1 in ir_measures); the mean reciprocal rank is the mean of RR.
 
     Raises:
         ValueError: an unknown measure, or no judged query.
@@ -47,13 +56,17 @@ def evaluate(run: Run, qrels: Judgements, measures: Sequence[str] = STANDARD_MEA
 
 
 def mean(values: Mapping[str, float], query_ids: Iterable[str] | None = None) -> float:
-    """Mean over the given queries (all by default); NaN for none."""
+    """Mean over the given queries (all by default); NaN for none.
+
+    >>> mean({"q1": 1.0, "q2": 0.0})
+    0.5
+    """
     chosen = list(values.values()) if query_ids is None else [values[query_id] for query_id in query_ids]
     return sum(chosen) / len(chosen) if chosen else math.nan
 
 
 def hit(ranked: Sequence[str], judged: Mapping[str, int]) -> float:
-    """1 if a relevant document is among the ranked, else 0 (also called Success or top-k accuracy).
+    """1 if a relevant document is among the ranked, else 0 (also called Success, or top-k accuracy).
 
     >>> hit(["a", "b"], {"b": 1})
     1.0
@@ -83,6 +96,8 @@ def recall(ranked: Sequence[str], judged: Mapping[str, int]) -> float:
 def ndcg(ranked: Sequence[str], judged: Mapping[str, int], k: int) -> float:
     """Normalised discounted cumulative gain, gain = relevance, discount = log2(rank + 1) (Järvelin & Kekäläinen 2002).
 
+    It is ir_measures' nDCG@k. The variant with gain = 2^relevance - 1 is another measure, nDCG(dcg='exp-log2')@k there.
+
     >>> ndcg(["a", "b"], {"b": 1}, 10) == 1 / math.log2(3)
     True
     """
@@ -91,7 +106,7 @@ def ndcg(ranked: Sequence[str], judged: Mapping[str, int], k: int) -> float:
 
 
 def precision(ranked: Sequence[str], judged: Mapping[str, int], k: int) -> float:
-    """Share of k answers that are relevant (Zhuo et al. 2020, eq. 5); answers that are missing count as wrong.
+    """Share of k answers that are relevant (Zhuo et al. 2020, eq. 5); missing answers count as wrong.
 
     >>> precision(["a", "b"], {"b": 1}, 4)
     0.25
@@ -100,7 +115,7 @@ def precision(ranked: Sequence[str], judged: Mapping[str, int], k: int) -> float
 
 
 def f_measure(ranked: Sequence[str], judged: Mapping[str, int], k: int) -> float:
-    """Harmonic mean of precision and recall (Zhuo et al. 2020, eq. 7), 0 where both are.
+    """Harmonic mean of precision and recall (Zhuo et al. 2020, eq. 7); 0 if both are 0.
 
     >>> f_measure(["a", "b"], {"b": 1}, 2)
     0.6666666666666666
@@ -110,11 +125,14 @@ def f_measure(ranked: Sequence[str], judged: Mapping[str, int], k: int) -> float
 
 
 def regret(probabilities: NDArray[np.floating], chosen: NDArray[np.integer]) -> NDArray[np.float64]:
-    """[n] how much the mean probability of the m chosen falls short of that of the m best (Zhuo et al. 2020, eq. 10).
+    """[n] by how much the mean probability of the m chosen falls short of that of the m best (Zhuo et al. 2020, eq. 10).
+
+    >>> regret(np.array([[0.5, 0.25, 1.0]]), np.array([[0, 1]])).tolist()
+    [0.375]
 
     Args:
         probabilities: [n, documents] of relevance.
-        chosen: [n, m] columns of it; -1 for an answer that is missing, which counts as probability 0.
+        chosen: [n, m] columns of it; -1 for a missing answer, which counts as probability 0.
     """
     m = chosen.shape[1]
     best = -np.partition(-probabilities, m - 1, axis=1)[:, :m]

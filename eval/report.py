@@ -1,12 +1,16 @@
-"""Tables of an experiment: rows of several seeds as mean ± deviation, beside published numbers, with significance."""
+"""Tables of an experiment: rows over several seeds as mean ± deviation, beside published numbers, with significance.
+
+Knows nothing of how the rows were made.
+"""
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from eval.protocol import randomisation_test
+from eval.tables import markdown_table
 
 SPLITS = ("Total", "Overlap", "No Overlap")
 MEASURES = ("Hit@1", "Hit@10")
@@ -36,7 +40,7 @@ class Measured:
     Attributes:
         name: of the row.
         values: {measure: {query_id: value}}.
-        record: what is written down of it: settings, measures by split, times.
+        record: what is kept of it: settings, measures by split, times.
         published: key of `PUBLISHED`, "" for none.
     """
 
@@ -47,12 +51,12 @@ class Measured:
 
 
 def experiment_table(rows: Sequence[Sequence[Measured]], sizes: Mapping[str, int], reference: str) -> str:
-    """Markdown: a line a row (all its seeds), published numbers, three splits, p against the reference row.
+    """A Markdown table: a line per row over all its seeds, published numbers, three splits, p against the reference row.
 
     Args:
         rows: for each row its seeds.
         sizes: queries of each split.
-        reference: name of the row that the others are tested against, query by query, mean over seeds.
+        reference: name of the row that the others are tested against, by each query's mean over seeds.
     """
     against = next((seeds for seeds in rows if seeds[0].name == reference), None)
     heads = ["system", "published, NQ10k", *(f"{split} ({sizes[split]:,})" for split in SPLITS), "p Hit@1", "p Hit@10"]
@@ -66,11 +70,6 @@ def experiment_table(rows: Sequence[Sequence[Measured]], sizes: Mapping[str, int
     note = "one seed" if most == 1 else f"mean ± standard deviation over {most} seeds"
     legend = f"Hit@1 / Hit@10 in percent, {note}; p of a paired randomisation test against “{reference}”."
     return f"{markdown_table(heads, lines)}\n\n{legend}"
-
-
-def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; the first head is that of the column that names the rows."""
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows))
 
 
 def _mean_and_deviation(seeds: Sequence[Measured], split: str, measure: str) -> str:
@@ -96,7 +95,13 @@ def _over_seeds(seeds: Sequence[Measured], measure: str) -> dict[str, float]:
 
 
 def grid_table(values: Mapping[tuple[float, float], float], columns: str, rows: str) -> str:
-    """Markdown of {(column, row): value}."""
+    r"""A Markdown table of {(column, row): value}.
+
+    >>> print(grid_table({(0.5, 1.0): 61.7, (0.7, 1.0): 61.25}, "alpha", "beta"))
+    | beta \ alpha | 0.5   | 0.7   |
+    | ------------ | ----- | ----- |
+    | 1            | 61.70 | 61.25 |
+    """
     first = sorted({column for column, _ in values})
     second = sorted({row for _, row in values})
     lines = [[f"{row:g}", *(f"{values[column, row]:.2f}" for column in first)] for row in second]

@@ -1,4 +1,4 @@
-"""Runs and judgements in TREC's file formats, so that trec_eval and ir_measures read ours and we read theirs."""
+"""Runs and judgements in TREC's file formats, which trec_eval and ir_measures read and write too."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +21,7 @@ def read_run(path: Path) -> dict[str, dict[str, float]]:
     """Read a TREC run; ranks are ignored, as trec_eval does.
 
     Raises:
-        ValueError: a line does not have six fields or its score is no number, or a document comes twice for a query.
+        ValueError: a line does not have six fields, its score is not a number, or a document comes twice for a query.
     """
     run: dict[str, dict[str, float]] = {}
     for number, fields in fields_of(path, 6, "query_id Q0 doc_id rank score tag"):
@@ -40,7 +40,7 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
     """Read TREC judgements.
 
     Raises:
-        ValueError: a line does not have four fields, a relevance is no integer, or a document comes twice for a query.
+        ValueError: a line does not have four fields, a relevance is not an integer, or a document comes twice for a query.
     """
     qrels: dict[str, dict[str, int]] = {}
     for number, fields in fields_of(path, 4, "query_id 0 doc_id relevance"):
@@ -50,7 +50,11 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
 
 
 def fields_of(path: Path, count: int, form: str) -> list[tuple[int, list[str]]]:
-    """(line number, fields) of each line of a file; one with another number of fields is named."""
+    """(line number, fields) of each line that is not empty.
+
+    Raises:
+        ValueError: a line with another number of fields; the message names it and the expected form.
+    """
     rows = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         fields = line.split()

@@ -7,14 +7,16 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from docids.clustering import DocidsConfig, build_tree, cluster
+from docids.clustering import Clusters, DocidsConfig, assemble, build_tree, cluster
 from docids.processes import Processes
+from docids.schemes import SCHEMES, SchemeInput, find_scheme
 from docids.tree import DocidTree, diagnostics
 from tests.conftest import random_tree
 
@@ -48,7 +50,7 @@ def test_centroids_are_means_of_the_documents_below():
     np.testing.assert_array_equal(tree.embeddings, GROUPS[tree.doc_rows])
 
 
-@pytest.mark.parametrize("method", ["kmeans", "balanced", "random"])
+@pytest.mark.parametrize("method", SCHEMES)
 @pytest.mark.parametrize(
     ("documents", "branching", "leaf"), [(4, 4, 4), (10, 10, 1), (57, 3, 2), (300, 10, 10), (40, 2, 30)]
 )
@@ -233,7 +235,7 @@ def test_shares_are_collected_in_order():
     assert Processes().collect([1, 2]) == [1, 2]
 
 
-@pytest.mark.parametrize("method", ["kmeans", "balanced", "random"])
+@pytest.mark.parametrize("method", SCHEMES)
 @pytest.mark.parametrize("count", [2, 3])
 def test_any_number_of_processes_builds_the_same_tree(method, count, monkeypatch):
     monkeypatch.setattr("docids.clustering._BLOCK", 70)  # the root and its children are split by all together
@@ -281,6 +283,34 @@ def test_the_vectors_of_a_collection_never_are_in_memory_whole(tmp_path):
         below = tree.embeddings[tree.doc_start[node] : tree.doc_end[node]]
         np.testing.assert_allclose(tree.centroids[node], below.mean(axis=0, dtype=np.float64), atol=1e-6)
     assert DocidTree.load(tmp_path / "updated.safetensors").num_removed == 1
+
+
+def by_letters(documents: SchemeInput) -> Clusters:
+    """A scheme that is no clustering: documents of one first letter, then of one second letter."""
+    order = sorted(range(len(documents.texts)), key=documents.texts.__getitem__)
+
+    def groups(start: int, end: int, length: int) -> list[tuple[int, int]]:
+        same = groupby(range(start, end), key=lambda place: documents.texts[order[place]][:length])
+        return [(own[0], own[-1] + 1) for own in (list(places) for _, places in same)]
+
+    levels = [[(0, len(order))]]
+    for length in (1, 2):
+        levels.append([group for start, end in levels[-1] if end - start > 1 for group in groups(start, end, length)])
+    return Clusters(np.array(order, dtype=np.int32), [np.array(level, dtype=np.int32) for level in levels])
+
+
+def test_a_scheme_of_another_kind_needs_a_function_and_a_line(monkeypatch):
+    monkeypatch.setitem(SCHEMES, "letters", f"{__name__}:by_letters")
+    config = DocidsConfig(method="letters", branching=2)
+    texts = ["ba", "aa", "ab", "ab", "c"]  # aa ab ab | ba | c, and the first of them aa | ab ab
+    tree = assemble(find_scheme(config.method)(SchemeInput(GROUPS[:5], config, texts=texts)), GROUPS[:5])
+    digits = [tree.digits(int(tree.positions[row])) for row in range(5)]
+    assert digits == [(1, 0), (0, 0, 0), (0, 1, 0), (0, 1, 1), (2, 0)]
+    np.testing.assert_array_equal(tree.embeddings[tree.positions], GROUPS[:5])
+    with pytest.raises(
+        ValueError, match="There is no docid scheme 'words'; use one of kmeans, balanced, random, letters"
+    ):
+        find_scheme("words")
 
 
 def test_large_clusters_are_split_where_small_ones_would_be(monkeypatch):

@@ -6,11 +6,20 @@ import random
 import ir_measures
 import numpy as np
 import pytest
+from scipy import stats
 
 from docids.lexical import BM25
 from eval.baselines import BM25_GRID, dense_run, tune_bm25
-from eval.measures import evaluate, mean, ranking
-from eval.protocol import best_setting, measure_system, overlap_splits, randomisation_test, table
+from eval.measures import STANDARD_MEASURES, evaluate, mean, ranking
+from eval.protocol import (
+    best_setting,
+    bootstrap_interval,
+    measure_system,
+    overlap_splits,
+    randomisation_test,
+    table,
+)
+from eval.tables import markdown_table
 from eval.trec import read_qrels, read_run, write_qrels, write_run
 
 QRELS = {"q1": {"a": 2, "b": 1, "c": 0}, "q2": {"d": 1}, "q3": {"e": 1}}
@@ -35,25 +44,30 @@ def test_ties_rank_by_doc_id():
     assert ranking({"b": 1.0, "a": 1.0, "c": 2.0}) == ["c", "a", "b"]
 
 
-def test_against_ir_measures_on_random_runs():
+SAME = {
+    "Hit@1": "Success@1", "Hit@5": "Success@5", "Hit@10": "Success@10", "RR@10": "RR@10", "nDCG@10": "nDCG@10",
+    "Recall@100": "R@100", "Recall@5": "R@5", "P@10": "P@10", "F@20": "SetF",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_against_ir_measures_on_random_runs(name):
     rng = random.Random(0)
     docs = [f"d{n}" for n in range(40)]
     qrels = {f"q{n}": {d: rng.randint(0, 3) for d in rng.sample(docs, 9)} | {docs[n]: 1} for n in range(30)}
     # different scores: ir_measures' back ends break ties by other rules than ours
-    run = {q: dict(zip(rng.sample(docs, 25), rng.sample(range(1000), 25), strict=True)) for q in list(qrels)[:28]}
-    names = {
-        "Hit@1": "Success@1",
-        "Hit@10": "Success@10",
-        "RR@10": "RR@10",
-        "nDCG@10": "nDCG@10",
-        "Recall@100": "R@100",
-    }
-    ours = evaluate(run, qrels, list(names))
-    for name, theirs in names.items():
-        measure = ir_measures.parse_measure(theirs)
-        for metric in ir_measures.iter_calc([measure], qrels, run):
-            assert ours[name][metric.query_id] == pytest.approx(metric.value, abs=1e-6), (name, metric.query_id)
-        assert mean(ours[name]) == pytest.approx(ir_measures.calc_aggregate([measure], qrels, run)[measure], abs=1e-6)
+    depth = 20 if name == "F@20" else 25  # SetF counts all answers
+    run = {q: dict(zip(rng.sample(docs, depth), rng.sample(range(1000), depth), strict=True)) for q in list(qrels)[:28]}
+    ours = evaluate(run, qrels, [name])[name]
+    measure = ir_measures.parse_measure(SAME[name])
+    theirs = {metric.query_id: metric.value for metric in ir_measures.iter_calc([measure], qrels, run)}
+    assert ours == pytest.approx(theirs, abs=1e-6)
+    assert len(set(ours.values())) > 1
+    assert mean(ours) == pytest.approx(ir_measures.calc_aggregate([measure], qrels, run)[measure], abs=1e-6)
+
+
+def test_all_standard_measures_are_compared_with_ir_measures():
+    assert set(STANDARD_MEASURES) <= SAME.keys()
 
 
 def test_bad_measures_and_empty_judgements_are_refused():
@@ -118,6 +132,57 @@ def test_randomisation_test_against_all_sign_flips():
     assert randomisation_test(a, a, rounds=100)[1] == 1
     with pytest.raises(ValueError, match="the same queries"):
         randomisation_test(a, {"q0": 1.0})
+
+
+def paired(seed, queries=300, gap=0.15):
+    """Reciprocal ranks of two systems, the first of them better by about `gap` on some queries."""
+    rng = np.random.default_rng(seed)
+    worse = 1 / rng.integers(1, 12, queries)
+    better = np.minimum(1, worse + gap * (rng.random(queries) < 0.1))
+    return [{f"q{n}": float(v) for n, v in enumerate(values)} for values in (better, rng.permutation(worse))]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_randomisation_test_is_scipys(seed):
+    a, b = paired(seed)
+    differences = np.array([a[q] - b[q] for q in a])
+    theirs = stats.permutation_test(
+        (differences,),
+        np.mean,
+        permutation_type="samples",
+        n_resamples=20_000,
+        batch=1000,
+        rng=np.random.default_rng(1),
+    )
+    difference, p = randomisation_test(a, b, rounds=20_000)
+    assert difference == pytest.approx(theirs.statistic)
+    assert p == pytest.approx(theirs.pvalue, abs=4 * np.sqrt(0.5 / 20_000))  # four standard errors of the two estimates
+
+
+def test_the_bootstrap_interval_is_that_of_resampled_means():
+    a, b = paired(0)
+    differences = np.array([a[q] - b[q] for q in a])
+    rows = np.random.default_rng(7).integers(0, len(a), size=(10_000, len(a)))
+    difference, low, high = bootstrap_interval(a, b)
+    assert difference == pytest.approx(differences.mean())
+    assert [low, high] == pytest.approx(np.percentile(differences[rows].mean(axis=1), [2.5, 97.5]), abs=2e-3)
+    assert bootstrap_interval(a, b) == (difference, low, high)  # one seed, one interval
+    assert bootstrap_interval(a, b, seed=1) != (difference, low, high)
+    assert bootstrap_interval({"q": 1.0}, {"q": 0.25}) == (0.75, 0.75, 0.75)
+    with pytest.raises(ValueError, match="the same queries"):
+        bootstrap_interval({}, {})
+
+
+def test_tables_line_up():
+    assert markdown_table(["system", "n"], [["ours", "12,345"], ["±", "—"]]).splitlines() == [
+        "| system | n      |",
+        "| ------ | ------ |",
+        "| ours   | 12,345 |",
+        "| ±      | —      |",
+    ]
+    assert markdown_table(["a"], []) == "| a   |\n| --- |"
+    with pytest.raises(ValueError, match="zip"):
+        markdown_table(["a", "b"], [["one cell"]])
 
 
 def test_bm25_prefers_rare_words_and_leaves_out_documents_without_a_match():

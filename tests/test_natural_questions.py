@@ -133,6 +133,20 @@ def test_raw_files_become_a_collection(form, name, tmp_path, capsys):
     assert json.loads((tmp_path / "again" / "collection.json").read_text()) == report  # one seed, one collection
 
 
+def test_a_collection_is_prepared_from_python_and_another_drawn_from_what_was_staged(tmp_path):
+    path, output = raw_file(tmp_path, "train.jsonl", "simplified", QUESTIONS), tmp_path / "nq"
+    journal, report = nq.prepare(output, files=[path], counts=(3, 3, 1), keep_staged=True)
+    assert (journal.documents, journal.pairs, journal.skipped) == (3, 4, 0)
+    assert (report["documents"], report["train"], report["test"]) == (3, 3, 1)
+    path.write_text("")  # everything there is was staged
+    again, report = nq.prepare(output, files=[path], counts=(0, 2, 2))
+    assert again == journal
+    assert (report["train"], report["test"]) == (2, 2)
+    assert not (tmp_path / "nq.staged").exists()
+    with pytest.raises(ValueError, match="size must be one of nq10k, nq100k, nq320k, got 'nq1k'"):
+        nq.prepare(output, files=[path], size="nq1k")
+
+
 def test_the_hub_is_streamed(tmp_path, monkeypatch, capsys):
     splits = {"train": QUESTIONS[:3], "validation": QUESTIONS[3:4]}
 
@@ -201,7 +215,7 @@ def test_a_killed_run_goes_on_and_ends_alike(tmp_path, monkeypatch):
         (["--counts", "3", "9", "1"], "9 train pairs were asked for, the source has 3; ask for fewer"),
         (["--counts", "9", "2", "1"], "9 documents were asked for, the source has 3"),
         (["--counts", "1", "3", "1"], "The pairs drawn have 3 pages, more than the 1 documents asked for"),
-        (["--size", "nq320k"], "nq320k is tested on other questions than it trains on; name their files with --test"),
+        (["--size", "nq320k"], "nq320k is tested on other questions than it trains on; name their files: test_files"),
         (["--test", "nowhere.gz"], "nowhere.gz does not exist; give raw Natural Questions files"),
     ],
 )
@@ -211,4 +225,4 @@ def test_what_cannot_be_drawn_is_refused(arguments, message, tmp_path, capsys):
     assert message in capsys.readouterr().err
     assert not (tmp_path / "nq").exists()
     assert main(["prepare-nq", "--output", str(tmp_path / "nq")]) == 2
-    assert "or --hub to stream them" in capsys.readouterr().err
+    assert "or hub=True (--hub) to stream them" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import ir_datasets
 import pytest
 
 from docids.collection import read_collection
+from docids.irds import prepare
 from scripts.main import main
 
 
@@ -45,6 +46,14 @@ def test_a_data_set_becomes_a_collection(registered, tmp_path, capsys):
     assert collection.queries == {"t1": "what glows", "q1": "which gas"}
     assert collection.qrels["test"] == {"q1": {"d2": 2, "d1": 0}, "t1": {"d1": 1}}
     assert collection.qrels["train"] == {"t1": {"d1": 1}}
+
+
+def test_from_python_it_tells_what_it_wrote(registered, tmp_path):
+    names = {"train": registered("own/c", "docs.tsv", "train"), "test": registered("own/d", "docs.tsv", "test")}
+    written = prepare(names, tmp_path / "collection")
+    assert (written.documents, written.without_text) == (2, 1)
+    assert written.judgements == {"train": 1, "test": 3}
+    assert written.left_out == {"train": 1, "test": 0}
 
 
 def test_what_does_not_fit_is_named_and_nothing_is_left(registered, tmp_path, capsys, monkeypatch):

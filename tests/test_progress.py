@@ -1,0 +1,159 @@
+"""Progress where stderr is no terminal (one line, under a fake clock), and on one (tqdm's bar)."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from transformers import PrinterCallback
+
+from contrastive.training import run_trainer
+from docids import progress as module
+from docids.progress import Bar, progress
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(module, "monotonic", clock)
+    return clock
+
+
+def run(clock, *seconds, **options):
+    """Go through a bar whose steps take so many seconds."""
+    for step in progress(seconds, "docids", **options):
+        clock.now += step
+
+
+def test_a_line_is_the_description_a_dot_every_five_seconds_and_the_time(clock, capsys):
+    run(clock, *[0.5] * 46)  # 23 seconds
+    assert capsys.readouterr().err == "docids.... 23 s\n"
+    run(clock, 12, 12, 4)  # long steps: one dot each, as nothing is seen in between
+    assert capsys.readouterr().err == "docids.. 28 s\n"
+    run(clock, 1.5)
+    assert capsys.readouterr().err == "docids 2 s\n"
+
+
+def test_the_line_comes_while_the_work_is_done(clock, capsys):
+    with Bar("docids", total=3) as bar:
+        bar.update()
+        assert capsys.readouterr().err == ""
+        clock.now += 1
+        bar.update()
+        assert capsys.readouterr().err == "docids"
+        clock.now += 4
+        bar.update()
+        assert capsys.readouterr().err == "."
+        bar.note("loss 0.5")
+        bar.note("loss 0.25")
+    assert capsys.readouterr().err == " 5 s, loss 0.25\n"
+    bar.close()
+    assert capsys.readouterr().err == ""
+
+
+def test_short_or_disabled_work_writes_nothing(clock, capsys):
+    run(clock, 0.3, 0.6)
+    run(clock, 60, 60, enabled=False)
+    assert list(progress(iter("abc"), "letters")) == ["a", "b", "c"]
+    assert capsys.readouterr().err == ""
+
+
+def test_an_inner_bar_moves_the_line_of_the_outer_one(clock, capsys):
+    for _ in progress(range(2), "systems"):
+        run(clock, 4, 4)
+    assert capsys.readouterr().err == "systems.. 16 s\n"
+    with Bar("off", enabled=False):
+        run(clock, 6)  # a disabled bar is no outer one
+    assert capsys.readouterr().err == "docids. 6 s\n"
+
+
+def test_a_line_ends_when_the_work_fails_or_is_left(clock, capsys):
+    def fail():
+        for _ in progress(range(2), "docids"):
+            clock.now += 3
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert capsys.readouterr().err == "docids 3 s\n"
+    for _ in progress(range(2), "docids"):
+        clock.now += 7
+        break
+    assert capsys.readouterr().err == "docids 7 s\n"
+    run(clock, 6)  # not an inner one: the others are over
+    assert capsys.readouterr().err == "docids. 6 s\n"
+
+
+def test_on_a_terminal_it_is_a_bar(capsys, monkeypatch):
+    monkeypatch.setattr(module.sys.stderr, "isatty", lambda: True, raising=False)
+    with Bar("states", unit="text", total=8, done=4) as bar:
+        for _ in progress(range(3), "inner"):
+            pass
+        bar.update(4)
+        bar.note("loss 0.5")
+    shown = capsys.readouterr().err
+    assert "states: 100%" in shown
+    assert "8/8" in shown
+    assert "loss 0.5" in shown
+    assert "inner: " in shown
+    assert shown.endswith("\n")
+
+
+class FakeTrainer:
+    """Trains for four steps of three seconds, from the second on, and fails where it is told to."""
+
+    def __init__(self, clock, fails_at=5):
+        self.clock, self.fails_at, self.callbacks = clock, fails_at, [PrinterCallback]
+
+    def remove_callback(self, callback):
+        self.callbacks.remove(callback)
+
+    def add_callback(self, callback):
+        self.callbacks.append(callback)
+
+    def train(self, resume_from_checkpoint):
+        (shown,) = self.callbacks
+        state = SimpleNamespace(max_steps=4, global_step=1, is_world_process_zero=True)
+        shown.on_train_begin(None, state, None)
+        for step in range(2, 5):
+            self.clock.now += 3
+            if step == self.fails_at:
+                raise RuntimeError("no memory")
+            shown.on_step_end(None, state, None)
+            shown.on_log(None, state, None, logs={"loss": 1 / step, "epoch": 0.5})
+        shown.on_log(None, state, None, logs={"train_runtime": 9.0})
+
+
+def test_a_training_is_one_line_that_ends_with_the_loss(clock, capsys, tmp_path):
+    run_trainer(FakeTrainer(clock), "decoder", tmp_path)
+    printed = capsys.readouterr()
+    assert printed.err == "decoder. 9 s, loss 0.25\n"
+    assert printed.out == ""
+    with pytest.raises(RuntimeError, match="no memory"):
+        run_trainer(FakeTrainer(clock, fails_at=3), "decoder", tmp_path)
+    assert capsys.readouterr().err == "decoder 6 s, loss 0.5\n"
+
+
+def test_encoding_with_progress_gives_the_embeddings_of_sentence_transformers(encoder, clock, capsys):
+    texts = ["neon gas " * n for n in (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5)]
+    expected = encoder.model.encode(texts, prompt_name="query", batch_size=2)
+    encode = encoder.model.encode
+    kinds = []
+
+    def slow(texts, **options):
+        clock.now += 3
+        kinds.append(options["show_progress_bar"])
+        return encode(texts, **options)
+
+    encoder.model.encode = slow
+    found = encoder.encode(texts, "query", batch_size=2, progress=True)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert kinds == [False] * 3
+    assert capsys.readouterr().err == "embeddings of queries. 9 s\n"
+    assert encoder.encode([], "query").shape == (0, encoder.embedding_dim)

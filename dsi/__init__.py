@@ -1,29 +1,76 @@
-"""Generative document retrieval: `from dsi import GenerativeRetriever`."""
+"""Generative document retrieval: train an index, measure it, search it.
 
+import dsi
+
+collection = dsi.read_collection("DIR")
+retriever = dsi.train(collection, "nq10k-small", output="RUN")
+print(dsi.evaluate(retriever, collection))
+retriever.search("which capitals are on the danube", k=5)
+"""
+
+from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dsi.answers import Hit, Hits
+    from docids.collection import Collection, read_collection
     from dsi.config import Config
-    from dsi.reranking import load_stages
+    from dsi.evaluation import Evaluation, evaluate
+    from dsi.pipeline import train
+    from dsi.rerankers.candidates import Candidates, Reranker
+    from dsi.reranking import load_rerankers, rerank
     from dsi.retriever import GenerativeRetriever
-    from dsi.search.settings import SearchConfig
+    from dsi.search.answers import Hit, Hits
+    from dsi.search.request import SearchConfig, SearchOptions
+    from dsi.tuning import tune
 
-__all__ = ["Config", "GenerativeRetriever", "Hit", "Hits", "SearchConfig", "load_stages"]
-
-_HOME = {
+_HOMES = {
+    "Candidates": "dsi.rerankers.candidates",
+    "Collection": "docids.collection",
     "Config": "dsi.config",
-    "Hit": "dsi.answers",
-    "Hits": "dsi.answers",
-    "SearchConfig": "dsi.search.settings",
-    "load_stages": "dsi.reranking",
+    "Evaluation": "dsi.evaluation",
+    "GenerativeRetriever": "dsi.retriever",
+    "Hit": "dsi.search.answers",
+    "Hits": "dsi.search.answers",
+    "Reranker": "dsi.rerankers.candidates",
+    "SearchConfig": "dsi.search.request",
+    "SearchOptions": "dsi.search.request",
+    "evaluate": "dsi.evaluation",
+    "load_rerankers": "dsi.reranking",
+    "read_collection": "docids.collection",
+    "rerank": "dsi.reranking",
+    "train": "dsi.pipeline",
+    "tune": "dsi.tuning",
 }
+__all__ = [
+    "Candidates",
+    "Collection",
+    "Config",
+    "Evaluation",
+    "GenerativeRetriever",
+    "Hit",
+    "Hits",
+    "Reranker",
+    "SearchConfig",
+    "SearchOptions",
+    "evaluate",
+    "load_rerankers",
+    "read_collection",
+    "rerank",
+    "train",
+    "tune",
+]
+
+
+def __dir__() -> list[str]:
+    """Return the public names, for tab completion."""
+    return [*__all__, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: `import dsi` alone stays fast."""
-    if name not in __all__:
+    """Import a public name on first use, so that `import dsi` alone stays fast."""
+    if name == "__version__":
+        return version("dr-scl")
+    if name not in _HOMES:
         raise AttributeError(f"module 'dsi' has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(_HOME.get(name, "dsi.retriever")), name)
+    return getattr(import_module(_HOMES[name]), name)

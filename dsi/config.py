@@ -1,8 +1,9 @@
-"""One configuration for a whole run: the settings of every part, read from and written back to TOML."""
+"""The configuration of a run: the config of every part, read from and written to TOML. Knows nothing of what the parts do."""
 
 import dataclasses
 import difflib
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -14,9 +15,9 @@ from contrastive.training import ContrastiveConfig
 from docids.clustering import DocidsConfig
 from docids.lexical import LexicalConfig
 from docids.storage import write_text
-from dsi.generator.model import GeneratorConfig
-from dsi.generator.pseudo_queries import QueriesConfig
-from dsi.search.settings import SearchConfig
+from dsi.generator.config import ExamplesConfig, GeneratorConfig, ObjectiveConfig, TrainingConfig, check_together
+from dsi.generator.pseudo_queries import PseudoQueriesConfig
+from dsi.search.request import SearchConfig
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -24,43 +25,116 @@ else:
     import tomli as tomllib
 
 T = TypeVar("T")
+CONFIGS = Path(__file__).parent / "configs"
+"""Folder of the configurations that ship with the package, NAME.toml each."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of a run, a section (TOML table) a part.
+    """The configuration of a run, one section (TOML table) per part.
 
-    Attributes:
-        dev_queries: train queries set aside for tuning where the collection has no dev split.
-        tune: choose lexical_weight and alpha (with fusion "paper" alpha, beta and ann_temperature) on the dev queries after
-            training.
+    Example:
+        >>> import dsi
+        >>> config = dsi.Config.named("nq10k-small")
+        >>> config = config.with_changes({"training": {"epochs": 2.0}, "search": {"beam_width": 10}})
+        >>> config.training.epochs
+        2.0
     """
 
     dev_queries: int = 500
+    """Number of train queries set aside for tuning if the collection has no dev split."""
     tune: bool = True
-    queries: QueriesConfig = field(default_factory=QueriesConfig)
+    """Choose lexical_weight and alpha (with fusion "paper": alpha, beta and ann_temperature) on the dev queries after
+    training."""
+    pseudo_queries: PseudoQueriesConfig = field(default_factory=PseudoQueriesConfig)
+    """How pseudo-queries are made."""
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    """Which encoder, and how much text it reads."""
     contrastive: ContrastiveConfig = field(default_factory=ContrastiveConfig)
+    """Pre-training of the encoder."""
     docids: DocidsConfig = field(default_factory=DocidsConfig)
+    """How docids are made."""
     lexical: LexicalConfig = field(default_factory=LexicalConfig)
+    """BM25."""
+    examples: ExamplesConfig = field(default_factory=ExamplesConfig)
+    """Training examples of the decoder."""
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
+    """The decoder."""
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    """Training objective of the decoder."""
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    """How the decoder is trained."""
     search: SearchConfig = field(default_factory=SearchConfig)
+    """How the index is searched by default."""
+
+    def __post_init__(self) -> None:
+        check_together(self.objective, self.training)
+
+    @classmethod
+    def named(cls, name: "str | Path | Config") -> "Config":
+        """Return a configuration by name (of one that ships with the package) or by file; a `Config` is returned unchanged.
+
+        Raises:
+            FileNotFoundError: neither a name nor a file; the message lists the names.
+        """
+        return name if isinstance(name, Config) else read_config(name)
+
+    def with_changes(self, changes: Mapping[str, Any]) -> "Config":
+        """Return a configuration with some settings replaced: {setting or section: value or {setting: value}}."""
+        return from_dict(Config, _merged(dataclasses.asdict(self), changes), "changes")
 
 
-def read_config(path: Path) -> Config:
-    """Read a TOML file; what it leaves out keeps its default.
+def config_names() -> list[str]:
+    """Return the names of the configurations that ship with the package."""
+    return sorted(path.stem for path in CONFIGS.glob("*.toml"))
+
+
+def read_config(name: str | Path) -> Config:
+    """Read a configuration; settings it leaves out come from its `base`, or keep their defaults.
+
+    Args:
+        name: of a configuration that ships with the package, or a TOML file.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: not TOML, an unknown key (the message names the nearest known one), a wrong type or value.
+        FileNotFoundError: no such name or file.
+        ValueError: not TOML, an unknown key (the message names the nearest one), a wrong type or value.
     """
-    if not path.exists():
-        raise FileNotFoundError(f"The configuration {path} does not exist; see configs/ for examples.")
+    path = _find(name, Path())
+    return from_dict(Config, _with_base(path, []), str(path))
+
+
+def _find(name: str | Path, folder: Path) -> Path:
+    """Return the file of a configuration: a path relative to `folder`, or a name that ships with the package."""
+    for path in (folder / name, CONFIGS / f"{name}.toml"):
+        if path.is_file():
+            return path
+    names = ", ".join(config_names())
+    raise FileNotFoundError(f"The configuration {str(name)!r} does not exist: neither a file nor one of {names}.")
+
+
+def _with_base(path: Path, seen: list[Path]) -> dict[str, Any]:
+    """Return the settings of a file, merged over those of its base."""
+    if path.resolve() in seen:
+        raise ValueError(f"{path} names itself as its base, directly or through others; remove one `base`.")
     try:
         settings = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is not valid TOML: {error}.") from None
-    return from_dict(Config, settings, str(path))
+    base = settings.pop("base", None)
+    if base is None:
+        return settings
+    if not isinstance(base, str):
+        raise ValueError(f"{path}: base must be the name of a configuration, got {base!r}.")
+    return _merged(_with_base(_find(base, path.parent), [*seen, path.resolve()]), settings)
+
+
+def _merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with changes applied, section by section."""
+    merged = dict(settings)
+    for key, value in changes.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = {**merged[key], **value} if both else value
+    return merged
 
 
 def write_config(config: Config, path: Path) -> None:
@@ -68,13 +142,16 @@ def write_config(config: Config, path: Path) -> None:
     write_text(path, tomli_w.dumps(dataclasses.asdict(config)))
 
 
-def from_dict(kind: type[T], settings: dict[str, Any], source: str) -> T:
+def from_dict(kind: type[T], settings: Mapping[str, Any], source: str) -> T:
     """Build a dataclass from nested dictionaries, checking keys and types.
 
     Args:
         kind: the dataclass.
         settings: {field: value}.
-        source: named in messages.
+        source: where the settings come from, for messages.
+
+    Raises:
+        ValueError: an unknown key (the message names the nearest one), a wrong type or value.
     """
     hints = get_type_hints(kind)
     values: dict[str, Any] = {}

@@ -1,29 +1,33 @@
-"""Why answers were missed: by the search, or by the model.
+"""Why documents were missed: by the search, or by the model.
 
-A miss is a search error when the right document scores higher than the last answer given, so that a wider beam would have
-found it, and a model error otherwise. The level at which the right document's node left the beam, and by how much, shows where
-the tree or the decoder goes wrong first.
+A miss is a search error if the relevant document scores higher than the last document returned: a wider beam would have found
+it. Otherwise it is a model error. The level at which the relevant document's node left the beam, and its margin there, show
+where the tree or the decoder goes wrong first. Knows nothing of how scores are made.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from typing_extensions import Unpack
+
+from docids.collection import Collection
 from docids.tree import DocidTree
 from dsi.retriever import GenerativeRetriever
 from dsi.search.beam import LevelTrace
+from dsi.search.request import SearchOptions
+from eval.tables import markdown_table
 
 
 @dataclass(frozen=True)
 class Miss:
-    """One query whose right document was not among the k answers.
+    """A query whose relevant document was not in the top k.
 
     Attributes:
         query_id: the query.
-        doc_id: the right document.
-        search_error: it scores higher than the last answer given.
-        level: of the first of its digits that was not kept, from 0.
-        margin: how much the lowest node kept on that level scores above it (0 where none was).
+        doc_id: the relevant document.
+        search_error: True if it scores higher than the last document returned.
+        level: level, from 0, at which its node was pruned.
+        margin: score of the lowest node kept at that level, minus its node's (0 if none was kept).
     """
 
     query_id: str
@@ -34,38 +38,51 @@ class Miss:
 
 
 def diagnose(
-    retriever: GenerativeRetriever, queries: Mapping[str, str], answers: Mapping[str, str], k: int = 10, **settings: Any
+    retriever: GenerativeRetriever,
+    queries: Mapping[str, str],
+    answers: Mapping[str, str],
+    k: int = 10,
+    **options: Unpack[SearchOptions],
 ) -> list[Miss]:
-    """The misses among some queries.
+    """Return the misses among some queries.
 
     Args:
         retriever: the index.
         queries: {query_id: text}.
-        answers: {query_id: doc_id} the right document of each.
-        k: answers a query.
-        **settings: of `SearchConfig`.
+        answers: {query_id: doc_id} the relevant document of each query.
+        k: documents per query.
+        **options: see `SearchOptions`.
     """
-    encoded = retriever.encode_queries(list(queries.values()))
-    run = retriever.run_encoded(list(queries), encoded, k, **settings)
-    generative, dense = retriever.follow_encoded(encoded, [[answers[query_id]] for query_id in queries], **settings)
+    encoded = retriever.encode_queries(queries)
+    run = retriever.run(encoded, k, **options)
+    generative, dense = retriever.follow(encoded, [[answers[query_id]] for query_id in queries], **options)
     scores = (generative + dense)[:, 0, -1].tolist()
     misses = []
     for (query_id, found), score in zip(run.items(), scores, strict=True):
         doc_id = answers[query_id]
         if doc_id in found:
             continue
-        digits = retriever.tree.digits(int(retriever.tree.positions[retriever.table.rows[doc_id]]))
-        trace, _ = retriever.trace(queries[query_id], k, **settings)
+        digits = retriever.tree.digits(int(retriever.tree.positions[retriever.documents.rows[doc_id]]))
+        trace, _ = retriever.trace(queries[query_id], k, **options)
         last = min(found.values())
         level, margin = _left_at(retriever.tree, digits, trace) or (len(digits) - 1, last - score)
         misses.append(Miss(query_id, doc_id, score > last, level, margin))
     return misses
 
 
-def _left_at(tree: DocidTree, digits: tuple[int, ...], trace: list[LevelTrace]) -> tuple[int, float] | None:
-    """The level on which a document's node was pruned, and the margin to the lowest node kept there.
+def diagnose_split(
+    retriever: GenerativeRetriever, collection: Collection, split: str, k: int = 10
+) -> tuple[list[Miss], int]:
+    """Return the misses among the judged queries of a split (first relevant document only), and the number of queries."""
+    answers = {query_id: collection.documents[row]["doc_id"] for query_id, row in reversed(collection.pairs(split))}
+    queries = {query_id: collection.queries[query_id] for query_id in answers}
+    return diagnose(retriever, queries, answers, k), len(queries)
 
-    None for a document that was an answer until documents with longer docids pushed it out.
+
+def _left_at(tree: DocidTree, digits: tuple[int, ...], trace: list[LevelTrace]) -> tuple[int, float] | None:
+    """Return the level at which a document's node was pruned, and its margin to the lowest node kept there.
+
+    None if the document was in the top k until documents with longer docids pushed it out.
     """
     for level, looked_at in enumerate(trace[: len(digits)]):
         node = tree.node(digits[: level + 1])
@@ -77,7 +94,7 @@ def _left_at(tree: DocidTree, digits: tuple[int, ...], trace: list[LevelTrace]) 
 
 
 def errors_by_level(misses: list[Miss]) -> dict[str, dict[int, int]]:
-    """{"search errors" | "model errors": {level from 0: misses whose node left the beam there}}."""
+    """Count misses: {"search errors" | "model errors": {level from 0: misses whose node was pruned there}}."""
     counts: dict[str, dict[int, int]] = {"search errors": {}, "model errors": {}}
     for miss in misses:
         own = counts["search errors" if miss.search_error else "model errors"]
@@ -86,18 +103,17 @@ def errors_by_level(misses: list[Miss]) -> dict[str, dict[int, int]]:
 
 
 def diagnosis_table(misses: list[Miss], queries: int, k: int) -> str:
-    """Misses by kind and by the level where the right node left the beam, as Markdown."""
+    """Return misses by kind and by the level at which the relevant node was pruned, as Markdown."""
     errors = sum(miss.search_error for miss in misses)
-    lines = [
+    head = (
         f"{len(misses)} of {queries} queries without their document among {k}: {errors} search errors "
-        f"(it scores higher than the last answer), {len(misses) - errors} model errors",
-        "",
-        "| left the beam at level | misses | search errors | median margin |",
-        "| --- | --- | --- | --- |",
-    ]
+        f"(it scores higher than the last answer), {len(misses) - errors} model errors"
+    )
+    rows = []
     for level in sorted({miss.level for miss in misses}):
         here = [miss for miss in misses if miss.level == level]
         margins = sorted(miss.margin for miss in here)
         wrong = sum(miss.search_error for miss in here)
-        lines.append(f"| {level} | {len(here)} | {wrong} | {margins[len(margins) // 2]:.3f} |")
-    return "\n".join(lines)
+        rows.append([str(level), str(len(here)), str(wrong), f"{margins[len(margins) // 2]:.3f}"])
+    heads = ["left the beam at level", "misses", "search errors", "median margin"]
+    return f"{head}\n\n{markdown_table(heads, rows)}"

@@ -1,14 +1,14 @@
 """The documents of an index by doc_id, and which of them a search may return.
 
-A condition on the columns of the document table (`metadata` of corpus.jsonl) is SQL, an Arrow expression or a mask. SQL is
-SQLite's, on a copy of the columns in memory that is made when it is first needed and can only be read.
+A filter on the columns of the document table (`metadata` of corpus.jsonl) is SQL, an Arrow expression or a mask. SQL runs in
+SQLite on a read-only copy of the columns in memory, made on first use. Knows nothing of scores or docids.
 """
 
 import sqlite3
 import threading
 from collections.abc import Collection
 from functools import cached_property
-from typing import Any, TypeAlias, Union
+from typing import Any
 
 import datasets
 import numpy as np
@@ -16,39 +16,38 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-Where: TypeAlias = Union[str, pc.Expression, NDArray[np.bool_]]  # noqa: UP007 (NDArray has no | on Python 3.10)
-"""A condition: "lang = 'en' and year > 2000", an Arrow expression, or [documents] True where a document may be returned."""
+from dsi.search.request import Where
 
 _MAY = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION}
 
 
 def document_table(documents: datasets.Dataset) -> pa.Table:
-    """What an index keeps of its documents: doc_id, title and metadata, not the text."""
+    """Return the columns that an index keeps: doc_id, title and metadata, not the text."""
     names = [name for name in documents.column_names if name != "text"]
     return documents.select_columns(names).with_format("arrow")[:]
 
 
-class Documents:
-    """The document table of an index.
+class DocumentTable:
+    """The documents of an index, by row and by doc_id.
 
     Args:
-        table: with doc_id, title and metadata, in collection order.
+        dataset: with doc_id, title and metadata, in collection order.
     """
 
-    def __init__(self, table: datasets.Dataset) -> None:
-        self.table = table
+    def __init__(self, dataset: datasets.Dataset) -> None:
+        self.dataset = dataset
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self.table)
+        return len(self.dataset)
 
     @cached_property
     def rows(self) -> dict[str, int]:
-        """{doc_id: row}; made when it is first needed: a search without filters needs no list of all documents in memory."""
-        return {doc_id: row for row, doc_id in enumerate(self.table["doc_id"][:])}
+        """{doc_id: row}, made on first use: a search without filters needs no such dictionary in memory."""
+        return {doc_id: row for row, doc_id in enumerate(self.dataset["doc_id"][:])}
 
     def values_of(self, column: str, rows: NDArray[np.integer]) -> list[list[Any]]:
-        """What a column says of rows [n, m], read from the table."""
+        """Return the values of a column at rows [n, m]."""
         if not rows.size:
             return [[] for _ in rows]
         values = self._columns[column].take(pa.array(rows.ravel())).to_pylist()
@@ -56,25 +55,30 @@ class Documents:
 
     @cached_property
     def _columns(self) -> pa.Table:
-        return document_table(self.table)
+        return document_table(self.dataset)
 
     def rows_of(self, doc_ids: Collection[str], name: str) -> list[int]:
-        """The rows of some documents; `name` says in messages where they were named.
+        """Return the rows of some documents.
+
+        Args:
+            doc_ids: the documents.
+            name: the argument they were passed as, for messages.
 
         Raises:
-            ValueError: a doc_id that is not in the index, or a text instead of a list of them.
+            ValueError: a doc_id is not in the index, or doc_ids is a string.
         """
         if isinstance(doc_ids, str):
             raise ValueError(f"{name} must be a list or set of doc_ids, got the string {doc_ids!r}.")
+        doc_ids = list(doc_ids)  # an iterator is read once
         for doc_id in doc_ids:
             if doc_id not in self.rows:
                 raise ValueError(f"{name} names the doc_id {doc_id!r}, which is not in the index.")
         return [self.rows[doc_id] for doc_id in doc_ids]
 
     def allowed(
-        self, allow: Collection[str] | None, deny: Collection[str], where: Where | None
+        self, allow: Collection[str] | None = None, deny: Collection[str] = (), where: Where | None = None
     ) -> NDArray[np.bool_] | None:
-        """[documents] True where all three let a document through; None where there is no filter.
+        """Return a mask [documents], True if all three filters let a document through; None without filters.
 
         Raises:
             ValueError: an unknown doc_id, or a condition that does not fit the columns.
@@ -87,7 +91,7 @@ class Documents:
         return allowed if where is None else allowed & self.matching(where)
 
     def matching(self, where: Where) -> NDArray[np.bool_]:
-        """[documents] True where a condition holds; unknown values (null) do not match."""
+        """Return a mask [documents], True where a condition holds; missing values (null) do not match."""
         if isinstance(where, np.ndarray):
             if where.dtype != bool or where.shape != (len(self),):
                 raise ValueError(
@@ -103,7 +107,7 @@ class Documents:
             pa.ArrowKeyError,
             pa.ArrowNotImplementedError,
         ) as error:
-            columns = ", ".join(name for name in self.table.column_names if name != "text")
+            columns = ", ".join(name for name in self.dataset.column_names if name != "text")
             raise ValueError(
                 f"where {str(where)!r} does not work: {str(error).splitlines()[0]}; the columns are {columns}."
             ) from None

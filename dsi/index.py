@@ -1,8 +1,8 @@
 """An index on disk: its parts, and the manifest that binds them.
 
-An index folder holds `encoder/` (sentence-transformers), `docids/` (the tree, and the document table as Arrow),
-`generator/` (config.json, model.safetensors), perhaps `lexical/` (BM25), and `manifest.json`: format version, settings,
-versions, the sha256 of every file and the fingerprints by which encoder, docids and generator know each other. Knows nothing
+An index folder holds `encoder/` (sentence-transformers), `docids/` (the tree, and the document table as Arrow), `generator/`
+(config.json, model.safetensors), optionally `lexical/` (BM25), and `manifest.json`: format version, search config, package
+versions, the sha256 of every file, and the fingerprints that bind encoder, docids and generator to each other. Knows nothing
 of searching.
 """
 
@@ -24,12 +24,12 @@ from docids.storage import digest, recover_folder, replace_folder, sha256, write
 from docids.tree import DocidTree
 from dsi.documents import document_table
 from dsi.generator.model import DocidGenerator, load_generator
-from dsi.search.settings import SearchConfig
+from dsi.search.request import SearchConfig
 
 FORMAT_VERSION = 2
 _PARTS = ("encoder", "docids", "generator", "lexical")
 _CHANGING = ("docids", "lexical")
-"""The parts that an update replaces: by folders with the generation in their name, which the manifest then points to."""
+"""The parts that an update replaces, by new folders with the generation in their name; the manifest points to them."""
 _PACKAGES = ("torch", "transformers", "sentence-transformers", "faiss-cpu")
 
 
@@ -43,30 +43,30 @@ def save_docids(tree: DocidTree, documents: datasets.Dataset, folder: Path) -> N
 
 
 def load_docids(folder: Path) -> tuple[DocidTree, datasets.Dataset]:
-    """Read what `save_docids` wrote; the document table stays on disk."""
+    """Load the tree and the document table; the table stays on disk."""
     tree = DocidTree.load(folder / "docids.safetensors")
     return tree, datasets.Dataset.from_file(str(folder / "documents.arrow"))
 
 
 def load_encoder(folder: Path, config: EncoderConfig, device: str | None) -> Encoder:
-    """The encoder that the decoder reads: its own, where the two were trained together."""
+    """Load the encoder that the generator reads: its own if they were trained together, else the one in `encoder/`."""
     own = folder / "generator" / "encoder"
     return Encoder.load(config, own if own.exists() else folder / "encoder", device)
 
 
 def load_lexical(folder: Path, documents: datasets.Dataset) -> BM25 | None:
-    """The lexical part in `folder`, if the index has one."""
+    """Load BM25 from `folder`; None if the index has none."""
     return BM25.load(folder, documents["doc_id"]) if folder.exists() else None
 
 
-def write_manifest(folder: Path, encoder: Encoder, tree: DocidTree, settings: SearchConfig) -> None:
-    """Bind the parts in `folder` to each other: the last thing that is written, the first that is read."""
+def write_manifest(folder: Path, encoder: Encoder, tree: DocidTree, config: SearchConfig) -> None:
+    """Write the manifest, which binds the parts in `folder` to each other; it is written last and read first."""
     manifest = {
         "format_version": FORMAT_VERSION,
         "generation": 1,
         "parts": {name: name for name in _CHANGING},
         "encoder": dataclasses.asdict(encoder.config),
-        "search": dataclasses.asdict(settings),
+        "search": dataclasses.asdict(config),
         "fingerprints": {"encoder": encoder.fingerprint, "docids": tree.fingerprint},
         "versions": package_versions(),
         "files": _hashes(folder, _PARTS),
@@ -74,19 +74,24 @@ def write_manifest(folder: Path, encoder: Encoder, tree: DocidTree, settings: Se
     write_json(folder / "manifest.json", manifest)
 
 
-def write_settings(folder: Path, settings: SearchConfig) -> None:
-    """Change how an index on disk is searched by default."""
+def write_search_config(folder: Path, config: SearchConfig) -> None:
+    """Replace the search config of an index on disk."""
     manifest = read_manifest(folder)
-    write_json(folder / "manifest.json", {**manifest, "search": dataclasses.asdict(settings)})
+    write_json(folder / "manifest.json", {**manifest, "search": dataclasses.asdict(config)})
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of an index, every file of which has been checked against it."""
+    """Read the manifest of an index, after checking every file against it.
+
+    Raises:
+        FileNotFoundError: no finished index, or a file is missing.
+        ValueError: another format version, or a file was altered or truncated.
+    """
     recover_folder(folder)
     path = folder / "manifest.json"
     if not path.exists():
         raise FileNotFoundError(
-            f"{folder} holds no finished index (no manifest.json); run dsi train --output {folder}."
+            f"{folder} holds no finished index (no manifest.json); name the folder that `dsi train --output` wrote."
         )
     manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if manifest["format_version"] != FORMAT_VERSION:
@@ -104,34 +109,55 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def check_no_updates(folder: Path, *, discard: bool = False) -> None:
+    """Raise ValueError if documents were added to the index in `folder`, or removed: training again would undo that.
+
+    Args:
+        folder: of a run, new or not.
+        discard: remove what the updates wrote instead; the docids are built again then.
+    """
+    path = folder / "manifest.json"
+    generation = json.loads(path.read_text(encoding="utf-8")).get("generation", 1) if path.exists() else 1
+    if generation > 1 and not discard:
+        raise ValueError(
+            f"{folder} was updated since it was trained (generation {generation}); training again would drop the added "
+            "documents and bring back the removed ones. Train into another folder, or say that the updates may go "
+            "(--discard-updates, discard_updates=True)."
+        )
+    if generation > 1:
+        path.unlink(missing_ok=True)
+        for updated in (updated for name in _CHANGING for updated in folder.glob(f"{name}-*")):
+            shutil.rmtree(updated, ignore_errors=True)
+
+
 def load_index(
     folder: Path, device: str | None
 ) -> tuple[Encoder, DocidTree, DocidGenerator, datasets.Dataset, SearchConfig, BM25 | None]:
-    """The parts of an index, every file of which has been checked, and how it is searched."""
+    """Load the parts of an index and its search config, after checking every file."""
     manifest = read_manifest(folder)
     encoder = load_encoder(folder, EncoderConfig(**manifest["encoder"]), device)
     tree, documents = load_docids(part(folder, manifest, "docids"))
     generator = load_generator(folder / "generator", encoder.model.device)
     check_binding(manifest, encoder, tree)
     lexical = load_lexical(part(folder, manifest, "lexical"), documents)
-    return encoder, tree, generator, documents, search_settings(manifest), lexical
+    return encoder, tree, generator, documents, search_config(manifest), lexical
 
 
 def part(folder: Path, manifest: dict[str, Any], name: str) -> Path:
-    """Where a part of the index lies in this generation."""
+    """Return the folder of a part of the index in its current generation."""
     return folder / manifest["parts"].get(name, name)
 
 
 def write_update(
     folder: Path, encoder: Encoder, tree: DocidTree, documents: datasets.Dataset, lexical: BM25 | None
 ) -> int:
-    """Replace docids, document table and words of an index on disk; the step from old to new is that of its manifest.
+    """Replace docids, document table and BM25 of an index on disk; writing the manifest makes the switch.
 
     Returns:
         The new generation.
 
     Raises:
-        ValueError: the index there has another encoder, or docids that these do not come from.
+        ValueError: the index has another encoder, or docids that these were not updated from.
     """
     manifest = read_manifest(folder)
     before, _ = load_docids(part(folder, manifest, "docids"))
@@ -139,7 +165,7 @@ def write_update(
         manifest["fingerprints"]["encoder"] != encoder.fingerprint
         or before.origin_fingerprint != tree.origin_fingerprint
     ):
-        raise ValueError(f"{folder} is not the index that was updated: its encoder or its docids are others.")
+        raise ValueError(f"{folder} is not the index that was updated: its encoder or docids differ.")
     generation = manifest["generation"] + 1
     parts = {name: f"{name}-{generation}" for name in _CHANGING}
     with replace_folder(folder / parts["docids"]) as partial:
@@ -160,7 +186,7 @@ def write_update(
             "files": {**files, **_hashes(folder, list(parts.values()))},
         },
     )
-    for path in folder.iterdir():  # of the generation before, and whatever a killed update left behind
+    for path in folder.iterdir():  # the previous generation, and leftovers of killed updates
         if path.is_dir() and path.name.lstrip(".").startswith(_CHANGING) and path.name not in parts.values():
             shutil.rmtree(path, ignore_errors=True)
     return int(generation)
@@ -172,23 +198,23 @@ def _hashes(folder: Path, parts: Sequence[str]) -> dict[str, str]:
 
 
 def package_versions() -> dict[str, str]:
-    """Of Python and the packages that results depend on."""
+    """Return the versions of Python and of the packages that results depend on."""
     return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
 
 
 def content_fingerprint(manifest: dict[str, Any]) -> str:
-    """One digest of all files of an index; its settings do not count."""
+    """Return one digest of all files of an index; the search config is not part of it."""
     return digest(manifest["files"])
 
 
-def search_settings(manifest: dict[str, Any]) -> SearchConfig:
-    """How the index is searched by default."""
+def search_config(manifest: dict[str, Any]) -> SearchConfig:
+    """Return the search config in a manifest."""
     record = manifest["search"]
-    return SearchConfig(**{**record, "beta": float(record["beta"])})  # JSON has no infinity: "inf"
+    return SearchConfig(**{**record, "beta": float(record["beta"])})  # JSON has no infinity; it is stored as "inf"
 
 
 def check_binding(manifest: dict[str, Any], encoder: Encoder, tree: DocidTree) -> None:
-    """Raise ValueError unless encoder and docids are those the manifest names (the generator checks its docids itself)."""
+    """Raise ValueError unless encoder and docids are those of the manifest (the generator checks its docids itself)."""
     for part, found in (("encoder", encoder.fingerprint), ("docids", tree.fingerprint)):
         expected = manifest["fingerprints"][part]
         if found != expected:

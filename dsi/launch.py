@@ -1,4 +1,4 @@
-"""The processes that `accelerate launch` started, as those that share the work."""
+"""The processes of `accelerate launch`. Knows nothing of what they do."""
 
 from accelerate import PartialState
 from accelerate.utils import gather_object
@@ -6,11 +6,11 @@ from accelerate.utils import gather_object
 from docids.processes import Processes
 
 
-def launched(device: str | None) -> Processes:
-    """This process among those it was started with; alone without a launcher.
+def launch(device: str | None) -> Processes:
+    """Return this process among those started by `accelerate launch`; without a launcher it is alone.
 
     Args:
-        device: "cpu" makes them talk without GPUs.
+        device: "cpu" makes the processes communicate without GPUs.
     """
     state = PartialState(cpu=device == "cpu")
     return Processes(state.process_index, state.num_processes, lambda own: gather_object([own]))

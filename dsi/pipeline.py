@@ -1,20 +1,19 @@
-"""From a collection to an index, in five stages that can be run, killed and run again.
+"""Trains an index on a collection, in stages that can be run, killed and resumed.
 
-    queries    pseudo-queries for the documents
-    encoder    contrastive pre-training
-    docids     embeddings -> docid tree
-    generator  cached token states -> trained decoder
-    lexical    words -> BM25; then the manifest, and the folder is an index
+    pseudo_queries  documents -> queries that they could answer
+    encoder         contrastive pre-training
+    docids          embeddings -> docid tree
+    generator       cached token states -> trained decoder
+    lexical         BM25; then the manifest makes the folder an index
 
-Each stage writes one folder of the run in one step, with the key of everything it depends on; a stage whose folder has the
-right key is not run again. Under `accelerate launch` all processes train, and the first one writes.
+Each stage writes one folder of the run atomically; a stage that is up to date is skipped. Under `accelerate launch` all
+processes train, and rank 0 writes. Knows nothing of how an index is searched.
 """
 
 import dataclasses
 import hashlib
 import json
 import logging
-import os
 import shutil
 import sys
 import time
@@ -30,37 +29,77 @@ from numpy.typing import NDArray
 from contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, in_blocks
 from contrastive.encoder import Encoder
 from contrastive.training import contrastive_rows, hard_negatives, train_encoder
-from docids.clustering import assemble, cluster
-from docids.collection import Collection
+from docids.clustering import assemble
+from docids.collection import Collection, check_collection
 from docids.lexical import BM25
-from docids.storage import digest, recover_folder, replace_folder, scratch_array, write_json
+from docids.schemes import SchemeInput, find_scheme
+from docids.storage import digest, scratch_array, write_json
 from docids.tree import DocidTree, diagnostics
 from dsi.config import Config, write_config
 from dsi.generator.model import DocidGenerator
 from dsi.generator.pseudo_queries import generate_queries, read_queries_table
 from dsi.generator.states import StateCache, write_states
-from dsi.index import load_docids, load_encoder, save_docids, write_manifest
-from dsi.launch import launched
-from dsi.training.examples import DocidExamples, Texts, asked_for_together
+from dsi.index import check_no_updates, load_docids, load_encoder, save_docids, write_manifest
+from dsi.launch import launch
+from dsi.retriever import GenerativeRetriever
+from dsi.stages import StageFolders
+from dsi.training.examples import DocidExamples, Texts, group_relevant
 from dsi.training.trainer import train_generator
+from dsi.tuning import tune_index
 
 logger = logging.getLogger(__name__)
 
-_KEY_FILE = "stage.json"
-_STAGES = ("queries", "encoder", "docids", "generator", "lexical")
+
+def train(
+    collection: Collection,
+    config: str | Path | Config,
+    output: str | Path,
+    *,
+    device: str | None = None,
+    discard_updates: bool = False,
+) -> GenerativeRetriever:
+    """Train an index on a collection, tune it on the dev queries, and load it.
+
+    After a kill, call it again: it continues where it stopped and skips what is up to date.
+
+    Example:
+        >>> import dsi
+        >>> collection = dsi.read_collection("DIR")
+        >>> retriever = dsi.train(collection, "example", output="RUN")
+
+    Args:
+        collection: the documents to index, with train queries.
+        config: a configuration by name ("nq10k-small"), by file, or as a `Config`.
+        output: folder of the run, which becomes the index.
+        device: of encoder and decoder, "cpu", "cuda", …; the best available by default.
+        discard_updates: train again although documents were added or removed since; the index is that of `collection` then.
+
+    Raises:
+        FileNotFoundError: no such configuration.
+        TypeError: collection is not one that `read_collection` returned.
+        ValueError: a setting is out of range, the collection lacks something that training needs, or the index in `output` was
+            updated.
+    """
+    check_collection("train", collection)
+    run = TrainingRun(Path(output), collection, Config.named(config), device, discard_updates=discard_updates)
+    run.all_stages()
+    run.tune()
+    return GenerativeRetriever.from_pretrained(output, device=device)
 
 
 class TrainingRun:
-    """The stages over one collection into one folder.
+    """The training stages of one run.
 
     Args:
         folder: of the run; becomes the index.
-        collection: what to index.
-        config: every setting; written to `config.toml`.
-        device: for the encoder and the generator; the best there is by default.
-        store: a folder in which runs share what they have in common: a stage that any of them has done is not done again.
+        collection: the documents and queries.
+        config: the configuration; written to `config.toml`.
+        device: of encoder and generator; the best available by default.
+        store: folder in which several runs share finished stages.
+        discard_updates: train although documents were added to the index in `folder`, or removed.
 
     Attributes:
+        processes: share the work.
         seconds: {stage: wall time} of the stages that ran.
     """
 
@@ -71,104 +110,128 @@ class TrainingRun:
         config: Config,
         device: str | None = None,
         store: Path | None = None,
+        *,
+        discard_updates: bool = False,
     ) -> None:
+        check_no_updates(folder, discard=discard_updates)
         self.folder, self.collection, self.config, self.device = folder, collection, config, device
-        self.store = store
-        self.processes = launched(device)
-        self.seconds: dict[str, float] = {}
-        self._started: dict[str, float] = {}
+        self.processes = launch(device)
+        self._stages = StageFolders(folder, store, self.processes)
         if self.processes.is_main:
             folder.mkdir(parents=True, exist_ok=True)
             write_config(config, folder / "config.toml")
 
+    @property
+    def seconds(self) -> dict[str, float]:
+        """{stage: wall time} of the stages that ran."""
+        return self._stages.seconds
+
     def all_stages(self) -> None:
-        """Run what is not done yet, in order."""
+        """Run the stages that are not up to date, in order."""
         self.generate_queries()
         self.train_encoder()
         self.build_docids()
         self.train_generator()
 
+    def tune(self) -> None:
+        """Choose the fusion weights of the finished index on the dev queries, if `config.tune` is set."""
+        if self.config.tune and self.processes.is_main:
+            started = time.perf_counter()
+            if tune_index(self.folder, self.collection, self.device):
+                self.seconds["tuning"] = time.perf_counter() - started
+        self.processes.wait()
+
     def generate_queries(self) -> None:
-        """Stage `queries`: pseudo-queries for all documents."""
-        if self.config.queries.method == "none":
+        """Run stage `pseudo_queries`."""
+        if self.config.pseudo_queries.method == "none":
             return
-        with self._stage("queries") as key:
+        with self._stage("pseudo_queries") as key:
             if not key or not self.processes.is_main:
                 return
-            work = self._work("queries", key)
+            work = self._stages.work("pseudo_queries", key)
             held_out = [*self.collection.query_texts("dev").values(), *self.collection.query_texts("test").values()]
-            documents, settings = self.collection.documents, self.config.queries
-            counts = generate_queries(documents, settings, work / "queries.jsonl", held_out=held_out)
-            logger.info(
-                "pseudo-queries: %(written)d written, %(dropped)d dropped (equal to a dev or test query)", counts
-            )
-            with self._writing("queries", key) as folder:
+            documents, config = self.collection.documents, self.config.pseudo_queries
+            counts = generate_queries(documents, config, work / "queries.jsonl", held_out=held_out)
+            logger.debug("%(written)d written, %(dropped)d dropped (equal to a dev or test query)", counts)
+            with self._stages.writing("pseudo_queries", key) as folder:
                 shutil.copy(work / "queries.jsonl", folder / "queries.jsonl")
 
     def train_encoder(self) -> None:
-        """Stage `encoder`: contrastive pre-training; with loss "none" the encoder as it is."""
+        """Run stage `encoder`: contrastive pre-training; with loss "none" the encoder is kept as it is."""
         with self._stage("encoder") as key:
             if not key:
                 return
             encoder = Encoder.load(self.config.encoder, device=self.device)
-            settings = self.config.contrastive
-            if settings.loss != "none":
-                train_encoder(encoder, self._contrastive_rows(encoder, key), settings, self._work("encoder", key))
+            config, work = self.config.contrastive, self._stages.work("encoder", key)
+            if config.loss != "none":
+                train_encoder(encoder, self._contrastive_rows(encoder, work), config, work)
             if self.processes.is_main:
-                with self._writing("encoder", key) as folder:
+                with self._stages.writing("encoder", key) as folder:
                     encoder.save(folder)
 
-    def _contrastive_rows(self, encoder: Encoder, key: str) -> datasets.Dataset:
-        settings, queries, negatives = self.config.contrastive, self._train_queries(encoder), {}
-        if settings.hard_negatives:
-            embeddings = self._embed_documents(encoder, self._work("encoder", key) / "documents")
-            negatives = hard_negatives(encoder, embeddings, queries, settings.hard_negatives)
+    def _contrastive_rows(self, encoder: Encoder, work: Path) -> datasets.Dataset:
+        config, queries, negatives = self.config.contrastive, self._train_queries(encoder), {}
+        if config.hard_negatives:
+            embeddings = self._embed_documents(encoder, work / "documents")
+            negatives = hard_negatives(encoder, embeddings, queries, config.hard_negatives)
         pseudo: dict[int, list[str]] = {}
-        if settings.pseudo_queries:
+        if config.fill_with_pseudo_queries:
             rows, texts = self._pseudo_queries()
             for row, text in zip(rows, in_blocks(texts), strict=True):
                 pseudo.setdefault(int(row), []).append(text)
         texts = DocumentTexts(encoder, self.collection.documents)
-        return contrastive_rows(texts, queries, pseudo, negatives, views=settings.views, seed=settings.seed)
+        return contrastive_rows(texts, queries, pseudo, negatives, views=config.views, seed=config.seed)
 
     def build_docids(self, embeddings: NDArray[np.float32] | None = None) -> None:
-        """Stage `docids`: embed the documents and cluster them.
+        """Run stage `docids`: embed the documents and cluster them.
 
         Args:
-            embeddings: [documents, any] to cluster on instead of what the settings say.
+            embeddings: [documents, any] to cluster on, in place of the configured ones.
         """
         extra = "" if embeddings is None else hashlib.sha256(np.ascontiguousarray(embeddings).data).hexdigest()
         with self._stage("docids", extra) as key:
             if not key:
                 return
-            encoder, cluster_on = self.encoder(), self.config.docids.cluster_on
-            work = self._work("docids", key)
+            encoder, work = self.encoder(), self._stages.work("docids", key)
             documents = self._embed_documents(encoder, work / "documents")
-            if embeddings is None and cluster_on == "queries":
-                embeddings = self._means_with_queries(encoder, documents, work)
-            if embeddings is None and cluster_on == "untrained":
-                untrained = Encoder.load(self.config.encoder, device=self.device)
-                embeddings = self._embed_documents(untrained, work / "untrained")
-            clusters = cluster(
-                documents, self.config.docids, cluster_embeddings=embeddings, progress=True, processes=self.processes
+            points = self._points(encoder, documents, work) if embeddings is None else embeddings
+            clusters = find_scheme(self.config.docids.method)(
+                SchemeInput(
+                    documents,
+                    self.config.docids,
+                    points,
+                    doc_ids=self.collection.documents["doc_id"],
+                    texts=self.collection.full_texts(),
+                    processes=self.processes,
+                    progress=True,
+                )
             )
             if not self.processes.is_main:
                 return
             tree = assemble(clusters, documents)
-            with self._writing("docids", key) as folder:
+            with self._stages.writing("docids", key) as folder:
                 save_docids(tree, self.collection.documents, folder)
                 (folder / "diagnostics.json").write_text(json.dumps(diagnostics(tree), indent=2) + "\n")
 
+    def _points(self, encoder: Encoder, documents: NDArray[np.float32], work: Path) -> NDArray[np.float32] | None:
+        """Return the matrix [documents, any] to cluster on, or None to cluster on the documents' embeddings."""
+        cluster_on = self.config.docids.cluster_on
+        if cluster_on == "queries":
+            return self._means_with_queries(encoder, documents, work)
+        if cluster_on == "untrained":
+            return self._embed_documents(Encoder.load(self.config.encoder, device=self.device), work / "untrained")
+        return None
+
     def _embed_documents(self, encoder: Encoder, folder: Path) -> NDArray[np.float32]:
-        """Mapped from `folder`, or from the store, where every run finds what an encoder made of these documents."""
-        if self.store:
+        """Return the documents' embeddings, memory-mapped from `folder`, or from the store if runs share one."""
+        if self._stages.store:
             identity = [encoder.fingerprint, dataclasses.asdict(encoder.config), self.collection.digest]
-            folder = self.store / "embeddings" / digest(identity)[:16]
+            folder = self._stages.store / "embeddings" / digest(identity)[:16]
         texts = DocumentTexts(encoder, self.collection.documents)
         return encode_blocks(encoder, texts, "document", folder, self.processes)
 
     def train_generator(self) -> None:
-        """Stage `generator`: cache the frozen encoder's states, train the decoder; then finish the index."""
+        """Run stage `generator`: cache the frozen encoder's states, train the decoder; then finish the index."""
         with self._stage("generator") as key:
             if key:
                 self._train_generator(key)
@@ -176,20 +239,21 @@ class TrainingRun:
 
     def _train_generator(self, key: str) -> None:
         encoder, tree = self.encoder(), self.tree()
-        settings = self.config.generator
+        objective, training = self.config.objective, self.config.training
         examples = self._examples(encoder, tree)
-        generator = DocidGenerator.create(settings, tree, encoder.state_dim)
-        trained_too = encoder if settings.train_encoder else None
-        record = train_generator(generator, examples, settings, self._work("generator", key), trained_too)
+        generator = DocidGenerator.create(self.config.generator, tree, encoder.state_dim, objective, training.seed)
+        trained_too = encoder if training.train_encoder else None
+        work = self._stages.work("generator", key)
+        record = train_generator(generator, examples, objective, training, work, trained_too)
         if self.processes.is_main:
-            with self._writing("generator", key) as folder:
+            with self._stages.writing("generator", key) as folder:
                 generator.save_pretrained(str(folder))
                 write_json(folder / "training.json", record)
                 if trained_too:
                     trained_too.save(folder / "encoder")
 
     def _finish(self) -> None:
-        """What is quickly made of the collection and the settings: the lexical part, and the manifest if it is not there."""
+        """Build BM25, and write the manifest if it is missing."""
         self._build_lexical()
         if self.processes.is_main and not (self.folder / "manifest.json").exists():
             encoder = load_encoder(self.folder, self.config.encoder, self.device)
@@ -198,8 +262,8 @@ class TrainingRun:
         self.processes.wait()
 
     def _build_lexical(self) -> None:
-        settings = self.config.lexical
-        if not settings.enabled:
+        config = self.config.lexical
+        if not config.enabled:
             if self.processes.is_main and (self.folder / "lexical").exists():
                 (self.folder / "manifest.json").unlink(missing_ok=True)
                 shutil.rmtree(self.folder / "lexical")
@@ -207,28 +271,20 @@ class TrainingRun:
         with self._stage("lexical") as key:
             if not key or not self.processes.is_main:
                 return
-            bm25 = BM25(self.collection.documents["doc_id"], self.collection.full_texts(), settings.k1, settings.b)
-            with self._writing("lexical", key) as folder:
+            bm25 = BM25(self.collection.documents["doc_id"], self.collection.full_texts(), config.k1, config.b)
+            with self._stages.writing("lexical", key) as folder:
                 bm25.save(folder)
 
-    # What the stages read of each other.
+    # Outputs of earlier stages.
 
     def encoder(self) -> Encoder:
-        """The encoder that stage `encoder` left."""
-        return Encoder.load(self.config.encoder, self._existing("encoder", "dsi train-encoder"), self.device)
+        """Load the encoder that stage `encoder` wrote."""
+        return Encoder.load(self.config.encoder, self._stages.existing("encoder", "dsi train-encoder"), self.device)
 
     def tree(self) -> DocidTree:
-        """The docids that stage `docids` left."""
-        return load_docids(self._existing("docids", "dsi build-docids"))[0]
-
-    def _existing(self, stage: str, command: str) -> Path:
-        folder = self.folder / stage
-        recover_folder(folder)
-        if not (folder / _KEY_FILE).exists():
-            raise FileNotFoundError(
-                f"{folder} is not there yet; run `{command}` (or `dsi train` for all stages) first."
-            )
-        return folder
+        """Load the docids that stage `docids` wrote."""
+        tree, _ = load_docids(self._stages.existing("docids", "dsi build-docids"))
+        return tree
 
     def _train_queries(self, encoder: Encoder) -> dict[int, list[str]]:
         queries: dict[int, list[str]] = {}
@@ -239,10 +295,10 @@ class TrainingRun:
         return queries
 
     def _pseudo_queries(self, most: int = sys.maxsize) -> tuple[NDArray[np.integer], Sequence[str]]:
-        """At most so many of each document: the document row and the text of each, the texts on disk."""
-        if self.config.queries.method == "none":
+        """Return document row and text of the pseudo-queries, at most `most` per document; the texts stay on disk."""
+        if self.config.pseudo_queries.method == "none":
             return np.empty(0, dtype=np.int64), []
-        path = self._existing("queries", "dsi generate-queries") / "queries.jsonl"
+        path = self._stages.existing("pseudo_queries", "dsi generate-queries") / "queries.jsonl"
         table, rows = read_queries_table(path, most), self.collection.rows
         return np.fromiter((rows[doc_id] for doc_id in in_blocks(table["doc_id"])), dtype=np.int64), table["text"]
 
@@ -259,40 +315,40 @@ class TrainingRun:
         return means
 
     def _parts(self, encoder: Encoder) -> list["_Part"]:
-        """The texts of indexing and retrieval examples."""
-        settings, parts = self.config.generator, []
-        if settings.document_examples:
-            segments = DocumentTexts(encoder, self.collection.documents, settings.document_segments)
-            parts.append(_Part("document", ["documents", settings.document_segments], segments.rows, segments))
+        """Return the texts of indexing and retrieval examples, by kind."""
+        config, parts = self.config.examples, []
+        if config.documents:
+            segments = DocumentTexts(encoder, self.collection.documents, config.document_segments)
+            parts.append(_Part("document", ["documents", config.document_segments], segments.rows, segments))
         parts.append(_Part("query", ["train", self.config.dev_queries], *_flat(self._train_queries(encoder))))
-        if settings.pseudo_queries:
-            rows, texts = self._pseudo_queries(settings.pseudo_queries)
-            origin = ["pseudo", _stored_key(self.folder / "queries"), settings.pseudo_queries]
+        if most := config.pseudo_queries_per_document:
+            rows, texts = self._pseudo_queries(most)
+            origin = ["pseudo", self._stages.key("pseudo_queries"), most]
             parts.append(_Part("query", origin, rows, QueryTexts(encoder, texts)))
         parts = [part for part in parts if len(part.rows)]
         if not parts:
             raise ValueError(
-                "There is nothing to train the decoder on; add qrels/train.tsv, or set generator.document_examples, "
-                "or generator.pseudo_queries with queries.method."
+                "There is nothing to train the decoder on; add qrels/train.tsv, or set examples.documents, "
+                "or examples.pseudo_queries_per_document with pseudo_queries.method."
             )
         return parts
 
     def _examples(self, encoder: Encoder, tree: DocidTree) -> DocidExamples:
-        """Indexing and retrieval examples; the states of each kind of text are written once."""
-        settings, parts = self.config.generator, self._parts(encoder)
+        """Return the indexing and retrieval examples, on cached states or on texts."""
+        parts = self._parts(encoder)
         positions = tree.positions[np.concatenate([part.rows for part in parts])]
         kinds = np.repeat(np.arange(len(parts)), [len(part.rows) for part in parts])
         texts = [(part.kind, part.texts) for part in parts]
-        inputs = Texts(encoder, texts) if settings.train_encoder else self._states(encoder, parts)
-        relevant = {} if settings.objective == "ce" else asked_for_together(texts, positions)
+        inputs = Texts(encoder, texts) if self.config.training.train_encoder else self._states(encoder, parts)
+        relevant = {} if self.config.objective.name == "ce" else group_relevant(texts, positions)
         return DocidExamples(inputs, positions, kinds, tree, relevant)
 
     def _states(self, encoder: Encoder, parts: list["_Part"]) -> StateCache:
-        """Token states of texts, a folder a part, named by all that they depend on; without a store the unused are removed."""
-        states = (self.store or self.folder) / "states"
+        """Return cached token states, one folder per part, named by a digest of all they depend on; removes unused ones."""
+        states = (self._stages.store or self.folder) / "states"
         identity = [encoder.fingerprint, dataclasses.asdict(encoder.config), self.collection.digest]
         folders = [states / digest([*identity, part.kind, part.origin])[:16] for part in parts]
-        if self.processes.is_main and not self.store:
+        if self.processes.is_main and not self._stages.store:
             for old in states.iterdir() if states.exists() else ():
                 if old not in folders:
                     shutil.rmtree(old)
@@ -301,73 +357,35 @@ class TrainingRun:
         blocks = [write_states(encoder, part.kind, part.texts, folder, self.processes) for folder, part in named]
         return StateCache([block for own in blocks for block in own])
 
-    # Keys, folders, times.
-
     def _key(self, stage: str, extra: str) -> str:
-        """Digest of all that a stage's output depends on: collection, settings, the keys of earlier stages."""
+        """Return a digest of everything a stage's output depends on: collection, config, the keys of earlier stages."""
+        config = self.config
         needs: dict[str, list[str]] = {
-            "queries": [],
-            "encoder": ["queries"] if self.config.contrastive.pseudo_queries else [],
-            "docids": ["encoder", "queries"] if self.config.docids.cluster_on == "queries" else ["encoder"],
+            "pseudo_queries": [],
+            "encoder": ["pseudo_queries"] if config.contrastive.fill_with_pseudo_queries else [],
+            "docids": ["encoder", "pseudo_queries"] if config.docids.cluster_on == "queries" else ["encoder"],
             "lexical": [],
-            "generator": ["docids", "queries"] if self.config.generator.pseudo_queries else ["docids"],
+            "generator": ["docids", "pseudo_queries"] if config.examples.pseudo_queries_per_document else ["docids"],
         }
-        sections = {"encoder": ["encoder", "contrastive"]}.get(stage, [stage])
-        settings = [dataclasses.asdict(getattr(self.config, section)) for section in sections]
-        earlier = [_stored_key(self.folder / name) for name in needs[stage]]
-        return digest([stage, settings, earlier, self.collection.digest, self.config.dev_queries, extra])
+        sections = {
+            "encoder": ["encoder", "contrastive"],
+            "generator": ["generator", "examples", "objective", "training"],
+        }.get(stage, [stage])
+        settings = [dataclasses.asdict(getattr(config, section)) for section in sections]
+        earlier = [self._stages.key(name) for name in needs[stage]]
+        return digest([stage, settings, earlier, self.collection.digest, config.dev_queries, extra])
 
     @contextmanager
     def _stage(self, name: str, extra: str = "") -> Iterator[str]:
-        """Yield the stage's key if it has to run, "" if its output is there; all processes leave together."""
-        folder, started = self.folder / name, time.perf_counter()
-        self._started[name] = started
-        if self.processes.is_main:
-            recover_folder(folder)
-        self.processes.wait()
-        key = self._key(name, extra)
-        if self.processes.is_main and _stored_key(folder) != key:
-            self._take_from_store(name, key)
-        self.processes.wait()
-        done = _stored_key(folder) == key
-        self.processes.wait()
-        if done:
-            logger.info("stage %s: up to date", name)
-        elif self.processes.is_main:
-            (self.folder / "manifest.json").unlink(missing_ok=True)  # the folder is no finished index until the end
-        yield "" if done else key
-        self.processes.wait()
-        if not done:
-            self.seconds[name] = time.perf_counter() - started
-            if self.processes.is_main:
-                shutil.rmtree(self.folder / "checkpoints" / f"{name}-{key[:12]}", ignore_errors=True)
-
-    @contextmanager
-    def _writing(self, stage: str, key: str) -> Iterator[Path]:
-        with replace_folder(self.folder / stage) as folder:
-            yield folder
-            seconds = round(time.perf_counter() - self._started[stage], 1)
-            (folder / _KEY_FILE).write_text(json.dumps({"key": key, "seconds": seconds}) + "\n")
-        if self.store:
-            with replace_folder(self.store / stage / key[:16]) as shared:
-                _link_files(self.folder / stage, shared)
-
-    def _take_from_store(self, stage: str, key: str) -> None:
-        found = self.store and self.store / stage / key[:16]
-        if found and _stored_key(found) == key:
-            (self.folder / "manifest.json").unlink(missing_ok=True)
-            with replace_folder(self.folder / stage) as folder:
-                _link_files(found, folder)
-
-    def _work(self, stage: str, key: str) -> Path:
-        folder = self.folder / "checkpoints" / f"{stage}-{key[:12]}"
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+        """Yield the stage's key if it has to run, "" if it is up to date."""
+        key = self.processes.first(self._key(name, extra))
+        with self._stages.stage(name, key) as has_to_run:
+            yield key if has_to_run else ""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """Texts of one kind that examples are made of: how the encoder reads them, where they are from, document rows, texts."""
+    """Texts of one kind: how the encoder reads them, where they come from, document rows, texts."""
 
     kind: str
     origin: list[Any]
@@ -376,22 +394,6 @@ class _Part:
 
 
 def _flat(queries: dict[int, list[str]]) -> tuple[NDArray[np.integer], list[str]]:
-    """{document row: texts} as the row and the text of each."""
+    """Flatten {document row: texts} to rows and texts."""
     rows = np.repeat(np.fromiter(queries, dtype=np.int64), [len(own) for own in queries.values()])
     return rows, [text for own in queries.values() for text in own]
-
-
-def stage_seconds(folder: Path) -> dict[str, float]:
-    """{stage: wall time of the run that finished it} of the stages in a run's folder."""
-    files = {stage: folder / stage / _KEY_FILE for stage in _STAGES}
-    return {stage: json.loads(file.read_text())["seconds"] for stage, file in files.items() if file.exists()}
-
-
-def _link_files(source: Path, target: Path) -> None:
-    """The same files in another folder; files are replaced, never changed, so both may be read and written."""
-    shutil.copytree(source, target, copy_function=os.link, dirs_exist_ok=True)
-
-
-def _stored_key(folder: Path) -> str:
-    path = folder / _KEY_FILE
-    return str(json.loads(path.read_text())["key"]) if path.exists() else ""

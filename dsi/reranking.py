@@ -1,168 +1,243 @@
-"""The stages after the beam, applied to a search's answers; and search by what a stage says."""
+"""Rerankers applied to what a search found: candidates, `rerank`, look-ahead by a reranker, and rerankers on disk.
+
+Takes the parts of an index that it needs. Knows nothing of retrievers.
+"""
 
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from docids.lexical import BM25
+from docids.tree import DocidTree
+from dsi.documents import DocumentTable
 from dsi.index import read_manifest
-from dsi.rerank.candidates import Candidates, Stage, load_stage
-from dsi.rerank.features import features_of
-from dsi.rerank.lookahead import Floats, Ints, LookedAhead, Reward, look_ahead
-from dsi.rerank.puct import PuctConfig
-from dsi.search.beam import SearchResult
+from dsi.rerankers.candidates import Candidates, Reranker, load_reranker
+from dsi.rerankers.features import features_of
+from dsi.rerankers.lookahead import Floats, Ints, LookAheadResult, Reward, look_ahead
+from dsi.rerankers.puct import PuctConfig
+from dsi.search.beam import SearchResult, TreeSearcher
 from dsi.search.queries import EncodedQueries, QueryBatch
-from dsi.search.settings import SearchConfig
+from dsi.search.request import SearchRequest
 
-if TYPE_CHECKING:
-    from dsi.retriever import GenerativeRetriever
+
+def rerank(candidates: Candidates, rerankers: Reranker | Sequence[Reranker]) -> Candidates:
+    """The candidates in the order that one or several rerankers give them, applied one after another.
+
+    `exact` stays as the search left it: no other k documents scored better before reranking.
+
+    Args:
+        candidates: from `retriever.candidates`.
+        rerankers: one, or several in order; `dsi.load_rerankers` reads those saved beside an index.
+
+    Returns:
+        New candidates with the scores of the last reranker; `.hits()` and `.as_run()` make them answers.
+
+    Raises:
+        TypeError: candidates or a reranker of another type.
+        ValueError: a reranker reads a feature that the candidates do not have.
+
+    Example:
+        >>> import dsi
+        >>> from dsi.rerankers.learned import LinearReranker
+        >>> retriever = dsi.GenerativeRetriever.from_pretrained("RUN")
+        >>> candidates = retriever.candidates(["which capitals are on the danube"], k=20)
+        >>> by_words = dsi.rerank(candidates, LinearReranker({"score": 1.0, "title words": 2.0}))
+        >>> [hit.rank for hit in by_words.hits()[0][:3]]
+        [1, 2, 3]
+    """
+    if not isinstance(candidates, Candidates):
+        raise TypeError(
+            f"rerank() takes the Candidates that retriever.candidates(…) returns, got {type(candidates).__name__}."
+        )
+    several = rerankers if isinstance(rerankers, Sequence) and not isinstance(rerankers, str) else [rerankers]
+    for reranker in [_checked(own, "rerankers") for own in several]:
+        candidates = reranker.rerank(candidates)
+    return candidates
+
+
+def _checked(reranker: object, name: str) -> Reranker:
+    if not isinstance(reranker, Reranker):
+        raise TypeError(
+            f"{name} must be a Reranker, or a list of them for dsi.rerank, got {reranker!r} of type "
+            f"{type(reranker).__name__}; dsi.load_rerankers(RUN, [NAME]) reads saved ones."
+        )
+    return reranker
 
 
 def candidates_of(
-    retriever: "GenerativeRetriever", encoded: EncodedQueries, result: SearchResult, *, features: bool = True
+    tree: DocidTree,
+    documents: DocumentTable,
+    searcher: TreeSearcher,
+    lexical: BM25 | None,
+    encoded: EncodedQueries,
+    result: SearchResult,
+    ann_temperature: float,
+    *,
+    features: bool = True,
 ) -> Candidates:
-    """The answers of a search as stages see them.
+    """The answers of a search as rerankers read them.
 
     Args:
-        retriever: that gave them.
+        tree: the docids.
+        documents: the document table.
+        searcher: decoder and centroids, for the features.
+        lexical: BM25 over the documents, if the index has it.
         encoded: the queries.
-        result: the answers, rows in the order of the queries.
-        features: compute them: one more pass of the decoder over the answers.
+        result: their answers, rows in the order of the queries.
+        ann_temperature: divides the centroids' scores in the features.
+        features: compute them; takes another pass of the decoder over the answers.
     """
-    tree = retriever.tree
-    positions = result.positions.numpy()
-    there = positions >= 0
-    rows = tree.doc_rows[np.maximum(positions, 0)]
+    positions = result.positions.numpy(force=True)  # [queries, k]
+    valid = positions >= 0
+    found = np.maximum(positions, 0)
+    rows = tree.doc_rows[found]
 
     def lists(column: str) -> list[list[str]]:
-        return [
-            [str(value) for value in own[:count]]
-            for own, count in zip(retriever.table.values_of(column, rows), there.sum(axis=1).tolist(), strict=True)
-        ]
+        values = zip(documents.values_of(column, rows), valid.sum(axis=1).tolist(), strict=True)
+        return [[str(value) for value in own[:count]] for own, count in values]
 
     titles = lists("title")
     computed, names = np.zeros((*positions.shape, 0), dtype=np.float32), tuple[str, ...]()
     if features:
-        temperature = retriever.settings.ann_temperature
-        computed, names = features_of(retriever.searcher, retriever.lexical, encoded, result, titles, temperature)
-    _, digits = tree.paths(np.maximum(positions, 0).ravel())
+        computed, names = features_of(searcher, lexical, encoded, result, titles, ann_temperature)
+    _, digits = tree.paths(found.ravel())  # [queries * k, depth]
     return Candidates(
         queries=encoded.texts,
         doc_ids=lists("doc_id"),
         titles=titles,
-        scores=result.scores.double().numpy(),
-        digits=np.where(there[:, :, None], digits.reshape(*positions.shape, -1), -1),
+        scores=result.scores.double().numpy(force=True),
+        digits=np.where(valid[:, :, None], digits.reshape(*positions.shape, -1), -1),
         query_embeddings=encoded.embeddings.float().numpy(),
-        embeddings=tree.embeddings[np.maximum(positions, 0)] * there[:, :, None],
+        embeddings=tree.embeddings[found] * valid[:, :, None],
         features=computed,
         names=names,
+        query_ids=encoded.query_ids,
+        exact=result.exact.numpy(force=True),
     )
 
 
-def reranked(
-    retriever: "GenerativeRetriever", encoded: EncodedQueries, result: SearchResult, stages: Sequence[Stage]
-) -> SearchResult:
-    """A search's answers in the order that the stages give them one after another; scores are those of the last stage."""
-    if not stages:
-        return result
-    candidates = candidates_of(retriever, encoded, result, features=any(stage.uses_features for stage in stages))
-    for stage in stages:
-        candidates = stage.run(candidates)
-    places = torch.from_numpy(candidates.places)
-    positions, generative = (own.gather(1, places) for own in (result.positions, result.generative))
-    scores = torch.from_numpy(candidates.scores).float()
-    return dataclasses.replace(result, positions=positions, generative=generative, scores=scores)
-
-
-def looked_ahead(
-    retriever: "GenerativeRetriever",
+def look_ahead_search(
+    documents: DocumentTable,
+    searcher: TreeSearcher,
+    lexical: BM25 | None,
     batches: Iterable[QueryBatch],
-    k: int,
-    config: SearchConfig,
-    alive: Tensor | None,
-    search: str,
-    simulations: int,
-    stage: Stage | None,
-) -> SearchResult:
-    """Answers by a reward of documents, found by look-ahead on the trie.
+    request: SearchRequest,
+    ann_temperature: float,
+) -> LookAheadResult:
+    """The documents of highest reward that Monte Carlo tree search finds on the docid tree (`method="mcts"`).
 
     Args:
-        retriever: that is asked.
-        batches: the queries.
-        k: documents a query.
-        config: whose `ann_temperature` divides the dense scores.
-        alive: [nodes] True where an answer may be; everywhere without it.
-        search: its name, "mcts".
-        simulations: a query.
-        stage: whose scores of single documents are the reward; z.e_d + w BM25 without it.
+        documents: the document table.
+        searcher: the tree and the decoder, whose probabilities guide the search.
+        lexical: BM25 over the documents, if the index has it; for the features that the reward reads.
+        batches: the queries, with what is added to their dense scores; every query once.
+        request: k, simulations, filter and reward: a reranker that scores single documents, or None for z.e_d + w BM25.
+        ann_temperature: as in `candidates_of`.
+
+    Returns:
+        Results in the order of the queries.
 
     Raises:
-        ValueError: a search of another name.
+        TypeError: the reward is no reranker.
     """
-    if search != "mcts":
-        raise ValueError(f"search must be one of beam, mcts, got {search!r}.")
+    reranker = None if request.reward is None else _checked(request.reward, "reward")
+    config = PuctConfig(request.simulations, exploration=2.0, backup="max", unvisited="parent", once=True)
     rows, parts = [], []
     for batch in batches:
-        reward = _dense_reward(retriever, batch, config) if stage is None else _stage_reward(retriever, batch, stage)
-        settings = PuctConfig(simulations, exploration=2.0, backup="max", unvisited="parent", once=True)
-        parts.append(look_ahead(retriever.searcher, batch, k, reward, settings, alive))
+        if reranker is None:
+            reward = _dense_reward(searcher, batch, request)
+        else:
+            reward = _reranker_reward(documents, searcher, lexical, batch, reranker, ann_temperature)
+        parts.append(look_ahead(searcher, batch, request.k, reward, config, request.alive))
         rows.append(batch.rows)
     back = torch.cat(rows).argsort()
-    fields = (
-        torch.cat([getattr(part, field.name) for part in parts])[back] for field in dataclasses.fields(LookedAhead)
-    )
-    return LookedAhead(*fields)
+    names = (field.name for field in dataclasses.fields(LookAheadResult))
+    return LookAheadResult(*(torch.cat([getattr(part, name) for part in parts])[back] for name in names))
 
 
-def _dense_reward(retriever: "GenerativeRetriever", batch: QueryBatch, config: SearchConfig) -> Reward:
-    dense = dataclasses.replace(config, fusion="bound", beta=math.inf)
-    scores = retriever.searcher.node_scores(batch.embeddings, dense, None, batch.extra_scores)
+def _dense_reward(searcher: TreeSearcher, batch: QueryBatch, request: SearchRequest) -> Reward:
+    config = dataclasses.replace(request.config, fusion="bound", beta=math.inf)
+    scores = searcher.node_scores(batch.embeddings, config, None, batch.extra_scores)
     assert scores is not None  # beta is not 0
-    known = scores.of_queries[:, retriever.tree.num_inner :].cpu().numpy() * config.ann_temperature
+    leaves = scores.of_queries[:, searcher.tree.num_inner :]  # [batch, documents]
+    known = leaves.numpy(force=True) * config.ann_temperature
     return lambda queries, positions: known[queries, positions]
 
 
-def _stage_reward(retriever: "GenerativeRetriever", batch: QueryBatch, stage: Stage) -> Reward:
+def _reranker_reward(
+    documents: DocumentTable,
+    searcher: TreeSearcher,
+    lexical: BM25 | None,
+    batch: QueryBatch,
+    reranker: Reranker,
+    ann_temperature: float,
+) -> Reward:
+    parts = searcher.tree, documents, searcher, lexical
+
     def reward(queries: Ints, positions: Ints) -> Floats:
         own = batch.select(torch.from_numpy(queries))._replace(rows=torch.arange(len(queries)))
-        found = torch.from_numpy(positions)[:, None]
-        nothing = torch.zeros(found.shape)
-        single = SearchResult(found, nothing, nothing[:, 0].bool(), nothing)
-        encoded = EncodedQueries(len(queries), [own])
-        candidates = candidates_of(retriever, encoded, single, features=stage.uses_features)
-        return np.asarray(stage.rerank(candidates)[:, 0])
+        encoded = EncodedQueries([str(number) for number in range(len(queries))], [own])
+        nothing = torch.zeros(len(queries), 1)
+        single = SearchResult(torch.from_numpy(positions)[:, None], nothing, nothing[:, 0].bool(), nothing)
+        candidates = candidates_of(*parts, encoded, single, ann_temperature, features=reranker.uses_features)
+        return np.asarray(reranker.score(candidates)[:, 0])
 
     return reward
 
 
 def binding(manifest: dict[str, Any]) -> dict[str, Any]:
-    """What a stage that is saved beside an index is bound to: its encoder and its generator."""
+    """What a reranker saved beside an index is bound to: the index's encoder and generator."""
     files = {name: value for name, value in manifest["files"].items() if name.startswith("generator/")}
     return {"encoder": manifest["fingerprints"]["encoder"], "generator": files}
 
 
-def stage_folder(index: Path, name: str) -> Path:
-    """Where a stage lies beside an index.
+def reranker_folder(index: str | Path, name: str) -> Path:
+    """Where a reranker lies beside an index.
 
     Raises:
         ValueError: the name is no plain folder name.
     """
     if not name or name != Path(name).name or name.startswith("."):
-        raise ValueError(f"The name of a stage must be a plain folder name, got {name!r}.")
-    return index / "rerank" / name
+        raise ValueError(f"The name of a reranker must be a plain folder name, got {name!r}.")
+    return Path(index) / "rerank" / name
 
 
-def load_stages(index: str | Path, names: Sequence[str]) -> list[Stage]:
-    """Stages that were saved beside an index, to be given to `search(…, rerank=…)`.
+def save_reranker(reranker: Reranker, index: str | Path, name: str) -> Path:
+    """Write a reranker beside the index that it was trained on, in one step; returns its folder, RUN/rerank/NAME.
 
     Raises:
-        FileNotFoundError: no such stage there.
+        FileNotFoundError: there is no index.
+        ValueError: the name is no plain folder name.
+    """
+    folder = reranker_folder(index, name)
+    reranker.save(folder, binding(read_manifest(Path(index))))
+    return folder
+
+
+def load_rerankers(index: str | Path, names: str | Sequence[str]) -> list[Reranker]:
+    """Rerankers that were saved beside an index, for `dsi.rerank`.
+
+    Args:
+        index: the index's folder, RUN.
+        names: one name or several: folders of RUN/rerank.
+
+    Raises:
+        FileNotFoundError: there is no such reranker.
         ValueError: it was trained for another encoder or generator.
+
+    Example:
+        >>> import dsi
+        >>> from dsi.rerankers.diversity import Pyversity
+        >>> from dsi.reranking import save_reranker
+        >>> folder = save_reranker(Pyversity("mmr"), "RUN", "mmr")
+        >>> dsi.load_rerankers("RUN", ["mmr"])[0].strategy
+        'mmr'
     """
     bound_to = binding(read_manifest(Path(index)))
-    return [load_stage(stage_folder(Path(index), name), bound_to) for name in names]
+    chosen = [names] if isinstance(names, str) else names
+    return [load_reranker(reranker_folder(index, name), bound_to) for name in chosen]

@@ -1,12 +1,10 @@
-"""Documents added to an index and removed from it while it is searched: tree, document table and words change together.
+"""Adds documents to an index and removes them: tree, document table and BM25 change together.
 
-A search works on a snapshot of the retriever, so it sees all of an update or nothing of it. Knows no folders.
+Nothing is changed in place; an update makes new content. Knows no folders.
 """
 
-import copy
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import datasets
 import numpy as np
@@ -18,38 +16,21 @@ from docids.tree import DocidTree
 from docids.updating import add_documents, remove_documents
 from dsi.documents import document_table
 
-if TYPE_CHECKING:
-    from dsi.retriever import GenerativeRetriever
-
-R = TypeVar("R")
-
 
 class Content(NamedTuple):
-    """What an index holds: docids, table of documents, words."""
+    """The parts of an index that an update changes: docids, document table, BM25."""
 
     tree: DocidTree
     documents: datasets.Dataset
     lexical: BM25 | None
 
 
-def consistent(method: Callable[..., R]) -> Callable[..., R]:
-    """A method of the retriever that runs on a snapshot of it: updates that come meanwhile do not show."""
-
-    @functools.wraps(method)
-    def on_snapshot(retriever: "GenerativeRetriever", *arguments: Any, **options: Any) -> R:
-        with retriever.swapping:
-            snapshot = copy.copy(retriever)
-        return method(snapshot, *arguments, **options)
-
-    return on_snapshot
-
-
 def with_documents(content: Content, encoder: Encoder, documents: Sequence[Mapping[str, Any]]) -> Content:
-    """The content with more documents, each a mapping with doc_id, title, text and perhaps metadata (a mapping by column).
+    """Return the content with more documents, each a mapping with doc_id, title, text and optional metadata {column: value}.
 
     Raises:
-        ValueError: a doc_id that is there already or comes twice, a document without text, metadata for which the index has no
-            column or another type; the message names it.
+        ValueError: a doc_id is in the index already or repeated, a document has no text, or metadata do not fit the columns
+            of the index; the message names it.
     """
     known = set(content.documents["doc_id"][:])
     for number, document in enumerate(documents):
@@ -77,7 +58,7 @@ def with_documents(content: Content, encoder: Encoder, documents: Sequence[Mappi
 def _metadata_columns(
     metadata: Sequence[Mapping[str, Any]], doc_ids: Sequence[str], schema: pa.Schema
 ) -> dict[str, pa.Array]:
-    """{column: values of new documents}, null where a document has none."""
+    """Return {column: values of the new documents}, null where a document has none."""
     columns = {field.name: field.type for field in schema if field.name not in ("doc_id", "title")}
     for doc_id, own in zip(doc_ids, metadata, strict=True):
         for name, value in own.items():
@@ -96,7 +77,7 @@ def _metadata_columns(
 
 
 def without_documents(content: Content, rows: Sequence[int]) -> Content:
-    """The content without the documents of some rows of the table.
+    """Return the content without the documents in some rows of the table.
 
     Raises:
         ValueError: no document would be left.

@@ -1,1 +1,1 @@
-"""The commands of `dsi`: each module has a `main(argv)` that parses, calls and prints."""
+"""The commands of `dsi`: each module has a `main(argv)` that parses arguments, calls the library and prints."""

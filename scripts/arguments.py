@@ -1,64 +1,123 @@
-"""What the training commands have in common: their arguments, the run they make of them, quiet logging."""
+"""What commands share: arguments, search options, the run of training commands, quiet libraries.
+
+Imports nothing heavy, so that `dsi COMMAND --help` answers at once.
+"""
 
 import argparse
-import dataclasses
 import logging
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from docids.collection import read_collection
-from dsi.config import Config, read_config
-from dsi.pipeline import TrainingRun
-from dsi.trees.objectives import OBJECTIVES
+if TYPE_CHECKING:
+    from dsi.config import Config
+    from dsi.pipeline import TrainingRun
+
+
+def parser(command: str, description: str | None) -> argparse.ArgumentParser:
+    """Return a parser for a command; its description keeps its line breaks."""
+    return argparse.ArgumentParser(
+        prog=f"dsi {command}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def add_device(arguments: argparse.ArgumentParser, *, dtype: bool = False) -> None:
+    """Add --device, and --dtype for commands that search."""
+    arguments.add_argument("--device", help="cpu, cuda, …; the best available by default")
+    if dtype:
+        arguments.add_argument("--dtype", default="float32", help="float32 or bfloat16, of encoder and decoder")
+
+
+def add_search_options(arguments: argparse.ArgumentParser, *, methods: bool = True) -> None:
+    """Add an argument for each search option that fits on a command line."""
+    group = arguments.add_argument_group("search options", "the index's own by default")
+    group.add_argument("--alpha", type=float, help="the decoder's weight in [0, 1]")
+    group.add_argument("--beta", type=float, help="levels with dense scores (inf for all, 0 for the decoder only)")
+    group.add_argument("--fusion", choices=("bound", "paper"))
+    group.add_argument("--ann-temperature", type=float, help="divides the dense scores")
+    group.add_argument("--beam-width", type=int, help="inner nodes kept per level")
+    group.add_argument("--lexical-weight", type=float, help="weight of BM25 beside the dense scores")
+    group.add_argument("--allow", nargs="+", metavar="DOC_ID", help="only these documents may be returned")
+    group.add_argument("--deny", nargs="+", metavar="DOC_ID", help="these documents must not be returned")
+    group.add_argument("--where", metavar="SQL", help="filter on metadata: lang = 'en' and year > 2000")
+    group.add_argument(
+        "--exact", action="store_true", default=None, help="widen the beam until the result is certified"
+    )
+    group.add_argument("--max-expansions", type=int, help="with --exact: most inner nodes expanded per query")
+    if not methods:
+        return
+    group.add_argument(
+        "--method", choices=("beam", "mcts"), help="mcts: Monte Carlo tree search by the document's score"
+    )
+    group.add_argument("--simulations", type=int, help="with mcts: simulations per query")
+
+
+def search_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the search options that were given."""
+    from dsi.search.request import OPTIONS
+
+    given = {name: getattr(arguments, name, None) for name in OPTIONS}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def training_parser(command: str, description: str | None) -> argparse.ArgumentParser:
-    """A parser with --config, --data, --output, --encoder, --objective and --device."""
-    parser = argparse.ArgumentParser(
-        prog=f"dsi {command}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    """Return a parser with --config, --data, --output, --encoder, --objective and --device."""
+    arguments = parser(command, description)
+    arguments.add_argument(
+        "--config",
+        metavar="NAME",
+        help="configuration: a name (nq10k-small, …) or a TOML file; by default RUN/config.toml, or else the defaults",
     )
-    parser.add_argument(
-        "--config", type=Path, help="TOML file with settings; RUN/config.toml, then the defaults, without it"
-    )
-    parser.add_argument("--data", type=Path, required=True, help="the collection, a folder in BEIR layout")
-    parser.add_argument(
+    arguments.add_argument("--data", type=Path, required=True, help="the collection, a folder in BEIR layout")
+    arguments.add_argument(
         "--output", type=Path, required=True, metavar="RUN", help="folder of the run; becomes the index"
     )
-    parser.add_argument(
+    add_encoder(arguments)
+    arguments.add_argument(
+        "--objective", help="training objective, a row of dsi.trees.objectives, instead of the configured one"
+    )
+    add_device(arguments)
+    return arguments
+
+
+def add_encoder(arguments: argparse.ArgumentParser) -> None:
+    """Add --encoder."""
+    arguments.add_argument(
         "--encoder", help="sentence-transformers model, Hub name or folder, instead of the configured one"
     )
-    parser.add_argument(
-        "--objective",
-        choices=OBJECTIVES,
-        help="what the generator is taught, instead of the configured one",
+
+
+def add_discard_updates(arguments: argparse.ArgumentParser) -> None:
+    """--discard-updates."""
+    arguments.add_argument(
+        "--discard-updates", action="store_true", help="train again although `dsi update` changed the index since"
     )
-    parser.add_argument("--device", help="cpu, cuda, …; the best there is by default")
-    return parser
 
 
-def training_run(arguments: argparse.Namespace, **queries: Any) -> TrainingRun:
-    """The run that the arguments describe; `queries` are settings of that section which they override."""
+def training_run(arguments: argparse.Namespace, **pseudo_queries: Any) -> "TrainingRun":
+    """Return the run that the arguments describe; `pseudo_queries` override settings of that section."""
     quiet_libraries()
-    config = _config(arguments)
-    config = with_encoder(config, arguments.encoder)
+    from docids.collection import read_collection
+    from dsi.pipeline import TrainingRun
+
+    given = {name: value for name, value in pseudo_queries.items() if value is not None}
+    config = with_encoder(_config(arguments), arguments.encoder).with_changes({"pseudo_queries": given})
     if arguments.objective:
-        config = dataclasses.replace(
-            config, generator=dataclasses.replace(config.generator, objective=arguments.objective)
-        )
-    given = {name: value for name, value in queries.items() if value is not None}
-    config = dataclasses.replace(config, queries=dataclasses.replace(config.queries, **given))
+        config = config.with_changes({"objective": {"name": arguments.objective}})
     collection = read_collection(arguments.data, dev_queries=config.dev_queries)
-    return TrainingRun(arguments.output, collection, config, arguments.device)
+    discard_updates = getattr(arguments, "discard_updates", False)
+    return TrainingRun(arguments.output, collection, config, arguments.device, discard_updates=discard_updates)
 
 
-def with_encoder(config: Config, name: str | None) -> Config:
-    """The configuration with the encoder that was named instead, if one was."""
-    return dataclasses.replace(config, encoder=dataclasses.replace(config.encoder, name=name)) if name else config
+def with_encoder(config: "Config", name: str | None) -> "Config":
+    """Return the configuration with another encoder, if one is named."""
+    return config.with_changes({"encoder": {"name": name}}) if name else config
 
 
-def _config(arguments: argparse.Namespace) -> Config:
+def _config(arguments: argparse.Namespace) -> "Config":
+    from dsi.config import Config, read_config
+
     earlier = arguments.output / "config.toml"
     if arguments.config:
         return read_config(arguments.config)
@@ -66,17 +125,20 @@ def _config(arguments: argparse.Namespace) -> Config:
 
 
 def run_stage(command: str, description: str | None, stage: str, argv: Sequence[str] | None) -> None:
-    """Parse, run one stage, say where its output is."""
+    """Parse, run one stage, print where its output is."""
     run = training_run(training_parser(command, description).parse_args(argv))
     getattr(run, stage)()
     if run.processes.is_main:
-        print(
-            f"{command}: {'; '.join(f'{n} {s:.0f} s' for n, s in run.seconds.items()) or 'up to date'} -> {run.folder}"
-        )
+        print(f"{command}: {in_words(run.seconds)} -> {run.folder}")
+
+
+def in_words(seconds: dict[str, float]) -> str:
+    """Return {what: seconds} as one line of text."""
+    return ", ".join(f"{name} {value:.0f} s" for name, value in seconds.items()) or "up to date"
 
 
 def quiet_libraries() -> None:
-    """Our own messages and progress bars; of the libraries only warnings that matter."""
+    """Show our own messages and progress, and only serious warnings of the libraries."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     for package in ("contrastive", "docids", "dsi", "eval", "scripts"):
         logging.getLogger(package).setLevel(logging.INFO)
@@ -85,6 +147,6 @@ def quiet_libraries() -> None:
     from datasets.utils.logging import disable_progress_bar
     from transformers.utils import logging as transformers_logging
 
-    disable_progress_bar()  # of reading tables: they take no time
+    disable_progress_bar()  # reading tables takes no time
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()

@@ -11,9 +11,9 @@ from scripts.main import run_command
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the stage and print what the tree looks like."""
+    """Run the stage and print statistics of the tree."""
     parser = training_parser("build-docids", __doc__)
-    parser.add_argument("--embeddings", type=Path, help=".npy matrix, a row a document, to cluster on instead")
+    parser.add_argument("--embeddings", type=Path, help=".npy matrix with one row per document, to cluster on instead")
     arguments = parser.parse_args(argv)
     run = training_run(arguments)
     run.build_docids(None if arguments.embeddings is None else _read_matrix(arguments.embeddings))
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _read_matrix(path: Path) -> "np.ndarray":
     if not path.exists():
-        raise FileNotFoundError(f"The embeddings {path} do not exist; pass a .npy file with a row a document.")
+        raise FileNotFoundError(f"The embeddings {path} do not exist; pass a .npy file with one row per document.")
     return np.load(path, allow_pickle=False)
 
 

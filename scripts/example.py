@@ -1,29 +1,20 @@
-"""`dsi example`: the whole line on the collection that ships (Minipedia), offline, in minutes on 2 cores.
+"""`dsi example`: train, measure and search the collection that ships (Minipedia), offline, in minutes on 2 cores.
 
-Trains the encoder with the supervised contrastive loss, builds docids, trains the generator, measures it beside BM25 and
-dense search, answers three queries, and says where the index lies.
+Trains the encoder with the supervised contrastive loss, builds docids, trains the generator, measures the index beside BM25
+and dense search, answers three queries, explains one search, and prints where the index is.
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from contrastive.encoder import EXAMPLE_ENCODER, Encoder, EncoderConfig
-from contrastive.training import ContrastiveConfig
-from docids.collection import read_collection
-from dsi.config import Config
-from dsi.generator.model import GeneratorConfig
-from dsi.generator.pseudo_queries import QueriesConfig
-from dsi.pipeline import TrainingRun
-from dsi.retriever import GenerativeRetriever
-from dsi.search.settings import SearchConfig
-from eval.protocol import overlap_splits, table
-from scripts.arguments import quiet_libraries, with_encoder
-from scripts.evaluate_index import evaluate_systems, significance_lines
+from scripts.arguments import add_device, add_encoder, in_words, parser, quiet_libraries, with_encoder
 from scripts.main import run_command
-from scripts.tuning import tune_index
+
+if TYPE_CHECKING:
+    from dsi.retriever import GenerativeRetriever
 
 MINIPEDIA = Path(__file__).parent.parent / "docids" / "minipedia"
 
@@ -33,49 +24,40 @@ QUERIES = (
     "how do bees tell each other about food",
 )
 
-CONFIG = Config(
-    queries=QueriesConfig(method="extractive", per_document=6),
-    encoder=EncoderConfig(name=EXAMPLE_ENCODER, query_prompt="", document_prompt="", document_length=64),
-    contrastive=ContrastiveConfig(temperature=0.05, epochs=1.0, learning_rate=2e-5, bf16=True),
-    generator=GeneratorConfig(
-        decoder="", num_layers=2, num_heads=6, pseudo_queries=6, epochs=15.0, learning_rate=1e-3, bf16=True
-    ),
-    search=SearchConfig(ann_temperature=0.05, beam_width=10),
-)
-"""A small encoder and a shallow decoder; learning rates, temperatures, epochs, beam: chosen on Minipedia's dev queries."""
-
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, measure, search."""
-    parser = argparse.ArgumentParser(prog="dsi example", description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("runs/example"), metavar="RUN")
-    parser.add_argument("--encoder", help="another sentence-transformers model, Hub name or folder")
-    parser.add_argument("--device")
-    arguments = parser.parse_args(argv)
+    arguments = parser("example", __doc__)
+    arguments.add_argument("--output", type=Path, default=Path("runs/example"), metavar="RUN")
+    add_encoder(arguments)
+    add_device(arguments)
+    given = arguments.parse_args(argv)
+    started = time.perf_counter()
+    print("Minipedia: 600 short encyclopedia documents, 3,600 queries. Loading libraries …", flush=True)
     quiet_libraries()
-    config = with_encoder(CONFIG, arguments.encoder)
+    from docids.collection import read_collection
+    from dsi.config import read_config
+    from dsi.evaluation import evaluate
+    from dsi.pipeline import TrainingRun
+    from dsi.retriever import GenerativeRetriever
+
+    config = with_encoder(read_config("example"), given.encoder)
     collection = read_collection(MINIPEDIA)
-    run = TrainingRun(arguments.output, collection, config, arguments.device)
+    run = TrainingRun(given.output, collection, config, given.device)
     run.all_stages()
-    started = time.perf_counter()
-    tune_index(run.folder, collection, arguments.device)
-    run.seconds["tuning"] = time.perf_counter() - started
-    retriever = GenerativeRetriever.from_pretrained(run.folder, device=arguments.device)
-
-    started = time.perf_counter()
-    untrained = Encoder.load(config.encoder, device=arguments.device)
-    results, _ = evaluate_systems(retriever, collection, "test", untrained)
-    run.seconds["evaluation"] = time.perf_counter() - started
-    splits = overlap_splits(collection.qrels["test"], collection.overlap_documents("test"))
-    print(f"\n{table(results, splits)}\n")
-    print(significance_lines(results))
+    run.tune()
+    retriever = GenerativeRetriever.from_pretrained(run.folder, device=given.device)
+    before = time.perf_counter()
+    evaluation = evaluate(retriever, collection)
+    run.seconds["evaluation"] = time.perf_counter() - before
+    print(f"\n{evaluation}")
     _answer(retriever)
-    print(_python_lines(run.folder))
-    total = sum(run.seconds.values())
-    print(f"\n{', '.join(f'{name} {seconds:.0f} s' for name, seconds in run.seconds.items())}; {total:.0f} s in all")
+    print(f"\nOne search, level by level:\n\n{retriever.explain(QUERIES[0], k=3)}")
+    print(_next_steps(run.folder))
+    print(f"\n{in_words(run.seconds)}; {time.perf_counter() - started:.0f} s in all")
 
 
-def _answer(retriever: GenerativeRetriever) -> None:
+def _answer(retriever: "GenerativeRetriever") -> None:
     for query, hits in zip(QUERIES, retriever.search(list(QUERIES), k=3), strict=True):
         print(f"\n{query}")
         for hit in hits:
@@ -84,12 +66,16 @@ def _answer(retriever: GenerativeRetriever) -> None:
             )
 
 
-def _python_lines(folder: Path) -> str:
+def _next_steps(folder: Path) -> str:
     return f"""
-The index lies in {folder}. From Python:
+The index is in {folder}. From the shell (with .venv/bin/ in front, if dsi is installed there):
 
-    from dsi import GenerativeRetriever
-    retriever = GenerativeRetriever.from_pretrained("{folder}")
+    dsi search {folder}
+
+From Python:
+
+    import dsi
+    retriever = dsi.GenerativeRetriever.from_pretrained("{folder}")
     for hit in retriever.search("{QUERIES[0]}", k=5):
         print(hit.rank, hit.score, hit.doc_id, hit.title, hit.digits)
     print(retriever.explain("{QUERIES[0]}"))"""

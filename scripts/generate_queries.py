@@ -1,9 +1,9 @@
-"""`dsi generate-queries`: pseudo-queries for every document into RUN/queries; goes on where it was stopped."""
+"""`dsi generate-queries`: write pseudo-queries for every document to RUN/pseudo_queries; resumes where it stopped."""
 
 import sys
 from collections.abc import Sequence
 
-from scripts.arguments import training_parser, training_run
+from scripts.arguments import in_words, training_parser, training_run
 from scripts.main import run_command
 
 
@@ -11,11 +11,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the stage."""
     parser = training_parser("generate-queries", __doc__)
     parser.add_argument("--method", help='"extractive", or a seq2seq model (Hub name or folder): document -> query')
-    parser.add_argument("--per-document", type=int, help="queries a document")
+    parser.add_argument("--per-document", type=int, help="queries per document")
     arguments = parser.parse_args(argv)
     run = training_run(arguments, method=arguments.method, per_document=arguments.per_document)
     run.generate_queries()
-    print(f"generate-queries: {run.seconds.get('queries', 0):.0f} s -> {run.folder / 'queries' / 'queries.jsonl'}")
+    print(f"generate-queries: {in_words(run.seconds)} -> {run.folder / 'pseudo_queries' / 'queries.jsonl'}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from scripts.main import run_command
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the stage; does nothing where its output is up to date."""
+    """Run the stage, unless it is up to date."""
     run_stage("train-encoder", __doc__, "train_encoder", argv)
 
 

@@ -1,4 +1,4 @@
-"""`dsi train-generator`: train the decoder on docids (DR-SCL section 3.3) into RUN/generator; RUN is an index then."""
+"""`dsi train-generator`: train the decoder on docids (DR-SCL section 3.3) into RUN/generator, and finish the index."""
 
 import sys
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from scripts.main import run_command
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the stage; does nothing where its output is up to date."""
+    """Run the stage, unless it is up to date."""
     run_stage("train-generator", __doc__, "train_generator", argv)
 
 

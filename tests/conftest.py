@@ -32,10 +32,10 @@ from transformers import (
 from contrastive.encoder import Encoder, EncoderConfig
 from docids.clustering import DocidsConfig, build_tree
 from docids.tree import DocidTree
-from dsi.generator.model import DocidGenerator, GeneratorConfig
+from dsi.generator.config import GeneratorConfig, ObjectiveConfig
+from dsi.generator.model import DocidGenerator
 from dsi.search.beam import TreeSearcher
 from dsi.search.decoder import FastDecoder
-from scripts.benchmark_training import transformers_logits
 
 MINIPEDIA = Path(__file__).parent.parent / "docids" / "minipedia"
 WIDTH = 32
@@ -148,55 +148,12 @@ def random_tree(
 
 
 def random_generator(tree: DocidTree, *, layers: int = 2, seed: int = 0, objective: str = "ce") -> DocidGenerator:
-    config = GeneratorConfig(
-        decoder="", num_layers=layers, num_heads=4, feed_forward_dim=64, seed=seed, objective=objective
-    )
-    generator = DocidGenerator.create(config, tree, WIDTH).eval()
+    config = GeneratorConfig(decoder="", num_layers=layers, num_heads=4, feed_forward_dim=64)
+    generator = DocidGenerator.create(config, tree, WIDTH, ObjectiveConfig(objective), seed).eval()
     with torch.no_grad():  # fresh position biases are nearly zero; make every part of the decoder matter
         generator.decoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight.normal_()
         generator.head.weight.mul_(6)
     return generator
-
-
-def chain_logits(
-    tree: DocidTree, generator: DocidGenerator, states: torch.Tensor, mask: torch.Tensor, digits: torch.Tensor
-) -> torch.Tensor:
-    """[n, depth, largest fan-out] logits along n sequences of digits, by T5's own stack; states [n, length, WIDTH]."""
-    with torch.no_grad():
-        return transformers_logits(generator, tree, states, mask, digits)
-
-
-def level_log_p(tree: DocidTree, generator: DocidGenerator, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """[batch, documents, depth] what the decoder says of each node on the way to each document, 0 past the end.
-
-    By the definition of its objective's score, one query and one document at a time.
-    """
-    parents, digits = (torch.from_numpy(each).long() for each in tree.paths(np.arange(tree.num_documents)))
-    score, n = generator.objective.score, tree.num_documents
-    result = torch.zeros(len(states), n, tree.depth)
-    for query in range(len(states)):
-        logits = chain_logits(tree, generator, states[query].expand(n, -1, -1), mask[query].expand(n, -1), digits)
-        for document in range(n):
-            for level in range(int((digits[document] >= 0).sum())):
-                children = int(tree.num_children[parents[document, level]])
-                own, digit = logits[document, level, :children], digits[document, level]
-                if score == "softmax path":
-                    result[query, document, level] = own.log_softmax(0)[digit]
-                else:
-                    prior = children if score == "sigmoid path" else int(tree.num_children[tree.levels[level]].sum())
-                    result[query, document, level] = torch.nn.functional.logsigmoid(own[digit] - np.log(prior))
-    return result
-
-
-def document_log_p(
-    tree: DocidTree, generator: DocidGenerator, states: torch.Tensor, mask: torch.Tensor
-) -> torch.Tensor:
-    """[batch, documents] the decoder's score of every document: the sum along its path, or its own."""
-    levels = level_log_p(tree, generator, states, mask)
-    if generator.objective.score != "node":
-        return levels.sum(dim=2)
-    last = torch.from_numpy((tree.paths(np.arange(tree.num_documents))[1] >= 0).sum(axis=1) - 1)
-    return levels.gather(2, last.expand(len(levels), -1)[:, :, None]).squeeze(2)
 
 
 def random_queries(batch: int, *, seed: int = 0, longest: int = 9) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

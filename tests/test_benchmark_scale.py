@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from scripts.benchmark_scale import _dictionaries, _following, _sorted_keys, growth
+from scripts.benchmarks.scale import _dictionaries, _following, _sorted_keys, growth
 from scripts.main import main
 from tests.conftest import random_tree
+from tests.test_tree_models import table_rows
 
 
 def test_it_measures_every_size_in_a_fresh_process(tmp_path, capsys):
@@ -16,7 +17,7 @@ def test_it_measures_every_size_in_a_fresh_process(tmp_path, capsys):
         main(["benchmark-scale", "--sizes", "400", "200", "--dim", "8", "--rounds", "1", "--output", str(output)]) == 0
     )
     printed = capsys.readouterr().out
-    assert "| documents | 200 | 400 |" in printed
+    assert ["documents", "200", "400"] in table_rows(printed)
     assert "ms a query, decoder alone (grows with documents^" in printed
     record = json.loads((output / "scale.json").read_text())
     assert [row["documents"] for row in record["rows"]] == [200, 400]

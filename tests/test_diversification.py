@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from dsi.rerank.candidates import Candidates, load_stage
-from dsi.rerank.diversity import AlphaNdcg, Pyversity, prefix_labels, subtopic_labels
-from dsi.rerank.m2div import M2Div, M2DivConfig
-from dsi.rerank.puct import Puct, PuctConfig
+from dsi.rerankers.candidates import Candidates, load_reranker
+from dsi.rerankers.diversity import AlphaNdcg, Pyversity, prefix_labels, subtopic_labels
+from dsi.rerankers.m2div import M2Div, M2DivConfig
+from dsi.rerankers.puct import Puct, PuctConfig
 
 
 def made_up(n=12, k=9, subtopics=6, dim=7, seed=0, lengths=None):
@@ -171,7 +171,7 @@ def test_the_network_judges_the_same_in_a_search_and_in_training():
         chosen = []
         for position, action in enumerate(own):
             both = torch.cat([c, h])
-            left = [x for x in range(int(lists.there[row].sum())) if x not in chosen]
+            left = [x for x in range(int(lists.valid[row].sum())) if x not in chosen]
             scores = torch.stack([lists.documents[row, x] @ (model.policy.weight @ both) for x in left])
             log_p = scores.log_softmax(0)
             value = torch.sigmoid(model.value.weight[0] @ both + model.value.bias[0])
@@ -187,7 +187,7 @@ def test_the_gradient_of_the_loss_is_its_difference(signed):
     candidates, _ = made_up(n=3, k=5, lengths=[5, 3, 1])
     model = M2Div.create(candidates, M2DivConfig(positions=3, hidden=4)).double()
     lists = model.vectors(candidates)
-    lists = type(lists)(lists.queries.double(), lists.documents.double(), lists.there)
+    lists = type(lists)(lists.queries.double(), lists.documents.double(), lists.valid)
     actions, targets = np.array([[3, 0, 4], [1, 2, 0], [0, -1, -1]]), np.random.default_rng(0).random((3, 3, 5))
     rewards = np.array([0.25, 0.5, 0.75])  # exact in float32
     targets = np.round(targets * 64) / 64
@@ -261,7 +261,7 @@ def test_the_second_of_two_equal_documents_waits():
 def test_permuting_candidates_permutes_the_answer(simulations, tmp_path):
     candidates, _ = made_up(lengths=[9] * 10 + [2, 4])
     model = M2Div.create(candidates, M2DivConfig(positions=4, search_simulations=simulations))
-    after = candidates.reordered(model.rerank(candidates))
+    after = model.rerank(candidates)
     assert [sorted(own) for own in after.doc_ids] == [sorted(own) for own in candidates.doc_ids]
     order = np.random.default_rng(5).permuted(np.tile(np.arange(9), (10, 1)), axis=1)
     order = np.concatenate([order, np.tile(np.arange(9), (2, 1))])
@@ -274,15 +274,15 @@ def test_permuting_candidates_permutes_the_answer(simulations, tmp_path):
     }
     ids = [[own[n] for n in row if n < len(own)] for own, row in zip(candidates.doc_ids, order.tolist(), strict=True)]
     shuffled = Candidates(**{**vars(candidates), **moved, "doc_ids": ids})
-    again = shuffled.reordered(model.rerank(shuffled))
+    again = model.rerank(shuffled)
     assert [own[:4] for own in again.doc_ids] == [own[:4] for own in after.doc_ids]
     model.save(tmp_path / "stage")
-    np.testing.assert_array_equal(load_stage(tmp_path / "stage").rerank(candidates), model.rerank(candidates))
+    np.testing.assert_array_equal(load_reranker(tmp_path / "stage").score(candidates), model.score(candidates))
 
 
 def test_subtopics_come_from_judgements_or_from_docids():
     candidates, _ = made_up(n=2, k=3, lengths=[3, 2])
-    judged = {"q0": {"d0-0": ["b", "a"], "d0-2": ["b"], "elsewhere": ["c"]}}
+    judged = {"0": {"d0-0": ["b", "a"], "d0-2": ["b"], "elsewhere": ["c"]}}
     labels = subtopic_labels(candidates, judged)
     assert labels.shape == (2, 3, 3)
     assert labels[0].tolist() == [[True, True, False], [False, False, False], [False, True, False]]
@@ -292,20 +292,20 @@ def test_subtopics_come_from_judgements_or_from_docids():
         for a in range(3):
             for b in range(3):
                 same = (candidates.digits[row, a] == candidates.digits[row, b]).all()
-                there = candidates.there[row, a] and candidates.there[row, b]
-                assert (prefixes[row, a] & prefixes[row, b]).any() == (same and there)
+                both = candidates.valid[row, a] and candidates.valid[row, b]
+                assert (prefixes[row, a] & prefixes[row, b]).any() == (same and both)
 
 
 @pytest.mark.parametrize("strategy", ["mmr", "msd", "dpp", "ssd", "cover"])
 def test_pyversity_orders_all_candidates(strategy, tmp_path):
     candidates, _ = made_up(lengths=[9] * 11 + [1])
-    stage = Pyversity(strategy, 0.0 if strategy == "mmr" else 0.5)
-    after = candidates.reordered(stage.rerank(candidates))
+    reranker = Pyversity(strategy, 0.0 if strategy == "mmr" else 0.5)
+    after = reranker.rerank(candidates)
     assert [sorted(own) for own in after.doc_ids] == [sorted(own) for own in candidates.doc_ids]
     if strategy == "mmr":  # without diversity: as it was
         assert after.doc_ids == [list(own) for own in candidates.doc_ids]
-    stage.save(tmp_path / "s")
-    np.testing.assert_array_equal(load_stage(tmp_path / "s").rerank(candidates), stage.rerank(candidates))
+    reranker.save(tmp_path / "s")
+    np.testing.assert_array_equal(load_reranker(tmp_path / "s").score(candidates), reranker.score(candidates))
 
 
 @pytest.mark.parametrize(

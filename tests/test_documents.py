@@ -10,7 +10,7 @@ import pytest
 from docids.clustering import DocidsConfig, build_tree
 from docids.collection import read_collection
 from dsi import GenerativeRetriever, SearchConfig
-from dsi.documents import Documents
+from dsi.documents import DocumentTable
 from tests.conftest import random_generator
 
 ONE_QUERY = {"queries": '{"_id": "q", "text": "q"}', "test": "query-id\tcorpus-id\tscore\nq\ta\t1\n"}
@@ -56,7 +56,7 @@ CONDITIONS = [
 def test_conditions_return_the_best_of_what_they_let_through(retriever, sql, expression, expected):
     right = np.array([bool(expected(n)) for n in range(40)])
     every = [hit.doc_id for hit in retriever.search("rivers and capitals", k=40, beam_width=40)]
-    best = [doc_id for doc_id in every if right[retriever.table.rows[doc_id]]]
+    best = [doc_id for doc_id in every if right[retriever.documents.rows[doc_id]]]
     for where in (sql, expression, right):
         if where is not None:
             found = retriever.search("rivers and capitals", k=10, where=where, exact=True)
@@ -65,9 +65,9 @@ def test_conditions_return_the_best_of_what_they_let_through(retriever, sql, exp
 
 
 def test_filters_hold_together(retriever):
-    allowed = [doc_id for doc_id, row in retriever.table.rows.items() if row < 20]
+    allowed = [doc_id for doc_id, row in retriever.documents.rows.items() if row < 20]
     found = retriever.search("a river", k=10, where="year = 1990", allow=allowed, deny=[allowed[0]])
-    assert {retriever.table.rows[hit.doc_id] for hit in found} == {n for n in range(1, 20) if n % 3 == 0}
+    assert {retriever.documents.rows[hit.doc_id] for hit in found} == {n for n in range(1, 20) if n % 3 == 0}
 
 
 def test_metadata_survives_saving_and_updates(retriever, tmp_path):
@@ -79,7 +79,7 @@ def test_metadata_survives_saving_and_updates(retriever, tmp_path):
             {"doc_id": "bare", "title": "Bare", "text": "another river"},
         ]
     )
-    loaded.remove([next(iter(retriever.table.rows))])
+    loaded.remove([next(iter(retriever.documents.rows))])
     assert [hit.doc_id for hit in loaded.search("a river", where="lang = 'it'")] == ["new"]
     assert {hit.doc_id for hit in loaded.search("a river", where="year is null")} == {"bare"}
     loaded.save_update(tmp_path / "index")
@@ -120,7 +120,7 @@ def test_a_mask_of_a_large_table_is_quick():
     table = datasets.Dataset.from_dict(
         {"doc_id": [f"d{n}" for n in range(count)], "title": [""] * count, "n": range(count)}
     )
-    documents = Documents(table)
+    documents = DocumentTable(table)
     for where in ("n % 7 = 0", np.arange(count) % 7 == 0):
         assert documents.matching(where).nonzero()[0].tolist() == list(range(0, count, 7))
 

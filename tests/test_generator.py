@@ -1,6 +1,5 @@
 """The generator: T5 weights taken over, a proper distribution, cached states against fresh ones, the order of batches."""
 
-import dataclasses
 import json
 import math
 from pathlib import Path
@@ -13,18 +12,21 @@ from transformers import T5ForConditionalGeneration
 from contrastive import blocks
 from contrastive.encoder import Encoder
 from docids.tree import DocidTree
-from dsi.generator.model import DocidGenerator, GeneratorConfig, load_generator
+from dsi.generator.config import ExamplesConfig, GeneratorConfig, ObjectiveConfig, TrainingConfig, check_together
+from dsi.generator.model import DocidGenerator, load_generator
+from dsi.generator.reference import transformers_loss
 from dsi.generator.states import StateCache, write_states
 from dsi.training.examples import DocidExamples, LengthBucketSampler, Texts
 from dsi.training.objective import DenseLogits, GeneratorLoss, drop_states
 from dsi.training.trainer import WholeModel, train_generator
 from dsi.trees.families import FamilyTree
-from scripts.benchmark_training import transformers_loss
 from scripts.main import main
-from tests.conftest import WIDTH, chain_logits, document_log_p, random_generator, random_queries, random_tree
+from tests.conftest import WIDTH, random_generator, random_queries, random_tree
+from tests.oracles import chain_logits, document_log_p
 
 CPU = torch.device("cpu")
 FRESH = GeneratorConfig(decoder="", num_layers=1, num_heads=4)
+CE = ObjectiveConfig()
 TEXTS = ["the danube passes four capitals", "neon", "helium fills balloons and airships", "a river"]
 
 
@@ -87,7 +89,7 @@ def loss_of(
     generator: DocidGenerator,
     tree: DocidTree,
     batch: dict[str, torch.Tensor],
-    config: GeneratorConfig = FRESH,
+    objective: ObjectiveConfig = CE,
     dense: DenseLogits | None = None,
     model: torch.nn.Module | None = None,
 ) -> float:
@@ -95,7 +97,7 @@ def loss_of(
     batch = dict(batch)
     relevant, of_dense = batch.pop("relevant"), {k: batch.pop(k) for k in ("embeddings", "kinds") if k in batch}
     with torch.no_grad():
-        loss = GeneratorLoss(generator, tree, config, CPU, dense)
+        loss = GeneratorLoss(generator, tree, objective, CPU, dense)
         return float(loss(model or generator, batch, relevant, of_dense, 0.99))
 
 
@@ -118,7 +120,7 @@ def test_loss_and_gradients_are_those_of_transformers_own_decoder():
     states.requires_grad_()
     positions = torch.tensor([4, 30, 11])
     batch = {"token_states": states, "states_mask": mask}
-    ours = GeneratorLoss(generator, tree, FRESH, CPU)(generator, batch, positions[:, None], {}, 0.0)
+    ours = GeneratorLoss(generator, tree, CE, CPU)(generator, batch, positions[:, None], {}, 0.0)
     theirs = transformers_loss(generator, tree, states, mask, positions)
     torch.testing.assert_close(ours, theirs)
     weights = [states, *generator.parameters()]
@@ -219,8 +221,7 @@ def test_dense_logits_along_a_path_are_the_softmax_of_flat_dense_search_and_freq
         generator.head.weight.zero_()
     for document in range(0, documents, 5):
         batch = {**batch_of((states, mask), [document]), "embeddings": query, "kinds": kinds[:1]}
-        config = dataclasses.replace(FRESH, dense_temperature=0.3)
-        silent = loss_of(generator, tree, batch, config, dense)
+        silent = loss_of(generator, tree, batch, ObjectiveConfig(dense_temperature=0.3), dense)
         assert silent == pytest.approx(-expected[document].item(), abs=1e-3)
 
 
@@ -231,17 +232,15 @@ def test_training_on_top_of_dense_search_starts_from_it_and_improves_on_it(encod
     batch = examples.collate([0, 1, 2, 3])
     together = {}
     for temperature in (0.0, 0.5):
-        config = GeneratorConfig(
-            decoder="", num_layers=1, num_heads=4, batch_size=4, epochs=60, learning_rate=3e-3,
-            dense_temperature=temperature,
-        )  # fmt: skip
-        generator = DocidGenerator.create(config, tree, WIDTH)
-        train_generator(generator, examples, config, tmp_path / f"work-{temperature}")
-        together[temperature] = loss_of(generator, tree, batch, config, dense)
+        objective = ObjectiveConfig(dense_temperature=temperature)
+        training = TrainingConfig(batch_size=4, epochs=60.0, learning_rate=3e-3)
+        generator = DocidGenerator.create(FRESH, tree, WIDTH)
+        train_generator(generator, examples, objective, training, tmp_path / f"work-{temperature}")
+        together[temperature] = loss_of(generator, tree, batch, objective, dense)
     with torch.no_grad():
         generator.head.weight.zero_()
-    assert together[0.5] < 0.1 < loss_of(generator, tree, batch, config, dense)
-    assert together[0.5] < together[0.0]  # the decoder that was trained for itself does not know what dense search says
+    assert together[0.5] < 0.1 < loss_of(generator, tree, batch, objective, dense)
+    assert together[0.5] < together[0.0]  # a standalone decoder does not know what dense search says
 
 
 def test_distillation_is_the_divergence_from_dense_search_on_every_node_of_the_path(encoder, tmp_path):
@@ -252,7 +251,7 @@ def test_distillation_is_the_divergence_from_dense_search_on_every_node_of_the_p
     kinds = torch.zeros(20, dtype=torch.long)
     batch = {**batch_of(queries, list(range(20))), "embeddings": queries[2], "kinds": kinds}
     plain = loss_of(generator, tree, batch)
-    half = loss_of(generator, tree, batch, dataclasses.replace(FRESH, dense_temperature=0.5, distillation=0.5), dense)
+    half = loss_of(generator, tree, batch, ObjectiveConfig(dense_temperature=0.5, distillation=0.5), dense)
     logits, taught = (
         chain_logits(tree, generator, *queries[:2], digits),
         dense(queries[2], children_of(tree, parents), kinds),
@@ -267,13 +266,11 @@ def test_distillation_is_the_divergence_from_dense_search_on_every_node_of_the_p
 
     # Taught alone, the decoder comes to say what dense search says.
     examples = DocidExamples(states_of(encoder, tmp_path), np.array([0, 5, 11, 19]), np.zeros(4, dtype=int), tree)
-    config = GeneratorConfig(
-        decoder="", num_layers=1, num_heads=4, batch_size=4, epochs=150, learning_rate=3e-3, dense_temperature=0.5,
-        distillation=1.0,
-    )  # fmt: skip
-    student = DocidGenerator.create(config, tree, WIDTH)
-    left = train_generator(student, examples, config, tmp_path / "work")["loss"]
-    assert loss_of(student, tree, examples.collate([0, 1, 2, 3]), config, dense) < 0.05 < left
+    objective = ObjectiveConfig(dense_temperature=0.5, distillation=1.0)
+    training = TrainingConfig(batch_size=4, epochs=150.0, learning_rate=3e-3)
+    student = DocidGenerator.create(FRESH, tree, WIDTH)
+    left = train_generator(student, examples, objective, training, tmp_path / "work")["loss"]
+    assert loss_of(student, tree, examples.collate([0, 1, 2, 3]), objective, dense) < 0.05 < left
 
 
 def test_encoder_and_decoder_train_together_from_texts(encoder, tmp_path):
@@ -281,10 +278,8 @@ def test_encoder_and_decoder_train_together_from_texts(encoder, tmp_path):
     kinds = ["document", "document", "query", "query"]
     texts = Texts(encoder, [("document", TEXTS[:2]), ("query", TEXTS[2:])])
     examples = DocidExamples(texts, np.array([0, 5, 11, 19]), np.zeros(4, dtype=int), tree)
-    config = GeneratorConfig(
-        decoder="", num_layers=1, num_heads=4, batch_size=2, epochs=40, learning_rate=3e-3, train_encoder=True
-    )
-    generator, before = DocidGenerator.create(config, tree, WIDTH), encoder.fingerprint
+    training = TrainingConfig(batch_size=2, epochs=40.0, learning_rate=3e-3, train_encoder=True)
+    generator, before = DocidGenerator.create(FRESH, tree, WIDTH), encoder.fingerprint
     first = WholeModel(encoder.model, generator).eval()
     batch = examples.collate([0, 1, 2, 3])
     together = loss_of(generator, tree, batch, model=first)
@@ -293,7 +288,7 @@ def test_encoder_and_decoder_train_together_from_texts(encoder, tmp_path):
         states, mask, _ = encoder.forward([TEXTS[row]], kind)
         alone.append(loss_of(generator, tree, batch_of((states, mask), [[0, 5, 11, 19][row]])))
     assert sum(alone) / 4 == pytest.approx(together, abs=1e-4)
-    train_generator(generator, examples, config, tmp_path / "work", encoder)
+    train_generator(generator, examples, CE, training, tmp_path / "work", encoder)
     assert encoder.fingerprint != before
     assert loss_of(generator, tree, batch, model=first.eval()) < 0.1 < together
 
@@ -304,19 +299,31 @@ def test_encoder_and_decoder_train_together_from_texts(encoder, tmp_path):
         ({"distillation": 0.5}, r"distillation needs a dense_temperature above 0, got 0.5 with dense_temperature 0"),
         ({"distillation": 2.0, "dense_temperature": 0.1}, r"distillation must be in \[0, 1\], got 2.0"),
         ({"dense_temperature": -1.0}, "dense_temperature must be at least 0, got -1"),
-        ({"objective": "best"}, r"objective must be one of ce, plt, tdm, .*, got 'best'"),
-        ({"objective": "otm", "dense_temperature": 0.1}, "dense_temperature works with objective \"ce\", got 'otm'"),
-        ({"objective": "otm", "train_encoder": True}, "'otm' searches with the encoder's states, which train_encoder"),
-        ({"beam_width": 0}, "beam_width must be at least 1, got 0"),
+        ({"name": "best"}, r"objective must be one of ce, plt, tdm, .*, got 'best'"),
+        ({"name": "otm", "dense_temperature": 0.1}, "dense_temperature works with objective \"ce\", got 'otm'"),
+        ({"training_beam": 0}, "objective.training_beam must be at least 1, got 0"),
         ({"warm_start": 1.0}, r"warm_start must be in \[0, 1\), got 1.0"),
-        ({"train_encoder": True, "dense_temperature": 0.1}, "train_encoder changes the encoder"),
-        ({"state_dropout": 1.0}, r"state_dropout must be in \[0, 1\), got 1.0"),
-        ({"document_segments": 0}, "document_segments must be at least 1, got 0"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(settings, message):
+def test_objectives_whose_settings_do_not_go_together_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        GeneratorConfig(**settings)
+        ObjectiveConfig(**settings)
+
+
+def test_settings_of_training_and_examples_are_checked():
+    with pytest.raises(ValueError, match=r"training.state_dropout must be in \[0, 1\), got 1.0"):
+        TrainingConfig(state_dropout=1.0)
+    with pytest.raises(ValueError, match=r"training.epochs must be above 0, got 0"):
+        TrainingConfig(epochs=0.0)
+    with pytest.raises(ValueError, match=r"examples\.document_segments must be at least 1, got 0"):
+        ExamplesConfig(document_segments=0)
+    together = TrainingConfig(train_encoder=True)
+    with pytest.raises(
+        ValueError, match=r"'otm' searches with the encoder's states, which training\.train_encoder changes"
+    ):
+        check_together(ObjectiveConfig("otm"), together)
+    with pytest.raises(ValueError, match="train_encoder changes the encoder"):
+        check_together(ObjectiveConfig(dense_temperature=0.1), together)
 
 
 def test_dropped_states_are_a_share_of_the_tokens_and_never_all(encoder, tmp_path):
@@ -332,11 +339,9 @@ def test_dropped_states_are_a_share_of_the_tokens_and_never_all(encoder, tmp_pat
     examples = DocidExamples(states_of(encoder, tmp_path), np.array([0, 5, 11, 19]), np.zeros(4, dtype=int), tree)
     losses = []
     for share in (0.0, 0.9):
-        config = GeneratorConfig(
-            decoder="", num_layers=1, num_heads=4, batch_size=4, epochs=40, learning_rate=3e-3, state_dropout=share
-        )
-        generator = DocidGenerator.create(config, tree, WIDTH)
-        losses.append(train_generator(generator, examples, config, tmp_path / f"work-{share}")["loss"])
+        training = TrainingConfig(batch_size=4, epochs=40.0, learning_rate=3e-3, state_dropout=share)
+        generator = DocidGenerator.create(FRESH, tree, WIDTH)
+        losses.append(train_generator(generator, examples, CE, training, tmp_path / f"work-{share}")["loss"])
     assert losses[1] > losses[0] + 0.1
 
 
@@ -381,13 +386,13 @@ def test_the_sampler_is_a_permutation_with_like_lengths_together_that_depends_on
 def test_training_learns_the_examples_and_resuming_changes_nothing(encoder, tmp_path):
     tree = random_tree(20)
     examples = DocidExamples(states_of(encoder, tmp_path), np.array([0, 5, 11, 19]), np.zeros(4, dtype=int), tree)
-    config = GeneratorConfig(decoder="", num_layers=1, num_heads=4, batch_size=2, epochs=40, learning_rate=3e-3)
+    training = TrainingConfig(batch_size=2, epochs=40.0, learning_rate=3e-3)
 
     def create() -> DocidGenerator:
-        return DocidGenerator.create(config, tree, WIDTH)
+        return DocidGenerator.create(FRESH, tree, WIDTH)
 
     whole = create()
-    record = train_generator(whole, examples, config, tmp_path / "whole")
+    record = train_generator(whole, examples, CE, training, tmp_path / "whole")
     assert loss_of(whole, tree, examples.collate([0, 1, 2, 3])) < 0.1
 
     # The checkpoints of the whole run are what a killed run would have left; go on from the last but one.
@@ -398,7 +403,7 @@ def test_training_learns_the_examples_and_resuming_changes_nothing(encoder, tmp_
     state["log_history"][-1]["seconds"] += 1000  # as if it had taken long so far
     (checkpoint / "trainer_state.json").write_text(json.dumps(state))
     resumed = create()
-    again = train_generator(resumed, examples, config, tmp_path / "resumed")
+    again = train_generator(resumed, examples, CE, training, tmp_path / "resumed")
     for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
         torch.testing.assert_close(a, b)
     assert again["steps"] == record["steps"] == 80

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsi.search.beam import SearchResult, TreeSearcher
 from dsi.search.graphs import GraphedSearch, record_on_gpu
-from dsi.search.settings import SearchConfig
+from dsi.search.request import ScoredQueries, SearchConfig, SearchRequest
 from tests.conftest import random_generator, random_queries, random_tree, searcher_for
 
 CONFIGS = [
@@ -50,12 +50,12 @@ def test_nothing_in_a_search_waits_for_a_value(config, objective):
     tree = random_tree(60, branching=3, leaf=3)
     searcher = searcher_for(tree, random_generator(tree, objective=objective))
     states, mask, embeddings = random_queries(3)
-    node_scores = searcher.node_scores(embeddings, config)
-    expected = searcher.search(states, mask, node_scores, 5, config)
+    queries, request = ScoredQueries(states, mask, searcher.node_scores(embeddings, config)), SearchRequest(5, config)
+    expected = searcher.search(queries, request)
     searcher.fixed_shape = True
-    searcher.levels(states, mask, node_scores, 5, config)  # what is computed once is there
+    searcher.levels(queries, request)  # what is computed once is there
     with NoWaiting():
-        found = searcher.levels(states, mask, node_scores, 5, config)
+        found = searcher.levels(queries, request)
     assert torch.equal(found.positions, expected.positions)
     with pytest.raises(AssertionError, match="waits for a value"), NoWaiting():
         bool(found.exact.any())
@@ -79,9 +79,9 @@ def test_replays_answer_the_queries_they_are_given(config):
     for seed in range(4):
         states, mask, embeddings = random_queries(3, seed=seed, longest=5 + seed)
         for mask_of_nodes in (None, alive):
-            scores = plain.node_scores(embeddings, config, mask_of_nodes)
-            expected = plain.search(states, mask, scores, 5, config, mask_of_nodes)
-            found = graphs.search(states, mask, scores, 5, config, mask_of_nodes)
+            queries = ScoredQueries(states, mask, plain.node_scores(embeddings, config, mask_of_nodes))
+            request = SearchRequest(5, config, mask_of_nodes)
+            expected, found = plain.search(queries, request), graphs.search(queries, request)
             torch.testing.assert_close(found.scores, expected.scores, atol=1e-5, rtol=1e-5)
             assert torch.equal(found.positions, expected.positions)
             answers.append((found, found.positions.clone()))
@@ -100,7 +100,8 @@ def test_graphs_on_a_gpu_give_the_answers_of_the_processor():
     on_gpu = GraphedSearch(TreeSearcher(tree, type(plain.decoder)(generator.to(device)), device), record_on_gpu)
     for config in CONFIGS:
         states, mask, embeddings = random_queries(8)
-        expected = plain.search(states, mask, plain.node_scores(embeddings, config), 5, config)
+        request = SearchRequest(5, config)
+        expected = plain.search(ScoredQueries(states, mask, plain.node_scores(embeddings, config)), request)
         scores = on_gpu.searcher.node_scores(embeddings.to(device), config)
-        found = on_gpu.search(states.to(device), mask.to(device), scores, 5, config)
+        found = on_gpu.search(ScoredQueries(states.to(device), mask.to(device), scores), request)
         torch.testing.assert_close(found.scores.cpu(), expected.scores, atol=1e-3, rtol=1e-3)

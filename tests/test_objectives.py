@@ -9,16 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contrastive.encoder import Encoder
-from dsi.generator.model import DocidGenerator, GeneratorConfig, load_generator
+from dsi.generator.config import GeneratorConfig, ObjectiveConfig, TrainingConfig
+from dsi.generator.model import DocidGenerator, load_generator
 from dsi.generator.states import StateCache, write_states
 from dsi.search.beam import LevelTrace
-from dsi.search.settings import SearchConfig
+from dsi.search.request import ScoredQueries, SearchConfig, SearchRequest
 from dsi.training.examples import DocidExamples
 from dsi.training.objective import GeneratorLoss
 from dsi.training.trainer import train_generator
 from dsi.trees.families import Families, FamilyTree
 from dsi.trees.objectives import OBJECTIVES, find_objective, objective_loss, phase
-from dsi.trees.targets import TreeTargets
+from scripts.experiments.tree_targets import TreeTargets
 from tests.conftest import WIDTH, random_generator, random_queries, random_tree, searcher_for
 
 CPU = torch.device("cpu")
@@ -52,8 +53,7 @@ def at_children(families: Families, values: torch.Tensor, missing: float) -> tor
 def loss_for(objective: str, **settings: object) -> tuple[GeneratorLoss, DocidGenerator]:
     tree = random_tree(60, branching=3, leaf=3)
     generator = random_generator(tree, objective=objective)
-    config = GeneratorConfig(decoder="", num_layers=2, num_heads=4, objective=objective, **settings)
-    return GeneratorLoss(generator, tree, config, CPU), generator
+    return GeneratorLoss(generator, tree, ObjectiveConfig(objective, **settings), CPU), generator
 
 
 def parents_asked(loss: GeneratorLoss, objective: str, row: int = 0) -> set[int]:
@@ -66,7 +66,7 @@ def parents_asked(loss: GeneratorLoss, objective: str, row: int = 0) -> set[int]
 
 
 def test_every_kind_of_candidates_asks_what_it_says():
-    loss, generator = loss_for("otm", beam_width=2, random_paths=3)
+    loss, generator = loss_for("otm", training_beam=2, random_paths=3)
     tree = loss.tree
     path = {int(node) for node in tree.paths(np.array([7]))[0][0] if node >= 0}
     assert parents_asked(loss, "ce") == parents_asked(loss, "plt") == path
@@ -75,7 +75,8 @@ def test_every_kind_of_candidates_asks_what_it_says():
     states, mask, embeddings = random_queries(3)
     searcher, trace = searcher_for(tree, generator), list[LevelTrace]()
     config = SearchConfig(alpha=1.0, beta=0.0, beam_width=2)
-    searcher.search(states, mask, searcher.node_scores(embeddings, config), 2, config, trace=trace)
+    scored = ScoredQueries(states, mask, searcher.node_scores(embeddings, config))
+    searcher.search(scored, SearchRequest(2, config), trace)
     kept = {int(n) for level in trace for n in level.nodes[0][level.kept[0]] if n < tree.num_inner}
     beam = {0} | kept
     assert len(beam) > 3
@@ -89,14 +90,14 @@ def test_every_kind_of_candidates_asks_what_it_says():
     mixed = [parents_asked(loss, "otm-mix") for _ in range(50)]
     assert all(beam <= each for each in mixed)
     assert not all(path <= each for each in mixed)  # nothing relevant is forced in: candidates do not know the answer
-    man, generator_of_man = loss_for("man", beam_width=2)
+    man, generator_of_man = loss_for("man", training_beam=2)
     assert path < parents_asked(man, "man")
     assert generator_of_man.objective.score == "sigmoid path"
 
 
 def test_the_beam_phase_leaves_no_gradient_and_the_other_one_reaches_every_weight():
     for objective in OBJECTIVES:
-        loss, generator = loss_for(objective, beam_width=3, random_paths=2)
+        loss, generator = loss_for(objective, training_beam=3, random_paths=2)
         states, mask, _ = random_queries(3)
         value = loss(generator, {"token_states": states, "states_mask": mask}, torch.tensor([[7], [50], [20]]), {}, 0.9)
         value.backward()
@@ -155,18 +156,17 @@ def examples(encoder, tmp_path):
 
 @pytest.mark.parametrize("objective", list(OBJECTIVES))
 def test_every_objective_learns_to_find_documents_from_text(objective, examples, tmp_path):
-    config = GeneratorConfig(
-        decoder="", num_layers=1, num_heads=4, dropout=0.0, batch_size=4, epochs=150, learning_rate=3e-3,
-        objective=objective, beam_width=4, random_paths=4,
-    )  # fmt: skip
-    generator = DocidGenerator.create(config, examples.tree, WIDTH)
-    train_generator(generator, examples, config, tmp_path / "work")
+    config = GeneratorConfig(decoder="", num_layers=1, num_heads=4, dropout=0.0)
+    taught = ObjectiveConfig(objective, training_beam=4, random_paths=4)
+    generator = DocidGenerator.create(config, examples.tree, WIDTH, taught)
+    training = TrainingConfig(batch_size=4, epochs=150, learning_rate=3e-3)
+    train_generator(generator, examples, taught, training, tmp_path / "work")
     generator.save_pretrained(str(tmp_path / "generator"))
     searcher = searcher_for(examples.tree, load_generator(tmp_path / "generator", "cpu"))
     batch = examples.collate([0, 1, 2, 3])
     assert batch["relevant"].tolist() == [[0, -1], [11, -1], [25, 3], [39, -1]]
-    settings = SearchConfig(alpha=1.0, beta=0.0, beam_width=4)
-    found = searcher.search(batch["token_states"].float(), batch["states_mask"], None, 2, settings)
+    request = SearchRequest(2, SearchConfig(alpha=1.0, beta=0.0, beam_width=4))
+    found = searcher.search(ScoredQueries(batch["token_states"].float(), batch["states_mask"], None), request)
     best = found.positions[:, 0].tolist()
     assert [best[0], best[1], best[3]] == [0, 11, 39]
     assert set(found.positions[2].tolist()) == {25, 3}  # both documents of the third text

@@ -5,12 +5,12 @@ from itertools import combinations, pairwise, permutations, product
 import numpy as np
 import pytest
 
-from dsi.rerank.candidates import Candidates, load_stage
-from dsi.rerank.learned import LinearStage
-from dsi.rerank.lists import ndcg
-from dsi.rerank.parse_ranker import ParseRanker, ParserConfig, labelled_lists
-from dsi.rerank.parser import DependencyModel, best_tree, marginals, minimum_risk_tree
-from dsi.rerank.tree_edit import ordered_tree, tree_edit_distance
+from dsi.rerankers.candidates import Candidates, load_reranker
+from dsi.rerankers.learned import LinearReranker
+from dsi.rerankers.lists import ndcg_exp
+from dsi.rerankers.parse_ranker import ParseRanker, ParserConfig, labelled_lists
+from dsi.rerankers.parser import DependencyModel, best_tree, marginals, minimum_risk_tree
+from dsi.rerankers.tree_edit import ordered_tree, tree_edit_distance
 
 
 def projective_trees(n):
@@ -161,7 +161,7 @@ def test_trees_are_read_in_the_order_of_the_text():
     assert tree.nodes.tolist() == [0, 3, 2, 4, 1]
     assert tree.leftmost.tolist() == [0, 1, 1, 1, 0]
     for heads in ([0, 0], [2, 1], [2, 3, 2]):
-        with pytest.raises(ValueError, match="one word on the root"):
+        with pytest.raises(ValueError, match="one word under the root"):
             ordered_tree(np.array(heads))
 
 
@@ -222,10 +222,10 @@ def test_a_model_that_saw_trees_has_their_frequencies_and_finds_its_own_best_tre
 def test_the_distance_is_linear_in_theta_with_the_derivative_that_training_uses():
     candidates = candidates_of_texts()
     ranker = ParseRanker.create(candidates, ParserConfig())
-    there = candidates.there
+    valid = candidates.valid
     usage, theta = ranker._usage(candidates), ranker.model.theta.copy()
     assert ranker.model.floor < theta.min() or usage.shape[1] == len(theta)
-    np.testing.assert_allclose(usage @ theta, ranker.distances(candidates)[there], atol=1e-6)
+    np.testing.assert_allclose(usage @ theta, ranker.distances(candidates)[valid], atol=1e-6)
 
 
 @pytest.mark.parametrize("weigh_by_ndcg", [False, True])
@@ -235,8 +235,8 @@ def test_the_objective_is_convex_for_fixed_edits_and_its_slope_is_its_difference
     lists, base = labelled_lists(candidates, LABELS), np.array([0.3, 0.2, 0.1, 0.0] * 2 + [0.3, 0.2, 0.1])
     usage, model = ranker._usage(candidates), ranker.model
     rng = np.random.default_rng(0)
-    likelihood = model.normalised(rng.random(len(model.theta)))
-    points = [model.normalised(rng.random(len(model.theta))) for _ in range(2)]
+    likelihood = model.normalise(rng.random(len(model.theta)))
+    points = [model.normalise(rng.random(len(model.theta))) for _ in range(2)]
     value, slope = ranker.objective(lists, base, usage, points[0], likelihood)
     for parameter in range(0, len(slope), 7):
         step = np.zeros(len(slope))
@@ -253,12 +253,12 @@ def test_training_lowers_the_objective_in_every_round_and_ranks_better():
     candidates = candidates_of_texts()
     ranker = ParseRanker.create(candidates, ParserConfig(rounds=5, steps=20, strength=4.0, divergence=1e-3))
     lists = labelled_lists(candidates, LABELS)
-    before = ndcg(lists, ranker.rerank(candidates)[candidates.there]).mean()
+    before = ndcg_exp(lists, ranker.score(candidates)[candidates.valid]).mean()
     history = ranker.fit(candidates, LABELS)
     assert len(history) == 5
     assert all(after <= start for start, after in history)
     assert history[-1][1] < history[0][0]
-    assert ndcg(lists, ranker.rerank(candidates)[candidates.there]).mean() >= before
+    assert ndcg_exp(lists, ranker.score(candidates)[candidates.valid]).mean() >= before
     np.testing.assert_allclose(np.bincount(ranker.model.heads, ranker.model.theta), 1, atol=1e-9)
 
 
@@ -267,37 +267,37 @@ def test_held_out_lists_choose_the_round_and_a_search_the_strength():
     ranker, seen = ParseRanker.create(candidates, ParserConfig(rounds=3, strength=9.0)), []
     start = ranker.model.theta.copy()
 
-    def weigh(lists, base, added):
+    def line_search(lists, base, added):
         seen.append((base, added))
         return 2.5
 
-    worst = candidates.there.astype(float)
+    worst = candidates.valid.astype(float)
     worst[:, 1:] = 0  # the held-out lists like the order as it is, so no round can be better than the start
     quiet = Candidates(**{**vars(candidates), "scores": candidates.scores * 1000})
-    ranker.fit(candidates, LABELS, held_out=(quiet, worst), weigh=weigh)
+    ranker.fit(candidates, LABELS, held_out=(quiet, worst), line_search=line_search)
     np.testing.assert_array_equal(ranker.model.theta, start)
     assert ranker.config.strength == 2.5
-    np.testing.assert_allclose(seen[0][1], -ranker.distances(candidates)[candidates.there])
+    np.testing.assert_allclose(seen[0][1], -ranker.distances(candidates)[candidates.valid])
 
 
-def test_the_parser_is_a_stage_that_adds_its_distance_as_a_feature(tmp_path):
+def test_the_parser_is_a_reranker_that_adds_its_distance_as_a_feature(tmp_path):
     candidates = candidates_of_texts()
     ranker = ParseRanker.create(candidates, ParserConfig(strength=2.0))
     ranker.fit(candidates, LABELS)
-    after = ranker.run(candidates)
+    after = ranker.rerank(candidates)
     assert after.names == ("tree edit distance",)
-    scores = ranker.rerank(candidates)
+    scores = ranker.score(candidates)
     np.testing.assert_allclose(after.scores, np.take_along_axis(scores, candidates.order(scores), axis=1))
-    ranker.save(tmp_path / "stage")
-    loaded = load_stage(tmp_path / "stage")
-    np.testing.assert_allclose(loaded.rerank(candidates), scores)
-    last = LinearStage({"tree edit distance": -1.0}).rerank(after)
+    ranker.save(tmp_path / "parser")
+    loaded = load_reranker(tmp_path / "parser")
+    np.testing.assert_allclose(loaded.score(candidates), scores)
+    last = LinearReranker({"tree edit distance": -1.0}).score(after)
     distances = np.take_along_axis(ranker.distances(candidates), candidates.order(scores), axis=1)
-    np.testing.assert_allclose(last[after.there], -distances[after.there], rtol=1e-6)
+    np.testing.assert_allclose(last[after.valid], -distances[after.valid], rtol=1e-6)
     moved = np.array([2, 0, 3, 1])
     columns = {"scores": candidates.scores[:2, moved], "titles": [[own[n] for n in moved] for own in TITLES[:2]]}
     part = Candidates(**{**vars(candidates.select(np.arange(2))), **columns})
-    np.testing.assert_allclose(ranker.rerank(part), scores[:2, moved])
+    np.testing.assert_allclose(ranker.score(part), scores[:2, moved])
 
 
 def test_identical_texts_are_at_distance_zero_and_words_have_a_price():

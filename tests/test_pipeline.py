@@ -13,13 +13,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+import dsi
 from contrastive import blocks
 from contrastive.blocks import QueryTexts
 from contrastive.encoder import Encoder, state_fingerprint
 from docids.collection import read_collection
 from docids.tree import DocidTree
-from dsi import GenerativeRetriever, load_stages
-from dsi.config import Config, from_dict, read_config, write_config
+from dsi import GenerativeRetriever, load_rerankers
+from dsi.config import CONFIGS, Config, config_names, from_dict, read_config, write_config
 from dsi.pipeline import TrainingRun
 from scripts.main import main
 
@@ -27,25 +33,20 @@ ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
-def write_settings(path: Path, encoder_folder: Path, t5_folder: Path, **generator: object) -> Path:
+def write_settings(path: Path, encoder_folder: Path, t5_folder: Path, **sections: dict[str, object]) -> Path:
     config = from_dict(
         Config,
         {
             "encoder": {"name": str(encoder_folder), "document_length": 16},
-            "queries": {"per_document": 2},
-            "contrastive": {"epochs": 1.0, "batch_size": 16, "temperature": 0.1, "pseudo_queries": True},
+            "pseudo_queries": {"per_document": 2},
+            "contrastive": {"epochs": 1.0, "batch_size": 16, "temperature": 0.1, "fill_with_pseudo_queries": True},
             "docids": {"branching": 4, "max_leaf_size": 4},
-            "generator": {
-                "decoder": str(t5_folder),
-                "epochs": 6.0,
-                "batch_size": 16,
-                "learning_rate": 2e-3,
-                **generator,
-            },
+            "generator": {"decoder": str(t5_folder)},
+            "training": {"epochs": 6.0, "batch_size": 16, "learning_rate": 2e-3},
             "search": {"beam_width": 10},
         },
         "test",
-    )
+    ).with_changes(sections)
     write_config(config, path)
     return path
 
@@ -69,7 +70,10 @@ def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path
         assert main([stage, *common]) == 0  # the settings come from RUN/config.toml
     assert '"documents": 40' in capsys.readouterr().out
     assert main(["train", "--config", str(config), *common]) == 0
+    assert capsys.readouterr().out.startswith("train: tuning ")
+    assert main(["train", "--config", str(config), *common]) == 0
     assert "up to date" in capsys.readouterr().out
+    assert main(["tune", str(run), "--data", str(data), "--device", "cpu"]) == 0
     assert json.loads((run / "tuning.json").read_text())["best"]["fusion"] == "bound"
 
     assert main(["evaluate", str(run), "--data", str(data), "--untrained", "--other-fusion", "--device", "cpu",
@@ -87,7 +91,7 @@ def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path
         '("paper")',
         '("bound") + BM25',
         "| beam width |",
-        "\n| 10 | ",
+        "\n| 10         | ",
         "queries without their document among 10",
     ):
         assert row in printed
@@ -136,12 +140,16 @@ def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path
 
 
 @pytest.mark.parametrize(
-    "generator", [{"objective": "otm", "document_segments": 2, "epochs": 1.0}, {"train_encoder": True, "epochs": 1.0}]
+    "sections",
+    [
+        {"objective": {"name": "otm"}, "examples": {"document_segments": 2}, "training": {"epochs": 1.0}},
+        {"training": {"train_encoder": True, "epochs": 1.0}},
+    ],
 )
 def test_texts_of_documents_are_never_in_memory_all(
-    generator, beir, tmp_path, sentence_t5_folder, t5_folder, monkeypatch
+    sections, beir, tmp_path, sentence_t5_folder, t5_folder, monkeypatch
 ):
-    path = write_settings(tmp_path / "config.toml", sentence_t5_folder, t5_folder, **generator)
+    path = write_settings(tmp_path / "config.toml", sentence_t5_folder, t5_folder, **sections)
     settings = dataclasses.asdict(read_config(path))
     settings["contrastive"] |= {"loss": "dpr", "hard_negatives": 1}
     settings["docids"]["cluster_on"] = "queries"
@@ -181,20 +189,61 @@ def test_a_killed_training_goes_on_to_the_same_index(config, beir, tmp_path):
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
+    (cut,) = killed.glob("checkpoints/generator-*")
+    (cut / "checkpoint-9999").mkdir()  # as if killed while a checkpoint was written: skipped
+    (cut / "checkpoint-9999" / "trainer_state.json").write_text("")
     assert not (killed / "manifest.json").exists()
     assert main([*train, str(killed)]) == 0
     a, b = (GenerativeRetriever.from_pretrained(folder, device="cpu") for folder in (whole, killed))
     assert state_fingerprint(a.generator) == state_fingerprint(b.generator)
-    assert a.settings == b.settings
+    assert a.search_config == b.search_config
     assert a.search("noble gas", k=10) == b.search("noble gas", k=10)
     assert not list(killed.glob("checkpoints/*"))
+
+
+def test_training_again_never_drops_updates_silently(config, beir, tmp_path, capsys):
+    data, run = beir(), tmp_path / "run"
+    collection = dsi.read_collection(data)
+    retriever = dsi.train(collection, config, run, device="cpu")
+    retriever.add([{"doc_id": "new", "title": "A new river", "text": "It flows."}])
+    assert retriever.save_update(run) == 2
+    with pytest.raises(
+        ValueError, match=r"was updated since it was trained \(generation 2\); training again would drop"
+    ):
+        dsi.train(collection, config, run, device="cpu")
+    arguments = ["--config", str(config), "--data", str(data), "--output", str(run), "--device", "cpu"]
+    for command_ in ("train", "build-docids"):
+        assert main([command_, *arguments]) == 2
+        assert "--discard-updates" in capsys.readouterr().err
+    assert "new" in GenerativeRetriever.from_pretrained(run, device="cpu").documents.rows
+    assert main(["train", *arguments, "--discard-updates"]) == 0
+    assert "new" not in GenerativeRetriever.from_pretrained(run, device="cpu").documents.rows
+    assert not list(run.glob("docids-*"))
+
+
+def test_calls_with_something_else_than_a_collection_or_a_device_say_what_they_take(config, tmp_path, capsys):
+    for call in (
+        lambda: dsi.train("DIR", config, tmp_path / "run"),
+        lambda: dsi.evaluate(None, "DIR"),
+        lambda: dsi.tune(None, "DIR"),
+    ):
+        with pytest.raises(TypeError, match=r"takes a collection, got 'DIR'; dsi.read_collection\(FOLDER\) reads one"):
+            call()
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ValueError, match="The device 'gpu' cannot be used here"):
+        Encoder.load(read_config(config).encoder, device="gpu")
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"dsi {dsi.__version__}\n"
+    assert "train" in dir(dsi)
+    assert main(["evaluate", "RUN", "--data", "DIR", "--candidates", "5"]) == 2
+    assert "give --rerank NAME too" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_several_processes_do_what_one_does(processes, beir, tmp_path, sentence_bert_folder, t5_folder):
     """Every stage starts from what one process made before it, so that only the stage itself is compared."""
     data, one, results = beir(), tmp_path / "one", [tmp_path / "one.json", tmp_path / "several.json"]
-    config = write_settings(tmp_path / "one.toml", sentence_bert_folder, t5_folder, dropout=0.0)
+    config = write_settings(tmp_path / "one.toml", sentence_bert_folder, t5_folder, generator={"dropout": 0.0})
     config.write_text(config.read_text().replace('cluster_on = "documents"', 'cluster_on = "queries"'))
     shared = tmp_path / "several.toml"  # the same batches, each process with its part of them
     shared.write_text(config.read_text().replace("batch_size = 16", f"batch_size = {16 // processes}"))
@@ -216,8 +265,8 @@ def test_several_processes_do_what_one_does(processes, beir, tmp_path, sentence_
         commands.append([stage, *map(str, own)])
     shutil.rmtree(tmp_path / "docids" / "docids")
     tables = ["--config", str(shared), "--data", str(data), "--output", str(tmp_path / "tables"), "--device", "cpu"]
-    table3 = ["reproduce", "table3", *tables, "--rows", "whole text", "fused (paper)", "after search"]
-    commands += [table3, ["reproduce", "figure5", *tables]]
+    table3 = ["experiments.reproduce", "table3", *tables, "--rows", "whole text", "fused (paper)", "after search"]
+    commands += [table3, ["experiments.reproduce", "figure5", *tables]]
     printed = accelerate(processes, commands)
 
     check_encoders(read_config(config), one / "encoder", tmp_path / "encoder" / "encoder")
@@ -235,16 +284,15 @@ def check_tables(folder: Path, table3: list[str], printed: str) -> None:
     """One process, on what several have trained, measures what they measured."""
     assert printed.count("table3, seed 0: ") == 3
     assert printed.count("figure5: alpha") == 45
-    text, paths = (folder / "table3.md").read_text(), sorted((folder / "table3").glob("*-seed0.json"))
-    assert len(paths) == 3
-    for path in paths:
-        path.unlink()
-    assert main(table3) == 0
+    text, rows = (folder / "table3.md").read_text(), json.loads((folder / "table3.json").read_text())["rows"]
+    assert len(rows) == 3
+    (folder / "table3.json").unlink()
+    assert main(["reproduce", *table3[1:]]) == 0
     assert (folder / "table3.md").read_text() == text
-    figure = json.loads((folder / "figure5.json").read_text())
-    shutil.rmtree(folder / "figure5")
+    figure = (folder / "figure5.md").read_text()
+    (folder / "figure5.json").unlink()
     assert main(["reproduce", "figure5", *table3[2:-4]]) == 0
-    assert json.loads((folder / "figure5.json").read_text())["cells"] == figure["cells"]
+    assert (folder / "figure5.md").read_text() == figure
 
 
 def check_encoders(config: Config, one: Path, several: Path) -> None:
@@ -270,7 +318,7 @@ def check_generators(data: Path, one: Path, several: Path, whole: Path) -> None:
     assert likelihoods[0] == pytest.approx(likelihoods[1], abs=0.1)
 
 
-def test_stages_after_the_beam_are_trained_measured_and_searched_with(config, beir, tmp_path, capsys):
+def test_rerankers_are_trained_measured_and_searched_with(config, beir, tmp_path, capsys, caplog):
     data, run = beir(), tmp_path / "run"
     with (data / "corpus.jsonl").open("a") as corpus:
         corpus.write('\n{"_id": "empty", "title": "", "text": ""}')  # as in some collections of BEIR
@@ -285,13 +333,14 @@ def test_stages_after_the_beam_are_trained_measured_and_searched_with(config, be
             line.split("|")[2:6] for line in printed.splitlines() if line.startswith(("| before", "| after"))
         )
         assert float(after[1]) == float(before[1])  # the same ten documents in another order
-        assert ("stand for subtopics" in printed) == (kind == "m2div")
+        assert ("stand for subtopics" in caplog.text) == (kind == "m2div")
+        caplog.clear()
     names = [f"my-{kind}" for kind in kinds]
     results = run / "results.json"
     after = ["--kind", "lambdamart", "--name", "both", "--after", "my-parser", "--figure", str(run / "importance")]
     assert main(["train-reranker", *common, "--k", "10", *after]) == 0
     assert (run / "importance.svg").exists()
-    assert "tree edit distance" in (run / "rerank" / "both" / "stage.json").read_text()
+    assert "tree edit distance" in (run / "rerank" / "both" / "reranker.json").read_text()
     options = [
         "--rerank",
         *names,
@@ -306,15 +355,16 @@ def test_stages_after_the_beam_are_trained_measured_and_searched_with(config, be
     assert main(["evaluate", *common, *options]) == 0
     printed = capsys.readouterr().out
     assert "| + my-lambdasmart " in printed
-    assert "| look-ahead, 5 simulations | " in printed
+    assert "| look-ahead, 5 simulations " in printed
     systems = json.loads(results.read_text())["systems"]
     assert all(systems[f"+ {name}"]["settings"]["candidates"] == 10 for name in names)
     retriever = GenerativeRetriever.from_pretrained(run, device="cpu")
     query = "which capitals are on the danube"
-    found = retriever.search(query, k=10, rerank=load_stages(run, ["my-lambdasmart", "my-mmr"]))
+    candidates = retriever.candidates([query], k=10)
+    (found,) = dsi.rerank(candidates, load_rerankers(run, ["my-lambdasmart", "my-mmr"])).hits()
     assert sorted(hit.doc_id for hit in found) == sorted(hit.doc_id for hit in retriever.search(query, k=10))
-    with pytest.raises(ValueError, match="gives no feature 'tree edit distance'"):
-        retriever.search(query, k=10, rerank=load_stages(run, ["both"]))
+    with pytest.raises(ValueError, match="have no feature 'tree edit distance'"):
+        dsi.rerank(candidates, load_rerankers(run, ["both"]))
     assert main(["train-reranker", *common, "--name", "a/b"]) == 2
     assert "plain folder name" in capsys.readouterr().err
     assert main(["evaluate", *common, "--rerank", "other"]) == 2
@@ -358,13 +408,81 @@ def test_configurations_survive_writing_and_unknown_keys_name_the_nearest(tmp_pa
         (tmp_path / "config.toml").write_text(text)
         with pytest.raises(ValueError, match=message):
             read_config(tmp_path / "config.toml")
-    with pytest.raises(FileNotFoundError, match="does not exist; see configs/"):
+    with pytest.raises(FileNotFoundError, match="does not exist: neither a file nor one of example"):
         read_config(tmp_path / "none.toml")
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.name)
-def test_shipped_configurations_are_valid(path):
-    assert read_config(path).queries.per_document >= 1
+@pytest.mark.parametrize("name", config_names())
+def test_a_shipped_configuration_says_only_what_its_base_does_not(name, tmp_path):
+    config, own = read_config(name), tomllib.loads((CONFIGS / f"{name}.toml").read_text(encoding="utf-8"))
+    write_config(config, tmp_path / "whole.toml")
+    assert read_config(tmp_path / "whole.toml") == config
+    base = dataclasses.asdict(read_config(own.pop("base")) if "base" in own else Config())
+    for section, settings in own.items():
+        for key, value in settings.items() if isinstance(settings, dict) else ():
+            repeated = value == base[section][key]
+            assert not repeated or name in ("nq10k", "small"), f"{section}.{key} is as in the base"  # those two say all
+
+
+def test_a_configuration_over_its_base(tmp_path):
+    (tmp_path / "a.toml").write_text('base = "example"\n[training]\nepochs = 2.0\n')
+    (tmp_path / "b.toml").write_text('base = "a.toml"\n[search]\nbeam_width = 3\n')
+    config = Config.named(tmp_path / "b.toml")
+    expected = Config.named("example").with_changes({"training": {"epochs": 2.0}, "search": {"beam_width": 3}})
+    assert config == expected == Config.named(config)
+    (tmp_path / "a.toml").write_text('base = "b.toml"\n')
+    with pytest.raises(ValueError, match="names itself as its base"):
+        read_config(tmp_path / "b.toml")
+    (tmp_path / "a.toml").write_text("base = 3\n")
+    with pytest.raises(ValueError, match="base must be the name of a configuration, got 3"):
+        read_config(tmp_path / "a.toml")
+    with pytest.raises(FileNotFoundError, match=r"'nq1k' does not exist: neither a file nor one of example, nq100k"):
+        Config.named("nq1k")
+    with pytest.raises(ValueError, match=r"unknown key 'epoch'; the nearest known one is 'epochs'"):
+        expected.with_changes({"training": {"epoch": 3.0}})
+
+
+def test_an_index_is_trained_tuned_measured_and_searched_from_python(config, beir, tmp_path):
+    collection = dsi.read_collection(beir())
+    retriever = dsi.train(collection, config, output=tmp_path / "run", device="cpu")
+    tuned = json.loads((tmp_path / "run" / "tuning.json").read_text())["best"]
+    assert retriever.search_config.alpha == tuned["alpha"]
+    again = dsi.train(collection, read_config(config), tmp_path / "run", device="cpu")  # up to date: nothing is trained
+    assert again.search("noble gas", k=5) == retriever.search("noble gas", k=5)
+
+    evaluation = dsi.evaluate(retriever, collection)
+    names = [row.name for row in evaluation.rows]
+    assert names[0] == "BM25"
+    assert evaluation.index == names[-1]
+    run = retriever.run(collection.query_texts("test"), k=10)
+    measured = evaluation.runs[evaluation.index]
+    assert measured.keys() == run.keys()
+    for query_id, found in run.items():  # the search that a user gets, but for rounding in batches of another size
+        assert measured[query_id] == pytest.approx(found, abs=1e-4)
+    assert set(evaluation.row("BM25").values) == {"Hit@1", "Hit@5", "Hit@10", "RR@10", "nDCG@10"}
+    assert "The index finds the document of " in str(evaluation)
+    evaluation.save(tmp_path / "results.json")
+    assert json.loads((tmp_path / "results.json").read_text())["systems"][evaluation.index]["Total"]["Hit@10"] > 0
+    deep = dsi.evaluate(retriever, collection, depth=40)
+    assert deep.index.endswith(", beam 40")
+    assert {len(own) for own in deep.runs[deep.index].values()} == {40}
+
+    retriever.search_config = dataclasses.replace(retriever.search_config, alpha=0.9)
+    tuning = dsi.tune(retriever, collection)
+    assert retriever.search_config.alpha == pytest.approx(tuned["alpha"]) == tuning.best["alpha"]
+    assert (
+        max(value for _, value in tuning.tried)
+        == {str(options): value for options, value in tuning.tried}[str(tuning.best)]
+    )
+    collection.qrels["dev"].clear()
+    with pytest.raises(ValueError, match="has no dev queries to tune on"):
+        dsi.tune(retriever, collection)
+    with pytest.raises(ValueError, match=r"has no judgements to measure on; add qrels/dev.tsv"):
+        dsi.evaluate(retriever, collection, "dev")
+    with pytest.raises(ValueError, match="split must be one of train, dev, test, got 'tset'"):
+        dsi.evaluate(retriever, collection, "tset")
+    with pytest.raises(ValueError, match="depth must be at least 1, got 0"):
+        dsi.evaluate(retriever, collection, depth=0)
 
 
 def test_bad_commands_exit_with_2_and_one_line(capsys, tmp_path):

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerCallback
 
 from dsi.generator import query_training
-from dsi.generator.pseudo_queries import QueriesConfig, extractive_queries, generate_queries, read_queries_file
+from dsi.generator.pseudo_queries import PseudoQueriesConfig, extractive_queries, generate_queries, read_queries_file
 from dsi.generator.query_training import QueryTrainingConfig, train_query_generator
 from scripts.main import main
 
@@ -42,7 +42,7 @@ def test_short_and_odd_documents_give_at_least_one_query(title, text):
 
 
 def test_held_out_queries_are_dropped_and_counted(tmp_path):
-    config = QueriesConfig(per_document=3)
+    config = PseudoQueriesConfig(per_document=3)
     generate_queries(table(DOCUMENTS), config, tmp_path / "first.jsonl")
     taken = dict(read_queries_file(tmp_path / "first.jsonl"))["danube"][0]
     counts = generate_queries(table(DOCUMENTS), config, tmp_path / "second.jsonl", held_out=[f"  {taken.upper()}? "])
@@ -51,7 +51,7 @@ def test_held_out_queries_are_dropped_and_counted(tmp_path):
 
 
 def test_a_torn_file_is_continued_to_the_same_end(tmp_path):
-    config, whole, torn = QueriesConfig(per_document=4), tmp_path / "whole.jsonl", tmp_path / "torn.jsonl"
+    config, whole, torn = PseudoQueriesConfig(per_document=4), tmp_path / "whole.jsonl", tmp_path / "torn.jsonl"
     generate_queries(table(DOCUMENTS), config, whole)
     content = whole.read_bytes()
     torn.write_bytes(content[: content.index(b"\n") + 20])  # one whole document and a piece of the next
@@ -60,7 +60,7 @@ def test_a_torn_file_is_continued_to_the_same_end(tmp_path):
 
 
 def test_a_seq2seq_model_from_disk_writes_queries_batch_by_batch(t5_folder, tmp_path):
-    config = QueriesConfig(method=str(t5_folder), per_document=3, batch_size=1, query_tokens=6)
+    config = PseudoQueriesConfig(method=str(t5_folder), per_document=3, batch_size=1, query_tokens=6)
     counts = generate_queries(table(DOCUMENTS), config, tmp_path / "queries.jsonl")
     queries = dict(read_queries_file(tmp_path / "queries.jsonl"))
     assert list(queries) == ["helium", "danube"]
@@ -82,7 +82,9 @@ def test_a_query_generator_learns_the_train_pairs_and_writes_them(t5_folder, tmp
     before, after = train_query_generator(PAIRS, PAIRS, config, tmp_path / "model", device="cpu")
     assert after < 0.1 < 2 < before
     assert {path.name for path in tmp_path.iterdir()} == {"model"}  # no checkpoints are left
-    use = QueriesConfig(method=str(tmp_path / "model"), per_document=1, top_k=1, query_tokens=8, document_tokens=16)
+    use = PseudoQueriesConfig(
+        method=str(tmp_path / "model"), per_document=1, top_k=1, query_tokens=8, document_tokens=16
+    )
     documents = table([(title.lower(), title, text) for title, text, _ in PAIRS])
     generate_queries(documents, use, tmp_path / "queries.jsonl")
     written = dict(read_queries_file(tmp_path / "queries.jsonl"))
@@ -126,7 +128,8 @@ def test_the_command_trains_on_train_pairs_and_measures_on_dev(beir, t5_folder, 
     ]
     assert main([*arguments, "--output", str(tmp_path / "model")]) == 0
     printed = capsys.readouterr().out
-    assert "nats a token" in printed
+    assert "nats per token" in printed
+    assert "eval_loss" not in printed
     assert f"dsi generate-queries --method {tmp_path / 'model'}" in printed
     assert main([*arguments, "--batch-size", "0", "--output", str(tmp_path / "other")]) == 2
     assert "batch_size must be above 0, got 0" in capsys.readouterr().err
@@ -141,4 +144,4 @@ def test_bad_files_and_settings_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"line 1: expected \{doc_id, queries\}"):
         dict(read_queries_file(tmp_path / "bad.jsonl"))
     with pytest.raises(ValueError, match=r"queries.per_document must be at least 1"):
-        QueriesConfig(per_document=0)
+        PseudoQueriesConfig(per_document=0)

@@ -1,23 +1,54 @@
 """`dsi reproduce` on 40 documents with tiny T5 models: every way to answer, shared stages, resuming, tables and figures."""
 
+import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from docids.processes import Processes
+from dsi.config import Config, write_config
+from dsi.provenance import provenance
+from dsi.trees.objectives import OBJECTIVES
 from eval.report import Measured, experiment_table
-from scripts.experiments import REFERENCES, TABLES
-from scripts.hardware import provenance
-from scripts.laboratory import METHODS
+from scripts.experiments import objectives
+from scripts.experiments.laboratory import METHODS
+from scripts.experiments.rows import Rows
+from scripts.experiments.tables import REFERENCES, TABLES
 from scripts.main import main
-from tests.test_pipeline import write_settings
+from tests.test_tree_models import table_rows
 
 
 @pytest.fixture
 def config(tmp_path, sentence_t5_folder, t5_folder):
-    return write_settings(tmp_path / "config.toml", sentence_t5_folder, t5_folder, epochs=1.0, pseudo_queries=2)
+    changes = {
+        "encoder": {"name": str(sentence_t5_folder), "document_length": 16},
+        "pseudo_queries": {"per_document": 2},
+        "contrastive": {"epochs": 1.0, "batch_size": 16, "temperature": 0.1, "fill_with_pseudo_queries": True},
+        "docids": {"branching": 4, "max_leaf_size": 4},
+        "examples": {"pseudo_queries_per_document": 2},
+        "generator": {"decoder": str(t5_folder)},
+        "training": {"epochs": 1.0, "batch_size": 16, "learning_rate": 2e-3},
+        "search": {"beam_width": 10},
+    }
+    write_config(Config().with_changes(changes), tmp_path / "config.toml")
+    return tmp_path / "config.toml"
+
+
+def read_rows(path: Path) -> dict[str, dict[str, Any]]:
+    """{row: record} of a file of rows."""
+    records = json.loads(path.read_text())["rows"]
+    assert len({(record["row"], record["seed"]) for record in records}) == len(records)
+    return {record["row"]: record for record in records}
+
+
+def remove_row(path: Path, name: str) -> None:
+    """Take a row out of a file of rows, as if the command had been killed before it."""
+    records = json.loads(path.read_text())["rows"]
+    path.write_text(json.dumps({"rows": [record for record in records if record["row"] != name]}))
 
 
 def test_every_row_names_a_method_and_every_table_has_its_reference():
@@ -31,52 +62,89 @@ def test_every_row_names_a_method_and_every_table_has_its_reference():
 def test_table3_shares_stages_resumes_and_writes_everything_down(config, beir, tmp_path, capsys):
     output = tmp_path / "out"
     common = ["--data", str(beir()), "--config", str(config), "--output", str(output), "--device", "cpu"]
-    assert main(["reproduce", "table3", *common, "--rows", "BM25, title", "DPR", "RRF", "QG (beta=0)", "DSI", "+QG, fused",
-                 "after search", "on top of dense, fused (bound) +", "distilled (", "two segments"]) == 0  # fmt: skip
+    chosen = ["BM25, title", "DPR", "RRF", "QG (beta=0)", "DSI", "+QG, fused", "after search",
+              "on top of dense, fused (bound) +", "distilled (", "two segments"]  # fmt: skip
+    assert main(["reproduce", "table3", *common, "--rows", *chosen]) == 0
     printed = capsys.readouterr().out
     table = (output / "table3.md").read_text()
     assert table.strip() in printed
-    for name in (
-        "BM25, title + cut text",
-        "DPR, HNSW",
-        "DPR, hard negatives",
-        "DSI",
-        "DR-SCL+QG, fused (paper)",
-        "fused (bound) + BM25",
-    ):
-        assert f"| {name}" in table or name in table
-    assert "61.70 / 79.80" in table  # published beside ours
+    lines = {cells[0]: cells for cells in table_rows(table)[2:]}
+    assert list(lines) == [row.name for row in TABLES["table3"] if any(text in row.name for text in chosen)]
+    assert lines["DR-SCL+QG, fused (paper)"][1] == "61.70 / 79.80"  # published beside ours
+    assert lines["DSI+QG"][1] == "56.35 / 73.90"
     assert "paired randomisation test against “RRF of BM25 and dense”" in table
 
     # What rows have in common was trained once: fused rows and the decoder-only row are one generator.
-    records = {path.name: json.loads(path.read_text()) for path in (output / "table3").glob("*-seed0.json")}
-    assert len(records) == len(list((output / "table3").glob("*.values.json"))) == 16
-    fused = [records[f"dr-scl-qg-fused-{how}-seed0.json"]["config"] for how in ("paper", "bound")]
-    assert fused[0] == fused[1] == records["dr-scl-qg-beta-0-seed0.json"]["config"]
+    records = read_rows(output / "table3.json")
+    assert set(records) == set(lines)
+    assert len(records) == 16
+    fused = [records[f"DR-SCL+QG, fused ({how})"]["config"] for how in ("paper", "bound")]
+    assert fused[0] == fused[1] == records["DR-SCL+QG (beta=0)"]["config"]
     generators = list((output / "store" / "generator").iterdir())
     assert len(generators) == 6  # QG; DSI; DSI+QG; on top of dense; distilled; segments
     embeddings = list((output / "store" / "embeddings").iterdir())
     assert (
         len(embeddings) == 5
     )  # one an encoder: untrained (for hard negatives and for DSI's docids), DPR, hard, SCL, cut at 64
-    record = records["dr-scl-qg-fused-bound-seed0.json"]
-    assert set(record["measures"]) == {"Total", "Overlap", "No Overlap"}
+    record = records["DR-SCL+QG, fused (bound)"]
+    assert set(record["measures"]) == set(record["queries"]) == {"Total", "Overlap", "No Overlap"}
     assert {"commit", "versions", "hardware", "seconds", "settings", "seed", "config", "collection"} <= set(record)
     assert record["seconds"]["generator"] > 0
-    assert records["dsi-seed0.json"]["config"]["generator"]["epochs"] > 1.0  # as many steps as with pseudo-queries
+    assert records["DSI"]["config"]["training"]["epochs"] > 1.0  # as many steps as with pseudo-queries
+
+    # The two committed files are all that the table needs.
+    for name in ("table3.json", "table3.values.json.gz"):
+        (tmp_path / "kept" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "kept" / name).write_bytes((output / name).read_bytes())
+    assert main(["reproduce", "table3", "--output", str(tmp_path / "kept"), "--report-only"]) == 0
+    assert (tmp_path / "kept" / "table3.md").read_text() == table
+    assert capsys.readouterr().out.strip() == table.strip()
+    (tmp_path / "kept" / "table3.values.json.gz").unlink()
+    assert main(["reproduce", "table3", "--output", str(tmp_path / "kept"), "--report-only"]) == 2
+    assert "table3.values.json.gz does not exist; `dsi reproduce table3` with --data" in capsys.readouterr().err
 
     # Done rows stay; a row whose record is gone is measured again without training.
-    written = {path: path.stat().st_mtime_ns for path in [*(output / "table3").iterdir(), *generators]}
-    gone = output / "table3" / "dsi-qg-seed0.json"
-    gone.unlink()
+    trained = {path: path.stat().st_mtime_ns for path in generators}
+    values = (output / "table3.values.json.gz").read_bytes()
+    remove_row(output / "table3.json", "DSI+QG")
     assert main(["reproduce", "table3", *common, "--rows", "DSI+QG", "HNSW"]) == 0
     again = capsys.readouterr().out
     assert "seed 0: DSI+QG" in again
     assert "seed 0: DPR, HNSW" not in again
-    assert gone.exists()
-    assert all(path.stat().st_mtime_ns == then for path, then in written.items() if "dsi-qg" not in path.name)
+    measured_again = read_rows(output / "table3.json")
+    assert measured_again["DSI+QG"]["measures"] == records["DSI+QG"]["measures"]
+    assert {name: own for name, own in measured_again.items() if name != "DSI+QG"} == {
+        name: own for name, own in records.items() if name != "DSI+QG"
+    }
+    assert (output / "table3.values.json.gz").read_bytes() == values
+    assert {path: path.stat().st_mtime_ns for path in trained} == trained
     assert main(["reproduce", "table3", *common, "--rows", "nonsense"]) == 2
     assert "No row's name contains ['nonsense']; the rows are: BM25" in capsys.readouterr().err
+
+
+def test_rows_are_kept_by_name_and_seed_with_values_in_the_same_bytes_every_time(tmp_path):
+    values = {"Hit@1": {"q2": 1.0, "q1": 0.0}, "nDCG@10": {"q2": 1.0, "q1": 0.63}}
+    rows = Rows(tmp_path / "a" / "table3.json")
+    assert rows.records() == []
+    assert rows.values() == {}
+    rows.put({"row": "BM25", "seed": 0, "key": "x", "share": 0.5}, values)
+    rows.put({"row": "dense", "seed": 0, "key": "y"}, {"Hit@1": {"other": 0.0}})  # of other queries
+    rows.put({"row": "BM25", "seed": 1, "key": "x"}, values)
+    rows.put({"row": "BM25", "seed": 0, "key": "z", "share": 0.7}, values)  # measured again: in its old place
+    assert [(record["row"], record["seed"], record["key"]) for record in Rows(rows.path).records()] == [
+        ("BM25", 0, "z"), ("dense", 0, "y"), ("BM25", 1, "x")
+    ]  # fmt: skip
+    assert rows.find("BM25", 0, "x") is None
+    assert rows.find("BM25", 0, "z") == rows.find("BM25", 0) == {"row": "BM25", "seed": 0, "key": "z", "share": 0.7}
+    assert rows.find("BM25", 2) is None
+    found = rows.values()
+    assert found == {("BM25", 0): values, ("dense", 0): {"Hit@1": {"other": 0.0}}, ("BM25", 1): values}
+    assert list(found["BM25", 0]["Hit@1"]) == ["q2", "q1"]
+    content = json.loads(gzip.decompress(rows.values_path.read_bytes()))
+    assert sorted(content["queries"].values()) == [["other"], ["q2", "q1"]]
+    assert [own["values"] for own in content["rows"][:1]] == [{"Hit@1": [1.0, 0.0], "nDCG@10": [1.0, 0.63]}]
+    assert rows.values_path.read_bytes()[4:8] == bytes(4)  # no time in the file: the same rows are the same bytes
+    assert {path.name for path in rows.path.parent.iterdir()} == {"table3.json", "table3.values.json.gz"}
 
 
 def test_rows_that_a_collection_does_not_allow_are_named_and_the_others_measured(config, beir, tmp_path, capsys):
@@ -85,8 +153,8 @@ def test_rows_that_a_collection_does_not_allow_are_named_and_the_others_measured
     common = ["--data", str(data), "--config", str(config), "--output", str(tmp_path / "out"), "--device", "cpu"]
     assert main(["reproduce", "table3", *common, "--rows", "+ BM25", "Dense, before", "whole text"]) == 2
     printed = capsys.readouterr()
-    assert "| BM25, title + whole text |" in printed.out
-    assert "| Dense, before contrastive training |" in printed.out
+    names = ["BM25, title + whole text", "Dense, before contrastive training", "DR-SCL+QG, fused (bound) + BM25"]
+    assert [cells[0] for cells in table_rows(printed.out)[2:]] == names
     assert "dsi: 2 of 5 rows could not be measured:\n  Dense + BM25: There is nothing to train" in printed.err
     common += ["--output", str(tmp_path / "none")]
     assert main(["reproduce", "table3", *common, "--rows", "dense, fused (bound) +"]) == 2
@@ -108,32 +176,43 @@ def test_tables_4_and_5_over_two_seeds_and_the_figure(config, beir, tmp_path, ca
     assert main(["reproduce", "figure5", *common]) == 0
     assert (output / "figure5.png").stat().st_size > 5_000
     assert (output / "figure5.svg").read_text().startswith("<?xml")
-    cells = json.loads((output / "figure5.json").read_text())["cells"]
-    assert len(cells) == 55
-    by_beta = {beta: {c["Hit@1"] for c in cells if c["beta"] == beta} for beta in (0, "inf")}
-    assert len(by_beta[0]) == 1  # beta = 0 is the decoder alone, whatever alpha
-    assert "| inf |" in (output / "figure5.md").read_text()
-    capsys.readouterr()
-    next((output / "figure5").glob("*.json")).unlink()  # as if it had been killed: the other cells stay
+    found = [row["found"] for row in read_rows(output / "figure5.json").values() if "Hit@1" in row["found"]]
+    assert len(found) == 1 + 4 * 11  # beta = 0 is the decoder alone, whatever alpha
+    grid = {cells[0]: cells[1:] for cells in table_rows((output / "figure5.md").read_text())[2:]}
+    assert list(grid) == ["0", "1", "2", "3", "inf"]
+    assert grid["0"] == 11 * grid["0"][:1]
+    by_alpha = {cell["alpha"]: f"{cell['Hit@1']:.2f}" for cell in found if cell["beta"] == "inf"}
+    assert grid["inf"] == [by_alpha[alpha / 10] for alpha in range(11)]
+    before, report = read_rows(output / "figure5.json"), (output / "figure5.md").read_text()
+    remove_row(output / "figure5.json", "alpha 0.3, beta 2")  # as if it had been killed: the other cells stay
+    assert main(["reproduce", "figure5", "--output", str(output), "--report-only"]) == 2
+    assert "figure5.json lacks 1 cells of seed 0" in capsys.readouterr().err
     assert main(["reproduce", "figure5", *common]) == 0
     assert capsys.readouterr().out.count("figure5: ") == 1
-    assert json.loads((output / "figure5.json").read_text())["cells"] == cells
+    assert read_rows(output / "figure5.json") == before
+    (output / "figure5.md").unlink()
+    assert main(["reproduce", "figure5", "--output", str(output), "--report-only"]) == 0
+    assert (output / "figure5.md").read_text() == report
 
 
 def test_objectives_train_on_one_budget_and_are_searched_by_beam(config, beir, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("scripts.objectives.NAMES", ("ce", "tdm", "otm"))
+    assert set(objectives.NAMES) == set(OBJECTIVES)  # each objective of the library is measured
+    names = ("ce", "tdm", "dtr")
+    monkeypatch.setattr(objectives, "NAMES", names)
     output = tmp_path / "out"
     common = ["--data", str(beir()), "--config", str(config), "--output", str(output), "--device", "cpu"]
     assert main(["reproduce", "objectives", *common]) == 0
-    assert "| decoder alone, Hit@1 | beam 1 | beam 2 |" in capsys.readouterr().out
-    found = json.loads((output / "objectives.json").read_text())["found"]
+    heads = ["decoder alone, Hit@1", *(f"beam {beam}" for beam in (1, 2, 5, 10, 20, 50))]
+    assert heads in table_rows(capsys.readouterr().out)
+    found = {name: row["found"] for name, row in read_rows(output / "objectives.json").items()}
+    assert list(found) == [*names, "ce, on as few examples as tdm"]
     control = found["ce, on as few examples as tdm"]
     assert (control["epochs"], control["batch"], control["steps"]) == tuple(
         found["tdm"][k] for k in ("epochs", "batch", "steps")
     )
-    budgets = [found[name]["positions an example"] * found[name]["epochs"] for name in ("ce", "tdm", "otm")]
+    budgets = [found[name]["positions an example"] * found[name]["epochs"] for name in names]
     assert max(budgets) < 1.02 * min(budgets)
-    assert found["otm"]["positions an example"] > 3 * found["ce"]["positions an example"]
+    assert found["dtr"]["positions an example"] > 3 * found["ce"]["positions an example"]
     for name, record in found.items():
         cells = {(cell["system"], cell["beam"]): cell for cell in record["cells"]}
         assert len(cells) == 12, name
@@ -147,6 +226,21 @@ def test_objectives_train_on_one_budget_and_are_searched_by_beam(config, beir, t
     assert main(["reproduce", "objectives", *common]) == 0
     assert "objectives: " not in capsys.readouterr().out  # nothing is measured twice
     assert (output / "objectives.md").read_text() == before
+    (output / "objectives.md").unlink()
+    assert main(["reproduce", "objectives", "--output", str(output), "--report-only"]) == 0
+    assert (output / "objectives.md").read_text() == before
+    assert main(["reproduce", "updates", "--output", str(output), "--report-only"]) == 2
+    assert "--report-only makes tables, figure5 and objectives again, not updates" in capsys.readouterr().err
+
+
+def test_of_several_processes_the_first_alone_writes_rows(config, beir, tmp_path, monkeypatch):
+    common = ["--data", str(beir()), "--config", str(config), "--device", "cpu", "--rows", "BM25, title + whole"]
+    for rank in (1, 0):
+        processes = Processes(rank, 2, lambda own: [own, own])
+        monkeypatch.setattr("scripts.experiments.laboratory.launch", lambda _, processes=processes: processes)
+        assert main(["reproduce", "table3", *common, "--output", str(tmp_path / f"out-{rank}")]) == 0
+        assert (tmp_path / f"out-{rank}" / "table3.json").exists() == (rank == 0)
+        assert (tmp_path / f"out-{rank}" / "table3.values.json.gz").exists() == (rank == 0)
 
 
 def test_documents_added_to_an_index_are_found_beside_a_full_training(config, beir, tmp_path, capsys):
@@ -175,10 +269,10 @@ def test_a_table_shows_means_deviations_and_significance():
 
     rows = [[row("weak", 10, 0), row("weak", 10, 2)], [row("strong", 30, 0), row("strong", 30, 2)]]
     lines = experiment_table(rows, {"Total": 40, "Overlap": 40, "No Overlap": 0}, "strong").splitlines()
-    assert lines[2] == (
-        "| weak | 61.25 / 83.80 | 27.50 ± 3.54 / 27.50 ± 3.54 | 27.50 ± 3.54 / 27.50 ± 3.54 | — / — | 0.0001 | 0.0001 |"
-    )
-    assert lines[3].endswith("|  |  |")
+    _, _, weak, strong = table_rows("\n".join(lines))
+    share = "27.50 ± 3.54 / 27.50 ± 3.54"
+    assert weak == ["weak", "61.25 / 83.80", share, share, "— / —", "0.0001", "0.0001"]
+    assert strong[-2:] == ["", ""]
     assert lines[-1].startswith("Hit@1 / Hit@10 in percent, mean ± standard deviation over 2 seeds")
 
 

@@ -1,22 +1,26 @@
-"""Features against brute force, and stages inside a search."""
-
-import json
+"""Features against brute force; reranked searches, look-ahead, and rerankers on disk and in training."""
 
 import numpy as np
 import pytest
 import torch
 
+import dsi
 from docids.clustering import DocidsConfig, build_tree
 from docids.collection import read_collection
 from docids.lexical import BM25
 from dsi import GenerativeRetriever, SearchConfig
-from dsi.rerank.candidates import Stage
-from dsi.rerank.features import words
-from dsi.rerank.learned import LinearStage
-from dsi.rerank.lookahead import look_ahead
-from dsi.rerank.puct import PuctConfig
-from dsi.reranking import binding, load_stages, stage_folder
-from tests.conftest import level_log_p, random_generator
+from dsi.config import Config, write_config
+from dsi.reranker_training import cross_validate, judge_candidates, train_reranker
+from dsi.rerankers.candidates import Candidates, Reranker, load_reranker
+from dsi.rerankers.features import words
+from dsi.rerankers.learned import FeatureReranker, LinearReranker
+from dsi.rerankers.lookahead import look_ahead
+from dsi.rerankers.puct import PuctConfig
+from dsi.reranking import save_reranker
+from eval.measures import evaluate, mean
+from scripts.main import main
+from tests.conftest import random_generator
+from tests.oracles import children_of, level_log_p
 
 QUERIES = ["which capitals are on the danube", "a city", "the river in the north of the country"]
 
@@ -51,7 +55,7 @@ def test_features_are_what_their_names_say(retriever):
         assert candidates.doc_ids[q] == [hit.doc_id for hit in found[query]]
         prefixes = [hit.digits[:2] for hit in found[query]]
         for c, hit in enumerate(found[query]):
-            position = int(tree.positions[retriever.table.rows[hit.doc_id]])
+            position = int(tree.positions[retriever.documents.rows[hit.doc_id]])
             own = log_p[q, position]
             expected = {
                 "score": hit.score,
@@ -63,85 +67,132 @@ def test_features_are_what_their_names_say(retriever):
                 "share of the list with the same first 2 digits": prefixes.count(hit.digits[:2]) / 12,
                 "log P_T5": own.sum(),
                 **{f"log P_T5, digit {level + 1}": own[level] for level in range(tree.depth)},
-                "BM25": bm25[q, retriever.table.rows[hit.doc_id]],
+                "BM25": bm25[q, retriever.documents.rows[hit.doc_id]],
                 "title words": len(words(query) & words(hit.title)) / len(words(query)),
             }
-            parent = tree.parents[tree.num_inner + position]
-            if len(hit.digits) == 1:
-                siblings = np.arange(tree.num_children[0]) + tree.first_child[0]
-            else:
-                siblings = np.arange(tree.num_children[parent]) + tree.first_child[parent]
-            last = len(hit.digits)
-            among = [log_p[q, s - tree.num_inner, last - 1] for s in siblings if s >= tree.num_inner]
-            if len(among) == len(siblings):
-                p = np.array(among)
-                expected[f"entropy, digit {last}"] = -(np.exp(p) * p).sum()
-                others = np.delete(p, hit.digits[-1])
-                expected[f"margin, digit {last}"] = p[hit.digits[-1]] - others.max() if len(others) else 0.0
-            if last < tree.depth:
-                expected[f"entropy, digit {tree.depth}"] = expected[f"margin, digit {tree.depth}"] = 0.0
+            node = 0
+            for level in range(tree.depth):
+                entropy = margin = 0.0  # past the end of a docid
+                if level < len(hit.digits):
+                    children = children_of(tree, node)
+                    p = np.array([log_p[q, first_document(tree, child), level] for child in children])
+                    assert np.exp(p).sum() == pytest.approx(1, abs=1e-4)
+                    others = np.delete(p, hit.digits[level])
+                    entropy = -(np.exp(p) * p).sum()
+                    margin = p[hit.digits[level]] - others.max() if len(others) else 0.0
+                    node = children[hit.digits[level]]
+                expected[f"entropy, digit {level + 1}"] = entropy
+                expected[f"margin, digit {level + 1}"] = margin
             for name, value in expected.items():
                 assert feature[name][q, c] == pytest.approx(value, abs=2e-4), name
         centroids = np.array([_log_ann(retriever, encoded.embeddings[q].numpy(), hit) for hit in found[query]])
         np.testing.assert_allclose(feature["log P_ANN"][q], centroids, atol=2e-4)
 
 
+def first_document(tree, node):
+    """The first docid position below a node."""
+    while node < tree.num_inner:
+        node = children_of(tree, node)[0]
+    return node - tree.num_inner
+
+
 def _log_ann(retriever, embedding, hit):
     """DR-SCL eq. 9 along the path of a document, by definition."""
     tree, node, total = retriever.tree, 0, 0.0
     for digit in hit.digits:
-        children = tree.first_child[node] + np.arange(tree.num_children[node])
+        children = children_of(tree, node)
         vectors = [tree.centroids[c] if c < tree.num_inner else tree.embeddings[c - tree.num_inner] for c in children]
-        scores = np.array(vectors) @ embedding / retriever.settings.ann_temperature
+        scores = np.array(vectors) @ embedding / retriever.search_config.ann_temperature
         total += scores[digit] - np.log(np.exp(scores - scores.max()).sum()) - scores.max()
         node = children[digit]
     return total
 
 
-class Backwards(Stage):
+class Backwards(Reranker):
     kind = "backwards"
 
-    def rerank(self, candidates):
-        assert not candidates.names  # nothing asked for features, so none were computed
+    def score(self, candidates):
         return -candidates.scores
 
+
+class ByFeature(FeatureReranker):
+    """A reranker as a user would write one: only what it must have."""
+
+    kind = "by feature"
+
+    def __init__(self, name):
+        self.names = (name,)
+
+    def predict(self, features):
+        return features[:, 0]
+
     def write(self, folder):
-        return {}
-
-    @classmethod
-    def read(cls, folder, settings):
-        return cls()
+        return {"name": self.names[0]}
 
 
-def test_stages_order_the_answers_of_a_search_one_after_another(retriever):
-    plain = retriever.search(QUERIES, k=8)
-    by_bm25 = LinearStage({"BM25": 1.0})
-    for found, before in zip(retriever.search(QUERIES, k=8, rerank=[by_bm25]), plain, strict=True):
-        scores = retriever.lexical.scores(QUERIES)[plain.index(before)]
-        best = sorted(before, key=lambda hit: -scores[retriever.table.rows[hit.doc_id]])
+def test_rerankers_are_applied_one_after_another(retriever):
+    plain, candidates = retriever.search(QUERIES, k=8), retriever.candidates(QUERIES, k=8)
+    assert candidates.hits() == plain
+    assert [hits.exact for hits in candidates.hits()] == [hits.exact for hits in plain]
+    bm25 = retriever.lexical.scores(QUERIES)
+    by_bm25 = dsi.rerank(candidates, [LinearReranker({"BM25": 1.0})])
+    for row, (found, before) in enumerate(zip(by_bm25.hits(), plain, strict=True)):
+        best = sorted(before, key=lambda hit: -bm25[row, retriever.documents.rows[hit.doc_id]])
         assert [hit.doc_id for hit in found] == [hit.doc_id for hit in best]
         assert [hit.rank for hit in found] == list(range(1, 9))
-        assert found[0].score == pytest.approx(scores[retriever.table.rows[found[0].doc_id]])
-        assert {hit.doc_id: hit.digits for hit in found} == {hit.doc_id: hit.digits for hit in before}
+        assert found[0].score == pytest.approx(bm25[row, retriever.documents.rows[found[0].doc_id]])
+        assert {hit.doc_id: hit[3:] for hit in found} == {hit.doc_id: hit[3:] for hit in before}
         assert found.exact == before.exact
-    backwards = retriever.search(QUERIES[0], k=8, rerank=[Backwards()])
-    assert [hit.doc_id for hit in backwards] == [hit.doc_id for hit in plain[0]][::-1]
-    twice = retriever.search(QUERIES[0], k=8, rerank=[Backwards(), Backwards()])
-    assert [hit.doc_id for hit in twice] == [hit.doc_id for hit in plain[0]]
-    assert [hit.score for hit in twice] == pytest.approx([hit.score for hit in plain[0]], rel=1e-5)
+    plainer = retriever.candidates(QUERIES, k=8, features=False)
+    assert plainer.names == ()
+    backwards = dsi.rerank(plainer, Backwards())
+    assert [hit.doc_id for hit in backwards.hits()[0]] == [hit.doc_id for hit in plain[0]][::-1]
+    assert dsi.rerank(plainer, [Backwards(), Backwards()]).hits() == plain
+    assert dsi.rerank(plainer, []).hits() == plain
 
 
-def test_filters_and_short_lists_pass_through_the_stages(retriever):
-    allowed = retriever.documents["doc_id"][:3]
-    found = retriever.search(QUERIES, k=10, allow=allowed, rerank=[LinearStage({"similarity": 1.0})])
-    assert all(sorted(hit.doc_id for hit in hits) == sorted(allowed) for hits in found)
-    run = retriever.run({"a": QUERIES[0]}, k=5, rerank=[LinearStage({"1 / rank": -1.0})])
-    assert [*sorted(run["a"].values())] == pytest.approx([-1, -1 / 2, -1 / 3, -1 / 4, -1 / 5])
+def test_filters_short_lists_and_query_ids_pass_through(retriever):
+    allowed = retriever.documents.dataset["doc_id"][:3]
+    candidates = retriever.candidates({"a": QUERIES[0], "b": QUERIES[1]}, k=10, allow=allowed)
+    found = dsi.rerank(candidates, LinearReranker({"similarity": 1.0}))
+    assert all(sorted(hit.doc_id for hit in hits) == sorted(allowed) for hits in found.hits())
+    assert {query_id: sorted(own) for query_id, own in found.as_run().items()} == dict.fromkeys("ab", sorted(allowed))
+    last_first = dsi.rerank(retriever.candidates(QUERIES[:1], k=5), LinearReranker({"1 / rank": -1.0}))
+    assert [*last_first.as_run()["0"].values()] == pytest.approx([-1 / 5, -1 / 4, -1 / 3, -1 / 2, -1])
+
+
+def test_exact_says_what_the_search_said(retriever):
+    narrow = {"alpha": 0.3, "beam_width": 3}
+    searched = [hits.exact for hits in retriever.search(QUERIES, k=3, **narrow)]
+    candidates = retriever.candidates(QUERIES, k=3, **narrow)
+    assert [hits.exact for hits in dsi.rerank(candidates, Backwards()).hits()] == searched
+    sure = retriever.candidates(QUERIES, k=3, exact=True, **narrow)
+    assert [hits.exact for hits in dsi.rerank(sure, Backwards()).hits()] == [True] * 3
+    assert sorted(set(searched)) == [False, True]
+    assert sure.select(np.array([2, 0])).query_ids == ["2", "0"]
+
+
+def test_what_cannot_be_reranked_is_named(retriever):
+    candidates = retriever.candidates(QUERIES, k=4, features=False)
+    with pytest.raises(ValueError, match=r"feature 'BM25', but these candidates were made without .* features=True"):
+        dsi.rerank(candidates, LinearReranker({"BM25": 1.0}))
+    with pytest.raises(TypeError, match=r"must be a Reranker.*got 'mmr' of type str; dsi.load_rerankers\(RUN"):
+        dsi.rerank(candidates, "mmr")
+    with pytest.raises(TypeError, match="got 'mmr' of type str"):
+        dsi.rerank(candidates, [Backwards(), "mmr"])
+    with pytest.raises(TypeError, match="got None of type NoneType"):
+        dsi.rerank(candidates, None)
+    with pytest.raises(TypeError, match=r"takes the Candidates that retriever.candidates\(…\) returns, got list"):
+        dsi.rerank(candidates.hits(), Backwards())
+    with pytest.raises(ValueError, match="Candidates of 3 queries need 3 query_ids"):
+        Candidates(**{**vars(candidates), "query_ids": ["a"]})
+    with pytest.raises(ValueError, match=r"exact of shape \[3\], got 3 and \[1\]"):
+        Candidates(**{**vars(candidates), "exact": np.ones(1, dtype=bool)})
 
 
 def test_updates_keep_features_in_place(retriever):
     retriever.add([{"doc_id": "new", "title": "Danube capitals", "text": "which capitals are on the danube"}])
-    retriever.remove([retriever.documents["doc_id"][0]])
+    retriever.remove([retriever.documents.dataset["doc_id"][0]])
     candidates = retriever.candidates(QUERIES[:1], k=20)
     assert np.isfinite(candidates.features).all()
     column = candidates.doc_ids[0].index("new")
@@ -150,57 +201,66 @@ def test_updates_keep_features_in_place(retriever):
     assert feature["BM25, share of the best"] == pytest.approx(1)
 
 
-def test_a_stage_beside_an_index_is_bound_to_it(retriever, tmp_path):
-    index = tmp_path / "index"
+def test_a_reranker_beside_an_index_is_bound_to_it(retriever, tmp_path):
+    index, other = tmp_path / "index", tmp_path / "other"
     retriever.save_pretrained(index)
-    manifest = json.loads((index / "manifest.json").read_text())
-    LinearStage({"BM25": 1.0}).save(stage_folder(index, "words"), binding(manifest))
+    assert save_reranker(LinearReranker({"BM25": 1.0}), index, "words") == index / "rerank" / "words"
+    save_reranker(ByFeature("similarity"), index, "dense")
+    assert (index / "rerank" / "words" / "reranker.json").exists()
     loaded = GenerativeRetriever.from_pretrained(index, device="cpu")
-    stages = load_stages(index, ["words"])
-    assert loaded.search(QUERIES[0], rerank=stages) == retriever.search(QUERIES[0], rerank=[LinearStage({"BM25": 1.0})])
-    loaded.remove([loaded.documents["doc_id"][0]])
+    rerankers = dsi.load_rerankers(index, ["words", "dense"])
+    assert rerankers[0].weights == {"BM25": 1.0}
+    again = dsi.rerank(loaded.candidates(QUERIES), rerankers).hits()
+    assert again == dsi.rerank(retriever.candidates(QUERIES), ByFeature("similarity")).hits()
+    assert dsi.load_rerankers(str(index), "dense")[0].names == ("similarity",)
+    loaded.remove([loaded.documents.dataset["doc_id"][0]])
     loaded.save_update(index)
-    assert load_stages(index, ["words"])  # an update changes neither encoder nor generator
-    other = GenerativeRetriever(
-        retriever.encoder, retriever.tree, random_generator(retriever.tree, seed=5), retriever.documents
-    )
-    other.save_pretrained(tmp_path / "other")
-    (tmp_path / "other" / "rerank").mkdir()
-    (index / "rerank" / "words").rename(tmp_path / "other" / "rerank" / "words")
+    assert dsi.load_rerankers(index, ["words"])  # an update changes neither encoder nor generator
+    tree, documents = retriever.tree, retriever.documents.dataset
+    GenerativeRetriever(retriever.encoder, tree, random_generator(tree, seed=5), documents).save_pretrained(other)
+    (other / "rerank").mkdir()
+    (index / "rerank" / "words").rename(other / "rerank" / "words")
     with pytest.raises(ValueError, match="trained for another index: its generator"):
-        load_stages(tmp_path / "other", ["words"])
+        dsi.load_rerankers(other, ["words"])
     with pytest.raises(ValueError, match=r"plain folder name, got '\.\./words'"):
-        load_stages(index, ["../words"])
-    with pytest.raises(FileNotFoundError, match="train one: dsi train-reranker"):
-        load_stages(index, ["words"])
+        dsi.load_rerankers(index, ["../words"])
+    with pytest.raises(FileNotFoundError, match="holds no reranker; there are dense"):
+        dsi.load_rerankers(index, ["words"])
+    record = index / "rerank" / "dense" / "reranker.json"
+    record.write_text(record.read_text().replace("by feature", "by magic"))
+    with pytest.raises(
+        ValueError, match=r"no reranker of the kind 'by magic'; this version knows .*backwards, by feature"
+    ):
+        load_reranker(record.parent)
 
 
 def test_look_ahead_finds_what_the_reward_likes_best(retriever):
     """With enough simulations: the documents of highest dense and lexical score, as flat search has them."""
     flat = retriever.search(QUERIES, k=5, alpha=0.0)
-    found = retriever.search(QUERIES, k=5, search="mcts", simulations=400)
+    found = retriever.search(QUERIES, k=5, method="mcts", simulations=400)
     for own, best in zip(found, flat, strict=True):
         assert [hit.doc_id for hit in own] == [hit.doc_id for hit in best]
         assert not own.exact
-    scale = retriever.settings.ann_temperature
+    scale = retriever.search_config.ann_temperature
     assert [hit.score for hit in found[0]] == pytest.approx([hit.score * scale for hit in flat[0]], rel=1e-4)
 
 
-def test_look_ahead_goes_by_any_stage_and_keeps_to_filters(retriever):
-    stage = LinearStage({"title words": 1.0, "digits": 1e-3})
-    found = retriever.search(QUERIES, k=3, search="mcts", reward=stage, simulations=200)
-    every = retriever.candidates(QUERIES, k=40, beam_width=40)
-    scores = stage.rerank(every)
+def test_look_ahead_goes_by_any_reranker_and_keeps_to_filters(retriever):
+    reranker = LinearReranker({"title words": 1.0, "digits": 1e-3})
+    found = retriever.search(QUERIES, k=3, method="mcts", reward=reranker, simulations=200)
+    scores = reranker.score(retriever.candidates(QUERIES, k=40, beam_width=40))
     for row, own in enumerate(found):
         assert [hit.score for hit in own] == pytest.approx(np.sort(scores[row])[::-1][:3].tolist(), abs=1e-6)
-    allowed = list(retriever.documents["doc_id"][5:9])
-    for own in retriever.search(QUERIES, k=4, search="mcts", simulations=50, allow=allowed):
+    allowed = list(retriever.documents.dataset["doc_id"][5:9])
+    for own in retriever.search(QUERIES, k=4, method="mcts", simulations=50, allow=allowed):
         assert sorted(hit.doc_id for hit in own) == sorted(allowed)
     retriever.remove([hit.doc_id for hit in found[0]])
-    again = retriever.search(QUERIES[0], k=3, search="mcts", reward=stage, simulations=200)
+    again = retriever.search(QUERIES[0], k=3, method="mcts", reward=reranker, simulations=200)
     assert not {hit.doc_id for hit in again} & {hit.doc_id for hit in found[0]}
-    with pytest.raises(ValueError, match="search must be one of beam, mcts, got 'dfs'"):
-        retriever.search(QUERIES[0], search="dfs")
+    with pytest.raises(ValueError, match="method must be one of beam, mcts, got 'dfs'"):
+        retriever.search(QUERIES[0], method="dfs")
+    with pytest.raises(TypeError, match=r"reward must be a Reranker.*got 'mmr' of type str"):
+        retriever.search(QUERIES[0], method="mcts", reward="mmr")
 
 
 def test_look_ahead_asks_the_decoder_once_a_node(retriever):
@@ -217,3 +277,53 @@ def test_look_ahead_asks_the_decoder_once_a_node(retriever):
     many = look_ahead(retriever.searcher, batch, 40, reward, PuctConfig(500, backup="max", once=True))
     assert (many.positions >= 0).all()
     assert (many.expansions == retriever.tree.num_inner).all()  # each inner node once, however often it is passed
+
+
+def test_a_reranker_is_trained_from_python(retriever, beir, tmp_path):
+    collection = read_collection(beir(), dev_queries=20)
+    judged = judge_candidates(retriever, collection, k=10)
+    dev = collection.query_texts("dev")
+    assert judged.candidates.as_run() == retriever.candidates(dev, k=10).as_run()
+    trained = train_reranker(retriever, collection, "ranknet", k=10, after=[Backwards()], folds=2)
+    assert trained.queries == len(dev) == trained.quality.queries
+    before = evaluate(dsi.rerank(judged.candidates, Backwards()).as_run(), collection.qrels["dev"], ["RR@10"])["RR@10"]
+    assert trained.quality.before["RR@10"] == pytest.approx(mean(before))
+    assert trained.quality.after["RR@10"] > trained.quality.before["RR@10"]  # of backwards lists
+    assert "after ranknet" in str(trained.quality)
+    retriever.save_pretrained(tmp_path / "index")
+    assert trained.save(tmp_path / "index") == tmp_path / "index" / "rerank" / "ranknet"
+    (loaded,) = dsi.load_rerankers(tmp_path / "index", ["ranknet"])
+    np.testing.assert_array_equal(loaded.score(judged.candidates), trained.reranker.score(judged.candidates))
+    assert train_reranker(retriever, collection, "mmr", k=5, folds=0).quality is None
+    with pytest.raises(ValueError, match="kind 'ranknet' has no importance of features; mart, lambdamart, lambdasmart"):
+        _ = trained.importance
+    with pytest.raises(ValueError, match=r"folds must be between 2 and \d+ \(the judged queries\), got 1000"):
+        cross_validate(judged, "mmr", 1000)
+    with pytest.raises(ValueError, match="no reranker 'ranknets' to train"):
+        train_reranker(retriever, collection, "ranknets")
+    (collection.folder / "qrels" / "dev.tsv").unlink()
+    with pytest.raises(ValueError, match="no judged queries of the split 'dev' to learn from"):
+        train_reranker(retriever, read_collection(collection.folder, dev_queries=0), "mmr")
+
+
+def test_training_a_reranker_is_a_command(retriever, beir, tmp_path, capsys):
+    index, folder = tmp_path / "index", beir()
+    retriever.save_pretrained(index)
+    write_config(Config(), index / "config.toml")
+    common = ["train-reranker", str(index), "--data", str(folder), "--device", "cpu", "--k", "10"]
+    assert main([*common, "--kind", "mmr"]) == 0
+    assert "queries, 5 folds" in capsys.readouterr().out
+    figure = tmp_path / "importance"
+    assert main([*common, "--kind", "mart", "--name", "m", "--after", "mmr", "--figure", str(figure)]) == 0
+    assert f"{index / 'rerank' / 'm'}: trained on" in capsys.readouterr().out
+    assert figure.with_suffix(".svg").exists()
+    assert [reranker.kind for reranker in dsi.load_rerankers(index, ["mmr", "m"])] == ["pyversity", "trees"]
+
+
+def test_a_figure_that_a_kind_does_not_have_is_refused_before_training(tmp_path, capsys):
+    arguments = ["train-reranker", str(tmp_path / "none"), "--data", str(tmp_path), "--figure", str(tmp_path / "f")]
+    assert main([*arguments, "--kind", "ranknet"]) == 2
+    said = capsys.readouterr().err
+    assert "--kind ranknet has no such figure, only mart, lambdamart, lambdasmart have" in said
+    assert main([*arguments, "--kind", "mart"]) == 2
+    assert "no finished index" in capsys.readouterr().err  # here the figure is not the trouble

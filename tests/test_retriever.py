@@ -1,7 +1,9 @@
 """The public face: search, explain, run, saving and loading, and every way an index can be broken."""
 
 import dataclasses
+import inspect
 import json
+import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,8 +16,10 @@ from contrastive.encoder import state_fingerprint
 from docids.clustering import DocidsConfig, build_tree
 from docids.lexical import BM25
 from dsi import GenerativeRetriever, SearchConfig
-from dsi.answers import Hit, Hits
 from dsi.diagnosis import diagnose, diagnosis_table
+from dsi.rerankers.learned import LinearReranker
+from dsi.search.answers import Hit, Hits
+from dsi.search.request import SearchOptions, SearchRequest
 from tests.conftest import MINIPEDIA, WIDTH, random_generator, random_tree
 
 
@@ -34,7 +38,7 @@ def test_one_query_gives_hits_and_several_give_lists(retriever):
     assert [hit.rank for hit in hits] == [1, 2, 3, 4, 5]
     assert isinstance(hits[0], Hit)
     assert isinstance(hits.exact, bool)
-    titles = dict(zip(retriever.documents["doc_id"], retriever.documents["title"], strict=True))
+    titles = dict(zip(retriever.documents.dataset["doc_id"], retriever.documents.dataset["title"], strict=True))
     for hit in hits:
         assert titles[hit.doc_id] == hit.title
         assert retriever.tree.node(hit.digits) >= retriever.tree.num_inner
@@ -51,13 +55,14 @@ def test_alpha_zero_is_flat_dense_search(retriever):
     embedding = retriever.encoder.encode(retriever.encoder.query_texts([query]), "query")[0]
     scores = retriever.tree.embeddings @ embedding
     assert [hit.doc_id for hit in hits] == [
-        retriever.documents[int(retriever.tree.doc_rows[p])]["doc_id"] for p in np.argsort(-scores, kind="stable")[:8]
+        retriever.documents.dataset[int(retriever.tree.doc_rows[p])]["doc_id"]
+        for p in np.argsort(-scores, kind="stable")[:8]
     ]
     assert hits.exact
 
 
 def test_filters_hold_inside_the_beam_at_any_selectivity(retriever):
-    query, doc_ids = "long rivers of europe", list(retriever.documents["doc_id"])
+    query, doc_ids = "long rivers of europe", list(retriever.documents.dataset["doc_id"])
     everything = retriever.search(query, k=60, beam_width=60)
     ranked = [hit.doc_id for hit in everything]
     scores = {hit.doc_id: hit.score for hit in everything}
@@ -101,7 +106,9 @@ def test_extra_scores_of_documents_join_the_dense_ones(retriever):
     scores = embeddings @ tree.embeddings[tree.positions].T + extra
     for hits, row in zip(found, scores, strict=True):
         assert hits.exact
-        assert [hit.doc_id for hit in hits] == [retriever.documents[int(d)]["doc_id"] for d in np.argsort(-row)[:5]]
+        assert [hit.doc_id for hit in hits] == [
+            retriever.documents.dataset[int(d)]["doc_id"] for d in np.argsort(-row)[:5]
+        ]
         assert [hit.score for hit in hits] == pytest.approx(np.sort(row)[::-1][:5].tolist(), abs=1e-5)
     everything = retriever.search(queries, k=60, beam_width=60, extra_scores=extra)
     narrow = retriever.search(queries, k=3, beam_width=3, extra_scores=extra, exact=True)
@@ -116,7 +123,9 @@ def test_extra_scores_of_documents_join_the_dense_ones(retriever):
 
 def test_bm25_joins_the_dense_scores_and_is_saved_with_the_index(retriever, tmp_path):
     texts = [json.loads(line)["text"] for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()]
-    retriever.lexical = bm25 = BM25(retriever.documents["doc_id"], texts[:60], k1=1.2, b=0.5)
+    bm25 = BM25(retriever.documents.dataset["doc_id"], texts[:60], k1=1.2, b=0.5)
+    parts = (retriever.encoder, retriever.tree, retriever.generator, retriever.documents.dataset)
+    retriever = GenerativeRetriever(*parts, retriever.search_config, bm25)
     queries = ["light noble gas", "electric current", "of the"]
     by_hand = retriever.search(queries, k=8, extra_scores=np.float32(0.5) * bm25.scores(queries))
     found = retriever.search(queries, k=8, lexical_weight=0.5)
@@ -126,8 +135,8 @@ def test_bm25_joins_the_dense_scores_and_is_saved_with_the_index(retriever, tmp_
     words = np.argsort(-bm25.scores(queries)[1], kind="stable")[:1]
     assert alone[0].doc_id == bm25.doc_ids[int(words[0])]
 
-    retriever.settings = dataclasses.replace(retriever.settings, lexical_weight=0.5)
-    assert "BM25 in it, weight 0.5" in str(retriever.explain(queries[0]))
+    retriever.search_config = dataclasses.replace(retriever.search_config, lexical_weight=0.5)
+    assert "with BM25, weight 0.5" in str(retriever.explain(queries[0]))
     assert retriever.search(queries, k=8, fusion="paper")  # centroids have no BM25 score: it stays out
     retriever.save_pretrained(tmp_path / "index")
     loaded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
@@ -147,7 +156,7 @@ def test_lexical_weight_out_of_place_is_refused(retriever, tmp_path):
         retriever.search("neon", lexical_weight=0.5, fusion="paper")
     BM25(["a", "b"], ["neon", "helium"]).save(tmp_path / "lexical")
     with pytest.raises(ValueError, match="covers 2 documents, the document table has 60"):
-        BM25.load(tmp_path / "lexical", retriever.documents["doc_id"])
+        BM25.load(tmp_path / "lexical", retriever.documents.dataset["doc_id"])
 
 
 def test_run_is_what_search_finds(retriever):
@@ -164,6 +173,112 @@ def test_a_collection_smaller_than_k_gives_all_of_it(retriever):
 def test_non_ascii_and_unknown_words_are_answered(retriever):
     for query in ("东京 naïve", "zzzz", "?"):
         assert len(retriever.search(query, k=3)) == 3
+
+
+CALLS = {
+    "search": lambda r, **options: r.search("river", 5, **options),
+    "explain": lambda r, **options: r.explain("river", 5, **options),
+    "trace": lambda r, **options: r.trace("river", 5, **options),
+    "run": lambda r, **options: r.run({"q": "river"}, 5, **options),
+    "follow": lambda r, **options: r.follow(["river"], [["gold"]], **options),
+    "candidates": lambda r, **options: r.candidates(["river"], 5, **options),
+    "search_encoded": lambda r, **options: r.search_encoded(r.encode_queries(["river"]), 5, **options),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_call_takes_the_same_options_and_refuses_a_misspelt_one(retriever, name):
+    shown = inspect.signature(getattr(retriever, name)).parameters
+    assert set(SearchOptions.__annotations__) <= set(shown)
+    assert "options" not in shown
+    with pytest.raises(TypeError, match=rf"{name}\(\) has no option 'beam_with'; did you mean 'beam_width'\?"):
+        CALLS[name](retriever, beam_with=None)
+    CALLS[name](retriever, alpha=0.2, beam_width=8, where="doc_id <> 'neon'", deny=["helium"], exact=True)
+    CALLS[name](retriever, **dict.fromkeys(SearchOptions.__annotations__))  # None: as the index has it
+
+
+def test_the_options_are_those_of_the_record():
+    record = {field.name for field in dataclasses.fields(SearchRequest)} - {"k", "config", "alive"}
+    config = {field.name for field in dataclasses.fields(SearchConfig)}
+    assert set(SearchOptions.__annotations__) == record | config | {"allow", "deny", "where"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"reward": LinearReranker({"BM25": 1.0})}, 'does not use reward with method "beam", only with "mcts"'),
+        ({"simulations": 5}, 'does not use simulations with method "beam", only with "mcts"'),
+        ({"method": "mcts", "exact": True}, 'does not use exact with method "mcts", only with "beam"'),
+        ({"method": "mcts", "beam_width": 20}, 'does not use beam_width with method "mcts", only with "beam"'),
+        ({"method": "mcts", "alpha": 0.0}, 'does not use alpha with method "mcts", only with "beam"'),
+        ({"max_expansions": 9}, "uses max_expansions only with exact=True"),
+        ({"method": "greedy"}, "method must be one of beam, mcts, got 'greedy'"),
+        (
+            {"extra_scores": np.zeros((1, 60)), "beta": 0},
+            "extra_scores join the dense scores, which take no part with beta",
+        ),
+    ],
+)
+def test_options_that_a_search_does_not_use_are_refused(retriever, options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        retriever.search("river", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"exact": "no"}, "exact must be True or False, got 'no'"),
+        ({"k": 2.5}, "k must be an integer, got 2.5"),
+        ({"lexical_weight": np.inf}, "lexical_weight must be finite, got inf"),
+        ({"ann_temperature": np.inf}, "ann_temperature must be finite, got inf"),
+        ({"ann_temperature": 1e-300, "alpha": 0.1}, "Scores overflow with ann_temperature 1e-300"),
+        ({"extra_scores": np.full((1, 60), np.nan), "exact": True}, "extra_scores must be finite, got nan for query 0"),
+    ],
+)
+def test_values_that_make_scores_meaningless_are_refused(retriever, options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        retriever.search("river", **options)
+
+
+def test_iterators_of_doc_ids_are_read(retriever):
+    first = retriever.search("river", k=3)
+    denied = retriever.search("river", k=3, deny=(hit.doc_id for hit in first))
+    assert not {hit.doc_id for hit in denied} & {hit.doc_id for hit in first}
+    allowed = retriever.search("river", k=3, allow=(hit.doc_id for hit in first))
+    assert [hit.doc_id for hit in allowed] == [hit.doc_id for hit in first]
+    with pytest.raises(TypeError, match=r"search\(\) takes a text or a list of texts; run\(\) takes"):
+        retriever.search({"q1": "river"})
+    with pytest.raises(TypeError, match="takes a list of queries, got the text 'rivers'"):
+        retriever.candidates("rivers")
+    with pytest.raises(TypeError, match="takes a list of documents, got one"):
+        retriever.add({"doc_id": "d1", "text": "a river"})
+
+
+def test_only_a_beam_can_be_explained(retriever):
+    with pytest.raises(ValueError, match='Only a beam search can be traced and explained, got method "mcts"'):
+        retriever.explain("river", method="mcts")
+
+
+@pytest.mark.parametrize("options", [
+    {"allow": ["neon", "gold", "jupiter", "muon", "hooke-s-law"]},
+    {"deny": ["FIRST"]},
+    {"where": "doc_id > 'n'"},
+    {"extra_scores": np.linspace(0, 30, 60)[None]},
+    {"exact": True, "ann_temperature": 0.02, "beam_width": 3},
+])  # fmt: skip
+def test_explain_shows_the_search_that_was_answered_under_any_option(retriever, options):
+    query = "which capitals are on the danube"
+    plain = retriever.search(query, k=3)
+    if "deny" in options:
+        options = {"deny": [plain[0].doc_id]}
+    hits = retriever.search(query, k=3, **options)
+    assert [hit.doc_id for hit in hits] != [hit.doc_id for hit in plain] or "exact" in options
+    explanation = retriever.explain(query, k=3, **options)
+    ranked = {node.rank: node for level in explanation.levels for node in level if node.rank}
+    assert {rank: node.digits for rank, node in ranked.items()} == {hit.rank: hit.digits for hit in hits}
+    for hit in hits:
+        assert ranked[hit.rank].score == pytest.approx(hit.score, abs=1e-4)
+        assert ranked[hit.rank].label == hit.title
 
 
 @pytest.mark.parametrize(
@@ -204,7 +319,9 @@ def test_explain_shows_the_way_to_the_answers_and_what_was_pruned(retriever):
     printed = str(explanation)
     assert query in printed
     assert f"#1 {'.'.join(map(str, hits[0].digits))}" in printed
-    assert "more pruned" in printed or "- " in printed
+    for level in explanation.levels:  # of a level's pruned nodes at least the best one below each parent is shown
+        for node in [node for node in level if not node.kept][:1]:
+            assert f"─ - {'.'.join(map(str, node.digits))}  {node.score:.3f}" in printed
     kept_inner = [sum(n.kept and n.documents > 1 for n in level) for level in explanation.levels]
     assert max(kept_inner) <= 3
 
@@ -212,7 +329,7 @@ def test_explain_shows_the_way_to_the_answers_and_what_was_pruned(retriever):
 def test_saved_and_loaded_answers_alike(retriever, tmp_path):
     retriever.save_pretrained(tmp_path / "index")
     loaded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
-    assert loaded.settings == retriever.settings
+    assert loaded.search_config == retriever.search_config
     for query in ("rivers", "noble gas"):
         assert loaded.search(query, k=5) == retriever.search(query, k=5)
     retriever.save_pretrained(tmp_path / "index")  # over an existing one
@@ -220,7 +337,7 @@ def test_saved_and_loaded_answers_alike(retriever, tmp_path):
 
 
 def test_threads_get_the_answers_that_one_thread_gets(retriever):
-    doc_ids = list(retriever.documents["doc_id"])
+    doc_ids = list(retriever.documents.dataset["doc_id"])
     calls = [
         ("rivers", {}), ("noble gas", {"exact": True}), ("the emperor of austria and his long, long reign", {"alpha": 0.0}),
         ("neon", {"allow": doc_ids[:7]}), (["bees", "advertising signs on a rainy night"], {"beam_width": 4}),
@@ -314,12 +431,12 @@ def test_broken_indexes_are_refused_and_the_part_is_named(retriever, tmp_path):
 def test_parts_that_do_not_belong_together_are_refused(retriever, encoder):
     other = random_tree(60, seed=9)
     with pytest.raises(ValueError, match="generator was trained for docids"):
-        GenerativeRetriever(encoder, other, retriever.generator, retriever.documents)
+        GenerativeRetriever(encoder, other, retriever.generator, retriever.documents.dataset)
     with pytest.raises(ValueError, match="cover 60 documents, the document table has 59"):
-        GenerativeRetriever(encoder, retriever.tree, retriever.generator, retriever.documents.select(range(59)))
+        GenerativeRetriever(encoder, retriever.tree, retriever.generator, retriever.documents.dataset.select(range(59)))
     narrow = build_tree(np.random.default_rng(0).normal(size=(60, 7)).astype("f"), DocidsConfig(branching=4))
     with pytest.raises(ValueError, match=f"embeddings of {WIDTH} .* need 7"):
-        GenerativeRetriever(encoder, narrow, random_generator(narrow), retriever.documents)
+        GenerativeRetriever(encoder, narrow, random_generator(narrow), retriever.documents.dataset)
 
 
 def test_searching_leaves_no_gradients_and_changes_no_weights(retriever):
@@ -333,7 +450,7 @@ def test_searching_leaves_no_gradients_and_changes_no_weights(retriever):
 def test_an_index_remembers_what_its_decoder_was_taught_and_warns_of_a_wider_beam(retriever, tmp_path, recwarn):
     otm = random_generator(retriever.tree, objective="otm")
     index = GenerativeRetriever(
-        retriever.encoder, retriever.tree, otm, retriever.documents, SearchConfig(beam_width=10)
+        retriever.encoder, retriever.tree, otm, retriever.documents.dataset, SearchConfig(beam_width=10)
     )
     index.save_pretrained(tmp_path / "index")
     loaded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
@@ -341,9 +458,11 @@ def test_an_index_remembers_what_its_decoder_was_taught_and_warns_of_a_wider_bea
     assert loaded.search("noble gases", alpha=0.0, beam_width=50).exact  # dense search alone: no decoder, no warning
     assert not recwarn
     with pytest.warns(
-        UserWarning, match=r"objective 'otm' and a beam of 10; nodes outside it .* a beam of 50 may find worse"
+        UserWarning, match=r"objective 'otm' and a beam of 10; nodes outside that .* a beam of 50 may find worse"
     ):
         loaded.search("noble gases", beam_width=50)
     everything = loaded.search("noble gases", k=3, beam_width=10, exact=True)
     assert everything.exact  # nothing was pruned in the end
-    assert "= " in str(loaded.explain("noble gases"))
+    (first,) = loaded.search("noble gases", k=1)
+    shown = f"#1 {'.'.join(map(str, first.digits))}  {first.score:.3f} = "
+    assert shown in str(loaded.explain("noble gases", k=1))

@@ -8,9 +8,9 @@ import sys
 import pytest
 from sklearn.datasets import dump_svmlight_file
 
+from scripts.experiments.synthetic import PUBLISHED, SETTINGS, Setting, synthetic, synthetic_table
 from scripts.main import main
-from scripts.synthetic import PUBLISHED, SETTINGS, Setting, synthetic, synthetic_table
-from tests.test_tree_models import clustered_data
+from tests.test_tree_models import clustered_data, table_rows
 
 
 def test_node_scores_beat_path_scores_on_the_synthetic_data(capsys):
@@ -25,9 +25,10 @@ def test_node_scores_beat_path_scores_on_the_synthetic_data(capsys):
 def test_the_synthetic_table_shows_errors_and_the_published_numbers():
     found = {"plt": {(50, 1): [0.04, 0.06], (50, 10): [0.1, 0.1]}, "ce": {(50, 1): [0.2, 0.2], (50, 10): [0.3, 0.3]}}
     lines = synthetic_table(found, "title", {"plt": PUBLISHED["plt"][:2]}).splitlines()
-    assert lines[2] == "| objective | beam 50, m = 1 | beam 50, m = 10 |"
-    assert lines[4] == "| plt | 0.0500 ± 0.0100 [0.0444] | 0.1000 ± 0.0000 [0.0778] |"
-    assert lines[5] == "| ce | 0.2000 ± 0.0000 | 0.3000 ± 0.0000 |"
+    heads, _, plt, ce = table_rows("\n".join(lines))
+    assert heads == ["objective", "beam 50, m = 1", "beam 50, m = 10"]
+    assert plt == ["plt", "0.0500 ± 0.0100 [0.0444]", "0.1000 ± 0.0000 [0.0778]"]
+    assert ce == ["ce", "0.2000 ± 0.0000", "0.3000 ± 0.0000"]
     assert lines[-1] == "Mean regret@m ± standard error over 2 runs; in brackets Table 2 of the paper."
 
 
@@ -36,7 +37,7 @@ def test_the_synthetic_experiment_is_a_command(tmp_path, monkeypatch, capsys):
         name: dataclasses.replace(setting, labels=100, train=500, test=50, epochs=1, beam_width=5, cells=[(5, 1)])
         for name, setting in SETTINGS.items()
     }
-    monkeypatch.setattr("scripts.reproduce.SETTINGS", small)
+    monkeypatch.setattr("scripts.experiments.synthetic.SETTINGS", small)
     assert main(["reproduce", "synthetic", "--runs", "1", "--output", str(tmp_path)]) == 0
     first, printed = (tmp_path / "synthetic.json").read_text(), capsys.readouterr().out
     assert "run 0, otm: regret" in printed
@@ -46,9 +47,12 @@ def test_the_synthetic_experiment_is_a_command(tmp_path, monkeypatch, capsys):
     assert "run 0, otm: regret" not in again  # nothing is trained twice
     assert printed.endswith(again)
     assert "**one relevant label**" in again
-    cells = json.loads((tmp_path / "synthetic.json").read_text())["cells"]
-    assert len(cells) == 5 + 6
-    assert all(len(cell["regret"]) == 1 for cell in cells)
+    rows = json.loads((tmp_path / "synthetic.json").read_text())["rows"]
+    assert [row["row"].split(": ")[1] for row in rows] == [name for s in small.values() for name in s.objectives]
+    assert all([(cell["beam"], cell["m"]) for cell in row["found"]["cells"]] == [(5, 1)] for row in rows)
+    main(["reproduce", "synthetic", "--runs", "2", "--output", str(tmp_path)])
+    assert capsys.readouterr().out.count(": regret ") == len(rows)  # the second run alone
+    assert len(json.loads((tmp_path / "synthetic.json").read_text())["rows"]) == 2 * len(rows)
 
 
 def test_multilabel_systems_run_in_processes_of_their_own(tmp_path, capsys):
@@ -70,7 +74,7 @@ def test_multilabel_systems_run_in_processes_of_their_own(tmp_path, capsys):
     assert main([*arguments, "--objectives", "plt", "--peers", sys.executable, "--seeds", "0"]) == 2
     assert f"napkinxc failed under {sys.executable}: ModuleNotFoundError" in capsys.readouterr().err
     assert main([*arguments[:2], str(tmp_path / "no"), *arguments[3:]]) == 2
-    assert "no.train.svm.gz does not exist; --data takes what stands before .train.svm.gz" in capsys.readouterr().err
+    assert "no.train.svm.gz does not exist; --data takes the path up to .train.svm.gz" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("objective", ["best", "OTM"])

@@ -13,15 +13,17 @@ from scipy.sparse import csr_matrix
 from docids.clustering import DocidsConfig
 from docids.tree import DocidTree
 from dsi.search.beam import TreeSearcher
-from dsi.search.settings import SearchConfig
+from dsi.search.request import ScoredQueries, SearchConfig, SearchRequest
 from dsi.trees.dense import KnownScores
-from dsi.trees.model import TreeModel, TreeModelConfig, label_tree
-from dsi.trees.objectives import OBJECTIVES, Objective, find_objective, ranking_scores
-from dsi.trees.targets import TreeTargets
+from dsi.trees.families import FamilyTree
+from dsi.trees.objectives import OBJECTIVES, Objective, find_objective
 from eval.measures import regret
+from scripts.experiments.toy import complete_tree, toy, toy_table
+from scripts.experiments.tree_model import TreeModel, TreeModelConfig, label_tree
+from scripts.experiments.tree_targets import TreeTargets, ranking_scores
 from scripts.main import main
-from scripts.tree_experiments import complete_tree, toy, toy_table
 from tests.conftest import random_generator, random_tree, searcher_for
+from tests.oracles import children_of, estimated_target
 
 shapes = {"documents": st.integers(4, 60), "branching": st.sampled_from([2, 3, 10]), "seed": st.integers(0, 1000)}
 
@@ -31,8 +33,9 @@ def tree_of(documents: int, branching: int, seed: int) -> DocidTree:
     return random_tree(max(documents, branching), branching=branching, seed=seed, leaf=2)
 
 
-def children_of(tree: DocidTree, node: int) -> range:
-    return range(int(tree.first_child[node]), int(tree.first_child[node]) + int(tree.num_children[node]))
+def table_rows(text: str) -> list[list[str]]:
+    """The cells of the lines of Markdown tables."""
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
 
 
 def test_figure_1_of_the_paper():
@@ -57,7 +60,8 @@ def test_ranking_by_the_best_document_below_loses_nothing_at_any_beam(documents,
     # The retriever's own search over node scores is the same beam.
     searcher = TreeSearcher(tree, searcher_for(tree, random_generator(tree, layers=1)).decoder, torch.device("cpu"))
     states, mask = torch.zeros(3, 1, 32), torch.ones(3, 1, dtype=torch.bool)
-    result = searcher.search(states, mask, KnownScores(scores), k, SearchConfig(alpha=0.0, beam_width=k))
+    request = SearchRequest(k, SearchConfig(alpha=0.0, beam_width=k))
+    result = searcher.search(ScoredQueries(states, mask, KnownScores(scores)), request)
     assert result.positions.tolist() == found.tolist()
 
 
@@ -68,26 +72,47 @@ def test_targets_and_scores_equal_their_slow_definitions(documents, branching, s
     targets, rng = TreeTargets(tree), torch.Generator().manual_seed(seed)
     relevant = (torch.rand(2, tree.num_documents, generator=rng) < 0.2).float()
     logits = torch.randn(2, tree.num_inner + tree.num_documents, generator=rng)
-    z, zhat = targets.any_below(relevant), targets.estimated(logits, relevant)
+    z = targets.any_below(relevant)
     log_p, sums = targets.sibling_log_softmax(logits), targets.path_sums(logits)
-
-    def slow_zhat(row: int, node: int) -> float:
-        if node >= tree.num_inner:
-            return float(relevant[row, node - tree.num_inner])
-        return slow_zhat(row, max(children_of(tree, node), key=lambda child: float(logits[row, child])))
-
     for row in range(2):
         assert sums[row, 0] == 0
         for node in range(tree.num_inner):
             below = relevant[row, tree.doc_start[node] : tree.doc_end[node]]
             assert z[row, node] == below.max()
-            assert zhat[row, node] == slow_zhat(row, node)
             own = list(children_of(tree, node))
             torch.testing.assert_close(log_p[row, own], logits[row, own].log_softmax(0))
             torch.testing.assert_close(sums[row, own], sums[row, node] + logits[row, own])
     torch.testing.assert_close(
         ranking_scores(targets, logits, "softmax path")[:, tree.num_inner :].exp().sum(dim=1), torch.ones(2)
     )
+
+
+@settings(max_examples=25, deadline=None)
+@given(**shapes, levels=st.sampled_from([2, 4, 10_000]))
+def test_estimated_targets_equal_their_recursion(documents, branching, seed, levels):
+    """Few levels of scores tie at most nodes; clusters of random points have leaves at different depths."""
+    tree, rng = tree_of(documents, branching, seed), torch.Generator().manual_seed(seed)
+    scores = torch.randint(levels, (2, tree.num_inner + tree.num_documents), generator=rng).float()
+    relevant = (torch.rand(2, tree.num_documents, generator=rng) < 0.3).float()
+    relevant[:, 0] = 1  # training has no instance without a relevant document
+    whole = TreeTargets(tree).estimated(scores, relevant)
+
+    # The same over the families above the relevant documents, as training on docids packs them.
+    family_tree = FamilyTree(tree, torch.device("cpu"))
+    positions = torch.where(relevant > 0, torch.arange(tree.num_documents), -1)
+    families = family_tree.pack(family_tree.above(positions))
+    own = scores.gather(1, families.children.clamp(min=0).flatten(1)).view(families.children.shape)
+    logits = own.masked_fill(~families.exists, -torch.inf)
+    packed = family_tree.estimated(families, logits, family_tree.holds_any(families, positions))
+
+    for row in range(2):
+        expected = [
+            estimated_target(tree, scores[row].tolist(), relevant[row].tolist(), node)
+            for node in range(scores.shape[1])
+        ]
+        assert whole[row].tolist() == expected
+        for children, found in zip(families.children[row].tolist(), packed[row].tolist(), strict=True):
+            assert found == [expected[node] if node >= 0 else 0.0 for node in children]
 
 
 @settings(max_examples=12, deadline=None)
@@ -136,7 +161,7 @@ def test_the_toy_experiment_gives_the_reproduced_numbers():
     for name in ("z*", "zhat"):
         assert cells[name][1, math.inf][0] == 0
     text = toy_table(cells, 40)
-    assert "| k | N = 100 | N = inf |" in text
+    assert ["k", "N = 100", "N = inf"] in table_rows(text)
     assert "[0.059]" in text
 
 
@@ -149,7 +174,7 @@ def test_the_toy_experiment_is_a_command(tmp_path, capsys):
 
 
 def test_the_product_of_conditionals_is_the_direct_estimate():
-    from scripts.tree_experiments import _sampled_scores
+    from scripts.experiments.toy import _sampled_scores
 
     targets = TreeTargets(complete_tree(32, 2))
     torch.manual_seed(0)
@@ -186,7 +211,7 @@ def test_every_objective_learns_to_find_labels(objective, tmp_path, recwarn):
     assert (loaded.search(features, 3, 5) == model.search(features, 3, 5)).all()
     assert not [w for w in recwarn if "trained with a beam" in str(w.message)]
     if OBJECTIVES[objective].candidates == "beam":
-        with pytest.warns(UserWarning, match="trained with a beam of 5, nodes outside it were never asked"):
+        with pytest.warns(UserWarning, match="trained with a beam of 5; nodes outside that beam were never trained"):
             loaded.search(features, 3, 20)
 
 
@@ -195,7 +220,7 @@ def test_what_does_not_fit_together_is_refused(caplog):
         find_objective("best")
     with pytest.raises(ValueError, match='loss "child softmax" and score "softmax path" go together'):
         Objective("path", "z", "child softmax", "node")
-    with pytest.raises(ValueError, match='score "sigmoid path" multiplies what nodes say given their parent'):
+    with pytest.raises(ValueError, match='score "sigmoid path" multiplies probabilities given the parent'):
         Objective("beam", "z", "bce", "sigmoid path")
     with pytest.raises(ValueError, match=r"candidates must be one of path, random, .*, got 'all'"):
         Objective("all", "z", "bce", "node")
@@ -204,7 +229,7 @@ def test_what_does_not_fit_together_is_refused(caplog):
     features, relevant = clustered_data()
     tree = label_tree(features, relevant, DocidsConfig(branching=4, max_leaf_size=4))
     model = TreeModel(tree, 12, TreeModelConfig(epochs=1))
-    with pytest.raises(ValueError, match="There are 39 labels, the tree has leaves for 40; build it for all of them"):
+    with pytest.raises(ValueError, match="There are 39 labels, the tree has leaves for 40; build it for all labels"):
         model.fit(features, relevant[:, :39])
     with pytest.raises(ValueError, match=r"features must be \[400, 12\] for these labels, got \[400, 11\]"):
         model.fit(features[:, :11], relevant)

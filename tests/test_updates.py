@@ -21,6 +21,7 @@ from docids.updating import add_documents, remove_documents
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.generator.model import DocidGenerator
 from dsi.search.beam import TreeSearcher
+from dsi.search.request import ScoredQueries, SearchRequest
 from scripts.main import main
 from tests.conftest import MINIPEDIA, WIDTH, random_generator, random_queries, random_tree, searcher_for
 
@@ -45,7 +46,7 @@ def retriever(encoder):
 def digits_of(retriever) -> dict[str, tuple[int, ...]]:
     return {
         doc_id: retriever.tree.digits(int(retriever.tree.positions[row]))
-        for doc_id, row in retriever.table.rows.items()
+        for doc_id, row in retriever.documents.rows.items()
     }
 
 
@@ -67,7 +68,11 @@ def test_added_documents_are_found_and_removed_ones_are_not(retriever, tmp_path)
     assert not {hit.doc_id for hit in retriever.search("gas", k=60, alpha=1, beta=0, beam_width=80)} & set(removed)
     left = [d["doc_id"] for d in DOCUMENTS if d["doc_id"] not in removed]
     assert {hit.doc_id for hit in retriever.search("gas", k=5, allow=left[-5:])} == set(left[-5:])
-    assert str(retriever.explain("gas"))
+    titles = {d["doc_id"]: d["title"] for d in DOCUMENTS}
+    printed, gone = str(retriever.explain("gas", k=5)), {titles[doc_id] for doc_id in removed}
+    for hit in retriever.search("gas", k=5):
+        assert f"#{hit.rank} {'.'.join(map(str, hit.digits))}" in printed
+    assert not gone & {line.split("  ")[-1] for line in printed.splitlines()}
     with pytest.raises(ValueError, match=rf"allow names the doc_id '{removed[0]}', which is not in the index"):
         retriever.search("gas", allow=removed[:1])
 
@@ -84,7 +89,7 @@ def test_added_documents_are_found_and_removed_ones_are_not(retriever, tmp_path)
     loaded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
     assert loaded.search(QUERIES, k=20, beam_width=40) == retriever.search(QUERIES, k=20, beam_width=40)
     loaded.add([DOCUMENTS[10]])
-    assert removed[0] in loaded.table.rows
+    assert removed[0] in loaded.documents.rows
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -109,7 +114,8 @@ def test_any_updated_tree_is_searched_exactly(
 
     def run(k: int, beam_width: int):
         config = SearchConfig(fusion=fusion, alpha=alpha, beam_width=beam_width)
-        return searcher.search(states, mask, searcher.node_scores(embeddings, config), k, config)
+        queries = ScoredQueries(states, mask, searcher.node_scores(embeddings, config))
+        return searcher.search(queries, SearchRequest(k, config))
 
     everything, found = run(left, tree.num_documents + 10), run(k, k + extra)
     assert sorted(everything.positions[0].tolist()) == sorted(np.flatnonzero(tree.doc_rows >= 0).tolist())
@@ -154,7 +160,7 @@ def test_the_command_updates_an_index_in_place(retriever, tmp_path, capsys):
     ]  # fmt: skip
     loaded = GenerativeRetriever.from_pretrained(run, device="cpu")
     gone = {DOCUMENTS[3]["doc_id"], DOCUMENTS[5]["doc_id"]}
-    assert set(loaded.table.rows) == {d["doc_id"] for d in DOCUMENTS[:60]} - gone
+    assert set(loaded.documents.rows) == {d["doc_id"] for d in DOCUMENTS[:60]} - gone
     assert main(common) == 2
     assert "There is nothing to do; give --add FILE" in capsys.readouterr().err
     assert main([*common, "--add", str(tmp_path / "nothing.jsonl")]) == 2
@@ -174,7 +180,7 @@ def test_what_cannot_be_added_changes_nothing(retriever, documents, message):
     with pytest.raises(ValueError, match=message):
         retriever.add(documents)
     with pytest.raises(ValueError, match="cannot be left without documents"):
-        retriever.remove(list(retriever.table.rows))
+        retriever.remove(list(retriever.documents.rows))
     with pytest.raises(ValueError, match="remove names the doc_id 'nobody', which is not in the index"):
         retriever.remove(["nobody"])
     retriever.add([])
@@ -184,12 +190,11 @@ def test_what_cannot_be_added_changes_nothing(retriever, documents, message):
 def test_an_update_of_another_index_is_refused(retriever, encoder, tmp_path):
     retriever.save_pretrained(tmp_path / "index")
     other_tree = build_tree(retriever.tree.embeddings[::-1].copy(), DocidsConfig(branching=5, max_leaf_size=3))
-    other = GenerativeRetriever(encoder, other_tree, random_generator(other_tree), retriever.documents)
+    other = GenerativeRetriever(encoder, other_tree, random_generator(other_tree), retriever.documents.dataset)
     with pytest.raises(ValueError, match="is not the index that was updated"):
         other.save_update(tmp_path / "index")
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process")
 def test_a_loaded_index_does_not_need_its_folder_again(retriever, tmp_path):
     """Another index may come in its place, or nothing: what is loaded is searched and updated as before."""
     for name in ("index", "same"):
@@ -208,6 +213,7 @@ def test_a_loaded_index_does_not_need_its_folder_again(retriever, tmp_path):
     assert str(loaded.explain("gas")) == str(same.explain("gas"))
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process")
 def test_killed_at_every_write_the_old_index_is_there_or_the_new(retriever, tmp_path):
     run = tmp_path / "index"
     retriever.save_pretrained(run)

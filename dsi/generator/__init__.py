@@ -1,1 +1,1 @@
-"""The docid generator: the model, what it is trained on, its training. Knows trees, not search."""
+"""The docid generator: its model and config, cached encoder states, and pseudo-queries. Knows trees, not search."""

@@ -1,7 +1,7 @@
-"""Pseudo-queries: questions a document could answer, for documents that have no train query (DSI-QG; docT5query).
+"""Pseudo-queries: queries that a document could answer, for documents without train queries (DSI-QG; docT5query).
 
-Two methods: a seq2seq model that writes queries (any Hub or local one), and "extractive", which needs no model and takes
-spans and keyword combinations from the document's title and full text. Knows nothing of docids or training.
+Two methods: a seq2seq model that generates queries (from the Hub or local), and "extractive", which needs no model and takes
+spans and keywords from the document's title and full text. Knows nothing of docids or training.
 """
 
 import json
@@ -16,10 +16,10 @@ from pathlib import Path
 import datasets
 import torch
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
-from tqdm.auto import tqdm
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from docids.collection import read_once
+from docids.progress import Bar
 
 _READ = ("doc_id", "title", "text")
 _WORD = re.compile(r"[^\W_]+(?:['’.-][^\W_]+)*")
@@ -27,47 +27,44 @@ _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|\n+")
 
 
 @dataclass(frozen=True)
-class QueriesConfig:
-    """How pseudo-queries are made.
-
-    Attributes:
-        method: "extractive", "none", or a seq2seq model (Hub name or folder) that turns a document into a query.
-        per_document: how many.
-        document_tokens: what a seq2seq model reads of a document.
-        query_tokens: what it writes at most.
-        top_k: it samples among this many next tokens.
-        batch_size: documents a forward pass.
-        seed: of sampling.
-    """
+class PseudoQueriesConfig:
+    """How pseudo-queries are made (section `[pseudo_queries]`)."""
 
     method: str = "extractive"
+    """"extractive", "none", or a seq2seq model (Hub name or folder) that turns a document into a query."""
     per_document: int = 5
+    """Queries per document."""
     document_tokens: int = 512
+    """Tokens of a document that a seq2seq model reads."""
     query_tokens: int = 32
+    """Tokens that it generates, at most."""
     top_k: int = 10
+    """It samples from this many most probable tokens."""
     batch_size: int = 16
+    """Documents per forward pass."""
     seed: int = 0
+    """Of sampling."""
 
     def __post_init__(self) -> None:
         if self.per_document < 1:
             raise ValueError(
-                f'queries.per_document must be at least 1 (method = "none" for none), got {self.per_document}.'
+                f'pseudo_queries.per_document must be at least 1 (method = "none" for none), got {self.per_document}.'
             )
 
 
 def generate_queries(
-    documents: datasets.Dataset, config: QueriesConfig, path: Path, *, held_out: Iterable[str] = ()
+    documents: datasets.Dataset, config: PseudoQueriesConfig, path: Path, *, held_out: Iterable[str] = ()
 ) -> dict[str, int]:
-    """Write pseudo-queries as one JSON line {doc_id, queries} a document; goes on where a killed run stopped.
+    """Write pseudo-queries, one JSON line {doc_id, queries} per document; a killed run continues where it stopped.
 
     Args:
-        documents: with doc_id, title, text; a batch of them is in memory at a time.
-        config: the settings.
+        documents: with doc_id, title and text; one batch at a time is in memory.
+        config: how they are made.
         path: the file to write or continue.
-        held_out: texts of dev and test queries; a pseudo-query equal to one (case and spacing aside) is dropped.
+        held_out: texts of dev and test queries; a pseudo-query equal to one (ignoring case and spacing) is dropped.
 
     Returns:
-        Counts: {"written": n, "dropped": how many equalled a held-out query}, of this call.
+        Counts of this call: {"written": n, "dropped": n that equalled a held-out query}.
     """
     finished = _finished_documents(path)
     forbidden = {_normal(text) for text in held_out}
@@ -75,24 +72,23 @@ def generate_queries(
     path.parent.mkdir(parents=True, exist_ok=True)
     todo = (document for document in documents.select_columns(list(_READ)) if document["doc_id"] not in finished)
     generated = _extractive(todo, config) if config.method == "extractive" else _seq2seq(todo, config)
-    bar = tqdm(total=len(documents), initial=len(finished), desc="pseudo-queries", unit="doc")
-    with path.open("a", encoding="utf-8") as file:
+    bar = Bar("pseudo-queries", unit="doc", total=len(documents), done=len(finished))
+    with bar, path.open("a", encoding="utf-8") as file:
         for doc_id, queries in generated:
             kept = [query for query in queries if _normal(query) not in forbidden]
             counts["written"] += len(kept)
             counts["dropped"] += len(queries) - len(kept)
             file.write(json.dumps({"doc_id": doc_id, "queries": kept}, ensure_ascii=False) + "\n")
-            bar.update(1)
-    bar.close()
+            bar.update()
     return counts
 
 
 def read_queries_file(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """(doc_id, pseudo-queries) of each document in a file that `generate_queries` wrote.
+    """Yield (doc_id, pseudo-queries) of each document in a file that `generate_queries` wrote.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: a line is not what was written.
+        ValueError: a line has another format.
     """
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; generate pseudo-queries first (dsi generate-queries).")
@@ -106,7 +102,7 @@ def read_queries_file(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def read_queries_table(path: Path, most: int) -> datasets.Dataset:
-    """The first `most` pseudo-queries of each document of such a file: a table of doc_id and text, mapped into memory."""
+    """Return the first `most` pseudo-queries of each document: a memory-mapped table of doc_id and text."""
     return read_once(_query_rows, {"doc_id": "string", "text": "string"}, path, most=most)
 
 
@@ -117,13 +113,13 @@ def _query_rows(path: str, version: str, most: int) -> Iterator[dict[str, str]]:
 
 
 def extractive_queries(title: str, text: str, count: int, rng: random.Random) -> list[str]:
-    """Different query-like texts from a document: spans, title with a span, title with keywords, keywords.
+    """Return different query-like texts from a document: spans, keywords, and the title with either.
 
     Args:
         title: may be empty.
         text: the document's full text.
         count: how many to aim for; a very short document gives fewer.
-        rng: the source of chance.
+        rng: source of randomness.
     """
     sentences = [words for part in _SENTENCE_END.split(text) if len(words := _WORD.findall(part.lower())) >= 3]
     title_words = _WORD.findall(title.lower())
@@ -161,20 +157,20 @@ def _title_and_keywords(title: list[str], sentence: list[str], rng: random.Rando
 _MAKERS = (_span, _title_and_keywords, _keywords, _title_and_span)
 
 
-def _extractive(documents: Iterator[dict[str, str]], config: QueriesConfig) -> Iterator[tuple[str, list[str]]]:
+def _extractive(documents: Iterator[dict[str, str]], config: PseudoQueriesConfig) -> Iterator[tuple[str, list[str]]]:
     for document in documents:
-        rng = random.Random(f"{config.seed} {document['doc_id']}")  # the same for it wherever a run was resumed
+        rng = random.Random(f"{config.seed} {document['doc_id']}")  # does not depend on where a run was resumed
         yield document["doc_id"], extractive_queries(document["title"], document["text"], config.per_document, rng)
 
 
 def reading_text(title: str, text: str) -> str:
-    """What a seq2seq model reads of a document, in training as in use."""
+    """Return the text of a document that a seq2seq model reads, in training and in use."""
     return f"{title} {text}".strip()
 
 
 @torch.no_grad()
-def _seq2seq(documents: Iterator[dict[str, str]], config: QueriesConfig) -> Iterator[tuple[str, list[str]]]:
-    """Sampled queries of a seq2seq model, as docT5query does (top-k sampling); without documents none is loaded."""
+def _seq2seq(documents: Iterator[dict[str, str]], config: PseudoQueriesConfig) -> Iterator[tuple[str, list[str]]]:
+    """Yield queries sampled from a seq2seq model (top-k sampling, as in docT5query); loads it only if there are documents."""
     batch, start = list(islice(documents, config.batch_size)), 0
     if not batch:
         return
@@ -201,7 +197,7 @@ def _seq2seq(documents: Iterator[dict[str, str]], config: QueriesConfig) -> Iter
 
 
 def _finished_documents(path: Path) -> Collection[str]:
-    """doc_ids already in the file; a torn last line (no newline) is cut off first."""
+    """Return the doc_ids already in the file, after cutting off an incomplete last line."""
     if not path.exists():
         return set()
     content = path.read_bytes()

@@ -1,7 +1,7 @@
-"""A query generator of one's own: a seq2seq model fine-tuned on train pairs, document -> query (as DSI-QG does).
+"""Trains a query generator: a seq2seq model fine-tuned on train pairs, document -> query (as in DSI-QG).
 
-What comes out is a plain transformers folder; `dsi generate-queries --method FOLDER` writes pseudo-queries with it, and reads
-documents exactly as it was trained to. Knows nothing of docids.
+The output is a plain transformers folder. `dsi generate-queries --method FOLDER` writes pseudo-queries with it, and gives it
+documents in the same format as in training. Knows nothing of docids.
 """
 
 import shutil
@@ -14,31 +14,32 @@ from transformers import (
     AutoTokenizer,
     DataCollatorForSeq2Seq,
     PreTrainedTokenizerBase,
+    PrinterCallback,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
 )
 
-from contrastive.training import last_checkpoint, trainer_settings
+from contrastive.training import run_trainer, trainer_settings
 from docids.checks import above_zero
 from docids.storage import replace_folder
 from dsi.generator.pseudo_queries import reading_text
 
 Pair = tuple[str, str, str]
-"""(title and text of the document, its query)."""
+"""(title of the document, its text, a query for it)."""
 
 
 @dataclass(frozen=True)
 class QueryTrainingConfig:
-    """How the query generator is fine-tuned; learning rate and lengths as docT5query's.
+    """How the query generator is fine-tuned; learning rate and lengths are docT5query's.
 
     Attributes:
-        model: where it starts: a seq2seq model, Hub name or folder.
-        document_tokens: what it reads of a document.
-        query_tokens: of a query, at most.
-        batch_size: pairs a process and step.
+        model: seq2seq model to start from (Hub name or folder).
+        document_tokens: tokens read of a document, at most.
+        query_tokens: tokens of a query, at most.
+        batch_size: pairs per process and step.
         epochs: passes over the pairs.
-        learning_rate: peak, after a linear warm-up over a twentieth of the steps, then linear to zero.
-        bf16: compute in bfloat16 where the device is fast at it.
+        learning_rate: peak; warmed up linearly over 5 % of the steps, then decayed linearly to zero.
+        bf16: compute in bfloat16 if the device has instructions for it.
         seed: of shuffling.
     """
 
@@ -58,20 +59,20 @@ class QueryTrainingConfig:
 def train_query_generator(
     train: Sequence[Pair], dev: Sequence[Pair], config: QueryTrainingConfig, output: Path, *, device: str | None = None
 ) -> tuple[float, float]:
-    """Fine-tune and write the model to `output` in one step; a killed run goes on from its last checkpoint.
+    """Fine-tune the model and write it to `output` atomically; a killed run continues from its last checkpoint.
 
     Args:
         train: (title, text, query) of each pair.
         dev: pairs whose loss is reported; may be empty.
-        config: the settings.
-        output: the model's folder; checkpoints lie in `<output>.checkpoints` until the end.
-        device: "cpu" keeps the training there.
+        config: how it is trained.
+        output: folder of the model; until the end, checkpoints lie in `<output>.checkpoints`.
+        device: "cpu" keeps the training on the CPU.
 
     Returns:
-        Loss (nats a token) on dev before and after; NaN without dev pairs.
+        Loss (nats per token) on dev before and after training; NaN without dev pairs.
 
     Raises:
-        ValueError: no train pairs.
+        ValueError: there are no train pairs.
     """
     if not train:
         raise ValueError("There are no train pairs to learn queries from; add qrels/train.tsv.")
@@ -90,9 +91,10 @@ def train_query_generator(
         train_dataset=_examples(train, tokenizer, config),
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
     )
+    trainer.remove_callback(PrinterCallback)  # prints dictionaries
     held_out = _examples(dev, tokenizer, config)
     before = _loss(trainer, held_out)
-    trainer.train(resume_from_checkpoint=last_checkpoint(work))
+    run_trainer(trainer, "query generator", work)
     after = _loss(trainer, held_out)
     if trainer.is_world_process_zero():
         with replace_folder(output) as folder:

@@ -1,7 +1,7 @@
-"""What the frozen encoder says of texts, computed once and read by every epoch.
+"""A cache of the frozen encoder's outputs, computed once and read by every epoch.
 
-A block of texts (documents, train queries, …) is a folder: token states as a memory-mapped file of float16, embeddings as an
-array of float32. Knows nothing of docids or decoders.
+A block of texts (documents, train queries, …) is a folder: token states as a memory-mapped float16 file, embeddings as a
+float32 array. Knows nothing of docids or decoders.
 """
 
 import json
@@ -19,15 +19,15 @@ from docids.storage import replace_folder
 
 
 class StateCache:
-    """States of n texts, in one or more parts: `cache.batch(rows)` pads them into a tensor.
+    """The states of n texts, in one or more parts; `cache.batch(rows)` pads some of them into tensors.
 
     Args:
-        folders: where `write_states` put the parts; rows are numbered through them in order.
+        folders: the parts, as `write_states` wrote them; rows count through them in order.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
         spans = [np.load(folder / "spans.npy") for folder in folders]
-        self._spans = np.concatenate(spans)  # [n, 2]: where a text's tokens start in its part, and how many they are
+        self._spans = np.concatenate(spans)  # [n, 2] first token of each text in its part, and number of tokens
         self._parts = np.repeat(np.arange(len(folders)), [len(part) for part in spans])
         self._first_rows = np.concatenate([[0], np.cumsum([len(part) for part in spans])])
         self._embeddings = [np.load(folder / "embeddings.npy", mmap_mode="r") for folder in folders]
@@ -38,11 +38,17 @@ class StateCache:
 
     @property
     def lengths(self) -> np.ndarray:
-        """[n] tokens of each text."""
+        """[n] number of tokens of each text."""
         return self._spans[:, 1]
 
     def batch(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        """token_states [len(rows), longest, width] float32, padded; states_mask [len(rows), longest]; embeddings."""
+        """Return the states of some texts, padded.
+
+        Returns:
+            token_states: [len(rows), longest, width] float32.
+            states_mask: [len(rows), longest] True at real tokens.
+            embeddings: [len(rows), embedding_dim].
+        """
         spans, parts = self._spans[rows], self._parts[rows]
         longest = int(spans[:, 1].max())
         states = np.zeros((len(spans), longest, self._states[0].shape[1]), dtype=np.float16)
@@ -65,14 +71,14 @@ def _states(folder: Path) -> np.ndarray:
 def write_states(
     encoder: Encoder, kind: str, texts: Sequence[str], folder: Path, processes: Processes = ALONE
 ) -> list[Path]:
-    """Encode texts and write their states and embeddings into `folder`, a folder a block; blocks that are there are kept.
+    """Encode texts and write their states and embeddings, one folder per block; blocks already written are kept.
 
     Args:
         encoder: the frozen encoder.
         kind: "document" or "query".
-        texts: at least one, as `document_texts` or `query_texts` made them.
-        folder: belongs to these texts alone.
-        processes: that share the work.
+        texts: at least one, from `document_texts` or `query_texts`.
+        folder: used for these texts only.
+        processes: share the work.
 
     Returns:
         The folders of the blocks, for a `StateCache`.

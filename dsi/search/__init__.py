@@ -1,1 +1,1 @@
-"""Constrained fused search: queries after the encoder, the beam over the tree, one decoding level fast, answers."""
+"""Constrained search with fused scores: encoded queries, the beam over the tree, the fast decoder, hits. Knows no rerankers."""

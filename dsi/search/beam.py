@@ -1,19 +1,19 @@
-"""Constrained beam search over the docid tree, decoder and dense scores fused (DR-SCL section 3.5, and "bound" fusion).
+"""Constrained beam search over the docid tree with fused scores (DR-SCL section 3.5, and our "bound" fusion).
 
-Every node has two scores, and their sum ranks it:
+Two scores add up to rank a node:
 
-* generative: alpha times the decoder's log-probability, which is what its objective makes it: the sum of log P_T5 (softmax
-  over a node's children, or a sigmoid a child) along the path, or the node's own log sigmoid (objectives with score "node");
-* dense: with fusion "paper", (1 - alpha) times the sum of log P_ANN along its path (eq. 10-12); with fusion "bound",
+* generative: alpha times the decoder's log-probability. Objectives with a path score sum log P_T5 along the path (a softmax
+  over a node's children, or a sigmoid per child); objectives with score "node" use the node's own log sigmoid;
+* dense: with fusion "paper", (1 - alpha) times the sum of log P_ANN along the path (eq. 10-12); with fusion "bound",
   (1 - alpha) times the largest document score below the node.
 
-Below level beta the dense score of a node is its ancestor's at level beta; with beta = 0 only the decoder speaks. Sums
-along paths and dense scores can only fall from a node to its children, so a node's score bounds every document below it.
-Hence a certificate: when no pruned node scores above the k-th document returned, the answer is the exact top k. A decoder
-whose nodes speak for themselves gives no bounds: then an answer is certified where nothing was pruned.
+Below level beta a node keeps the dense score of its ancestor at level beta; beta = 0 uses the decoder only. Path sums and
+dense scores never increase from a node to its children, so a node's score bounds every document below it. This gives a
+certificate: if no pruned node scores above the k-th document, the result is the exact top k. "Node" scores are no bounds;
+there a result is certified only if nothing was pruned.
 
-A document that is reached leaves the beam for the list of answers; the beam holds inner nodes only, and nodes that are
-known not to beat the k-th answer are dropped. Equal scores rank in docid order. Knows nothing of texts or folders.
+A document joins the top k as soon as it is reached. The beam holds inner nodes only, and drops those that cannot beat the
+k-th document. Ties break in docid order. Knows nothing of texts or folders.
 """
 
 import dataclasses
@@ -26,20 +26,21 @@ from torch import Tensor
 
 from docids.tree import DocidTree
 from dsi.search.decoder import DecoderCache, FastDecoder
-from dsi.search.settings import SearchConfig
+from dsi.search.queries import QueryBatch
+from dsi.search.request import ScoredQueries, SearchConfig, SearchRequest
 from dsi.trees.dense import DenseScores, KnownScores, NodeScores
 from dsi.trees.objectives import log_prior
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Answers of a batch of queries, best first.
+    """The top k documents of a batch of queries, best first.
 
     Attributes:
-        positions: [batch, k] docid positions, -1 where the collection has fewer documents.
-        scores: [batch, k] fused scores, -inf there.
-        exact: [batch] True where the answer is provably the top k of all documents.
-        generative: [batch, k] the decoder's weighted part of the scores; the rest is dense.
+        positions: [batch, k] docid positions; -1 if fewer documents may be returned.
+        scores: [batch, k] fused scores; -inf at position -1.
+        exact: [batch] True if the result is provably the top k of all documents that may be returned.
+        generative: [batch, k] the weighted generative part of the scores; the rest is dense.
     """
 
     positions: Tensor
@@ -47,8 +48,15 @@ class SearchResult:
     exact: Tensor
     generative: Tensor
 
+    @classmethod
+    def empty(cls, queries: int, k: int) -> "SearchResult":
+        """Return a result without documents, to be filled by `put`; with k = 0 it is complete, and exact."""
+        scores = torch.full((queries, k), -torch.inf)
+        exact = torch.ones(queries, dtype=torch.bool)
+        return cls(torch.full((queries, k), -1), scores, exact, torch.zeros(queries, k))
+
     def put(self, rows: Tensor, other: "SearchResult") -> None:
-        """Replace the answers of some queries by those of `other`."""
+        """Replace some rows by those of `other`."""
         for name in ("positions", "scores", "exact", "generative"):
             own = getattr(self, name)
             own[rows.to(own.device)] = getattr(other, name).to(own.device)
@@ -56,13 +64,13 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class LevelTrace:
-    """What one level of a search looked at; all tensors [batch, candidates].
+    """The candidates of one level of a search; all tensors [batch, candidates].
 
     Attributes:
-        nodes: candidate nodes, -1 where there is none.
-        generative: their weighted generative scores.
-        dense: their weighted dense scores.
-        kept: whether the node went on: into the beam, or among the k answers as they stood.
+        nodes: candidate nodes, -1 at padding.
+        generative: weighted generative scores.
+        dense: weighted dense scores.
+        kept: True if the candidate entered the beam or the top k so far.
     """
 
     nodes: Tensor
@@ -72,12 +80,12 @@ class LevelTrace:
 
 
 class TreeSearcher:
-    """Searches one tree with one decoder.
+    """Beam search over one tree with one decoder.
 
     Args:
         tree: the docids.
         decoder: the generator, laid out for search.
-        device: where tree and decoder live.
+        device: of tree and decoder.
     """
 
     def __init__(self, tree: DocidTree, decoder: FastDecoder, device: torch.device) -> None:
@@ -89,7 +97,7 @@ class TreeSearcher:
         if tree.num_removed:
             self.occupied = self.dense.alive(torch.from_numpy(tree.doc_rows >= 0).to(device))
         self.fixed_shape = False
-        """Go through all levels even when no node is left, as a recorded search must (`dsi.search.graphs`)."""
+        """Run every level even if the beam is empty, as a recorded search must (`dsi.search.graphs`)."""
         self._holds_documents = [bool((tree.first_child[level] >= tree.num_inner).any()) for level in tree.levels]
 
     def node_scores(
@@ -99,12 +107,19 @@ class TreeSearcher:
         alive: Tensor | None = None,
         extra_scores: Tensor | None = None,
     ) -> NodeScores | None:
-        """The dense scores of nodes for query_embeddings [batch, dim]; None where they take no part (beta = 0).
+        """Return the dense scores of all nodes; None if they are not used (beta = 0).
 
-        With fusion "paper" the dot product with the centroid, with "bound" the largest score of the documents below; both over
-        ann_temperature. Where the bound is not part of a document's own score (beta = inf) only documents that are alive
-        ([nodes] as in `search`) count, which makes it tighter. extra_scores [batch, documents], in docid order, are added to
-        the documents' dot products before that ("bound" only).
+        Fusion "paper" scores a node by its centroid, "bound" by the best document below it.
+
+        Args:
+            query_embeddings: [batch, dim].
+            config: how nodes are scored; ann_temperature divides the dot products.
+            alive: [nodes] as in `SearchRequest`. With "bound" and beta = inf, other documents are left out of the maxima, which
+                tightens the bounds. With a finite beta the maxima are part of the documents' scores and must not change.
+            extra_scores: [batch, documents] in docid order, added to the documents' dot products ("bound" only).
+
+        Raises:
+            ValueError: extra_scores with fusion "paper".
         """
         if extra_scores is not None and config.fusion != "bound":
             raise ValueError(f'extra_scores need fusion "bound", got {config.fusion!r}: centroids have none.')
@@ -119,118 +134,103 @@ class TreeSearcher:
             documents = documents.masked_fill(~alive[self.tree.num_inner :], -torch.inf)
         return KnownScores(self.dense.largest(documents / config.ann_temperature))
 
+    def score(self, batch: QueryBatch, request: SearchRequest) -> ScoredQueries:
+        """Return the queries of a batch with the dense scores of the nodes."""
+        node_scores = self.node_scores(batch.embeddings, request.config, request.alive, batch.extra_scores)
+        return ScoredQueries(batch.states, batch.mask, node_scores)
+
     def search(
-        self,
-        token_states: Tensor,
-        states_mask: Tensor,
-        node_scores: NodeScores | None,
-        k: int,
-        config: SearchConfig,
-        alive: Tensor | None = None,
-        trace: list[LevelTrace] | None = None,
+        self, queries: ScoredQueries, request: SearchRequest, trace: list[LevelTrace] | None = None
     ) -> SearchResult:
-        """Top k documents of a batch of queries.
+        """Return the top k documents of a batch of queries.
 
         Args:
-            token_states: [batch, length, d_model] encoder states of the queries.
-            states_mask: [batch, length], True at real tokens.
-            node_scores: from `node_scores`.
-            k: documents a query; at most beam_width.
-            config: scores and beam.
-            alive: [nodes] True at documents that may be returned and the nodes above them; by default all that were not
-                removed. Probabilities are over all children, so a filter changes which documents come back, never their
-                scores.
-            trace: receives one `LevelTrace` a level.
-
-        Raises:
-            ValueError: k is not between 1 and beam_width.
+            queries: their token states and node scores.
+            request: k, scoring, beam width, filter.
+            trace: if given, receives one `LevelTrace` per level.
         """
-        config.check_k(k)
-        k = self.most_answers(k, alive)
-        return self.levels(token_states, states_mask, node_scores, k, config, alive, trace)
+        return self.levels(queries, dataclasses.replace(request, k=self.most_answers(request)), trace)
 
-    def most_answers(self, k: int, alive: Tensor | None) -> int:
-        """k, or less where fewer documents may be returned."""
-        if alive is None:
-            return min(k, self.tree.num_documents - self.tree.num_removed)
-        return min(k, int(alive[self.tree.num_inner :].sum()))
+    def most_answers(self, request: SearchRequest) -> int:
+        """Return k, or the number of documents that may be returned if that is less."""
+        if request.alive is None:
+            return min(request.k, self.tree.num_documents - self.tree.num_removed)
+        return min(request.k, int(request.alive[self.tree.num_inner :].sum()))
 
     @torch.no_grad()
     def levels(
-        self,
-        token_states: Tensor,
-        states_mask: Tensor,
-        node_scores: NodeScores | None,
-        k: int,
-        config: SearchConfig,
-        alive: Tensor | None = None,
-        trace: list[LevelTrace] | None = None,
+        self, queries: ScoredQueries, request: SearchRequest, trace: list[LevelTrace] | None = None
     ) -> SearchResult:
-        """`search` for k documents that are there; with `fixed_shape`, nothing in it depends on a value of a tensor."""
-        alive = self.occupied if alive is None else alive
-        batch = len(token_states)
+        """Run `search` with k capped by `most_answers`; with `fixed_shape`, no step depends on a tensor's value."""
+        # Start at the root.
+        if request.alive is None:
+            request = dataclasses.replace(request, alive=self.occupied)
+        config, batch, k = request.config, len(queries.states), request.k
         root = _Beam.root(batch, self.device)
         beam: _Beam | None = root
         answers = _Answers.empty(batch, k, root.score)
-        pruned = torch.full((batch,), -torch.inf, device=self.device)
-        cache = self.decoder.start(token_states, states_mask) if config.uses_decoder else None
-        bounds = cache is None or self.decoder.score != "node"  # is a node's score a bound of those below?
+        pruned = torch.full((batch,), -torch.inf, device=self.device)  # [batch] best score pruned so far
+        cache = self.decoder.start(queries.states, queries.mask) if config.uses_decoder else None
+        bounds = cache is None or self.decoder.score != "node"  # does a node's score bound those below it?
+
+        # Descend level by level: expand the beam, then keep the best candidates.
         for level in range(self.tree.depth):
             if beam is None or not (self.fixed_shape or (beam.score > -torch.inf).any()):
                 break
             if cache is not None and level > 0 and cache.ahead is None:
                 cache.select(beam.parent)
-            candidates = self._expand(beam, level, node_scores, config, cache, alive)
+            candidates = self._expand(beam, level, queries.node_scores, request, cache)
             answers, beam, lost = self._select(candidates, level, answers, config.beam_width, bounds)
             pruned = torch.maximum(pruned, lost)
             if trace is not None:
                 trace.append(_trace(candidates, beam, answers, self.tree.num_inner))
+
+        # Certify: nothing pruned scores above the k-th document.
         exact = pruned <= (answers.scores[:, -1] if bounds else -torch.inf)
         return SearchResult(answers.positions, answers.scores, exact, answers.generative)
 
     @torch.no_grad()
     def follow(
         self,
-        token_states: Tensor,
-        states_mask: Tensor,
-        node_scores: NodeScores | None,
+        queries: ScoredQueries,
+        request: SearchRequest,
         positions: Tensor,
-        config: SearchConfig,
         trace: list[LevelTrace] | None = None,
         levels: int | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """What the nodes on the way to given documents score, whether or not a search would reach them.
+        """Return the scores of the nodes on the paths to given documents, whether or not a search reaches them.
 
         Args:
-            token_states: as in `search`.
-            states_mask: as in `search`.
-            node_scores: as in `search`.
+            queries: as in `search`.
+            request: how nodes are scored; a filter changes no score.
             positions: [batch, m] docid positions.
-            config: scores.
-            trace: receives one `LevelTrace` a level: all children of the nodes on the way, [batch, m * fan-out].
-            levels: how far to go; to the end by default.
+            trace: if given, receives one `LevelTrace` per level: all children of the nodes on the paths, [batch, m * fan_out].
+            levels: how many levels to score; all by default.
 
         Returns:
-            generative, dense: [batch, m, depth] the scores of the node at each level; past a docid's end the document's.
+            generative, dense: [batch, m, depth] scores of the node at each level; past the end of a docid, the document's.
         """
         batch, m = positions.shape
         digits = torch.from_numpy(self.tree.paths(positions.flatten().numpy(force=True))[1]).long().to(self.device)
         digits = digits.view(batch, m, self.tree.depth)
-        config = dataclasses.replace(config, beam_width=1)  # several ways start at the root: nothing is computed ahead
+        # Beam width 1 avoids `first_step`, which expects one beam at the root; here there are m.
+        config = dataclasses.replace(request.config, beam_width=1)
+        request = SearchRequest(1, config)
         root = _Beam.root(batch, self.device)
         beam = root.take(torch.zeros_like(positions), root.score)
-        cache = self.decoder.start(token_states, states_mask) if config.uses_decoder else None
+        cache = self.decoder.start(queries.states, queries.mask) if config.uses_decoder else None
         generative: list[Tensor] = []
         dense: list[Tensor] = []
         for level, fan_out in enumerate(self.tree.fan_out[:levels]):
-            candidates = self._expand(beam, level, node_scores, config, cache, None)
+            candidates = self._expand(beam, level, queries.node_scores, request, cache)
+            # [batch, m] where each path's next node is among the candidates [batch, m * fan_out]
             columns = torch.arange(m, device=self.device) * fan_out + digits[:, :, level].clamp(min=0)
             if trace is not None:
                 kept = torch.zeros_like(candidates.nodes, dtype=torch.bool).scatter(1, columns, True)
                 trace.append(LevelTrace(candidates.nodes, candidates.generative, candidates.dense, kept))
             is_document = candidates.nodes >= self.tree.num_inner
             beam = candidates.take(columns, candidates.score.masked_fill(is_document, -torch.inf))
-            ended = digits[:, :, level] < 0
+            ended = digits[:, :, level] < 0  # [batch, m]
             for found, own in ((generative, beam.generative), (dense, beam.dense)):
                 found.append(torch.where(ended, found[-1], own) if found else own)
         return torch.stack(generative, dim=2), torch.stack(dense, dim=2)
@@ -240,16 +240,19 @@ class TreeSearcher:
         beam: "_Beam",
         level: int,
         node_scores: NodeScores | None,
-        config: SearchConfig,
+        request: SearchRequest,
         cache: DecoderCache | None,
-        alive: Tensor | None,
     ) -> "_Beam":
-        """All children of the beam, [batch, beams * fan-out], in docid order."""
-        digits = torch.arange(self.tree.fan_out[level], device=self.device)
-        parents = beam.nodes.clamp(min=0)
+        """Return all children of the beam with their scores, [batch, beams * fan_out], in docid order."""
+        # The children, [batch, beams, fan_out]; `valid` is False past a node's last child.
+        config = request.config
+        digits = torch.arange(self.tree.fan_out[level], device=self.device)  # [fan_out]
+        parents = beam.nodes.clamp(min=0)  # [batch, beams]
         valid = (digits < self.num_children[parents][:, :, None]) & (beam.score > -torch.inf)[:, :, None]
         nodes = (self.first_child[parents][:, :, None] + digits).masked_fill(~valid, 0)
-        weighs = level < config.beta  # does the dense score take part at this level?
+        weighs = level < config.beta  # is the dense score used at this level (m <= beta in eq. 12)?
+
+        # The generative score: alpha log P_T5 along the path (DR-SCL eq. 9, 11).
         generative = beam.generative[:, :, None].expand_as(nodes)
         if cache is not None:
             ahead = level == 0 and self.tree.depth > 1 and self.tree.fan_out[0] <= config.beam_width
@@ -257,36 +260,39 @@ class TreeSearcher:
             weight = config.alpha if weighs or (config.fusion == "bound" and config.beta > 0) else 1.0
             log_p, adds_up = self._log_probabilities(logits.float(), nodes, valid, level)
             generative = generative.masked_fill(~adds_up, 0.0) + weight * log_p
-            digits = digits.clamp(
-                max=self.decoder.fan_out[level] - 1
-            )  # a later digit has no embedding, and no use of one
+            # A digit added after training has no embedding; any serves, as no logits below it are used.
+            digits = digits.clamp(max=self.decoder.fan_out[level] - 1)
+
+        # The dense score: a sum along the path ("paper"), or the node's own ("bound").
         dense = beam.dense[:, :, None].expand_as(nodes)
         if weighs and node_scores is not None:
             values = node_scores.of(nodes)
             if config.fusion == "paper":
-                dense = dense + (1 - config.alpha) * _log_softmax(values, valid)
+                dense = dense + (1 - config.alpha) * _log_softmax(values, valid)  # DR-SCL eq. 10, 11
             else:
                 dense = (1 - config.alpha) * values
-        if alive is not None:
-            valid = valid & alive[nodes]
+
+        # A filter excludes nodes after the softmaxes, so it changes no score.
+        if request.alive is not None:
+            valid = valid & request.alive[nodes]
         return _Beam(
             nodes=nodes.masked_fill(~valid, -1).flatten(1),
             tokens=(self.decoder.token_offsets[level] + digits).expand_as(nodes).flatten(1),
             generative=generative.flatten(1),
             dense=dense.flatten(1),
-            score=(generative + dense).masked_fill(~valid, -torch.inf).flatten(1),
+            score=(generative + dense).masked_fill(~valid, -torch.inf).flatten(1),  # DR-SCL eq. 12, in log space
             parent=torch.arange(beam.nodes.shape[1], device=self.device)[:, None].expand(nodes.shape).flatten(1),
         )
 
     def _log_probabilities(self, logits: Tensor, nodes: Tensor, valid: Tensor, level: int) -> tuple[Tensor, Tensor]:
-        """What the decoder says of nodes [batch, beams, fan-out], and where that adds to what it said of their parents.
+        """Return decoder scores [batch, beams, fan_out], and True where they add to the parent's score.
 
-        A node that came after training gets its siblings' mean probability, or has its parent's in equal parts with them where
-        none of them was there either; when all below it is removed it counts no more.
+        A node added after training gets the mean probability of its trained siblings; without any, it shares its parent's
+        probability equally with its siblings. It is excluded from the softmax if no document below it remains.
         """
         score, counted = self.decoder.score, valid
         if score != "softmax path":
-            level_size = torch.full_like(logits[..., :1], float(self.tree.level_sizes[level]))
+            level_size = torch.full_like(logits[..., :1], float(self.tree.level_sizes[level]))  # [batch, beams, 1]
             logits = F.logsigmoid(logits + log_prior(score, valid.sum(2, keepdim=True), level_size))
         adds_up = torch.full((), score != "node", device=self.device)
         if self._trained is not None:
@@ -306,10 +312,11 @@ class TreeSearcher:
     def _select(
         self, candidates: "_Beam", level: int, answers: "_Answers", beam_width: int, bounds: bool
     ) -> tuple["_Answers", "_Beam | None", Tensor]:
-        """Documents join the answers, the best inner nodes the next beam; also the best score that was pruned.
+        """Return the updated top k, the next beam (None after the last level), and the best score pruned [batch].
 
-        Where scores are bounds, nodes that cannot beat the last answer are dropped.
+        If scores are bounds, nodes that cannot beat the k-th document are dropped.
         """
+        # Documents join the top k.
         is_document = candidates.nodes >= self.tree.num_inner
         if self._holds_documents[level]:
             scores = candidates.score.masked_fill(~is_document, -torch.inf)
@@ -317,6 +324,8 @@ class TreeSearcher:
         lost = torch.full_like(answers.scores[:, 0], -torch.inf)
         if level + 1 == self.tree.depth:
             return answers, None, lost
+
+        # The best inner nodes are the next beam.
         below = self.tree.levels[level + 1]
         score = candidates.score.masked_fill(is_document, -torch.inf)
         if bounds:
@@ -331,7 +340,7 @@ class TreeSearcher:
 
 @dataclass(frozen=True)
 class _Beam:
-    """Nodes with their scores, [batch, n], in docid order; a dead entry has node -1 and score -inf."""
+    """Nodes and scores, [batch, n], in docid order; padding has node -1, score -inf. `parent` indexes the previous beam."""
 
     nodes: Tensor
     tokens: Tensor
@@ -353,7 +362,7 @@ class _Beam:
 
 @dataclass(frozen=True)
 class _Answers:
-    """The best k documents so far, [batch, k], best first."""
+    """The top k documents so far, [batch, k], best first."""
 
     positions: Tensor
     scores: Tensor
@@ -366,6 +375,7 @@ class _Answers:
 
     def merge(self, positions: Tensor, scores: Tensor, generative: Tensor) -> "_Answers":
         positions, scores = torch.cat([self.positions, positions], dim=1), torch.cat([self.scores, scores], dim=1)
+        # Two stable sorts, by docid and then by score, break ties in docid order.
         in_docid_order = positions.argsort(dim=1, stable=True)
         by_score = scores.gather(1, in_docid_order).argsort(dim=1, descending=True, stable=True)
         best = in_docid_order.gather(1, by_score[:, : self.scores.shape[1]])
@@ -375,12 +385,13 @@ class _Answers:
 
 
 def _log_softmax(logits: Tensor, valid: Tensor) -> Tensor:
-    """Over the valid entries of the last dimension; 0 elsewhere, and never above 0."""
+    """Return the log-softmax over the valid entries of the last dimension, at most 0; other entries are 0."""
     log_p = logits.masked_fill(~valid, torch.finfo(logits.dtype).min).log_softmax(dim=-1)
     return log_p.masked_fill(~valid, 0.0).clamp(max=0.0)
 
 
 def _trace(candidates: _Beam, beam: _Beam | None, answers: _Answers, num_inner: int) -> LevelTrace:
+    # [batch, k + beam_width] nodes in the top k or the next beam
     alive = torch.cat([answers.positions + num_inner, *([] if beam is None else [beam.nodes])], dim=1)
     kept = (candidates.nodes[:, :, None] == alive[:, None, :]).any(dim=2) & (candidates.nodes >= 0)
     return LevelTrace(candidates.nodes, candidates.generative, candidates.dense, kept)

@@ -1,9 +1,9 @@
-"""One level of decoding, fast: the generator's decoder over many beams of many queries.
+"""Fast decoding of one level: the generator's decoder over many beams of many queries.
 
-The same numbers as `DocidGenerator.decoder`, computed for search: the query's cross-attention keys and values are made once
-and shared by its beams, query/key/value projections are one product, weights are packed for the processor, with the constants
-of the norms before them, and only the digits of the level at hand get logits.
-Knows nothing of trees, scores or fusion.
+Computes the same numbers as `DocidGenerator.decoder`. It is faster because cross-attention keys and values are computed once
+per query and shared by its beams; query, key and value projections are one matrix product; the norms' constants are folded
+into the weights, which are packed for the CPU; and only the digits of the current level get logits. Knows nothing of trees,
+scores or fusion.
 """
 
 import copy
@@ -21,15 +21,15 @@ from dsi.generator.model import DocidGenerator
 
 @dataclass
 class DecoderCache:
-    """What the decoder remembers of a batch of queries.
+    """Attention keys and values of a batch of queries.
 
     Attributes:
-        cross: a layer: keys and values [batch, heads, length, head_dim] of the query's token states.
+        cross: per layer, keys and values [batch, heads, length, head_dim] of the token states.
         cross_bias: [batch, 1, 1, length] 0 at tokens, -inf at padding.
-        past: a layer: [levels, 2, batch * beams, heads, head_dim] keys and values of the digits chosen; room for all levels.
-        levels: of the past that are there.
-        ahead: [batch, first digits, fan-out] logits of the second level, where they were computed with the first; `past` is
-            then that of all first digits.
+        past: per layer, [depth, 2, batch * beams, heads, head_dim] keys and values of the tokens chosen so far.
+        levels: how many levels of `past` are filled.
+        ahead: [batch, first digits, fan_out] logits of the second level if `first_step` computed them; `past` then holds every
+            first digit.
     """
 
     cross: list[tuple[Tensor, Tensor]]
@@ -40,9 +40,9 @@ class DecoderCache:
     _spare: list[Tensor] | None = None
 
     def select(self, beams: Tensor) -> None:
-        """Keep, for each new beam, the past of the old beam it continues; beams: [batch, new beams]."""
+        """Give each new beam the past of the beam it continues; beams: [batch, new beams] indices of old beams."""
         batch, old = len(beams), self.past[0].shape[2] // len(beams)
-        rows = (torch.arange(batch, device=beams.device)[:, None] * old + beams).flatten()
+        rows = (torch.arange(batch, device=beams.device)[:, None] * old + beams).flatten()  # [batch * new beams]
         if self._spare is None or self._spare[0].shape[2] != len(rows):
             self._spare = [own.new_empty(*own.shape[:2], len(rows), *own.shape[3:]) for own in self.past]
         for own, other in zip(self.past, self._spare, strict=True):
@@ -54,7 +54,7 @@ class FastDecoder:
     """The weights of a `DocidGenerator`, laid out for search.
 
     Args:
-        generator: a trained generator; later changes to its weights are not seen.
+        generator: a trained generator; if its weights change, make a new `FastDecoder`.
         dtype: of weights and arithmetic; the generator's own by default.
     """
 
@@ -76,20 +76,26 @@ class FastDecoder:
         self.level_heads = head[1:].split(config.fan_out)  # row 0 is the start token
 
     def start(self, token_states: Tensor, states_mask: Tensor) -> DecoderCache:
-        """Cross-attention keys and values of queries: token_states [batch, length, d_model], states_mask [batch, length]."""
+        """Return a cache with the cross-attention keys and values of a batch of queries.
+
+        Args:
+            token_states: [batch, length, d_model] encoder states.
+            states_mask: [batch, length] True at real tokens.
+        """
         batch, length, _ = token_states.shape
         token_states = token_states.to(self.dtype)
         cross = []
         for layer in self.layers:
+            # keys, values: [batch, length, heads, head_dim]
             keys, values = layer.cross_kv(token_states).view(batch, length, 2, self.heads, -1).unbind(2)
             cross.append((keys.transpose(1, 2).contiguous(), values.transpose(1, 2).contiguous()))
         bias = torch.zeros_like(states_mask, dtype=token_states.dtype).masked_fill(~states_mask, -torch.inf)
         return DecoderCache(cross, bias[:, None, None, :], [])
 
     def step(self, tokens: Tensor, level: int, cache: DecoderCache) -> Tensor:
-        """Logits [batch, beams, fan-out of the level] after `tokens` [batch, beams], the token chosen at level - 1."""
+        """Return the logits [batch, beams, fan_out] of a level, given the tokens [batch, beams] chosen at level - 1."""
         if cache.ahead is not None:
-            chosen = tokens - 1  # the first level's tokens are 1, 2, …
+            chosen = tokens - 1  # tokens of the first level count from 1
             cache.select(chosen)
             logits = cache.ahead[torch.arange(len(tokens), device=tokens.device)[:, None], chosen]
             cache.ahead = None
@@ -103,27 +109,28 @@ class FastDecoder:
         return F.linear(self._layers(self.embeddings[tokens], cache, attend), self.level_heads[level])
 
     def first_step(self, cache: DecoderCache) -> Tensor:
-        """`step` for the first level, and ahead for the second, in one pass over the weights.
+        """Return the logits of the first level, and cache those of the second, in one pass over the weights.
 
-        Which first digits will be kept is not known yet, so all are computed: cheaper than another pass while they are not
-        more than the beam is wide.
+        Which first digits will be kept is not known yet, so all are computed. As long as there are no more than `beam_width` of
+        them, that is cheaper than a second pass.
         """
         batch, digits = len(cache.cross_bias), len(self.level_heads[0])
         past = self._room(cache, batch * digits, 1)
 
         def attend(query: Tensor, key: Tensor, value: Tensor, number: int) -> Tensor:
-            for kind, states in enumerate((key, value)):  # a digit sees the root and itself, the root itself
+            for kind, states in enumerate((key, value)):  # a digit attends to the root and itself, the root to itself
                 past[number][0, kind] = states[:, :1].expand_as(states[:, 1:]).flatten(0, 1)
                 past[number][1, kind] = states[:, 1:].flatten(0, 1)
             below = self._attend(query[:, 1:].flatten(0, 1), past[number][:2])
             return torch.cat([value[:, :1], below.view_as(query[:, 1:])], dim=1)
 
+        # hidden: [batch, 1 + first digits, d_model], the root and then every first digit
         hidden = self._layers(self.embeddings[: 1 + digits].repeat(batch, 1, 1), cache, attend)
         cache.ahead = F.linear(hidden[:, 1:], self.level_heads[1])
         return F.linear(hidden[:, :1], self.level_heads[0])
 
     def _room(self, cache: DecoderCache, rows: int, level: int) -> list[Tensor]:
-        """The cache's past, with room for `rows` beams and one more level."""
+        """Return the cache's `past`, allocated for `rows` beams on first use, with `level` marked as filled."""
         if not cache.past:
             shape = (len(self.fan_out), 2, rows, self.heads, cache.cross[0][0].shape[3])
             cache.past = [cache.cross_bias.new_empty(shape) for _ in self.layers]
@@ -131,22 +138,23 @@ class FastDecoder:
         return cache.past
 
     def _attend(self, query: Tensor, past: Tensor) -> Tensor:
-        """Attention of query [rows, heads, head_dim] over its own past [levels, 2, rows, heads, head_dim], itself the last.
+        """Return self-attention of query [rows, heads, head_dim] over past [levels, 2, rows, heads, head_dim].
 
-        A few levels for each row: products one by one are faster than matrices of one row.
+        The last level is the query's own. Each row attends to a few levels only, so elementwise products are faster
+        than matrix products with a single row.
         """
         levels = len(past)
-        bias = self.position_bias[:, levels - 1, :levels].t()[:, None, :, None]
+        bias = self.position_bias[:, levels - 1, :levels].t()[:, None, :, None]  # [levels, 1, heads, 1]
         weights = ((query * past[:, 0]).sum(dim=-1, keepdim=True) + bias).softmax(dim=0)
         return (weights * past[:, 1]).sum(dim=0)
 
     def _layers(
         self, hidden: Tensor, cache: DecoderCache, attend: Callable[[Tensor, Tensor, Tensor, int], Tensor]
     ) -> Tensor:
-        """All blocks and the last norm over hidden [batch, n, d_model], which is changed.
+        """Run all blocks and the final norm over hidden [batch, n, d_model], which is changed in place.
 
-        `attend` gets query, key and value [batch, n, heads, head_dim] and a layer's number, and returns what each position
-        takes from those it may see.
+        `attend` takes query, key and value [batch, n, heads, head_dim] and the number of the layer, and returns the output of
+        self-attention in the same shape.
         """
         batch, positions, _ = hidden.shape
         for number, (layer, cross) in enumerate(zip(self.layers, cache.cross, strict=True)):
@@ -161,6 +169,7 @@ class FastDecoder:
         self, layer: "_Layer", hidden: Tensor, cross: tuple[Tensor, Tensor], cross_bias: Tensor
     ) -> Tensor:
         batch, beams, _ = hidden.shape
+        # query: [batch, heads, beams, head_dim]
         query = layer.cross_q(self._norm(hidden)).view(batch, beams, self.heads, -1).transpose(1, 2)
         attended = F.scaled_dot_product_attention(query, *cross, attn_mask=cross_bias, scale=1.0)  # T5 does not scale
         return layer.cross_out(attended.transpose(1, 2).flatten(2))
@@ -172,18 +181,18 @@ class FastDecoder:
         return dense.wo(dense.wi(hidden, "relu"))
 
     def _norm(self, hidden: Tensor) -> Tensor:
-        """Each position over its length; T5's norm but for constants, which are in the weights that come next."""
+        """Return T5's RMS norm of each position, without the constants that `_after_norm` folded into the next weights."""
         length = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True, dtype=torch.float32)
         return hidden * (length.square() + self.eps).rsqrt().to(hidden.dtype)
 
 
 def _after_norm(weight: Tensor, norm: Any) -> Tensor:
-    """The weight of a linear layer that follows a norm, with the norm's constants in it."""
+    """Return the weight of the linear layer that follows a norm, with the norm's constants folded in."""
     return (weight.detach().float() * norm.weight.detach().float() * weight.shape[1] ** 0.5).to(weight.dtype)
 
 
 class _Layer:
-    """Weights of one T5 decoder block."""
+    """The weights of one T5 decoder block."""
 
     def __init__(self, block: Any) -> None:
         own, cross, feed_forward = block

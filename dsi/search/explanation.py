@@ -1,28 +1,28 @@
-"""Why an answer came up: the search, level by level, as data and as a printed tree. Knows nothing of models."""
+"""Explains a search: its levels as data and as a printed tree. Knows nothing of models."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from docids.tree import DocidTree
 from dsi.search.beam import LevelTrace
-from dsi.search.settings import SearchConfig
+from dsi.search.request import SearchConfig
 
 _PRUNED_SHOWN = 2
 
 
 @dataclass
 class ExplainedNode:
-    """A node that the search looked at.
+    """A node that the search scored.
 
     Attributes:
         digits: its path.
-        generative: weighted decoder score of the path.
+        generative: weighted generative score.
         dense: weighted dense score.
-        kept: went on into the beam, or among the answers as they stood.
-        documents: how many lie below it.
-        label: a document's title; for an inner node the title of a document below it.
+        kept: True if it entered the beam or the top k so far.
+        documents: number of documents below it.
+        label: the document's title; for an inner node, the title of a document below it.
         rank: final rank of a document that was returned, else None.
-        children: the nodes that were looked at below it, best first.
+        children: its children that were scored, best first.
     """
 
     digits: tuple[int, ...]
@@ -36,13 +36,13 @@ class ExplainedNode:
 
     @property
     def score(self) -> float:
-        """What the node was ranked by."""
+        """The score that the node was ranked by."""
         return self.generative + self.dense
 
 
 @dataclass
 class Explanation:
-    """One search: `levels` lists the nodes of each level best first, `roots` holds the first level as a tree."""
+    """One search, printed as a tree: `levels` lists the nodes of each level, best first; `roots` is the first level."""
 
     query: str
     config: SearchConfig
@@ -50,11 +50,11 @@ class Explanation:
     roots: list[ExplainedNode]
 
     def __str__(self) -> str:
-        bm25 = f" (BM25 in it, weight {self.config.lexical_weight:.3g})" if self.config.lexical_weight else ""
+        bm25 = f" (with BM25, weight {self.config.lexical_weight:.3g})" if self.config.lexical_weight else ""
         head = [
             f'"{self.query}"  ({self.config.fusion} fusion, alpha {self.config.alpha:g}, beta {self.config.beta:g}, '
             f"beam {self.config.beam_width})",
-            f"score = generative + dense{bm25}; + kept, - pruned, # rank of an answer",
+            f"score = generative + dense{bm25}; + kept, - pruned, # final rank",
         ]
         return "\n".join([*head, *_lines(self.roots, "")])
 
@@ -69,15 +69,15 @@ def explain(
     trace: Sequence[LevelTrace],
     positions: Sequence[int],
 ) -> Explanation:
-    """Turn the trace of a search for one query (batch of 1) into an `Explanation`.
+    """Return the `Explanation` of a search for one query.
 
     Args:
         query: its text.
         tree: the docids.
         titles: of the documents, in collection order; only those shown are read.
-        config: what was searched with.
-        trace: of the search.
-        positions: docid positions of the answers, best first.
+        config: the search config that was used.
+        trace: of the search (batch of 1).
+        positions: docid positions of the documents found, best first.
     """
     ranks = {tree.num_inner + position: rank for rank, position in enumerate(positions, start=1) if position >= 0}
     known: dict[tuple[int, ...], ExplainedNode] = {}
@@ -135,6 +135,6 @@ def _lines(nodes: Sequence[ExplainedNode], indent: str) -> list[str]:
 
 def _line(node: ExplainedNode) -> str:
     mark = f"#{node.rank}" if node.rank else "+" if node.kept else "-"
-    what = node.label if node.documents == 1 else f"{node.documents} documents, as {node.label}"
+    what = node.label if node.documents == 1 else f"{node.documents} documents, e.g. {node.label}"
     digits = ".".join(map(str, node.digits))
     return f"{mark} {digits}  {node.score:.3f} = {node.generative:.3f} + {node.dense:.3f}  {what}"

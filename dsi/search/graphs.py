@@ -1,8 +1,8 @@
-"""Searches as CUDA graphs: a search of one shape is recorded once, and replayed with other queries as a single launch.
+"""Searches as CUDA graphs: a search of each shape is recorded once, then replayed for other queries with a single launch.
 
-A level of the beam is a few dozen small kernels, and a small batch spends its time launching them. All shapes of a search
-follow from batch, length, k, settings and tree, and nothing in it asks the processor for a value, so the whole of it is one
-graph. Knows nothing of texts.
+A level of the beam is a few dozen small kernels, and a small batch spends its time launching them. The shapes of a search
+depend only on batch, length, k, search config and tree, and no step reads a tensor's value on the CPU, so the whole search
+is one graph. Knows nothing of texts.
 """
 
 import dataclasses
@@ -16,20 +16,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dsi.search.beam import SearchResult, TreeSearcher
-from dsi.search.settings import SearchConfig
-from dsi.trees.dense import NodeScores
+from dsi.search.request import ScoredQueries, SearchRequest
 
 _LENGTH_STEP = 16
-"""Queries are padded to multiples of so many tokens, so that few lengths are recorded."""
+"""Queries are padded to a multiple of this many tokens, so that few lengths are recorded."""
 _MOST_GRAPHS = 64
 
 Replay = Callable[[], None]
 Record = Callable[[Callable[[], SearchResult]], tuple[Replay, SearchResult]]
-"""Runs a search into a graph; gives what replays it, and the tensors that then hold its answers."""
+"""Records a search; returns a function that replays it, and the result tensors that each replay overwrites."""
 
 
 def record_on_gpu(search: Callable[[], SearchResult]) -> tuple[Replay, SearchResult]:
-    """A CUDA graph of a search, after three runs that let the libraries allocate what they need."""
+    """Record a search as a CUDA graph, after three warm-up runs in which libraries allocate their buffers."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -43,11 +42,11 @@ def record_on_gpu(search: Callable[[], SearchResult]) -> tuple[Replay, SearchRes
 
 
 class GraphedSearch:
-    """`TreeSearcher.search` by graphs, one for each shape that comes; the least lately used go after 64.
+    """`TreeSearcher.search` by CUDA graphs, one per shape of search; the 64 most recently used are kept.
 
     Args:
-        searcher: of one tree, with one decoder.
-        record: what makes a graph.
+        searcher: the search to record; sets its `fixed_shape`.
+        record: how a search is recorded.
     """
 
     def __init__(self, searcher: TreeSearcher, record: Record = record_on_gpu) -> None:
@@ -56,31 +55,26 @@ class GraphedSearch:
         self._graphs: OrderedDict[Any, tuple[dict[str, Tensor], Replay, SearchResult]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def search(
-        self,
-        token_states: Tensor,
-        states_mask: Tensor,
-        node_scores: NodeScores | None,
-        k: int,
-        config: SearchConfig,
-        alive: Tensor | None = None,
-    ) -> SearchResult:
-        """As `TreeSearcher.search`."""
-        config.check_k(k)
-        k = self.searcher.most_answers(k, alive)
-        padding = -token_states.shape[1] % _LENGTH_STEP
+    def search(self, queries: ScoredQueries, request: SearchRequest) -> SearchResult:
+        """Return the same as `TreeSearcher.search`."""
+        # Everything that differs between searches of one shape, padded.
+        k = self.searcher.most_answers(request)
+        padding = -queries.states.shape[1] % _LENGTH_STEP
         inputs = {
-            "token_states": F.pad(token_states, (0, 0, 0, padding)),
-            "states_mask": F.pad(states_mask, (0, padding)),
+            "states": F.pad(queries.states, (0, 0, 0, padding)),
+            "mask": F.pad(queries.mask, (0, padding)),
         }
-        if node_scores is not None:
-            inputs["of_queries"] = node_scores.of_queries
-        if alive is not None:
-            inputs["alive"] = alive
-        key = (k, config, type(node_scores), *((name, *tensor.shape) for name, tensor in inputs.items()))
+        if queries.node_scores is not None:
+            inputs["of_queries"] = queries.node_scores.of_queries
+        if request.alive is not None:
+            inputs["alive"] = request.alive
+
+        # Find or record the graph of this shape, fill its input buffers, replay it.
+        shapes = ((name, *tensor.shape) for name, tensor in inputs.items())
+        key = (k, request.config, type(queries.node_scores), *shapes)
         with self._lock:
             if key not in self._graphs:
-                self._graphs[key] = self._recorded(inputs, node_scores, k, config)
+                self._graphs[key] = self._recorded(inputs, queries, dataclasses.replace(request, k=k))
                 if len(self._graphs) > _MOST_GRAPHS:
                     self._graphs.popitem(last=False)
             self._graphs.move_to_end(key)
@@ -91,13 +85,16 @@ class GraphedSearch:
             return SearchResult(**{name: tensor.clone() for name, tensor in vars(result).items()})
 
     def _recorded(
-        self, inputs: dict[str, Tensor], node_scores: NodeScores | None, k: int, config: SearchConfig
+        self, inputs: dict[str, Tensor], queries: ScoredQueries, request: SearchRequest
     ) -> tuple[dict[str, Tensor], Replay, SearchResult]:
         buffers = {name: tensor.clone() for name, tensor in inputs.items()}
-        scores = None if node_scores is None else dataclasses.replace(node_scores, of_queries=buffers["of_queries"])  # type: ignore[type-var]
-        alive = buffers.get("alive")
+        scores = queries.node_scores
+        if scores is not None:
+            scores = dataclasses.replace(scores, of_queries=buffers["of_queries"])  # type: ignore[type-var]
+        buffered = ScoredQueries(buffers["states"], buffers["mask"], scores)
+        request = dataclasses.replace(request, alive=buffers.get("alive"))
 
         def search() -> SearchResult:
-            return self.searcher.levels(buffers["token_states"], buffers["states_mask"], scores, k, config, alive)
+            return self.searcher.levels(buffered, request)
 
         return buffers, *self._record(search)

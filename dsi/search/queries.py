@@ -1,6 +1,6 @@
-"""Queries after the encoder, so that one encoding can be searched under many settings. Knows nothing of trees."""
+"""Encoded queries: one pass of the encoder serves many searches. Knows nothing of trees."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -8,21 +8,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from contrastive.encoder import Encoder
 from docids.lexical import BM25
+from docids.progress import progress
 
 
 class QueryBatch(NamedTuple):
-    """Some queries after the encoder.
+    """A batch of encoded queries.
 
     Attributes:
-        rows: [n] which of the queries they are.
+        rows: [n] their indices in the order given.
         states: [n, length, state_dim] token states.
         mask: [n, length] True at real tokens.
         embeddings: [n, embedding_dim].
-        texts: the queries as they were asked, without the encoder's prompt.
+        texts: the queries, without the encoder's prompt.
         extra_scores: [n, documents] in docid order, added to the dense scores.
     """
 
@@ -34,7 +34,7 @@ class QueryBatch(NamedTuple):
     extra_scores: Tensor | None = None
 
     def select(self, which: Tensor) -> "QueryBatch":
-        """Those at the indices `which`."""
+        """Return the queries at the indices `which`."""
         extra = None if self.extra_scores is None else self.extra_scores[which]
         texts = [self.texts[n] for n in which.tolist()]
         return QueryBatch(self.rows[which], self.states[which], self.mask[which], self.embeddings[which], texts, extra)
@@ -42,14 +42,24 @@ class QueryBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class EncodedQueries:
-    """Queries after the encoder, ready to be searched under any settings."""
+    """Encoded queries, to be searched with any options.
 
-    count: int
+    Attributes:
+        query_ids: in the order given; "0", "1", … for queries without ids.
+        batches: the queries, grouped by length.
+    """
+
+    query_ids: list[str]
     batches: list[QueryBatch]
 
     @property
+    def count(self) -> int:
+        """The number of queries."""
+        return len(self.query_ids)
+
+    @property
     def texts(self) -> list[str]:
-        """The queries in their order."""
+        """The queries in the order given."""
         found = {
             row: text for batch in self.batches for row, text in zip(batch.rows.tolist(), batch.texts, strict=True)
         }
@@ -57,19 +67,27 @@ class EncodedQueries:
 
     @property
     def embeddings(self) -> Tensor:
-        """[count, embedding_dim] on the CPU, in their order."""
+        """[count, embedding_dim] on the CPU, in the order given."""
         rows = torch.cat([batch.rows for batch in self.batches])
         return torch.cat([batch.embeddings.cpu() for batch in self.batches])[rows.argsort()]
 
 
 def encode_queries(
-    encoder: Encoder, queries: Sequence[str], *, batch_size: int = 32, progress: bool = False
+    encoder: Encoder, queries: Sequence[str] | Mapping[str, str], *, batch_size: int = 32, show_progress: bool = False
 ) -> EncodedQueries:
-    """Run the encoder over queries; a batch holds queries of like length.
+    """Encode queries, in batches of similar length.
+
+    Args:
+        encoder: the index's encoder.
+        queries: texts, or {query_id: text}.
+        batch_size: queries per forward pass.
+        show_progress: show a progress bar.
 
     Raises:
-        ValueError: a query is empty, or not a text.
+        ValueError: a query is empty, or not a string.
     """
+    query_ids = list(queries) if isinstance(queries, Mapping) else [str(row) for row in range(len(queries))]
+    queries = list(queries.values()) if isinstance(queries, Mapping) else queries
     for row, query in enumerate(queries):
         if not isinstance(query, str) or not query.strip():
             raise ValueError(f"Query {row} must be a text that is not empty, got {query!r}.")
@@ -77,11 +95,11 @@ def encode_queries(
     order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
     batches = []
     starts = range(0, len(order), batch_size)
-    for start in tqdm(starts, desc="queries", unit="batch", disable=not progress):
+    for start in progress(starts, "queries", unit="batch", enabled=show_progress):
         rows = order[start : start + batch_size]
         encoded = encoder.forward([texts[row] for row in rows], "query")
         batches.append(QueryBatch(torch.tensor(rows), *encoded, [queries[row] for row in rows]))
-    return EncodedQueries(len(texts), batches)
+    return EncodedQueries(query_ids, batches)
 
 
 def with_scores(
@@ -91,17 +109,17 @@ def with_scores(
     lexical_weight: float,
     extra_scores: NDArray[np.floating] | None,
 ) -> Iterator[QueryBatch]:
-    """The batches with all that joins the dense scores: BM25 times its weight, and the caller's own.
+    """Yield the batches with the scores that join the dense ones: weighted BM25, and the caller's own.
 
     Args:
         encoded: the queries.
-        doc_rows: [documents] row of the document table at each docid position; -1 at free places, whose scores do not matter.
+        doc_rows: [documents] row in the document table of each docid position; -1 at free places, whose scores do not matter.
         lexical: BM25 over the document table, if the index has it.
-        lexical_weight: of it; with 0 it takes no part.
-        extra_scores: [queries, rows of the table].
+        lexical_weight: weight of BM25; 0 leaves it out.
+        extra_scores: [queries, rows of the document table].
 
     Raises:
-        ValueError: extra_scores have another shape, or there is no lexical part to weigh.
+        ValueError: extra_scores have another shape, or lexical_weight is set but the index has no BM25.
     """
     if lexical_weight and lexical is None:
         raise ValueError(
@@ -111,6 +129,12 @@ def with_scores(
     expected = (encoded.count, int((doc_rows >= 0).sum()))
     if extra_scores is not None and extra_scores.shape != expected:
         raise ValueError(f"extra_scores must be [queries, documents] = {expected}, got {extra_scores.shape}.")
+    if extra_scores is not None and not np.isfinite(extra_scores).all():
+        query, row = np.argwhere(~np.isfinite(extra_scores))[0].tolist()
+        raise ValueError(
+            f"extra_scores must be finite, got {extra_scores[query, row]} for query {query} and document row {row}; "
+            "exclude a document with `deny`."
+        )
     for batch in encoded.batches:
         parts = []
         if extra_scores is not None:
@@ -118,6 +142,7 @@ def with_scores(
         if lexical is not None and lexical_weight:
             parts.append(np.float32(lexical_weight) * lexical.scores(batch.texts))
         if parts:
+            # [batch, documents]
             in_docid_order = torch.from_numpy(np.sum(parts, axis=0)[:, doc_rows])
             batch = batch._replace(extra_scores=in_docid_order.to(batch.embeddings.device))
         yield batch

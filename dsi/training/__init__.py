@@ -1,1 +1,1 @@
-"""Training of the generator: examples, what is asked of the decoder in a batch, and the trainer."""
+"""Training of the generator: examples, the loss of a batch, the trainer. Knows no index and no folders of a run."""

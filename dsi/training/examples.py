@@ -1,6 +1,7 @@
-"""Training examples of the generator: texts, as cached encoder states or to be encoded, and the documents they ask for.
+"""Training examples of the generator: texts, as cached encoder states or as strings, and their relevant documents.
 
-An epoch's order depends on seed and epoch alone, so a run that was killed goes on exactly where it was.
+The order of an epoch depends on seed and epoch only, so a killed run resumes exactly where it stopped. Knows no decoder and
+no objective.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,14 +24,14 @@ _BATCHES_A_BUCKET = 50
 
 @dataclass
 class DocidExamples(Dataset):  # type: ignore[type-arg]
-    """Texts and the documents they ask for (retrieval) or are (indexing).
+    """Texts and their documents: those that a query asks for (retrieval), or the document itself (indexing).
 
     Args:
-        inputs: the texts: their states, or themselves.
+        inputs: the texts, as cached states or as strings.
         positions: [n] docid position of each text's document.
-        kinds: [n] what kind of text each is, from 0: documents, train queries, pseudo-queries.
+        kinds: [n] kind of each text, counted from 0: documents, train queries, pseudo-queries.
         tree: the docids.
-        relevant: {row: docid positions of all documents that its text asks for}, where these are several.
+        relevant: {row: docid positions of all relevant documents}, for texts with several.
     """
 
     inputs: "StateCache | Texts"
@@ -56,13 +57,13 @@ class DocidExamples(Dataset):  # type: ignore[type-arg]
         return int(row)
 
     def log_frequencies(self, smoothing: float = 0.01) -> Tensor:
-        """[kinds, documents] log of how many examples of a kind ask for each document, plus `smoothing`."""
+        """Return [kinds, documents]: the log of each document's number of examples of a kind plus `smoothing`."""
         counts = np.zeros((int(self.kinds.max()) + 1, self.tree.num_documents), dtype=np.float32)
         np.add.at(counts, (self.kinds, self.positions), 1)
         return torch.from_numpy(np.log(counts + smoothing))
 
     def collate(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        """What the model takes of the texts, `relevant` [batch, most] docid positions (-1 past the end), `kinds` [batch]."""
+        """Return the model's inputs, `relevant` [batch, m] docid positions (-1 at padding), and `kinds` [batch]."""
         relevant = [torch.tensor(self.relevant.get(row, [int(self.positions[row])])) for row in rows]
         return {
             **self.inputs.batch(rows),
@@ -72,11 +73,11 @@ class DocidExamples(Dataset):  # type: ignore[type-arg]
 
 
 class Texts:
-    """Texts for an encoder that is trained with the decoder: `texts.batch(rows)` tokenizes them.
+    """Texts for an encoder that is trained with the decoder; `texts.batch(rows)` tokenizes some of them.
 
     Args:
-        encoder: whose tokenizer and prompts.
-        parts: (kind, texts) of each part, kind "document" or "query"; rows are numbered through them in order.
+        encoder: its tokenizer and prompts are used.
+        parts: (kind, texts) of each part, kind "document" or "query"; rows count through them in order.
     """
 
     def __init__(self, encoder: Encoder, parts: Sequence[tuple[str, Sequence[str]]]) -> None:
@@ -93,18 +94,16 @@ class Texts:
         return self._prompts[kind] + texts[int(row - self._first_rows[part])]
 
     def batch(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        """input_ids and attention_mask, [len(rows), longest] each, with what else the tokenizer gives."""
+        """Return input_ids and attention_mask, [len(rows), longest] each, and the tokenizer's other tensors."""
         features = self._preprocess([self._text(row) for row in rows])
         return {name: value for name, value in features.items() if isinstance(value, Tensor)}
 
 
-def asked_for_together(
-    parts: Sequence[tuple[str, Sequence[str]]], positions: NDArray[np.integer]
-) -> dict[int, list[int]]:
-    """{row: docid positions of all documents that the same text asks for}, for texts with several.
+def group_relevant(parts: Sequence[tuple[str, Sequence[str]]], positions: NDArray[np.integer]) -> dict[int, list[int]]:
+    """Return {row: docid positions of all documents with the same text}, for texts that occur with several.
 
     Args:
-        parts: (kind, texts), as of `Texts`.
+        parts: (kind, texts), as for `Texts`.
         positions: [n] docid position of each text's document.
     """
     keys = np.fromiter((hash((kind, text)) for kind, texts in parts for text in in_blocks(texts)), dtype=np.int64)
@@ -116,19 +115,19 @@ def asked_for_together(
 
 
 class LengthBucketSampler(Sampler[int]):
-    """A shuffle in which neighbours have like length: pools of 50 batches are sorted, their batches shuffled.
+    """A shuffle in which examples of similar length share a batch: sorts pools of 50 batches, then shuffles the batches.
 
     Args:
-        lengths: [n] of each example.
-        batch_size: examples a batch over all processes.
-        seed: with the epoch it fixes the order.
+        lengths: [n] length of each example.
+        batch_size: examples per batch, over all processes.
+        seed: determines the order, together with the epoch.
     """
 
     def __init__(self, lengths: NDArray[np.integer], batch_size: int, seed: int) -> None:
         self.lengths, self.batch_size, self.seed, self.epoch = lengths, batch_size, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by the trainer at the start of each epoch."""
+        """Set the epoch; the trainer calls this at the start of each."""
         self.epoch = epoch
 
     def __len__(self) -> int:

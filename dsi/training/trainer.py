@@ -1,6 +1,8 @@
-"""Training of the generator with `transformers.Trainer`: on cached encoder states, or on texts and the encoder with it."""
+"""Trains the generator with `transformers.Trainer`, on cached encoder states or on texts together with the encoder.
 
-import dataclasses
+Knows nothing of how examples are made or of the folders of a run.
+"""
+
 import time
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,9 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from contrastive.encoder import Encoder
-from contrastive.training import last_checkpoint, trainer_settings
-from dsi.generator.model import DocidGenerator, GeneratorConfig
+from contrastive.training import run_trainer, trainer_settings
+from dsi.generator.config import ObjectiveConfig, TrainingConfig
+from dsi.generator.model import DocidGenerator
 from dsi.training.examples import DocidExamples, LengthBucketSampler
 from dsi.training.objective import DenseLogits, GeneratorLoss, drop_states
 
@@ -30,19 +33,19 @@ class WholeModel(nn.Module):
         self.encoder, self.generator = encoder[0], generator
 
     def state_dict(self, *arguments: Any, **keywords: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Tied weights once: a checkpoint refuses to hold them twice."""
+        """Return the weights, tied ones only once: safetensors checkpoints hold no duplicates."""
         weights: dict[str, Any] = super().state_dict(*arguments, **keywords)
         names = {tensor.data_ptr(): name for name, tensor in reversed(weights.items())}
         return {name: tensor for name, tensor in weights.items() if names[tensor.data_ptr()] == name}
 
     def forward(self, tokens: Tensor, depths: Tensor, sees: Tensor, **features: Tensor) -> dict[str, Tensor]:
-        """`DocidGenerator.forward` on the token states of the features."""
+        """Encode the features and return `DocidGenerator.forward` of their token states."""
         states = self.encoder(features)["token_embeddings"]
         return self.generator(states, features["attention_mask"].bool(), tokens, depths, sees)  # type: ignore[no-any-return]
 
 
 class _Account(TrainerCallback):
-    """Seconds beside every loss, and a loss beside every checkpoint: a killed training goes on counting where it was."""
+    """Logs the seconds since the first step with every loss, and a loss at every checkpoint, so that both survive a kill."""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         before = state.log_history[-1].get("seconds", 0.0) if state.log_history else 0.0
@@ -56,7 +59,7 @@ class _Account(TrainerCallback):
 
     @staticmethod
     def record(state: TrainerState) -> dict[str, float]:
-        """Mean loss, steps and seconds of a training that has ended, from its first step."""
+        """Return the mean loss, steps and seconds of a finished training, counted from its first step."""
         logged = [entry for entry in state.log_history if "loss" in entry]
         steps = np.array([entry["step"] for entry in logged])
         loss = np.average([entry["loss"] for entry in logged], weights=np.diff(steps, prepend=0))
@@ -64,11 +67,11 @@ class _Account(TrainerCallback):
 
 
 class _GeneratorTrainer(Trainer):
-    """Knows how to shuffle, and what the objective asks of a batch."""
+    """A `Trainer` with batches of similar length and `GeneratorLoss`."""
 
-    def __init__(self, loss: GeneratorLoss, config: GeneratorConfig, **arguments: Any) -> None:
+    def __init__(self, loss: GeneratorLoss, state_dropout: float, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self.loss, self.config = loss, config
+        self.loss, self.state_dropout = loss, state_dropout
 
     def _get_train_sampler(self, train_dataset: DocidExamples | None = None) -> LengthBucketSampler:
         examples: DocidExamples = train_dataset or self.train_dataset
@@ -78,15 +81,16 @@ class _GeneratorTrainer(Trainer):
     def compute_loss(self, model: Any, inputs: dict[str, Tensor], *_: Any, **__: Any) -> Any:
         relevant = inputs.pop("relevant")
         of_dense: dict[str, Tensor] = {name: inputs.pop(name) for name in ("embeddings", "kinds") if name in inputs}
-        if self.config.state_dropout and model.training and "states_mask" in inputs:
-            inputs["states_mask"] = drop_states(inputs["states_mask"], self.config.state_dropout)
+        if self.state_dropout and model.training and "states_mask" in inputs:
+            inputs["states_mask"] = drop_states(inputs["states_mask"], self.state_dropout)
         return self.loss(model, inputs, relevant, of_dense, self.state.global_step / self.state.max_steps)
 
 
 def train_generator(
     generator: DocidGenerator,
     examples: DocidExamples,
-    config: GeneratorConfig,
+    objective: ObjectiveConfig,
+    training: TrainingConfig,
     work_folder: Path,
     encoder: Encoder | None = None,
 ) -> dict[str, float]:
@@ -94,37 +98,38 @@ def train_generator(
 
     Args:
         generator: the decoder.
-        examples: on cached states, or on `Texts` where the encoder is trained too.
-        config: the settings.
-        work_folder: of the checkpoints.
-        encoder: trained in place with it (`config.train_encoder`).
+        examples: on cached states, or on `Texts` if the encoder is trained too.
+        objective: what is trained.
+        training: how it is trained.
+        work_folder: for checkpoints.
+        encoder: if given, trained in place together with the generator (`training.train_encoder`).
 
     Returns:
-        loss: the mean training loss (nats an example); steps; seconds: all since the first step, whatever was killed between.
+        loss: mean training loss (nats per example); steps; seconds: counted from the first step, over all resumptions.
     """
     arguments = TrainingArguments(
-        **trainer_settings(config, work_folder, use_cpu=generator.device.type == "cpu"),
-        per_device_train_batch_size=config.batch_size,
-        weight_decay=config.weight_decay,
+        **trainer_settings(training, work_folder, use_cpu=generator.device.type == "cpu"),
+        per_device_train_batch_size=training.batch_size,
+        weight_decay=training.weight_decay,
         warmup_steps=0.05,
         remove_unused_columns=False,
     )
-    config = dataclasses.replace(config, bf16=arguments.bf16)  # as the device allows: the objective searches too
+    dtype = torch.bfloat16 if arguments.bf16 else torch.float32  # `arguments.bf16` is False on devices without bfloat16
     dense = None
-    if config.dense_temperature > 0:
+    if objective.dense_temperature > 0:
         frequencies = examples.log_frequencies()
-        if config.distillation:
-            frequencies = torch.zeros_like(frequencies)  # the teacher is dense search as it is
-        dense = DenseLogits(examples.tree, config.dense_temperature, frequencies, arguments.device)
+        if objective.distillation:
+            frequencies = torch.zeros_like(frequencies)  # the teacher is dense search without frequencies
+        dense = DenseLogits(examples.tree, objective.dense_temperature, frequencies, arguments.device)
     trainer = _GeneratorTrainer(
-        GeneratorLoss(generator, examples.tree, config, arguments.device, dense),
-        config,
+        GeneratorLoss(generator, examples.tree, objective, arguments.device, dense, dtype),
+        training.state_dropout,
         model=generator if encoder is None else WholeModel(encoder.model, generator),
         args=arguments,
         train_dataset=examples,
         data_collator=examples.collate,
         callbacks=[_Account()],
     )
-    trainer.train(resume_from_checkpoint=last_checkpoint(work_folder))
+    run_trainer(trainer, "decoder", work_folder)
     trainer.model.eval()
     return _Account.record(trainer.state)

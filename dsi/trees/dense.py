@@ -1,9 +1,9 @@
-"""Dense scores of a tree's nodes for a batch of queries: what the encoder alone says of every cluster and document.
+"""Dense scores of a tree's nodes for a batch of queries: the encoder's own scores of every cluster and document.
 
-Documents below a node are contiguous, so both summaries of the documents below (their maximum, their log-sum-exp) are
-segment reductions: of the documents of every cluster, then level by level up. They look at every document; centroids are only
-looked at where a search comes by, so that its cost does not grow with the collection. Scores of all nodes lie in memory node by
-node, a batch of queries each, and are handed out as [batch, nodes] views. Knows nothing of decoders.
+Documents below a node are contiguous, so the maximum and the log-sum-exp of their scores are segment reductions: over the
+documents of every cluster, then level by level upwards. Both read every document. Centroids are scored only where a search
+visits them, so that its cost does not grow with the collection. Scores of all nodes are stored node by node, a batch of queries
+each, and returned as [batch, nodes] views. Knows nothing of decoders.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ class NodeScores(Protocol):
 
     @property
     def of_queries(self) -> Tensor:
-        """What of them depends on the queries; the rest is the tree's."""
+        """The tensor that depends on the queries; everything else belongs to the tree."""
 
     def of(self, nodes: Tensor) -> Tensor:
         """[batch, …] the scores of nodes [batch, …]."""
@@ -32,7 +32,7 @@ class NodeScores(Protocol):
 
 @dataclass(frozen=True)
 class KnownScores:
-    """Scores that are there for all nodes.
+    """Scores that were computed for all nodes.
 
     Attributes:
         of_queries: [batch, nodes] the scores.
@@ -71,7 +71,7 @@ class DenseScores:
         return scores if self._removed is None else scores.masked_fill(self._removed, -torch.inf)
 
     def centroid_scores(self, query_embeddings: Tensor, temperature: float) -> "CentroidScores":
-        """Dot products with the nodes' centroids over a temperature, computed where they are asked for."""
+        """Dot products with the nodes' centroids, divided by a temperature; computed on demand."""
         return CentroidScores(query_embeddings / temperature, self._centroids, self._embeddings, self._removed)
 
     def alive(self, allowed: Tensor) -> Tensor:
@@ -81,11 +81,11 @@ class DenseScores:
         return torch.cat([before[end] > before[start], allowed])
 
     def largest(self, document_scores: Tensor) -> Tensor:
-        """[batch, nodes] of each node the largest score of the documents below it; a document's is its own."""
+        """[batch, nodes] the largest score of the documents below each node; a document's is its own."""
         return self._with_nodes_above(document_scores, "max")
 
     def log_sum(self, document_scores: Tensor) -> Tensor:
-        """[batch, nodes] of each node the log-sum-exp of the scores of the documents below it; a document's is its own score.
+        """[batch, nodes] the log-sum-exp of the scores of the documents below each node; a document's is its own score.
 
         A softmax over children of these is the share of each child in the softmax over all documents, so the product along a
         path is the document's probability under flat dense search.
@@ -109,12 +109,12 @@ class DenseScores:
 
 @dataclass(frozen=True)
 class _Segments:
-    """Inner nodes whose children stand one after another, without a gap.
+    """Inner nodes whose children are contiguous.
 
     Attributes:
         nodes: [n] in the order of their children.
         below: all their children.
-        offsets: [n + 1] where in `below` the children of each begin.
+        offsets: [n + 1] where the children of each begin in `below`.
     """
 
     nodes: Tensor
@@ -145,7 +145,7 @@ class CentroidScores:
     """Dot products with the centroids of nodes, a document's being its embedding.
 
     Attributes:
-        of_queries: [batch, dim] the queries, over the temperature.
+        of_queries: [batch, dim] the queries, divided by the temperature.
         centroids: [inner nodes, dim].
         embeddings: [documents, dim] in docid order.
         removed: [documents] True at documents that score -inf, or None.

@@ -1,7 +1,7 @@
-"""Families: inner nodes with all their children, the unit in which a docid decoder is asked.
+"""Families: inner nodes with all their children, the unit that one decoder position scores; and their targets.
 
-One decoder position answers for all children of a node. Beam search and training look at a few families of each query; packed
-together they are a small tree that the decoder reads in one call, each node seeing its ancestors and itself. Knows no scores.
+Beam search and training look at a few families of each query. Packed together they are a small tree that the decoder reads in
+one call, each node attending to its ancestors and itself. Knows no decoder and no loss.
 """
 
 from dataclasses import dataclass
@@ -41,11 +41,11 @@ class Families:
 
 
 class FamilyTree:
-    """Finds families in one tree.
+    """The families of one tree.
 
     Args:
         tree: the docids.
-        device: where they are wanted.
+        device: of the tensors that it makes.
     """
 
     def __init__(self, tree: DocidTree, device: torch.device) -> None:
@@ -64,16 +64,16 @@ class FamilyTree:
         self._parents = torch.from_numpy(tree.parents).long().to(device)
 
     def pack(self, parents: Tensor) -> Families:
-        """The families of inner nodes [batch, m] in any order, some perhaps twice; -1 stands for none.
+        """The families of inner nodes [batch, m], in any order and with repetitions; -1 stands for none.
 
         A node's ancestors must be among them too.
         """
         none = self.num_inner
-        nodes = torch.where(parents < 0, none, parents).sort(dim=1).values
+        nodes = torch.where(parents < 0, none, parents).sort(dim=1).values  # [batch, m]
         again = torch.zeros_like(nodes, dtype=torch.bool)
         again[:, 1:] = nodes[:, 1:] == nodes[:, :-1]
         nodes = nodes.masked_fill(again, none).sort(dim=1).values
-        nodes = nodes[:, : int((nodes < none).sum(dim=1).max())]
+        nodes = nodes[:, : int((nodes < none).sum(dim=1).max())]  # [batch, n]
         missing, nodes = nodes == none, nodes.masked_fill(nodes == none, 0)
         depths, start, end = self._depths[nodes], self._start[nodes], self._end[nodes]
         inside = (start[:, None, :] <= start[:, :, None]) & (end[:, :, None] <= end[:, None, :])
@@ -94,7 +94,7 @@ class FamilyTree:
         return torch.cat(found, dim=1)
 
     def holds_any(self, families: Families, positions: Tensor) -> Tensor:
-        """Z of the children (Zhuo et al. 2020, eq. 2): [batch, n, largest fan-out] 1.0 where one of the documents is below.
+        """[batch, n, largest fan-out] z of the children: 1.0 where a relevant document is below (Zhuo et al. 2020, eq. 1).
 
         Args:
             families: of a batch.
@@ -108,25 +108,33 @@ class FamilyTree:
         return (below.any(dim=3) & families.exists).float()
 
     def estimated(self, families: Families, logits: Tensor, z: Tensor) -> Tensor:
-        """What eq. 15 wants of the children: the target of the best child of each, from the documents upwards.
+        """[batch, n, largest fan-out] zhat of the children (eq. 15): the target of each one's best child.
 
-        It is 1 where greedy descent from the child ends in a relevant document; ties go to the relevant one. With one relevant
-        document it is the "and" of the wins of all nodes further down its path.
+        Computed from the documents upwards; 1 where greedy descent from the child ends in a relevant document.
 
         Args:
             families: with the family of every inner node that has a relevant document below.
-            logits: [batch, n, largest fan-out] of the scorer as it is, -inf where there is no child.
+            logits: [batch, n, largest fan-out] of the scorer, without gradient; -inf where there is no child.
             z: from `holds_any`.
         """
-        wins = (logits >= logits.amax(dim=2, keepdim=True)) & families.exists
-        values = torch.where(families.children < self.num_inner, 0.0, z)  # of documents; inner nodes follow
+        zhat = torch.where(families.children < self.num_inner, 0.0, z)  # documents; inner nodes follow, level by level
         parents, rows = families.parents, torch.arange(len(logits), device=logits.device)[:, None]
         above = self._parents[parents.clamp(min=0)]
         place = torch.searchsorted(torch.where(parents < 0, self.num_inner, parents), above.clamp(min=0))
         digit = (parents - self._first_child[above.clamp(min=0)]).clamp(min=0)
         for depth in range(self.tree.depth - 1, 0, -1):
-            here = (families.depths == depth) & (parents >= 0)
-            value = (values * wins).amax(dim=2)
+            here = (families.depths == depth) & (parents >= 0)  # [batch, n]
             row, own = rows.expand_as(parents)[here], place[here]
-            values[row, own, digit[here]] = value[here]
-        return values
+            zhat[row, own, digit[here]] = target_of_best_child(logits[here], zhat[here])
+        return zhat
+
+
+def target_of_best_child(scores: Tensor, targets: Tensor) -> Tensor:
+    """[..., n] the target of the child that scores best; among equal scores the largest target counts.
+
+    Args:
+        scores: [..., n, fan-out] of the children of n nodes; -inf where there is no child.
+        targets: of the same shape.
+    """
+    worse = scores < scores.amax(dim=-1, keepdim=True)
+    return targets.masked_fill(worse, -torch.inf).amax(dim=-1)  # Zhuo et al. 2020, eq. 15

@@ -1,4 +1,4 @@
-"""Training objectives of tree models as rows of one table: which nodes are asked, what they should say, how that is scored.
+"""The training objectives of tree models, as rows of one table: candidates, targets, loss, and the score that search uses.
 
 | name | candidates | targets | loss | score |
 | --- | --- | --- | --- | --- |
@@ -17,7 +17,7 @@ tree-based deep model (Zhu et al. 2018), otm Algorithm 1 of Zhuo et al. 2020 wit
 zhat), man PECOS' matcher-aware negatives (Yu et al. 2020), dtr a softmax over a level's candidates (Liu et al. 2024).
 
 Logits, candidates and targets come as families (`dsi.trees.families`): [batch, n, largest fan-out], the children of n
-inner nodes.
+inner nodes. Knows neither models nor trees.
 """
 
 from dataclasses import dataclass
@@ -25,8 +25,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from dsi.trees.targets import TreeTargets
 
 _CANDIDATES = ("path", "random", "beam", "beam+random", "path+beam")
 _TARGETS = ("z", "zhat", "mixed")
@@ -39,12 +37,13 @@ class Objective:
     """One row of the table.
 
     Attributes:
-        candidates: "path" (children of the nodes above a relevant document), "random" (nodes of each level at random, and the
-            relevant ones), "beam" (children of the beam that the model itself has, eq. 3), or two of them.
-        targets: "z" (eq. 2), "zhat" (eq. 15) or "mixed": z at first, zhat in the end.
-        loss: "bce" on every candidate; "child softmax" over each asked parent's children; "level softmax" over a level's
-            candidates.
-        score: what ranks nodes in search: "softmax path" and "sigmoid path" (sums of log-probabilities), or the "node"'s own.
+        candidates: the nodes that are trained: "path" (children of the nodes above a relevant document), "random" (a random
+            sample of each level, and the relevant nodes), "beam" (children of the model's own beam, eq. 3), or two of them.
+        targets: "z" (eq. 1), "zhat" (eq. 15) or "mixed": z at first, zhat in the end.
+        loss: "bce" on every candidate; "child softmax" over the children of each candidate's parent; "level softmax" over the
+            candidates of a level.
+        score: what ranks nodes in search: "softmax path" or "sigmoid path" (sums of log-probabilities along the path), or
+            the "node"'s own logit.
     """
 
     candidates: str
@@ -68,22 +67,22 @@ class Objective:
             )
         if self.score != "node" and "path" not in self.candidates:
             raise ValueError(
-                f'score "{self.score}" multiplies what nodes say given their parent; candidates must have "path", '
+                f'score "{self.score}" multiplies probabilities given the parent; candidates must have "path", '
                 f"got {self.candidates!r}."
             )
         if self.loss == "child softmax" and self.candidates != "path":
             raise ValueError(
-                f'loss "child softmax" asks the path alone; candidates must be "path", got {self.candidates!r}.'
+                f'loss "child softmax" trains the path alone; candidates must be "path", got {self.candidates!r}.'
             )
 
     @property
-    def asks_itself(self) -> bool:
-        """Do candidates or targets need a model that knows something already?"""
+    def needs_warm_start(self) -> bool:
+        """True if candidates or targets come from the model itself, so that it has to be warmed up first."""
         return self.score == "node" and ("beam" in self.candidates or self.targets != "z")
 
     @property
     def forces_relevant(self) -> bool:
-        """Are relevant nodes asked whatever the sample is, so that they are more frequent among the asked than in the tree?"""
+        """True if relevant nodes join every sample, so that they are more frequent among the candidates than in the tree."""
         return self.candidates == "random"
 
 
@@ -101,7 +100,7 @@ OBJECTIVES = {
 
 
 def find_objective(name: str) -> Objective:
-    """The row of that name.
+    """The objective of that name.
 
     Raises:
         ValueError: there is none.
@@ -112,25 +111,25 @@ def find_objective(name: str) -> Objective:
 
 
 def phase(objective: Objective, done: float, warm_start: float, ramp: float) -> tuple[Objective, float]:
-    """What is trained at some point of the training, and the share of zhat in "mixed" targets there.
+    """The objective at one point of the training, and the share of zhat in the targets there.
 
-    A model that knows nothing finds no relevant node with its beam, and greedy descent from upper nodes ends nowhere: tdm comes
-    first, then zhat step by step.
+    The beam of an untrained model holds no relevant node, and its greedy descent ends nowhere. So tdm is trained first, and
+    "mixed" targets then move from z to zhat step by step.
 
     Args:
         objective: of the training.
         done: share of all steps, in [0, 1).
-        warm_start: share of the steps for tdm.
-        ramp: share of the remaining steps over which targets go from z to zhat.
+        warm_start: share of all steps that train tdm.
+        ramp: share of the remaining steps over which targets move from z to zhat.
     """
-    if objective.asks_itself and done < warm_start:
+    if objective.needs_warm_start and done < warm_start:
         return OBJECTIVES["tdm"], 0.0
     late = (done - warm_start) / max(1e-9, ramp * (1 - warm_start))
     return objective, {"z": 0.0, "zhat": 1.0, "mixed": min(1.0, max(0.0, late))}[objective.targets]
 
 
 def log_prior(score: str, num_children: Tensor, level_size: Tensor) -> Tensor:
-    """What is added to logits, so that an untrained scorer calls a node as probable as one relevant document makes it.
+    """Initial bias of the logits: before training, each node has the probability that one random document is below it.
 
     Args:
         score: of the objective.
@@ -142,66 +141,31 @@ def log_prior(score: str, num_children: Tensor, level_size: Tensor) -> Tensor:
     return -(num_children if score == "sigmoid path" else level_size).log()
 
 
-def ranking_scores(targets: TreeTargets, logits: Tensor, score: str) -> Tensor:
-    """[batch, nodes] what ranks nodes, from the scorer's logits [batch, nodes]; for paths the sum of log-probabilities."""
-    if score == "node":
-        return logits
-    return targets.path_sums(F.logsigmoid(logits) if score == "sigmoid path" else targets.sibling_log_softmax(logits))
-
-
-def candidate_nodes(
-    targets: TreeTargets, objective: Objective, logits: Tensor, z: Tensor, beam_width: int, random_nodes: int
-) -> Tensor:
-    """[batch, nodes] True at the nodes that are asked.
-
-    Args:
-        targets: of the tree.
-        objective: whose candidates.
-        logits: [batch, nodes] of the scorer as it is.
-        z: [batch, nodes] 1 where a relevant document is below.
-        beam_width: of the beam.
-        random_nodes: of each level, on average.
-    """
-    asked = torch.zeros_like(z, dtype=torch.bool)
-    if "path" in objective.candidates:
-        asked |= targets.below_parents(z > 0)
-    if "beam" in objective.candidates:
-        for nodes in targets.beams(ranking_scores(targets, logits, objective.score), beam_width):
-            rows = torch.arange(len(nodes), device=nodes.device)[:, None].expand_as(nodes)
-            asked[rows[nodes >= 0], nodes[nodes >= 0]] = True
-    if "random" in objective.candidates:
-        asked |= torch.rand_like(logits) < (random_nodes / targets.level_sizes)
-    if objective.forces_relevant:
-        asked |= z > 0
-    asked[:, 0] = False  # the root is no choice
-    return asked
-
-
-def objective_loss(objective: Objective, logits: Tensor, asked: Tensor, wanted: Tensor, depths: Tensor) -> Tensor:
-    """Scalar: the sum over the candidates of an instance, averaged over the batch.
+def objective_loss(objective: Objective, logits: Tensor, candidates: Tensor, targets: Tensor, depths: Tensor) -> Tensor:
+    """The loss of a batch, a scalar: summed over the candidates of an instance, averaged over instances.
 
     Args:
         objective: whose loss.
         logits: [batch, n, largest fan-out], -inf where there is no child.
-        asked: the same shape, True at candidates.
-        wanted: the same shape, their targets.
+        candidates: the same shape, True at the nodes that are trained.
+        targets: the same shape.
         depths: [batch, n] or [n] level at which the children of each family are chosen.
     """
     if objective.loss == "bce":
-        logits = logits.masked_fill(~asked, 0.0)
-        return F.binary_cross_entropy_with_logits(logits, wanted, asked.to(logits.dtype), reduction="sum") / len(logits)
+        logits, weights = logits.masked_fill(~candidates, 0.0), candidates.to(logits.dtype)
+        return F.binary_cross_entropy_with_logits(logits, targets, weights, reduction="sum") / len(logits)
     if objective.loss == "child softmax":
-        return _softmax_loss(logits, wanted * asked) / len(logits)
+        return _softmax_loss(logits, targets * candidates) / len(logits)
     total = logits.new_zeros(())
     for depth in range(int(depths.max()) + 1):
-        here = asked & (depths == depth)[..., None]
-        total = total + _softmax_loss(logits.masked_fill(~here, -torch.inf).flatten(1), (wanted * here).flatten(1))
+        here = candidates & (depths == depth)[..., None]
+        total = total + _softmax_loss(logits.masked_fill(~here, -torch.inf).flatten(1), (targets * here).flatten(1))
     return total / len(logits)
 
 
-def _softmax_loss(logits: Tensor, wanted: Tensor) -> Tensor:
-    """Cross-entropy over the last dimension, summed; the targets share their weight equally, rows without any count nothing."""
-    some = (wanted > 0).any(dim=-1)
-    share = wanted[some] / wanted[some].sum(dim=-1, keepdim=True)
+def _softmax_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy over the last dimension, summed; positives share the weight equally, rows without one add nothing."""
+    some = (targets > 0).any(dim=-1)
+    share = targets[some] / targets[some].sum(dim=-1, keepdim=True)  # [rows with a positive, classes]
     log_p = logits[some].log_softmax(dim=-1)
     return -(share * log_p.masked_fill(share == 0, 0.0)).sum()

@@ -1,0 +1,245 @@
+"""Measures an index beside its baselines: BM25, dense search, reciprocal rank fusion (RRF), dense + BM25.
+
+All systems search the same collection, with weights chosen on the same dev queries. The index is measured as users search it:
+with its own beam, ten documents per query. Knows nothing of how runs are made; see `dsi.systems`.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from contrastive.encoder import Encoder, EncoderConfig
+from docids.collection import SPLITS, Collection, check_collection
+from docids.processes import ALONE, Processes
+from docids.progress import progress
+from docids.storage import write_json
+from dsi.provenance import provenance
+from dsi.rerankers.candidates import Reranker
+from dsi.reranking import rerank
+from dsi.retriever import GenerativeRetriever
+from dsi.systems import DECODER_ALONE, DenseSystems, IndexSystems, Run, WordSystems
+from eval.fusion import reciprocal_rank_fusion
+from eval.measures import STANDARD_MEASURES
+from eval.measures import evaluate as evaluate_run
+from eval.protocol import Splits, SystemResult, overlap_splits, randomisation_test, table
+
+ANSWERS = 10
+"""Documents per query, the default of `search`."""
+_TESTED = ("Hit@1", "Hit@10")
+_RRF, _DENSE, _DENSE_BM25 = "RRF of BM25 and dense", "Dense (DPR-style)", "Dense + BM25"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The results of an evaluation; prints as a table with p-values and a summary.
+
+    Attributes:
+        rows: one result per system, baselines first.
+        index: name of the row of the index with its own search config.
+        runs: {row: run} that was measured.
+        splits: {"Total" | "Overlap" | "No Overlap": query_ids}.
+        about: collection, split, hardware, versions.
+    """
+
+    rows: list[SystemResult]
+    index: str
+    runs: dict[str, Run]
+    splits: Splits
+    about: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"{table(self.rows, self.splits)}\n\n{self.significance()}\n\n{self.summary()}"
+
+    __repr__ = __str__
+
+    def row(self, name: str) -> SystemResult:
+        """Return the row of that name.
+
+        Raises:
+            KeyError: there is none.
+        """
+        return {row.name: row for row in self.rows}[name]
+
+    def significance(self) -> str:
+        """Return the differences of the index to every other row, in points, with p of paired randomisation tests."""
+        lines = [f"{self.index} against (difference in points, p of a paired randomisation test):"]
+        for other in self.rows:
+            if other.name != self.index:
+                cells = [f"{name} {d:+.2f} (p={p:.4f})" for name, (d, p) in self._tests(other.name).items()]
+                lines.append(f"  {other.name}: {', '.join(cells)}")
+        return "\n".join(lines)
+
+    def summary(self) -> str:
+        """Return the main results in words."""
+        first, ten = (100 * self._mean(self.index, name) for name in _TESTED)
+        lines = [f"The index finds the document of {first:.1f} of 100 queries at rank 1, of {ten:.1f} in the top ten."]
+        for name in (_DENSE_BM25, _RRF, _DENSE, "BM25"):
+            if any(row.name == name for row in self.rows):
+                difference, p = self._tests(name)["Hit@1"]
+                lines.append(f"  {name}: {100 * self._mean(name, 'Hit@1'):.0f} at rank 1; {_verdict(difference, p)}")
+        return "\n".join(lines)
+
+    def save(self, path: str | Path, **more: Any) -> None:
+        """Write measures, search configs, hardware and versions as JSON, and any other fields given."""
+        systems = {row.name: {"settings": row.settings, **row.means(self.splits)} for row in self.rows}
+        write_json(Path(path), {**self.about, **more, "systems": systems})
+
+    def _mean(self, name: str, measure_name: str) -> float:
+        values = self.row(name).values[measure_name]
+        return sum(values.values()) / max(len(values), 1)
+
+    def _tests(self, name: str) -> dict[str, tuple[float, float]]:
+        """Return {measure: (difference in points, p)} of the index against a row."""
+        own, other = self.row(self.index).values, self.row(name).values
+        tests = {tested: randomisation_test(own[tested], other[tested], rounds=10_000) for tested in _TESTED}
+        return {tested: (100 * difference, p) for tested, (difference, p) in tests.items()}
+
+
+def _verdict(difference: float, p: float) -> str:
+    if p >= 0.05:
+        return f"no significant difference ({difference:+.1f} points, p = {p:.2f})"
+    shown = "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+    return f"the index is {abs(difference):.1f} points {'ahead' if difference > 0 else 'behind'} ({shown})"
+
+
+def evaluate(
+    retriever: GenerativeRetriever,
+    collection: Collection,
+    split: str = "test",
+    *,
+    depth: int = ANSWERS,
+    untrained: EncoderConfig | None = None,
+    other_fusion: str | None = None,
+    rerankers: Mapping[str, Sequence[Reranker]] | None = None,
+    candidates: int = 50,
+    processes: Processes = ALONE,
+) -> Evaluation:
+    """Measure an index and its baselines.
+
+    Example:
+        >>> import dsi
+        >>> retriever = dsi.GenerativeRetriever.from_pretrained("RUN")
+        >>> evaluation = dsi.evaluate(retriever, dsi.read_collection("DIR"))
+        >>> evaluation.rows[0].name
+        'BM25'
+        >>> evaluation.save("results.json")
+
+    Args:
+        retriever: the index.
+        collection: its collection.
+        split: judgements to measure on: "test", "dev" or "train".
+        depth: documents per query that the index returns. If it exceeds the beam width, the beam is widened and the row's name
+            says so; deeper measures (Recall@100) are reported if depth reaches them.
+        untrained: adds dense search with this encoder, before training.
+        other_fusion: adds this fusion, tuned on dev.
+        rerankers: {name: rerankers}, one more row each: the index's first `candidates` documents, reranked.
+        candidates: number of documents that are reranked.
+        processes: share the searching.
+
+    Raises:
+        ValueError: the split has no judgements.
+    """
+    check_collection("evaluate", collection)
+    if split not in SPLITS:
+        raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}.")
+    if depth < 1:
+        raise ValueError(f"depth must be at least 1, got {depth}.")
+    if not collection.qrels[split]:
+        raise ValueError(f"{collection.folder} has no judgements to measure on; add qrels/{split}.tsv.")
+    systems = _Systems(retriever, collection, split, depth, processes)
+    systems.add_baselines(untrained)
+    index = systems.add_index(other_fusion)
+    systems.add_reranked(rerankers or {}, candidates)
+    rows, runs = systems.measure()
+    splits = overlap_splits(collection.qrels[split], collection.overlap_documents(split))
+    about = {
+        "collection": collection.folder.name,
+        "split": split,
+        "dtype": str(retriever.dtype).removeprefix("torch."),
+        "queries": {name: len(query_ids) for name, query_ids in splits.items()},
+        "documents": len(retriever.documents),
+        **provenance(),
+    }
+    return Evaluation(rows, index, runs, splits, about)
+
+
+class _Systems:
+    """The rows of an evaluation, in order; nothing is searched before `measure`."""
+
+    def __init__(
+        self, retriever: GenerativeRetriever, collection: Collection, split: str, depth: int, processes: Processes
+    ) -> None:
+        self.retriever, self.collection, self.split, self.depth = retriever, collection, split, depth
+        self.systems = IndexSystems(collection, retriever, processes)
+        self._rows: dict[str, Callable[[], tuple[Run, dict[str, Any]]]] = {}
+        self._runs: dict[str, Run] = {}
+        self._is_main = processes.is_main
+
+    def add_baselines(self, untrained: EncoderConfig | None) -> None:
+        def bm25() -> tuple[Run, dict[str, Any]]:
+            words = WordSystems(self.collection, tuned=self.split != "dev")
+            return words.run(self.split), words.options
+
+        def before() -> tuple[Run, dict[str, Any]]:
+            encoder = Encoder.load(untrained or EncoderConfig(), device=str(self.retriever.device))
+            return DenseSystems(self.collection, encoder).run(self.split), {}
+
+        self._rows["BM25"] = bm25
+        if untrained:
+            self._rows["Dense, before contrastive training"] = before
+        self._rows[_DENSE] = lambda: (self.systems.run_dense(self.split), {})
+        self._rows[_RRF] = lambda: (
+            reciprocal_rank_fusion([self._runs["BM25"], self._runs[_DENSE]]),
+            {"k": 60},
+        )
+
+    def add_index(self, other_fusion: str | None) -> str:
+        """Add the index, searched in several ways; returns the name of the row with its own search config."""
+        own, tuned = self.retriever.search_config, self.systems.tune
+        beam = f", beam {self.depth}" if self.depth > own.beam_width else ""
+        if own.lexical_weight:
+            self._add(f"{_DENSE_BM25}", lambda: tuned(own.fusion, lexical=True, decoder=False))
+        self._add(f"DR-SCL, decoder only (beta=0){beam}", lambda: DECODER_ALONE)
+        if other_fusion:
+            self._add(f'DR-SCL, fused ("{other_fusion}"){beam}', lambda: tuned(other_fusion))
+        if own.lexical_weight:
+            self._add(f'DR-SCL, fused ("{own.fusion}"){beam}', lambda: tuned(own.fusion))
+        name = f'DR-SCL, fused ("{own.fusion}"){" + BM25" if own.lexical_weight else ""}{beam}'
+        self._add(name, dict)
+        return name
+
+    def _add(self, name: str, options: Callable[[], Mapping[str, Any]]) -> None:
+        def searched() -> tuple[Run, dict[str, Any]]:
+            own = dict(options())
+            used = self.retriever.config_for(self.depth, **own)
+            return self.systems.run(self.split, self.depth, **own), dataclasses.asdict(used)
+
+        self._rows[name] = searched
+
+    def add_reranked(self, rerankers: Mapping[str, Sequence[Reranker]], k: int) -> None:
+        """Add rows of rerankers over the same candidates, with their milliseconds per query."""
+        found: list[Any] = []
+
+        def row(chain: Sequence[Reranker]) -> tuple[Run, dict[str, Any]]:
+            if not found:
+                queries = self.systems.encode(self.split, self.collection.query_texts(self.split))
+                found.append(self.retriever.candidates(queries, k))
+            started = time.perf_counter()
+            run = rerank(found[0], chain).as_run()
+            milliseconds = round(1000 * (time.perf_counter() - started) / max(len(run), 1), 2)
+            return run, {"candidates": k, "milliseconds a query": milliseconds}
+
+        for name, chain in rerankers.items():
+            self._rows[f"+ {name}"] = lambda chain=chain: row(chain)  # type: ignore[misc]
+
+    def measure(self) -> tuple[list[SystemResult], dict[str, Run]]:
+        """Search and measure every row."""
+        measures = [name for name in STANDARD_MEASURES if int(name.split("@")[1]) <= self.depth]
+        qrels, results = self.collection.qrels[self.split], []
+        for name, search in progress(list(self._rows.items()), "systems", unit="system", enabled=self._is_main):
+            self._runs[name], options = search()
+            results.append(SystemResult(name, evaluate_run(self._runs[name], qrels, measures), options))
+        return results, self._runs

@@ -1,1 +1,0 @@
-"""Stages after the beam: candidates with features and scores in, a new order and scores out."""

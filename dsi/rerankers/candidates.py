@@ -1,0 +1,266 @@
+"""What rerankers work on (`Candidates`), and what a reranker is (`Reranker`).
+
+A reranker gives the candidates of each query new scores; their order follows. Rerankers are applied one after another, each to
+the order that the one before left. They are saved beside the index and bound to it; nothing is ever unpickled. Knows nothing
+of searching.
+"""
+
+import importlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from docids.storage import replace_folder, write_json
+from dsi.rerankers.kinds import RERANKERS
+from dsi.search.answers import Hit, Hits
+
+Floats = NDArray[np.floating]
+Ints = NDArray[np.integer]
+Bools = NDArray[np.bool_]
+R = TypeVar("R", bound="Reranker")
+
+_FILE = "reranker.json"
+_classes: dict[str, type["Reranker"]] = {}
+"""{kind: class} of the rerankers whose modules are imported."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Candidates:
+    """The answers to n queries, k a query, best first; shorter lists are padded to k.
+
+    Attributes:
+        queries: their texts.
+        doc_ids: of the candidates; fewer than k where the collection has no more.
+        titles: of the candidates.
+        scores: [n, k] of the search, or of the last reranker; -inf at padding.
+        digits: [n, k, depth] docids, -1 past the end of one.
+        query_embeddings: [n, dim].
+        embeddings: [n, k, dim] of the documents; 0 at padding.
+        features: [n, k, features] float32; 0 at padding.
+        names: of the features; empty for candidates made without features.
+        query_ids: of the queries; "0", "1", … by default.
+        exact: [n] True where no other k documents scored better before reranking; False by default.
+
+    Raises:
+        ValueError: not one query_id and one `exact` a query.
+    """
+
+    queries: Sequence[str]
+    doc_ids: Sequence[Sequence[str]]
+    titles: Sequence[Sequence[str]]
+    scores: Floats
+    digits: Ints
+    query_embeddings: Floats
+    embeddings: Floats
+    features: Floats
+    names: tuple[str, ...] = ()
+    query_ids: Sequence[str] = ()
+    exact: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))
+
+    def __post_init__(self) -> None:
+        n = len(self.queries)
+        if not len(self.query_ids):
+            object.__setattr__(self, "query_ids", [str(number) for number in range(n)])
+        if not len(self.exact):
+            object.__setattr__(self, "exact", np.zeros(n, dtype=bool))
+        if len(self.query_ids) != n or self.exact.shape != (n,):
+            raise ValueError(
+                f"Candidates of {n} queries need {n} query_ids and exact of shape [{n}], "
+                f"got {len(self.query_ids)} and {list(self.exact.shape)}."
+            )
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    def __repr__(self) -> str:
+        n, k = self.scores.shape
+        return f"Candidates({n} queries, up to {k} documents each, {len(self.names)} features)"
+
+    @property
+    def valid(self) -> Bools:
+        """[n, k] True at candidates, False at padding."""
+        return np.asarray(self.scores > -np.inf)
+
+    def hits(self) -> list[Hits]:
+        """The candidates of each query as hits, best first."""
+        answers = []
+        for row, exact in enumerate(self.exact.tolist()):
+            docids = (tuple(digit for digit in own if digit >= 0) for own in self.digits[row].tolist())
+            columns = count(1), self.scores[row].tolist(), self.doc_ids[row], self.titles[row], docids
+            answers.append(Hits([Hit(*fields) for fields in zip(*columns, strict=False)], exact))
+        return answers
+
+    def as_run(self) -> dict[str, dict[str, float]]:
+        """{query_id: {doc_id: score}}, which `eval` measures and TREC tools read."""
+        lists = zip(self.query_ids, self.doc_ids, self.scores.tolist(), strict=True)
+        return {query_id: dict(zip(own, scores, strict=False)) for query_id, own, scores in lists}
+
+    def columns(self, names: Sequence[str]) -> Floats:
+        """[n, k, len(names)] some of the features.
+
+        Raises:
+            ValueError: a feature that these candidates do not have.
+        """
+        missing = [name for name in names if name not in self.names]
+        if missing and not self.names:
+            raise ValueError(
+                f"The reranker reads the feature {missing[0]!r}, but these candidates were made without features; make them "
+                "with retriever.candidates(…, features=True), which is the default."
+            )
+        if missing:
+            raise ValueError(
+                f"These candidates have no feature {missing[0]!r} (they have {', '.join(self.names)}); train the reranker "
+                "again on this index, or apply the reranker that adds the feature first."
+            )
+        return self.features[:, :, [self.names.index(name) for name in names]]
+
+    def select(self, rows: Ints) -> "Candidates":
+        """The candidates of some of the queries."""
+
+        def of(own: Sequence[Any]) -> list[Any]:
+            return [own[row] for row in rows.tolist()]
+
+        return replace(
+            self,
+            queries=of(self.queries),
+            doc_ids=of(self.doc_ids),
+            titles=of(self.titles),
+            scores=self.scores[rows],
+            digits=self.digits[rows],
+            query_embeddings=self.query_embeddings[rows],
+            embeddings=self.embeddings[rows],
+            features=self.features[rows],
+            query_ids=of(self.query_ids),
+            exact=self.exact[rows],
+        )
+
+    def with_feature(self, name: str, values: Floats) -> "Candidates":
+        """The candidates with one more feature [n, k], for the rerankers that follow."""
+        values = np.where(self.valid, values, 0.0).astype(np.float32)
+        features = np.concatenate([self.features, values[:, :, None]], axis=2)
+        return replace(self, features=features, names=(*self.names, name))
+
+    def order(self, scores: Floats) -> Ints:
+        """[n, k] columns by descending new score; ties keep their order, and padding stays at the end."""
+        if scores.shape != self.scores.shape:
+            raise ValueError(f"A reranker must give scores of shape {self.scores.shape}, got {scores.shape}.")
+        return np.argsort(-np.where(self.valid, scores, -np.inf), axis=1, kind="stable")
+
+    def reorder(self, scores: Floats) -> "Candidates":
+        """The candidates by new scores [n, k]."""
+        order = self.order(scores)
+        scores = np.where(self.valid, scores, -np.inf)
+
+        def arrange(values: NDArray[Any]) -> NDArray[Any]:
+            index = order.reshape(order.shape + (1,) * (values.ndim - 2))
+            return np.take_along_axis(values, index, axis=1)
+
+        def lists(own: Sequence[Sequence[str]]) -> list[list[str]]:
+            return [[items[n] for n in row if n < len(items)] for row, items in zip(order.tolist(), own, strict=True)]
+
+        return replace(
+            self,
+            doc_ids=lists(self.doc_ids),
+            titles=lists(self.titles),
+            scores=arrange(scores),
+            digits=arrange(self.digits),
+            embeddings=arrange(self.embeddings),
+            features=arrange(self.features),
+        )
+
+
+class Reranker(ABC):
+    """Gives candidates new scores.
+
+    A subclass has a `kind` and defines `score`; one with state on disk also defines `write`, and `read` where its constructor
+    does not take what `write` returned.
+
+        class ShortTitles(Reranker):
+            kind = "short titles"
+
+            def score(self, candidates):
+                scores = np.zeros(candidates.scores.shape)
+                for row, titles in enumerate(candidates.titles):
+                    scores[row, : len(titles)] = [-len(title) for title in titles]
+                return scores
+
+    Attributes:
+        kind: its name in reranker.json.
+        uses_features: whether `score` reads the candidates' features, which take another pass of the decoder.
+    """
+
+    kind: ClassVar[str]
+    uses_features: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "kind" in cls.__dict__:
+            _classes[cls.kind] = cls
+
+    @abstractmethod
+    def score(self, candidates: Candidates) -> Floats:
+        """[n, k] new scores; higher is better, and values at padding do not matter."""
+
+    def rerank(self, candidates: Candidates) -> Candidates:
+        """The candidates in their new order."""
+        return candidates.reorder(self.score(candidates))
+
+    def write(self, folder: Path) -> dict[str, Any]:
+        """Write weights into `folder`; returns the settings, which go into reranker.json. Writes nothing by default."""
+        return {}
+
+    @classmethod
+    def read(cls: type[R], folder: Path, settings: dict[str, Any]) -> R:
+        """Load what `write` wrote; by default the settings are the constructor's arguments."""
+        return cls(**settings)
+
+    def save(self, folder: Path, binding: Mapping[str, Any] | None = None) -> None:
+        """Write the reranker in one step.
+
+        Args:
+            folder: RUN/rerank/NAME.
+            binding: what it was trained for, compared when it is loaded.
+        """
+        with replace_folder(folder) as partial:
+            record = {"kind": self.kind, "for": dict(binding or {}), "settings": self.write(partial)}
+            write_json(partial / _FILE, record)
+
+
+def load_reranker(folder: Path, binding: Mapping[str, Any] | None = None) -> Reranker:
+    """A saved reranker.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: its kind is unknown, or it was trained for another index.
+    """
+    path = folder / _FILE
+    if not path.exists():
+        others = sorted(other.name for other in folder.parent.glob("*") if (other / _FILE).exists())
+        remedy = f"there are {', '.join(others)}" if others else "train one: dsi train-reranker"
+        raise FileNotFoundError(f"{folder} holds no reranker; {remedy}.")
+    record = json.loads(path.read_text(encoding="utf-8"))
+    for name, value in (binding or {}).items():
+        if record["for"].get(name) != value:
+            raise ValueError(f"{folder} was trained for another index: its {name} is not this one's; train it again.")
+    return reranker_class(record["kind"]).read(folder, record["settings"])
+
+
+def reranker_class(kind: str) -> type[Reranker]:
+    """The class of rerankers of some kind.
+
+    Raises:
+        ValueError: an unknown kind.
+    """
+    if kind not in _classes and kind in RERANKERS:
+        importlib.import_module(RERANKERS[kind])
+    if kind not in _classes:
+        known = ", ".join(sorted({*_classes, *RERANKERS}))
+        raise ValueError(f"There is no reranker of the kind {kind!r}; this version knows {known}.")
+    return _classes[kind]

@@ -1,0 +1,214 @@
+"""An index at one moment, and every search on it.
+
+A snapshot never changes: an update makes a new one. So a search sees all of an update or nothing of it, and threads share a
+snapshot without locks. Knows encoded queries and docid positions, not the folders of an index; users see `dsi.retriever`.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from contrastive.encoder import Encoder
+from docids.lexical import BM25
+from docids.progress import progress
+from docids.tree import DocidTree
+from dsi.documents import DocumentTable
+from dsi.generator.model import DocidGenerator
+from dsi.rerankers.candidates import Candidates
+from dsi.reranking import candidates_of, look_ahead_search
+from dsi.search.answers import Hit, Hits
+from dsi.search.beam import LevelTrace, SearchResult, TreeSearcher
+from dsi.search.decoder import FastDecoder
+from dsi.search.graphs import GraphedSearch
+from dsi.search.queries import EncodedQueries, QueryBatch, with_scores
+from dsi.search.request import SearchConfig, SearchRequest, given_options, split_options
+from dsi.updating import Content
+
+
+@dataclass(frozen=True, eq=False)
+class IndexSnapshot:
+    """Encoder, docids, generator and documents that belong together.
+
+    Attributes:
+        encoder: of the queries.
+        generator: the decoder trained for these docids.
+        search_config: the default search config.
+        documents: the document table, in collection order.
+        lexical: BM25 over the same documents; None if the index has none.
+        searcher: beam search over the tree with the decoder.
+        graphs: recorded searches, on a GPU.
+    """
+
+    encoder: Encoder
+    generator: DocidGenerator
+    search_config: SearchConfig
+    documents: DocumentTable
+    lexical: BM25 | None
+    searcher: TreeSearcher
+    graphs: GraphedSearch | None
+
+    @classmethod
+    def of(
+        cls, encoder: Encoder, generator: DocidGenerator, decoder: FastDecoder, config: SearchConfig, content: Content
+    ) -> "IndexSnapshot":
+        """Return a snapshot of some content; `decoder` is the generator laid out for search."""
+        device = encoder.model.device
+        searcher = TreeSearcher(content.tree, decoder, device)
+        graphs = GraphedSearch(searcher) if device.type == "cuda" else None
+        return cls(encoder, generator, config, DocumentTable(content.documents), content.lexical, searcher, graphs)
+
+    @property
+    def tree(self) -> DocidTree:
+        """The docids."""
+        return self.searcher.tree
+
+    @property
+    def content(self) -> Content:
+        """The parts that an update changes."""
+        return Content(self.tree, self.documents.dataset, self.lexical)
+
+    def request(self, call: str, k: int, options: Mapping[str, Any]) -> SearchRequest:
+        """Return a request for k documents: the call's options over the index's search config, with beam_width at least k.
+
+        Args:
+            call: name of the public method, for messages.
+            k: documents per query.
+            options: of `SearchOptions`.
+
+        Raises:
+            TypeError: an unknown option.
+            ValueError: an option that is out of range or not used, an unknown doc_id or column in a filter.
+        """
+        overrides, rest = split_options(given_options(call, options))
+        if not isinstance(k, int | np.integer):
+            raise ValueError(f"k must be an integer, got {k!r}.")
+        if overrides.get("fusion") == "paper":
+            overrides.setdefault("lexical_weight", 0.0)
+        overrides.setdefault("beam_width", max(self.search_config.beam_width, k))
+        config = dataclasses.replace(self.search_config, **overrides)
+        if config.alpha:
+            self.generator.check_beam(config.beam_width)
+        filters = {name: rest.pop(name) for name in ("allow", "deny", "where") if name in rest}
+        return SearchRequest(k, config, self._alive(**filters), **rest)
+
+    def _alive(self, **filters: Any) -> Tensor | None:
+        """Return [nodes] True at allowed documents and the nodes above them; None without a filter."""
+        allowed = self.documents.allowed(**filters)
+        if allowed is None:
+            return None
+        by_position = np.zeros(self.tree.num_documents, dtype=bool)
+        by_position[self.tree.positions] = allowed
+        return self.searcher.dense.alive(torch.from_numpy(by_position).to(self.searcher.device))
+
+    def search(self, encoded: EncodedQueries, request: SearchRequest, *, show_progress: bool = False) -> SearchResult:
+        """Return the top k documents of each query, rows in the order of the queries."""
+        if request.method == "mcts":
+            temperature = self.search_config.ann_temperature
+            batches = self._scored(encoded, request)
+            return look_ahead_search(self.documents, self.searcher, self.lexical, batches, request, temperature)
+        whole = SearchResult.empty(encoded.count, self.searcher.most_answers(request))
+        if whole.positions.shape[1]:
+            batches, count = self._scored(encoded, request), len(encoded.batches)
+            for batch in progress(batches, "search", unit="batch", total=count, enabled=show_progress):
+                whole.put(batch.rows, self._search_batch(batch, request))
+        return whole
+
+    def trace(self, encoded: EncodedQueries, request: SearchRequest) -> tuple[list[LevelTrace], SearchResult]:
+        """Search for one query, and return the candidates of every level with the result.
+
+        Raises:
+            ValueError: the method is not "beam".
+        """
+        if request.method != "beam":
+            raise ValueError(f'Only a beam search can be traced and explained, got method "{request.method}".')
+        trace: list[LevelTrace] = []
+        if not self.searcher.most_answers(request):
+            return trace, SearchResult.empty(1, 0)
+        (batch,) = self._scored(encoded, request)
+        return trace, self._search_batch(batch, request, trace)
+
+    def follow(
+        self, encoded: EncodedQueries, request: SearchRequest, doc_ids: Sequence[Sequence[str]]
+    ) -> tuple[Tensor, Tensor]:
+        """Return generative, dense: [queries, documents, depth] scores of the nodes on the paths to each query's documents."""
+        rows = torch.tensor([self.documents.rows_of(own, "doc_ids") for own in doc_ids])
+        positions = torch.from_numpy(self.tree.positions).long()[rows]
+        shape = (encoded.count, positions.shape[1], self.tree.depth)
+        generative, dense = torch.empty(shape), torch.empty(shape)
+        for batch in self._scored(encoded, request):
+            own = positions[batch.rows].to(self.searcher.device)
+            found = self.searcher.follow(self.searcher.score(batch, request), request, own)
+            generative[batch.rows], dense[batch.rows] = (each.to("cpu", torch.float32) for each in found)
+        return generative, dense
+
+    def candidates(self, encoded: EncodedQueries, result: SearchResult, *, features: bool) -> Candidates:
+        """Return the documents of a search result as candidates for rerankers."""
+        temperature = self.search_config.ann_temperature
+        return candidates_of(
+            self.tree, self.documents, self.searcher, self.lexical, encoded, result, temperature, features=features
+        )
+
+    def hits(self, result: SearchResult) -> list[Hits]:
+        """Return the hits of each query of a search result."""
+        positions = result.positions.numpy(force=True)
+        found = np.maximum(positions, 0)
+        _, digits = self.tree.paths(found.ravel())
+        docids = [tuple(digit for digit in own if digit >= 0) for own in digits.tolist()]
+        doc_ids, titles = (self.documents.values_of(name, self.tree.doc_rows[found]) for name in ("doc_id", "title"))
+        answers, k, scores = [], positions.shape[1], result.scores.tolist()
+        for row, (count, exact) in enumerate(zip((positions >= 0).sum(axis=1), result.exact.tolist(), strict=True)):
+            own = docids[row * k : row * k + k]
+            fields = zip(range(1, count + 1), scores[row], doc_ids[row], titles[row], own, strict=False)
+            answers.append(Hits([Hit(*each) for each in fields], exact))
+        return answers
+
+    def as_run(self, query_ids: Sequence[str], result: SearchResult) -> dict[str, dict[str, float]]:
+        """Return {query_id: {doc_id: score}} of a result with one row per query."""
+        return {
+            query_id: {hit.doc_id: hit.score for hit in own}
+            for query_id, own in zip(query_ids, self.hits(result), strict=True)
+        }
+
+    def _scored(self, encoded: EncodedQueries, request: SearchRequest) -> Iterator[QueryBatch]:
+        weight, extra_scores = request.config.lexical_weight, request.extra_scores
+        return with_scores(encoded, self.tree.doc_rows, self.lexical, weight, extra_scores)
+
+    def _search_batch(
+        self, batch: QueryBatch, request: SearchRequest, trace: list[LevelTrace] | None = None
+    ) -> SearchResult:
+        """Search a batch; if the request is exact, repeat with wider beams for the queries not yet certified."""
+        result = self._search_once(batch, request, trace)
+        for wider in self._wider(request) if request.exact else ():
+            if result.exact.all():
+                break
+            open_ = (~result.exact).nonzero()[:, 0]
+            if trace is not None:
+                trace.clear()
+            result.put(open_, self._search_once(batch.select(open_), wider, trace))
+        if not torch.isfinite(result.scores).all():  # a certificate on such scores would mean nothing
+            config = request.config
+            raise ValueError(
+                f"Scores overflow with ann_temperature {config.ann_temperature:g} and lexical_weight "
+                f"{config.lexical_weight:g}; choose values closer to the scale of the scores."
+            )
+        return result
+
+    def _search_once(
+        self, batch: QueryBatch, request: SearchRequest, trace: list[LevelTrace] | None = None
+    ) -> SearchResult:
+        queries = self.searcher.score(batch, request)
+        if trace is None and self.graphs is not None:
+            return self.graphs.search(queries, request)
+        return self.searcher.search(queries, request, trace)
+
+    def _wider(self, request: SearchRequest) -> Iterator[SearchRequest]:
+        """Yield the request with beams four times as wide each time, within `max_expansions` in total."""
+        width = request.config.beam_width
+        spent = self.tree.expansions(width)
+        while (spent := spent + self.tree.expansions(width := 4 * width)) <= request.max_expansions:
+            yield dataclasses.replace(request, config=dataclasses.replace(request.config, beam_width=width))

@@ -1,0 +1,144 @@
+"""The systems that are compared: each returns a run of one split of a collection, with weights chosen on the dev queries.
+
+Knows nothing of measures or tables.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contrastive.blocks import DocumentTexts
+from contrastive.encoder import Encoder
+from docids.collection import Collection
+from docids.lexical import BM25
+from docids.processes import ALONE, Processes
+from dsi.retriever import GenerativeRetriever
+from dsi.search.queries import EncodedQueries
+from dsi.tuning import DEPTH, choose
+from eval.baselines import dense_run, tune_bm25
+from eval.fusion import best_weight, interpolate
+
+Run = dict[str, dict[str, float]]
+_BATCH = 128
+"""Queries searched at a time."""
+DECODER_ALONE: dict[str, Any] = {"alpha": 1.0, "beta": 0.0, "lexical_weight": 0.0}
+
+
+class WordSystems:
+    """BM25 over the documents, tuned on dev.
+
+    Args:
+        collection: the documents and queries.
+        texts: one per document; title and full text by default.
+        tuned: choose k1 and b on dev (not if dev itself is measured).
+    """
+
+    def __init__(self, collection: Collection, texts: list[str] | None = None, *, tuned: bool = True) -> None:
+        self.collection = collection
+        self.bm25 = BM25(collection.documents["doc_id"], texts or collection.full_texts())
+        if tuned and collection.qrels["dev"]:
+            tune_bm25(self.bm25, collection.query_texts("dev"), collection.qrels["dev"])
+
+    @property
+    def options(self) -> dict[str, float]:
+        """The settings k1 and b."""
+        return {"k1": self.bm25.k1, "b": self.bm25.b}
+
+    def run(self, split: str) -> Run:
+        """Return the top hundred documents of each query of a split."""
+        return self.bm25.run(self.collection.query_texts(split), DEPTH)
+
+
+class DenseSystems:
+    """Flat and approximate dense search with an encoder.
+
+    Args:
+        collection: the documents and queries.
+        encoder: of the queries.
+        embeddings: [documents, dim] in collection order; computed by the encoder by default.
+    """
+
+    def __init__(self, collection: Collection, encoder: Encoder, embeddings: NDArray[np.float32] | None = None) -> None:
+        self.collection, self.encoder = collection, encoder
+        if embeddings is None:
+            embeddings = encoder.encode(DocumentTexts(encoder, collection.documents)[:], "document", progress=True)
+        self.embeddings = embeddings
+
+    def run(self, split: str, encoded: NDArray[np.float32] | None = None, *, approximate: bool = False) -> Run:
+        """Return the top hundred documents of each query of a split; `encoded`: [queries, dim], if they are at hand."""
+        queries, doc_ids = self.collection.query_texts(split), self.collection.documents["doc_id"][:]
+        if encoded is None:
+            encoded = self.encoder.encode(self.encoder.query_texts(list(queries.values())), "query")
+        return dense_run(list(queries), encoded, doc_ids, self.embeddings, DEPTH, approximate=approximate)
+
+
+class IndexSystems:
+    """An index searched with any options, and the dense search of its own encoder.
+
+    Args:
+        collection: the documents and queries.
+        retriever: the index.
+        processes: share the searching; each gets the whole run.
+    """
+
+    def __init__(self, collection: Collection, retriever: GenerativeRetriever, processes: Processes = ALONE) -> None:
+        self.collection, self.retriever, self.processes = collection, retriever, processes
+        tree = retriever.tree
+        self.dense = DenseSystems(collection, retriever.encoder, tree.embeddings[tree.positions])
+        self._encoded: dict[tuple[str, int], EncodedQueries] = {}
+
+    def run(self, split: str, k: int = DEPTH, **options: Any) -> Run:
+        """Return the top k documents of each query of a split under some search options; the index's own by default."""
+
+        def search(own: dict[str, str]) -> Run:
+            return self.retriever.run(self.encode(split, own), k, **options)
+
+        return self.processes.merge(self.collection.query_texts(split), search)
+
+    def run_dense(self, split: str) -> Run:
+        """Return the top hundred documents of each query of a split by flat dense search."""
+        return self.dense.run(split, self.encode(split, self.collection.query_texts(split)).embeddings.float().numpy())
+
+    def scores(self, split: str, doc_ids: Mapping[str, str], **options: Any) -> dict[str, float]:
+        """Return {query_id: score of one given document}, whether or not a search finds it."""
+        encoded = self.encode(split, self.collection.query_texts(split))
+        own = [[doc_ids[query_id]] for query_id in encoded.query_ids]
+        generative, dense = self.retriever.follow(encoded, own, **options)
+        return dict(zip(encoded.query_ids, (generative + dense)[:, 0, -1].tolist(), strict=True))
+
+    def encode(self, split: str, own: Mapping[str, str]) -> EncodedQueries:
+        """Return queries of a split, all or this process's share, encoded once."""
+        key = split, len(own)
+        if key not in self._encoded:
+            self._encoded[key] = self.retriever.encode_queries(
+                own, batch_size=_BATCH, show_progress=self.processes.is_main
+            )
+        return self._encoded[key]
+
+    def tune(self, fusion: str, *, lexical: bool = False, decoder: bool = True) -> dict[str, Any]:
+        """Return the best search options on dev, with or without BM25 and the decoder; without dev queries, the index's own.
+
+        All processes get those of rank 0, in case scores differ in the last digit.
+        """
+        if not self.collection.qrels["dev"]:
+            own = self.retriever.search_config
+            alpha, lexical_weight = own.alpha if decoder else 0.0, own.lexical_weight if lexical else 0.0
+            return {"fusion": fusion, "alpha": alpha, "lexical_weight": lexical_weight}
+        dev = self.encode("dev", self.collection.query_texts("dev"))
+        tuning = choose(self.retriever, self.collection, dev, fusion, lexical=lexical, decoder=decoder)
+        return self.processes.first(tuning.best)
+
+    @cached_property
+    def post_hoc_weight(self) -> float:
+        """Weight of the decoder's scores in `post_hoc`, chosen on dev."""
+        if not self.collection.qrels["dev"]:
+            return 0.0
+        decoder = self.run("dev", **DECODER_ALONE)
+        return self.processes.first(best_weight(self.run_dense("dev"), decoder, self.collection.qrels["dev"])[0])
+
+    def post_hoc(self, split: str) -> Run:
+        """Return the runs of dense search and of the decoder, interpolated after the search."""
+        return interpolate(self.run_dense(split), self.run(split, **DECODER_ALONE), self.post_hoc_weight)

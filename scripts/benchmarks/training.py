@@ -1,0 +1,103 @@
+"""`dsi benchmark-training`: a step of our decoder training against the same step with transformers' T5 decoder, in one run.
+
+Both use the same random model without dropout, the same encoder states and the same loss; forward and backward, no optimizer.
+Steps alternate, and medians are reported. Theirs projects the states of every token to keys and values; ours does not
+(`dsi.generator.model`).
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from docids.clustering import DocidsConfig, build_tree
+from docids.storage import write_json
+from dsi.generator.config import GeneratorConfig, ObjectiveConfig
+from dsi.generator.model import DocidGenerator
+from dsi.generator.reference import transformers_loss
+from dsi.provenance import provenance
+from dsi.training.objective import GeneratorLoss
+from scripts.arguments import parser, quiet_libraries
+from scripts.benchmarks.timing import alternate
+from scripts.main import run_command
+
+CPU = torch.device("cpu")
+SHAPES = {
+    "small": (GeneratorConfig(decoder="", num_layers=2, num_heads=6, dropout=0.0), 384, 128),
+    "t5-base": (GeneratorConfig(decoder="", num_layers=12, num_heads=12, dropout=0.0), 768, 16),
+}
+"""{name: (decoder, width of the states, batch size)}."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and print a table; write JSON where asked."""
+    given = parser("benchmark-training", __doc__)
+    given.add_argument("--shapes", nargs="+", choices=tuple(SHAPES), default=list(SHAPES))
+    given.add_argument("--tokens", nargs="+", type=int, default=[16, 128], help="of a text")
+    given.add_argument("--documents", type=int, default=10_000)
+    given.add_argument("--rounds", type=int, default=5)
+    given.add_argument("--results", type=Path, help="write the table as JSON")
+    arguments = given.parse_args(argv)
+    quiet_libraries()
+    print("ms/step   tokens  bfloat16  transformers     ours  ratio  same loss")
+    rows = []
+    for shape in arguments.shapes:
+        for tokens in arguments.tokens:
+            for bf16 in (False, True):
+                row = measure(shape, tokens, bf16, arguments.documents, arguments.rounds)
+                rows.append(row)
+                print(
+                    f"{shape:8} {tokens:7}  {bf16!s:>8}  {row['transformers_ms']:12.0f} {row['ours_ms']:8.0f}"
+                    f"  {row['ratio']:4.1f}x  {'yes' if row['same_loss'] else 'NO'}",
+                    flush=True,
+                )
+    if arguments.results:
+        write_json(arguments.results, {**provenance(), "rows": rows})
+
+
+def measure(shape: str, tokens: int, bf16: bool, documents: int, rounds: int) -> dict[str, Any]:
+    """One row: milliseconds of a step of both, their ratio, and whether the losses agree within one percent."""
+    torch.manual_seed(0)
+    config, width, batch = SHAPES[shape]
+    tree = build_tree(np.zeros((documents, 8), dtype=np.float32), DocidsConfig(method="random"))
+    generator = DocidGenerator.create(config, tree, width)
+    states, mask = torch.randn(batch, tokens, width), torch.ones(batch, tokens, dtype=torch.bool)
+    positions = torch.randint(documents, (batch,))
+    loss = GeneratorLoss(generator, tree, ObjectiveConfig(), CPU)
+
+    def ours() -> Tensor:
+        return loss(generator, {"token_states": states, "states_mask": mask}, positions[:, None], {}, 0.0)
+
+    def theirs() -> Tensor:
+        return transformers_loss(generator, tree, states, mask, positions)
+
+    def step(forward: Callable[[], Tensor]) -> Callable[[], float]:
+        def run() -> float:
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+                value = forward()
+            value.backward()  # type: ignore[no-untyped-call]
+            generator.zero_grad()
+            return value.item()
+
+        return run
+
+    seconds, losses = alternate([step(theirs), step(ours)], rounds)
+    return {
+        "shape": shape,
+        "batch": batch,
+        "documents": documents,
+        "tokens": tokens,
+        "bfloat16": bf16,
+        "transformers_ms": round(1000 * seconds[0], 1),
+        "ours_ms": round(1000 * seconds[1], 1),
+        "ratio": round(seconds[0] / seconds[1], 2),
+        "same_loss": abs(losses[0] - losses[1]) < 0.01 * losses[0],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, sys.argv[1:]))

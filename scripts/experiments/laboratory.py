@@ -1,0 +1,230 @@
+"""Trains and measures the rows of `scripts.experiments.tables` over one collection; rows share the stages they have in common.
+
+Under `accelerate launch` all processes train and search, and the first one writes and prints. Knows nothing of what is compared
+with what: tables and experiments say that.
+"""
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from contrastive.blocks import DocumentTexts
+from contrastive.encoder import Encoder
+from docids.collection import Collection
+from docids.storage import digest
+from docids.tree import DocidTree
+from dsi.config import Config
+from dsi.launch import launch
+from dsi.pipeline import TrainingRun
+from dsi.provenance import provenance
+from dsi.retriever import GenerativeRetriever
+from dsi.stages import stage_seconds
+from dsi.systems import DECODER_ALONE, DenseSystems, IndexSystems, Run, WordSystems
+from eval.fusion import reciprocal_rank_fusion
+from eval.protocol import measure_system, overlap_splits
+from scripts.experiments.rows import Rows, write_table
+from scripts.experiments.tables import Row
+
+SPLIT = "test"
+
+
+@dataclass
+class Laboratory:
+    """Trains and measures rows over one collection into one folder.
+
+    Args:
+        collection: what is trained and tested on.
+        base: configuration of DR-SCL+QG.
+        output: the folder of everything that is written.
+        device: of encoder and decoder.
+
+    Attributes:
+        processes: that share the work.
+    """
+
+    collection: Collection
+    base: Config
+    output: Path
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.collection.qrels[SPLIT]:
+            raise ValueError(f"{self.collection.folder} has no queries to measure on; add qrels/{SPLIT}.tsv.")
+        self.processes = launch(self.device)
+        self._index: tuple[Config, IndexSystems] | None = None
+
+    def say(self, text: str) -> None:
+        """Print on the first process only."""
+        if self.processes.is_main:
+            print(text, flush=True)
+
+    def measure(self, table: str, row: Row, seed: int) -> None:
+        """Train and measure one row under one seed, unless OUTPUT/TABLE.json has it."""
+        config, rows = self.config(row, seed), Rows(self.output / f"{table}.json")
+        key = digest([row.method, dataclasses.asdict(config), self.collection.digest])
+        if self.processes.first(rows.find(row.name, seed, key) is not None and (row.name, seed) in rows.values()):
+            return
+        self.say(f"{table}, seed {seed}: {row.name}")
+        started = time.perf_counter()
+        run, options = METHODS[row.method](self, config)
+        if not self.processes.is_main:
+            return
+        result = measure_system(row.name, run, self.collection.qrels[SPLIT])
+        record = {
+            **self._record(row.name, seed, key),
+            "queries": {split: len(query_ids) for split, query_ids in self._splits.items()},
+            "measures": result.means(self._splits),
+            "settings": dict(options),
+            "seconds": {"in all": round(time.perf_counter() - started), **self._seconds(config)},
+            **provenance(),
+            "config": dataclasses.asdict(config),
+        }
+        rows.put(record, result.values)
+
+    def table(self, table: str, seeds: Sequence[int]) -> str:
+        """Markdown of the rows that have been measured under these seeds, written to OUTPUT; "" if there are none."""
+        return write_table(self.output, table, seeds) if (self.output / f"{table}.json").exists() else ""
+
+    def kept(
+        self, experiment: str, name: str, seed: int, config: Config, measure: Callable[[], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """The result of `measure` as a row of OUTPUT/EXPERIMENT.json; read from there if it was measured before.
+
+        Args:
+            experiment: name of the file.
+            name: of the row.
+            seed: of the row.
+            config: what the result depends on, beside the collection.
+            measure: called where the row is missing.
+        """
+        rows, key = (
+            Rows(self.output / f"{experiment}.json"),
+            digest([name, dataclasses.asdict(config), self.collection.digest]),
+        )
+        record: dict[str, Any] | None = self.processes.first(rows.find(name, seed, key))
+        if record is None:
+            self.say(f"{experiment}: {name}")
+            record = {**self._record(name, seed, key), **provenance(), "found": measure()}
+            if self.processes.is_main:
+                rows.put(record)
+        found: dict[str, Any] = record["found"]
+        return found
+
+    def config(self, row: Row, seed: int) -> Config:
+        """The base with a row's changes; rows without pseudo-queries train as many steps as those with them."""
+        seeds = {section: {"seed": seed} for section in ("pseudo_queries", "contrastive", "docids", "training")}
+        config = self.base.with_changes(seeds).with_changes(row.changes)
+        if config.examples.pseudo_queries_per_document or config.objective.dense_temperature:
+            return config
+        steps = self._examples(self.base.examples.pseudo_queries_per_document) / self._examples(0)
+        return config.with_changes({"training": {"epochs": config.training.epochs * steps}})
+
+    def _examples(self, pseudo_queries: int) -> int:
+        return (1 + pseudo_queries) * len(self.collection.documents) + len(self.collection.pairs("train"))
+
+    def _record(self, name: str, seed: int, key: str) -> dict[str, Any]:
+        """What every row says of itself first."""
+        collection = {"name": self.collection.folder.name, "digest": self.collection.digest}
+        return {"row": name, "seed": seed, "key": key, "collection": collection}
+
+    # The parts of methods.
+
+    @cached_property
+    def words(self) -> WordSystems:
+        """BM25 over the whole texts."""
+        return WordSystems(self.collection)
+
+    def cut_words(self, config: Config) -> WordSystems:
+        """BM25 over the part of the texts that the encoder reads."""
+        encoder = Encoder.load(config.encoder, device=self.device)
+        return WordSystems(self.collection, DocumentTexts(encoder, self.collection.documents)[:])
+
+    def dense(self, config: Config) -> DenseSystems:
+        """Dense search with the encoder of a configuration; no decoder is trained."""
+        tree, encoder = self.tree(config), self._training(config).encoder()
+        return DenseSystems(self.collection, encoder, tree.embeddings[tree.positions])
+
+    def index(self, config: Config) -> IndexSystems:
+        """The trained index of a configuration; the last one stays in memory."""
+        if self._index is None or self._index[0] != config:
+            run = self._training(config)
+            run.all_stages()
+            retriever = GenerativeRetriever.from_pretrained(run.folder, device=self.device)
+            self._index = config, IndexSystems(self.collection, retriever, self.processes)
+        return self._index[1]
+
+    def tree(self, config: Config) -> DocidTree:
+        """The docids of a configuration; no decoder is trained."""
+        run = self._training(config)
+        run.generate_queries()
+        run.train_encoder()
+        run.build_docids()
+        return run.tree()
+
+    def training(self, config: Config) -> dict[str, float]:
+        """Loss, steps and seconds of training the decoder."""
+        record: dict[str, float] = json.loads((self._folder(config) / "generator" / "training.json").read_text())
+        return record
+
+    def _folder(self, config: Config) -> Path:
+        return self.output / "runs" / digest(dataclasses.asdict(config))[:16]
+
+    def _training(self, config: Config) -> TrainingRun:
+        return TrainingRun(self._folder(config), self.collection, config, self.device, store=self.output / "store")
+
+    def _seconds(self, config: Config) -> dict[str, float]:
+        return stage_seconds(self._folder(config))
+
+    @cached_property
+    def _splits(self) -> dict[str, list[str]]:
+        return overlap_splits(self.collection.qrels[SPLIT], self.collection.overlap_documents(SPLIT))
+
+
+Method = Callable[[Laboratory, Config], tuple[Run, Mapping[str, Any]]]
+
+
+def _fusion(fusion: str, *, lexical: bool = False, decoder: bool = True) -> Method:
+    """Search with the weights that are best on dev."""
+
+    def method(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
+        index = laboratory.index(config)
+        options = index.tune(fusion, lexical=lexical, decoder=decoder)
+        return index.run(SPLIT, **options), options
+
+    return method
+
+
+def _post_hoc(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
+    index = laboratory.index(config)
+    return index.post_hoc(SPLIT), {"weight": index.post_hoc_weight}
+
+
+def _bm25_cut(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
+    words = laboratory.cut_words(config)
+    return words.run(SPLIT), words.options
+
+
+def _rrf(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
+    runs = [laboratory.words.run(SPLIT), laboratory.dense(config).run(SPLIT)]
+    return reciprocal_rank_fusion(runs), {"k": 60}
+
+
+METHODS: dict[str, Method] = {
+    "bm25": lambda laboratory, _: (laboratory.words.run(SPLIT), laboratory.words.options),
+    "bm25-cut": _bm25_cut,
+    "dense": lambda laboratory, config: (laboratory.dense(config).run(SPLIT), {}),
+    "hnsw": lambda laboratory, config: (laboratory.dense(config).run(SPLIT, approximate=True), {}),
+    "rrf": _rrf,
+    "decoder": lambda laboratory, config: (laboratory.index(config).run(SPLIT, **DECODER_ALONE), DECODER_ALONE),
+    "paper": _fusion("paper"),
+    "bound": _fusion("bound"),
+    "hybrid": _fusion("bound", lexical=True),
+    "dense+bm25": _fusion("bound", lexical=True, decoder=False),
+    "post-hoc": _post_hoc,
+}
+"""How a row answers the test queries: {name: function of laboratory and configuration -> run, options worth knowing}."""

@@ -1,0 +1,115 @@
+"""The rows of DR-SCL's tables, as changes to one base configuration and a way to search.
+
+The base is the system with pseudo-queries (QG); a row says what it does differently. Knows nothing of training and searching:
+`scripts.experiments.laboratory` does both.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Changes = Mapping[str, Mapping[str, Any]]
+
+NO_QG: Changes = {"pseudo_queries": {"method": "none"}, "examples": {"pseudo_queries_per_document": 0}}
+WHOLE: Changes = {"contrastive": {"loss": "none"}, "training": {"train_encoder": True}}
+UNTRAINED: Changes = {"contrastive": {"loss": "none"}}
+DPR: Changes = {"contrastive": {"loss": "dpr"}}
+ON_DENSE: Changes = {
+    "objective": {"dense_temperature": 0.03},
+    "examples": {"documents": False, "pseudo_queries_per_document": 0},
+}
+DISTILLED: Changes = {"objective": {"dense_temperature": 0.03, "distillation": 0.5}}
+EIGHTEEN: Changes = {"pseudo_queries": {"per_document": 18}, "examples": {"pseudo_queries_per_document": 18}}
+UNTRAINED_DOCIDS: Changes = {"docids": {"cluster_on": "untrained"}}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table.
+
+    Attributes:
+        name: as the table shows it.
+        method: how it answers queries, a key of `scripts.experiments.laboratory.METHODS`.
+        changes: settings that differ from the base, {section: {setting: value}}.
+        published: key of `eval.report.PUBLISHED`.
+    """
+
+    name: str
+    method: str
+    changes: Changes = field(default_factory=dict)
+    published: str = ""
+
+
+def _both(*several: Changes) -> Changes:
+    merged: dict[str, dict[str, Any]] = {}
+    for changes in several:
+        for section, settings in changes.items():
+            merged.setdefault(section, {}).update(settings)
+    return merged
+
+
+def _cut(length: int) -> Changes:
+    return {"encoder": {"document_length": length}}
+
+
+TABLES: dict[str, tuple[Row, ...]] = {
+    "table3": (
+        Row("BM25, title + whole text", "bm25", published="BM25"),
+        Row("BM25, title + cut text", "bm25-cut"),
+        Row("Dense, before contrastive training", "dense", UNTRAINED),
+        Row("DPR", "dense", DPR, "DPR"),
+        Row("DPR, HNSW", "hnsw", DPR),
+        Row("DPR, hard negatives", "dense", _both(DPR, {"contrastive": {"hard_negatives": 1}})),
+        Row("DSI", "decoder", _both(WHOLE, NO_QG), "DSI"),
+        Row("DSI+QG", "decoder", WHOLE, "DSI+QG"),
+        Row("DR-SCL (beta=0)", "decoder", NO_QG, "DR-SCL (beta=0)"),
+        Row("DR-SCL+QG (beta=0)", "decoder", published="DR-SCL+QG (beta=0)"),
+        Row("DR-SCL+QG, fused (paper)", "paper", published="DR-SCL+QG"),
+        Row("Dense, after contrastive training", "dense"),
+        Row("RRF of BM25 and dense", "rrf"),
+        Row("Dense + BM25", "dense+bm25", ON_DENSE),  # the decoder that trains fastest; it is not used
+        Row("DR-SCL+QG, dense + decoder after search", "post-hoc"),
+        Row("DR-SCL+QG, fused (bound)", "bound"),
+        Row("DR-SCL+QG, fused (bound) + BM25", "hybrid"),
+        Row("DR-SCL on top of dense, fused (bound)", "bound", ON_DENSE),
+        Row("DR-SCL on top of dense, fused (bound) + BM25", "hybrid", ON_DENSE),
+        Row("DR-SCL+QG, distilled (beta=0)", "decoder", DISTILLED),
+        Row("DR-SCL+QG, distilled, fused (bound)", "bound", DISTILLED),
+        Row("DR-SCL+QG, random docids (beta=0)", "decoder", {"docids": {"method": "random"}}),
+        Row("DR-SCL+QG, docids of query means (beta=0)", "decoder", {"docids": {"cluster_on": "queries"}}),
+        Row("DR-SCL+QG, 18 pseudo-queries a document (beta=0)", "decoder", EIGHTEEN),
+        Row("DR-SCL+QG, 18 pseudo-queries a document, fused (bound)", "bound", EIGHTEEN),
+        Row("DR-SCL+QG, documents cut at 32 tokens (beta=0)", "decoder", _cut(32)),
+        Row("DR-SCL+QG, documents cut at 32 tokens, fused (bound)", "bound", _cut(32)),
+        Row("DR-SCL+QG, documents cut at 64 tokens (beta=0)", "decoder", _cut(64)),
+        Row("DR-SCL+QG, documents cut at 64 tokens, fused (bound)", "bound", _cut(64)),
+        Row(
+            "DR-SCL+QG, two segments of 64 tokens (beta=0)",
+            "decoder",
+            _both(_cut(64), {"examples": {"document_segments": 2}}),
+        ),
+    ),
+    "table4": (
+        Row(
+            "no pre-training (random weights)",
+            "decoder",
+            _both(NO_QG, UNTRAINED, {"encoder": {"pretrained": False}}),
+            "T5",
+        ),
+        Row("sentence encoder", "decoder", _both(NO_QG, UNTRAINED), "Sentence-T5"),
+        Row("+ DPR loss", "decoder", _both(NO_QG, DPR, UNTRAINED_DOCIDS), "+ DPR loss"),
+        Row("+ SCL loss", "decoder", _both(NO_QG, UNTRAINED_DOCIDS), "+ SCL loss"),
+    ),
+    "table5": (
+        Row("docids by the sentence encoder", "decoder", _both(NO_QG, UNTRAINED_DOCIDS), "docids by Sentence-T5"),
+        Row("docids by the SCL encoder", "decoder", NO_QG, "docids by the SCL encoder"),
+    ),
+}
+"""The tables of the paper, a row a system; rows of table3 without `published` are not in the paper."""
+
+REFERENCES = {
+    "table3": "RRF of BM25 and dense",
+    "table4": "sentence encoder",
+    "table5": "docids by the sentence encoder",
+}
+"""The row that the others of a table are tested against."""

@@ -1,0 +1,31 @@
+"""`dsi explain`: print a search level by level as a tree: nodes kept and pruned, with both scores.
+
+Takes the options of `dsi search`. From Python: `retriever.explain`.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from scripts.arguments import add_device, add_search_options, parser, quiet_libraries, search_options
+from scripts.main import run_command
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the tree of one search."""
+    arguments = parser("explain", __doc__)
+    arguments.add_argument("run", type=Path, metavar="RUN", help="an index")
+    arguments.add_argument("query", metavar="QUERY", help="a text")
+    arguments.add_argument("-k", type=int, default=5, help="documents")
+    add_search_options(arguments, methods=False)  # only a beam can be explained
+    add_device(arguments, dtype=True)
+    given = arguments.parse_args(argv)
+    quiet_libraries()
+    from dsi.retriever import GenerativeRetriever
+
+    retriever = GenerativeRetriever.from_pretrained(given.run, device=given.device, dtype=given.dtype)
+    print(retriever.explain(given.query, given.k, **search_options(given)))
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, sys.argv[1:]))

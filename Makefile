@@ -1,11 +1,12 @@
 # make example   train, measure and search the collection that ships (needs make and Python >= 3.10)
 # make test      the test suite, offline
 # make lint      ruff and mypy
+# make docs      the documentation site, into site/
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: example test lint clean
+.PHONY: example test lint docs clean
 
 example: .venv/installed
 	$(BIN)/dsi example
@@ -18,11 +19,14 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: .venv/installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[example,dev]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[example,dev,docs]"
 	touch $@
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv runs site

@@ -1,0 +1,164 @@
+"""The site's pictures that are not results: `python docs/pictures.py RUN` writes them into docs/pictures.
+
+* beam.svg: a real search, drawn from `retriever.explain` of the index in RUN (`dsi example` makes it);
+* targets.svg: a tree of eight documents with the best probability below each node (Zhuo et al. 2020, Figure 1);
+* beam-widths.svg: quality and time by beam width (experiments/nq10k.md).
+"""
+
+import sys
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+
+import matplotlib
+from matplotlib.figure import Figure
+
+import dsi
+from dsi.search.explanation import ExplainedNode
+
+FOLDER = Path(__file__).parent / "pictures"
+QUERY = "which capitals are on the danube"
+BEAM_WIDTHS = {10: (87.30, 99.05, 94.6, 3.9), 20: (87.30, 99.05, 100.0, 9.6), 50: (87.30, 99.05, 100.0, 38.0)}
+"""{beam width: Hit@1, Hit@10, certified %, ms a query}: NQ passages, nq10k-small, `dsi evaluate --beam-widths 10 20 50`."""
+
+KEPT, ANSWER, PRUNED, TEXT, LINE = "#3f51b5", "#c75300", "#757575", "#212121", "#c5cae9"
+ROW, COLUMN = 26, 225
+
+
+@dataclass
+class Box:
+    """A node of a drawn tree: its text, its colour, the nodes below it."""
+
+    text: str
+    colour: str
+    children: list["Box"] = field(default_factory=list)
+
+
+def beam_box(node: ExplainedNode) -> Box:
+    """An explained node with what was kept below it, the best pruned node, and how many more there were."""
+    colour = ANSWER if node.rank else KEPT if node.kept else PRUNED
+    what = node.label if node.documents == 1 else f"{node.documents} documents"
+    mark = f"#{node.rank} " if node.rank else ""
+    digits = ".".join(map(str, node.digits))
+    return Box(f"{mark}{digits} · {what} · {node.score:.2f}", colour, beam_boxes(node.children))
+
+
+def beam_boxes(nodes: list[ExplainedNode]) -> list[Box]:
+    """The kept nodes in order of score, then the pruned ones in one line."""
+    kept = [beam_box(node) for node in nodes if node.kept]
+    pruned = [node for node in nodes if not node.kept]
+    if pruned:
+        kept.append(Box(f"{len(pruned)} pruned, best {max(node.score for node in pruned):.2f}", PRUNED))
+    return kept
+
+
+def tree_svg(root: Box, title: str, column: int = COLUMN) -> str:
+    """The tree from left to right, a column a level, as SVG text."""
+    parts: list[str] = []
+
+    def draw(box: Box, depth: int, row: float) -> tuple[float, float]:
+        """Draws the box below row `row`; returns its own row and the next free one."""
+        free, ends = row, []
+        for child in box.children:
+            own, free = draw(child, depth + 1, free)
+            ends.append(own)
+        y = (ends[0] + ends[-1]) / 2 if ends else row
+        x = 16 + depth * column
+        for end in ends:
+            start_x, start_y, end_x, end_y = x + column - 34, 44 + y * ROW, x + column - 6, 44 + end * ROW
+            middle = (start_x + end_x) / 2
+            parts.append(
+                f'<path d="M{start_x} {start_y:.0f}C{middle} {start_y:.0f} {middle} {end_y:.0f} {end_x} {end_y:.0f}" '
+                f'fill="none" stroke="{LINE}" stroke-width="1.5"/>'
+            )
+        weight = ' font-weight="600"' if box.colour == ANSWER else ""
+        parts.append(f'<circle cx="{x}" cy="{44 + y * ROW:.0f}" r="4" fill="{box.colour}"/>')
+        fill = PRUNED if box.colour == PRUNED else TEXT
+        parts.append(f'<text x="{x + 9}" y="{48 + y * ROW:.0f}" fill="{fill}"{weight}>{escape(box.text)}</text>')
+        return y, max(free, row + 1)
+
+    _, rows = draw(root, 0, 0.0)
+    width, height = 60 + column * depth_of(root), 44 + rows * ROW
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:.0f}" width="{width}" '
+        f'font-family="system-ui, sans-serif" font-size="13">\n'
+        f'<rect width="100%" height="100%" rx="8" fill="#ffffff"/>\n'
+        f'<text x="12" y="24" fill="{TEXT}" font-size="14" font-weight="600">{escape(title)}</text>\n'
+        + "\n".join(parts)
+        + "\n</svg>\n"
+    )
+
+
+def depth_of(box: Box) -> int:
+    """Levels of a drawn tree."""
+    return 1 + max((depth_of(child) for child in box.children), default=0)
+
+
+def beam_svg(run: Path) -> str:
+    """One search with a narrow beam, as a tree."""
+    retriever = dsi.GenerativeRetriever.from_pretrained(run, device="cpu")
+    explanation = retriever.explain(QUERY, k=3, beam_width=3)
+    root = Box(f"{len(retriever.documents)} documents", KEPT, beam_boxes(explanation.roots))
+    return tree_svg(root, f"“{QUERY}”: a beam of 3 (blue: kept, grey: pruned, orange: the answers)")
+
+
+def targets_svg() -> str:
+    """Eight documents; the way of a beam of one is orange."""
+
+    def leaf(name: str, value: str, best: bool = False) -> Box:
+        return Box(f"{name} · {value}", ANSWER if best else PRUNED)
+
+    left = Box(
+        "best below .8",
+        PRUNED,
+        [
+            Box("best below .8", PRUNED, [leaf("d1", ".8"), leaf("d2", ".3")]),
+            Box("best below .7", PRUNED, [leaf("d3", ".7"), leaf("d4", ".2")]),
+        ],
+    )
+    right = Box(
+        "best below .9",
+        ANSWER,
+        [
+            Box("best below .9", ANSWER, [leaf("d5", ".4"), leaf("d6", ".9", best=True)]),
+            Box("best below .5", PRUNED, [leaf("d7", ".5"), leaf("d8", ".4")]),
+        ],
+    )
+    root = Box("best below .9", ANSWER, [left, right])
+    return tree_svg(root, "A beam of one, guided by the best document below each node", 170)
+
+
+def beam_widths_figure(path: Path) -> None:
+    """Two panels: what a wider beam finds, and what it costs."""
+    figure = Figure(figsize=(7.5, 2.9), layout="constrained")
+    quality, cost = figure.subplots(1, 2)
+    widths = [str(width) for width in BEAM_WIDTHS]
+    hit1, hit10, certified, milliseconds = zip(*BEAM_WIDTHS.values(), strict=True)
+    for name, values, colour in (
+        ("certified exact", certified, ANSWER),
+        ("Hit@10", hit10, KEPT),
+        ("Hit@1", hit1, "#00796b"),
+    ):
+        quality.plot(widths, values, marker="o", label=name, color=colour)
+    quality.set(title="what it finds", xlabel="beam width", ylabel="percent", ylim=(84, 101.5))
+    quality.legend(loc="center right", fontsize="small")
+    bars = cost.bar(widths, milliseconds, color=KEPT, width=0.5)
+    cost.bar_label(bars, fmt="%g")
+    cost.set(title="what it costs", xlabel="beam width", ylabel="ms a query, after the encoder", ylim=(0, 43))
+    for axes in (quality, cost):
+        axes.spines[["top", "right"]].set_visible(False)
+    with matplotlib.rc_context({"svg.hashsalt": path.name}):  # the same file every time
+        figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    """Write the pictures; the beam from the index that the command line names."""
+    FOLDER.mkdir(exist_ok=True)
+    if len(sys.argv) > 1:
+        (FOLDER / "beam.svg").write_text(beam_svg(Path(sys.argv[1])), encoding="utf-8")
+    (FOLDER / "targets.svg").write_text(targets_svg(), encoding="utf-8")
+    beam_widths_figure(FOLDER / "beam-widths.svg")
+
+
+if __name__ == "__main__":
+    main()

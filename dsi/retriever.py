@@ -175,10 +175,13 @@ class GenerativeRetriever:
         return hits[0] if isinstance(queries, str) else hits
 
     @shows_options
-    def search_encoded(self, encoded: EncodedQueries, k: int = 10, **options: Unpack[SearchOptions]) -> SearchResult:
+    def search_encoded(
+        self, encoded: EncodedQueries, k: int = 10, *, show_progress: bool = False, **options: Unpack[SearchOptions]
+    ) -> SearchResult:
         """Return the tensors of `search`, rows in the order of the queries."""
         index = self._index
-        return index.search(encoded, index.request("search_encoded", k, options))
+        request = index.request("search_encoded", k, options)
+        return index.search(encoded, request, show_progress=show_progress)
 
     @shows_options
     def run(

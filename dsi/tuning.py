@@ -141,7 +141,13 @@ def _fused_weights(
     generative: Runs = {query_id: {} for query_id in encoded.query_ids}
     for alpha in progress(PROBES, "tuning", unit="search"):
         result = retriever.search_encoded(
-            encoded, PROBE_DEPTH, fusion="bound", alpha=alpha, lexical_weight=lexical_weight, beam_width=PROBE_DEPTH
+            encoded,
+            PROBE_DEPTH,
+            show_progress=True,
+            fusion="bound",
+            alpha=alpha,
+            lexical_weight=lexical_weight,
+            beam_width=PROBE_DEPTH,
         )
         log_p = dataclasses.replace(result, scores=result.generative / alpha)
         for query_id, found in retriever.as_run(encoded.query_ids, log_p).items():

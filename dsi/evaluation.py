@@ -8,6 +8,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from dsi.reranking import rerank
 from dsi.retriever import GenerativeRetriever
 from dsi.systems import DECODER_ALONE, DenseSystems, IndexSystems, Run, WordSystems
 from eval.fusion import reciprocal_rank_fusion
-from eval.measures import STANDARD_MEASURES
+from eval.measures import STANDARD_MEASURES, mean
 from eval.measures import evaluate as evaluate_run
 from eval.protocol import Splits, SystemResult, overlap_splits, randomisation_test, table
 
@@ -66,10 +67,9 @@ class Evaluation:
     def significance(self) -> str:
         """Return the differences of the index to every other row, in points, with p of paired randomisation tests."""
         lines = [f"{self.index} against (difference in points, p of a paired randomisation test):"]
-        for other in self.rows:
-            if other.name != self.index:
-                cells = [f"{name} {d:+.2f} (p={p:.4f})" for name, (d, p) in self._tests(other.name).items()]
-                lines.append(f"  {other.name}: {', '.join(cells)}")
+        for other, tests in self._tests.items():
+            cells = [f"{name} {d:+.2f} (p={p:.4f})" for name, (d, p) in tests.items()]
+            lines.append(f"  {other}: {', '.join(cells)}")
         return "\n".join(lines)
 
     def summary(self) -> str:
@@ -77,8 +77,8 @@ class Evaluation:
         first, ten = (100 * self._mean(self.index, name) for name in _TESTED)
         lines = [f"The index finds the document of {first:.1f} of 100 queries at rank 1, of {ten:.1f} in the top ten."]
         for name in (_DENSE_BM25, _RRF, _DENSE, "BM25"):
-            if any(row.name == name for row in self.rows):
-                difference, p = self._tests(name)["Hit@1"]
+            if name in self._tests:
+                difference, p = self._tests[name]["Hit@1"]
                 lines.append(f"  {name}: {100 * self._mean(name, 'Hit@1'):.0f} at rank 1; {_verdict(difference, p)}")
         return "\n".join(lines)
 
@@ -88,14 +88,17 @@ class Evaluation:
         write_json(Path(path), {**self.about, **more, "systems": systems})
 
     def _mean(self, name: str, measure_name: str) -> float:
-        values = self.row(name).values[measure_name]
-        return sum(values.values()) / max(len(values), 1)
+        return mean(self.row(name).values[measure_name])
 
-    def _tests(self, name: str) -> dict[str, tuple[float, float]]:
-        """Return {measure: (difference in points, p)} of the index against a row."""
-        own, other = self.row(self.index).values, self.row(name).values
-        tests = {tested: randomisation_test(own[tested], other[tested], rounds=10_000) for tested in _TESTED}
-        return {tested: (100 * difference, p) for tested, (difference, p) in tests.items()}
+    @cached_property
+    def _tests(self) -> dict[str, dict[str, tuple[float, float]]]:
+        """{row: {measure: (difference in points, p)}} of the index against every other row."""
+        own, found = self.row(self.index).values, {}
+        for row in self.rows:
+            if row.name != self.index:
+                tests = {name: randomisation_test(own[name], row.values[name], rounds=10_000) for name in _TESTED}
+                found[row.name] = {name: (100 * difference, p) for name, (difference, p) in tests.items()}
+        return found
 
 
 def _verdict(difference: float, p: float) -> str:
@@ -183,13 +186,13 @@ class _Systems:
             words = WordSystems(self.collection, tuned=self.split != "dev")
             return words.run(self.split), words.options
 
-        def before() -> tuple[Run, dict[str, Any]]:
-            encoder = Encoder.load(untrained or EncoderConfig(), device=str(self.retriever.device))
+        def dense_of(config: EncoderConfig) -> tuple[Run, dict[str, Any]]:
+            encoder = Encoder.load(config, device=str(self.retriever.device))
             return DenseSystems(self.collection, encoder).run(self.split), {}
 
         self._rows["BM25"] = bm25
         if untrained:
-            self._rows["Dense, before contrastive training"] = before
+            self._rows["Dense, before contrastive training"] = lambda: dense_of(untrained)
         self._rows[_DENSE] = lambda: (self.systems.run_dense(self.split), {})
         self._rows[_RRF] = lambda: (
             reciprocal_rank_fusion([self._runs["BM25"], self._runs[_DENSE]]),

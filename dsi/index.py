@@ -10,7 +10,7 @@ import dataclasses
 import json
 import platform
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -126,8 +126,7 @@ def check_no_updates(folder: Path, *, discard: bool = False) -> None:
         )
     if generation > 1:
         path.unlink(missing_ok=True)
-        for updated in (updated for name in _CHANGING for updated in folder.glob(f"{name}-*")):
-            shutil.rmtree(updated, ignore_errors=True)
+        _remove_generations(folder, _CHANGING)
 
 
 def load_index(
@@ -186,10 +185,15 @@ def write_update(
             "files": {**files, **_hashes(folder, list(parts.values()))},
         },
     )
-    for path in folder.iterdir():  # the previous generation, and leftovers of killed updates
-        if path.is_dir() and path.name.lstrip(".").startswith(_CHANGING) and path.name not in parts.values():
-            shutil.rmtree(path, ignore_errors=True)
+    _remove_generations(folder, parts.values())
     return int(generation)
+
+
+def _remove_generations(folder: Path, keep: Collection[str]) -> None:
+    """Remove the parts of other generations, and the leftovers of killed updates."""
+    for path in folder.iterdir():
+        if path.is_dir() and path.name.lstrip(".").startswith(_CHANGING) and path.name not in keep:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _hashes(folder: Path, parts: Sequence[str]) -> dict[str, str]:

@@ -168,11 +168,11 @@ class IndexSnapshot:
         return answers
 
     def as_run(self, query_ids: Sequence[str], result: SearchResult) -> dict[str, dict[str, float]]:
-        """Return {query_id: {doc_id: score}} of a result with one row per query."""
-        return {
-            query_id: {hit.doc_id: hit.score for hit in own}
-            for query_id, own in zip(query_ids, self.hits(result), strict=True)
-        }
+        """Return {query_id: {doc_id: score}} of a result whose rows are these queries."""
+        positions = result.positions.numpy(force=True)
+        doc_ids = self.documents.values_of("doc_id", self.tree.doc_rows[np.maximum(positions, 0)])
+        rows = zip(query_ids, doc_ids, result.scores.tolist(), (positions >= 0).sum(axis=1), strict=True)
+        return {query_id: dict(zip(own[:count], scores, strict=False)) for query_id, own, scores, count in rows}
 
     def _scored(self, encoded: EncodedQueries, request: SearchRequest) -> Iterator[QueryBatch]:
         weight, extra_scores = request.config.lexical_weight, request.extra_scores

@@ -240,7 +240,8 @@ class _Systems:
 
     def measure(self) -> tuple[list[SystemResult], dict[str, Run]]:
         """Search and measure every row."""
-        measures = [name for name in STANDARD_MEASURES if int(name.split("@")[1]) <= self.depth]
+        deepest = max(self.depth, ANSWERS)  # of fewer answers, Hit@10 is what they hold
+        measures = [name for name in STANDARD_MEASURES if int(name.split("@")[1]) <= deepest]
         qrels, results = self.collection.qrels[self.split], []
         for name, search in progress(list(self._rows.items()), "systems", unit="system", enabled=self._is_main):
             self._runs[name], options = search()

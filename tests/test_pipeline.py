@@ -466,6 +466,9 @@ def test_an_index_is_trained_tuned_measured_and_searched_from_python(config, bei
     deep = dsi.evaluate(retriever, collection, depth=40)
     assert deep.index.endswith(", beam 40")
     assert {len(own) for own in deep.runs[deep.index].values()} == {40}
+    shallow = dsi.evaluate(retriever, collection, depth=3)
+    assert {len(own) for own in shallow.runs[shallow.index].values()} == {3}
+    assert "in the top ten" in str(shallow)
 
     retriever.search_config = dataclasses.replace(retriever.search_config, alpha=0.9)
     tuning = dsi.tune(retriever, collection)

@@ -8,7 +8,8 @@ import json
 import logging
 import random
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -86,9 +87,9 @@ class Collection:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of all its files; results are recomputed when it changes."""
+        """sha256 of all its files and of the choice of dev queries; results are recomputed when it changes."""
         files = sorted(path for path in self.folder.rglob("*") if path.suffix in (".jsonl", ".gz", ".tsv"))
-        return digest([sha256(path) for path in files])
+        return digest([[sha256(path) for path in files], list(self.qrels["dev"])])
 
     def pairs(self, split: str) -> list[tuple[str, int]]:
         """(query_id, document row) for every positive judgement of a split, in file order."""
@@ -102,9 +103,10 @@ class Collection:
     def overlap_documents(self, split: str) -> frozenset[str]:
         """Documents with a train query: a query of `split` is Overlap when its answer is one of them.
 
-        For the test split, dev queries that were cut from train count as train queries.
+        For the test split, dev queries that were cut from train count as train queries: Overlap speaks of the collection, not
+        of the cut.
         """
-        return self.train_file_documents if split == "test" else _relevant(self.qrels["train"])
+        return self.train_file_documents if split == "test" else _relevant(self.qrels["train"].values())
 
     def full_texts(self) -> FullTexts:
         """Title and whole text of every document."""
@@ -128,8 +130,8 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
 
     Args:
         folder: the collection.
-        dev_queries: how many train queries (at most a tenth) become the dev split if there is no `qrels/dev.tsv`. Tuning uses
-            them; training does not.
+        dev_queries: how many train queries (at most a tenth) become the dev split if there is no `qrels/dev.tsv`, cut as
+            `cut_dev` says. Tuning uses them; training does not.
         seed: of the choice of dev queries.
 
     Raises:
@@ -147,27 +149,90 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
         raise FileNotFoundError(
             f"No judgements in {folder / 'qrels'}; add at least one of train.tsv, dev.tsv, test.tsv."
         )
-    overlap = _relevant(qrels["train"])
+    overlap = _relevant(qrels["train"].values())
     if qrels["train"] and not qrels["dev"]:
-        qrels["train"], qrels["dev"] = cut_dev(qrels["train"], dev_queries, seed)
+        qrels["train"], qrels["dev"] = cut_dev(qrels["train"], qrels["test"], dev_queries, seed)
     return Collection(folder, documents, queries, qrels, overlap, rows)
 
 
-def _relevant(qrels: Qrels) -> frozenset[str]:
-    return frozenset(doc_id for judged in qrels.values() for doc_id, relevance in judged.items() if relevance > 0)
-
-
-def cut_dev(train: Qrels, dev_queries: int, seed: int) -> tuple[Qrels, Qrels]:
+def cut_dev(train: Qrels, test: Qrels, dev_queries: int, seed: int) -> tuple[Qrels, Qrels]:
     """Train judgements as (train, dev): at most `dev_queries` and at most a tenth of the queries go to dev.
 
-    >>> train, dev = cut_dev({f"q{n}": {"a": 1} for n in range(30)}, 500, 0)
-    >>> len(train), len(dev)
-    (27, 3)
+    The cut is by document: No Overlap queries are as frequent in dev as in test. Were they rarer, tuning would overrate what
+    the decoder has memorised. All train queries of a No Overlap query's documents go to dev; every document of an Overlap
+    query keeps a train query. No query is dropped. A document with more train queries than dev has room for keeps them all;
+    where one kind of query is too rare, more of the other are taken.
+
+    >>> train = {f"{document}{n}": {document: 1} for document in "abcdefghijklmnopqrst" for n in range(3)}
+    >>> train, dev = cut_dev(train, {"old": {"a": 1}, "new": {"z": 1}}, 6, 0)
+    >>> len(train), sorted(dev)
+    (54, ['i0', 'i2', 'q0', 's0', 's1', 's2'])
+
+    Args:
+        train: the judgements to cut.
+        test: tell the share of No Overlap queries, by their doc_ids alone; half if there are none.
+        dev_queries: the most that go to dev.
+        seed: of the choice.
     """
-    size = min(dev_queries, len(train) // 10)
-    chosen = set(random.Random(seed).sample(sorted(train), size))
-    keep = {query_id: judged for query_id, judged in train.items() if query_id not in chosen}
-    return keep, {query_id: judged for query_id, judged in train.items() if query_id in chosen}
+    size, rng = min(dev_queries, len(train) // 10), random.Random(seed)
+    relevant = {query_id: _relevant([train[query_id]]) for query_id in rng.sample(sorted(train), len(train))}
+    families = _families(relevant)
+    rng.shuffle(families)
+    dev = _whole(families, round(size * _no_overlap_share(train, test)))
+    dev |= _spare({query_id: own for query_id, own in relevant.items() if query_id not in dev}, size - len(dev))
+    dev |= _whole([family for family in families if dev.isdisjoint(family)], size - len(dev))
+    keep = {query_id: judged for query_id, judged in train.items() if query_id not in dev}
+    return keep, {query_id: judged for query_id, judged in train.items() if query_id in dev}
+
+
+def _relevant(judgements: Iterable[Mapping[str, int]]) -> frozenset[str]:
+    return frozenset(doc_id for judged in judgements for doc_id, relevance in judged.items() if relevance > 0)
+
+
+def _no_overlap_share(train: Qrels, test: Qrels) -> float:
+    """Share of the test queries none of whose relevant documents has a train query; 1/2 without test queries."""
+    known = _relevant(train.values())
+    answers = [relevant for judged in test.values() if (relevant := _relevant([judged]))]
+    return sum(map(known.isdisjoint, answers)) / len(answers) if answers else 0.5
+
+
+def _families(relevant: Mapping[str, frozenset[str]]) -> list[list[str]]:
+    """The queries in groups, such that no document is relevant to queries of two groups."""
+    parent: dict[str, str] = {}  # of a document; the first of a group is its own
+
+    def first(doc_id: str) -> str:
+        while parent.setdefault(doc_id, doc_id) != doc_id:
+            parent[doc_id] = doc_id = parent[parent[doc_id]]
+        return doc_id
+
+    for doc_ids in relevant.values():
+        for doc_id in doc_ids:
+            parent[first(doc_id)] = first(min(doc_ids))
+    families: dict[str, list[str]] = {}
+    for query_id, doc_ids in relevant.items():
+        if doc_ids:
+            families.setdefault(first(min(doc_ids)), []).append(query_id)
+    return list(families.values())
+
+
+def _whole(families: Iterable[list[str]], room: int) -> set[str]:
+    """The queries of whole families, as many as there is room for."""
+    chosen: set[str] = set()
+    for family in families:
+        if len(chosen) + len(family) <= room:
+            chosen.update(family)
+    return chosen
+
+
+def _spare(relevant: Mapping[str, frozenset[str]], room: int) -> set[str]:
+    """Queries that leave another query to each of their documents, as many as there is room for."""
+    left = Counter(doc_id for doc_ids in relevant.values() for doc_id in doc_ids)
+    chosen: set[str] = set()
+    for query_id, doc_ids in relevant.items():
+        if len(chosen) < room and doc_ids and all(left[doc_id] > 1 for doc_id in doc_ids):
+            chosen.add(query_id)
+            left.subtract(doc_ids)
+    return chosen
 
 
 def read_documents(folder: Path) -> datasets.Dataset:

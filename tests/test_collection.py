@@ -2,8 +2,12 @@
 
 import gzip
 import json
+import random
+from collections import Counter
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from docids.collection import cut_dev, read_collection
 from tests.conftest import MINIPEDIA
@@ -66,9 +70,93 @@ def test_a_dev_query_overlaps_only_with_what_is_left_of_train(beir):
     assert collection.overlap_documents("dev") == set(one_each) - dev
 
 
+def test_results_are_recomputed_when_the_cut_changes(beir):
+    folder = beir()
+    assert read_collection(folder, dev_queries=3).digest == read_collection(folder, dev_queries=5).digest
+    (folder / "qrels" / "dev.tsv").unlink()
+    digests = [read_collection(folder, dev_queries=n, seed=seed).digest for n, seed in ((3, 0), (3, 0), (5, 0), (5, 1))]
+    assert len(set(digests)) == 3
+    assert digests[0] == digests[1]
+
+
+def relevant(judged):
+    return {doc_id for doc_id, relevance in judged.items() if relevance > 0}
+
+
+def no_overlap(train, judgements):
+    """The queries none of whose relevant documents has a train query."""
+    known = set().union(*map(relevant, train.values()))
+    return {query_id for query_id, judged in judgements.items() if known.isdisjoint(relevant(judged))}
+
+
+def one_relevant(queries_by_document):
+    """Judgements of {document: number of queries}, with one relevant document each."""
+    return {f"{d}.{n}": {d: 1} for d, count in queries_by_document.items() for n in range(count)}
+
+
 def test_at_most_a_tenth_of_train_becomes_dev():
-    train, dev = cut_dev({f"q{n}": {"a": 1} for n in range(50)}, 500, 0)
+    train, dev = cut_dev({f"q{n}": {"a": 1} for n in range(50)}, {}, 500, 0)
     assert (len(train), len(dev)) == (45, 5)
+    assert not no_overlap(train, dev)  # the only document has too many queries to leave train
+
+
+@pytest.mark.parametrize(("old", "new"), [(30, 0), (20, 10), (10, 20), (0, 30)])
+def test_dev_has_the_share_of_no_overlap_queries_that_test_has(old, new):
+    train = one_relevant({f"d{n}": 1 + n % 5 for n in range(400)})  # 1,200 queries
+    test = {f"t{n}": {"d7" if n < old else "x": 1, "y": 0} for n in range(old + new)}
+    kept, dev = cut_dev(train, test, 90, 0)
+    assert len(dev) == 90
+    assert len(no_overlap(kept, dev)) == 90 * new / 30
+    assert cut_dev(dict(reversed(train.items())), test, 90, 0)[1].keys() == dev.keys()
+    assert cut_dev(train, test, 90, 1)[1] != dev
+
+
+def test_without_test_queries_half_of_dev_is_no_overlap():
+    train = one_relevant({f"d{n}": 3 for n in range(100)})
+    for test in ({}, {"t": {"d1": 0}}):
+        kept, dev = cut_dev(train, test, 30, 0)
+        assert (len(dev), len(no_overlap(kept, dev))) == (30, 15)
+
+
+def test_where_one_kind_of_query_is_too_rare_the_other_takes_its_place():
+    every_document_once = one_relevant({f"d{n}": 1 for n in range(200)})
+    kept, dev = cut_dev(every_document_once, {"t": {"d1": 1}}, 500, 0)
+    assert len(dev) == len(no_overlap(kept, dev)) == 20
+    some_twice = one_relevant({f"d{n}": 1 + (n < 4) for n in range(200)})
+    kept, dev = cut_dev(some_twice, {"t": {"d1": 1}}, 500, 0)
+    assert (len(dev), len(no_overlap(kept, dev))) == (20, 16)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    documents=st.integers(1, 80), queries=st.integers(1, 300), most=st.integers(1, 3), dev_queries=st.integers(0, 40),
+    new=st.integers(0, 10), seed=st.integers(0, 100),
+)  # fmt: skip
+def test_any_judgements_are_cut_by_document(documents, queries, most, dev_queries, new, seed):
+    rng = random.Random(seed)
+
+    def judge():
+        return {f"d{rng.randrange(documents)}": rng.choice((0, 1, 1, 2)) for _ in range(rng.randint(1, most))}
+
+    train = {f"q{n}": judge() for n in range(queries)}
+    known = sorted(set().union(*map(relevant, train.values())))
+    test = {f"t{n}": {"x" if n < new or not known else rng.choice(known): 1} for n in range(10)}
+    kept, dev = cut_dev(train, test, dev_queries, seed)
+    assert {**kept, **dev} == train  # none is dropped
+    assert len(kept) + len(dev) == len(train)  # none is in both
+    size = min(dev_queries, queries // 10)
+    assert len(dev) <= size
+    left = Counter(doc_id for judged in kept.values() for doc_id in relevant(judged))
+    unseen = no_overlap(kept, dev)
+    for query_id, judged in dev.items():
+        assert relevant(judged)  # a query without an answer tells nothing
+        assert query_id in unseen or all(left[doc_id] for doc_id in relevant(judged))
+    wanted = round(size * len(no_overlap(train, test)) / 10)
+    if len(unseen) > wanted:  # no train query is left that a document could spare
+        assert not any(all(left[doc_id] > 1 for doc_id in own) for own in map(relevant, kept.values()) if own)
+    if len(unseen) < wanted and most == 1:  # no document has few enough queries
+        asked = {doc_id for judged in dev.values() for doc_id in judged}
+        assert all(count > wanted - len(unseen) for doc_id, count in left.items() if doc_id not in asked)
 
 
 def test_documents_without_words_are_named_and_kept(beir, caplog):

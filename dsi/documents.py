@@ -6,7 +6,7 @@ SQLite on a read-only copy of the columns in memory, made on first use. Knows no
 
 import sqlite3
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -21,9 +21,9 @@ from dsi.search.request import Where
 _MAY = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION}
 
 
-def document_table(documents: datasets.Dataset) -> pa.Table:
-    """Return the columns that an index keeps: doc_id, title and metadata, not the text."""
-    names = [name for name in documents.column_names if name != "text"]
+def document_table(documents: datasets.Dataset, *, texts: bool = False) -> pa.Table:
+    """Return doc_id, title and metadata of documents, with `texts` also their text if the table holds it."""
+    names = [name for name in documents.column_names if texts or name != "text"]
     return documents.select_columns(names).with_format("arrow")[:]
 
 
@@ -31,7 +31,7 @@ class DocumentTable:
     """The documents of an index, by row and by doc_id.
 
     Args:
-        dataset: with doc_id, title and metadata, in collection order.
+        dataset: with doc_id, title, metadata and perhaps text, in collection order.
     """
 
     def __init__(self, dataset: datasets.Dataset) -> None:
@@ -52,6 +52,35 @@ class DocumentTable:
             return [[] for _ in rows]
         values = self._columns[column].take(pa.array(rows.ravel())).to_pylist()
         return [values[start : start + rows.shape[1]] for start in range(0, rows.size, rows.shape[1])]
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether the table holds the documents' texts."""
+        return "text" in self.dataset.column_names
+
+    def texts_of(self, doc_ids: Sequence[str]) -> list[str]:
+        """Return title and text of some documents.
+
+        Raises:
+            ValueError: the table has no texts, or not these documents.
+        """
+        found = self.dataset.select_columns(["title", "text"])[self.text_rows(doc_ids)]
+        return [f"{title} {text}".strip() for title, text in zip(found["title"], found["text"], strict=True)]
+
+    def text_rows(self, doc_ids: Sequence[str]) -> list[int]:
+        """Return the rows that hold the texts of some documents.
+
+        Raises:
+            ValueError: the table has no texts, or not these documents.
+        """
+        if not self.has_texts:
+            raise ValueError("The table of documents has no column text; give one like collection.documents.")
+        for doc_id in doc_ids:
+            if doc_id not in self.rows:
+                raise ValueError(
+                    f"There is no text of document {doc_id!r}; give the texts of all documents of the index."
+                )
+        return [self.rows[doc_id] for doc_id in doc_ids]
 
     @cached_property
     def _columns(self) -> pa.Table:

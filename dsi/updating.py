@@ -1,4 +1,4 @@
-"""Adds documents to an index and removes them: tree, document table and BM25 change together.
+"""Adds documents to an index and removes them: tree, document table and lexical part change together.
 
 Nothing is changed in place; an update makes new content. Knows no folders.
 """
@@ -11,18 +11,18 @@ import numpy as np
 import pyarrow as pa
 
 from contrastive.encoder import Encoder
-from docids.lexical import BM25
+from docids.lexical import Lexical
 from docids.tree import DocidTree
 from docids.updating import add_documents, remove_documents
-from dsi.documents import document_table
+from dsi.documents import DocumentTable, document_table
 
 
 class Content(NamedTuple):
-    """The parts of an index that an update changes: docids, document table, BM25."""
+    """The parts of an index that an update changes: docids, document table, lexical part."""
 
     tree: DocidTree
     documents: datasets.Dataset
-    lexical: BM25 | None
+    lexical: Lexical | None
 
 
 def with_documents(content: Content, encoder: Encoder, documents: Sequence[Mapping[str, Any]]) -> Content:
@@ -47,9 +47,11 @@ def with_documents(content: Content, encoder: Encoder, documents: Sequence[Mappi
     doc_ids = [document["doc_id"] for document in documents]
     titles, texts = ([document.get(name, "") for document in documents] for name in ("title", "text"))
     embeddings = encoder.encode(encoder.document_texts(titles, texts), "document")
-    old = document_table(content.documents)
+    old = document_table(content.documents, texts=True)
     metadata = _metadata_columns([document.get("metadata", {}) for document in documents], doc_ids, old.schema)
-    table = pa.concat_tables([old, pa.table({"doc_id": doc_ids, "title": titles, **metadata}, schema=old.schema)])
+    own = {"text": texts} if "text" in old.column_names else {}
+    new = pa.table({"doc_id": doc_ids, "title": titles, **own, **metadata}, schema=old.schema)
+    table = pa.concat_tables([old, new])
     full_texts = [f"{title} {text}" for title, text in zip(titles, texts, strict=True)]
     lexical = content.lexical.changed((), doc_ids, full_texts) if content.lexical else None
     return Content(add_documents(content.tree, embeddings), datasets.Dataset(table), lexical)
@@ -59,7 +61,7 @@ def _metadata_columns(
     metadata: Sequence[Mapping[str, Any]], doc_ids: Sequence[str], schema: pa.Schema
 ) -> dict[str, pa.Array]:
     """Return {column: values of the new documents}, null where a document has none."""
-    columns = {field.name: field.type for field in schema if field.name not in ("doc_id", "title")}
+    columns = {field.name: field.type for field in schema if field.name not in ("doc_id", "title", "text")}
     for doc_id, own in zip(doc_ids, metadata, strict=True):
         for name, value in own.items():
             if name not in columns:
@@ -88,6 +90,17 @@ def without_documents(content: Content, rows: Sequence[int]) -> Content:
         raise ValueError("An index cannot be left without documents; keep at least one.")
     keep = np.ones(len(content.documents), dtype=bool)
     keep[list(rows)] = False
-    table = document_table(content.documents).filter(pa.array(keep))
+    table = document_table(content.documents, texts=True).filter(pa.array(keep))
     lexical = content.lexical.changed(rows, (), ()) if content.lexical else None
     return Content(remove_documents(content.tree, np.array(rows)), datasets.Dataset(table), lexical)
+
+
+def with_texts(content: Content, documents: datasets.Dataset) -> Content:
+    """Return the content with the texts of its documents, from a table with doc_id and text that may hold more documents.
+
+    Raises:
+        ValueError: the table has no texts, or lacks a document of the index.
+    """
+    rows = DocumentTable(documents).text_rows(content.documents["doc_id"][:])
+    texts = documents.select_columns(["text"]).with_format("arrow")[rows]["text"]
+    return content._replace(documents=datasets.Dataset(document_table(content.documents).append_column("text", texts)))

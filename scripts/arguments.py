@@ -37,7 +37,7 @@ def add_search_options(arguments: argparse.ArgumentParser, *, methods: bool = Tr
     group.add_argument("--fusion", choices=("bound", "paper"))
     group.add_argument("--ann-temperature", type=float, help="divides the dense scores")
     group.add_argument("--beam-width", type=int, help="inner nodes kept per level")
-    group.add_argument("--lexical-weight", type=float, help="weight of BM25 beside the dense scores")
+    group.add_argument("--lexical-weight", type=float, help="weight of the lexical scores beside the dense ones")
     group.add_argument("--allow", nargs="+", metavar="DOC_ID", help="only these documents may be returned")
     group.add_argument("--deny", nargs="+", metavar="DOC_ID", help="these documents must not be returned")
     group.add_argument("--where", metavar="SQL", help="filter on metadata: lang = 'en' and year > 2000")

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         depth=arguments.depth,
         untrained=config.encoder if arguments.untrained else None,
         other_fusion=_other(retriever.search_config.fusion) if arguments.other_fusion else None,
-        rerankers=_chains(arguments.run, arguments.rerank),
+        rerankers=_chains(arguments.run, arguments.rerank, arguments.device),
         candidates=arguments.candidates or 50,
         processes=processes,
     )
@@ -95,7 +95,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         nargs="+",
         default=[],
         metavar="NAME",
-        help="also rerankers of RUN/rerank, one row each (A+B: one after another), over --candidates documents",
+        help="also rerankers of RUN/rerank, one row each (A+B: one after another), over --candidates documents; or "
+        "cross-encoder:MODEL, a Hub name or a folder",
     )
     arguments.add_argument("--candidates", type=int, metavar="K", help="of --rerank")
     arguments.add_argument("--results", type=Path, help="write search configs, measures and hardware as JSON")
@@ -108,13 +109,13 @@ def _other(fusion: str) -> str:
     return {"bound": "paper", "paper": "bound"}[fusion]
 
 
-def _chains(index: Path, names: Sequence[str]) -> "dict[str, list[Reranker]]":
+def _chains(index: Path, names: Sequence[str], device: str | None) -> "dict[str, list[Reranker]]":
     """Return {name: rerankers} for names such as "A" and "A+B"; each reranker is loaded once."""
     from dsi.reranking import load_rerankers
 
     chains = {name: name.split("+") for name in names}
     needed = list(dict.fromkeys(part for parts in chains.values() for part in parts))
-    loaded = dict(zip(needed, load_rerankers(index, needed), strict=True)) if needed else {}
+    loaded = dict(zip(needed, load_rerankers(index, needed, device=device), strict=True)) if needed else {}
     return {name: [loaded[part] for part in parts] for name, parts in chains.items()}
 
 

@@ -1,12 +1,13 @@
 """`dsi search`: search an index, at a prompt with history or with --query.
 
 At the prompt, a query searches, `:explain QUERY` shows the search level by level, `:quit` (or Ctrl-D) leaves.
+--rerank orders the first --candidates answers anew.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from scripts.arguments import add_device, add_search_options, parser, quiet_libr
 from scripts.main import run_command
 
 if TYPE_CHECKING:
+    from dsi.retriever import GenerativeRetriever
     from dsi.search.answers import Hits
 
 _HISTORY = Path("~/.dsi_history").expanduser()
@@ -22,21 +24,23 @@ _HISTORY = Path("~/.dsi_history").expanduser()
 def main(argv: Sequence[str] | None = None) -> None:
     """Answer one query, or all queries from a prompt or a pipe."""
     arguments = _parse(argv)
+    if arguments.candidates and not arguments.rerank:
+        raise ValueError("--candidates says how many answers --rerank reorders; give --rerank too, or leave it out.")
     quiet_libraries()
     from dsi.retriever import GenerativeRetriever
 
     retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device, dtype=arguments.dtype)
     options, k = search_options(arguments), arguments.k
-    show = _show_json if arguments.json else _show_text
+    search, show = _searcher(arguments, retriever, options), _show_json if arguments.json else _show_text
     if arguments.query is not None:
-        show(arguments.query, retriever.search(arguments.query, k, **options))
+        show(arguments.query, search(arguments.query))
         return
     for line in _lines(f"{retriever!r}\nA query, :explain QUERY, or :quit"):
         try:
             if line.startswith(":explain "):
                 print(retriever.explain(line.removeprefix(":explain "), k, **options))
             else:
-                show(line, retriever.search(line, k, **options))
+                show(line, search(line))
         except ValueError as error:
             print(f"dsi: {error}", file=sys.stderr)
 
@@ -47,9 +51,37 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments.add_argument("--query", help="answer this query and exit")
     arguments.add_argument("--json", action="store_true", help="print one JSON object per query")
     arguments.add_argument("-k", type=int, default=10, help="documents per query")
+    arguments.add_argument(
+        "--rerank",
+        metavar="NAME",
+        help="a reranker of RUN/rerank (A+B: one after another), or cross-encoder:MODEL, a Hub name or a folder",
+    )
+    arguments.add_argument("--candidates", type=int, metavar="N", help="answers that --rerank reorders; 50 by default")
     add_search_options(arguments)
     add_device(arguments, dtype=True)
     return arguments.parse_args(argv)
+
+
+def _searcher(
+    arguments: argparse.Namespace, retriever: "GenerativeRetriever", options: dict[str, Any]
+) -> "Callable[[str], Hits]":
+    """Return a function that searches for a query, and reranks the answers if that was asked for."""
+    k = arguments.k
+    if not arguments.rerank:
+        return lambda query: retriever.search(query, k, **options)
+    from dsi.reranking import load_rerankers, rerank
+    from dsi.search.answers import Hits
+
+    rerankers = load_rerankers(arguments.run, arguments.rerank.split("+"), device=arguments.device)
+    features = any(reranker.uses_features for reranker in rerankers)
+    most = max(k, arguments.candidates or 50)
+
+    def search(query: str) -> Hits:
+        candidates = retriever.candidates([query], most, features=features, **options)
+        (hits,) = rerank(candidates, rerankers).hits()
+        return Hits(hits[:k], hits.exact)
+
+    return search
 
 
 def _lines(greeting: str) -> Iterator[str]:

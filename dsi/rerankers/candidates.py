@@ -8,7 +8,7 @@ of searching.
 import importlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -47,6 +47,7 @@ class Candidates:
         names: of the features; empty for candidates made without features.
         query_ids: of the queries; "0", "1", … by default.
         exact: [n] True where no other k documents scored better before reranking; False by default.
+        texts_of: reads title and text of documents by doc_id; None if the index keeps no texts.
 
     Raises:
         ValueError: not one query_id and one `exact` a query.
@@ -63,6 +64,7 @@ class Candidates:
     names: tuple[str, ...] = ()
     query_ids: Sequence[str] = ()
     exact: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    texts_of: Callable[[Sequence[str]], Sequence[str]] | None = None
 
     def __post_init__(self) -> None:
         n = len(self.queries)
@@ -120,6 +122,21 @@ class Candidates:
                 "again on this index, or apply the reranker that adds the feature first."
             )
         return self.features[:, :, [self.names.index(name) for name in names]]
+
+    def texts(self) -> list[list[str]]:
+        """Title and text of the candidates; read when this is called, each document once.
+
+        Raises:
+            ValueError: the index keeps no texts.
+        """
+        if self.texts_of is None:
+            raise ValueError(
+                "The reranker reads the documents' texts, but this index keeps titles only; put the texts into it with "
+                "`dsi update RUN --texts DIR`, or retriever.keep_texts(collection.documents)."
+            )
+        found = sorted({doc_id for own in self.doc_ids for doc_id in own})
+        texts = dict(zip(found, self.texts_of(found), strict=True))
+        return [[texts[doc_id] for doc_id in own] for own in self.doc_ids]
 
     def select(self, rows: Ints) -> "Candidates":
         """The candidates of some of the queries."""
@@ -211,6 +228,10 @@ class Reranker(ABC):
     def rerank(self, candidates: Candidates) -> Candidates:
         """The candidates in their new order."""
         return candidates.reorder(self.score(candidates))
+
+    def to(self: R, device: str | None) -> R:
+        """The reranker, on a device ("cpu", "cuda", …) if it runs a model there; None changes nothing."""
+        return self
 
     def write(self, folder: Path) -> dict[str, Any]:
         """Write weights into `folder`; returns the settings, which go into reranker.json. Writes nothing by default."""

@@ -7,6 +7,7 @@ RERANKERS: dict[str, str] = {
     "pyversity": "dsi.rerankers.diversity",  # MMR, MSD, DPP, SSD, COVER
     "m2div": "dsi.rerankers.m2div",  # a policy that builds a diverse list
     "parser": "dsi.rerankers.parse_ranker",  # tree edit distance from query to title
+    "cross-encoder": "dsi.rerankers.cross_encoder",  # a pretrained model that reads query and document together
 }
 """{kind in reranker.json: module that defines it}; a subclass of `Reranker` elsewhere is known once its module is imported."""
 

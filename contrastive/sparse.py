@@ -1,0 +1,199 @@
+"""Learned sparse retrieval in place of BM25: vectors of weighted terms from a sentence-transformers SparseEncoder.
+
+SPLADE gives a text weights for words of its vocabulary, also for words that the text does not have; an inference-free model
+weighs a query's words by a table and needs no transformer in search. Either way a score is a dot product of sparse vectors, as
+BM25's is. Also builds and loads either kind of lexical part. Knows nothing of trees.
+"""
+
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import compress
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from sentence_transformers import SparseEncoder
+from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder
+from sentence_transformers.util import load_file_path
+
+from contrastive.encoder import PLURALS, check_device
+from docids.lexical import BM25, Lexical, LexicalConfig
+from docids.progress import Bar
+from docids.storage import map_tensors, save_tensors
+
+_BLOCK = 256
+"""Texts whose vectors are dense at a time: 30 MB with BERT's vocabulary."""
+_MODEL, _VECTORS = "model", "vectors.safetensors"
+
+
+class SparseModel:
+    """A SparseEncoder that several threads may use.
+
+    Args:
+        encoder: the model.
+    """
+
+    def __init__(self, encoder: SparseEncoder) -> None:
+        self.encoder = encoder.eval()
+        self._encoding = threading.Lock()  # a call sets the tokenizer's padding and truncation
+
+    @classmethod
+    def load(cls, name: str, device: str | None = None) -> "SparseModel":
+        """A model by its Hub name, or from a folder.
+
+        Raises:
+            FileNotFoundError: there is no such model.
+            ValueError: it gives no sparse vectors, or compares them by something else than their dot product.
+        """
+        check_device(device)
+        remedy = "give the Hub name or the folder of a sentence-transformers SparseEncoder such as SPLADE"
+        try:
+            encoder = SparseEncoder(name, device=device)
+        except OSError as error:
+            reason = str(error).splitlines()[0].rstrip(".")
+            raise FileNotFoundError(f"The sparse encoder {name!r} cannot be loaded ({reason}); {remedy}.") from None
+        if _is_dense(encoder, name):
+            raise ValueError(f"{name!r} gives dense vectors; {remedy}.")
+        if (similarity := encoder.similarity_fn_name) != "dot":
+            raise ValueError(f"{name!r} compares vectors by {similarity}, and must by their dot product; {remedy}.")
+        return cls(encoder)
+
+    def encode(self, texts: Sequence[str], kind: str, *, progress: bool = False) -> sparse.csr_array:
+        """[texts, terms] sparse vectors.
+
+        Args:
+            texts: whole texts; the model cuts them where its input ends.
+            kind: "document" or "query".
+            progress: show a progress bar.
+        """
+        encode = {"document": self.encoder.encode_document, "query": self.encoder.encode_query}[kind]
+        blocks = []
+        with Bar(f"sparse vectors of {PLURALS[kind]}", unit="text", total=len(texts), enabled=progress) as bar:
+            for start in range(0, len(texts), _BLOCK):
+                block = list(texts[start : start + _BLOCK])
+                with self._encoding:
+                    dense = encode(block, convert_to_sparse_tensor=False, save_to_cpu=True, show_progress_bar=False)
+                blocks.append(sparse.csr_array(dense.float().numpy()))  # [block, terms]
+                bar.update(len(block))
+        return sparse.vstack(blocks, format="csr")
+
+    def save(self, folder: Path) -> None:
+        """Write a plain sentence-transformers folder."""
+        self.encoder.save_pretrained(str(folder), create_model_card=False)
+
+
+@dataclass(frozen=True, eq=False)
+class SparseIndex:
+    """The documents' sparse vectors, as lists of documents for each term, and the model that makes them.
+
+    Attributes:
+        doc_ids: key of each document.
+        model: encodes queries, and new documents.
+        postings: [terms, documents] weights, by term.
+    """
+
+    name: ClassVar[str] = "learned sparse"
+
+    doc_ids: Sequence[str]
+    model: SparseModel
+    postings: sparse.csr_array
+
+    @classmethod
+    def of_texts(
+        cls, doc_ids: Sequence[str], texts: Sequence[str], model: SparseModel, *, progress: bool = False
+    ) -> "SparseIndex":
+        """The index of documents with these texts."""
+        return cls(doc_ids, model, model.encode(texts, "document", progress=progress).T.tocsr())
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int32]:
+        """[documents] number of terms with a weight."""
+        return np.bincount(self.postings.indices, minlength=self.postings.shape[1]).astype(np.int32)
+
+    def scores(self, queries: Sequence[str]) -> NDArray[np.float32]:
+        """[queries, documents] the scores of all documents."""
+        return np.asarray(self._products(queries).toarray(), dtype=np.float32)
+
+    def run(self, queries: Mapping[str, str], k: int) -> dict[str, dict[str, float]]:
+        """The k best documents of each query; those that share no term with it are left out."""
+        doc_ids, query_ids, found = self.doc_ids[:], list(queries), dict[str, dict[str, float]]()
+        for start in range(0, len(query_ids), _BLOCK):
+            block = query_ids[start : start + _BLOCK]
+            products = self._products([queries[query_id] for query_id in block])
+            for row, query_id in enumerate(block):
+                own = slice(products.indptr[row], products.indptr[row + 1])
+                documents, scores = products.indices[own], products.data[own]
+                best = np.lexsort((documents, -scores))[:k]  # ties by the order of the documents
+                found[query_id] = {doc_ids[documents[n]]: float(scores[n]) for n in best if scores[n] > 0}
+        return found
+
+    def _products(self, queries: Sequence[str]) -> sparse.csr_array:
+        """[queries, documents] scores; those of documents without a term of the query are not stored."""
+        if not queries:
+            return sparse.csr_array((0, self.postings.shape[1]), dtype=np.float32)
+        return self.model.encode(queries, "query") @ self.postings
+
+    def changed(self, removed: Collection[int], doc_ids: Sequence[str], texts: Sequence[str]) -> "SparseIndex":
+        """The index without the documents of some rows and with new ones at the end; only new documents are encoded."""
+        keep = np.ones(self.postings.shape[1], dtype=bool)
+        keep[list(removed)] = False
+        parts = [self.postings[:, keep]]
+        if len(texts):
+            parts.append(self.model.encode(texts, "document").T)
+        postings = sparse.hstack(parts, format="csr")
+        return replace(self, doc_ids=[*compress(self.doc_ids[:], keep), *doc_ids], postings=postings)
+
+    def save(self, folder: Path) -> None:
+        """Write the vectors, and the model as a sentence-transformers folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.model.save(folder / _MODEL)
+        arrays = {"indices": self.postings.indices, "indptr": self.postings.indptr, "shape": self.postings.shape}
+        integers = {name: np.asarray(array, dtype=np.int32) for name, array in arrays.items()}
+        save_tensors({"data": self.postings.data, **integers}, folder / _VECTORS)
+
+    @classmethod
+    def load(cls, folder: Path, doc_ids: Sequence[str], device: str | None = None) -> "SparseIndex":
+        """What `save` wrote, the vectors mapped into memory.
+
+        Raises:
+            ValueError: it covers another number of documents.
+        """
+        stored = map_tensors(folder / _VECTORS)
+        terms, documents = stored["shape"].tolist()
+        if documents != len(doc_ids):
+            raise ValueError(f"{folder} covers {documents} documents, the document table has {len(doc_ids)}.")
+        arrays = stored["data"], stored["indices"], stored["indptr"]
+        postings = sparse.csr_array(arrays, shape=(terms, documents))
+        return cls(doc_ids, SparseModel.load(str(folder / _MODEL), device), postings)
+
+
+def build_lexical(
+    config: LexicalConfig, doc_ids: Sequence[str], texts: Sequence[str], device: str | None = None
+) -> Lexical:
+    """The lexical part of an index of documents with these texts."""
+    if config.is_bm25:
+        return BM25(doc_ids, texts, config.k1, config.b)
+    return SparseIndex.of_texts(doc_ids, texts, SparseModel.load(config.model, device), progress=True)
+
+
+def load_lexical(folder: Path, doc_ids: Sequence[str], device: str | None = None) -> Lexical | None:
+    """The lexical part that was saved in a folder, None if there is no folder.
+
+    Raises:
+        ValueError: it covers another number of documents.
+    """
+    if not folder.exists():
+        return None
+    return SparseIndex.load(folder, doc_ids, device) if (folder / _MODEL).exists() else BM25.load(folder, doc_ids)
+
+
+def _is_dense(encoder: SparseEncoder, name: str) -> bool:
+    """True if the library put an untrained sparse layer on top of a dense model."""
+    if not any(isinstance(module, SparseAutoEncoder) for module in encoder.modules()):
+        return False
+    listed = load_file_path(name, "modules.json")
+    return listed is None or SparseAutoEncoder.__name__ not in Path(listed).read_text(encoding="utf-8")

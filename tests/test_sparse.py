@@ -1,0 +1,227 @@
+"""Learned sparse vectors in place of BM25: scores against a literal sum, updates, files, search and its certificate."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SparseEncoder
+from sentence_transformers.base.modules import Router, Transformer
+from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, SpladePooling
+from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
+
+import dsi
+from contrastive import sparse
+from contrastive.sparse import SparseIndex, SparseModel, build_lexical, load_lexical
+from docids.clustering import DocidsConfig, build_tree
+from docids.collection import read_collection
+from docids.lexical import BM25, LexicalConfig
+from dsi import GenerativeRetriever, SearchConfig
+from scripts.main import main
+from tests.conftest import WIDTH, random_generator
+from tests.test_docs import TINY
+
+QUERIES = ["which capitals are on the danube", "a noble gas", "river"]
+TEXTS = ["the danube in vienna", "neon is a noble gas", "rivers of europe", "a gas", "danube delta"]
+IDS = [f"d{n}" for n in range(len(TEXTS))]
+
+
+def save_model(folder, tokenizer_folder, *, inference_free):
+    """A tiny SPLADE whose vectors are sparse; inference-free ones weigh the query's words by a table."""
+    torch.manual_seed(5)
+    mlm = BertForMaskedLM(
+        BertConfig(
+            vocab_size=2000, hidden_size=WIDTH, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
+            initializer_range=0.5,
+        )
+    )  # fmt: skip
+    with torch.no_grad():
+        mlm.cls.predictions.bias.fill_(-5.0)  # most terms get no weight
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(str(tokenizer_folder))
+    mlm.save_pretrained(str(folder / "mlm"))
+    tokenizer.save_pretrained(str(folder / "mlm"))
+    modules = [Transformer(str(folder / "mlm"), transformer_task="fill-mask"), SpladePooling("max")]
+    if inference_free:
+        table = SparseStaticEmbedding(tokenizer, weight=torch.rand(2000))
+        modules = [Router.for_query_document(query_modules=[table], document_modules=modules)]
+    SparseEncoder(modules=modules, device="cpu").save_pretrained(str(folder / "whole"), create_model_card=False)
+    return folder / "whole"
+
+
+@pytest.fixture(scope="module")
+def splade(tmp_path_factory, tokenizer_folder):
+    return save_model(tmp_path_factory.mktemp("splade"), tokenizer_folder, inference_free=False)
+
+
+@pytest.fixture(scope="module", params=["splade", "inference-free"])
+def folder(request, tmp_path_factory, tokenizer_folder, splade):
+    if request.param == "splade":
+        return splade
+    return save_model(tmp_path_factory.mktemp("free"), tokenizer_folder, inference_free=True)
+
+
+def literal_scores(folder, queries, texts):
+    """[queries, documents] one pair at a time: the sum over all terms of the product of the weights."""
+    model = SparseEncoder(str(folder), device="cpu")
+    vectors = [model.encode_document(text, convert_to_sparse_tensor=False) for text in texts]
+    return np.array(
+        [
+            [float((model.encode_query(query, convert_to_sparse_tensor=False) * vector).sum()) for vector in vectors]
+            for query in queries
+        ]
+    )
+
+
+def test_scores_are_sums_of_products_of_weights(folder, monkeypatch):
+    monkeypatch.setattr(sparse, "_BLOCK", 2)
+    index = SparseIndex.of_texts(IDS, TEXTS, SparseModel.load(str(folder), "cpu"), progress=True)
+    expected = literal_scores(folder, QUERIES, TEXTS)
+    found = index.scores(QUERIES)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert (found > 0).any()
+    assert (index.postings.data > 0).all()
+    assert 0 < index.postings.nnz < 0.5 * np.prod(index.postings.shape)  # the vectors are sparse
+    np.testing.assert_array_equal(index.lengths, np.diff(index.postings.tocsc().indptr))
+    run = index.run(dict(zip("abc", QUERIES, strict=True)), 3)
+    for own, scores in zip(run.values(), expected, strict=True):
+        best = [n for n in np.argsort(-scores, kind="stable")[:3] if scores[n] > 0]
+        assert [*own] == [IDS[n] for n in best]
+        assert [*own.values()] == pytest.approx(scores[best], rel=1e-4)
+    assert index.scores([]).shape == (0, 5)
+
+
+def test_changed_is_as_if_made_anew_and_encodes_new_documents_alone(folder, monkeypatch):
+    model = SparseModel.load(str(folder), "cpu")
+    index, encoded = SparseIndex.of_texts(IDS, TEXTS, model), []
+    encode = SparseModel.encode
+
+    def spy(self, texts, kind, **options):
+        encoded.extend((kind, text) for text in texts)
+        return encode(self, texts, kind, **options)
+
+    monkeypatch.setattr(SparseModel, "encode", spy)
+    changed = index.changed([1, 4], ["x", "y"], ["helium", "noble river"])
+    assert encoded == [("document", "helium"), ("document", "noble river")]
+    fresh = SparseIndex.of_texts(
+        ["d0", "d2", "d3", "x", "y"], [*np.array(TEXTS)[[0, 2, 3]], "helium", "noble river"], model
+    )
+    assert changed.doc_ids == fresh.doc_ids
+    np.testing.assert_allclose(changed.scores(QUERIES), fresh.scores(QUERIES), rtol=1e-5)
+    np.testing.assert_array_equal(changed.lengths, fresh.lengths)
+    fewer = changed.changed([0], (), ())
+    np.testing.assert_array_equal(fewer.scores(QUERIES), changed.scores(QUERIES)[:, 1:])
+
+
+def test_saved_is_the_same_and_mapped_and_needs_no_other_folder(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "model")
+    config = LexicalConfig(model=str(tmp_path / "model"))
+    index = build_lexical(config, IDS, TEXTS, "cpu")
+    index.save(tmp_path / "lexical")
+    shutil.rmtree(tmp_path / "model")
+    loaded = load_lexical(tmp_path / "lexical", IDS, "cpu")
+    assert isinstance(loaded, SparseIndex)
+    np.testing.assert_array_equal(loaded.scores(QUERIES), index.scores(QUERIES))
+    mapped = loaded.postings.data
+    while not isinstance(mapped, np.memmap):
+        mapped = mapped.base
+        assert mapped is not None, "the weights were read into memory"
+    changed = loaded.changed([0], ["x"], ["neon"])
+    changed.save(tmp_path / "lexical-2")
+    again = load_lexical(tmp_path / "lexical-2", changed.doc_ids, "cpu")
+    np.testing.assert_array_equal(again.scores(QUERIES), changed.scores(QUERIES))
+    with pytest.raises(ValueError, match="covers 5 documents, the document table has 4"):
+        load_lexical(tmp_path / "lexical", IDS[1:])
+    assert not list((tmp_path / "lexical").rglob("*.bin"))
+    assert load_lexical(tmp_path / "nothing", IDS) is None
+
+
+def test_the_configuration_chooses(tmp_path, sentence_bert_folder, splade):
+    assert isinstance(build_lexical(LexicalConfig(k1=1.2), IDS, TEXTS), BM25)
+    with pytest.raises(
+        ValueError, match=r"k1 and lexical\.b belong to BM25, got 1\.2 and 0\.4 with lexical\.model 'x'"
+    ):
+        LexicalConfig(model="x", k1=1.2)
+    with pytest.raises(ValueError, match=r'lexical\.model must be "bm25" or name'):
+        LexicalConfig(model="")
+    with pytest.raises(FileNotFoundError, match=r"sparse encoder 'no/such' cannot be loaded \(.*\); give the Hub name"):
+        build_lexical(LexicalConfig(model="no/such"), IDS, TEXTS, "cpu")
+    with pytest.raises(ValueError, match="gives dense vectors; give the Hub name or the folder"):
+        SparseModel.load(str(sentence_bert_folder), "cpu")
+    with pytest.raises(ValueError, match="gives dense vectors"):
+        SparseModel.load(str(sentence_bert_folder.parent / "base"), "cpu")
+    with pytest.raises(ValueError, match="device 'cuda:99' cannot be used here"):
+        SparseModel.load(str(splade), "cuda:99")
+    by_cosine = SparseEncoder(str(splade), device="cpu", similarity_fn_name="cosine")
+    by_cosine.save_pretrained(str(tmp_path / "cosine"), create_model_card=False)
+    with pytest.raises(ValueError, match="compares vectors by cosine, and must by their dot product"):
+        SparseModel.load(str(tmp_path / "cosine"), "cpu")
+
+
+@pytest.fixture
+def retriever(beir, encoder, folder):
+    collection = read_collection(beir())
+    documents = collection.documents
+    texts = encoder.document_texts(list(documents["title"]), list(documents["text"]))
+    tree = build_tree(encoder.encode(texts, "document"), DocidsConfig(branching=3, max_leaf_size=3))
+    lexical = SparseIndex.of_texts(documents["doc_id"], collection.full_texts(), SparseModel.load(str(folder), "cpu"))
+    config = SearchConfig(alpha=0.2, beam_width=12, ann_temperature=0.1, lexical_weight=0.05)
+    return GenerativeRetriever(encoder, tree, random_generator(tree), documents, config, lexical)
+
+
+def test_the_beam_is_exact_where_it_says_so(retriever):
+    everything = retriever.search(QUERIES, k=5, beam_width=100)
+    for alpha in (0.0, 0.2):
+        wide = retriever.search(QUERIES, k=5, beam_width=100, alpha=alpha)
+        certified = retriever.search(QUERIES, k=5, alpha=alpha, exact=True)
+        assert all(hits.exact for hits in certified)
+        assert [[hit.doc_id for hit in hits] for hits in certified] == [[hit.doc_id for hit in hits] for hits in wide]
+    assert everything != retriever.search(QUERIES, k=5, beam_width=100, lexical_weight=0.0)
+    assert "with learned sparse, weight 0.05" in str(retriever.explain(QUERIES[0]))
+    flat = retriever.search(QUERIES, k=5, alpha=0.0, lexical_weight=1e6)
+    scores, doc_ids = retriever.lexical.scores(QUERIES), retriever.documents.dataset["doc_id"]
+    assert [hits[0].doc_id for hits in flat] == [doc_ids[n] for n in scores.argmax(axis=1)]
+    assert retriever.candidates(QUERIES, k=3).names[-5:-1] == (
+        "learned sparse", "learned sparse, share of the best", "learned sparse, 1 / rank", "words of the document"
+    )  # fmt: skip
+
+
+def test_updates_reach_the_disk(retriever, tmp_path):
+    retriever.save_pretrained(tmp_path / "index")
+    loaded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
+    assert loaded.search(QUERIES, k=5) == retriever.search(QUERIES, k=5)
+    first = loaded.documents.dataset["doc_id"][0]
+    loaded.remove([first])
+    loaded.add([{"doc_id": "new", "title": "Neretva", "text": "A river in Bosnia and Croatia."}])
+    loaded.save_update(tmp_path / "index")
+    again = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
+    np.testing.assert_array_equal(again.lexical.scores(QUERIES), loaded.lexical.scores(QUERIES))
+    assert again.lexical.scores(["river"]).shape == (1, 40)
+    assert {"lexical-2"} == {path.name for path in (tmp_path / "index").glob("lexical*")}
+    config = next((tmp_path / "index" / "lexical-2" / "model").rglob("*SpladePooling/config.json"))
+    config.write_text(config.read_text().replace("max", "sum"))
+    with pytest.raises(ValueError, match="was altered or truncated"):
+        GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
+
+
+def test_a_run_is_trained_tuned_and_measured_with_it(beir, sentence_bert_folder, tokenizer_folder, tmp_path, capsys):
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(str(tokenizer_folder))
+    words = SparseEncoder(modules=[SparseStaticEmbedding(tokenizer)], device="cpu")  # every word counts 1
+    words.save_pretrained(str(tmp_path / "words"), create_model_card=False)
+    collection, run, tiny = read_collection(beir(), dev_queries=20), tmp_path / "run", tmp_path / "tiny.toml"
+    tiny.write_text(
+        TINY.format(encoder=sentence_bert_folder.as_posix())
+        + f'[lexical]\nmodel = "{(tmp_path / "words").as_posix()}"\n'
+    )
+    retriever = dsi.train(collection, tiny, run, device="cpu")
+    assert isinstance(retriever.lexical, SparseIndex)
+    assert retriever.search_config.lexical_weight > 0  # tuning found that words help an encoder that knows nothing
+    written = (run / "lexical" / "stage.json").stat().st_mtime_ns
+    dsi.train(collection, run / "config.toml", run, device="cpu")
+    assert (run / "lexical" / "stage.json").stat().st_mtime_ns == written  # up to date
+    capsys.readouterr()
+    assert main(["evaluate", str(run), "--data", str(collection.folder), "--device", "cpu"]) == 0
+    printed = capsys.readouterr().out
+    assert '| DR-SCL, fused ("bound") + learned sparse ' in printed
+    assert "\n  Dense + learned sparse: " in printed
+    assert "\n| BM25 " in printed  # the baseline stays what it was

@@ -13,8 +13,9 @@ from docids.processes import Processes
 from dsi.config import Config, write_config
 from dsi.provenance import provenance
 from dsi.trees.objectives import OBJECTIVES
+from eval.measures import mean
 from eval.report import Measured, experiment_table
-from scripts.experiments import objectives
+from scripts.experiments import dynamic, objectives
 from scripts.experiments.laboratory import METHODS
 from scripts.experiments.rows import Rows
 from scripts.experiments.tables import REFERENCES, TABLES
@@ -196,7 +197,7 @@ def test_tables_4_and_5_over_two_seeds_and_the_figure(config, beir, tmp_path, ca
 
 
 def test_objectives_train_on_one_budget_and_are_searched_by_beam(config, beir, tmp_path, capsys, monkeypatch):
-    assert set(objectives.NAMES) == set(OBJECTIVES)  # each objective of the library is measured
+    assert {*objectives.NAMES, "estimate"} == set(OBJECTIVES)  # estimate, for tied tokens, has tables of its own
     names = ("ce", "tdm", "dtr")
     monkeypatch.setattr(objectives, "NAMES", names)
     output = tmp_path / "out"
@@ -230,7 +231,7 @@ def test_objectives_train_on_one_budget_and_are_searched_by_beam(config, beir, t
     assert main(["reproduce", "objectives", "--output", str(output), "--report-only"]) == 0
     assert (output / "objectives.md").read_text() == before
     assert main(["reproduce", "updates", "--output", str(output), "--report-only"]) == 2
-    assert "--report-only makes tables, figure5 and objectives again, not updates" in capsys.readouterr().err
+    assert "--report-only makes tables, dynamic, figure5 and objectives again, not updates" in capsys.readouterr().err
 
 
 def test_of_several_processes_the_first_alone_writes_rows(config, beir, tmp_path, monkeypatch):
@@ -255,6 +256,88 @@ def test_documents_added_to_an_index_are_found_beside_a_full_training(config, be
     assert found["after adding"]["of added documents"]["Hit@10"] > 50  # dense and BM25 find them at once
     assert found["after adding"]["of others"]["Hit@10"] > 50
     assert sum(found["queries"].values()) == 131
+
+
+def test_generalisation_and_forgetting_of_a_hand_made_matrix():
+    # Trained on D0. D1 and D2 are found by 60 and 40 % when they come; in the end D0 has lost 15 points and D1 gained 5.
+    found = dynamic.summarise([[80.0], [70.0, 60.0], [65.0, 65.0, 40.0]])
+    assert found["GA"] == (60 + 40) / 2
+    assert found["F"] == ((80 - 65) + (60 - 65)) / 2
+    assert found["F0"] == 80 - 65
+    assert found["gap"] == (65 + 40) / 2 - 65
+
+
+def test_every_document_and_every_query_is_in_one_part():
+    parts = dynamic.split_documents(1003, 0)
+    assert [len(part) for part in parts] == [502, 100, 100, 100, 101, 100]
+    assert sorted(row for part in parts for row in part) == list(range(1003))
+    assert parts == dynamic.split_documents(1003, 0) != dynamic.split_documents(1003, 1)
+    qrels = {"q1": {"a": 1}, "q2": {"a": 2, "c": 1, "b": 1}, "q3": {"b": 1, "c": 0}, "q4": {"c": 0}}
+    assert dynamic.queries_of_parts(qrels, [{"a"}, {"b"}, {"c"}]) == [["q1"], ["q3"], ["q2"]]
+    with pytest.raises(ValueError, match="No test query asks for a document of D1; give a larger collection"):
+        dynamic.queries_of_parts(qrels, [{"a"}, {"d"}, {"b", "c"}])
+
+
+def test_a_collection_grows_step_by_step(config, beir, tmp_path, capsys, monkeypatch):
+    output = tmp_path / "out"
+    common = ["--data", str(beir()), "--config", str(config), "--output", str(output), "--device", "cpu"]
+    longer = ("trained longer", {"training": {"epochs": 2.0}})
+    monkeypatch.setattr(dynamic, "ROWS", (*dynamic.ROWS, longer))
+    assert main(["reproduce", "dynamic", *common]) == 0
+    printed = capsys.readouterr().out
+    (d0,) = output.glob("d0-*")
+    rows = read_rows(output / "dynamic.json")
+    first = dynamic.ROWS[0][0]
+    assert {name: list(row["found"]["systems"]) for name, row in rows.items()} == {
+        first: [*dynamic.BASELINES, *dynamic.GENERATIVE], "trained longer": list(dynamic.GENERATIVE)
+    }  # fmt: skip
+    assert len(list((output / "store" / "encoder").iterdir())) == 1  # the rows share it
+    assert len(list((output / "store" / "generator").iterdir())) == 2
+
+    # Only documents and queries of the first part are there to be trained on.
+    doc_ids = {json.loads(line)["_id"] for line in (d0 / "corpus.jsonl").read_text().splitlines()}
+    assert len(doc_ids) == 20
+    for split in ("train", "dev", "test"):
+        assert {line.split("\t")[1] for line in (d0 / "qrels" / f"{split}.tsv").read_text().splitlines()[1:]} <= doc_ids
+    found = rows[first]["found"]
+    assert [part["documents"] for part in found["parts"]] == [20, 4, 4, 4, 4, 4]
+    assert sum(part["queries"] for part in found["parts"]) == 131
+
+    # The values per query are what the matrix is the mean of, and a document is found only once it is there.
+    values = Rows(output / "dynamic.json").values()[first, 0]
+    for name, system in found["systems"].items():
+        matrix = system["Hit@10"]["matrix"]
+        assert [len(row) for row in matrix] == [1, 2, 3, 4, 5, 6]
+        steps = [sum(values[f"{name}, Hit@10, step {step}"].values()) for step in range(6)]
+        of_parts = zip(found["parts"], matrix[5], strict=True)
+        assert steps[5] == pytest.approx(sum(part["queries"] * value / 100 for part, value in of_parts), abs=0.1)
+        assert steps[0] == pytest.approx(found["parts"][0]["queries"] * matrix[0][0] / 100, abs=0.1)
+        assert system["Hit@10"]["GA"] == pytest.approx(mean({n: row[-1] for n, row in enumerate(matrix[1:])}), abs=0.02)
+    assert found["systems"]["dense"]["Hit@10"]["GA"] > 50
+    assert found["systems"]["BM25"]["Hit@1"]["GA"] > 50
+
+    # A line a system, then a table a system with a line a step.
+    table = (output / "dynamic.md").read_text()
+    assert table.strip() in printed
+    lines = [cells for cells in table_rows(table) if not set(cells[0]) <= {"-"}]
+    own = [f"{name}, {row}" for row in (first, "trained longer") for name in dynamic.GENERATIVE]
+    assert [cells[0] for cells in lines[:8]] == ["system", *dynamic.BASELINES, *own]
+    assert [cells[0] for cells in lines[8:15]] == ["BM25", "D0", *(f"D{step} added" for step in range(1, 6))]
+    assert len(lines) == 8 + 7 * 7
+
+    # As if it had been killed: the other row stays, nothing is trained again.
+    before = read_rows(output / "dynamic.json")
+    remove_row(output / "dynamic.json", "trained longer")
+    assert main(["reproduce", "dynamic", *common]) == 0
+    assert capsys.readouterr().out.count("dynamic: ") == 1
+    after = read_rows(output / "dynamic.json")
+    assert after[first] == before[first]
+    assert after["trained longer"]["found"]["systems"] == before["trained longer"]["found"]["systems"]
+    (output / "dynamic.md").unlink()
+    assert main(["reproduce", "dynamic", "--output", str(output), "--report-only"]) == 0
+    assert len(table_rows((output / "dynamic.md").read_text())) == len(table_rows(table))
+    assert main(["reproduce", "dynamic", "--output", str(output), "--seeds", "7", "--report-only"]) == 2
+    assert "has no rows of seed 7; `dsi reproduce dynamic` measures them" in capsys.readouterr().err
 
 
 def test_a_table_shows_means_deviations_and_significance():

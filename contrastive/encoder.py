@@ -173,6 +173,22 @@ class Encoder:
         output = self.model(features)
         return output["token_embeddings"], output["attention_mask"].bool(), output["sentence_embedding"].float()
 
+    def token_spans(self, texts: Sequence[str], kind: str) -> list[NDArray[np.int64]]:
+        """[tokens, 2] for each text: the first character of each token that `forward` reads, and the one after its last.
+
+        Special tokens and those of the prompt have empty spans.
+        """
+        prompt = self.model.prompts[kind]
+        with self._tokenizing:
+            encoded = self.model.tokenizer(
+                [prompt + text for text in texts], truncation=True, max_length=self.model.max_seq_length,
+                return_offsets_mapping=True,
+            )  # fmt: skip
+        spans = (
+            np.array(offsets, dtype=np.int64).reshape(-1, 2) - len(prompt) for offsets in encoded["offset_mapping"]
+        )
+        return [np.maximum(own, 0) for own in spans]
+
     def token_states(
         self, texts: Sequence[str], kind: str, *, batch_size: int = 64, progress: str = ""
     ) -> Iterator[tuple[int, Tensor, Tensor]]:

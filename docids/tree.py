@@ -98,6 +98,11 @@ class DocidTree:
         return [int(self.num_children[level].max()) for level in self.levels]
 
     @cached_property
+    def holds_documents(self) -> list[bool]:
+        """Whether documents are among the children that are chosen at each level."""
+        return [bool((self.first_child[level] >= self.num_inner).any()) for level in self.levels]
+
+    @cached_property
     def token_offsets(self) -> Ints:
         """[depth] token id of digit 0 of each level; token 0 starts a sequence (the root)."""
         return (1 + np.concatenate([[0], np.cumsum(self.fan_out)[:-1]])).astype(np.int32)

@@ -15,7 +15,14 @@ from contrastive.training import ContrastiveConfig
 from docids.clustering import DocidsConfig
 from docids.lexical import LexicalConfig
 from docids.storage import write_text
-from dsi.generator.config import ExamplesConfig, GeneratorConfig, ObjectiveConfig, TrainingConfig, check_together
+from dsi.generator.config import (
+    ExamplesConfig,
+    GeneratorConfig,
+    ObjectiveConfig,
+    RankingConfig,
+    TrainingConfig,
+    check_together,
+)
 from dsi.generator.pseudo_queries import PseudoQueriesConfig
 from dsi.search.request import SearchConfig
 
@@ -55,7 +62,7 @@ class Config:
     docids: DocidsConfig = field(default_factory=DocidsConfig)
     """How docids are made."""
     lexical: LexicalConfig = field(default_factory=LexicalConfig)
-    """BM25."""
+    """BM25, or learned sparse vectors."""
     examples: ExamplesConfig = field(default_factory=ExamplesConfig)
     """Training examples of the decoder."""
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
@@ -64,11 +71,13 @@ class Config:
     """Training objective of the decoder."""
     training: TrainingConfig = field(default_factory=TrainingConfig)
     """How the decoder is trained."""
+    ranking: RankingConfig = field(default_factory=RankingConfig)
+    """How the scores of documents are trained."""
     search: SearchConfig = field(default_factory=SearchConfig)
     """How the index is searched by default."""
 
     def __post_init__(self) -> None:
-        check_together(self.objective, self.training)
+        check_together(self.generator, self.objective, self.training, self.ranking)
 
     @classmethod
     def named(cls, name: "str | Path | Config") -> "Config":

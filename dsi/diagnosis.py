@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 from docids.collection import Collection
 from docids.tree import DocidTree
 from dsi.retriever import GenerativeRetriever
-from dsi.search.beam import LevelTrace
+from dsi.search.beams import LevelTrace
 from dsi.search.request import SearchOptions
 from eval.tables import markdown_table
 

@@ -17,11 +17,12 @@ from docids.collection import SPLITS, Collection, check_collection
 from docids.processes import ALONE, Processes
 from docids.progress import progress
 from docids.storage import write_json
+from dsi.documents import DocumentTable
 from dsi.provenance import provenance
 from dsi.rerankers.candidates import Reranker
 from dsi.reranking import rerank
 from dsi.retriever import GenerativeRetriever
-from dsi.systems import DECODER_ALONE, DenseSystems, IndexSystems, Run, WordSystems
+from dsi.systems import DenseSystems, IndexSystems, Run, WordSystems, alone
 from eval.fusion import reciprocal_rank_fusion
 from eval.measures import STANDARD_MEASURES, mean
 from eval.measures import evaluate as evaluate_run
@@ -30,7 +31,7 @@ from eval.protocol import Splits, SystemResult, overlap_splits, randomisation_te
 ANSWERS = 10
 """Documents per query, the default of `search`."""
 _TESTED = ("Hit@1", "Hit@10")
-_RRF, _DENSE, _DENSE_BM25 = "RRF of BM25 and dense", "Dense (DPR-style)", "Dense + BM25"
+_RRF, _DENSE, _DENSE_AND = "RRF of BM25 and dense", "Dense (DPR-style)", "Dense + "
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Evaluation:
         """Return the main results in words."""
         first, ten = (100 * self._mean(self.index, name) for name in _TESTED)
         lines = [f"The index finds the document of {first:.1f} of 100 queries at rank 1, of {ten:.1f} in the top ten."]
-        for name in (_DENSE_BM25, _RRF, _DENSE, "BM25"):
+        for name in (*(name for name in self._tests if name.startswith(_DENSE_AND)), _RRF, _DENSE, "BM25"):
             if name in self._tests:
                 difference, p = self._tests[name]["Hit@1"]
                 lines.append(f"  {name}: {100 * self._mean(name, 'Hit@1'):.0f} at rank 1; {_verdict(difference, p)}")
@@ -203,14 +204,15 @@ class _Systems:
         """Add the index, searched in several ways; returns the name of the row with its own search config."""
         own, tuned = self.retriever.search_config, self.systems.tune
         beam = f", beam {self.depth}" if self.depth > own.beam_width else ""
-        if own.lexical_weight:
-            self._add(f"{_DENSE_BM25}", lambda: tuned(own.fusion, lexical=True, decoder=False))
-        self._add(f"DR-SCL, decoder only (beta=0){beam}", lambda: DECODER_ALONE)
+        lexical = self.retriever.lexical.name if own.lexical_weight and self.retriever.lexical else ""
+        if lexical:
+            self._add(f"{_DENSE_AND}{lexical}", lambda: tuned(own.fusion, lexical=True, decoder=False))
+        self._add(f"DR-SCL, decoder only{beam}", lambda: alone(self.retriever))
         if other_fusion:
             self._add(f'DR-SCL, fused ("{other_fusion}"){beam}', lambda: tuned(other_fusion))
-        if own.lexical_weight:
+        if lexical:
             self._add(f'DR-SCL, fused ("{own.fusion}"){beam}', lambda: tuned(own.fusion))
-        name = f'DR-SCL, fused ("{own.fusion}"){" + BM25" if own.lexical_weight else ""}{beam}'
+        name = f'DR-SCL, fused ("{own.fusion}"){f" + {lexical}" if lexical else ""}{beam}'
         self._add(name, dict)
         return name
 
@@ -229,7 +231,9 @@ class _Systems:
         def row(chain: Sequence[Reranker]) -> tuple[Run, dict[str, Any]]:
             if not found:
                 queries = self.systems.encode(self.split, self.collection.query_texts(self.split))
-                found.append(self.retriever.candidates(queries, k))
+                candidates = self.retriever.candidates(queries, k)
+                texts_of = candidates.texts_of or DocumentTable(self.collection.documents).texts_of
+                found.append(dataclasses.replace(candidates, texts_of=texts_of))
             started = time.perf_counter()
             run = rerank(found[0], chain).as_run()
             milliseconds = round(1000 * (time.perf_counter() - started) / max(len(run), 1), 2)

@@ -1,7 +1,7 @@
 """An index on disk: its parts, and the manifest that binds them.
 
 An index folder holds `encoder/` (sentence-transformers), `docids/` (the tree, and the document table as Arrow), `generator/`
-(config.json, model.safetensors), optionally `lexical/` (BM25), and `manifest.json`: format version, search config, package
+(config.json, model.safetensors), optionally `lexical/`, and `manifest.json`: format version, search config, package
 versions, the sha256 of every file, and the fingerprints that bind encoder, docids and generator to each other. Knows nothing
 of searching.
 """
@@ -19,11 +19,13 @@ import datasets
 import pyarrow as pa
 
 from contrastive.encoder import Encoder, EncoderConfig
-from docids.lexical import BM25
+from contrastive.sparse import load_lexical
+from docids.lexical import Lexical
 from docids.storage import digest, recover_folder, replace_folder, sha256, write_json
 from docids.tree import DocidTree
 from dsi.documents import document_table
-from dsi.generator.model import DocidGenerator, load_generator
+from dsi.generator.base import Generator
+from dsi.generator.kinds import load_generator
 from dsi.search.request import SearchConfig
 
 FORMAT_VERSION = 2
@@ -33,11 +35,11 @@ _CHANGING = ("docids", "lexical")
 _PACKAGES = ("torch", "transformers", "sentence-transformers", "faiss-cpu")
 
 
-def save_docids(tree: DocidTree, documents: datasets.Dataset, folder: Path) -> None:
-    """Write the tree and the document table into a folder."""
+def save_docids(tree: DocidTree, documents: datasets.Dataset, folder: Path, *, texts: bool = False) -> None:
+    """Write the tree and the document table into a folder; with `texts` also the documents' texts if the table holds them."""
     folder.mkdir(parents=True, exist_ok=True)
     tree.save(folder / "docids.safetensors")
-    table = document_table(documents)
+    table = document_table(documents, texts=texts)
     with pa.OSFile(str(folder / "documents.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
 
@@ -52,11 +54,6 @@ def load_encoder(folder: Path, config: EncoderConfig, device: str | None) -> Enc
     """Load the encoder that the generator reads: its own if they were trained together, else the one in `encoder/`."""
     own = folder / "generator" / "encoder"
     return Encoder.load(config, own if own.exists() else folder / "encoder", device)
-
-
-def load_lexical(folder: Path, documents: datasets.Dataset) -> BM25 | None:
-    """Load BM25 from `folder`; None if the index has none."""
-    return BM25.load(folder, documents["doc_id"]) if folder.exists() else None
 
 
 def write_manifest(folder: Path, encoder: Encoder, tree: DocidTree, config: SearchConfig) -> None:
@@ -131,14 +128,14 @@ def check_no_updates(folder: Path, *, discard: bool = False) -> None:
 
 def load_index(
     folder: Path, device: str | None
-) -> tuple[Encoder, DocidTree, DocidGenerator, datasets.Dataset, SearchConfig, BM25 | None]:
+) -> tuple[Encoder, DocidTree, Generator, datasets.Dataset, SearchConfig, Lexical | None]:
     """Load the parts of an index and its search config, after checking every file."""
     manifest = read_manifest(folder)
     encoder = load_encoder(folder, EncoderConfig(**manifest["encoder"]), device)
     tree, documents = load_docids(part(folder, manifest, "docids"))
     generator = load_generator(folder / "generator", encoder.model.device)
     check_binding(manifest, encoder, tree)
-    lexical = load_lexical(part(folder, manifest, "lexical"), documents)
+    lexical = load_lexical(part(folder, manifest, "lexical"), documents["doc_id"], device)
     return encoder, tree, generator, documents, search_config(manifest), lexical
 
 
@@ -148,9 +145,9 @@ def part(folder: Path, manifest: dict[str, Any], name: str) -> Path:
 
 
 def write_update(
-    folder: Path, encoder: Encoder, tree: DocidTree, documents: datasets.Dataset, lexical: BM25 | None
+    folder: Path, encoder: Encoder, tree: DocidTree, documents: datasets.Dataset, lexical: Lexical | None
 ) -> int:
-    """Replace docids, document table and BM25 of an index on disk; writing the manifest makes the switch.
+    """Replace docids, document table and lexical part of an index on disk; writing the manifest makes the switch.
 
     Returns:
         The new generation.
@@ -168,7 +165,7 @@ def write_update(
     generation = manifest["generation"] + 1
     parts = {name: f"{name}-{generation}" for name in _CHANGING}
     with replace_folder(folder / parts["docids"]) as partial:
-        save_docids(tree, documents, partial)
+        save_docids(tree, documents, partial, texts=True)
     if lexical:
         with replace_folder(folder / parts["lexical"]) as partial:
             lexical.save(partial)

@@ -3,8 +3,8 @@
     pseudo_queries  documents -> queries that they could answer
     encoder         contrastive pre-training
     docids          embeddings -> docid tree
-    generator       cached token states -> trained decoder
-    lexical         BM25; then the manifest makes the folder an index
+    lexical         BM25, or learned sparse vectors
+    generator       embeddings or cached token states -> trained generator; then the manifest makes the folder an index
 
 Each stage writes one folder of the run atomically; a stage that is up to date is skipped. Under `accelerate launch` all
 processes train, and rank 0 writes. Knows nothing of how an index is searched.
@@ -20,7 +20,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import datasets
 import numpy as np
@@ -28,23 +27,20 @@ from numpy.typing import NDArray
 
 from contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, in_blocks
 from contrastive.encoder import Encoder
+from contrastive.sparse import build_lexical, load_lexical
 from contrastive.training import contrastive_rows, hard_negatives, train_encoder
 from docids.clustering import assemble
 from docids.collection import Collection, check_collection
-from docids.lexical import BM25
 from docids.schemes import SchemeInput, find_scheme
 from docids.storage import digest, scratch_array, write_json
 from docids.tree import DocidTree, diagnostics
 from dsi.config import Config, write_config
-from dsi.generator.model import DocidGenerator
 from dsi.generator.pseudo_queries import generate_queries, read_queries_table
-from dsi.generator.states import StateCache, write_states
+from dsi.generator_stage import GeneratorStage, flat
 from dsi.index import check_no_updates, load_docids, load_encoder, save_docids, write_manifest
 from dsi.launch import launch
 from dsi.retriever import GenerativeRetriever
 from dsi.stages import StageFolders
-from dsi.training.examples import DocidExamples, Texts, group_relevant
-from dsi.training.trainer import train_generator
 from dsi.tuning import tune_index
 
 logger = logging.getLogger(__name__)
@@ -231,30 +227,37 @@ class TrainingRun:
         return encode_blocks(encoder, texts, "document", folder, self.processes)
 
     def train_generator(self) -> None:
-        """Run stage `generator`: cache the frozen encoder's states, train the decoder; then finish the index."""
+        """Run stages `lexical` and `generator`, then finish the index."""
+        self._build_lexical()
         with self._stage("generator") as key:
             if key:
                 self._train_generator(key)
         self._finish()
 
     def _train_generator(self, key: str) -> None:
-        encoder, tree = self.encoder(), self.tree()
-        objective, training = self.config.objective, self.config.training
-        examples = self._examples(encoder, tree)
-        generator = DocidGenerator.create(self.config.generator, tree, encoder.state_dim, objective, training.seed)
-        trained_too = encoder if training.train_encoder else None
-        work = self._stages.work("generator", key)
-        record = train_generator(generator, examples, objective, training, work, trained_too)
+        config, encoder = self.config, self.encoder()
+        lexical = load_lexical(self.folder / "lexical", self.collection.documents["doc_id"], self.device)
+        stage = GeneratorStage(
+            config,
+            self.collection,
+            encoder,
+            self.tree(),
+            lexical,
+            (*self._pseudo_queries(config.examples.pseudo_queries_per_document), self._stages.key("pseudo_queries")),
+            (self._stages.store or self.folder) / "states",
+            self._stages.store is not None,
+            self.processes,
+        )
+        generator, record = stage.train(self._stages.work("generator", key))
         if self.processes.is_main:
             with self._stages.writing("generator", key) as folder:
                 generator.save_pretrained(str(folder))
                 write_json(folder / "training.json", record)
-                if trained_too:
-                    trained_too.save(folder / "encoder")
+                if config.training.train_encoder:
+                    encoder.save(folder / "encoder")
 
     def _finish(self) -> None:
-        """Build BM25, and write the manifest if it is missing."""
-        self._build_lexical()
+        """Write the manifest if it is missing."""
         if self.processes.is_main and not (self.folder / "manifest.json").exists():
             encoder = load_encoder(self.folder, self.config.encoder, self.device)
             tree, _ = load_docids(self.folder / "docids")
@@ -271,9 +274,10 @@ class TrainingRun:
         with self._stage("lexical") as key:
             if not key or not self.processes.is_main:
                 return
-            bm25 = BM25(self.collection.documents["doc_id"], self.collection.full_texts(), config.k1, config.b)
+            doc_ids, texts = self.collection.documents["doc_id"], self.collection.full_texts()
+            lexical = build_lexical(config, doc_ids, texts, self.device)
             with self._stages.writing("lexical", key) as folder:
-                bm25.save(folder)
+                lexical.save(folder)
 
     # Outputs of earlier stages.
 
@@ -296,7 +300,7 @@ class TrainingRun:
 
     def _pseudo_queries(self, most: int = sys.maxsize) -> tuple[NDArray[np.integer], Sequence[str]]:
         """Return document row and text of the pseudo-queries, at most `most` per document; the texts stay on disk."""
-        if self.config.pseudo_queries.method == "none":
+        if self.config.pseudo_queries.method == "none" or not most:
             return np.empty(0, dtype=np.int64), []
         path = self._stages.existing("pseudo_queries", "dsi generate-queries") / "queries.jsonl"
         table, rows = read_queries_table(path, most), self.collection.rows
@@ -306,56 +310,13 @@ class TrainingRun:
         means, counts = scratch_array(documents.shape, np.float32), np.ones(len(documents), dtype=np.float32)
         means[:] = documents
         pseudo_rows, pseudo = self._pseudo_queries()
-        kinds = {"train": _flat(self._train_queries(encoder)), "pseudo": (pseudo_rows, QueryTexts(encoder, pseudo))}
+        kinds = {"train": flat(self._train_queries(encoder)), "pseudo": (pseudo_rows, QueryTexts(encoder, pseudo))}
         for kind, (rows, texts) in kinds.items():
             if len(rows):
                 np.add.at(means, rows, encode_blocks(encoder, texts, "query", work / kind, self.processes))
                 np.add.at(counts, rows, 1)
         means /= counts[:, None]
         return means
-
-    def _parts(self, encoder: Encoder) -> list["_Part"]:
-        """Return the texts of indexing and retrieval examples, by kind."""
-        config, parts = self.config.examples, []
-        if config.documents:
-            segments = DocumentTexts(encoder, self.collection.documents, config.document_segments)
-            parts.append(_Part("document", ["documents", config.document_segments], segments.rows, segments))
-        parts.append(_Part("query", ["train", self.config.dev_queries], *_flat(self._train_queries(encoder))))
-        if most := config.pseudo_queries_per_document:
-            rows, texts = self._pseudo_queries(most)
-            origin = ["pseudo", self._stages.key("pseudo_queries"), most]
-            parts.append(_Part("query", origin, rows, QueryTexts(encoder, texts)))
-        parts = [part for part in parts if len(part.rows)]
-        if not parts:
-            raise ValueError(
-                "There is nothing to train the decoder on; add qrels/train.tsv, or set examples.documents, "
-                "or examples.pseudo_queries_per_document with pseudo_queries.method."
-            )
-        return parts
-
-    def _examples(self, encoder: Encoder, tree: DocidTree) -> DocidExamples:
-        """Return the indexing and retrieval examples, on cached states or on texts."""
-        parts = self._parts(encoder)
-        positions = tree.positions[np.concatenate([part.rows for part in parts])]
-        kinds = np.repeat(np.arange(len(parts)), [len(part.rows) for part in parts])
-        texts = [(part.kind, part.texts) for part in parts]
-        inputs = Texts(encoder, texts) if self.config.training.train_encoder else self._states(encoder, parts)
-        relevant = {} if self.config.objective.name == "ce" else group_relevant(texts, positions)
-        return DocidExamples(inputs, positions, kinds, tree, relevant)
-
-    def _states(self, encoder: Encoder, parts: list["_Part"]) -> StateCache:
-        """Return cached token states, one folder per part, named by a digest of all they depend on; removes unused ones."""
-        states = (self._stages.store or self.folder) / "states"
-        identity = [encoder.fingerprint, dataclasses.asdict(encoder.config), self.collection.digest]
-        folders = [states / digest([*identity, part.kind, part.origin])[:16] for part in parts]
-        if self.processes.is_main and not self._stages.store:
-            for old in states.iterdir() if states.exists() else ():
-                if old not in folders:
-                    shutil.rmtree(old)
-        self.processes.wait()
-        named = zip(folders, parts, strict=True)
-        blocks = [write_states(encoder, part.kind, part.texts, folder, self.processes) for folder, part in named]
-        return StateCache([block for own in blocks for block in own])
 
     def _key(self, stage: str, extra: str) -> str:
         """Return a digest of everything a stage's output depends on: collection, config, the keys of earlier stages."""
@@ -365,11 +326,15 @@ class TrainingRun:
             "encoder": ["pseudo_queries"] if config.contrastive.fill_with_pseudo_queries else [],
             "docids": ["encoder", "pseudo_queries"] if config.docids.cluster_on == "queries" else ["encoder"],
             "lexical": [],
-            "generator": ["docids", "pseudo_queries"] if config.examples.pseudo_queries_per_document else ["docids"],
+            "generator": ["docids"],
         }
+        if config.examples.pseudo_queries_per_document:
+            needs["generator"].append("pseudo_queries")
+        if config.ranking.epochs:
+            needs["generator"].append("lexical")
         sections = {
             "encoder": ["encoder", "contrastive"],
-            "generator": ["generator", "examples", "objective", "training"],
+            "generator": ["generator", "examples", "objective", "training", "ranking"],
         }.get(stage, [stage])
         settings = [dataclasses.asdict(getattr(config, section)) for section in sections]
         earlier = [self._stages.key(name) for name in needs[stage]]
@@ -381,19 +346,3 @@ class TrainingRun:
         key = self.processes.first(self._key(name, extra))
         with self._stages.stage(name, key) as has_to_run:
             yield key if has_to_run else ""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Part:
-    """Texts of one kind: how the encoder reads them, where they come from, document rows, texts."""
-
-    kind: str
-    origin: list[Any]
-    rows: NDArray[np.integer]
-    texts: Sequence[str]
-
-
-def _flat(queries: dict[int, list[str]]) -> tuple[NDArray[np.integer], list[str]]:
-    """Flatten {document row: texts} to rows and texts."""
-    rows = np.repeat(np.fromiter(queries, dtype=np.int64), [len(own) for own in queries.values()])
-    return rows, [text for own in queries.values() for text in own]

@@ -12,17 +12,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from docids.lexical import BM25
+from docids.lexical import Lexical
 from docids.tree import DocidTree
 from dsi.documents import DocumentTable
 from dsi.index import read_manifest
 from dsi.rerankers.candidates import Candidates, Reranker, load_reranker
+from dsi.rerankers.cross_encoder import CrossEncoderReranker
 from dsi.rerankers.features import features_of
 from dsi.rerankers.lookahead import Floats, Ints, LookAheadResult, Reward, look_ahead
 from dsi.rerankers.puct import PuctConfig
-from dsi.search.beam import SearchResult, TreeSearcher
+from dsi.search.beam import TreeSearcher
+from dsi.search.beams import SearchResult
 from dsi.search.queries import EncodedQueries, QueryBatch
 from dsi.search.request import SearchRequest
+
+_CROSS_ENCODER = "cross-encoder:"
 
 
 def rerank(candidates: Candidates, rerankers: Reranker | Sequence[Reranker]) -> Candidates:
@@ -73,7 +77,7 @@ def candidates_of(
     tree: DocidTree,
     documents: DocumentTable,
     searcher: TreeSearcher,
-    lexical: BM25 | None,
+    lexical: Lexical | None,
     encoded: EncodedQueries,
     result: SearchResult,
     ann_temperature: float,
@@ -86,7 +90,7 @@ def candidates_of(
         tree: the docids.
         documents: the document table.
         searcher: decoder and centroids, for the features.
-        lexical: BM25 over the documents, if the index has it.
+        lexical: BM25 or learned sparse vectors, if the index has them.
         encoded: the queries.
         result: their answers, rows in the order of the queries.
         ann_temperature: divides the centroids' scores in the features.
@@ -118,13 +122,14 @@ def candidates_of(
         names=names,
         query_ids=encoded.query_ids,
         exact=result.exact.numpy(force=True),
+        texts_of=documents.texts_of if documents.has_texts else None,
     )
 
 
 def look_ahead_search(
     documents: DocumentTable,
     searcher: TreeSearcher,
-    lexical: BM25 | None,
+    lexical: Lexical | None,
     batches: Iterable[QueryBatch],
     request: SearchRequest,
     ann_temperature: float,
@@ -134,9 +139,10 @@ def look_ahead_search(
     Args:
         documents: the document table.
         searcher: the tree and the decoder, whose probabilities guide the search.
-        lexical: BM25 over the documents, if the index has it; for the features that the reward reads.
+        lexical: BM25 or learned sparse vectors, if the index has them; for the features that the reward reads.
         batches: the queries, with what is added to their dense scores; every query once.
-        request: k, simulations, filter and reward: a reranker that scores single documents, or None for z.e_d + w BM25.
+        request: k, simulations, filter and reward: a reranker that scores single documents, or None for the dense and
+            lexical score.
         ann_temperature: as in `candidates_of`.
 
     Returns:
@@ -164,7 +170,7 @@ def _dense_reward(searcher: TreeSearcher, batch: QueryBatch, request: SearchRequ
     config = dataclasses.replace(request.config, fusion="bound", beta=math.inf)
     scores = searcher.node_scores(batch.embeddings, config, None, batch.extra_scores)
     assert scores is not None  # beta is not 0
-    leaves = scores.of_queries[:, searcher.tree.num_inner :]  # [batch, documents]
+    leaves = scores.of_queries["scores"][:, searcher.tree.num_inner :]  # [batch, documents]
     known = leaves.numpy(force=True) * config.ann_temperature
     return lambda queries, positions: known[queries, positions]
 
@@ -172,7 +178,7 @@ def _dense_reward(searcher: TreeSearcher, batch: QueryBatch, request: SearchRequ
 def _reranker_reward(
     documents: DocumentTable,
     searcher: TreeSearcher,
-    lexical: BM25 | None,
+    lexical: Lexical | None,
     batch: QueryBatch,
     reranker: Reranker,
     ann_temperature: float,
@@ -219,16 +225,17 @@ def save_reranker(reranker: Reranker, index: str | Path, name: str) -> Path:
     return folder
 
 
-def load_rerankers(index: str | Path, names: str | Sequence[str]) -> list[Reranker]:
-    """Rerankers that were saved beside an index, for `dsi.rerank`.
+def load_rerankers(index: str | Path, names: str | Sequence[str], *, device: str | None = None) -> list[Reranker]:
+    """Rerankers by name, for `dsi.rerank`.
 
     Args:
         index: the index's folder, RUN.
-        names: one name or several: folders of RUN/rerank.
+        names: one name or several: of RUN/rerank, or "cross-encoder:MODEL" with a Hub name or a folder.
+        device: of cross-encoders; the best available by default.
 
     Raises:
-        FileNotFoundError: there is no such reranker.
-        ValueError: it was trained for another encoder or generator.
+        FileNotFoundError: there is no such reranker or model.
+        ValueError: it was trained for another encoder or generator, the model does not score pairs, or a bad device.
 
     Example:
         >>> import dsi
@@ -239,5 +246,10 @@ def load_rerankers(index: str | Path, names: str | Sequence[str]) -> list[Rerank
         'mmr'
     """
     bound_to = binding(read_manifest(Path(index)))
-    chosen = [names] if isinstance(names, str) else names
-    return [load_reranker(reranker_folder(index, name), bound_to) for name in chosen]
+
+    def load(name: str) -> Reranker:
+        if name.startswith(_CROSS_ENCODER):
+            return CrossEncoderReranker(name.removeprefix(_CROSS_ENCODER), device=device)
+        return load_reranker(reranker_folder(index, name), bound_to).to(device)
+
+    return [load(name) for name in ([names] if isinstance(names, str) else names)]

@@ -16,21 +16,22 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from contrastive.encoder import Encoder
-from docids.lexical import BM25
+from docids.lexical import Lexical
 from docids.storage import replace_folder
 from docids.tree import DocidTree
 from dsi.documents import DocumentTable
-from dsi.generator.model import DocidGenerator
+from dsi.generator.base import Generator
 from dsi.index import load_index, save_docids, write_manifest, write_update
 from dsi.rerankers.candidates import Candidates
 from dsi.search.answers import Hits
-from dsi.search.beam import LevelTrace, SearchResult, TreeSearcher
-from dsi.search.decoder import FastDecoder
+from dsi.search.beam import TreeSearcher
+from dsi.search.beams import LevelTrace, SearchResult
+from dsi.search.decoder import search_decoder
 from dsi.search.explanation import Explanation, explain
 from dsi.search.queries import EncodedQueries, encode_queries
 from dsi.search.request import SearchConfig, SearchOptions, shows_options
 from dsi.snapshot import IndexSnapshot
-from dsi.updating import Content, with_documents, without_documents
+from dsi.updating import Content, with_documents, with_texts, without_documents
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -54,9 +55,9 @@ class GenerativeRetriever:
         encoder: the frozen encoder.
         tree: the docids.
         generator: the decoder trained for these docids.
-        documents: table with doc_id, title and optional metadata, in collection order.
+        documents: table with doc_id, title, optional metadata and, for rerankers that read it, text; in collection order.
         search_config: the default search config.
-        lexical: BM25 over the same documents, needed for `lexical_weight`.
+        lexical: BM25 or a `SparseIndex` of the same documents, needed for `lexical_weight`.
         dtype: of encoder and decoder in search; scores are always float32. torch.bfloat16 is about twice as fast on CPUs and
             GPUs with bfloat16 instructions.
 
@@ -68,10 +69,10 @@ class GenerativeRetriever:
         self,
         encoder: Encoder,
         tree: DocidTree,
-        generator: DocidGenerator,
+        generator: Generator,
         documents: datasets.Dataset,
         search_config: SearchConfig | None = None,
-        lexical: BM25 | None = None,
+        lexical: Lexical | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         generator.check_tree(tree)
@@ -86,7 +87,7 @@ class GenerativeRetriever:
         self.device, self.dtype = encoder.model.device, dtype
         self._updating = threading.Lock()
         generator = generator.to(self.device)
-        self._decoder = FastDecoder(generator, dtype)
+        self._decoder = search_decoder(generator, dtype)
         content = Content(tree, documents, lexical)
         config = search_config or SearchConfig()
         self._index = IndexSnapshot.of(encoder.for_search(dtype), generator, self._decoder, config, content)
@@ -99,7 +100,7 @@ class GenerativeRetriever:
         return self._index.encoder
 
     @property
-    def generator(self) -> DocidGenerator:
+    def generator(self) -> Generator:
         """The decoder."""
         return self._index.generator
 
@@ -114,14 +115,19 @@ class GenerativeRetriever:
         return self._index.documents
 
     @property
-    def lexical(self) -> BM25 | None:
-        """BM25 over the documents; None if the index has none."""
+    def lexical(self) -> Lexical | None:
+        """BM25 or learned sparse vectors of the documents; None if the index has neither."""
         return self._index.lexical
 
     @property
     def searcher(self) -> TreeSearcher:
         """The beam search over the docid tree."""
         return self._index.searcher
+
+    @property
+    def snapshot(self) -> IndexSnapshot:
+        """The index at this moment; later updates do not reach it."""
+        return self._index
 
     @property
     def search_config(self) -> SearchConfig:
@@ -200,8 +206,8 @@ class GenerativeRetriever:
         index = self._index
         request = index.request("explain", k, options)
         trace, result = index.trace(_encoded(index.encoder, [query]), request)
-        titles = index.documents.dataset["title"]
-        return explain(query, index.tree, titles, request.config, trace, result.positions[0].tolist())
+        titles, lexical = index.documents.dataset["title"], index.lexical.name if index.lexical else ""
+        return explain(query, index.tree, titles, request.config, trace, result.positions[0].tolist(), lexical)
 
     @shows_options
     def trace(self, query: str, k: int = 5, **options: Unpack[SearchOptions]) -> tuple[list[LevelTrace], SearchResult]:
@@ -294,6 +300,18 @@ class GenerativeRetriever:
         with self._updating:
             self._hold(without_documents(self._index.content, self.documents.rows_of(doc_ids, "remove")))
 
+    def keep_texts(self, documents: datasets.Dataset) -> None:
+        """Put the texts of the documents into the index, for rerankers that read them; `add` keeps those of new documents.
+
+        Args:
+            documents: table with doc_id and text, such as `collection.documents`; may hold more documents.
+
+        Raises:
+            ValueError: the table has no texts, or lacks a document of the index.
+        """
+        with self._updating:
+            self._hold(with_texts(self._index.content, documents))
+
     def _hold(self, content: Content) -> None:
         """Search this content from now on."""
         index = self._index
@@ -314,12 +332,12 @@ class GenerativeRetriever:
             index.encoder.save(partial / "encoder")
             if index.lexical:
                 index.lexical.save(partial / "lexical")
-            save_docids(index.tree, index.documents.dataset, partial / "docids")
+            save_docids(index.tree, index.documents.dataset, partial / "docids", texts=True)
             index.generator.save_pretrained(str(partial / "generator"))
             write_manifest(partial, index.encoder, index.tree, index.search_config)
 
     def save_update(self, folder: str | Path) -> int:
-        """Write the changes of `add` and `remove` to the index this one was loaded from, atomically.
+        """Write the changes of `add`, `remove` and `keep_texts` to the index this one was loaded from, atomically.
 
         Returns:
             The generation of the index on disk: 1 after training, one more with every update.

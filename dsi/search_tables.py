@@ -11,8 +11,8 @@ import torch
 from docids.collection import Collection
 from dsi.rerankers.lookahead import LookAheadResult
 from dsi.retriever import GenerativeRetriever
-from dsi.search.beam import SearchResult
-from dsi.systems import DECODER_ALONE
+from dsi.search.beams import SearchResult
+from dsi.systems import alone
 from eval.measures import evaluate, mean
 from eval.tables import markdown_table
 
@@ -84,7 +84,7 @@ def look_ahead_table(
 
 def _ranked_by_document(retriever: GenerativeRetriever, table: _Table, width: int) -> SearchResult:
     """Search with a decoder-only beam, and rank the documents found by their own dense and BM25 scores."""
-    found = retriever.search_encoded(table.encoded, width, beam_width=width, **DECODER_ALONE)
+    found = retriever.search_encoded(table.encoded, width, beam_width=width, **alone(retriever))
     runs = retriever.as_run(table.encoded.query_ids, found).values()
     doc_ids = [[*own, *own[:1] * (width - len(own))] for own in map(list, runs)]
     _, dense = retriever.follow(table.encoded, doc_ids, alpha=0.0)

@@ -14,19 +14,21 @@ import torch
 from torch import Tensor
 
 from contrastive.encoder import Encoder
-from docids.lexical import BM25
+from docids.lexical import Lexical
 from docids.progress import progress
 from docids.tree import DocidTree
 from dsi.documents import DocumentTable
-from dsi.generator.model import DocidGenerator
+from dsi.generator.base import Generator
 from dsi.rerankers.candidates import Candidates
 from dsi.reranking import candidates_of, look_ahead_search
 from dsi.search.answers import Hit, Hits
-from dsi.search.beam import LevelTrace, SearchResult, TreeSearcher
-from dsi.search.decoder import FastDecoder
+from dsi.search.beam import TreeSearcher
+from dsi.search.beams import LevelTrace, SearchResult
+from dsi.search.decoder import FastDecoder, TiedDecoder
 from dsi.search.graphs import GraphedSearch
-from dsi.search.queries import EncodedQueries, QueryBatch, with_scores
+from dsi.search.queries import EncodedQueries, QueryBatch, WordFactors, with_scores
 from dsi.search.request import SearchConfig, SearchRequest, given_options, split_options
+from dsi.search.words import word_factors
 from dsi.updating import Content
 
 
@@ -39,22 +41,27 @@ class IndexSnapshot:
         generator: the decoder trained for these docids.
         search_config: the default search config.
         documents: the document table, in collection order.
-        lexical: BM25 over the same documents; None if the index has none.
+        lexical: BM25 or learned sparse vectors of the same documents; None if the index has neither.
         searcher: beam search over the tree with the decoder.
         graphs: recorded searches, on a GPU.
     """
 
     encoder: Encoder
-    generator: DocidGenerator
+    generator: Generator
     search_config: SearchConfig
     documents: DocumentTable
-    lexical: BM25 | None
+    lexical: Lexical | None
     searcher: TreeSearcher
     graphs: GraphedSearch | None
 
     @classmethod
     def of(
-        cls, encoder: Encoder, generator: DocidGenerator, decoder: FastDecoder, config: SearchConfig, content: Content
+        cls,
+        encoder: Encoder,
+        generator: Generator,
+        decoder: FastDecoder | TiedDecoder,
+        config: SearchConfig,
+        content: Content,
     ) -> "IndexSnapshot":
         """Return a snapshot of some content; `decoder` is the generator laid out for search."""
         device = encoder.model.device
@@ -91,6 +98,7 @@ class IndexSnapshot:
             overrides.setdefault("lexical_weight", 0.0)
         overrides.setdefault("beam_width", max(self.search_config.beam_width, k))
         config = dataclasses.replace(self.search_config, **overrides)
+        self.searcher.check(config)
         if config.alpha:
             self.generator.check_beam(config.beam_width)
         filters = {name: rest.pop(name) for name in ("allow", "deny", "where") if name in rest}
@@ -176,7 +184,16 @@ class IndexSnapshot:
 
     def _scored(self, encoded: EncodedQueries, request: SearchRequest) -> Iterator[QueryBatch]:
         weight, extra_scores = request.config.lexical_weight, request.extra_scores
-        return with_scores(encoded, self.tree.doc_rows, self.lexical, weight, extra_scores)
+        factors = self.word_factors(request.config.alpha) if weight else None
+        return with_scores(encoded, self.tree.doc_rows, self.lexical, weight, extra_scores, factors)
+
+    def word_factors(self, alpha: float) -> WordFactors | None:
+        """Return what weighs the words of BM25 under a weight of the generator; None if nothing does."""
+        decoder = self.searcher.decoder
+        if not alpha or not self.searcher.estimating or not isinstance(decoder, TiedDecoder):
+            return None
+        ranking = decoder.generator.ranking
+        return lambda batch, lexical: word_factors(batch, lexical, self.encoder, ranking, alpha)
 
     def _search_batch(
         self, batch: QueryBatch, request: SearchRequest, trace: list[LevelTrace] | None = None

@@ -15,16 +15,23 @@ from contrastive.encoder import Encoder
 from docids.collection import Collection
 from docids.lexical import BM25
 from docids.processes import ALONE, Processes
+from dsi.hybrid import DEPTH
 from dsi.retriever import GenerativeRetriever
 from dsi.search.queries import EncodedQueries
-from dsi.tuning import DEPTH, choose
+from dsi.tuning import choose
 from eval.baselines import dense_run, tune_bm25
 from eval.fusion import best_weight, interpolate
 
 Run = dict[str, dict[str, float]]
 _BATCH = 128
 """Queries searched at a time."""
-DECODER_ALONE: dict[str, Any] = {"alpha": 1.0, "beta": 0.0, "lexical_weight": 0.0}
+
+
+def alone(retriever: GenerativeRetriever) -> dict[str, Any]:
+    """Return the search options for the generator alone: neither dense scores of documents outside the beam nor BM25."""
+    if retriever.searcher.estimating:
+        return {"fusion": "estimate", "alpha": 1.0, "lexical_weight": 0.0}
+    return {"alpha": 1.0, "beta": 0.0, "lexical_weight": 0.0}
 
 
 class WordSystems:
@@ -136,9 +143,9 @@ class IndexSystems:
         """Weight of the decoder's scores in `post_hoc`, chosen on dev."""
         if not self.collection.qrels["dev"]:
             return 0.0
-        decoder = self.run("dev", **DECODER_ALONE)
+        decoder = self.run("dev", **alone(self.retriever))
         return self.processes.first(best_weight(self.run_dense("dev"), decoder, self.collection.qrels["dev"])[0])
 
     def post_hoc(self, split: str) -> Run:
         """Return the runs of dense search and of the decoder, interpolated after the search."""
-        return interpolate(self.run_dense(split), self.run(split, **DECODER_ALONE), self.post_hoc_weight)
+        return interpolate(self.run_dense(split), self.run(split, **alone(self.retriever)), self.post_hoc_weight)

@@ -1,8 +1,9 @@
 """Chooses the fusion weights of an index on dev queries.
 
-With fusion "bound" the weights come from an exact line search over candidate lists (`eval.fusion`); the temperature only
-rescales alpha. With fusion "paper", whose scores are sums over levels, alpha, beta and temperature come from a grid search.
-Knows nothing of how nodes are scored.
+With fusions "bound" and "estimate" the weights come from an exact line search over candidate lists (`eval.fusion`); the
+temperature only rescales alpha. The generator gets a weight only if the gain on dev exceeds its standard error. With fusion
+"paper", whose scores are sums over levels, alpha, beta and temperature come from a grid search. Knows nothing of how nodes are
+scored.
 """
 
 import dataclasses
@@ -14,28 +15,31 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
 
 from docids.collection import Collection, check_collection
+from docids.lexical import BM25
 from docids.progress import progress
 from docids.storage import write_json
+from dsi.hybrid import HybridScores
 from dsi.index import content_fingerprint, read_manifest, write_search_config
 from dsi.retriever import GenerativeRetriever
 from dsi.search.queries import EncodedQueries
+from dsi.search.request import SearchConfig
 from dsi.stages import stage_line
 from eval.fusion import best_weights
 from eval.measures import Judgements
-from eval.protocol import best_setting
+from eval.protocol import best_setting, supported_setting
 
 logger = logging.getLogger(__name__)
 
 Runs = dict[str, dict[str, float]]
-DEPTH = 100
-"""Candidates per query on which weights are compared."""
 PROBES = (0.02, 0.1, 0.5)
 """Values of alpha whose top documents are the candidates of fused search."""
 PROBE_DEPTH = 30
 """Candidates per query and probe: a reciprocal rank counts down to ten."""
+ESTIMATE_ALPHAS = (0.1, 0.25, 0.5, 1.0)
+"""Weights of a generator that ranks documents itself."""
 PAPER_ALPHAS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
 PAPER_BETAS = (1, 2, float("inf"))
 PAPER_TEMPERATURES = (0.02, 0.05, 0.1, 1.0)
@@ -46,7 +50,8 @@ class Tuning:
     """The choice made on the dev queries.
 
     Attributes:
-        best: the search options with the highest RR@10.
+        best: the search options that were chosen: those with the highest RR@10, or without the generator if its gain is within
+            one standard error.
         tried: the options compared by searching, with their RR@10; empty if there was only one.
     """
 
@@ -77,7 +82,7 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     if not queries:
         raise ValueError(f"{collection.folder} has no dev queries to tune on; add qrels/dev.tsv or train queries.")
     fusion = retriever.search_config.fusion
-    tuning = choose(retriever, collection, retriever.encode_queries(queries), fusion, lexical=fusion == "bound")
+    tuning = choose(retriever, collection, retriever.encode_queries(queries), fusion, lexical=fusion != "paper")
     retriever.search_config = dataclasses.replace(retriever.search_config, **tuning.best)
     return tuning
 
@@ -102,85 +107,84 @@ def choose(
         decoder: also weigh the decoder; otherwise alpha is 0 ("bound").
     """
     qrels = collection.qrels["dev"]
-    if fusion == "bound":
-        found = [_flat_weights(retriever, encoded, qrels, lexical)]
-        if decoder:
-            found.append(_fused_weights(retriever, encoded, qrels, found[0]["lexical_weight"], lexical))
-        grid = [{"fusion": fusion, **weights} for weights in found]
-    else:
-        every = product(PAPER_ALPHAS, PAPER_BETAS, PAPER_TEMPERATURES)
-        grid = [{"fusion": fusion, "alpha": a, "beta": b, "ann_temperature": t} for a, b, t in every]
-
-    if len(grid) == 1:
-        return Tuning(grid[0], [])
 
     def search(options: Mapping[str, Any]) -> Runs:
         return retriever.run(encoded, 10, **options)  # type: ignore[typeddict-item]
 
-    return Tuning(*best_setting(search, grid, qrels))
+    if fusion == "paper":
+        every = product(PAPER_ALPHAS, PAPER_BETAS, PAPER_TEMPERATURES)
+        grid = [{"fusion": fusion, "alpha": a, "beta": b, "ann_temperature": t} for a, b, t in every]
+        return Tuning(*best_setting(search, grid, qrels))
+    flat = _Flat(retriever, encoded, qrels, lexical=lexical)
+    plain = {"alpha": 0.0, "lexical_weight": flat.best_weight(0.0)}
+    found = [plain]
+    if decoder and retriever.searcher.estimating:
+        found += [{"alpha": alpha, "lexical_weight": flat.best_weight(alpha)} for alpha in ESTIMATE_ALPHAS]
+    elif decoder:
+        found.append(flat.weights_of_paths(plain["lexical_weight"]))
+    grid = [{"fusion": fusion, **weights} for weights in found]
+    return Tuning(*supported_setting(search, grid, qrels)) if decoder else Tuning(grid[0], [])
 
 
-def _flat_weights(
-    retriever: GenerativeRetriever, encoded: EncodedQueries, qrels: Judgements, lexical: bool
-) -> dict[str, float]:
-    """Return the best weight of BM25 beside the dense scores, without the decoder; 0 if BM25 is not used."""
-    if not lexical or retriever.lexical is None:
-        return {"alpha": 0.0, "lexical_weight": 0.0}
-    dense, bm25 = _flat_candidates(retriever, encoded)
-    return {"alpha": 0.0, "lexical_weight": best_weights(dense, [bm25], qrels)[0]}
+class _Flat:
+    """Line searches for the weights of documents' scores.
 
-
-def _fused_weights(
-    retriever: GenerativeRetriever, encoded: EncodedQueries, qrels: Judgements, lexical_weight: float, lexical: bool
-) -> dict[str, float]:
-    """Return the best weights of decoder and BM25 beside the dense scores, on the documents that searches with `PROBES` find.
-
-    A document's score is proportional to z.e_d + lexical_weight * BM25 + w * log P, with w = alpha / (1 - alpha) times the
-    temperature.
+    Args:
+        retriever: the index.
+        encoded: the dev queries.
+        qrels: their judgements.
+        lexical: also weigh the lexical scores.
     """
-    generative: Runs = {query_id: {} for query_id in encoded.query_ids}
-    for alpha in progress(PROBES, "tuning", unit="search"):
-        result = retriever.search_encoded(
-            encoded,
-            PROBE_DEPTH,
-            show_progress=True,
-            fusion="bound",
-            alpha=alpha,
-            lexical_weight=lexical_weight,
-            beam_width=PROBE_DEPTH,
-        )
-        log_p = dataclasses.replace(result, scores=result.generative / alpha)
-        for query_id, found in retriever.as_run(encoded.query_ids, log_p).items():
-            generative[query_id].update(found)
-    dense, bm25 = _flat_candidates(retriever, encoded, generative)
-    others = [bm25, generative] if lexical and bm25 else [generative]
-    *weights, w = best_weights(dense, others, qrels)
-    temperature = retriever.search_config.ann_temperature
-    return {"alpha": w / (w + temperature), "lexical_weight": weights[0] if weights else 0.0}
 
+    def __init__(
+        self, retriever: GenerativeRetriever, encoded: EncodedQueries, qrels: Judgements, *, lexical: bool
+    ) -> None:
+        self.retriever, self.encoded, self.qrels = retriever, encoded, qrels
+        tree, doc_ids = retriever.tree, list(retriever.documents.rows)
+        self.scores = HybridScores(doc_ids, tree.embeddings[tree.positions], retriever.lexical if lexical else None)
 
-def _flat_candidates(
-    retriever: GenerativeRetriever, encoded: EncodedQueries, candidates: Runs | None = None
-) -> tuple[Runs, Runs]:
-    """Return the dense and BM25 scores of each query's candidates, by default the top hundred of either."""
-    lexical, rows = retriever.lexical, retriever.documents.rows
-    doc_ids = list(rows)
-    dense_run: Runs = {}
-    bm25_run: Runs = {}
-    for batch in encoded.batches:
-        dense = retriever.searcher.dense.document_scores(batch.embeddings).numpy(force=True)
-        dense = dense[:, retriever.tree.positions]  # [batch, documents] in the order of the table
-        bm25 = lexical.scores(batch.texts) if lexical else np.zeros_like(dense)
-        for row, of_dense, of_bm25 in zip(batch.rows.tolist(), dense, bm25, strict=True):
-            query_id = encoded.query_ids[row]
-            if candidates is None:
-                best = np.union1d(*(np.argsort(-scores, kind="stable")[:DEPTH] for scores in (of_dense, of_bm25)))
-            else:
-                best = np.array([rows[doc_id] for doc_id in candidates[query_id]])
-            names = [doc_ids[n] for n in best]
-            dense_run[query_id] = dict(zip(names, of_dense[best].tolist(), strict=True))
-            bm25_run[query_id] = dict(zip(names, of_bm25[best].tolist(), strict=True))
-    return dense_run, bm25_run if lexical else {}
+    def best_weight(self, alpha: float) -> float:
+        """Return the best weight of the lexical scores; a generator with weight alpha changes them and the dense ones."""
+        index, batches = self.retriever.snapshot, self.encoded.batches
+        config = SearchConfig(alpha=alpha, lexical_weight=float(self.scores.lexical is not None))
+        order = torch.cat([batch.rows for batch in batches]).argsort()
+        queries = torch.cat([index.searcher.document_queries(batch, config).cpu() for batch in batches])[order]
+        of_words, lexical, factors = index.word_factors(alpha), self.scores.lexical, None
+        if of_words is not None and isinstance(lexical, BM25):
+            found = [each for batch in batches for each in of_words(batch, lexical)]
+            factors = [found[row] for row in order]
+        of_query = queries.float().numpy()
+        dense, others = self.scores.runs(self.encoded.query_ids, of_query, self.encoded.texts, factors=factors)
+        return best_weights(dense, [others], self.qrels)[0] if others else 0.0
+
+    def weights_of_paths(self, lexical_weight: float) -> dict[str, float]:
+        """Return the best weights of log-probabilities and lexical scores, on the documents that searches with `PROBES` find.
+
+        A document's score is proportional to z.e_d + lexical_weight * BM25 + w * log P, with w = alpha / (1 - alpha) times the
+        temperature.
+        """
+        retriever, encoded = self.retriever, self.encoded
+        generative: Runs = {query_id: {} for query_id in encoded.query_ids}
+        for alpha in progress(PROBES, "tuning", unit="search"):
+            result = retriever.search_encoded(
+                encoded,
+                PROBE_DEPTH,
+                show_progress=True,
+                fusion="bound",
+                alpha=alpha,
+                lexical_weight=lexical_weight,
+                beam_width=PROBE_DEPTH,
+            )
+            log_p = dataclasses.replace(result, scores=result.generative / alpha)
+            for query_id, found in retriever.as_run(encoded.query_ids, log_p).items():
+                generative[query_id].update(found)
+        rows = retriever.documents.rows
+        candidates = {query_id: [rows[doc_id] for doc_id in found] for query_id, found in generative.items()}
+        embeddings = encoded.embeddings.float().numpy()
+        dense, others = self.scores.runs(encoded.query_ids, embeddings, encoded.texts, candidates)
+        *weights, w = best_weights(dense, [others, generative] if others else [generative], self.qrels)
+        temperature = retriever.search_config.ann_temperature
+        return {"alpha": w / (w + temperature), "lexical_weight": weights[0] if weights else 0.0}
 
 
 def tune_index(folder: Path, collection: Collection, device: str | None = None) -> bool:

@@ -98,6 +98,25 @@ def best_setting(
     return max(tried, key=lambda entry: entry[1])[0], tried
 
 
+def supported_setting(
+    search: Callable[[Mapping[str, Any]], Run],
+    settings: Sequence[Mapping[str, Any]],
+    qrels: Judgements,
+    measure: str = "RR@10",
+) -> tuple[dict[str, Any], list[tuple[dict[str, Any], float]]]:
+    """Like `best_setting`, but the first setting unless the best one gains more than a standard error over it.
+
+    The standard error is that of the mean paired difference between the two (the "one standard error" rule, Breiman et al.
+    1984, keeps the simplest model on the same grounds).
+    """
+    values = [evaluate(search(setting), qrels, [measure])[measure] for setting in settings]
+    tried = [(dict(setting), mean(own)) for setting, own in zip(settings, values, strict=True)]
+    best = max(range(len(tried)), key=lambda number: tried[number][1])
+    gains = _differences(values[best], values[0])
+    error = float(gains.std(ddof=1)) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
+    return tried[best if float(gains.mean()) > error else 0][0], tried
+
+
 def randomisation_test(
     a: Mapping[str, float], b: Mapping[str, float], *, rounds: int = 100_000, seed: int = 0
 ) -> tuple[float, float]:

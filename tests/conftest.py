@@ -21,6 +21,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     BertConfig,
+    BertForSequenceClassification,
     BertModel,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -32,10 +33,12 @@ from transformers import (
 from contrastive.encoder import Encoder, EncoderConfig
 from docids.clustering import DocidsConfig, build_tree
 from docids.tree import DocidTree
+from dsi.generator.base import Generator
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig
 from dsi.generator.model import DocidGenerator
+from dsi.generator.tied import TiedGenerator
 from dsi.search.beam import TreeSearcher
-from dsi.search.decoder import FastDecoder
+from dsi.search.decoder import search_decoder
 
 MINIPEDIA = Path(__file__).parent.parent / "docids" / "minipedia"
 WIDTH = 32
@@ -98,6 +101,18 @@ def save_sentence_encoder(folder: Path, model: PreTrainedModel, tokenizer_folder
     modules = [Transformer(str(base)), Pooling(WIDTH, pooling_mode="mean"), Normalize()]
     SentenceTransformer(modules=modules).save_pretrained(str(whole), create_model_card=False)
     return whole
+
+
+def save_cross_encoder(folder: Path, tokenizer_folder: Path, *, labels: int = 1) -> Path:
+    """A tiny cross-encoder on disk."""
+    torch.manual_seed(3)
+    config = BertConfig(
+        vocab_size=2000, hidden_size=WIDTH, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
+        num_labels=labels, initializer_range=1.0,
+    )  # fmt: skip
+    BertForSequenceClassification(config).save_pretrained(str(folder))
+    PreTrainedTokenizerFast.from_pretrained(str(tokenizer_folder)).save_pretrained(str(folder))
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -164,5 +179,22 @@ def random_queries(batch: int, *, seed: int = 0, longest: int = 9) -> tuple[torc
     return states, torch.arange(longest) < lengths, torch.randn(batch, WIDTH, generator=rng)
 
 
-def searcher_for(tree: DocidTree, generator: DocidGenerator) -> TreeSearcher:
-    return TreeSearcher(tree, FastDecoder(generator), torch.device("cpu"))
+def random_tied(
+    tree: DocidTree, *, layers: int = 0, look_ahead: int = 1, seed: int = 0, objective: str = "estimate"
+) -> TiedGenerator:
+    """A tied generator whose maps are not zero."""
+    config = GeneratorConfig(
+        docid_tokens="tied", decoder="", num_layers=layers, num_heads=4, feed_forward_dim=64, look_ahead=look_ahead
+    )
+    generator = TiedGenerator.create(config, tree, WIDTH, ObjectiveConfig(objective), seed).eval()
+    with torch.no_grad():
+        for name, weight in generator.named_parameters():
+            if name in ("maps", "states_maps", "ranking.maps", "biases"):
+                weight.normal_(std=0.1)
+        generator.size_weights.uniform_(0.0, 0.5)
+        generator.log_scales.uniform_(-0.5, 0.5)
+    return generator
+
+
+def searcher_for(tree: DocidTree, generator: Generator) -> TreeSearcher:
+    return TreeSearcher(tree, search_decoder(generator), torch.device("cpu"))

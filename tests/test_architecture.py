@@ -117,7 +117,10 @@ except ModuleNotFoundError as error:
     "module",
     [
         *(f"eval.{name}" for name in ("measures", "fusion", "protocol", "tables", "report")),
-        *(f"docids.{name}" for name in ("processes", "storage", "collection", "schemes", "natural_questions")),
+        *(
+            f"docids.{name}"
+            for name in ("processes", "storage", "collection", "lexical", "schemes", "natural_questions")
+        ),
     ],
 )
 def test_examples_in_docstrings_hold(module):

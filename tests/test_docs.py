@@ -12,7 +12,7 @@ import pytest
 
 import dsi
 from scripts.main import COMMANDS, main
-from tests.conftest import MINIPEDIA
+from tests.conftest import MINIPEDIA, save_cross_encoder
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("docids", "contrastive", "dsi", "eval", "scripts")
@@ -68,7 +68,7 @@ def blocks(page, kind):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, sentence_bert_folder):
+def trained(tmp_path_factory, sentence_bert_folder, tokenizer_folder):
     """A folder in which the pages' DIR, RUN and runs/example exist: a collection and an index, both tiny."""
     folder = tmp_path_factory.mktemp("docs")
     collection = folder / "docids" / "minipedia"
@@ -90,6 +90,7 @@ def trained(tmp_path_factory, sentence_bert_folder):
     try:
         dsi.train(dsi.read_collection("docids/minipedia"), "example", output="runs/example", device="cpu")
         shutil.copytree("runs/example", "RUN")
+        save_cross_encoder(folder / "cross-encoder" / "ms-marco-MiniLM-L6-v2", tokenizer_folder)  # goes before the Hub
         assert main(["train-reranker", "RUN", "--data", "DIR", "--kind", "lambdasmart", "--k", "10"]) == 0
     finally:
         os.chdir(before)

@@ -12,17 +12,27 @@ from transformers import T5ForConditionalGeneration
 from contrastive import blocks
 from contrastive.encoder import Encoder
 from docids.tree import DocidTree
-from dsi.generator.config import ExamplesConfig, GeneratorConfig, ObjectiveConfig, TrainingConfig, check_together
-from dsi.generator.model import DocidGenerator, load_generator
+from dsi.generator.config import (
+    ExamplesConfig,
+    GeneratorConfig,
+    ObjectiveConfig,
+    RankingConfig,
+    TrainingConfig,
+    check_together,
+)
+from dsi.generator.kinds import load_generator
+from dsi.generator.model import DocidGenerator
 from dsi.generator.reference import transformers_loss
 from dsi.generator.states import StateCache, write_states
 from dsi.training.examples import DocidExamples, LengthBucketSampler, Texts
 from dsi.training.objective import DenseLogits, GeneratorLoss, drop_states
+from dsi.training.teacher import Teacher
 from dsi.training.trainer import WholeModel, train_generator
 from dsi.trees.families import FamilyTree
 from scripts.main import main
 from tests.conftest import WIDTH, random_generator, random_queries, random_tree
 from tests.oracles import chain_logits, document_log_p
+from tests.oracles import children_of as nodes_below
 
 CPU = torch.device("cpu")
 FRESH = GeneratorConfig(decoder="", num_layers=1, num_heads=4)
@@ -94,11 +104,9 @@ def loss_of(
     model: torch.nn.Module | None = None,
 ) -> float:
     """The training loss of a batch as `DocidExamples.collate` makes it."""
-    batch = dict(batch)
-    relevant, of_dense = batch.pop("relevant"), {k: batch.pop(k) for k in ("embeddings", "kinds") if k in batch}
     with torch.no_grad():
         loss = GeneratorLoss(generator, tree, objective, CPU, dense)
-        return float(loss(model or generator, batch, relevant, of_dense, 0.99))
+        return float(loss(model or generator, batch, 0.99))
 
 
 def batch_of(queries: tuple[torch.Tensor, ...], positions: list[int]) -> dict[str, torch.Tensor]:
@@ -119,8 +127,8 @@ def test_loss_and_gradients_are_those_of_transformers_own_decoder():
     generator, (states, mask, _) = random_generator(tree), random_queries(3)
     states.requires_grad_()
     positions = torch.tensor([4, 30, 11])
-    batch = {"token_states": states, "states_mask": mask}
-    ours = GeneratorLoss(generator, tree, CE, CPU)(generator, batch, positions[:, None], {}, 0.0)
+    batch = {"token_states": states, "states_mask": mask, "relevant": positions[:, None]}
+    ours = GeneratorLoss(generator, tree, CE, CPU)(generator, batch, 0.0)
     theirs = transformers_loss(generator, tree, states, mask, positions)
     torch.testing.assert_close(ours, theirs)
     weights = [states, *generator.parameters()]
@@ -243,34 +251,56 @@ def test_training_on_top_of_dense_search_starts_from_it_and_improves_on_it(encod
     assert together[0.5] < together[0.0]  # a standalone decoder does not know what dense search says
 
 
-def test_distillation_is_the_divergence_from_dense_search_on_every_node_of_the_path(encoder, tmp_path):
+def test_a_teacher_shares_the_targets_on_every_node_of_the_path(encoder, tmp_path):
     tree = random_tree(20)
     generator, queries = random_generator(tree), random_queries(20)
     parents, digits = (torch.from_numpy(each).long() for each in tree.paths(np.arange(20)))
-    dense = DenseLogits(tree, 0.5, torch.zeros(1, 20), CPU)
-    kinds = torch.zeros(20, dtype=torch.long)
-    batch = {**batch_of(queries, list(range(20))), "embeddings": queries[2], "kinds": kinds}
-    plain = loss_of(generator, tree, batch)
-    half = loss_of(generator, tree, batch, ObjectiveConfig(dense_temperature=0.5, distillation=0.5), dense)
-    logits, taught = (
-        chain_logits(tree, generator, *queries[:2], digits),
-        dense(queries[2], children_of(tree, parents), kinds),
-    )
-    total = 0.0
+    teacher = Teacher.dense(queries[2].numpy(), tree.embeddings, 6, 0.5)
+    taught = {name: torch.from_numpy(own) for name, own in teacher.batch(range(20)).items()}
+    objective = ObjectiveConfig(dense_temperature=0.5, distillation=0.3)
+    found = loss_of(generator, tree, {**batch_of(queries, list(range(20))), **taught}, objective)
+    logits, total = chain_logits(tree, generator, *queries[:2], digits), 0.0
+    scores = queries[2].numpy() @ tree.embeddings.T
     for row in range(20):
+        best = np.argsort(-scores[row], kind="stable")[:6]
+        shares = np.exp(scores[row, best] / 0.5)
+        shares /= shares.sum()
         for level in range(int((digits[row] >= 0).sum())):
-            n = int(tree.num_children[parents[row, level]])
-            teacher, student = taught[row, level, :n].log_softmax(0), logits[row, level, :n].log_softmax(0)
-            total += float((teacher.exp() * (teacher - student)).sum()) / 20
-    assert half == pytest.approx(0.5 * plain + 0.5 * total, rel=1e-4)
+            own = list(nodes_below(tree, int(parents[row, level])))
+            targets = []
+            for digit, child in enumerate(own):
+                inner = child < tree.num_inner
+                start = int(tree.doc_start[child]) if inner else child - tree.num_inner
+                end = int(tree.doc_end[child]) if inner else start + 1
+                mass = sum(share for document, share in zip(best, shares, strict=True) if start <= document < end)
+                targets.append(0.7 * (digit == digits[row, level]) + 0.3 * mass)
+            log_p = logits[row, level, : len(own)].log_softmax(0).tolist()
+            total -= sum(t * p for t, p in zip(targets, log_p, strict=True)) / sum(targets) / 20
+    assert found == pytest.approx(float(total), rel=1e-4)
 
     # Taught alone, the decoder comes to say what dense search says.
-    examples = DocidExamples(states_of(encoder, tmp_path), np.array([0, 5, 11, 19]), np.zeros(4, dtype=int), tree)
+    states = states_of(encoder, tmp_path)
+    teacher = Teacher.dense(states.embeddings, tree.embeddings, 20, 0.5)
+    examples = DocidExamples(
+        states, np.array([0, 5, 11, 19]), np.zeros(4, dtype=int), tree, relevant={}, teacher=teacher
+    )
     objective = ObjectiveConfig(dense_temperature=0.5, distillation=1.0)
     training = TrainingConfig(batch_size=4, epochs=150.0, learning_rate=3e-3)
-    student = DocidGenerator.create(FRESH, tree, WIDTH)
-    left = train_generator(student, examples, objective, training, tmp_path / "work")["loss"]
-    assert loss_of(student, tree, examples.collate([0, 1, 2, 3]), objective, dense) < 0.05 < left
+    student, batch = DocidGenerator.create(FRESH, tree, WIDTH), examples.collate([0, 1, 2, 3])
+    before = loss_of(student, tree, batch, objective)
+    train_generator(student, examples, objective, training, tmp_path / "work")
+    entropy = sum(entropy_on_path(tree, batch, row) for row in range(4)) / 4
+    assert loss_of(student, tree, batch, objective) - entropy < 0.05 < before - entropy
+
+
+def entropy_on_path(tree: DocidTree, batch: dict[str, torch.Tensor], row: int) -> float:
+    """Entropy of the teacher's shares of the children of each node on a row's path, summed: the least possible loss."""
+    families = FamilyTree(tree, CPU)
+    path = families.pack(families.above(batch["relevant"][row : row + 1]))
+    mass = families.mass(path, batch["taught"][row : row + 1], batch["taught_weights"][row : row + 1])[0]
+    shares = mass[mass.sum(dim=1) > 0]
+    shares = shares / shares.sum(dim=1, keepdim=True)
+    return float(-(shares * shares.clamp(min=1e-30).log()).sum())
 
 
 def test_encoder_and_decoder_train_together_from_texts(encoder, tmp_path):
@@ -300,7 +330,12 @@ def test_encoder_and_decoder_train_together_from_texts(encoder, tmp_path):
         ({"distillation": 2.0, "dense_temperature": 0.1}, r"distillation must be in \[0, 1\], got 2.0"),
         ({"dense_temperature": -1.0}, "dense_temperature must be at least 0, got -1"),
         ({"name": "best"}, r"objective must be one of ce, plt, tdm, .*, got 'best'"),
-        ({"name": "otm", "dense_temperature": 0.1}, "dense_temperature works with objective \"ce\", got 'otm'"),
+        ({"name": "otm", "dense_temperature": 0.1}, "works with objective \"ce\", or with distillation, got 'otm'"),
+        (
+            {"name": "otm", "dense_temperature": 0.1, "distillation": 0.5},
+            r"distillation needs an objective with a softmax \(ce, dtr, estimate\), got 'otm'",
+        ),
+        ({"teacher_documents": 0}, "objective.teacher_documents must be at least 1, got 0"),
         ({"training_beam": 0}, "objective.training_beam must be at least 1, got 0"),
         ({"warm_start": 1.0}, r"warm_start must be in \[0, 1\), got 1.0"),
     ],
@@ -321,9 +356,9 @@ def test_settings_of_training_and_examples_are_checked():
     with pytest.raises(
         ValueError, match=r"'otm' searches with the encoder's states, which training\.train_encoder changes"
     ):
-        check_together(ObjectiveConfig("otm"), together)
+        check_together(FRESH, ObjectiveConfig("otm"), together, RankingConfig())
     with pytest.raises(ValueError, match="train_encoder changes the encoder"):
-        check_together(ObjectiveConfig(dense_temperature=0.1), together)
+        check_together(FRESH, ObjectiveConfig(dense_temperature=0.1), together, RankingConfig())
 
 
 def test_dropped_states_are_a_share_of_the_tokens_and_never_all(encoder, tmp_path):

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dsi.search.beam import SearchResult, TreeSearcher
+from dsi.search.beam import TreeSearcher
+from dsi.search.beams import SearchResult
 from dsi.search.graphs import GraphedSearch, record_on_gpu
 from dsi.search.request import ScoredQueries, SearchConfig, SearchRequest
 from tests.conftest import random_generator, random_queries, random_tree, searcher_for

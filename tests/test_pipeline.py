@@ -86,7 +86,7 @@ def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path
         "Dense (DPR-style)",
         "RRF of BM25 and dense",
         "Dense + BM25",
-        "decoder only (beta=0)",
+        "decoder only",
         '("bound")',
         '("paper")',
         '("bound") + BM25',

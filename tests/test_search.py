@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from docids.tree import DocidTree
 from dsi.generator.model import DocidGenerator
 from dsi.generator.reference import GenerateBaseline
-from dsi.search.beam import SearchResult, TreeSearcher
+from dsi.search.beam import TreeSearcher
+from dsi.search.beams import SearchResult
 from dsi.search.decoder import FastDecoder
 from dsi.search.request import ScoredQueries, SearchConfig, SearchRequest
 from tests.conftest import random_generator, random_queries, random_tree, searcher_for
@@ -343,7 +344,7 @@ def test_filtered_search_is_the_unfiltered_ranking_without_the_others(
         ({"beta": -1}, "beta must be 0 .* got -1"),
         ({"ann_temperature": 0.0}, "ann_temperature must be above 0, got 0"),
         ({"beam_width": 0}, "beam_width must be at least 1, got 0"),
-        ({"fusion": "sum"}, "fusion must be one of bound, paper, got 'sum'"),
+        ({"fusion": "sum"}, "fusion must be one of bound, estimate, paper, got 'sum'"),
     ],
 )
 def test_settings_out_of_range_are_named(settings_, message):

@@ -8,7 +8,7 @@ from typing_extensions import assert_type
 
 import dsi
 from dsi import Candidates, Evaluation, GenerativeRetriever, Hits
-from dsi.search.beam import LevelTrace, SearchResult
+from dsi.search.beams import LevelTrace, SearchResult
 from dsi.search.explanation import Explanation
 
 

@@ -5,7 +5,7 @@ Defaults are the paper's. Each class is one section of a configuration file. Kno
 
 from dataclasses import dataclass
 
-from docids.checks import above_zero, at_least, below_one
+from docids.checks import above_zero, at_least, below_one, one_of
 from dsi.trees.objectives import find_objective
 
 
@@ -13,11 +13,18 @@ from dsi.trees.objectives import find_objective
 class GeneratorConfig:
     """The decoder (section `[generator]`)."""
 
+    docid_tokens: str = "digits"
+    """What a docid token is: "digits", a (level, digit) pair with weights of its own, as in the paper; or "tied", a node of the
+    tree with the vector that the tree stores (see `dsi.generator.tied`)."""
+    look_ahead: int = 1
+    """With tied tokens, how many levels below a node the vectors lie that stand for it: more is better, and costs `branching`
+    times as many products per level; 0 for the node's own vector."""
     decoder: str = "google-t5/t5-base"
     """A T5 checkpoint (Hub name or folder) to take decoder weights from, or "" for a fresh T5 stack as wide as the
     encoder."""
     num_layers: int = 0
-    """Decoder layers; 0 keeps the checkpoint's number (a fresh stack needs a number)."""
+    """Decoder layers. 0 keeps the checkpoint's number; without a checkpoint, tied tokens then read the query's embedding alone,
+    and (level, digit) tokens need a number."""
     num_heads: int = 8
     """Attention heads of a fresh stack."""
     feed_forward_dim: int = 0
@@ -25,9 +32,15 @@ class GeneratorConfig:
     dropout: float = 0.1
     """Dropout rate in training."""
 
+    @property
+    def reads_states(self) -> bool:
+        """True if there is a decoder, which reads the encoder's token states."""
+        return bool(self.decoder or self.num_layers)
+
     def __post_init__(self) -> None:
-        at_least(self, "generator.", num_layers=0, num_heads=1, feed_forward_dim=0)
-        if not self.decoder and self.num_layers < 1:
+        one_of(self, "generator.", docid_tokens=("digits", "tied"))
+        at_least(self, "generator.", num_layers=0, num_heads=1, feed_forward_dim=0, look_ahead=0)
+        if not self.decoder and self.num_layers < 1 and self.docid_tokens == "digits":
             raise ValueError(f"generator.num_layers must be at least 1 without a T5 checkpoint, got {self.num_layers}.")
         below_one(self, ["dropout"], "generator.")
 
@@ -62,17 +75,21 @@ class ObjectiveConfig:
     ramp: float = 0.5
     """Share of the remaining steps over which targets move from z to zhat, in objectives with "mixed" targets."""
     dense_temperature: float = 0.0
-    """Above 0, train on top of dense search: each child's logit gets the log-sum-exp of z.e_d / dense_temperature over
-    the documents d below it, so that the decoder learns what the encoder's scores miss. 0 trains a standalone decoder,
-    as the paper does."""
+    """Temperature of the dense scores z.e_d. With distillation, of the teacher. Without, above 0, train on top of dense search:
+    each child's logit gets the log-sum-exp of z.e_d / dense_temperature over the documents d below it, so that the decoder
+    learns what the encoder's scores miss. 0 trains a standalone decoder, as the paper does."""
     distillation: float = 0.0
-    """Above 0, the dense scores are a teacher instead: the loss is (1 - distillation) times the cross-entropy plus
-    distillation times the KL divergence from the softmax of the dense scores to the decoder's, over the children of
-    every node on the path."""
+    """Share of the teacher in the targets of a softmax; the label of the right document has the rest. The teacher's mass on a
+    node is that of the documents below it, in a softmax over its best documents."""
+    teacher: str = "dense"
+    """Whose scores are distilled: "dense" (z.e_d), "hybrid" (with BM25 added, at the weight that is best on the dev queries),
+    or the name or folder of a sentence-transformers CrossEncoder, which scores the best documents of the hybrid search."""
+    teacher_documents: int = 10
+    """Number of documents per text that the teacher scores."""
 
     def __post_init__(self) -> None:
-        find_objective(self.name)
-        at_least(self, "objective.", training_beam=1, random_paths=1, dense_temperature=0)
+        objective = find_objective(self.name)
+        at_least(self, "objective.", training_beam=1, random_paths=1, dense_temperature=0, teacher_documents=1)
         below_one(self, ["warm_start", "ramp"], "objective.")
         if not 0 <= self.distillation <= 1:
             raise ValueError(f"objective.distillation must be in [0, 1], got {self.distillation}.")
@@ -80,11 +97,47 @@ class ObjectiveConfig:
             raise ValueError(
                 f"objective.distillation needs a dense_temperature above 0, got {self.distillation} with dense_temperature 0."
             )
-        if self.dense_temperature and self.name != "ce":
+        if self.distillation and objective.loss == "bce":
             raise ValueError(
-                f'objective.dense_temperature works with objective "ce", got {self.name!r}: dense scores are added inside a '
-                "softmax over children."
+                f"objective.distillation needs an objective with a softmax (ce, dtr, estimate), got {self.name!r}."
             )
+        if self.dense_temperature and not self.distillation and self.name != "ce":
+            raise ValueError(
+                f'objective.dense_temperature works with objective "ce", or with distillation, got {self.name!r}: dense scores '
+                "are added inside a softmax over children."
+            )
+
+
+@dataclass(frozen=True)
+class RankingConfig:
+    """How the scores of documents are trained (section `[ranking]`): see `dsi.generator.ranking`.
+
+    That is done after the generator, on top of dense search with BM25, on the train queries.
+    """
+
+    epochs: float = 0.0
+    """Passes over the train queries; 0 for none: documents keep their scores."""
+    batch_size: int = 128
+    """Queries per process and step."""
+    learning_rate: float = 5e-4
+    """Peak; warmed up linearly over 5 % of the steps, then decayed linearly to zero."""
+    weight_decay: float = 0.1
+    """Of AdamW."""
+    dropout: float = 0.1
+    """Rate, of embeddings and states on their way into the maps."""
+    candidates: int = 100
+    """Documents among which a query should find its own: the first of dense search with BM25."""
+    smoothing: float = 0.1
+    """Added to each document's number of train queries, before the logarithm that the training adds to its score."""
+    bf16: bool = False
+    """Compute in bfloat16 if the device has instructions for it."""
+    seed: int = 0
+    """Of shuffling."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "ranking.", epochs=0, batch_size=1, weight_decay=0, candidates=2, seed=0)
+        above_zero(self, ["learning_rate", "smoothing"], "ranking.")
+        below_one(self, ["dropout"], "ranking.")
 
 
 @dataclass(frozen=True)
@@ -94,7 +147,7 @@ class TrainingConfig:
     batch_size: int = 64
     """Examples per process and step."""
     epochs: float = 50.0
-    """Passes over all examples."""
+    """Passes over all examples; 0 leaves tied tokens as they are, a descent by the encoder's own scores."""
     learning_rate: float = 5e-4
     """Peak; warmed up linearly over 5 % of the steps, then decayed linearly to zero."""
     weight_decay: float = 0.01
@@ -111,18 +164,40 @@ class TrainingConfig:
     """Of initialisation and shuffling."""
 
     def __post_init__(self) -> None:
-        at_least(self, "training.", batch_size=1, weight_decay=0, seed=0)
-        above_zero(self, ["epochs", "learning_rate"], "training.")
+        at_least(self, "training.", batch_size=1, epochs=0, weight_decay=0, seed=0)
+        above_zero(self, ["learning_rate"], "training.")
         below_one(self, ["state_dropout"], "training.")
 
 
-def check_together(objective: ObjectiveConfig, training: TrainingConfig) -> None:
-    """Raise ValueError if the encoder is trained but the objective needs it frozen."""
-    if training.train_encoder and objective.dense_temperature:
+def check_together(
+    generator: GeneratorConfig, objective: ObjectiveConfig, training: TrainingConfig, ranking: RankingConfig
+) -> None:
+    """Raise ValueError if settings of different sections contradict each other."""
+    if not training.epochs and generator.docid_tokens != "tied":
+        raise ValueError(
+            'training.epochs must be above 0, got 0: only generator.docid_tokens = "tied" makes sense without training.'
+        )
+    if ranking.epochs and objective.name != "estimate":
+        raise ValueError(
+            f'ranking.epochs trains scores of documents, which need objective.name "estimate", got {objective.name!r}; use 0.'
+        )
+    if objective.name == "estimate" and generator.docid_tokens != "tied":
+        raise ValueError(
+            'objective.name "estimate" scores nodes by their vectors and needs generator.docid_tokens = "tied", '
+            f"got {generator.docid_tokens!r}."
+        )
+    if not training.train_encoder:
+        return
+    if generator.docid_tokens == "tied":
+        raise ValueError(
+            "training.train_encoder changes the encoder whose embeddings tied tokens use; "
+            'set it to false, or use generator.docid_tokens = "digits".'
+        )
+    if objective.dense_temperature:
         raise ValueError(
             "training.train_encoder changes the encoder whose scores objective.dense_temperature uses; set one of them."
         )
-    if training.train_encoder and "beam" in find_objective(objective.name).candidates:
+    if "beam" in find_objective(objective.name).candidates:
         raise ValueError(
             f"objective.name {objective.name!r} searches with the encoder's states, which training.train_encoder changes; "
             "use an objective without beam candidates, or a frozen encoder."

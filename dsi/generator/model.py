@@ -5,25 +5,21 @@ tree instead of T5's 32,128. Softmaxes run over a node's children only, in train
 part of the model; its token states are inputs. Knows the shape of the tree, no documents.
 """
 
-import warnings
-from pathlib import Path
-
 import torch
 from torch import Tensor, nn
-from transformers import T5Config, T5ForConditionalGeneration
-from transformers.models.t5.modeling_t5 import T5Attention, T5PreTrainedModel, T5Stack
+from transformers import T5Config
+from transformers.models.t5.modeling_t5 import T5Attention, T5Stack
 
 from docids.tree import DocidTree
+from dsi.generator.base import Generator, decoder_config, take_over
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig
-from dsi.trees.objectives import Objective, find_objective
 
 
-class DocidGenerator(T5PreTrainedModel):
+class DocidGenerator(Generator):
     """T5 decoder with docid embeddings and a docid output layer.
 
     Args:
-        config: a T5Config for the decoder stack, with additional entries: `fan_out`, the number of digits per level;
-            `docids_fingerprint`, the tree it was trained for; `objective` and `training_beam`, how it was trained.
+        config: a T5Config for the decoder stack, with the entries that `Generator` names.
     """
 
     def __init__(self, config: T5Config) -> None:
@@ -54,40 +50,11 @@ class DocidGenerator(T5PreTrainedModel):
             ValueError: the checkpoint's width is not the encoder's, or it has fewer layers than asked for.
         """
         torch.manual_seed(seed)
-        docid_settings = {
-            "vocab_size": tree.vocab_size,
-            "fan_out": tree.fan_out,
-            "docids_fingerprint": tree.fingerprint,
-            "objective": objective.name,
-            "training_beam": objective.training_beam,
-            "dropout_rate": config.dropout,
-            "is_decoder": True,
-            "is_encoder_decoder": False,
-            "use_cache": False,
-        }
-        if not config.decoder:
-            return cls(_fresh_config(config, state_dim, docid_settings))._with_fresh_head()
-        checkpoint = T5ForConditionalGeneration.from_pretrained(config.decoder)
-        if checkpoint.config.d_model != state_dim:
-            raise ValueError(
-                f"The decoder {config.decoder} is {checkpoint.config.d_model} wide, the encoder's states {state_dim}; "
-                f'choose a T5 of the encoder\'s width, or decoder = "" for a fresh one.'
-            )
-        t5_config = T5Config(**{**checkpoint.config.to_dict(), **docid_settings})
-        t5_config.num_layers = config.num_layers or checkpoint.config.num_decoder_layers
+        t5_config, checkpoint = decoder_config(config, tree, state_dim, objective)
         generator = cls(t5_config)
-        weights = {
-            name: tensor for name, tensor in checkpoint.decoder.state_dict().items() if "embed_tokens" not in name
-        }
-        missing, _ = generator.decoder.load_state_dict(weights, strict=False)
-        if missing != ["embed_tokens.weight"]:
-            raise ValueError(f"The decoder {config.decoder} lacks weights for {missing}; ask for fewer num_layers.")
+        if checkpoint is not None:
+            take_over(generator.decoder, checkpoint, config.decoder)
         return generator._with_fresh_head()
-
-    @property
-    def objective(self) -> Objective:
-        """The training objective, which decides how logits rank nodes."""
-        return find_objective(getattr(self.config, "objective", "ce"))
 
     def _with_fresh_head(self) -> "DocidGenerator":
         """Initialise the output layer for logits of unit size; transformers' default makes them d_model^0.5 times larger."""
@@ -145,23 +112,6 @@ class DocidGenerator(T5PreTrainedModel):
             hidden = feed_forward(hidden + attend_states.dropout(seen))
         return stack.dropout(stack.final_layer_norm(hidden))  # type: ignore[no-any-return]
 
-    def check_beam(self, beam_width: int) -> None:
-        """Warn if `beam_width` exceeds the training beam: nodes outside it were never trained."""
-        if self.objective.candidates == "beam" and beam_width > (trained := self.config.training_beam):
-            warnings.warn(
-                f"The decoder was trained with objective {self.config.objective!r} and a beam of {trained}; nodes outside "
-                f"that beam were never trained, and a beam of {beam_width} may find worse answers than {trained}.",
-                stacklevel=5,
-            )
-
-    def check_tree(self, tree: DocidTree) -> None:
-        """Raise ValueError unless this generator was trained for the docids of `tree`."""
-        if self.config.docids_fingerprint != tree.origin_fingerprint:
-            raise ValueError(
-                f"The generator was trained for docids {self.config.docids_fingerprint[:12]}, the docids here are "
-                f"{tree.origin_fingerprint[:12]}; train the generator again or restore the docids it belongs to."
-            )
-
 
 def _attend(attention: T5Attention, hidden: Tensor, states: Tensor, mask: Tensor) -> Tensor:
     """Compute T5's cross-attention without projecting the encoder states; returns [batch, n, d_model].
@@ -193,27 +143,3 @@ def _level_tokens(fan_out: list[int]) -> Tensor:
     """Return the token id of each (level, digit), [depth, largest fan_out]; -1 if the level has no such digit."""
     tokens = torch.arange(1, 1 + sum(fan_out)).split(fan_out)
     return nn.utils.rnn.pad_sequence(list(tokens), batch_first=True, padding_value=-1)
-
-
-def _fresh_config(config: GeneratorConfig, width: int, docid_settings: dict[str, object]) -> T5Config:
-    if width % config.num_heads:
-        raise ValueError(f"generator.num_heads must divide the encoder's width {width}, got {config.num_heads}.")
-    return T5Config(
-        d_model=width,
-        d_kv=width // config.num_heads,
-        d_ff=config.feed_forward_dim or 4 * width,
-        num_layers=config.num_layers,
-        num_heads=config.num_heads,
-        **docid_settings,
-    )
-
-
-def load_generator(folder: Path, device: str | torch.device) -> DocidGenerator:
-    """Load a generator that `save_pretrained` wrote.
-
-    Raises:
-        FileNotFoundError: the folder holds no generator.
-    """
-    if not (folder / "config.json").exists():
-        raise FileNotFoundError(f"{folder} holds no generator; train it first (dsi train-generator).")
-    return DocidGenerator.from_pretrained(str(folder), local_files_only=True).to(device).eval()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from contrastive import blocks
@@ -41,6 +42,11 @@ class StateCache:
         """[n] number of tokens of each text."""
         return self._spans[:, 1]
 
+    @property
+    def embeddings(self) -> NDArray[np.float32]:
+        """[n, embedding_dim] of all texts."""
+        return np.concatenate(self._embeddings)
+
     def batch(self, rows: Sequence[int]) -> dict[str, Tensor]:
         """Return the states of some texts, padded.
 
@@ -61,6 +67,38 @@ class StateCache:
             "states_mask": torch.arange(longest) < torch.from_numpy(spans[:, 1:]),
             "embeddings": torch.from_numpy(embeddings),
         }
+
+
+class Embeddings:
+    """The embeddings of n texts, for generators that read no token states.
+
+    Args:
+        parts: [texts, dim] each; rows count through them in order.
+    """
+
+    def __init__(self, parts: Sequence[NDArray[np.float32]]) -> None:
+        self._parts = list(parts)
+        self._first_rows = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
+
+    def __len__(self) -> int:
+        return int(self._first_rows[-1])
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """[n] ones: no text is longer than another."""
+        return np.ones(len(self), dtype=np.int64)
+
+    @property
+    def embeddings(self) -> NDArray[np.float32]:
+        """[n, dim] of all texts."""
+        return np.concatenate(self._parts)
+
+    def batch(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        """Return the embeddings [len(rows), dim] of some texts."""
+        parts = np.searchsorted(self._first_rows, rows, side="right") - 1
+        own_rows = np.asarray(rows) - self._first_rows[parts]
+        found = [self._parts[part][row] for part, row in zip(parts, own_rows, strict=True)]
+        return {"embeddings": torch.from_numpy(np.stack(found))}
 
 
 def _states(folder: Path) -> np.ndarray:

@@ -14,20 +14,19 @@ from numpy.typing import NDArray
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 from torch import Tensor
 
-from docids.lexical import BM25
-from dsi.search.beam import LevelTrace, SearchResult, TreeSearcher
+from docids.lexical import Lexical
+from dsi.search.beam import TreeSearcher
+from dsi.search.beams import LevelTrace, SearchResult
 from dsi.search.queries import EncodedQueries, QueryBatch
 from dsi.search.request import ScoredQueries, SearchConfig, SearchRequest
 
 PREFIXES = (1, 2, 3)
 """Lengths of the docid prefixes that candidates may share."""
-DECODER = SearchRequest(1, SearchConfig(alpha=1.0, beta=0.0))
-"""Scores by the decoder alone."""
 
 
 def features_of(
     searcher: TreeSearcher,
-    lexical: BM25 | None,
+    lexical: Lexical | None,
     encoded: EncodedQueries,
     result: SearchResult,
     titles: Sequence[Sequence[str]],
@@ -37,7 +36,7 @@ def features_of(
 
     Args:
         searcher: the tree and the decoder.
-        lexical: BM25 over the documents, if the index has it; without it there are no BM25 features.
+        lexical: BM25 or learned sparse vectors, if the index has them; the features of its scores have its name.
         encoded: the queries.
         result: the answers, rows in the order of the queries.
         titles: of the answers.
@@ -60,7 +59,7 @@ def features_of(
 
 
 def _of_batch(
-    searcher: TreeSearcher, lexical: BM25 | None, batch: QueryBatch, result: SearchResult, ann_temperature: float
+    searcher: TreeSearcher, lexical: Lexical | None, batch: QueryBatch, result: SearchResult, ann_temperature: float
 ) -> dict[str, Tensor]:
     tree = searcher.tree
     positions = result.positions[batch.rows].clamp(min=0)  # [batch, k]
@@ -88,10 +87,10 @@ def _of_batch(
     found |= _levels(searcher, batch, on_device, ann_temperature)
     if lexical is not None:
         rows = torch.from_numpy(tree.doc_rows)[positions].long()
-        bm25 = torch.from_numpy(lexical.scores(batch.texts)).gather(1, rows)
-        found["BM25"] = bm25
-        found["BM25, share of the best"] = bm25 / bm25.amax(dim=1, keepdim=True).clamp(min=1e-6)
-        found["BM25, 1 / rank"] = 1 / (1.0 + bm25.argsort(dim=1, descending=True, stable=True).argsort(dim=1))
+        own, name = torch.from_numpy(lexical.scores(batch.texts)).gather(1, rows), lexical.name
+        found[name] = own
+        found[f"{name}, share of the best"] = own / own.amax(dim=1, keepdim=True).clamp(min=1e-6)
+        found[f"{name}, 1 / rank"] = 1 / (1.0 + own.argsort(dim=1, descending=True, stable=True).argsort(dim=1))
         found["words of the document"] = torch.from_numpy(lexical.lengths)[rows].float().log1p()
     return found
 
@@ -100,7 +99,8 @@ def _levels(searcher: TreeSearcher, batch: QueryBatch, positions: Tensor, ann_te
     """Log-probabilities of every digit by decoder and centroids, and the decoder's entropy and margin there."""
     centroids = SearchRequest(1, SearchConfig(fusion="paper", alpha=0.0, ann_temperature=ann_temperature))
     trace: list[LevelTrace] = []
-    generative, _ = searcher.follow(ScoredQueries(batch.states, batch.mask, None), DECODER, positions, trace)
+    alone = searcher.follow(*searcher.alone(batch, ann_temperature), positions, trace)
+    generative = alone[0] + alone[1]
     near = searcher.node_scores(batch.embeddings, centroids.config)
     _, dense = searcher.follow(ScoredQueries(batch.states, batch.mask, near), centroids, positions)
     found = {"log P_T5": generative[:, :, -1], "log P_ANN": dense[:, :, -1]}
@@ -119,7 +119,7 @@ def _certainty(level: LevelTrace, k: int) -> tuple[Tensor, Tensor]:
     """[batch, k] the decoder's entropy at a level, and the margin of the digit taken over the best other; 0 past the end."""
     shape = (len(level.nodes), k, -1)
     valid, taken = (level.nodes >= 0).view(shape), level.kept.view(shape)  # [batch, k, fan-out]
-    log_p = level.generative.view(shape).masked_fill(~valid, -torch.inf).log_softmax(dim=2)
+    log_p = level.score.view(shape).masked_fill(~valid, -torch.inf).log_softmax(dim=2)
     log_p = log_p.masked_fill(~valid, 0.0)  # also where a docid has ended and nothing is valid
     entropy = -(log_p.exp() * log_p * valid).sum(dim=2)
     own = (log_p * taken).sum(dim=2)

@@ -13,12 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dsi.rerankers.features import DECODER
 from dsi.rerankers.puct import NewNodes, Puct, PuctConfig
-from dsi.search.beam import LevelTrace, SearchResult, TreeSearcher
+from dsi.search.beam import TreeSearcher
+from dsi.search.beams import LevelTrace, SearchResult
 from dsi.search.queries import QueryBatch
-from dsi.search.request import ScoredQueries
 
+_TEMPERATURE = 0.05
+"""Divides a generator's estimates before their softmax over children."""
 Ints = NDArray[np.integer]
 Floats = NDArray[np.floating]
 Reward = Callable[[Ints, Ints], Floats]
@@ -115,11 +116,10 @@ class _Evaluator:
         level = np.searchsorted([own.start for own in tree.levels], nodes, side="right") - 1  # [m]
         below = torch.from_numpy(tree.doc_start[nodes].astype(np.int64))[:, None].to(self.searcher.device)  # [m, 1]
         batch = self.batch.select(torch.from_numpy(problems))
-        queries = ScoredQueries(batch.states, batch.mask, None)
-        self.searcher.follow(queries, DECODER, below, trace, levels=int(level.max()) + 1)
+        self.searcher.follow(*self.searcher.alone(batch, _TEMPERATURE), below, trace, levels=int(level.max()) + 1)
         result = np.zeros((len(nodes), max(tree.fan_out)))  # [m, largest fan-out]
         for number, own in enumerate(level.tolist()):
-            scores, children = (each[number].cpu().numpy() for each in (trace[own].generative, trace[own].nodes))
+            scores, children = (each[number].cpu().numpy() for each in (trace[own].score, trace[own].nodes))
             valid = (children >= 0) & self._alive[children]
             p = np.exp(scores - scores[valid].max()) * valid
             result[number, : len(p)] = p / p.sum()

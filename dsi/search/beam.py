@@ -7,10 +7,14 @@ Two scores add up to rank a node:
 * dense: with fusion "paper", (1 - alpha) times the sum of log P_ANN along the path (eq. 10-12); with fusion "bound",
   (1 - alpha) times the largest document score below the node.
 
+A generator with objective "estimate" has no part of its own in a node's score. It changes the query vector that scores
+documents, with weight alpha; and with fusion "estimate" it estimates the best document below each node that the beam visits, so
+that no other document is looked at.
+
 Below level beta a node keeps the dense score of its ancestor at level beta; beta = 0 uses the decoder only. Path sums and
 dense scores never increase from a node to its children, so a node's score bounds every document below it. This gives a
-certificate: if no pruned node scores above the k-th document, the result is the exact top k. "Node" scores are no bounds;
-there a result is certified only if nothing was pruned.
+certificate: if no pruned node scores above the k-th document, the result is the exact top k. "Node" scores and estimates are no
+bounds; there a result is certified only if nothing was pruned.
 
 A document joins the top k as soon as it is reached. The beam holds inner nodes only, and drops those that cannot beat the
 k-th document. Ties break in docid order. Knows nothing of texts or folders.
@@ -18,65 +22,19 @@ k-th document. Ties break in docid order. Knows nothing of texts or folders.
 
 import dataclasses
 import math
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from docids.tree import DocidTree
-from dsi.search.decoder import DecoderCache, FastDecoder
+from dsi.search.beams import Answers, Beam, LevelTrace, SearchResult, level_trace, valid_log_softmax
+from dsi.search.decoder import DecoderCache, FastDecoder, TiedCache, TiedDecoder
 from dsi.search.queries import QueryBatch
 from dsi.search.request import ScoredQueries, SearchConfig, SearchRequest
-from dsi.trees.dense import DenseScores, KnownScores, NodeScores
+from dsi.trees.dense import CentroidScores, DenseScores, KnownScores, NodeScores
+from dsi.trees.estimates import EstimatedScores, NodeEstimates
 from dsi.trees.objectives import log_prior
-
-
-@dataclass(frozen=True)
-class SearchResult:
-    """The top k documents of a batch of queries, best first.
-
-    Attributes:
-        positions: [batch, k] docid positions; -1 if fewer documents may be returned.
-        scores: [batch, k] fused scores; -inf at position -1.
-        exact: [batch] True if the result is provably the top k of all documents that may be returned.
-        generative: [batch, k] the weighted generative part of the scores; the rest is dense.
-    """
-
-    positions: Tensor
-    scores: Tensor
-    exact: Tensor
-    generative: Tensor
-
-    @classmethod
-    def empty(cls, queries: int, k: int) -> "SearchResult":
-        """Return a result without documents, to be filled by `put`; with k = 0 it is complete, and exact."""
-        scores = torch.full((queries, k), -torch.inf)
-        exact = torch.ones(queries, dtype=torch.bool)
-        return cls(torch.full((queries, k), -1), scores, exact, torch.zeros(queries, k))
-
-    def put(self, rows: Tensor, other: "SearchResult") -> None:
-        """Replace some rows by those of `other`."""
-        for name in ("positions", "scores", "exact", "generative"):
-            own = getattr(self, name)
-            own[rows.to(own.device)] = getattr(other, name).to(own.device)
-
-
-@dataclass(frozen=True)
-class LevelTrace:
-    """The candidates of one level of a search; all tensors [batch, candidates].
-
-    Attributes:
-        nodes: candidate nodes, -1 at padding.
-        generative: weighted generative scores.
-        dense: weighted dense scores.
-        kept: True if the candidate entered the beam or the top k so far.
-    """
-
-    nodes: Tensor
-    generative: Tensor
-    dense: Tensor
-    kept: Tensor
 
 
 class TreeSearcher:
@@ -88,17 +46,52 @@ class TreeSearcher:
         device: of tree and decoder.
     """
 
-    def __init__(self, tree: DocidTree, decoder: FastDecoder, device: torch.device) -> None:
+    def __init__(self, tree: DocidTree, decoder: FastDecoder | TiedDecoder, device: torch.device) -> None:
         self.tree, self.decoder, self.device = tree, decoder, device
         self.dense = DenseScores(tree, device)
         self.first_child, self.num_children = self.dense.first_child, self.dense.num_children
-        self._trained = None if tree.trained.all() else torch.from_numpy(tree.trained).to(device)
+        self.estimates = self._trained = None
+        if isinstance(decoder, TiedDecoder):  # it knows every node by its vector
+            self.estimates = NodeEstimates(self.dense, decoder.look_ahead, largest=decoder.score != "softmax path")
+        elif not tree.trained.all():
+            self._trained = torch.from_numpy(tree.trained).to(device)
         self.occupied = None
         if tree.num_removed:
             self.occupied = self.dense.alive(torch.from_numpy(tree.doc_rows >= 0).to(device))
         self.fixed_shape = False
         """Run every level even if the beam is empty, as a recorded search must (`dsi.search.graphs`)."""
-        self._holds_documents = [bool((tree.first_child[level] >= tree.num_inner).any()) for level in tree.levels]
+
+    @property
+    def estimating(self) -> bool:
+        """True if the generator estimates the best document below a node, and has no other score of nodes."""
+        return self.decoder.score == "estimate"
+
+    def check(self, config: SearchConfig) -> None:
+        """Raise ValueError if this generator cannot search in that way."""
+        if config.fusion == "estimate" and not self.estimating:
+            raise ValueError(
+                'fusion "estimate" needs a generator with objective "estimate", this one ranks nodes by '
+                f'"{self.decoder.score}"; use fusion "bound" or "paper", or train another one.'
+            )
+        if self.estimating and (config.beta == 0 or (config.fusion == "paper" and config.alpha)):
+            raise ValueError(
+                f'This generator, with objective "estimate", gives nodes no probabilities, which fusion "{config.fusion}" with '
+                f"alpha {config.alpha:g} and beta {config.beta:g} adds up; "
+                'use fusion "bound", or "estimate" for the generator alone.'
+            )
+
+    def alone(self, batch: QueryBatch, ann_temperature: float) -> tuple[ScoredQueries, SearchRequest]:
+        """Return the queries and the request of a search that scores nodes by the generator alone.
+
+        Args:
+            batch: the queries; what is added to their dense scores is left out.
+            ann_temperature: divides estimates; log-probabilities have none.
+        """
+        config = SearchConfig(alpha=1.0, beta=0.0)
+        if self.estimating:
+            config = SearchConfig(fusion="estimate", alpha=1.0, ann_temperature=ann_temperature)
+        request = SearchRequest(1, config)
+        return self.score(batch._replace(extra_scores=None), request), request
 
     def node_scores(
         self,
@@ -121,12 +114,12 @@ class TreeSearcher:
         Raises:
             ValueError: extra_scores with fusion "paper".
         """
-        if extra_scores is not None and config.fusion != "bound":
-            raise ValueError(f'extra_scores need fusion "bound", got {config.fusion!r}: centroids have none.')
+        if extra_scores is not None and config.fusion == "paper":
+            raise ValueError('extra_scores need fusion "bound" or "estimate", got "paper": centroids have none.')
         if config.beta == 0:
             return None
         if config.fusion == "paper":
-            return self.dense.centroid_scores(query_embeddings, config.ann_temperature)
+            return CentroidScores(query_embeddings / config.ann_temperature, self.dense)
         documents = self.dense.document_scores(query_embeddings)
         if extra_scores is not None:
             documents = documents + extra_scores
@@ -135,9 +128,28 @@ class TreeSearcher:
         return KnownScores(self.dense.largest(documents / config.ann_temperature))
 
     def score(self, batch: QueryBatch, request: SearchRequest) -> ScoredQueries:
-        """Return the queries of a batch with the dense scores of the nodes."""
-        node_scores = self.node_scores(batch.embeddings, request.config, request.alive, batch.extra_scores)
-        return ScoredQueries(batch.states, batch.mask, node_scores)
+        """Return the queries of a batch with the scores of the nodes."""
+        config, embeddings = request.config, batch.embeddings
+        node_scores: NodeScores | None
+        if self.estimating:
+            embeddings = self.document_queries(batch, config)
+        if isinstance(self.decoder, TiedDecoder) and self.estimates is not None and config.fusion == "estimate":
+            said = self.decoder.read(batch.embeddings, batch.states, batch.mask)
+            node_scores = EstimatedScores(
+                said.queries, embeddings, batch.extra_scores, said.size_weights, self.estimates, config.ann_temperature
+            )
+        else:
+            node_scores = self.node_scores(embeddings, config, request.alive, batch.extra_scores)
+        return ScoredQueries(batch.states, batch.mask, node_scores, batch.embeddings)
+
+    def document_queries(self, batch: QueryBatch, config: SearchConfig) -> Tensor:
+        """Return the vectors [batch, dim] that score documents: embeddings, mixed by alpha with the generator's."""
+        if not isinstance(self.decoder, TiedDecoder) or not self.estimating:
+            return batch.embeddings
+        ranking = self.decoder.generator.ranking
+        return torch.lerp(
+            batch.embeddings, ranking.queries(batch.embeddings, lexical=config.lexical_weight > 0), config.alpha
+        )
 
     def search(
         self, queries: ScoredQueries, request: SearchRequest, trace: list[LevelTrace] | None = None
@@ -166,24 +178,26 @@ class TreeSearcher:
         if request.alive is None:
             request = dataclasses.replace(request, alive=self.occupied)
         config, batch, k = request.config, len(queries.states), request.k
-        root = _Beam.root(batch, self.device)
-        beam: _Beam | None = root
-        answers = _Answers.empty(batch, k, root.score)
+        root = Beam.root(batch, self.device)
+        beam: Beam | None = root
+        answers = Answers.empty(batch, k, root.score)
         pruned = torch.full((batch,), -torch.inf, device=self.device)  # [batch] best score pruned so far
-        cache = self.decoder.start(queries.states, queries.mask) if config.uses_decoder else None
-        bounds = cache is None or self.decoder.score != "node"  # does a node's score bound those below it?
+        cache = self._start(queries, config)
+        bounds = config.fusion != "estimate" and (
+            cache is None or self.decoder.score != "node"
+        )  # of those below a node
 
         # Descend level by level: expand the beam, then keep the best candidates.
         for level in range(self.tree.depth):
             if beam is None or not (self.fixed_shape or (beam.score > -torch.inf).any()):
                 break
-            if cache is not None and level > 0 and cache.ahead is None:
+            if cache is not None and level > 0:
                 cache.select(beam.parent)
             candidates = self._expand(beam, level, queries.node_scores, request, cache)
             answers, beam, lost = self._select(candidates, level, answers, config.beam_width, bounds)
             pruned = torch.maximum(pruned, lost)
             if trace is not None:
-                trace.append(_trace(candidates, beam, answers, self.tree.num_inner))
+                trace.append(level_trace(candidates, beam, answers, self.tree.num_inner))
 
         # Certify: nothing pruned scores above the k-th document.
         exact = pruned <= (answers.scores[:, -1] if bounds else -torch.inf)
@@ -213,12 +227,10 @@ class TreeSearcher:
         batch, m = positions.shape
         digits = torch.from_numpy(self.tree.paths(positions.flatten().numpy(force=True))[1]).long().to(self.device)
         digits = digits.view(batch, m, self.tree.depth)
-        # Beam width 1 avoids `first_step`, which expects one beam at the root; here there are m.
-        config = dataclasses.replace(request.config, beam_width=1)
-        request = SearchRequest(1, config)
-        root = _Beam.root(batch, self.device)
+        request = SearchRequest(1, request.config)
+        root = Beam.root(batch, self.device)
         beam = root.take(torch.zeros_like(positions), root.score)
-        cache = self.decoder.start(queries.states, queries.mask) if config.uses_decoder else None
+        cache = self._start(queries, request.config)
         generative: list[Tensor] = []
         dense: list[Tensor] = []
         for level, fan_out in enumerate(self.tree.fan_out[:levels]):
@@ -237,12 +249,12 @@ class TreeSearcher:
 
     def _expand(
         self,
-        beam: "_Beam",
+        beam: Beam,
         level: int,
         node_scores: NodeScores | None,
         request: SearchRequest,
-        cache: DecoderCache | None,
-    ) -> "_Beam":
+        cache: DecoderCache | TiedCache | None,
+    ) -> Beam:
         """Return all children of the beam with their scores, [batch, beams * fan_out], in docid order."""
         # The children, [batch, beams, fan_out]; `valid` is False past a node's last child.
         config = request.config
@@ -255,34 +267,56 @@ class TreeSearcher:
         # The generative score: alpha log P_T5 along the path (DR-SCL eq. 9, 11).
         generative = beam.generative[:, :, None].expand_as(nodes)
         if cache is not None:
-            ahead = level == 0 and self.tree.depth > 1 and self.tree.fan_out[0] <= config.beam_width
-            logits = self.decoder.first_step(cache) if ahead else self.decoder.step(beam.tokens, level, cache)
+            logits = self._logits(beam, nodes, level, cache, config.beam_width)
             weight = config.alpha if weighs or (config.fusion == "bound" and config.beta > 0) else 1.0
             log_p, adds_up = self._log_probabilities(logits.float(), nodes, valid, level)
             generative = generative.masked_fill(~adds_up, 0.0) + weight * log_p
-            # A digit added after training has no embedding; any serves, as no logits below it are used.
-            digits = digits.clamp(max=self.decoder.fan_out[level] - 1)
 
         # The dense score: a sum along the path ("paper"), or the node's own ("bound").
         dense = beam.dense[:, :, None].expand_as(nodes)
         if weighs and node_scores is not None:
-            values = node_scores.of(nodes)
-            if config.fusion == "paper":
-                dense = dense + (1 - config.alpha) * _log_softmax(values, valid)  # DR-SCL eq. 10, 11
+            values = node_scores.of(nodes, level)
+            if config.fusion == "estimate":
+                is_document = nodes >= self.tree.num_inner
+                generative, dense = values.masked_fill(is_document, 0.0), values.masked_fill(~is_document, 0.0)
+            elif config.fusion == "paper":
+                dense = dense + (1 - config.alpha) * valid_log_softmax(values, valid)  # DR-SCL eq. 10, 11
             else:
-                dense = (1 - config.alpha) * values
+                dense = values if self.estimating else (1 - config.alpha) * values
 
         # A filter excludes nodes after the softmaxes, so it changes no score.
         if request.alive is not None:
             valid = valid & request.alive[nodes]
-        return _Beam(
+        return Beam(
             nodes=nodes.masked_fill(~valid, -1).flatten(1),
-            tokens=(self.decoder.token_offsets[level] + digits).expand_as(nodes).flatten(1),
+            tokens=self.decoder.tokens(digits, level).expand_as(nodes).flatten(1),
             generative=generative.flatten(1),
             dense=dense.flatten(1),
             score=(generative + dense).masked_fill(~valid, -torch.inf).flatten(1),  # DR-SCL eq. 12, in log space
             parent=torch.arange(beam.nodes.shape[1], device=self.device)[:, None].expand(nodes.shape).flatten(1),
         )
+
+    def _start(self, queries: ScoredQueries, config: SearchConfig) -> DecoderCache | TiedCache | None:
+        """Return what the decoder keeps of the queries, None if it does not score nodes step by step."""
+        if not config.uses_decoder or self.estimating:
+            return None
+        if isinstance(self.decoder, TiedDecoder):
+            assert queries.embeddings is not None
+            return TiedCache(self.decoder.read(queries.embeddings, queries.states, queries.mask))
+        return self.decoder.start(queries.states, queries.mask)
+
+    def _logits(
+        self, beam: Beam, nodes: Tensor, level: int, cache: DecoderCache | TiedCache, beam_width: int
+    ) -> Tensor:
+        """Return the decoder's logits [batch, beams, fan_out] of the beam's children."""
+        if isinstance(cache, TiedCache):
+            assert self.estimates is not None
+            return cache.logits(self.estimates, nodes, level)
+        assert isinstance(self.decoder, FastDecoder)
+        one_beam = level == 0 and nodes.shape[1] == 1
+        if one_beam and self.tree.depth > 1 and self.tree.fan_out[0] <= beam_width:
+            return self.decoder.first_step(cache)
+        return self.decoder.step(beam.tokens, level, cache)
 
     def _log_probabilities(self, logits: Tensor, nodes: Tensor, valid: Tensor, level: int) -> tuple[Tensor, Tensor]:
         """Return decoder scores [batch, beams, fan_out], and True where they add to the parent's score.
@@ -306,19 +340,19 @@ class TreeSearcher:
             logits = torch.where(known, logits, torch.where(some, mean, -valid.sum(2, keepdim=True).clamp(min=1).log()))
             adds_up = adds_up | ~some
         if score == "softmax path":
-            return _log_softmax(logits, counted), adds_up
+            return valid_log_softmax(logits, counted), adds_up
         return logits.masked_fill(~valid, 0.0), adds_up
 
     def _select(
-        self, candidates: "_Beam", level: int, answers: "_Answers", beam_width: int, bounds: bool
-    ) -> tuple["_Answers", "_Beam | None", Tensor]:
+        self, candidates: Beam, level: int, answers: Answers, beam_width: int, bounds: bool
+    ) -> tuple[Answers, Beam | None, Tensor]:
         """Return the updated top k, the next beam (None after the last level), and the best score pruned [batch].
 
         If scores are bounds, nodes that cannot beat the k-th document are dropped.
         """
         # Documents join the top k.
         is_document = candidates.nodes >= self.tree.num_inner
-        if self._holds_documents[level]:
+        if self.tree.holds_documents[level]:
             scores = candidates.score.masked_fill(~is_document, -torch.inf)
             answers = answers.merge(candidates.nodes - self.tree.num_inner, scores, candidates.generative)
         lost = torch.full_like(answers.scores[:, 0], -torch.inf)
@@ -336,62 +370,3 @@ class TreeSearcher:
             lost = score.gather(1, order[:, width : width + 1])[:, 0]
         kept = order[:, :width].sort(dim=1).values  # back to docid order
         return answers, candidates.take(kept, score), lost
-
-
-@dataclass(frozen=True)
-class _Beam:
-    """Nodes and scores, [batch, n], in docid order; padding has node -1, score -inf. `parent` indexes the previous beam."""
-
-    nodes: Tensor
-    tokens: Tensor
-    generative: Tensor
-    dense: Tensor
-    score: Tensor
-    parent: Tensor
-
-    @classmethod
-    def root(cls, batch: int, device: torch.device) -> "_Beam":
-        zeros, scores = (torch.zeros(batch, 1, dtype=kind, device=device) for kind in (torch.long, torch.float32))
-        return cls(zeros, zeros, scores, scores, scores, zeros)
-
-    def take(self, columns: Tensor, score: Tensor) -> "_Beam":
-        nodes = self.nodes.masked_fill(score == -torch.inf, -1)
-        fields = (nodes, self.tokens, self.generative, self.dense, score, self.parent)
-        return _Beam(*(field.gather(1, columns) for field in fields))
-
-
-@dataclass(frozen=True)
-class _Answers:
-    """The top k documents so far, [batch, k], best first."""
-
-    positions: Tensor
-    scores: Tensor
-    generative: Tensor
-
-    @classmethod
-    def empty(cls, batch: int, k: int, like: Tensor) -> "_Answers":
-        nothing = like.new_full((batch, k), -torch.inf)
-        return cls(torch.full((batch, k), -1, device=like.device), nothing, nothing)
-
-    def merge(self, positions: Tensor, scores: Tensor, generative: Tensor) -> "_Answers":
-        positions, scores = torch.cat([self.positions, positions], dim=1), torch.cat([self.scores, scores], dim=1)
-        # Two stable sorts, by docid and then by score, break ties in docid order.
-        in_docid_order = positions.argsort(dim=1, stable=True)
-        by_score = scores.gather(1, in_docid_order).argsort(dim=1, descending=True, stable=True)
-        best = in_docid_order.gather(1, by_score[:, : self.scores.shape[1]])
-        scores = scores.gather(1, best)
-        generative = torch.cat([self.generative, generative], dim=1).gather(1, best)
-        return _Answers(positions.gather(1, best).masked_fill(scores == -torch.inf, -1), scores, generative)
-
-
-def _log_softmax(logits: Tensor, valid: Tensor) -> Tensor:
-    """Return the log-softmax over the valid entries of the last dimension, at most 0; other entries are 0."""
-    log_p = logits.masked_fill(~valid, torch.finfo(logits.dtype).min).log_softmax(dim=-1)
-    return log_p.masked_fill(~valid, 0.0).clamp(max=0.0)
-
-
-def _trace(candidates: _Beam, beam: _Beam | None, answers: _Answers, num_inner: int) -> LevelTrace:
-    # [batch, k + beam_width] nodes in the top k or the next beam
-    alive = torch.cat([answers.positions + num_inner, *([] if beam is None else [beam.nodes])], dim=1)
-    kept = (candidates.nodes[:, :, None] == alive[:, None, :]).any(dim=2) & (candidates.nodes >= 0)
-    return LevelTrace(candidates.nodes, candidates.generative, candidates.dense, kept)

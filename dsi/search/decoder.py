@@ -1,9 +1,9 @@
 """Fast decoding of one level: the generator's decoder over many beams of many queries.
 
 Computes the same numbers as `DocidGenerator.decoder`. It is faster because cross-attention keys and values are computed once
-per query and shared by its beams; query, key and value projections are one matrix product; the norms' constants are folded
-into the weights, which are packed for the CPU; and only the digits of the current level get logits. Knows nothing of trees,
-scores or fusion.
+per query and shared by its beams; query, key and value projections are one matrix product; the norms' constants are folded into
+the weights, which are packed for the CPU; and only the digits of the current level get logits. A generator with tied tokens is
+read once per query (`TiedDecoder`). Knows nothing of trees, scores or fusion.
 """
 
 import copy
@@ -16,7 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from contrastive.inference import PackedLinear, for_inference
+from dsi.generator.base import Generator
 from dsi.generator.model import DocidGenerator
+from dsi.generator.tied import LevelQueries, TiedGenerator
+from dsi.trees.estimates import NodeEstimates
 
 
 @dataclass
@@ -40,7 +43,12 @@ class DecoderCache:
     _spare: list[Tensor] | None = None
 
     def select(self, beams: Tensor) -> None:
-        """Give each new beam the past of the beam it continues; beams: [batch, new beams] indices of old beams."""
+        """Give each new beam the past of the beam it continues; beams: [batch, new beams] indices of old beams.
+
+        After `first_step`, the next step does that by the digits chosen.
+        """
+        if self.ahead is not None:
+            return
         batch, old = len(beams), self.past[0].shape[2] // len(beams)
         rows = (torch.arange(batch, device=beams.device)[:, None] * old + beams).flatten()  # [batch * new beams]
         if self._spare is None or self._spare[0].shape[2] != len(rows):
@@ -75,6 +83,13 @@ class FastDecoder:
         head = _after_norm(generator.head.weight, stack.final_layer_norm)
         self.level_heads = head[1:].split(config.fan_out)  # row 0 is the start token
 
+    def tokens(self, digits: Tensor, level: int) -> Tensor:
+        """Return the docid tokens of digits of a level.
+
+        A digit added after training has no embedding; any serves, as no logits below it are used.
+        """
+        return self.token_offsets[level] + digits.clamp(max=self.fan_out[level] - 1)
+
     def start(self, token_states: Tensor, states_mask: Tensor) -> DecoderCache:
         """Return a cache with the cross-attention keys and values of a batch of queries.
 
@@ -94,12 +109,10 @@ class FastDecoder:
 
     def step(self, tokens: Tensor, level: int, cache: DecoderCache) -> Tensor:
         """Return the logits [batch, beams, fan_out] of a level, given the tokens [batch, beams] chosen at level - 1."""
-        if cache.ahead is not None:
-            chosen = tokens - 1  # tokens of the first level count from 1
+        if (ahead := cache.ahead) is not None:
+            chosen, cache.ahead = tokens - 1, None  # tokens of the first level count from 1
             cache.select(chosen)
-            logits = cache.ahead[torch.arange(len(tokens), device=tokens.device)[:, None], chosen]
-            cache.ahead = None
-            return logits
+            return ahead[torch.arange(len(tokens), device=tokens.device)[:, None], chosen]
         past = self._room(cache, tokens.numel(), level)
 
         def attend(query: Tensor, key: Tensor, value: Tensor, number: int) -> Tensor:
@@ -209,3 +222,58 @@ class _Layer:
             if name.startswith("wi"):
                 linear.weight.copy_(_after_norm(linear.weight, feed_forward.layer_norm))
         self.feed_forward: Any = for_inference(dense, together.dtype)
+
+
+class TiedDecoder:
+    """A `TiedGenerator`, laid out for search.
+
+    Args:
+        generator: a trained generator; if its weights change, make a new `TiedDecoder`.
+        dtype: of the T5 decoder's weights and arithmetic, if there is one; the rest is float32.
+    """
+
+    def __init__(self, generator: TiedGenerator, dtype: torch.dtype | None = None) -> None:
+        self.generator = copy.deepcopy(generator).eval().requires_grad_(False)
+        if generator.reads_states:
+            self.generator.decoder.to(dtype or torch.float32)
+        self.score, self.look_ahead = generator.objective.score, int(generator.config.look_ahead)
+
+    def tokens(self, digits: Tensor, level: int) -> Tensor:
+        """Return the digits: a tied token is its node."""
+        return digits
+
+    @torch.no_grad()
+    def read(self, embeddings: Tensor, token_states: Tensor, states_mask: Tensor) -> LevelQueries:
+        """Return the queries of all levels for a batch; see `TiedGenerator.forward`."""
+        if self.generator.reads_states:
+            token_states = token_states.to(self.generator.decoder.dtype)
+        return self.generator(embeddings.float(), token_states, states_mask)  # type: ignore[no-any-return]
+
+
+@dataclass
+class TiedCache:
+    """What a tied generator says of a batch of queries; nothing in it depends on the beam."""
+
+    said: LevelQueries
+
+    def select(self, beams: Tensor) -> None:
+        """Do nothing: there is no past."""
+
+    def logits(self, estimates: NodeEstimates, nodes: Tensor, level: int) -> Tensor:
+        """Return the logits [batch, …] of nodes [batch, …], children that are chosen at `level`."""
+        said, own = self.said, min(level, len(self.said.scales) - 1)
+        scores = estimates.of(said.queries[:, own], nodes, level, said.scales[own], said.size_weights[own])
+        return scores + said.biases[own]
+
+
+def search_decoder(generator: Generator, dtype: torch.dtype | None = None) -> FastDecoder | TiedDecoder:
+    """Return a generator laid out for search.
+
+    Args:
+        generator: with tokens of either kind.
+        dtype: of weights and arithmetic; the generator's own by default.
+    """
+    if isinstance(generator, TiedGenerator):
+        return TiedDecoder(generator, dtype)
+    assert isinstance(generator, DocidGenerator)
+    return FastDecoder(generator, dtype)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from docids.tree import DocidTree
-from dsi.search.beam import LevelTrace
+from dsi.search.beams import LevelTrace
 from dsi.search.request import SearchConfig
 
 _PRUNED_SHOWN = 2
@@ -42,19 +42,29 @@ class ExplainedNode:
 
 @dataclass
 class Explanation:
-    """One search, printed as a tree: `levels` lists the nodes of each level, best first; `roots` is the first level."""
+    """One search, printed as a tree.
+
+    Attributes:
+        query: its text.
+        config: the search config.
+        levels: the nodes of each level, best first.
+        roots: the first level.
+        lexical: name of the lexical scores.
+    """
 
     query: str
     config: SearchConfig
     levels: list[list[ExplainedNode]]
     roots: list[ExplainedNode]
+    lexical: str = "BM25"
 
     def __str__(self) -> str:
-        bm25 = f" (with BM25, weight {self.config.lexical_weight:.3g})" if self.config.lexical_weight else ""
+        weight = self.config.lexical_weight
+        words = f" (with {self.lexical}, weight {weight:.3g})" if weight else ""
         head = [
             f'"{self.query}"  ({self.config.fusion} fusion, alpha {self.config.alpha:g}, beta {self.config.beta:g}, '
             f"beam {self.config.beam_width})",
-            f"score = generative + dense{bm25}; + kept, - pruned, # final rank",
+            f"score = generative + dense{words}; + kept, - pruned, # final rank",
         ]
         return "\n".join([*head, *_lines(self.roots, "")])
 
@@ -68,6 +78,7 @@ def explain(
     config: SearchConfig,
     trace: Sequence[LevelTrace],
     positions: Sequence[int],
+    lexical: str = "BM25",
 ) -> Explanation:
     """Return the `Explanation` of a search for one query.
 
@@ -78,6 +89,7 @@ def explain(
         config: the search config that was used.
         trace: of the search (batch of 1).
         positions: docid positions of the documents found, best first.
+        lexical: name of the lexical scores.
     """
     ranks = {tree.num_inner + position: rank for rank, position in enumerate(positions, start=1) if position >= 0}
     known: dict[tuple[int, ...], ExplainedNode] = {}
@@ -97,7 +109,7 @@ def explain(
             if len(node.digits) > 1:
                 known[node.digits[:-1]].children.append(node)
         levels.append(nodes)
-    return Explanation(query, config, levels, levels[0] if levels else [])
+    return Explanation(query, config, levels, levels[0] if levels else [], lexical)
 
 
 def _node(

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dsi.search.beam import SearchResult, TreeSearcher
+from dsi.search.beam import TreeSearcher
+from dsi.search.beams import SearchResult
 from dsi.search.request import ScoredQueries, SearchRequest
 
 _LENGTH_STEP = 16
@@ -65,7 +66,9 @@ class GraphedSearch:
             "mask": F.pad(queries.mask, (0, padding)),
         }
         if queries.node_scores is not None:
-            inputs["of_queries"] = queries.node_scores.of_queries
+            inputs |= queries.node_scores.of_queries
+        if queries.embeddings is not None:
+            inputs["embeddings"] = queries.embeddings
         if request.alive is not None:
             inputs["alive"] = request.alive
 
@@ -90,8 +93,8 @@ class GraphedSearch:
         buffers = {name: tensor.clone() for name, tensor in inputs.items()}
         scores = queries.node_scores
         if scores is not None:
-            scores = dataclasses.replace(scores, of_queries=buffers["of_queries"])  # type: ignore[type-var]
-        buffered = ScoredQueries(buffers["states"], buffers["mask"], scores)
+            scores = dataclasses.replace(scores, **{name: buffers[name] for name in scores.of_queries})  # type: ignore[type-var]
+        buffered = ScoredQueries(buffers["states"], buffers["mask"], scores, buffers.get("embeddings"))
         request = dataclasses.replace(request, alive=buffers.get("alive"))
 
         def search() -> SearchResult:

@@ -1,6 +1,6 @@
 """Encoded queries: one pass of the encoder serves many searches. Knows nothing of trees."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from contrastive.encoder import Encoder
-from docids.lexical import BM25
+from docids.lexical import BM25, Lexical
 from docids.progress import progress
 
 
@@ -38,6 +38,10 @@ class QueryBatch(NamedTuple):
         extra = None if self.extra_scores is None else self.extra_scores[which]
         texts = [self.texts[n] for n in which.tolist()]
         return QueryBatch(self.rows[which], self.states[which], self.mask[which], self.embeddings[which], texts, extra)
+
+
+WordFactors = Callable[[QueryBatch, BM25], Sequence[NDArray[np.floating]]]
+"""A function that gives one factor for each of the `terms` of each query."""
 
 
 @dataclass(frozen=True)
@@ -105,21 +109,23 @@ def encode_queries(
 def with_scores(
     encoded: EncodedQueries,
     doc_rows: NDArray[np.integer],
-    lexical: BM25 | None,
+    lexical: Lexical | None,
     lexical_weight: float,
     extra_scores: NDArray[np.floating] | None,
+    factors: WordFactors | None = None,
 ) -> Iterator[QueryBatch]:
-    """Yield the batches with the scores that join the dense ones: weighted BM25, and the caller's own.
+    """Yield the batches with the scores that join the dense ones: weighted lexical ones, and the caller's own.
 
     Args:
         encoded: the queries.
         doc_rows: [documents] row in the document table of each docid position; -1 at free places, whose scores do not matter.
-        lexical: BM25 over the document table, if the index has it.
-        lexical_weight: weight of BM25; 0 leaves it out.
+        lexical: BM25 or learned sparse vectors of the document table, if the index has them.
+        lexical_weight: weight of the lexical scores; 0 leaves them out.
         extra_scores: [queries, rows of the document table].
+        factors: of the words of BM25; 1 by default.
 
     Raises:
-        ValueError: extra_scores have another shape, or lexical_weight is set but the index has no BM25.
+        ValueError: extra_scores have another shape, or lexical_weight is set but the index has no lexical part.
     """
     if lexical_weight and lexical is None:
         raise ValueError(
@@ -140,7 +146,11 @@ def with_scores(
         if extra_scores is not None:
             parts.append(np.asarray(extra_scores[batch.rows.numpy()], dtype=np.float32))
         if lexical is not None and lexical_weight:
-            parts.append(np.float32(lexical_weight) * lexical.scores(batch.texts))
+            if factors is not None and isinstance(lexical, BM25):
+                scores = lexical.scores(batch.texts, factors(batch, lexical))
+            else:
+                scores = lexical.scores(batch.texts)
+            parts.append(np.float32(lexical_weight) * scores)
         if parts:
             # [batch, documents]
             in_docid_order = torch.from_numpy(np.sum(parts, axis=0)[:, doc_rows])

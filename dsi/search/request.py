@@ -25,7 +25,7 @@ Where: TypeAlias = Union[str, pc.Expression, NDArray[np.bool_]]  # noqa: UP007 (
 """A filter: SQL ("lang = 'en' and year > 2000"), an Arrow expression, or [documents] True if a document may be returned."""
 
 MAX_EXPANSIONS = 10_000
-_FUSIONS = ("bound", "paper")
+_FUSIONS = ("bound", "estimate", "paper")
 _METHODS = ("beam", "mcts")
 
 
@@ -34,7 +34,8 @@ class SearchConfig:
     """How an index scores nodes and how widely it searches (section `[search]`)."""
 
     fusion: str = "bound"
-    """How generative and dense scores are combined, "bound" or "paper" (see `dsi.search.beam`)."""
+    """How nodes are scored, "bound", "estimate" or "paper" (see `dsi.search.beam`). "estimate" looks at no document outside the
+    beam, and needs a generator that was trained for it."""
     alpha: float = 0.7
     """Weight of the decoder in [0, 1]; 0 is dense search only."""
     beta: float = math.inf
@@ -60,8 +61,10 @@ class SearchConfig:
         at_least(self, beam_width=1)
         if not self.lexical_weight >= 0:
             raise ValueError(f"lexical_weight must be 0 (dense scores alone) or more, got {self.lexical_weight}.")
-        if self.lexical_weight and self.fusion != "bound":
-            raise ValueError(f'lexical_weight needs fusion "bound", got {self.fusion!r}: centroids have no BM25 score.')
+        if self.lexical_weight and self.fusion == "paper":
+            raise ValueError(
+                'lexical_weight needs fusion "bound" or "estimate", got "paper": centroids have no BM25 score.'
+            )
 
     @property
     def uses_decoder(self) -> bool:
@@ -171,11 +174,13 @@ class ScoredQueries(NamedTuple):
         states: [batch, length, d_model] encoder states.
         mask: [batch, length] True at real tokens.
         node_scores: dense scores of the nodes; None if they are not used.
+        embeddings: [batch, embedding_dim], for decoders with tied tokens.
     """
 
     states: Tensor
     mask: Tensor
     node_scores: NodeScores | None
+    embeddings: Tensor | None = None
 
 
 OPTIONS = get_type_hints(SearchOptions)

@@ -17,7 +17,8 @@ from torch.utils.data import Dataset, Sampler
 from contrastive.blocks import in_blocks
 from contrastive.encoder import Encoder
 from docids.tree import DocidTree
-from dsi.generator.states import StateCache
+from dsi.generator.states import Embeddings, StateCache
+from dsi.training.teacher import Teacher
 
 _BATCHES_A_BUCKET = 50
 
@@ -27,18 +28,20 @@ class DocidExamples(Dataset):  # type: ignore[type-arg]
     """Texts and their documents: those that a query asks for (retrieval), or the document itself (indexing).
 
     Args:
-        inputs: the texts, as cached states or as strings.
+        inputs: the texts, as cached states, embeddings or strings.
         positions: [n] docid position of each text's document.
         kinds: [n] kind of each text, counted from 0: documents, train queries, pseudo-queries.
         tree: the docids.
         relevant: {row: docid positions of all relevant documents}, for texts with several.
+        teacher: of the texts, if there is one.
     """
 
-    inputs: "StateCache | Texts"
+    inputs: "StateCache | Embeddings | Texts"
     positions: NDArray[np.integer]
     kinds: NDArray[np.integer]
     tree: DocidTree
     relevant: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    teacher: Teacher | None = None
 
     def __post_init__(self) -> None:
         if len(self.positions) != len(self.inputs):
@@ -63,10 +66,12 @@ class DocidExamples(Dataset):  # type: ignore[type-arg]
         return torch.from_numpy(np.log(counts + smoothing))
 
     def collate(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        """Return the model's inputs, `relevant` [batch, m] docid positions (-1 at padding), and `kinds` [batch]."""
+        """Return the model's inputs, `relevant` [batch, m] docid positions (-1 at padding), `kinds` [batch] and `taught`."""
         relevant = [torch.tensor(self.relevant.get(row, [int(self.positions[row])])) for row in rows]
+        taught = self.teacher.batch(rows) if self.teacher else {}
         return {
             **self.inputs.batch(rows),
+            **{name: torch.from_numpy(own) for name, own in taught.items()},
             "relevant": pad_sequence(relevant, batch_first=True, padding_value=-1),
             "kinds": torch.from_numpy(self.kinds[rows]).long(),
         }

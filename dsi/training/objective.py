@@ -3,7 +3,8 @@
 Implements Algorithm 1 of Zhuo et al. 2020 on a docid tree, in two phases. Without gradient, the search that retrieval uses
 finds the decoder's current beam. Then one decoder pass, with gradient, scores the children of the beam's nodes together with
 those of the nodes above the relevant documents; the targets of eq. 15 come from the same logits. Cross-entropy (DR-SCL eq. 8)
-trains the path only and needs no beam. Knows nothing of texts or of the training loop.
+trains the path only and needs no beam; "estimate" trains all inner nodes of each level. Knows nothing of texts or of the
+training loop.
 """
 
 from typing import Any
@@ -12,14 +13,24 @@ import torch
 from torch import Tensor
 
 from docids.tree import DocidTree
+from dsi.generator.base import Generator
 from dsi.generator.config import ObjectiveConfig
-from dsi.generator.model import DocidGenerator
-from dsi.search.beam import LevelTrace, TreeSearcher
-from dsi.search.decoder import FastDecoder
+from dsi.generator.tied import LevelQueries
+from dsi.search.beam import TreeSearcher
+from dsi.search.beams import LevelTrace
+from dsi.search.decoder import search_decoder
 from dsi.search.request import ScoredQueries, SearchConfig, SearchRequest
 from dsi.trees.dense import DenseScores, KnownScores
+from dsi.trees.estimates import NodeEstimates
 from dsi.trees.families import Families, FamilyTree
-from dsi.trees.objectives import Objective, find_objective, log_prior, objective_loss, phase
+from dsi.trees.objectives import Objective, find_objective, log_prior, objective_loss, phase, softmax_loss
+
+_LABELS = ("relevant", "kinds", "taught", "taught_weights")
+"""Entries of a batch that are not the model's inputs."""
+_LARGEST_LEVEL = 16_384
+"""Levels with more inner nodes are sampled: the nodes that the batch's labels name, and random ones."""
+_SAMPLE = 4096
+"""Random nodes of a sampled level."""
 
 
 class GeneratorLoss:
@@ -30,13 +41,13 @@ class GeneratorLoss:
         tree: its docids.
         config: the objective.
         device: of the batches.
-        dense: dense scores to train on top of, or to distil.
+        dense: dense scores to train on top of.
         dtype: of the searches that find the decoder's beam.
     """
 
     def __init__(
         self,
-        generator: DocidGenerator,
+        generator: Generator,
         tree: DocidTree,
         config: ObjectiveConfig,
         device: torch.device,
@@ -46,32 +57,40 @@ class GeneratorLoss:
         self.generator, self.tree, self.config, self.dense, self.dtype = generator, tree, config, dense, dtype
         self.families = FamilyTree(tree, device)
         self.objective = find_objective(config.name)
+        self.tied = generator.config.docid_tokens == "tied"
+        if self.tied:
+            largest = self.objective.score != "softmax path"
+            self.estimates = NodeEstimates(DenseScores(tree, device), generator.config.look_ahead, largest=largest)
         self._level_sizes = torch.tensor(tree.level_sizes, dtype=torch.float32, device=device)
         self._searcher: TreeSearcher | None = None
 
-    def __call__(
-        self, model: Any, features: dict[str, Tensor], relevant: Tensor, of_dense: dict[str, Tensor], done: float
-    ) -> Tensor:
+    def __call__(self, model: Any, batch: dict[str, Tensor], done: float) -> Tensor:
         """Return the loss in nats per example, averaged over the batch.
 
         Args:
             model: the generator, or encoder and generator as one model, possibly wrapped for several processes.
-            features: the model's inputs for the texts.
-            relevant: [batch, m] docid positions of the relevant documents, -1 at padding.
-            of_dense: inputs of `dense`.
+            batch: as `DocidExamples.collate` returns it.
             done: share of the training steps that are done.
         """
+        features = {name: value for name, value in batch.items() if name not in _LABELS}
+        if not self.tied:
+            features.pop("embeddings", None)
+        if self.objective.candidates == "level":
+            return self._level_loss(model(**features), batch)
+
         # Candidates (Algorithm 1, step 4), and the logits of all families in one pass.
         objective, towards_zhat = phase(self.objective, done, self.config.warm_start, self.config.ramp)
-        families, asked = self.ask(objective, features, relevant)
-        logits = model(**features, tokens=families.tokens, depths=families.depths, sees=families.sees)["logits"].float()
-        logits = logits.masked_fill(~families.exists, -torch.inf)  # [batch, n, largest fan_out]
+        families, asked = self.ask(objective, batch)
+        logits = self._logits(model, features, families).float().masked_fill(~families.exists, -torch.inf)
 
-        # Targets: z (Zhuo et al. 2020, eq. 1), or moved towards zhat (eq. 15; Algorithm 1, step 5).
-        wanted = self.families.holds_any(families, relevant)
-        if self.dense is not None:
-            return self._on_dense(families, logits, asked, wanted, self.dense(children=families.children, **of_dense))
-        if towards_zhat:
+        # Targets: z (Zhuo et al. 2020, eq. 1), or moved towards zhat (eq. 15; Algorithm 1, step 5) or the teacher.
+        wanted = self.families.holds_any(families, batch["relevant"])
+        if "taught" in batch:
+            taught = self.families.mass(families, batch["taught"], batch["taught_weights"])
+            wanted = torch.lerp(wanted, taught, self.config.distillation)
+        elif self.dense is not None:
+            logits = logits + self.dense(batch["embeddings"], families.children, batch["kinds"])
+        elif towards_zhat:
             zhat = self.families.estimated(families, logits.detach(), wanted)
             wanted = torch.lerp(wanted, zhat, towards_zhat)
 
@@ -79,31 +98,87 @@ class GeneratorLoss:
         logits = logits + self._prior(objective, families, asked)
         return objective_loss(objective, logits, asked, wanted, families.depths)
 
+    def _logits(self, model: Any, features: dict[str, Tensor], families: Families) -> Tensor:
+        """Return the logits [batch, n, largest fan_out] of the children of all families."""
+        if not self.tied:
+            decoded = model(**features, tokens=families.tokens, depths=families.depths, sees=families.sees)
+            return decoded["logits"]  # type: ignore[no-any-return]
+        said: LevelQueries = model(**features)
+        depths, rows = families.depths, torch.arange(len(families.depths), device=families.depths.device)
+        queries = said.queries[rows[:, None], depths].flatten(0, 1)  # [batch * n, dim]
+        scale, size_weight, bias = (each[depths].view(-1, 1, 1) for each in said[1:])
+        children = families.children.clamp(min=0).flatten(0, 1)  # [batch * n, largest fan_out]
+        scores = self.estimates.of(queries, children, None, scale, size_weight)
+        return (scores + bias[:, 0]).view_as(families.children)
+
+    def _level_loss(self, said: LevelQueries, batch: dict[str, Tensor]) -> Tensor:
+        """Return the cross-entropy of the softmax over the inner nodes of each level, summed over levels."""
+        positions, weights = self._labels(batch)
+        loss = weights.new_zeros(())
+        for level in range(self.tree.depth - 1):
+            wanted = self.families.at_depth(positions, level + 1)  # [batch, m]
+            nodes = self._sampled(level, wanted)
+            scores = self.estimates.of_level(
+                said.queries[:, level], level, said.scales[level], said.size_weights[level], nodes
+            ).float()  # [batch, nodes]
+            first = self.tree.levels[level + 1].start
+            columns = wanted - first if nodes is None else torch.searchsorted(nodes, wanted)
+            there = wanted >= 0
+            targets = torch.zeros_like(scores).scatter_add(1, columns.masked_fill(~there, 0), weights * there)
+            loss = loss + softmax_loss(scores, targets)
+        return loss / len(positions)
+
+    def _labels(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return docid positions [batch, m] of relevant and taught documents, and their weights, which sum to 1."""
+        relevant = batch["relevant"]
+        weights = (relevant >= 0).float()
+        weights = weights / weights.sum(dim=1, keepdim=True)
+        if "taught" not in batch:
+            return relevant, weights
+        share = self.config.distillation
+        return (
+            torch.cat([relevant, batch["taught"]], dim=1),
+            torch.cat([(1 - share) * weights, share * batch["taught_weights"]], dim=1),
+        )
+
+    def _sampled(self, level: int, wanted: Tensor) -> Tensor | None:
+        """Return the inner nodes of a level over which its softmax runs, in order; None for all."""
+        nodes = self.tree.levels[level + 1]
+        if nodes.stop - nodes.start <= _LARGEST_LEVEL:
+            return None
+        drawn = torch.randint(nodes.start, nodes.stop, (_SAMPLE,), device=wanted.device)
+        return torch.cat([wanted[wanted >= 0], drawn]).unique()
+
     @torch.no_grad()
-    def ask(self, objective: Objective, features: dict[str, Tensor], relevant: Tensor) -> tuple[Families, Tensor]:
+    def ask(self, objective: Objective, batch: dict[str, Tensor]) -> tuple[Families, Tensor]:
         """Return the families to score, and their candidates: [batch, n, largest fan_out] True at children that are trained."""
+        relevant = batch["relevant"]
         path = self.families.above(relevant)
         sources = [path] if "path" in objective.candidates or objective.forces_relevant else []
         if "beam" in objective.candidates:
-            sources.append(self._beam(features["token_states"], features["states_mask"]))
+            sources.append(self._beam(batch))
         if "random" in objective.candidates:
             shape = (len(relevant), self.config.random_paths)
             sources.append(self.families.above(torch.randint(self.tree.num_documents, shape, device=relevant.device)))
+        if "taught" in batch and objective.loss == "level softmax":
+            sources.append(self.families.above(batch["taught"]))
         # The path is always scored, because zhat needs its logits.
         families = self.families.pack(torch.cat([path, *sources], dim=1))
         rows = torch.stack([families.among(source) for source in sources]).any(dim=0)  # [batch, n]
         return families, families.exists & rows[:, :, None]
 
-    def _beam(self, token_states: Tensor, states_mask: Tensor) -> Tensor:
+    def _beam(self, batch: dict[str, Tensor]) -> Tensor:
         """Return the inner nodes [batch, m] that beam search with the current decoder keeps (Zhuo et al. 2020, eq. 3)."""
-        width, trace = self.config.training_beam, list[LevelTrace]()
-        with torch.autocast(token_states.device.type, enabled=False):
-            decoder = FastDecoder(self.generator, self.dtype)
+        width, trace, embeddings = self.config.training_beam, list[LevelTrace](), batch.get("embeddings")
+        states = batch["token_states"] if "token_states" in batch else batch["embeddings"][:, None]
+        mask = batch.get("states_mask", torch.ones_like(states[:, :, 0], dtype=torch.bool))
+        with torch.autocast(states.device.type, enabled=False):
+            decoder = search_decoder(self.generator, self.dtype)
             if self._searcher is None:
-                self._searcher = TreeSearcher(self.tree, decoder, token_states.device)
+                self._searcher = TreeSearcher(self.tree, decoder, states.device)
             self._searcher.decoder = decoder
             alone = SearchConfig(alpha=1.0, beta=0.0, beam_width=width)
-            queries = ScoredQueries(token_states, states_mask, None)
+            queries = ScoredQueries(states, mask, None, embeddings)
             self._searcher.search(queries, SearchRequest(width, alone), trace)
         nodes = torch.cat([level.nodes.masked_fill(~level.kept, -1) for level in trace], dim=1)
         root = nodes.new_zeros(len(nodes), 1)
@@ -119,22 +194,6 @@ class GeneratorLoss:
             counts.scatter_add_(1, families.depths, asked.sum(dim=2).float())
             prior = prior + (level_size / counts.gather(1, families.depths).clamp(min=1)).clamp(min=1).log()
         return prior[:, :, None]
-
-    def _on_dense(
-        self, families: Families, logits: Tensor, asked: Tensor, wanted: Tensor, dense_logits: Tensor
-    ) -> Tensor:
-        """Return the cross-entropy with the dense logits added, or the loss of distillation from them."""
-        share = self.config.distillation
-        dense_logits = dense_logits.masked_fill(~families.exists, -torch.inf)
-        if not share:
-            return objective_loss(self.objective, logits + dense_logits, asked, wanted, families.depths)
-
-        # Distillation: KL divergence from the softmax of the dense logits to the decoder's, summed over the path.
-        on_path = families.parents >= 0  # [batch, n]
-        teacher, student = dense_logits[on_path].log_softmax(dim=1), logits[on_path].log_softmax(dim=1)
-        divergence = (teacher.exp() * (teacher - student)).masked_fill(teacher == -torch.inf, 0.0).sum() / len(logits)
-        plain = objective_loss(self.objective, logits, asked, wanted, families.depths)
-        return (1 - share) * plain + share * divergence
 
 
 def decoder_positions(tree: DocidTree, config: ObjectiveConfig, samples: int = 256) -> float:

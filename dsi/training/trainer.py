@@ -14,8 +14,8 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from contrastive.encoder import Encoder
 from contrastive.training import run_trainer, trainer_settings
+from dsi.generator.base import Generator
 from dsi.generator.config import ObjectiveConfig, TrainingConfig
-from dsi.generator.model import DocidGenerator
 from dsi.training.examples import DocidExamples, LengthBucketSampler
 from dsi.training.objective import DenseLogits, GeneratorLoss, drop_states
 
@@ -28,7 +28,7 @@ class WholeModel(nn.Module):
         generator: the decoder.
     """
 
-    def __init__(self, encoder: nn.Sequential, generator: DocidGenerator) -> None:
+    def __init__(self, encoder: nn.Sequential, generator: Generator) -> None:
         super().__init__()
         self.encoder, self.generator = encoder[0], generator
 
@@ -79,15 +79,13 @@ class _GeneratorTrainer(Trainer):
         return LengthBucketSampler(examples.inputs.lengths, batch_size, self.args.seed)
 
     def compute_loss(self, model: Any, inputs: dict[str, Tensor], *_: Any, **__: Any) -> Any:
-        relevant = inputs.pop("relevant")
-        of_dense: dict[str, Tensor] = {name: inputs.pop(name) for name in ("embeddings", "kinds") if name in inputs}
         if self.state_dropout and model.training and "states_mask" in inputs:
             inputs["states_mask"] = drop_states(inputs["states_mask"], self.state_dropout)
-        return self.loss(model, inputs, relevant, of_dense, self.state.global_step / self.state.max_steps)
+        return self.loss(model, inputs, self.state.global_step / self.state.max_steps)
 
 
 def train_generator(
-    generator: DocidGenerator,
+    generator: Generator,
     examples: DocidExamples,
     objective: ObjectiveConfig,
     training: TrainingConfig,
@@ -116,11 +114,8 @@ def train_generator(
     )
     dtype = torch.bfloat16 if arguments.bf16 else torch.float32  # `arguments.bf16` is False on devices without bfloat16
     dense = None
-    if objective.dense_temperature > 0:
-        frequencies = examples.log_frequencies()
-        if objective.distillation:
-            frequencies = torch.zeros_like(frequencies)  # the teacher is dense search without frequencies
-        dense = DenseLogits(examples.tree, objective.dense_temperature, frequencies, arguments.device)
+    if objective.dense_temperature > 0 and not objective.distillation:
+        dense = DenseLogits(examples.tree, objective.dense_temperature, examples.log_frequencies(), arguments.device)
     trainer = _GeneratorTrainer(
         GeneratorLoss(generator, examples.tree, objective, arguments.device, dense, dtype),
         training.state_dropout,

@@ -18,16 +18,21 @@ from torch import Tensor
 
 from docids.tree import DocidTree
 
+_WIDE = 8
+"""Reading a vector for one query costs up to this many times its share of a matrix product for a batch of queries."""
+_BLOCK = 2**20
+"""Numbers gathered at a time on a CPU."""
+
 
 class NodeScores(Protocol):
     """Dense scores of any nodes for a batch of queries."""
 
     @property
-    def of_queries(self) -> Tensor:
-        """The tensor that depends on the queries; everything else belongs to the tree."""
+    def of_queries(self) -> dict[str, Tensor]:
+        """The fields that depend on the queries; everything else belongs to the tree."""
 
-    def of(self, nodes: Tensor) -> Tensor:
-        """[batch, …] the scores of nodes [batch, …]."""
+    def of(self, nodes: Tensor, level: int) -> Tensor:
+        """[batch, …] the scores of nodes [batch, …], children that are chosen at `level`."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +40,19 @@ class KnownScores:
     """Scores that were computed for all nodes.
 
     Attributes:
-        of_queries: [batch, nodes] the scores.
+        scores: [batch, nodes].
     """
 
-    of_queries: Tensor
+    scores: Tensor
 
-    def of(self, nodes: Tensor) -> Tensor:
+    @property
+    def of_queries(self) -> dict[str, Tensor]:
+        """The scores."""
+        return {"scores": self.scores}
+
+    def of(self, nodes: Tensor, level: int = 0) -> Tensor:
         """[batch, …] the scores of nodes [batch, …]."""
-        return self.of_queries.gather(1, nodes.flatten(1)).view_as(nodes)
+        return self.scores.gather(1, nodes.flatten(1)).view_as(nodes)
 
 
 class DenseScores:
@@ -70,9 +80,28 @@ class DenseScores:
         scores = (self._embeddings @ query_embeddings.T).T
         return scores if self._removed is None else scores.masked_fill(self._removed, -torch.inf)
 
-    def centroid_scores(self, query_embeddings: Tensor, temperature: float) -> "CentroidScores":
-        """Dot products with the nodes' centroids, divided by a temperature; computed on demand."""
-        return CentroidScores(query_embeddings / temperature, self._centroids, self._embeddings, self._removed)
+    @cached_property
+    def vectors(self) -> Tensor:
+        """[nodes, dim] centroids of inner nodes, then embeddings of documents."""
+        return torch.cat([self._centroids, self._embeddings])
+
+    def dot(self, queries: Tensor, nodes: Tensor) -> Tensor:
+        """[batch, …] dot products of queries [batch, dim] with the vectors of nodes [batch, …]; -inf at removed documents.
+
+        Reads the vectors of these nodes only, or all where that is less work.
+        """
+        flat, vectors = nodes.flatten(1), self.vectors  # flat: [batch, n]
+        batch, n = flat.shape
+        if n * min(batch, _WIDE) > len(vectors):
+            scores = (queries @ vectors.T).gather(1, flat)
+        else:
+            rows = batch if flat.is_cuda else max(1, _BLOCK // (n * vectors.shape[1]))  # on a CPU, what its cache holds
+            blocks = zip(queries.split(rows), flat.split(rows), strict=True)
+            scores = torch.cat([_dot(vectors, *block) for block in blocks])
+        if self._removed is not None:
+            positions = (flat - self.tree.num_inner).clamp(min=0)
+            scores = scores.masked_fill((flat >= self.tree.num_inner) & self._removed[positions], -torch.inf)
+        return scores.view_as(nodes)
 
     def alive(self, allowed: Tensor) -> Tensor:
         """[nodes] True where an allowed document is, or lies below; allowed: [documents] in docid order."""
@@ -105,6 +134,12 @@ class DenseScores:
             below = values[own.below]
             values[own.nodes] = torch.segment_reduce(below, how, offsets=own.offsets, axis=0, unsafe=True)
         return values.T
+
+
+def _dot(vectors: Tensor, queries: Tensor, nodes: Tensor) -> Tensor:
+    """[batch, n] dot products of queries [batch, dim] with the rows nodes [batch, n] of vectors."""
+    own = vectors.index_select(0, nodes.flatten()).view(*nodes.shape, vectors.shape[1])
+    return torch.bmm(own, queries[:, :, None])[:, :, 0]
 
 
 @dataclass(frozen=True)
@@ -142,27 +177,21 @@ def _from_the_leaves_up(tree: DocidTree) -> Iterator[NDArray[np.integer]]:
 
 @dataclass(frozen=True)
 class CentroidScores:
-    """Dot products with the centroids of nodes, a document's being its embedding.
+    """Dot products of queries with the centroids of nodes, a document's being its embedding.
 
     Attributes:
-        of_queries: [batch, dim] the queries, divided by the temperature.
-        centroids: [inner nodes, dim].
-        embeddings: [documents, dim] in docid order.
-        removed: [documents] True at documents that score -inf, or None.
+        queries: [batch, dim], divided by the temperature.
+        dense: the tree on a device.
     """
 
-    of_queries: Tensor
-    centroids: Tensor
-    embeddings: Tensor
-    removed: Tensor | None
+    queries: Tensor
+    dense: DenseScores
 
-    def of(self, nodes: Tensor) -> Tensor:
+    @property
+    def of_queries(self) -> dict[str, Tensor]:
+        """The queries."""
+        return {"queries": self.queries}
+
+    def of(self, nodes: Tensor, level: int = 0) -> Tensor:
         """[batch, …] the scores of nodes [batch, …]."""
-        documents = nodes.flatten(1) - len(self.centroids)
-        inner = documents < 0
-        vectors = self.centroids[nodes.flatten(1).clamp(max=len(self.centroids) - 1)]
-        vectors = torch.where(inner[:, :, None], vectors, self.embeddings[documents.clamp(min=0)])
-        scores = torch.einsum("bnd,bd->bn", vectors, self.of_queries)
-        if self.removed is not None:
-            scores = scores.masked_fill(~inner & self.removed[documents.clamp(min=0)], -torch.inf)
-        return scores.view_as(nodes)
+        return self.dense.dot(self.queries, nodes)

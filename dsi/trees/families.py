@@ -93,6 +93,11 @@ class FamilyTree:
             found.append(nodes)
         return torch.cat(found, dim=1)
 
+    def at_depth(self, positions: Tensor, depth: int) -> Tensor:
+        """[batch, n] the inner node of a depth above each docid position [batch, n]; -1 where there is none."""
+        above = self.above(positions).view(len(positions), self.tree.depth, -1)
+        return above.masked_fill(self._depths[above.clamp(min=0)] != depth, -1).amax(dim=1)
+
     def holds_any(self, families: Families, positions: Tensor) -> Tensor:
         """[batch, n, largest fan-out] z of the children: 1.0 where a relevant document is below (Zhuo et al. 2020, eq. 1).
 
@@ -100,12 +105,20 @@ class FamilyTree:
             families: of a batch.
             positions: [batch, m] docid positions of the relevant documents, -1 for none.
         """
+        return (self._below(families, positions).any(dim=3) & families.exists).float()
+
+    def mass(self, families: Families, positions: Tensor, weights: Tensor) -> Tensor:
+        """[batch, n, largest fan-out] the summed weights [batch, m] of documents at positions [batch, m] below each child."""
+        below = self._below(families, positions) & families.exists[..., None]
+        return torch.einsum("bncm,bm->bnc", below.to(weights.dtype), weights)
+
+    def _below(self, families: Families, positions: Tensor) -> Tensor:
+        """[batch, n, largest fan-out, m] True where the document at a position is below a child, or is the child."""
         nodes, inner = families.children, families.children < self.num_inner
         start = torch.where(inner, self._start[nodes.clamp(0, self.num_inner - 1)], nodes - self.num_inner)
         end = torch.where(inner, self._end[nodes.clamp(0, self.num_inner - 1)], start + 1)
         wanted = positions[:, None, None, :]
-        below = (wanted >= start[..., None]) & (wanted < end[..., None]) & (wanted >= 0)
-        return (below.any(dim=3) & families.exists).float()
+        return (wanted >= start[..., None]) & (wanted < end[..., None]) & (wanted >= 0)
 
     def estimated(self, families: Families, logits: Tensor, z: Tensor) -> Tensor:
         """[batch, n, largest fan-out] zhat of the children (eq. 15): the target of each one's best child.

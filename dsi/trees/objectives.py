@@ -11,10 +11,13 @@
 | otm-mix | beam+random | mixed | bce | node |
 | man | path+beam | z | bce | sigmoid path |
 | dtr | beam+random | z | level softmax | node |
+| estimate | level | z | level softmax | estimate |
 
 ce is hierarchical softmax (what a docid decoder learns), plt a probabilistic label tree (Jasinska et al. 2016), tdm the
 tree-based deep model (Zhu et al. 2018), otm Algorithm 1 of Zhuo et al. 2020 with its ablations (-BS: no beam, -OptEst: no
 zhat), man PECOS' matcher-aware negatives (Yu et al. 2020), dtr a softmax over a level's candidates (Liu et al. 2024).
+estimate is a softmax over all inner nodes of a level, whose scores estimate the best document below, which is the optimal
+score of a node (Zhuo et al. 2020, Proposition 1); it needs tied tokens.
 
 Logits, candidates and targets come as families (`dsi.trees.families`): [batch, n, largest fan-out], the children of n
 inner nodes. Knows neither models nor trees.
@@ -26,10 +29,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_CANDIDATES = ("path", "random", "beam", "beam+random", "path+beam")
+_CANDIDATES = ("path", "random", "beam", "beam+random", "path+beam", "level")
 _TARGETS = ("z", "zhat", "mixed")
 _LOSSES = ("bce", "child softmax", "level softmax")
-_SCORES = ("softmax path", "sigmoid path", "node")
+_SCORES = ("softmax path", "sigmoid path", "node", "estimate")
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,13 @@ class Objective:
 
     Attributes:
         candidates: the nodes that are trained: "path" (children of the nodes above a relevant document), "random" (a random
-            sample of each level, and the relevant nodes), "beam" (children of the model's own beam, eq. 3), or two of them.
+            sample of each level, and the relevant nodes), "beam" (children of the model's own beam, eq. 3), or two of them; or
+            "level" (all inner nodes of each level).
         targets: "z" (eq. 1), "zhat" (eq. 15) or "mixed": z at first, zhat in the end.
         loss: "bce" on every candidate; "child softmax" over the children of each candidate's parent; "level softmax" over the
             candidates of a level.
         score: what ranks nodes in search: "softmax path" or "sigmoid path" (sums of log-probabilities along the path), or
-            the "node"'s own logit.
+            the "node"'s own logit, or its "estimate" of the best document below, while documents keep their own scores.
     """
 
     candidates: str
@@ -65,7 +69,11 @@ class Objective:
                 f'loss "child softmax" and score "softmax path" go together, got loss {self.loss!r} with score {self.score!r}: '
                 "probabilities among siblings only mean something along a path."
             )
-        if self.score != "node" and "path" not in self.candidates:
+        if (self.candidates == "level") != (self.score == "estimate"):
+            raise ValueError(
+                f'candidates "level" and score "estimate" go together, got {self.candidates!r} with score {self.score!r}.'
+            )
+        if self.score in ("softmax path", "sigmoid path") and "path" not in self.candidates:
             raise ValueError(
                 f'score "{self.score}" multiplies probabilities given the parent; candidates must have "path", '
                 f"got {self.candidates!r}."
@@ -96,6 +104,7 @@ OBJECTIVES = {
     "otm-mix": Objective("beam+random", "mixed", "bce", "node"),
     "man": Objective("path+beam", "z", "bce", "sigmoid path"),
     "dtr": Objective("beam+random", "z", "level softmax", "node"),
+    "estimate": Objective("level", "z", "level softmax", "estimate"),
 }
 
 
@@ -155,16 +164,16 @@ def objective_loss(objective: Objective, logits: Tensor, candidates: Tensor, tar
         logits, weights = logits.masked_fill(~candidates, 0.0), candidates.to(logits.dtype)
         return F.binary_cross_entropy_with_logits(logits, targets, weights, reduction="sum") / len(logits)
     if objective.loss == "child softmax":
-        return _softmax_loss(logits, targets * candidates) / len(logits)
+        return softmax_loss(logits, targets * candidates) / len(logits)
     total = logits.new_zeros(())
     for depth in range(int(depths.max()) + 1):
         here = candidates & (depths == depth)[..., None]
-        total = total + _softmax_loss(logits.masked_fill(~here, -torch.inf).flatten(1), (targets * here).flatten(1))
+        total = total + softmax_loss(logits.masked_fill(~here, -torch.inf).flatten(1), (targets * here).flatten(1))
     return total / len(logits)
 
 
-def _softmax_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy over the last dimension, summed; positives share the weight equally, rows without one add nothing."""
+def softmax_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy over the last dimension, summed; targets are rescaled to sum to 1, rows without one add nothing."""
     some = (targets > 0).any(dim=-1)
     share = targets[some] / targets[some].sum(dim=-1, keepdim=True)  # [rows with a positive, classes]
     log_p = logits[some].log_softmax(dim=-1)

@@ -27,7 +27,8 @@ from docids.tree import DocidTree
 from dsi.generator.config import GeneratorConfig
 from dsi.generator.model import DocidGenerator
 from dsi.provenance import provenance
-from dsi.search.beam import LevelTrace, TreeSearcher
+from dsi.search.beam import TreeSearcher
+from dsi.search.beams import LevelTrace
 from dsi.search.decoder import FastDecoder
 from dsi.search.request import ScoredQueries, SearchConfig, SearchRequest
 from eval.figures import lines_figure

@@ -70,7 +70,8 @@ def measure(shape: str, tokens: int, bf16: bool, documents: int, rounds: int) ->
     loss = GeneratorLoss(generator, tree, ObjectiveConfig(), CPU)
 
     def ours() -> Tensor:
-        return loss(generator, {"token_states": states, "states_mask": mask}, positions[:, None], {}, 0.0)
+        batch = {"token_states": states, "states_mask": mask, "relevant": positions[:, None]}
+        return loss(generator, batch, 0.0)
 
     def theirs() -> Tensor:
         return transformers_loss(generator, tree, states, mask, positions)

@@ -19,18 +19,22 @@ from docids.collection import Collection
 from docids.storage import digest
 from docids.tree import DocidTree
 from dsi.config import Config
+from dsi.hybrid import DEPTH
 from dsi.launch import launch
 from dsi.pipeline import TrainingRun
 from dsi.provenance import provenance
 from dsi.retriever import GenerativeRetriever
 from dsi.stages import stage_seconds
-from dsi.systems import DECODER_ALONE, DenseSystems, IndexSystems, Run, WordSystems
+from dsi.systems import DenseSystems, IndexSystems, Run, WordSystems, alone
 from eval.fusion import reciprocal_rank_fusion
-from eval.protocol import measure_system, overlap_splits
+from eval.measures import STANDARD_MEASURES, evaluate
+from eval.protocol import SystemResult, overlap_splits
 from scripts.experiments.rows import Rows, write_table
 from scripts.experiments.tables import Row
 
 SPLIT = "test"
+ANSWERS = 10
+BEAMS = (10, 20, 50)
 
 
 @dataclass
@@ -74,7 +78,9 @@ class Laboratory:
         run, options = METHODS[row.method](self, config)
         if not self.processes.is_main:
             return
-        result = measure_system(row.name, run, self.collection.qrels[SPLIT])
+        deepest = max(map(len, run.values()), default=0)
+        measures = [name for name in STANDARD_MEASURES if int(name.split("@")[1]) <= deepest]
+        result = SystemResult(row.name, evaluate(run, self.collection.qrels[SPLIT], measures), {})
         record = {
             **self._record(row.name, seed, key),
             "queries": {split: len(query_ids) for split, query_ids in self._splits.items()},
@@ -100,7 +106,8 @@ class Laboratory:
             name: of the row.
             seed: of the row.
             config: what the result depends on, beside the collection.
-            measure: called where the row is missing.
+            measure: called where the row is missing; "values" of what it returns, {measure: {query_id: value}}, go into
+                OUTPUT/EXPERIMENT.values.json.gz.
         """
         rows, key = (
             Rows(self.output / f"{experiment}.json"),
@@ -109,15 +116,17 @@ class Laboratory:
         record: dict[str, Any] | None = self.processes.first(rows.find(name, seed, key))
         if record is None:
             self.say(f"{experiment}: {name}")
-            record = {**self._record(name, seed, key), **provenance(), "found": measure()}
+            measured = measure()
+            values = measured.pop("values", None)
+            record = {**self._record(name, seed, key), **provenance(), "found": measured}
             if self.processes.is_main:
-                rows.put(record)
+                rows.put(record, values)
         found: dict[str, Any] = record["found"]
         return found
 
     def config(self, row: Row, seed: int) -> Config:
         """The base with a row's changes; rows without pseudo-queries train as many steps as those with them."""
-        seeds = {section: {"seed": seed} for section in ("pseudo_queries", "contrastive", "docids", "training")}
+        seeds = {section: {"seed": seed} for section in row.seeded}
         config = self.base.with_changes(seeds).with_changes(row.changes)
         if config.examples.pseudo_queries_per_document or config.objective.dense_temperature:
             return config
@@ -199,6 +208,17 @@ def _fusion(fusion: str, *, lexical: bool = False, decoder: bool = True) -> Meth
     return method
 
 
+def _alone(beam_width: int = 0, **more: Any) -> Method:
+    """Search with the generator alone, by default a hundred documents by its own scores, or ten with a beam."""
+
+    def method(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
+        index = laboratory.index(config)
+        options = {**alone(index.retriever), **({"beam_width": beam_width} if beam_width else {}), **more}
+        return index.run(SPLIT, min(beam_width, ANSWERS) or DEPTH, **options), options
+
+    return method
+
+
 def _post_hoc(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
     index = laboratory.index(config)
     return index.post_hoc(SPLIT), {"weight": index.post_hoc_weight}
@@ -220,7 +240,9 @@ METHODS: dict[str, Method] = {
     "dense": lambda laboratory, config: (laboratory.dense(config).run(SPLIT), {}),
     "hnsw": lambda laboratory, config: (laboratory.dense(config).run(SPLIT, approximate=True), {}),
     "rrf": _rrf,
-    "decoder": lambda laboratory, config: (laboratory.index(config).run(SPLIT, **DECODER_ALONE), DECODER_ALONE),
+    "decoder": _alone(),
+    **{f"alone-{beam_width}": _alone(beam_width) for beam_width in BEAMS},
+    **{f"estimate-{beam_width}": _alone(beam_width, alpha=0.0) for beam_width in BEAMS},
     "paper": _fusion("paper"),
     "bound": _fusion("bound"),
     "hybrid": _fusion("bound", lexical=True),

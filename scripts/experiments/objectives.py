@@ -14,7 +14,7 @@ from typing import Any
 from docids.storage import write_text
 from docids.tree import DocidTree
 from dsi.config import Config
-from dsi.systems import DECODER_ALONE, IndexSystems
+from dsi.systems import IndexSystems, alone
 from dsi.training.objective import decoder_positions
 from eval.figures import lines_figure
 from eval.measures import evaluate, mean
@@ -86,7 +86,7 @@ def measure(index: IndexSystems, split: str) -> list[Cell]:
     qrels = index.collection.qrels[split]
     right = {query_id: max(judged, key=lambda doc_id: judged[doc_id]) for query_id, judged in qrels.items()}
     cells = []
-    for system, options in (("decoder alone", DECODER_ALONE), ("fused", index.tune("bound"))):
+    for system, options in (("decoder alone", alone(index.retriever)), ("fused", index.tune("bound"))):
         scores = index.scores(split, right, **options)
         for beam_width in BEAMS:
             run = index.run(split, min(ANSWERS, beam_width), beam_width=beam_width, **options)

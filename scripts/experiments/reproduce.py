@@ -5,6 +5,7 @@ On a collection (--data, --config):
   figure5                  Hit@1 over alpha and beta
   objectives               every training objective under one budget, by beam width
   updates                  documents added without training, against training with all
+  dynamic                  a collection that grows step by step: generalisation and forgetting
 On a folder of lists (--data):
   ltr, diversity, parsing, treebank   rerankers (needs the extra `rerank`)
 Without data:
@@ -30,7 +31,7 @@ from scripts.main import run_command
 if TYPE_CHECKING:
     from scripts.experiments.laboratory import Laboratory
 
-ON_A_COLLECTION = ("figure5", "objectives", "updates")
+ON_A_COLLECTION = ("dynamic", "figure5", "objectives", "updates")
 """Experiments that are no tables, on a collection: a module here with `reproduce(laboratory, seed)`."""
 
 ON_LISTS = {"ltr": "ltr", "diversity": "diversity", "parsing": "parsing", "treebank": "parsing"}
@@ -120,8 +121,8 @@ def _report(arguments: argparse.Namespace) -> str:
         from scripts.experiments.rows import write_table
 
         return write_table(arguments.output, arguments.what, arguments.seeds)
-    if arguments.what not in ("figure5", "objectives"):
-        raise ValueError(f"--report-only makes tables, figure5 and objectives again, not {arguments.what}.")
+    if arguments.what not in ("dynamic", "figure5", "objectives"):
+        raise ValueError(f"--report-only makes tables, dynamic, figure5 and objectives again, not {arguments.what}.")
     text: str = _module(arguments.what).write_report(arguments.output, arguments.seeds[0])
     return text
 

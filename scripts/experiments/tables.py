@@ -1,4 +1,4 @@
-"""The rows of DR-SCL's tables, as changes to one base configuration and a way to search.
+"""The rows of the tables, as changes to one base configuration and a way to search.
 
 The base is the system with pseudo-queries (QG); a row says what it does differently. Knows nothing of training and searching:
 `scripts.experiments.laboratory` does both.
@@ -10,6 +10,7 @@ from typing import Any
 
 Changes = Mapping[str, Mapping[str, Any]]
 
+NOTHING: Changes = {}
 NO_QG: Changes = {"pseudo_queries": {"method": "none"}, "examples": {"pseudo_queries_per_document": 0}}
 WHOLE: Changes = {"contrastive": {"loss": "none"}, "training": {"train_encoder": True}}
 UNTRAINED: Changes = {"contrastive": {"loss": "none"}}
@@ -20,6 +21,23 @@ ON_DENSE: Changes = {
 }
 DISTILLED: Changes = {"objective": {"dense_temperature": 0.03, "distillation": 0.5}}
 EIGHTEEN: Changes = {"pseudo_queries": {"per_document": 18}, "examples": {"pseudo_queries_per_document": 18}}
+DIGITS: Changes = {
+    "generator": {"docid_tokens": "digits", "num_layers": 2, "num_heads": 6},
+    "objective": {"name": "ce", "distillation": 0.0, "dense_temperature": 0.0},
+    "examples": {"pseudo_queries_per_document": 6},
+    "training": {"epochs": 4.0},
+    "ranking": {"epochs": 0.0},
+}
+TIED: Changes = {
+    "generator": {"docid_tokens": "tied", "num_layers": 0},
+    "objective": {"name": "estimate", "distillation": 0.7, "dense_temperature": 0.05},
+    "examples": {"pseudo_queries_per_document": 3},
+    "training": {"epochs": 2.0},
+    "ranking": {"epochs": 10.0},
+}
+AHEAD: Mapping[int, Changes] = {levels: {"generator": {"look_ahead": levels}} for levels in (0, 2)}
+NO_TEACHER: Changes = {"objective": {"distillation": 0.0, "dense_temperature": 0.0}}
+PATHS: Changes = {"objective": {"name": "ce"}, "ranking": {"epochs": 0.0}}
 UNTRAINED_DOCIDS: Changes = {"docids": {"cluster_on": "untrained"}}
 
 
@@ -32,12 +50,14 @@ class Row:
         method: how it answers queries, a key of `scripts.experiments.laboratory.METHODS`.
         changes: settings that differ from the base, {section: {setting: value}}.
         published: key of `eval.report.PUBLISHED`.
+        seeded: sections of the configuration whose seed is the row's; the others keep theirs.
     """
 
     name: str
     method: str
     changes: Changes = field(default_factory=dict)
     published: str = ""
+    seeded: tuple[str, ...] = ("pseudo_queries", "contrastive", "docids", "training", "ranking")
 
 
 def _both(*several: Changes) -> Changes:
@@ -50,6 +70,15 @@ def _both(*several: Changes) -> Changes:
 
 def _cut(length: int) -> Changes:
     return {"encoder": {"document_length": length}}
+
+
+def _generator(name: str, method: str, changes: Changes = NOTHING) -> Row:
+    """A row of the table "generator", all of whose rows share the encoder and the docids."""
+    return Row(name, method, changes, seeded=("training", "ranking"))
+
+
+def _one(section: str, **settings: Any) -> Changes:
+    return {section: settings}
 
 
 TABLES: dict[str, tuple[Row, ...]] = {
@@ -104,12 +133,51 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row("docids by the sentence encoder", "decoder", _both(NO_QG, UNTRAINED_DOCIDS), "docids by Sentence-T5"),
         Row("docids by the SCL encoder", "decoder", NO_QG, "docids by the SCL encoder"),
     ),
+    "generator": (
+        _generator("BM25", "bm25"),
+        _generator("dense", "dense"),
+        _generator("(level, digit) tokens, alone, beam 10", "alone-10", DIGITS),
+        _generator("(level, digit) tokens, alone, beam 50", "alone-50", DIGITS),
+        _generator("tied tokens, alone, beam 10", "estimate-10"),
+        _generator("tied tokens, alone, beam 20", "estimate-20"),
+        _generator("tied tokens, alone, beam 50", "estimate-50"),
+        _generator("tied tokens, alone, own scores of documents, beam 20", "alone-20"),
+        _generator("dense + BM25", "dense+bm25"),
+        _generator("dense + BM25 + (level, digit) tokens", "hybrid", DIGITS),
+        _generator("dense + BM25 + tied tokens", "hybrid"),
+    ),
+    "ablations": (
+        _generator("tied tokens, beam 10", "estimate-10"),
+        _generator("not trained", "estimate-10", _one("training", epochs=0.0)),
+        _generator("not trained, look-ahead 0", "estimate-10", _both(_one("training", epochs=0.0), AHEAD[0])),
+        _generator("look-ahead 0", "estimate-10", AHEAD[0]),
+        _generator("look-ahead 2", "estimate-10", AHEAD[2]),
+        _generator("no teacher", "estimate-10", NO_TEACHER),
+        _generator("teacher only", "estimate-10", _one("objective", distillation=1.0)),
+        _generator("token states, 1 decoder layer", "estimate-10", _one("generator", num_layers=1, num_heads=6)),
+        _generator("token states, 2 decoder layers", "estimate-10", _one("generator", num_layers=2, num_heads=6)),
+        _generator("no pseudo-queries", "estimate-10", _one("examples", pseudo_queries_per_document=0)),
+        _generator("6 pseudo-queries a document", "estimate-10", _one("examples", pseudo_queries_per_document=6)),
+        _generator("18 pseudo-queries a document", "estimate-10", EIGHTEEN),
+        _generator("no documents", "estimate-10", _one("examples", documents=False)),
+        _generator(
+            "train queries only",
+            "estimate-10",
+            _one("examples", documents=False, pseudo_queries_per_document=0),
+        ),
+        _generator("4 epochs", "estimate-10", _one("training", epochs=4.0)),
+        _generator("path scores, no teacher", "alone-10", _both(PATHS, NO_TEACHER)),
+        _generator("path scores, half teacher", "alone-10", _both(PATHS, _one("objective", distillation=0.5))),
+        _generator("path scores, half teacher, beam 50", "alone-50", _both(PATHS, _one("objective", distillation=0.5))),
+    ),
 }
-"""The tables of the paper, a row a system; rows of table3 without `published` are not in the paper."""
+"""The tables: those of the paper (rows of table3 without `published` are not in it), and two of generators."""
 
 REFERENCES = {
     "table3": "RRF of BM25 and dense",
     "table4": "sentence encoder",
     "table5": "docids by the sentence encoder",
+    "generator": "dense + BM25",
+    "ablations": "tied tokens, beam 10",
 }
 """The row that the others of a table are tested against."""

@@ -64,7 +64,10 @@ class TreeModelConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        find_objective(self.objective)
+        if find_objective(self.objective).score == "estimate":
+            raise ValueError(
+                'objective "estimate" scores nodes by their vectors, which labels have not; choose another one.'
+            )
         at_least(self, beam_width=1, random_nodes=0, epochs=1, batch_size=1, hidden=0)
         below_one(self, ["warm_start", "ramp", "dropout"])
 

@@ -1,0 +1,107 @@
+"""What every generator of docids is: weights bound to the docids they were trained for, and an objective. Runs nothing."""
+
+import warnings
+from typing import Any
+
+from transformers import T5Config, T5ForConditionalGeneration
+from transformers.models.t5.modeling_t5 import T5PreTrainedModel, T5Stack
+
+from docids.tree import DocidTree
+from dsi.generator.config import GeneratorConfig, ObjectiveConfig
+from dsi.trees.objectives import Objective, find_objective
+
+
+class Generator(T5PreTrainedModel):
+    """A model that scores the nodes of one docid tree for a query.
+
+    Its config is a `T5Config` with additional entries: `docid_tokens`, the kind of its tokens; `fan_out`, the number of digits
+    per level; `docids_fingerprint`, the tree it was trained for; `objective` and `training_beam`, how it was trained.
+    """
+
+    @property
+    def objective(self) -> Objective:
+        """The training objective, which decides how the scores rank nodes."""
+        return find_objective(getattr(self.config, "objective", "ce"))
+
+    def check_beam(self, beam_width: int) -> None:
+        """Warn if `beam_width` exceeds the training beam: nodes outside it were never trained."""
+        if self.objective.candidates == "beam" and beam_width > (trained := self.config.training_beam):
+            warnings.warn(
+                f"The decoder was trained with objective {self.config.objective!r} and a beam of {trained}; nodes outside "
+                f"that beam were never trained, and a beam of {beam_width} may find worse answers than {trained}.",
+                stacklevel=5,
+            )
+
+    def check_tree(self, tree: DocidTree) -> None:
+        """Raise ValueError unless this generator was trained for the docids of `tree`."""
+        if self.config.docids_fingerprint != tree.origin_fingerprint:
+            raise ValueError(
+                f"The generator was trained for docids {self.config.docids_fingerprint[:12]}, the docids here are "
+                f"{tree.origin_fingerprint[:12]}; train the generator again or restore the docids it belongs to."
+            )
+
+
+def decoder_config(
+    config: GeneratorConfig, tree: DocidTree, state_dim: int, objective: ObjectiveConfig, **more: object
+) -> tuple[T5Config, Any]:
+    """Return the T5Config of a generator, and the T5 checkpoint whose decoder it starts from (None for a fresh decoder).
+
+    Args:
+        config: the decoder.
+        tree: the docids to generate.
+        state_dim: width of the encoder's token states.
+        objective: the training objective.
+        more: further entries.
+
+    Raises:
+        ValueError: the checkpoint's width is not the encoder's, or a fresh decoder's heads do not divide it.
+    """
+    settings = {
+        "docid_tokens": config.docid_tokens,
+        "vocab_size": tree.vocab_size,
+        "fan_out": tree.fan_out,
+        "docids_fingerprint": tree.fingerprint,
+        "objective": objective.name,
+        "training_beam": objective.training_beam,
+        "dropout_rate": config.dropout,
+        "is_decoder": True,
+        "is_encoder_decoder": False,
+        "use_cache": False,
+        **more,
+    }
+    if not config.decoder:
+        return _fresh_config(config, state_dim, settings), None
+    checkpoint = T5ForConditionalGeneration.from_pretrained(config.decoder)
+    if checkpoint.config.d_model != state_dim:
+        raise ValueError(
+            f"The decoder {config.decoder} is {checkpoint.config.d_model} wide, the encoder's states {state_dim}; "
+            f'choose a T5 of the encoder\'s width, or decoder = "" for a fresh one.'
+        )
+    t5_config = T5Config(**{**checkpoint.config.to_dict(), **settings})
+    t5_config.num_layers = config.num_layers or checkpoint.config.num_decoder_layers
+    return t5_config, checkpoint
+
+
+def _fresh_config(config: GeneratorConfig, width: int, settings: dict[str, Any]) -> T5Config:
+    if config.num_layers and width % config.num_heads:
+        raise ValueError(f"generator.num_heads must divide the encoder's width {width}, got {config.num_heads}.")
+    return T5Config(
+        d_model=width,
+        d_kv=width // config.num_heads,
+        d_ff=config.feed_forward_dim or 4 * width,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        **settings,
+    )
+
+
+def take_over(stack: T5Stack, checkpoint: Any, name: str) -> None:
+    """Copy the decoder weights of a T5 checkpoint into a stack, all but the token embeddings.
+
+    Raises:
+        ValueError: the checkpoint has fewer layers than the stack.
+    """
+    weights = {key: tensor for key, tensor in checkpoint.decoder.state_dict().items() if "embed_tokens" not in key}
+    missing, _ = stack.load_state_dict(weights, strict=False)
+    if missing != ["embed_tokens.weight"]:
+        raise ValueError(f"The decoder {name} lacks weights for {missing}; ask for fewer num_layers.")

@@ -1,0 +1,45 @@
+"""The kinds of generators by their docid tokens: made from a config, and loaded from a folder."""
+
+from pathlib import Path
+
+import torch
+from transformers import T5Config
+
+from docids.tree import DocidTree
+from dsi.generator.base import Generator
+from dsi.generator.config import GeneratorConfig, ObjectiveConfig
+from dsi.generator.model import DocidGenerator
+from dsi.generator.tied import TiedGenerator
+
+KINDS: dict[str, type[DocidGenerator] | type[TiedGenerator]] = {"digits": DocidGenerator, "tied": TiedGenerator}
+"""{docid_tokens: class}."""
+
+
+def create_generator(
+    config: GeneratorConfig, tree: DocidTree, state_dim: int, objective: ObjectiveConfig, seed: int = 0
+) -> Generator:
+    """Return an untrained generator for a tree.
+
+    Args:
+        config: the decoder, and the kind of its tokens.
+        tree: the docids to generate.
+        state_dim: width of the encoder's token states.
+        objective: the training objective, which also decides how search ranks nodes.
+        seed: of fresh weights.
+
+    Raises:
+        ValueError: the T5 checkpoint's width is not the encoder's, or it has fewer layers than asked for.
+    """
+    return KINDS[config.docid_tokens].create(config, tree, state_dim, objective, seed)
+
+
+def load_generator(folder: Path, device: str | torch.device) -> Generator:
+    """Load a generator that `save_pretrained` wrote.
+
+    Raises:
+        FileNotFoundError: the folder holds no generator.
+    """
+    if not (folder / "config.json").exists():
+        raise FileNotFoundError(f"{folder} holds no generator; train it first (dsi train-generator).")
+    kind = getattr(T5Config.from_pretrained(str(folder)), "docid_tokens", "digits")
+    return KINDS[kind].from_pretrained(str(folder), local_files_only=True).to(device).eval()

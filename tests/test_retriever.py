@@ -117,7 +117,7 @@ def test_extra_scores_of_documents_join_the_dense_ones(retriever):
     ]
     with pytest.raises(ValueError, match=r"extra_scores must be \[queries, documents\] = \(1, 60\), got \(2, 60\)"):
         retriever.search("river", extra_scores=extra)
-    with pytest.raises(ValueError, match="extra_scores need fusion \"bound\" or \"estimate\", got \"paper\""):
+    with pytest.raises(ValueError, match='extra_scores need fusion "bound" or "estimate", got "paper"'):
         retriever.search(queries, fusion="paper", extra_scores=extra)
 
 
@@ -152,7 +152,7 @@ def test_lexical_weight_out_of_place_is_refused(retriever, tmp_path):
         retriever.search("neon", lexical_weight=0.5)
     with pytest.raises(ValueError, match=r"lexical_weight must be 0 .* or more, got -1"):
         retriever.search("neon", lexical_weight=-1)
-    with pytest.raises(ValueError, match="lexical_weight needs fusion \"bound\" or \"estimate\", got \"paper\""):
+    with pytest.raises(ValueError, match='lexical_weight needs fusion "bound" or "estimate", got "paper"'):
         retriever.search("neon", lexical_weight=0.5, fusion="paper")
     BM25(["a", "b"], ["neon", "helium"]).save(tmp_path / "lexical")
     with pytest.raises(ValueError, match="covers 2 documents, the document table has 60"):

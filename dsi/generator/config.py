@@ -82,8 +82,8 @@ class ObjectiveConfig:
     """Share of the teacher in the targets of a softmax; the label of the right document has the rest. The teacher's mass on a
     node is that of the documents below it, in a softmax over its best documents."""
     teacher: str = "dense"
-    """Whose scores are distilled: "dense" (z.e_d), "hybrid" (with BM25 added, at the weight that is best on the dev queries),
-    or the name or folder of a sentence-transformers CrossEncoder, which scores the best documents of the hybrid search."""
+    """Whose scores are distilled: "dense" (z.e_d), or those that a sentence-transformers CrossEncoder (Hub name or local
+    folder) gives the documents that dense search finds first."""
     teacher_documents: int = 10
     """Number of documents per text that the teacher scores."""
 

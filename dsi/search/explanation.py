@@ -64,9 +64,19 @@ class Explanation:
         head = [
             f'"{self.query}"  ({self.config.fusion} fusion, alpha {self.config.alpha:g}, beta {self.config.beta:g}, '
             f"beam {self.config.beam_width})",
-            f"score = generative + dense{words}; + kept, - pruned, # final rank",
+            f"score = {'generative + dense' if self._has_parts else self._whole}{words}; + kept, - pruned, # final rank",
         ]
-        return "\n".join([*head, *_lines(self.roots, "")])
+        return "\n".join([*head, *_lines(self.roots, "", parts=self._has_parts)])
+
+    @property
+    def _has_parts(self) -> bool:
+        """Whether generative and dense scores add up; a generator with tied tokens changes the dense ones instead."""
+        return any(node.generative and node.dense for level in self.levels for node in level)
+
+    @property
+    def _whole(self) -> str:
+        estimated = "estimated " if self.config.fusion == "estimate" else ""
+        return f"{estimated}score of the best document below, generator and dense"
 
     __repr__ = __str__
 
@@ -130,7 +140,7 @@ def _node(
     return ExplainedNode(tree.node_digits(node), generative, dense, kept, documents, label, ranks.get(node))
 
 
-def _lines(nodes: Sequence[ExplainedNode], indent: str) -> list[str]:
+def _lines(nodes: Sequence[ExplainedNode], indent: str, *, parts: bool) -> list[str]:
     kept = [node for node in nodes if node.kept]
     pruned = [node for node in nodes if not node.kept]
     shown = kept + pruned[:_PRUNED_SHOWN]
@@ -138,15 +148,16 @@ def _lines(nodes: Sequence[ExplainedNode], indent: str) -> list[str]:
     lines = []
     for number, node in enumerate(shown):
         last = number == len(shown) - 1 and hidden <= 0
-        lines.append(f"{indent}{'└─' if last else '├─'} {_line(node)}")
-        lines += _lines(node.children, indent + ("   " if last else "│  "))
+        lines.append(f"{indent}{'└─' if last else '├─'} {_line(node, parts=parts)}")
+        lines += _lines(node.children, indent + ("   " if last else "│  "), parts=parts)
     if hidden > 0:
         lines.append(f"{indent}└─ - and {hidden} more pruned")
     return lines
 
 
-def _line(node: ExplainedNode) -> str:
+def _line(node: ExplainedNode, *, parts: bool) -> str:
     mark = f"#{node.rank}" if node.rank else "+" if node.kept else "-"
     what = node.label if node.documents == 1 else f"{node.documents} documents, e.g. {node.label}"
     digits = ".".join(map(str, node.digits))
-    return f"{mark} {digits}  {node.score:.3f} = {node.generative:.3f} + {node.dense:.3f}  {what}"
+    sum_of = f" = {node.generative:.3f} + {node.dense:.3f}" if parts else ""
+    return f"{mark} {digits}  {node.score:.3f}{sum_of}  {what}"

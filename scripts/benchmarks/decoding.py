@@ -1,8 +1,9 @@
 """`dsi benchmark-decoding`: our search against `generate` of transformers with a trie callback, in one run.
 
 All use the same random model, queries and beam, the decoder alone, and include the encoder. generate runs in float32, ours in
-float32 and in bfloat16. Measurements alternate, and medians are reported. The floor is the time of the multiplications alone,
-at the rate that this machine reaches on a large float32 matrix product.
+float32 and in bfloat16. Tied tokens (float32, fusion "estimate") are measured beside (level, digit) tokens, with a decoder of
+the same shape and without one. Measurements alternate, and medians are reported. The floor is the time of the multiplications
+alone, at the rate that this machine reaches on a large float32 matrix product.
 """
 
 import argparse
@@ -22,17 +23,22 @@ from contrastive.inference import PackedLinear, for_inference
 from docids.clustering import DocidsConfig, build_tree
 from docids.storage import write_json
 from docids.tree import DocidTree
+from dsi.generator.config import GeneratorConfig, ObjectiveConfig
 from dsi.generator.model import DocidGenerator
 from dsi.generator.reference import T5_VOCAB_SIZE, GenerateBaseline
+from dsi.generator.tied import TiedGenerator
 from dsi.provenance import provenance
 from dsi.search.beam import TreeSearcher
-from dsi.search.decoder import FastDecoder
+from dsi.search.decoder import FastDecoder, TiedDecoder
+from dsi.search.queries import QueryBatch
 from dsi.search.request import ScoredQueries, SearchConfig, SearchRequest
 from scripts.arguments import parser, quiet_libraries
 from scripts.benchmarks.timing import alternate
 from scripts.main import run_command
 
 Search = Callable[[], tuple[Tensor, Tensor]]
+CPU = torch.device("cpu")
+DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = {
     "t5-small": {"d_model": 512, "d_ff": 2048, "num_layers": 6, "num_heads": 8},
     "t5-base": {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12},
@@ -41,7 +47,11 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Measurement:
-    """One row: milliseconds a query, ratios to generate, and whether our float32 answers are those of generate."""
+    """One row: milliseconds a query, ratios, and whether our float32 answers are those of generate.
+
+    `ratio` and `bfloat16_ratio` are the times of generate over ours; `tied_ratio` and `pooled_ratio` those of tied tokens, with
+    a decoder and without one, over ours in float32.
+    """
 
     shape: str
     documents: int
@@ -53,6 +63,10 @@ class Measurement:
     bfloat16_ms: float
     bfloat16_ratio: float
     floor_ms: float
+    tied_ms: float
+    tied_ratio: float
+    pooled_ms: float
+    pooled_ratio: float
     identical: bool
 
 
@@ -62,7 +76,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     quiet_libraries()
     rate = matmul_rate()
     print(f"float32 matrix product: {rate / 1e9:.0f} GFLOP/s on {torch.get_num_threads()} threads")
-    print("ms/query  documents  batch   generate     ours  ratio  bfloat16  ratio    floor  identical")
+    print(
+        "ms/query  documents  batch   generate     ours  ratio  bfloat16  ratio    floor     tied  ratio   pooled  ratio"
+        "  identical"
+    )
     rows = []
     for shape in arguments.shapes:
         for documents in arguments.documents:
@@ -71,7 +88,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 m = measurement
                 print(
                     f"{m.shape:9} {m.documents:9}  {m.batch:5}  {m.generate_ms:9.1f} {m.ours_ms:8.1f}  {m.ratio:4.1f}x"
-                    f"  {m.bfloat16_ms:8.1f}  {m.bfloat16_ratio:4.1f}x {m.floor_ms:8.1f}  {'yes' if m.identical else 'NO'}",
+                    f"  {m.bfloat16_ms:8.1f}  {m.bfloat16_ratio:4.1f}x {m.floor_ms:8.1f}"
+                    f" {m.tied_ms:8.1f} {m.tied_ratio:5.2f}x {m.pooled_ms:8.1f} {m.pooled_ratio:5.2f}x"
+                    f"  {'yes' if m.identical else 'NO'}",
                     flush=True,
                 )
     if arguments.results:
@@ -92,8 +111,63 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return given.parse_args(argv)
 
 
+class Systems:
+    """Random models over a complete tree of random docids, and the searches that are compared.
+
+    Args:
+        settings: shape of encoder and decoder.
+        documents: in the tree.
+        beam_width: of all searches, which return as many documents.
+    """
+
+    def __init__(self, settings: dict[str, int], documents: int, beam_width: int) -> None:
+        torch.manual_seed(0)
+        encoder = T5EncoderModel(T5Config(**settings, vocab_size=T5_VOCAB_SIZE)).eval()
+        vectors = np.random.default_rng(0).normal(size=(documents, settings["d_model"])).astype(np.float32)
+        self.tree = tree = build_tree(vectors, DocidsConfig(method="random"))
+        config = T5Config(
+            **settings, vocab_size=tree.vocab_size, fan_out=tree.fan_out, docids_fingerprint=tree.fingerprint,
+            is_decoder=True, is_encoder_decoder=False, use_cache=False,
+        )  # fmt: skip
+        generator = DocidGenerator(config).eval()
+        # Logits of size 3, as a trained model has; smaller ones give near-ties that rounding decides.
+        nn.init.normal_(generator.head.weight, std=3 * settings["d_model"] ** -0.5)
+        self.encoder, self.baseline = encoder, GenerateBaseline(generator, tree)
+        self.encoders = {dtype: for_inference(encoder, dtype) for dtype in DTYPES}
+        self.digits = {dtype: TreeSearcher(tree, FastDecoder(generator, dtype), CPU) for dtype in DTYPES}
+        self.tied = tied_searchers(tree, settings)
+        self.digits_request = SearchRequest(beam_width, SearchConfig(alpha=1.0, beta=0, beam_width=beam_width))
+        self.tied_request = SearchRequest(beam_width, SearchConfig(fusion="estimate", beam_width=beam_width))
+
+    def of(self, tokens: Tensor) -> list[Search]:
+        """The searches for queries: generate, (level, digit) tokens in both dtypes, tied tokens with a decoder and without."""
+        own = [partial(self._digits, tokens, dtype) for dtype in DTYPES]
+        return [partial(self._generate, tokens), *own, *(partial(self._tied, tokens, layers) for layers in self.tied)]
+
+    def _states(self, tokens: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            return self.encoders[dtype](tokens).last_hidden_state, torch.ones_like(tokens, dtype=torch.bool)
+
+    def _digits(self, tokens: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        queries = ScoredQueries(*self._states(tokens, dtype), None)
+        result = self.digits[dtype].search(queries, self.digits_request)
+        return result.positions, result.scores
+
+    def _tied(self, tokens: Tensor, layers: int) -> tuple[Tensor, Tensor]:
+        searcher, (states, mask) = self.tied[layers], self._states(tokens, torch.float32)
+        queries = QueryBatch(torch.arange(len(tokens)), states, mask, states.mean(dim=1), [])
+        result = searcher.search(searcher.score(queries, self.tied_request), self.tied_request)
+        return result.positions, result.scores
+
+    def _generate(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            states = self.encoder(tokens).last_hidden_state
+        k = self.digits_request.k
+        return self.baseline.search(states, torch.ones_like(tokens, dtype=torch.bool), k, k)
+
+
 def measure(shape: str, documents: int, arguments: argparse.Namespace, rate: float) -> list[Measurement]:
-    """A row for each batch size: a random model over a complete tree of random docids.
+    """A row for each batch size.
 
     Args:
         shape: of encoder and decoder, a key of `SHAPES`.
@@ -101,60 +175,49 @@ def measure(shape: str, documents: int, arguments: argparse.Namespace, rate: flo
         arguments: of the command.
         rate: FLOP/s of this machine, for the floor.
     """
-    torch.manual_seed(0)
-    settings = SHAPES[shape]
-    encoder = T5EncoderModel(T5Config(**settings, vocab_size=T5_VOCAB_SIZE)).eval()
-    tree = build_tree(np.zeros((documents, 8), dtype=np.float32), DocidsConfig(method="random"))
-    config = T5Config(
-        **settings, vocab_size=tree.vocab_size, fan_out=tree.fan_out, docids_fingerprint=tree.fingerprint,
-        is_decoder=True, is_encoder_decoder=False, use_cache=False,
-    )  # fmt: skip
-    generator = DocidGenerator(config).eval()
-    # Logits of size 3, as a trained model has; smaller ones give near-ties that rounding decides.
-    nn.init.normal_(generator.head.weight, std=3 * settings["d_model"] ** -0.5)
-    baseline = GenerateBaseline(generator, tree)
-    request = SearchRequest(arguments.beam_width, SearchConfig(alpha=1.0, beta=0, beam_width=arguments.beam_width))
-    dtypes = (torch.float32, torch.bfloat16)
-    encoders = {dtype: for_inference(encoder, dtype) for dtype in dtypes}
-    searchers = {dtype: TreeSearcher(tree, FastDecoder(generator, dtype), torch.device("cpu")) for dtype in dtypes}
-    rows = []
+    settings, beam_width, rows = SHAPES[shape], arguments.beam_width, []
+    systems = Systems(settings, documents, beam_width)
     for batch in arguments.batches:
-        tokens = torch.randint(2, 32_000, (batch, arguments.query_tokens))
-        mask = torch.ones_like(tokens, dtype=torch.bool)
-
-        def states(dtype: torch.dtype, tokens: Tensor = tokens) -> Tensor:
-            with torch.no_grad():
-                return encoders[dtype](tokens).last_hidden_state
-
-        def ours(dtype: torch.dtype, mask: Tensor = mask) -> tuple[Tensor, Tensor]:
-            result = searchers[dtype].search(ScoredQueries(states(dtype), mask, None), request)
-            return result.positions, result.scores
-
-        def generate(tokens: Tensor = tokens, mask: Tensor = mask) -> tuple[Tensor, Tensor]:
-            with torch.no_grad():
-                token_states = encoder(tokens).last_hidden_state
-            return baseline.search(token_states, mask, arguments.beam_width, arguments.beam_width)
-
-        rounds = max(2, arguments.rounds // (1 + batch // 8))
-        functions: list[Search] = [generate, partial(ours, torch.float32), partial(ours, torch.bfloat16)]
-        seconds, results = alternate(functions, rounds)
+        functions = systems.of(torch.randint(2, 32_000, (batch, arguments.query_tokens)))
+        seconds, results = alternate(functions, max(2, arguments.rounds // (1 + batch // 8)))
+        generate, ours, bfloat16, tied, pooled = seconds
         to_ms = 1000 / batch
         rows.append(
             Measurement(
                 shape,
                 documents,
                 batch,
-                arguments.beam_width,
-                round(seconds[0] * to_ms, 2),
-                round(seconds[1] * to_ms, 2),
-                round(seconds[0] / seconds[1], 2),
-                round(seconds[2] * to_ms, 2),
-                round(seconds[0] / seconds[2], 2),
-                round(flops(settings, tree, batch, arguments) / rate * to_ms, 2),
-                _identical(*results[:2]),
+                beam_width,
+                generate_ms=round(generate * to_ms, 2),
+                ours_ms=round(ours * to_ms, 2),
+                ratio=round(generate / ours, 2),
+                bfloat16_ms=round(bfloat16 * to_ms, 2),
+                bfloat16_ratio=round(generate / bfloat16, 2),
+                floor_ms=round(flops(settings, systems.tree, batch, arguments) / rate * to_ms, 2),
+                tied_ms=round(tied * to_ms, 2),
+                tied_ratio=round(tied / ours, 2),
+                pooled_ms=round(pooled * to_ms, 2),
+                pooled_ratio=round(pooled / ours, 2),
+                identical=_identical(*results[:2]),
             )
         )
     return rows
+
+
+def tied_searchers(tree: DocidTree, settings: dict[str, int]) -> dict[int, TreeSearcher]:
+    """{decoder layers: search with tied tokens}: as many layers as the shape has, and none."""
+    found = {}
+    for layers in (settings["num_layers"], 0):
+        config = GeneratorConfig(
+            docid_tokens="tied",
+            decoder="",
+            num_layers=layers,
+            num_heads=settings["num_heads"],
+            feed_forward_dim=settings["d_ff"],
+        )
+        generator = TiedGenerator.create(config, tree, settings["d_model"], ObjectiveConfig("estimate"))
+        found[layers] = TreeSearcher(tree, TiedDecoder(generator), CPU)
+    return found
 
 
 def _identical(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> bool:

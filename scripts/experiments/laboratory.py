@@ -78,7 +78,7 @@ class Laboratory:
         run, options = METHODS[row.method](self, config)
         if not self.processes.is_main:
             return
-        deepest = max(map(len, run.values()), default=0)
+        deepest = max(ANSWERS, *map(len, run.values()))  # of fewer answers, Hit@10 is what they hold
         measures = [name for name in STANDARD_MEASURES if int(name.split("@")[1]) <= deepest]
         result = SystemResult(row.name, evaluate(run, self.collection.qrels[SPLIT], measures), {})
         record = {

@@ -2,8 +2,10 @@
 
 On a collection (--data, --config):
   table3, table4, table5   the tables of DR-SCL, with rows that the paper lacks
+  generator, ablations     tied tokens beside (level, digit) tokens, and what each part of them earns
   figure5                  Hit@1 over alpha and beta
   objectives               every training objective under one budget, by beam width
+  estimates                where a search on estimates loses documents, by level, look-ahead and beam
   updates                  documents added without training, against training with all
   dynamic                  a collection that grows step by step: generalisation and forgetting
 On a folder of lists (--data):
@@ -31,8 +33,11 @@ from scripts.main import run_command
 if TYPE_CHECKING:
     from scripts.experiments.laboratory import Laboratory
 
-ON_A_COLLECTION = ("dynamic", "figure5", "objectives", "updates")
+ON_A_COLLECTION = ("dynamic", "estimates", "figure5", "objectives", "updates")
 """Experiments that are no tables, on a collection: a module here with `reproduce(laboratory, seed)`."""
+
+REPORTED = ("dynamic", "estimates", "figure5", "objectives")
+"""Those of them whose tables `write_report(output, seed)` makes again."""
 
 ON_LISTS = {"ltr": "ltr", "diversity": "diversity", "parsing": "parsing", "treebank": "parsing"}
 """Experiments of the rerankers: {name of the function: its module here}."""
@@ -121,8 +126,8 @@ def _report(arguments: argparse.Namespace) -> str:
         from scripts.experiments.rows import write_table
 
         return write_table(arguments.output, arguments.what, arguments.seeds)
-    if arguments.what not in ("dynamic", "figure5", "objectives"):
-        raise ValueError(f"--report-only makes tables, dynamic, figure5 and objectives again, not {arguments.what}.")
+    if arguments.what not in REPORTED:
+        raise ValueError(f"--report-only makes tables and {', '.join(REPORTED)} again, not {arguments.what}.")
     text: str = _module(arguments.what).write_report(arguments.output, arguments.seeds[0])
     return text
 

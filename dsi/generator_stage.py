@@ -86,7 +86,8 @@ class GeneratorStage:
         state_dim = self.encoder.state_dim
         generator = create_generator(config.generator, self.tree, state_dim, config.objective, training.seed)
         record = {"loss": 0.0, "steps": 0, "seconds": 0.0}
-        if training.epochs:
+        nothing_to_learn = config.objective.name == "estimate" and self.tree.depth == 1  # the root holds the documents
+        if training.epochs and not nothing_to_learn:
             trained_too = self.encoder if training.train_encoder else None
             record = train_generator(generator, self.examples(), config.objective, training, work, trained_too)
         if config.ranking.epochs and isinstance(generator, TiedGenerator):

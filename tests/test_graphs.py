@@ -9,8 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dsi.search.beam import TreeSearcher
 from dsi.search.beams import SearchResult
 from dsi.search.graphs import GraphedSearch, record_on_gpu
+from dsi.search.queries import QueryBatch
 from dsi.search.request import ScoredQueries, SearchConfig, SearchRequest
-from tests.conftest import random_generator, random_queries, random_tree, searcher_for
+from tests.conftest import random_generator, random_queries, random_tied, random_tree, searcher_for
 
 CONFIGS = [
     SearchConfig(alpha=0.4, beam_width=6),
@@ -106,3 +107,35 @@ def test_graphs_on_a_gpu_give_the_answers_of_the_processor():
         scores = on_gpu.searcher.node_scores(embeddings.to(device), config)
         found = on_gpu.search(ScoredQueries(states.to(device), mask.to(device), scores), request)
         torch.testing.assert_close(found.scores.cpu(), expected.scores, atol=1e-3, rtol=1e-3)
+
+
+TIED_CONFIGS = {
+    "estimate": ("estimate", SearchConfig(fusion="estimate", alpha=0.5, beam_width=6)),
+    "bound": ("estimate", SearchConfig(alpha=0.5, beam_width=6)),
+    "path": ("ce", SearchConfig(alpha=1.0, beta=0.0, beam_width=6)),
+}
+
+
+@pytest.mark.parametrize("name", list(TIED_CONFIGS))
+def test_searches_with_tied_tokens_wait_for_no_value_and_can_be_replayed(name):
+    objective, config = TIED_CONFIGS[name]
+    tree = random_tree(60, branching=3, leaf=3)
+    generator = random_tied(tree, objective=objective)
+    plain, recorded = searcher_for(tree, generator), GraphedSearch(searcher_for(tree, generator), by_hand)
+    alive = plain.dense.alive(torch.arange(60) % 3 == 0)
+    for seed in range(3):
+        states, mask, embeddings = random_queries(3, seed=seed)
+        extra = torch.rand(3, 60, generator=torch.Generator().manual_seed(seed))
+        batch = QueryBatch(torch.arange(3), states, mask, embeddings, [""] * 3, None if objective == "ce" else extra)
+        for mask_of_nodes in (None, alive):
+            request = SearchRequest(5, config, mask_of_nodes)
+            queries = plain.score(batch, request)
+            expected, found = plain.search(queries, request), recorded.search(queries, request)
+            assert torch.equal(found.positions, expected.positions)
+            torch.testing.assert_close(found.scores, expected.scores)
+            plain.fixed_shape = True
+            with NoWaiting():
+                again = plain.levels(queries, request)
+            assert torch.equal(again.positions, expected.positions)
+            plain.fixed_shape = False
+    assert len(recorded._graphs) == 2

@@ -115,4 +115,8 @@ class TiedGenerator(Generator):
             read = {"encoder_hidden_states": token_states, "encoder_attention_mask": states_mask}
             hidden = self.decoder(input_ids=tokens, **read).last_hidden_state  # [batch, depth, d_model]
             queries = queries + torch.einsum("lij,blj->bli", self.states_maps, hidden.to(self.states_maps.dtype))
-        return LevelQueries(queries, self.log_scales.exp(), self.size_weights, self.biases)
+        # Copies, because data parallel training takes a parameter that is itself an output for unused.
+        biases = (
+            self.biases.clone() if self.objective.loss == "bce" else self.biases.detach()
+        )  # they cancel in a softmax
+        return LevelQueries(queries, self.log_scales.exp(), self.size_weights.clone(), biases)

@@ -75,8 +75,7 @@ class Explanation:
 
     @property
     def _whole(self) -> str:
-        estimated = "estimated " if self.config.fusion == "estimate" else ""
-        return f"{estimated}score of the best document below, generator and dense"
+        return f"{'estimate of ' if self.config.fusion == 'estimate' else ''}that of the best document below"
 
     __repr__ = __str__
 

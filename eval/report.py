@@ -51,7 +51,7 @@ class Measured:
 
 
 def experiment_table(rows: Sequence[Sequence[Measured]], sizes: Mapping[str, int], reference: str) -> str:
-    """A Markdown table: a line per row over all its seeds, published numbers, three splits, p against the reference row.
+    """A Markdown table: a line per row over all its seeds, published numbers if any, three splits, p against the reference row.
 
     Args:
         rows: for each row its seeds.
@@ -59,13 +59,15 @@ def experiment_table(rows: Sequence[Sequence[Measured]], sizes: Mapping[str, int
         reference: name of the row that the others are tested against, by each query's mean over seeds.
     """
     against = next((seeds for seeds in rows if seeds[0].name == reference), None)
-    heads = ["system", "published, NQ10k", *(f"{split} ({sizes[split]:,})" for split in SPLITS), "p Hit@1", "p Hit@10"]
+    compared = any(seeds[0].published for seeds in rows)
+    heads = ["system", *["published, NQ10k"][:compared], *(f"{split} ({sizes[split]:,})" for split in SPLITS)]
+    heads += ["p Hit@1", "p Hit@10"]
     lines = []
     for seeds in rows:
         published = PUBLISHED.get(seeds[0].published, ("",))[0]
         cells = [" / ".join(_mean_and_deviation(seeds, split, measure) for measure in MEASURES) for split in SPLITS]
         tests = [_p_value(seeds, against, measure) for measure in MEASURES]
-        lines.append([seeds[0].name, published, *cells, *tests])
+        lines.append([seeds[0].name, *[published][:compared], *cells, *tests])
     most = max((len(row) for row in rows), default=1)
     note = "one seed" if most == 1 else f"mean ± standard deviation over {most} seeds"
     legend = f"Hit@1 / Hit@10 in percent, {note}; p of a paired randomisation test against “{reference}”."

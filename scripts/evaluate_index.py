@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         arguments.split,
         depth=arguments.depth,
         untrained=config.encoder if arguments.untrained else None,
-        other_fusion=_other(retriever.search_config.fusion) if arguments.other_fusion else None,
+        other_fusion=_other(retriever) if arguments.other_fusion else None,
         rerankers=_chains(arguments.run, arguments.rerank, arguments.device),
         candidates=arguments.candidates or 50,
         processes=processes,
@@ -105,8 +105,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments.parse_args(argv)
 
 
-def _other(fusion: str) -> str:
-    return {"bound": "paper", "paper": "bound"}[fusion]
+def _other(retriever: "GenerativeRetriever") -> str:
+    if retriever.search_config.fusion != "bound":
+        return "bound"
+    return "estimate" if retriever.searcher.estimating else "paper"
 
 
 def _chains(index: Path, names: Sequence[str], device: str | None) -> "dict[str, list[Reranker]]":

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contrastive.encoder import Encoder
+from docids.clustering import DocidsConfig, build_tree
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig, TrainingConfig
 from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.model import DocidGenerator
@@ -153,7 +154,9 @@ def states_of(encoder: Encoder, folder: Path) -> StateCache:
 
 @pytest.fixture
 def examples(encoder, tmp_path):
-    tree = random_tree(40, branching=3, leaf=3)
+    points = np.random.default_rng(0).normal(size=(40, WIDTH)).astype(np.float32)
+    points /= np.linalg.norm(points, axis=1, keepdims=True)  # sigmoids of scores of longer vectors are all 1
+    tree = build_tree(points, DocidsConfig(branching=3, max_leaf_size=3))
     positions = np.array([0, 11, 25, 39])
     return DocidExamples(states_of(encoder, tmp_path), positions, np.zeros(4, dtype=int), tree, {2: [25, 3]})
 

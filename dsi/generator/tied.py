@@ -33,7 +33,7 @@ class LevelQueries(NamedTuple):
         queries: [batch, depth, embedding_dim] that score the inner nodes of each level.
         scales: [depth] factor of the scores in softmaxes and sigmoids.
         size_weights: [depth] weight of the sizes of nodes in their scores.
-        biases: [depth] added to the scores in sigmoids.
+        biases: [depth] added to the scores in sigmoids; estimates do not use them.
     """
 
     queries: Tensor

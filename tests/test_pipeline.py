@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -297,9 +298,8 @@ def test_several_processes_do_what_one_does(processes, beir, tmp_path, sentence_
 
 def halved(config: Path, processes: int) -> Path:
     """The same configuration and the same batches, each process with its part of them."""
-    text, other = config.read_text(), config.with_stem(f"several-{config.stem}")
-    for size in (16, 8):
-        text = text.replace(f"batch_size = {size}\n", f"batch_size = {size // processes}\n")
+    other = config.with_stem(f"several-{config.stem}")
+    text = re.sub(r"batch_size = (\d+)", lambda found: f"batch_size = {int(found[1]) // processes}", config.read_text())
     other.write_text(text)
     return other
 

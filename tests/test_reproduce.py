@@ -231,7 +231,10 @@ def test_objectives_train_on_one_budget_and_are_searched_by_beam(config, beir, t
     assert main(["reproduce", "objectives", "--output", str(output), "--report-only"]) == 0
     assert (output / "objectives.md").read_text() == before
     assert main(["reproduce", "updates", "--output", str(output), "--report-only"]) == 2
-    assert "--report-only makes tables and dynamic, estimates, figure5, objectives again, not updates" in capsys.readouterr().err
+    assert (
+        "--report-only makes tables and dynamic, estimates, figure5, objectives again, not updates"
+        in capsys.readouterr().err
+    )
 
 
 def test_of_several_processes_the_first_alone_writes_rows(config, beir, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -78,6 +79,18 @@ class Config:
 
     def __post_init__(self) -> None:
         check_together(self.generator, self.objective, self.training, self.ranking)
+        self._check_search()
+
+    def _check_search(self) -> None:
+        """Raise ValueError if the trained index could not be searched as `[search]` says."""
+        search, estimating = self.search, self.objective.name == "estimate"
+        if search.fusion == "estimate" and not estimating:
+            raise ValueError(f'search.fusion "estimate" needs objective.name "estimate", got {self.objective.name!r}.')
+        if estimating and (search.fusion == "paper" or search.beta != math.inf):
+            raise ValueError(
+                'objective.name "estimate" needs search.fusion "bound" or "estimate" with search.beta inf, got '
+                f"{search.fusion!r} with beta {search.beta:g}."
+            )
 
     @classmethod
     def named(cls, name: "str | Path | Config") -> "Config":

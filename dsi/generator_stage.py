@@ -3,6 +3,7 @@
 Knows nothing of the other stages but their outputs.
 """
 
+import logging
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, in_blocks
 from contrastive.encoder import Encoder
 from docids.collection import Collection
-from docids.lexical import BM25, Lexical
+from docids.lexical import Lexical
 from docids.processes import Processes
 from docids.storage import digest
 from docids.tree import DocidTree
@@ -30,6 +31,8 @@ from dsi.training.examples import DocidExamples, Texts, group_relevant
 from dsi.training.ranking import RankingExamples, train_ranking
 from dsi.training.teacher import Rescore, Teacher
 from dsi.training.trainer import train_generator
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,9 @@ class GeneratorStage:
         if training.epochs and not nothing_to_learn:
             trained_too = self.encoder if training.train_encoder else None
             record = train_generator(generator, self.examples(), config.objective, training, work, trained_too)
-        if config.ranking.epochs and isinstance(generator, TiedGenerator):
+        if config.ranking.epochs and not self.collection.pairs("train"):
+            logger.warning("There are no train queries to train the scores of documents on; they stay as they are.")
+        elif config.ranking.epochs and isinstance(generator, TiedGenerator):
             use_cpu = self.encoder.model.device.type == "cpu"
             train_ranking(generator.ranking, self.ranking_examples(), config.ranking, work / "ranking", use_cpu=use_cpu)
         return generator, record
@@ -114,8 +119,6 @@ class GeneratorStage:
         pairs: dict[str, list[int]] = {}
         for query_id, row in self.collection.pairs("train"):
             pairs.setdefault(query_id, []).append(row)
-        if not pairs:
-            raise ValueError("ranking.epochs trains on train queries; add qrels/train.tsv, or set it to 0.")
         texts = [self.collection.queries[query_id] for query_id in pairs]
         cut = self.encoder.query_texts(texts)
         folder = self._folder(Part("query", ["ranking", self.config.dev_queries], np.empty(0, int), cut), states=True)
@@ -125,16 +128,16 @@ class GeneratorStage:
             states=StateCache(write_states(self.encoder, "query", cut, folder, self.processes)),
             relevant=list(pairs.values()),
             documents=documents,
-            lexical=lexical if isinstance(lexical, BM25) else None,
+            lexical=lexical,
             lexical_weight=self._lexical_weight(documents),
             encoder=self.encoder,
             config=self.config.ranking,
         )
 
     def _lexical_weight(self, documents: NDArray[np.float32]) -> float:
-        """Return the weight of BM25 beside the dense scores that is best on the dev queries."""
+        """Return the weight of the lexical scores beside the dense ones that is best on the dev queries."""
         queries = self.collection.query_texts("dev")
-        if not isinstance(self.lexical, BM25) or not queries:
+        if self.lexical is None or not queries:
             return self.config.search.lexical_weight
         texts = list(queries.values())
         embeddings = self.encoder.encode(self.encoder.query_texts(texts), "query")

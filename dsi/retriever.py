@@ -323,10 +323,7 @@ class GenerativeRetriever:
         Raises:
             ValueError: the weights were loaded in another dtype than float32.
         """
-        if self.dtype != torch.float32:
-            raise ValueError(
-                f"This retriever's weights were rounded to {self.dtype}; save one that was loaded in float32."
-            )
+        self._check_dtype()
         index = self._index
         with replace_folder(Path(folder)) as partial:
             index.encoder.save(partial / "encoder")
@@ -336,6 +333,12 @@ class GenerativeRetriever:
             index.generator.save_pretrained(str(partial / "generator"))
             write_manifest(partial, index.encoder, index.tree, index.search_config)
 
+    def _check_dtype(self) -> None:
+        if self.dtype != torch.float32:
+            raise ValueError(
+                f"This retriever's weights were rounded to {self.dtype}; save one that was loaded in float32."
+            )
+
     def save_update(self, folder: str | Path) -> int:
         """Write the changes of `add`, `remove` and `keep_texts` to the index this one was loaded from, atomically.
 
@@ -343,8 +346,10 @@ class GenerativeRetriever:
             The generation of the index on disk: 1 after training, one more with every update.
 
         Raises:
-            ValueError: the index in `folder` has another encoder or decoder.
+            ValueError: the index in `folder` has another encoder or decoder, or the weights were loaded in another dtype than
+                float32.
         """
+        self._check_dtype()
         index = self._index
         return write_update(Path(folder), index.encoder, *index.content)
 

@@ -115,11 +115,12 @@ class IndexSnapshot:
 
     def search(self, encoded: EncodedQueries, request: SearchRequest, *, show_progress: bool = False) -> SearchResult:
         """Return the top k documents of each query, rows in the order of the queries."""
-        if request.method == "mcts":
+        most = self.searcher.most_answers(request)
+        if request.method == "mcts" and most:
             temperature = self.search_config.ann_temperature
             batches = self._scored(encoded, request)
             return look_ahead_search(self.documents, self.searcher, self.lexical, batches, request, temperature)
-        whole = SearchResult.empty(encoded.count, self.searcher.most_answers(request))
+        whole = SearchResult.empty(encoded.count, most)
         if whole.positions.shape[1]:
             batches, count = self._scored(encoded, request), len(encoded.batches)
             for batch in progress(batches, "search", unit="batch", total=count, enabled=show_progress):
@@ -167,7 +168,9 @@ class IndexSnapshot:
         found = np.maximum(positions, 0)
         _, digits = self.tree.paths(found.ravel())
         docids = [tuple(digit for digit in own if digit >= 0) for own in digits.tolist()]
-        doc_ids, titles = (self.documents.values_of(name, self.tree.doc_rows[found]) for name in ("doc_id", "title"))
+        doc_ids, titles = (
+            self.documents.values_of(name, np.maximum(self.tree.doc_rows[found], 0)) for name in ("doc_id", "title")
+        )
         answers, k, scores = [], positions.shape[1], result.scores.tolist()
         for row, (count, exact) in enumerate(zip((positions >= 0).sum(axis=1), result.exact.tolist(), strict=True)):
             own = docids[row * k : row * k + k]
@@ -178,7 +181,7 @@ class IndexSnapshot:
     def as_run(self, query_ids: Sequence[str], result: SearchResult) -> dict[str, dict[str, float]]:
         """Return {query_id: {doc_id: score}} of a result whose rows are these queries."""
         positions = result.positions.numpy(force=True)
-        doc_ids = self.documents.values_of("doc_id", self.tree.doc_rows[np.maximum(positions, 0)])
+        doc_ids = self.documents.values_of("doc_id", np.maximum(self.tree.doc_rows[np.maximum(positions, 0)], 0))
         rows = zip(query_ids, doc_ids, result.scores.tolist(), (positions >= 0).sum(axis=1), strict=True)
         return {query_id: dict(zip(own[:count], scores, strict=False)) for query_id, own, scores, count in rows}
 

@@ -112,7 +112,9 @@ def choose(
         return retriever.run(encoded, 10, **options)  # type: ignore[typeddict-item]
 
     if fusion == "paper":
-        every = product(PAPER_ALPHAS, PAPER_BETAS, PAPER_TEMPERATURES)
+        estimating = retriever.searcher.estimating  # such a generator has no part in these scores
+        weights = [(0.0,), (float("inf"),)] if estimating else [PAPER_ALPHAS, PAPER_BETAS]
+        every = product(*weights, PAPER_TEMPERATURES)
         grid = [{"fusion": fusion, "alpha": a, "beta": b, "ann_temperature": t} for a, b, t in every]
         return Tuning(*best_setting(search, grid, qrels))
     flat = _Flat(retriever, encoded, qrels, lexical=lexical)

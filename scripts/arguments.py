@@ -32,9 +32,13 @@ def add_device(arguments: argparse.ArgumentParser, *, dtype: bool = False) -> No
 def add_search_options(arguments: argparse.ArgumentParser, *, methods: bool = True) -> None:
     """Add an argument for each search option that fits on a command line."""
     group = arguments.add_argument_group("search options", "the index's own by default")
-    group.add_argument("--alpha", type=float, help="the decoder's weight in [0, 1]")
-    group.add_argument("--beta", type=float, help="levels with dense scores (inf for all, 0 for the decoder only)")
-    group.add_argument("--fusion", choices=("bound", "paper"))
+    group.add_argument("--alpha", type=float, help="the generator's weight in [0, 1]")
+    group.add_argument(
+        "--beta",
+        type=float,
+        help="levels with dense scores: inf for all, 0 for the decoder only",
+    )
+    group.add_argument("--fusion", choices=("bound", "estimate", "paper"), help="how nodes are scored")
     group.add_argument("--ann-temperature", type=float, help="divides the dense scores")
     group.add_argument("--beam-width", type=int, help="inner nodes kept per level")
     group.add_argument("--lexical-weight", type=float, help="weight of the lexical scores beside the dense ones")

@@ -15,11 +15,15 @@ from hypothesis import strategies as st
 from docids.lexical import BM25
 from docids.tree import DocidTree
 from docids.updating import add_documents, remove_documents
+from dsi.config import Config
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig, RankingConfig, TrainingConfig, check_together
 from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.ranking import DocumentRanking
 from dsi.generator.states import Embeddings, StateCache, write_states
 from dsi.generator.tied import LevelQueries, TiedGenerator
+from dsi.rerankers.features import _certainty
+from dsi.reranking import _dense_reward
+from dsi.search.beams import LevelTrace
 from dsi.search.queries import QueryBatch, encode_queries, with_scores
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.words import word_factors, words_of
@@ -362,8 +366,11 @@ def test_searches_that_a_generator_cannot_do_are_refused():
     tied.check(SearchConfig(fusion="paper", alpha=0.0))
     with pytest.raises(ValueError, match=r'gives nodes no probabilities, which fusion "paper" with alpha 0.7'):
         tied.check(SearchConfig(fusion="paper"))
-    with pytest.raises(ValueError, match=r"alpha 1 and beta 0 adds up; use fusion"):
-        tied.check(SearchConfig(alpha=1.0, beta=0.0))
+    for beta in (0.0, 1.0):
+        with pytest.raises(
+            ValueError, match=f'beta must be inf with a generator whose objective is "estimate", got {beta:g}'
+        ):
+            tied.check(SearchConfig(alpha=1.0, beta=beta))
     path = searcher_for(tree, random_tied(tree, objective="ce"))
     path.check(SearchConfig(alpha=1.0, beta=0.0))
     with pytest.raises(ValueError, match='fusion "estimate" needs a generator with objective "estimate"'):
@@ -532,3 +539,61 @@ def learned_factors(encoder, ranking: DocumentRanking, lexical: BM25, text: str)
     states, _, _ = encoder.forward([text], "query")
     words = words_of([text], lexical, encoder, states.shape[1])
     return ranking.factors(words.states(states), words.rarity)[0].tolist()
+
+
+def test_configurations_whose_index_could_not_be_searched_are_refused():
+    estimating = {
+        "generator": {"docid_tokens": "tied", "decoder": ""},
+        "objective": {"name": "estimate"},
+        "search": {"fusion": "bound"},
+    }
+    Config().with_changes(estimating)
+    for search in ({"fusion": "paper"}, {"beta": 0.0}, {"beta": 2.0}):
+        with pytest.raises(ValueError, match=r"needs search\.fusion .* with search\.beta inf, got"):
+            Config().with_changes({**estimating, "search": search})
+    with pytest.raises(ValueError, match=r'search\.fusion "estimate" needs objective\.name "estimate", got \'ce\''):
+        Config().with_changes({"search": {"fusion": "estimate"}})
+    with pytest.raises(ValueError, match=r"objective\.teacher teaches only with objective\.distillation above 0"):
+        ObjectiveConfig("estimate", teacher="some/model")
+
+
+def test_a_lexical_part_without_words_joins_the_ranking_as_a_whole(encoder, tmp_path):
+    class Whole:
+        """Scores of another kind than BM25's."""
+
+        def scores(self, queries: list[str]) -> np.ndarray:
+            return np.tile(np.arange(6, dtype=np.float32), (len(queries), 1))
+
+    config = RankingConfig(epochs=1.0, candidates=3)
+    examples = dataclasses.replace(
+        ranking_examples(encoder, tmp_path, config, None), lexical=Whole(), lexical_weight=0.5
+    )
+    assert {4, 5} <= set(examples.candidates[0].tolist())  # the largest of these scores, and the right document
+    batch = examples.collate([0, 1])
+    expected = 0.5 * torch.from_numpy(examples.candidates[[0, 1]]).float()
+    torch.testing.assert_close(batch["word_scores"][:, 0], expected)
+    ranking = DocumentRanking(WIDTH, WIDTH)
+    loss = RankingLoss(ranking, 0.0)(**batch)["loss"]
+    loss.backward()
+    assert ranking.maps.grad[1].abs().sum() > 0  # the map beside them is trained
+
+
+def test_removed_siblings_make_no_feature_undefined():
+    nodes, removed = torch.tensor([[5, 6, 7]]), torch.tensor([[0.5, -torch.inf, 0.25]])
+    kept = torch.tensor([[True, False, False]])
+    entropy, margin = _certainty(LevelTrace(nodes, removed, torch.zeros(1, 3), kept), 1)
+    p = torch.tensor([0.5, 0.25]).softmax(0)
+    torch.testing.assert_close(entropy, -(p * p.log()).sum()[None, None])
+    torch.testing.assert_close(margin, torch.tensor([[0.25]]))
+
+
+def test_look_ahead_by_reward_returns_what_flat_search_with_the_learned_scores_returns():
+    tree = random_tree(20, branching=3, leaf=2)
+    batch = query_batch(2)
+    generator = random_tied(tree)
+    searcher = searcher_for(tree, generator)
+    config = SearchConfig(alpha=0.7, ann_temperature=0.5)
+    reward = _dense_reward(searcher, batch, SearchRequest(1, config, method="mcts"))
+    expected = document_scores(tree, generator, batch, 0.7)
+    queries, positions = np.array([0, 1, 1]), np.array([3, 7, 19])
+    np.testing.assert_allclose(reward(queries, positions), expected[queries, positions], rtol=1e-4, atol=1e-5)

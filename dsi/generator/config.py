@@ -83,7 +83,7 @@ class ObjectiveConfig:
     node is that of the documents below it, in a softmax over its best documents."""
     teacher: str = "dense"
     """Whose scores are distilled: "dense" (z.e_d), or those that a sentence-transformers CrossEncoder (Hub name or local
-    folder) gives the documents that dense search finds first."""
+    folder) gives the documents that dense search finds first; set dense_temperature to the scale of its scores then."""
     teacher_documents: int = 10
     """Number of documents per text that the teacher scores."""
 
@@ -96,6 +96,10 @@ class ObjectiveConfig:
         if self.distillation and not self.dense_temperature:
             raise ValueError(
                 f"objective.distillation needs a dense_temperature above 0, got {self.distillation} with dense_temperature 0."
+            )
+        if self.teacher != "dense" and not self.distillation:
+            raise ValueError(
+                f"objective.teacher teaches only with objective.distillation above 0, got {self.teacher!r} with 0."
             )
         if self.distillation and objective.loss == "bce":
             raise ValueError(

@@ -118,7 +118,10 @@ def _levels(searcher: TreeSearcher, batch: QueryBatch, positions: Tensor, ann_te
 def _certainty(level: LevelTrace, k: int) -> tuple[Tensor, Tensor]:
     """[batch, k] the decoder's entropy at a level, and the margin of the digit taken over the best other; 0 past the end."""
     shape = (len(level.nodes), k, -1)
-    valid, taken = (level.nodes >= 0).view(shape), level.kept.view(shape)  # [batch, k, fan-out]
+    valid = ((level.nodes >= 0) & (level.score > -torch.inf)).view(
+        shape
+    )  # [batch, k, fan-out]; removed documents are not
+    taken = level.kept.view(shape)
     log_p = level.score.view(shape).masked_fill(~valid, -torch.inf).log_softmax(dim=2)
     log_p = log_p.masked_fill(~valid, 0.0)  # also where a docid has ended and nothing is valid
     entropy = -(log_p.exp() * log_p * valid).sum(dim=2)

@@ -73,11 +73,15 @@ class TreeSearcher:
                 'fusion "estimate" needs a generator with objective "estimate", this one ranks nodes by '
                 f'"{self.decoder.score}"; use fusion "bound" or "paper", or train another one.'
             )
-        if self.estimating and (config.beta == 0 or (config.fusion == "paper" and config.alpha)):
+        if self.estimating and config.beta != math.inf:
             raise ValueError(
-                f'This generator, with objective "estimate", gives nodes no probabilities, which fusion "{config.fusion}" with '
-                f"alpha {config.alpha:g} and beta {config.beta:g} adds up; "
-                'use fusion "bound", or "estimate" for the generator alone.'
+                f'beta must be inf with a generator whose objective is "estimate", got {config.beta:g}: it has no score of its '
+                'own to go on with below level beta; use fusion "estimate" for the generator alone.'
+            )
+        if self.estimating and config.fusion == "paper" and config.alpha:
+            raise ValueError(
+                'This generator, with objective "estimate", gives nodes no probabilities, which fusion "paper" with alpha '
+                f'{config.alpha:g} adds up; use alpha 0, fusion "bound", or "estimate" for the generator alone.'
             )
 
     def alone(self, batch: QueryBatch, ann_temperature: float) -> tuple[ScoredQueries, SearchRequest]:

@@ -75,7 +75,11 @@ class Explanation:
 
     @property
     def _whole(self) -> str:
-        return f"{'estimate of ' if self.config.fusion == 'estimate' else ''}that of the best document below"
+        return (
+            "estimate of the best document below"
+            if self.config.fusion == "estimate"
+            else "that of the best document below"
+        )
 
     __repr__ = __str__
 

@@ -18,7 +18,7 @@ from transformers import Trainer, TrainingArguments
 
 from contrastive.encoder import Encoder
 from contrastive.training import run_trainer, trainer_settings
-from docids.lexical import BM25
+from docids.lexical import BM25, Lexical
 from docids.progress import progress
 from dsi.generator.config import RankingConfig
 from dsi.generator.ranking import DocumentRanking
@@ -42,8 +42,8 @@ class RankingExamples(Dataset):  # type: ignore[type-arg]
         states: their token states and embeddings.
         relevant: rows of the documents that each asks for.
         documents: [documents, dim] embeddings in the order of the document table.
-        lexical: BM25 over them; None to rank by dense scores alone.
-        lexical_weight: of BM25 beside the dense scores.
+        lexical: the lexical part over them; None to rank by dense scores alone. Only BM25's words get factors.
+        lexical_weight: of the lexical scores beside the dense ones.
         encoder: for the tokens of words.
         config: how many candidates, and how much frequency is smoothed.
     """
@@ -52,7 +52,7 @@ class RankingExamples(Dataset):  # type: ignore[type-arg]
     states: StateCache
     relevant: Sequence[Sequence[int]]
     documents: Floats
-    lexical: BM25 | None
+    lexical: Lexical | None
     lexical_weight: float
     encoder: Encoder
     config: RankingConfig
@@ -99,6 +99,8 @@ class RankingExamples(Dataset):  # type: ignore[type-arg]
         if self.lexical is None:
             return inputs
         texts = [self.texts[row] for row in rows]
+        if not isinstance(self.lexical, BM25):
+            return {**inputs, **self._whole_scores(texts, candidates, batch["token_states"])}
         words = words_of(texts, self.lexical, self.encoder, batch["token_states"].shape[1])
         parts = [torch.from_numpy(self.lexical.parts(*each)).T for each in zip(texts, candidates, strict=True)]
         return {
@@ -107,6 +109,19 @@ class RankingExamples(Dataset):  # type: ignore[type-arg]
             "rarity": words.rarity,
             "read": words.read,
             "word_scores": pad_sequence([own.T for own in parts], batch_first=True) * self.lexical_weight,
+        }
+
+    def _whole_scores(
+        self, texts: Sequence[str], candidates: NDArray[np.int64], token_states: Tensor
+    ) -> dict[str, Tensor]:
+        """Scores of a lexical part without words, as one word that the encoder has not read."""
+        assert self.lexical is not None
+        scores = np.take_along_axis(self.lexical.scores(texts), candidates, axis=1)
+        return {
+            "word_states": torch.zeros(len(texts), 1, token_states.shape[2]),
+            "rarity": torch.zeros(len(texts), 1),
+            "read": torch.zeros(len(texts), 1, dtype=torch.bool),
+            "word_scores": torch.from_numpy(scores)[:, None] * self.lexical_weight,
         }
 
 

@@ -265,6 +265,13 @@ class BM25:
         return loaded
 
 
+def weighted_scores(lexical: Lexical, queries: Sequence[str], weights: Sequence[NDArray[np.floating]] | None) -> Floats:
+    """[queries, documents] the scores of any lexical part; `weights` of terms count for BM25 only."""
+    if weights is None or not isinstance(lexical, BM25):
+        return lexical.scores(queries)
+    return lexical.scores(queries, weights)
+
+
 def _read(texts: Sequence[str], vocabulary: dict[str, int]) -> tuple[Ints, Ints]:
     """The terms of all texts, concatenated, and the number of each; adds new words to the vocabulary."""
     terms, lengths = [np.empty(0, dtype=np.int32)], []

@@ -86,7 +86,7 @@ def _left_at(tree: DocidTree, digits: tuple[int, ...], trace: list[LevelTrace]) 
     """
     for level, looked_at in enumerate(trace[: len(digits)]):
         node = tree.node(digits[: level + 1])
-        scores, kept = (looked_at.generative + looked_at.dense)[0], looked_at.kept[0]
+        scores, kept = looked_at.score[0], looked_at.kept[0]
         own = looked_at.nodes[0] == node
         if not (own & kept).any():
             return level, float(scores[kept].min() - scores[own][0]) if kept.any() else 0.0

@@ -45,12 +45,6 @@ class Part:
     texts: Sequence[str]
 
 
-def flat(queries: dict[int, list[str]]) -> tuple[NDArray[np.integer], list[str]]:
-    """Flatten {document row: texts} to rows and texts."""
-    rows = np.repeat(np.fromiter(queries, dtype=np.int64), [len(own) for own in queries.values()])
-    return rows, [text for own in queries.values() for text in own]
-
-
 @dataclass(frozen=True)
 class GeneratorStage:
     """Trains the generator of a run.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.lexical import BM25, Lexical
+from docids.lexical import Lexical, weighted_scores
 from eval.fusion import best_weights
 from eval.measures import Judgements
 
@@ -57,7 +57,10 @@ class HybridScores:
         for start in range(0, len(query_ids), _BLOCK):
             own = slice(start, start + _BLOCK)
             dense = queries[own] @ self.embeddings.T  # [block, documents]
-            lexical = self._lexical_scores(texts[own], dense, None if factors is None else factors[own])
+            weights = None if factors is None else factors[own]
+            lexical = (
+                np.zeros_like(dense) if self.lexical is None else weighted_scores(self.lexical, texts[own], weights)
+            )
             for query_id, of_dense, of_words in zip(query_ids[own], dense, lexical, strict=True):
                 if candidates is None:
                     best = np.union1d(*(np.argsort(-each, kind="stable")[:DEPTH] for each in (of_dense, of_words)))
@@ -67,15 +70,6 @@ class HybridScores:
                 dense_run[query_id] = dict(zip(names, of_dense[best].tolist(), strict=True))
                 lexical_run[query_id] = dict(zip(names, of_words[best].tolist(), strict=True))
         return dense_run, {} if self.lexical is None else lexical_run
-
-    def _lexical_scores(
-        self, texts: Sequence[str], dense: Floats, factors: Sequence[NDArray[np.floating]] | None
-    ) -> Floats:
-        if self.lexical is None:
-            return np.zeros_like(dense)
-        if factors is not None and isinstance(self.lexical, BM25):
-            return self.lexical.scores(texts, factors)
-        return self.lexical.scores(texts)
 
     def best_weight(self, query_ids: Sequence[str], queries: Floats, texts: Sequence[str], qrels: Judgements) -> float:
         """Return the weight of the lexical scores with the best RR@10; 0 without a lexical part or queries."""

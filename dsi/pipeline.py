@@ -36,7 +36,7 @@ from docids.storage import digest, scratch_array, write_json
 from docids.tree import DocidTree, diagnostics
 from dsi.config import Config, write_config
 from dsi.generator.pseudo_queries import generate_queries, read_queries_table
-from dsi.generator_stage import GeneratorStage, flat
+from dsi.generator_stage import GeneratorStage
 from dsi.index import check_no_updates, load_docids, load_encoder, save_docids, write_manifest
 from dsi.launch import launch
 from dsi.retriever import GenerativeRetriever
@@ -310,7 +310,7 @@ class TrainingRun:
         means, counts = scratch_array(documents.shape, np.float32), np.ones(len(documents), dtype=np.float32)
         means[:] = documents
         pseudo_rows, pseudo = self._pseudo_queries()
-        kinds = {"train": flat(self._train_queries(encoder)), "pseudo": (pseudo_rows, QueryTexts(encoder, pseudo))}
+        kinds = {"train": _flat(self._train_queries(encoder)), "pseudo": (pseudo_rows, QueryTexts(encoder, pseudo))}
         for kind, (rows, texts) in kinds.items():
             if len(rows):
                 np.add.at(means, rows, encode_blocks(encoder, texts, "query", work / kind, self.processes))
@@ -346,3 +346,9 @@ class TrainingRun:
         key = self.processes.first(self._key(name, extra))
         with self._stages.stage(name, key) as has_to_run:
             yield key if has_to_run else ""
+
+
+def _flat(queries: dict[int, list[str]]) -> tuple[NDArray[np.integer], list[str]]:
+    """Flatten {document row: texts} to rows and texts."""
+    rows = np.repeat(np.fromiter(queries, dtype=np.int64), [len(own) for own in queries.values()])
+    return rows, [text for own in queries.values() for text in own]

@@ -3,8 +3,10 @@
 import warnings
 from typing import Any
 
+import torch
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5PreTrainedModel, T5Stack
+from typing_extensions import Self
 
 from docids.tree import DocidTree
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig
@@ -17,6 +19,43 @@ class Generator(T5PreTrainedModel):
     Its config is a `T5Config` with additional entries: `docid_tokens`, the kind of its tokens; `fan_out`, the number of digits
     per level; `docids_fingerprint`, the tree it was trained for; `objective` and `training_beam`, how it was trained.
     """
+
+    @classmethod
+    def create(
+        cls,
+        config: GeneratorConfig,
+        tree: DocidTree,
+        state_dim: int,
+        objective: ObjectiveConfig = ObjectiveConfig(),  # noqa: B008 (frozen)
+        seed: int = 0,
+    ) -> Self:
+        """Return an untrained generator for a tree; its decoder, if any, is fresh or that of a T5 checkpoint.
+
+        Args:
+            config: the decoder.
+            tree: the docids to generate.
+            state_dim: width of the encoder's token states.
+            objective: the training objective, which also decides how search ranks nodes.
+            seed: of fresh weights.
+
+        Raises:
+            ValueError: the checkpoint's width is not the encoder's, or it has fewer layers than asked for.
+        """
+        torch.manual_seed(seed)
+        t5_config, checkpoint = _decoder_config(config, tree, state_dim, objective, cls._entries(config, tree))
+        generator = cls(t5_config)
+        if checkpoint is not None:
+            _take_over(generator.decoder, checkpoint, config.decoder)
+        generator._after_creation()
+        return generator
+
+    @classmethod
+    def _entries(cls, config: GeneratorConfig, tree: DocidTree) -> dict[str, object]:
+        """Return what a kind of generator adds to the T5Config, or sets otherwise."""
+        return {}
+
+    def _after_creation(self) -> None:
+        """Initialise what transformers' defaults do not suit."""
 
     @property
     def objective(self) -> Objective:
@@ -41,8 +80,8 @@ class Generator(T5PreTrainedModel):
             )
 
 
-def decoder_config(
-    config: GeneratorConfig, tree: DocidTree, state_dim: int, objective: ObjectiveConfig, **more: object
+def _decoder_config(
+    config: GeneratorConfig, tree: DocidTree, state_dim: int, objective: ObjectiveConfig, more: dict[str, object]
 ) -> tuple[T5Config, Any]:
     """Return the T5Config of a generator, and the T5 checkpoint whose decoder it starts from (None for a fresh decoder).
 
@@ -95,7 +134,7 @@ def _fresh_config(config: GeneratorConfig, width: int, settings: dict[str, Any])
     )
 
 
-def take_over(stack: T5Stack, checkpoint: Any, name: str) -> None:
+def _take_over(stack: T5Stack, checkpoint: Any, name: str) -> None:
     """Copy the decoder weights of a T5 checkpoint into a stack, all but the token embeddings.
 
     Raises:

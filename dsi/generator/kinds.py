@@ -11,7 +11,7 @@ from dsi.generator.config import GeneratorConfig, ObjectiveConfig
 from dsi.generator.model import DocidGenerator
 from dsi.generator.tied import TiedGenerator
 
-KINDS: dict[str, type[DocidGenerator] | type[TiedGenerator]] = {"digits": DocidGenerator, "tied": TiedGenerator}
+KINDS: dict[str, type[Generator]] = {"digits": DocidGenerator, "tied": TiedGenerator}
 """{docid_tokens: class}."""
 
 

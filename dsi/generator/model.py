@@ -10,9 +10,7 @@ from torch import Tensor, nn
 from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Attention, T5Stack
 
-from docids.tree import DocidTree
-from dsi.generator.base import Generator, decoder_config, take_over
-from dsi.generator.config import GeneratorConfig, ObjectiveConfig
+from dsi.generator.base import Generator
 
 
 class DocidGenerator(Generator):
@@ -28,38 +26,9 @@ class DocidGenerator(Generator):
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.post_init()
 
-    @classmethod
-    def create(
-        cls,
-        config: GeneratorConfig,
-        tree: DocidTree,
-        state_dim: int,
-        objective: ObjectiveConfig = ObjectiveConfig(),  # noqa: B008 (frozen)
-        seed: int = 0,
-    ) -> "DocidGenerator":
-        """Return a generator for a tree, with a fresh decoder or the decoder of a T5 checkpoint.
-
-        Args:
-            config: the decoder.
-            tree: the docids to generate.
-            state_dim: width of the encoder's token states.
-            objective: the training objective, which also decides how search ranks nodes.
-            seed: of fresh weights.
-
-        Raises:
-            ValueError: the checkpoint's width is not the encoder's, or it has fewer layers than asked for.
-        """
-        torch.manual_seed(seed)
-        t5_config, checkpoint = decoder_config(config, tree, state_dim, objective)
-        generator = cls(t5_config)
-        if checkpoint is not None:
-            take_over(generator.decoder, checkpoint, config.decoder)
-        return generator._with_fresh_head()
-
-    def _with_fresh_head(self) -> "DocidGenerator":
+    def _after_creation(self) -> None:
         """Initialise the output layer for logits of unit size; transformers' default makes them d_model^0.5 times larger."""
         nn.init.normal_(self.head.weight, std=self.config.d_model**-0.5)
-        return self
 
     def forward(
         self, token_states: Tensor, states_mask: Tensor, tokens: Tensor, depths: Tensor, sees: Tensor

@@ -15,8 +15,8 @@ from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Stack
 
 from docids.tree import DocidTree
-from dsi.generator.base import Generator, decoder_config, take_over
-from dsi.generator.config import GeneratorConfig, ObjectiveConfig
+from dsi.generator.base import Generator
+from dsi.generator.config import GeneratorConfig
 from dsi.generator.ranking import DocumentRanking
 from dsi.trees.estimates import SIZE_WEIGHT
 
@@ -65,33 +65,8 @@ class TiedGenerator(Generator):
         self.post_init()
 
     @classmethod
-    def create(
-        cls,
-        config: GeneratorConfig,
-        tree: DocidTree,
-        state_dim: int,
-        objective: ObjectiveConfig = ObjectiveConfig(),  # noqa: B008 (frozen)
-        seed: int = 0,
-    ) -> "TiedGenerator":
-        """Return an untrained generator for a tree; its decoder, if any, is fresh or that of a T5 checkpoint.
-
-        Args:
-            config: the decoder.
-            tree: the docids to generate.
-            state_dim: width of the encoder's token states.
-            objective: the training objective, which also decides how search ranks nodes.
-            seed: of fresh weights.
-
-        Raises:
-            ValueError: the checkpoint's width is not the encoder's, or it has fewer layers than asked for.
-        """
-        torch.manual_seed(seed)
-        more = {"embedding_dim": tree.embeddings.shape[1], "look_ahead": config.look_ahead, "vocab_size": tree.depth}
-        t5_config, checkpoint = decoder_config(config, tree, state_dim, objective, **more)
-        generator = cls(t5_config)
-        if checkpoint is not None:
-            take_over(generator.decoder, checkpoint, config.decoder)
-        return generator
+    def _entries(cls, config: GeneratorConfig, tree: DocidTree) -> dict[str, object]:
+        return {"embedding_dim": tree.embeddings.shape[1], "look_ahead": config.look_ahead, "vocab_size": tree.depth}
 
     @property
     def reads_states(self) -> bool:

@@ -187,9 +187,8 @@ class TreeSearcher:
         answers = Answers.empty(batch, k, root.score)
         pruned = torch.full((batch,), -torch.inf, device=self.device)  # [batch] best score pruned so far
         cache = self._start(queries, config)
-        bounds = config.fusion != "estimate" and (
-            cache is None or self.decoder.score != "node"
-        )  # of those below a node
+        # Does a node's score bound those below it?
+        bounds = config.fusion != "estimate" and (cache is None or self.decoder.score != "node")
 
         # Descend level by level: expand the beam, then keep the best candidates.
         for level in range(self.tree.depth):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from contrastive.encoder import Encoder
-from docids.lexical import BM25, Lexical
+from docids.lexical import BM25, Lexical, weighted_scores
 from docids.progress import progress
 
 
@@ -146,11 +146,8 @@ def with_scores(
         if extra_scores is not None:
             parts.append(np.asarray(extra_scores[batch.rows.numpy()], dtype=np.float32))
         if lexical is not None and lexical_weight:
-            if factors is not None and isinstance(lexical, BM25):
-                scores = lexical.scores(batch.texts, factors(batch, lexical))
-            else:
-                scores = lexical.scores(batch.texts)
-            parts.append(np.float32(lexical_weight) * scores)
+            weights = factors(batch, lexical) if factors is not None and isinstance(lexical, BM25) else None
+            parts.append(np.float32(lexical_weight) * weighted_scores(lexical, batch.texts, weights))
         if parts:
             # [batch, documents]
             in_docid_order = torch.from_numpy(np.sum(parts, axis=0)[:, doc_rows])

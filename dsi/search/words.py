@@ -71,4 +71,5 @@ def word_factors(
     on_device = Words(*(each.to(batch.states.device) for each in words))
     learned = ranking.factors(on_device.states(batch.states.float()), on_device.rarity)
     factors = torch.where(on_device.read, 1 + alpha * (learned - 1), 1.0).numpy(force=True)  # [batch, words]
-    return [own[: len(lexical.terms(text))] for own, text in zip(factors, batch.texts, strict=True)]
+    counts = (words.rarity > 0).sum(dim=1).tolist()  # no word of a query has rarity 0
+    return [own[:count] for own, count in zip(factors, counts, strict=True)]

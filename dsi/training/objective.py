@@ -115,8 +115,7 @@ class GeneratorLoss:
         """Return the cross-entropy of the softmax over the inner nodes of each level, summed over levels."""
         positions, weights = self._labels(batch)
         loss = weights.new_zeros(())
-        for level in range(self.tree.depth - 1):
-            wanted = self.families.at_depth(positions, level + 1)  # [batch, m]
+        for level, wanted in enumerate(self.families.at_depths(positions)[1:]):  # wanted: [batch, m]
             nodes = self._sampled(level, wanted)
             scores = self.estimates.of_level(
                 said.queries[:, level], level, said.scales[level], said.size_weights[level], nodes

@@ -93,10 +93,11 @@ class FamilyTree:
             found.append(nodes)
         return torch.cat(found, dim=1)
 
-    def at_depth(self, positions: Tensor, depth: int) -> Tensor:
-        """[batch, n] the inner node of a depth above each docid position [batch, n]; -1 where there is none."""
+    def at_depths(self, positions: Tensor) -> list[Tensor]:
+        """[batch, n] for each depth from 0: the inner node above each docid position [batch, n]; -1 where there is none."""
         above = self.above(positions).view(len(positions), self.tree.depth, -1)
-        return above.masked_fill(self._depths[above.clamp(min=0)] != depth, -1).amax(dim=1)
+        depths = self._depths[above.clamp(min=0)]
+        return [above.masked_fill(depths != depth, -1).amax(dim=1) for depth in range(self.tree.depth)]
 
     def holds_any(self, families: Families, positions: Tensor) -> Tensor:
         """[batch, n, largest fan-out] z of the children: 1.0 where a relevant document is below (Zhuo et al. 2020, eq. 1).

@@ -1,20 +1,31 @@
-"""Files and folders that are replaced in one step, and arrays on disk. Knows nothing of what they hold."""
+"""Files and folders that are replaced in one step, by one writer at a time, and arrays on disk.
+
+Knows nothing of what they hold.
+"""
 
 import hashlib
 import json
+import logging
 import math
 import os
+import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from gzip import open as open_gzip
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import numpy as np
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_ATTEMPTS = 20
 
 
 def sha256(path: Path) -> str:
@@ -24,6 +35,12 @@ def sha256(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def folder_sums(folder: Path) -> dict[str, str]:
+    """{path below `folder`: sha256} of all its files, in the order of their paths."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): sha256(path) for path in files}
 
 
 def file_name(title: str) -> str:
@@ -129,12 +146,88 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(_strict(value), indent=1, ensure_ascii=False) + "\n")
 
 
+def read_record(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of ours; empty if there is none, or none that can be read."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 def _strict(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _strict(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_strict(item) for item in value]
     return str(value) if isinstance(value, float) and math.isinf(value) else value
+
+
+def read_while_unchanged(path: Path, read: Callable[[], T]) -> T:
+    """What `read` returns or raises when the file `path` has stayed the same meanwhile; otherwise it reads again.
+
+    Raises:
+        BlockingIOError: the file changed every time.
+    """
+    for _ in range(_ATTEMPTS):
+        before = _content(path)
+        try:
+            found = read()
+        except Exception:
+            if _content(path) == before:
+                raise
+            continue
+        if _content(path) == before:
+            return found
+    raise BlockingIOError(
+        f"{path} changed {_ATTEMPTS} times while it was read; try again when there are fewer updates."
+    )
+
+
+def _content(path: Path) -> bytes:
+    return path.read_bytes() if path.is_file() else b""  # a pipe would be waited for
+
+
+@contextmanager
+def writing_to(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """Be the only one who writes to a folder, among all processes and threads that ask here; readers need not ask.
+
+    A thread may ask again for what it has. A process that dies has it no more. The lock is a file beside the folder, which may
+    be replaced meanwhile, or in it where the user may not write beside it.
+
+    Args:
+        folder: which need not exist.
+        wait: until whoever writes now has finished.
+
+    Raises:
+        BlockingIOError: somebody writes now, and `wait` is False.
+    """
+    file = _beside(folder.resolve(), "lock")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(file.parent, os.W_OK):
+        file = folder / ".lock"
+    lock, writer = FileLock(file, is_singleton=True), file.with_suffix(".writer")  # one lock in all calls of a process
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        name = "another process"
+        with suppress(OSError):
+            name = writer.read_text(encoding="utf-8")
+        if not wait:
+            raise BlockingIOError(
+                f"{folder} is being written by {name}; wait for its end or write to another folder."
+            ) from None
+        logger.warning("%s is being written by %s; waiting for its end.", folder, name)
+        lock.acquire()
+    outermost = lock.lock_counter == 1
+    try:
+        if outermost:
+            writer.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
+        yield
+    finally:
+        if outermost:
+            writer.unlink(missing_ok=True)
+        lock.release()
 
 
 @contextmanager
@@ -162,10 +255,13 @@ def replace_folder(folder: Path) -> Iterator[Path]:
 def recover_folder(folder: Path) -> None:
     """Undo a replacement that was killed between its two renames, and remove what a finished one left behind."""
     previous = _beside(folder, "previous")
-    if previous.exists():
-        if folder.exists():
-            shutil.rmtree(previous)
-        else:
+    if not previous.exists():
+        return
+    if folder.exists():
+        shutil.rmtree(previous, ignore_errors=True)  # several may do so at once
+        return
+    with writing_to(folder):  # perhaps nobody was killed and the second rename is to come
+        if not folder.exists():
             previous.rename(folder)
 
 

@@ -5,7 +5,7 @@ Knows nothing of the other stages but their outputs.
 
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, in_blocks
+from contrastive.callbacks import SILENT, Reports
 from contrastive.encoder import Encoder
 from docids.collection import Collection
 from docids.lexical import Lexical
@@ -27,12 +28,20 @@ from dsi.generator.states import Embeddings, StateCache, write_states
 from dsi.generator.tied import TiedGenerator
 from dsi.hybrid import HybridScores
 from dsi.rerankers.cross_encoder import CrossEncoderReranker
+from dsi.retriever import GenerativeRetriever
 from dsi.training.examples import DocidExamples, Texts, group_relevant
 from dsi.training.ranking import RankingExamples, train_ranking
 from dsi.training.teacher import Rescore, Teacher
 from dsi.training.trainer import train_generator
+from eval.measures import evaluate, mean
 
 logger = logging.getLogger(__name__)
+
+NO_DEV_QUERIES = (
+    "training.evaluate_every measures on dev queries, and there are none; add qrels/dev.tsv, or set it to 0."
+)
+_MEASURED = 200
+"""Dev queries that are measured on during training."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +68,7 @@ class GeneratorStage:
         states: folder for cached states and embeddings.
         shared: whether other runs keep theirs there too.
         processes: share the work.
+        reports: where losses go.
     """
 
     config: Config
@@ -70,6 +80,7 @@ class GeneratorStage:
     states: Path
     shared: bool
     processes: Processes
+    reports: Reports = SILENT
 
     def train(self, work: Path) -> tuple[Generator, dict[str, float]]:
         """Return the trained generator, and loss, steps and seconds of its training.
@@ -86,13 +97,36 @@ class GeneratorStage:
         nothing_to_learn = config.objective.name == "estimate" and self.tree.depth == 1  # the root holds the documents
         if training.epochs and not nothing_to_learn:
             trained_too = self.encoder if training.train_encoder else None
-            record = train_generator(generator, self.examples(), config.objective, training, work, trained_too)
+            quality = self._quality(generator) if training.evaluate_every else None
+            examples, objective = self.examples(), config.objective
+            record = train_generator(generator, examples, objective, training, work, trained_too, quality, self.reports)
         if config.ranking.epochs and not self.collection.pairs("train"):
             logger.warning("There are no train queries to train the scores of documents on; they stay as they are.")
         elif config.ranking.epochs and isinstance(generator, TiedGenerator):
             use_cpu = self.encoder.model.device.type == "cpu"
             train_ranking(generator.ranking, self.ranking_examples(), config.ranking, work / "ranking", use_cpu=use_cpu)
         return generator, record
+
+    def _quality(self, generator: Generator) -> Callable[[], float]:
+        """Return a function that measures Hit@1 of the generator as it is then, on the first dev queries.
+
+        Raises:
+            ValueError: there are none.
+        """
+        queries = dict(list(self.collection.query_texts("dev").items())[:_MEASURED])
+        if not queries:
+            raise ValueError(NO_DEV_QUERIES)
+        qrels, documents = self.collection.qrels["dev"], self.collection.documents
+
+        def measure() -> float:
+            parts = (self.encoder, self.tree, generator.eval(), documents, self.config.search, self.lexical)
+            retriever = GenerativeRetriever(*parts)
+            result = retriever.search_encoded(retriever.encode_queries(queries), 1)
+            run = retriever.as_run(list(queries), result)
+            hits = evaluate(run, {query_id: qrels[query_id] for query_id in queries}, ["Hit@1"])["Hit@1"]
+            return float(self.processes.first(mean(hits)))
+
+        return measure
 
     def examples(self) -> DocidExamples:
         """Return the indexing and retrieval examples, on cached states, on embeddings, or on texts."""

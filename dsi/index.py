@@ -3,17 +3,18 @@
 An index folder holds `encoder/` (sentence-transformers), `docids/` (the tree, and the document table as Arrow), `generator/`
 (config.json, model.safetensors), optionally `lexical/`, and `manifest.json`: format version, search config, package
 versions, the sha256 of every file, and the fingerprints that bind encoder, docids and generator to each other. Knows nothing
-of searching.
+of searching; `dsi.manifest` reads the manifest.
 """
 
 import dataclasses
-import json
 import platform
+import re
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import datasets
 import pyarrow as pa
@@ -21,18 +22,31 @@ import pyarrow as pa
 from contrastive.encoder import Encoder, EncoderConfig
 from contrastive.sparse import load_lexical
 from docids.lexical import Lexical
-from docids.storage import digest, recover_folder, replace_folder, sha256, write_json
+from docids.storage import (
+    digest,
+    folder_sums,
+    read_record,
+    read_while_unchanged,
+    replace_folder,
+    write_json,
+    writing_to,
+)
 from docids.tree import DocidTree
 from dsi.documents import document_table
 from dsi.generator.base import Generator
 from dsi.generator.kinds import load_generator
+from dsi.manifest import FORMAT_VERSION, PARTS, read_manifest, search_config
+from dsi.parts import check_fit, load_documents
 from dsi.search.request import SearchConfig
 
-FORMAT_VERSION = 2
-_PARTS = ("encoder", "docids", "generator", "lexical")
 _CHANGING = ("docids", "lexical")
 """The parts that an update replaces, by new folders with the generation in their name; the manifest points to them."""
+_GENERATION = re.compile(r"docids|lexical|\.?(?:docids|lexical)-(\d+)(?:\.partial|\.previous)?")
+"""Names of such folders, and of what a kill leaves of them."""
 _PACKAGES = ("torch", "transformers", "sentence-transformers", "faiss-cpu")
+
+
+Parts: TypeAlias = tuple[Encoder, DocidTree, Generator, datasets.Dataset, SearchConfig, Lexical | None]
 
 
 def save_docids(tree: DocidTree, documents: datasets.Dataset, folder: Path, *, texts: bool = False) -> None:
@@ -47,7 +61,7 @@ def save_docids(tree: DocidTree, documents: datasets.Dataset, folder: Path, *, t
 def load_docids(folder: Path) -> tuple[DocidTree, datasets.Dataset]:
     """Load the tree and the document table; the table stays on disk."""
     tree = DocidTree.load(folder / "docids.safetensors")
-    return tree, datasets.Dataset.from_file(str(folder / "documents.arrow"))
+    return tree, load_documents(folder / "documents.arrow")
 
 
 def load_encoder(folder: Path, config: EncoderConfig, device: str | None) -> Encoder:
@@ -60,50 +74,44 @@ def write_manifest(folder: Path, encoder: Encoder, tree: DocidTree, config: Sear
     """Write the manifest, which binds the parts in `folder` to each other; it is written last and read first."""
     manifest = {
         "format_version": FORMAT_VERSION,
-        "generation": 1,
+        "generation": 1 if tree.fingerprint == tree.origin_fingerprint else 2,  # training must not drop updates
         "parts": {name: name for name in _CHANGING},
         "encoder": dataclasses.asdict(encoder.config),
         "search": dataclasses.asdict(config),
         "fingerprints": {"encoder": encoder.fingerprint, "docids": tree.fingerprint},
         "versions": package_versions(),
-        "files": _hashes(folder, _PARTS),
+        "files": _hashes(folder, PARTS),
     }
     write_json(folder / "manifest.json", manifest)
 
 
 def write_search_config(folder: Path, config: SearchConfig) -> None:
     """Replace the search config of an index on disk."""
-    manifest = read_manifest(folder)
-    write_json(folder / "manifest.json", {**manifest, "search": dataclasses.asdict(config)})
+    with updating(folder):
+        manifest = read_manifest(folder)
+        write_json(folder / "manifest.json", {**manifest, "search": dataclasses.asdict(config)})
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest of an index, after checking every file against it.
+@contextmanager
+def updating(folder: Path) -> Iterator[None]:
+    """Be the only one who changes an index on disk; waits for others.
 
     Raises:
-        FileNotFoundError: no finished index, or a file is missing.
-        ValueError: another format version, or a file was altered or truncated.
+        FileNotFoundError: no finished index.
     """
-    recover_folder(folder)
-    path = folder / "manifest.json"
-    if not path.exists():
-        raise FileNotFoundError(
-            f"{folder} holds no finished index (no manifest.json); name the folder that `dsi train --output` wrote."
-        )
-    manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if manifest["format_version"] != FORMAT_VERSION:
-        raise ValueError(
-            f"{path} has format version {manifest['format_version']}, this version reads {FORMAT_VERSION}; "
-            "install the version that wrote it or train again."
-        )
-    for name, expected in manifest["files"].items():
-        if not (folder / name).exists():
-            raise FileNotFoundError(f"{folder / name} is missing from the index; restore it or train again.")
-        if sha256(folder / name) != expected:
-            raise ValueError(
-                f"{folder / name} was altered or truncated since it was written; restore it or train again."
-            )
-    return manifest
+    if not (folder / "manifest.json").exists():
+        read_manifest(folder)  # says what is missing, or recovers it; no lock is left where there is no index
+    with writing_to(folder):
+        yield
+
+
+def is_whole(folder: Path) -> bool:
+    """True if a folder holds a finished index with all its files as they were written."""
+    try:
+        read_manifest(folder)
+    except (FileNotFoundError, ValueError):
+        return False
+    return True
 
 
 def check_no_updates(folder: Path, *, discard: bool = False) -> None:
@@ -114,7 +122,8 @@ def check_no_updates(folder: Path, *, discard: bool = False) -> None:
         discard: remove what the updates wrote instead; the docids are built again then.
     """
     path = folder / "manifest.json"
-    generation = json.loads(path.read_text(encoding="utf-8")).get("generation", 1) if path.exists() else 1
+    updates = [int(found[1]) for entry in folder.glob("docids-*") if (found := _GENERATION.fullmatch(entry.name))]
+    generation = read_record(path).get("generation", max(updates, default=1))  # without a manifest the folders tell
     if generation > 1 and not discard:
         raise ValueError(
             f"{folder} was updated since it was trained (generation {generation}); training again would drop the added "
@@ -123,20 +132,46 @@ def check_no_updates(folder: Path, *, discard: bool = False) -> None:
         )
     if generation > 1:
         path.unlink(missing_ok=True)
+    if folder.exists():
         _remove_generations(folder, _CHANGING)
 
 
-def load_index(
-    folder: Path, device: str | None
-) -> tuple[Encoder, DocidTree, Generator, datasets.Dataset, SearchConfig, Lexical | None]:
-    """Load the parts of an index and its search config, after checking every file."""
-    manifest = read_manifest(folder)
+def load_index(folder: Path, device: str | None) -> tuple[Parts, str]:
+    """Load the parts of an index and its search config, after checking every file.
+
+    An update that replaces the index meanwhile is loaded instead. The parts that updates leave alone come last.
+
+    Returns:
+        The arguments of a retriever, and the state that they are of, as `index_state` gives it.
+    """
+
+    def changing() -> tuple[dict[str, Any], DocidTree, datasets.Dataset, Lexical | None]:
+        manifest = read_manifest(folder)
+        tree, documents = load_docids(part(folder, manifest, "docids"))
+        return manifest, tree, documents, load_lexical(part(folder, manifest, "lexical"), documents["doc_id"], device)
+
+    manifest, tree, documents, lexical = read_while_unchanged(folder / "manifest.json", changing)
     encoder = load_encoder(folder, EncoderConfig(**manifest["encoder"]), device)
-    tree, documents = load_docids(part(folder, manifest, "docids"))
     generator = load_generator(folder / "generator", encoder.model.device)
     check_binding(manifest, encoder, tree)
-    lexical = load_lexical(part(folder, manifest, "lexical"), documents["doc_id"], device)
-    return encoder, tree, generator, documents, search_config(manifest), lexical
+    check_fit(folder, encoder, tree, generator)
+    return (encoder, tree, generator, documents, search_config(manifest), lexical), content_fingerprint(manifest)
+
+
+def index_state(folder: Path) -> str:
+    """Return a digest that is another one after every update of the index in `folder`; empty without an index."""
+    manifest = read_record(folder / "manifest.json")
+    return content_fingerprint(manifest) if "files" in manifest else ""
+
+
+def check_known(folder: Path, known: Collection[str]) -> None:
+    """Raise ValueError if the index in `folder` is in none of the states that the caller's index was made from."""
+    if index_state(folder) not in known:
+        generation = read_record(folder / "manifest.json").get("generation")
+        raise ValueError(
+            f"{folder} (generation {generation} now) was changed since this index was loaded from it or saved to it; saving "
+            "would undo that. Load the index again, repeat your changes, and save then."
+        )
 
 
 def part(folder: Path, manifest: dict[str, Any], name: str) -> Path:
@@ -145,15 +180,28 @@ def part(folder: Path, manifest: dict[str, Any], name: str) -> Path:
 
 
 def write_update(
-    folder: Path, encoder: Encoder, tree: DocidTree, documents: datasets.Dataset, lexical: Lexical | None
+    folder: Path,
+    known: Collection[str],
+    encoder: Encoder,
+    tree: DocidTree,
+    documents: datasets.Dataset,
+    lexical: Lexical | None,
 ) -> int:
     """Replace docids, document table and lexical part of an index on disk; writing the manifest makes the switch.
+
+    Args:
+        folder: the index; nobody else writes to it.
+        known: its states that these parts were made from.
+        encoder: the index's.
+        tree: the docids.
+        documents: the document table.
+        lexical: the lexical part.
 
     Returns:
         The new generation.
 
     Raises:
-        ValueError: the index has another encoder, or docids that these were not updated from.
+        ValueError: the index has another encoder, docids that these were not updated from, or it is in another state.
     """
     manifest = read_manifest(folder)
     before, _ = load_docids(part(folder, manifest, "docids"))
@@ -162,6 +210,7 @@ def write_update(
         or before.origin_fingerprint != tree.origin_fingerprint
     ):
         raise ValueError(f"{folder} is not the index that was updated: its encoder or docids differ.")
+    check_known(folder, known)
     generation = manifest["generation"] + 1
     parts = {name: f"{name}-{generation}" for name in _CHANGING}
     with replace_folder(folder / parts["docids"]) as partial:
@@ -189,13 +238,12 @@ def write_update(
 def _remove_generations(folder: Path, keep: Collection[str]) -> None:
     """Remove the parts of other generations, and the leftovers of killed updates."""
     for path in folder.iterdir():
-        if path.is_dir() and path.name.lstrip(".").startswith(_CHANGING) and path.name not in keep:
+        if path.is_dir() and _GENERATION.fullmatch(path.name) and path.name not in keep:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _hashes(folder: Path, parts: Sequence[str]) -> dict[str, str]:
-    files = sorted(path for name in parts for path in (folder / name).rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): sha256(path) for path in files}
+    return {f"{name}/{file}": value for name in parts for file, value in folder_sums(folder / name).items()}
 
 
 def package_versions() -> dict[str, str]:
@@ -206,12 +254,6 @@ def package_versions() -> dict[str, str]:
 def content_fingerprint(manifest: dict[str, Any]) -> str:
     """Return one digest of all files of an index; the search config is not part of it."""
     return digest(manifest["files"])
-
-
-def search_config(manifest: dict[str, Any]) -> SearchConfig:
-    """Return the search config in a manifest."""
-    record = manifest["search"]
-    return SearchConfig(**{**record, "beta": float(record["beta"])})  # JSON has no infinity; it is stored as "inf"
 
 
 def check_binding(manifest: dict[str, Any], encoder: Encoder, tree: DocidTree) -> None:

@@ -6,8 +6,8 @@
     lexical         BM25, or learned sparse vectors
     generator       embeddings or cached token states -> trained generator; then the manifest makes the folder an index
 
-Each stage writes one folder of the run atomically; a stage that is up to date is skipped. Under `accelerate launch` all
-processes train, and rank 0 writes. Knows nothing of how an index is searched.
+Each stage writes one folder of the run atomically; a stage that is up to date is skipped. Two trainings never write to one
+folder at once. Under `accelerate launch` all processes train, and rank 0 writes. Knows nothing of how an index is searched.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import datasets
@@ -26,22 +26,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, in_blocks
+from contrastive.callbacks import Reports
 from contrastive.encoder import Encoder
 from contrastive.sparse import build_lexical, load_lexical
 from contrastive.training import contrastive_rows, hard_negatives, train_encoder
 from docids.clustering import assemble
 from docids.collection import Collection, check_collection
 from docids.schemes import SchemeInput, find_scheme
-from docids.storage import digest, scratch_array, write_json
+from docids.storage import digest, scratch_array, write_json, writing_to
 from docids.tree import DocidTree, diagnostics
 from dsi.config import Config, write_config
 from dsi.generator.pseudo_queries import generate_queries, read_queries_table
 from dsi.generator_stage import GeneratorStage
-from dsi.index import check_no_updates, load_docids, load_encoder, save_docids, write_manifest
+from dsi.index import check_no_updates, is_whole, load_docids, load_encoder, save_docids, write_manifest
 from dsi.launch import launch
+from dsi.preflight import check_encoder, check_settings
 from dsi.retriever import GenerativeRetriever
 from dsi.stages import StageFolders
-from dsi.tuning import tune_index
+from dsi.tuning import configure, is_as_configured, tune_index
 
 logger = logging.getLogger(__name__)
 
@@ -75,11 +77,13 @@ def train(
         TypeError: collection is not one that `read_collection` returned.
         ValueError: a setting is out of range, the collection lacks something that training needs, or the index in `output` was
             updated.
+        BlockingIOError: another process trains in `output`, or updates it.
     """
     check_collection("train", collection)
     run = TrainingRun(Path(output), collection, Config.named(config), device, discard_updates=discard_updates)
-    run.all_stages()
-    run.tune()
+    with run.writing():
+        run.all_stages()
+        run.tune()
     return GenerativeRetriever.from_pretrained(output, device=device)
 
 
@@ -109,33 +113,56 @@ class TrainingRun:
         *,
         discard_updates: bool = False,
     ) -> None:
-        check_no_updates(folder, discard=discard_updates)
         self.folder, self.collection, self.config, self.device = folder, collection, config, device
         self.processes = launch(device)
-        self._stages = StageFolders(folder, store, self.processes)
-        if self.processes.is_main:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_config(config, folder / "config.toml")
+        self._reports = Reports(config.report_to, folder / "logs")
+        self._stages, self._discard_updates = StageFolders(folder, store, self.processes), discard_updates
+        with self.writing():
+            if self.processes.is_main:
+                write_config(config, folder / "config.toml")
 
     @property
     def seconds(self) -> dict[str, float]:
         """{stage: wall time} of the stages that ran."""
         return self._stages.seconds
 
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Let nobody else write to the folder of the run; each stage does so, and this keeps it from one to the next.
+
+        Raises:
+            BlockingIOError: another process trains in the folder, or updates the index there.
+            ValueError: the index there was updated, and updates may not be discarded.
+        """
+        refusal = None
+        with ExitStack() as held:
+            if self.processes.is_main:
+                try:
+                    held.enter_context(writing_to(self.folder, wait=False))
+                    check_no_updates(self.folder, discard=self._discard_updates)
+                except (OSError, ValueError) as error:
+                    refusal = error
+            if refusal := self.processes.first(refusal):
+                raise refusal
+            yield
+
     def all_stages(self) -> None:
         """Run the stages that are not up to date, in order."""
-        self.generate_queries()
-        self.train_encoder()
-        self.build_docids()
-        self.train_generator()
+        with self.writing():
+            check_settings(self.config, self.collection)
+            self.generate_queries()
+            self.train_encoder()
+            self.build_docids()
+            self.train_generator()
 
     def tune(self) -> None:
         """Choose the fusion weights of the finished index on the dev queries, if `config.tune` is set."""
-        if self.config.tune and self.processes.is_main:
-            started = time.perf_counter()
-            if tune_index(self.folder, self.collection, self.device):
-                self.seconds["tuning"] = time.perf_counter() - started
-        self.processes.wait()
+        with self.writing():
+            if self.config.tune and self.processes.is_main:
+                started = time.perf_counter()
+                if tune_index(self.folder, self.collection, self.device):
+                    self.seconds["tuning"] = time.perf_counter() - started
+            self.processes.wait()
 
     def generate_queries(self) -> None:
         """Run stage `pseudo_queries`."""
@@ -158,9 +185,10 @@ class TrainingRun:
             if not key:
                 return
             encoder = Encoder.load(self.config.encoder, device=self.device)
+            check_encoder(self.config, encoder)
             config, work = self.config.contrastive, self._stages.work("encoder", key)
             if config.loss != "none":
-                train_encoder(encoder, self._contrastive_rows(encoder, work), config, work)
+                train_encoder(encoder, self._contrastive_rows(encoder, work), config, work, self._reports)
             if self.processes.is_main:
                 with self._stages.writing("encoder", key) as folder:
                     encoder.save(folder)
@@ -228,11 +256,12 @@ class TrainingRun:
 
     def train_generator(self) -> None:
         """Run stages `lexical` and `generator`, then finish the index."""
-        self._build_lexical()
-        with self._stage("generator") as key:
-            if key:
-                self._train_generator(key)
-        self._finish()
+        with self.writing():
+            self._build_lexical()
+            with self._stage("generator") as key:
+                if key:
+                    self._train_generator(key)
+            self._finish()
 
     def _train_generator(self, key: str) -> None:
         config, encoder = self.config, self.encoder()
@@ -247,6 +276,7 @@ class TrainingRun:
             (self._stages.store or self.folder) / "states",
             self._stages.store is not None,
             self.processes,
+            self._reports,
         )
         generator, record = stage.train(self._stages.work("generator", key))
         if self.processes.is_main:
@@ -257,11 +287,16 @@ class TrainingRun:
                     encoder.save(folder / "encoder")
 
     def _finish(self) -> None:
-        """Write the manifest if it is missing."""
-        if self.processes.is_main and not (self.folder / "manifest.json").exists():
-            encoder = load_encoder(self.folder, self.config.encoder, self.device)
-            tree, _ = load_docids(self.folder / "docids")
-            write_manifest(self.folder, encoder, tree, self.config.search)
+        """Write the manifest if it is missing or does not fit the files or `[search]`; the index has to be tuned then."""
+        if self.processes.is_main:
+            if not is_whole(self.folder):
+                encoder = load_encoder(self.folder, self.config.encoder, self.device)
+                tree, _ = load_docids(self.folder / "docids")
+                (self.folder / "tuning.json").unlink(missing_ok=True)
+                write_manifest(self.folder, encoder, tree, self.config.search)
+            elif not is_as_configured(self.folder, self.config.search):
+                configure(self.folder, self.config.search)
+                logger.info("search: as [search] says now")
         self.processes.wait()
 
     def _build_lexical(self) -> None:
@@ -318,34 +353,37 @@ class TrainingRun:
         means /= counts[:, None]
         return means
 
-    def _key(self, stage: str, extra: str) -> str:
-        """Return a digest of everything a stage's output depends on: collection, config, the keys of earlier stages."""
+    def _needs(self, stage: str) -> list[str]:
+        """Return the earlier stages whose output a stage reads."""
         config = self.config
         needs: dict[str, list[str]] = {
-            "pseudo_queries": [],
             "encoder": ["pseudo_queries"] if config.contrastive.fill_with_pseudo_queries else [],
             "docids": ["encoder", "pseudo_queries"] if config.docids.cluster_on == "queries" else ["encoder"],
-            "lexical": [],
             "generator": ["docids"],
         }
         if config.examples.pseudo_queries_per_document:
             needs["generator"].append("pseudo_queries")
         if config.ranking.epochs:
             needs["generator"].append("lexical")
+        return needs.get(stage, [])
+
+    def _key(self, stage: str, extra: str) -> str:
+        """Return a digest of everything a stage's output depends on: collection, config, the keys of earlier stages."""
         sections = {
             "encoder": ["encoder", "contrastive"],
             "generator": ["generator", "examples", "objective", "training", "ranking"],
         }.get(stage, [stage])
-        settings = [dataclasses.asdict(getattr(config, section)) for section in sections]
-        earlier = [self._stages.key(name) for name in needs[stage]]
-        return digest([stage, settings, earlier, self.collection.digest, config.dev_queries, extra])
+        settings = [dataclasses.asdict(getattr(self.config, section)) for section in sections]
+        earlier = [self._stages.key(name) for name in self._needs(stage)]
+        return digest([stage, settings, earlier, self.collection.digest, self.config.dev_queries, extra])
 
     @contextmanager
     def _stage(self, name: str, extra: str = "") -> Iterator[str]:
         """Yield the stage's key if it has to run, "" if it is up to date."""
-        key = self.processes.first(self._key(name, extra))
-        with self._stages.stage(name, key) as has_to_run:
-            yield key if has_to_run else ""
+        with self.writing():
+            key = self.processes.first(self._key(name, extra))
+            with self._stages.stage(name, key, self._needs(name)) as has_to_run:
+                yield key if has_to_run else ""
 
 
 def _flat(queries: dict[int, list[str]]) -> tuple[NDArray[np.integer], list[str]]:

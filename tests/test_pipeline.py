@@ -226,13 +226,43 @@ def test_training_again_never_drops_updates_silently(config, beir, tmp_path, cap
     ):
         dsi.train(collection, config, run, device="cpu")
     arguments = ["--config", str(config), "--data", str(data), "--output", str(run), "--device", "cpu"]
-    for command_ in ("train", "build-docids"):
-        assert main([command_, *arguments]) == 2
-        assert "--discard-updates" in capsys.readouterr().err
-    assert "new" in GenerativeRetriever.from_pretrained(run, device="cpu").documents.rows
+    manifest = run / "manifest.json"
+    for content in (manifest.read_text(), "{", None):  # whole, damaged, missing
+        manifest.unlink()
+        if content:
+            manifest.write_text(content)
+        for command_ in ("train", "generate-queries", "train-encoder", "build-docids", "train-generator"):
+            assert main([command_, *arguments]) == 2
+            assert "--discard-updates" in capsys.readouterr().err
+        if content and content != "{":
+            assert main(["tune", str(run), "--data", str(data), "--device", "cpu"]) == 0  # changes no documents
+            assert "new" in GenerativeRetriever.from_pretrained(run, device="cpu").documents.rows
+    (run / "docids-backup").mkdir()  # somebody's own
     assert main(["train", *arguments, "--discard-updates"]) == 0
     assert "new" not in GenerativeRetriever.from_pretrained(run, device="cpu").documents.rows
-    assert not list(run.glob("docids-*"))
+    assert not list(run.glob("*-2"))
+    assert (run / "docids-backup").exists()
+
+
+def test_an_update_between_the_stages_of_a_training_is_not_dropped(config, beir, tmp_path):
+    collection = dsi.read_collection(beir())
+    retriever = dsi.train(collection, config, tmp_path / "run", device="cpu")
+    training = TrainingRun(tmp_path / "run", collection, read_config(config), device="cpu")
+    retriever.remove(["neon"])
+    retriever.save_update(tmp_path / "run")
+    for _ in range(2):
+        for stage in (training.all_stages, training.build_docids, training.train_generator, training.tune):
+            with pytest.raises(ValueError, match="was updated since it was trained"):
+                stage()
+        retriever.save_pretrained(tmp_path / "run")  # without the generations on disk
+
+
+def test_an_update_that_a_kill_left_unfinished_is_not_taken_for_one(config, beir, tmp_path):
+    collection, run = dsi.read_collection(beir()), tmp_path / "run"
+    dsi.train(collection, config, run, device="cpu")
+    shutil.copytree(run / "docids", run / "docids-2")
+    dsi.train(collection, config, run, device="cpu")
+    assert not (run / "docids-2").exists()
 
 
 def test_calls_with_something_else_than_a_collection_or_a_device_say_what_they_take(config, tmp_path, capsys):
@@ -249,8 +279,6 @@ def test_calls_with_something_else_than_a_collection_or_a_device_say_what_they_t
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"dsi {dsi.__version__}\n"
     assert "train" in dir(dsi)
-    assert main(["evaluate", "RUN", "--data", "DIR", "--candidates", "5"]) == 2
-    assert "give --rerank NAME too" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from dsi.search.beam import TreeSearcher
 from dsi.search.request import ScoredQueries, SearchRequest
 from scripts.main import main
 from tests.conftest import MINIPEDIA, WIDTH, random_generator, random_queries, random_tree, searcher_for
+from tests.kills import fork, status_of
 
 DOCUMENTS = [
     {"doc_id": record["_id"], "title": record["title"], "text": record["text"]}
@@ -34,6 +34,11 @@ QUERIES = ["noble gas", "electric current", "which metal is light", "cloud chamb
 
 @pytest.fixture
 def retriever(encoder):
+    return small_index(encoder)
+
+
+def small_index(encoder) -> GenerativeRetriever:
+    """The first 50 of `DOCUMENTS`, with a random decoder."""
     old = DOCUMENTS[:50]
     documents = datasets.Dataset.from_dict({name: [d[name] for d in old] for name in ("doc_id", "title")})
     texts = encoder.document_texts([d["title"] for d in old], [d["text"] for d in old])
@@ -164,7 +169,7 @@ def test_the_command_updates_an_index_in_place(retriever, tmp_path, capsys):
     assert main(common) == 2
     assert "There is nothing to do; give --add FILE" in capsys.readouterr().err
     assert main([*common, "--add", str(tmp_path / "nothing.jsonl")]) == 2
-    assert "does not exist; give a corpus.jsonl" in capsys.readouterr().err
+    assert "nothing.jsonl is no file that exists" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -223,12 +228,7 @@ def test_killed_at_every_write_the_old_index_is_there_or_the_new(retriever, tmp_
     new = retriever.search(QUERIES, k=20, beam_width=40)
     outcomes = []
     for writes in range(1, 1000):
-        child = os.fork()
-        if child == 0:
-            _die_at_write(writes)
-            retriever.save_update(run)
-            os._exit(0)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        status = status_of(fork(lambda: retriever.save_update(run), dies_at_write=writes))
         found = GenerativeRetriever.from_pretrained(run, device="cpu").search(QUERIES, k=20, beam_width=40)
         assert found in (old, new)
         outcomes.append(found == new)
@@ -245,22 +245,6 @@ def test_killed_at_every_write_the_old_index_is_there_or_the_new(retriever, tmp_
     loaded.remove([DOCUMENTS[1]["doc_id"]])
     loaded.save_update(run)
     assert len(list(run.iterdir())) == 5
-
-
-def _die_at_write(count: int) -> None:
-    """End this process without a word at its `count`-th change to the file system."""
-    seen = 0
-
-    def hook(event: str, arguments: tuple) -> None:
-        nonlocal seen
-        writes = event in ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree") or (
-            event == "open" and isinstance(arguments[1], str) and any(mode in arguments[1] for mode in "wax+")
-        )
-        seen += writes
-        if writes and seen >= count:
-            os._exit(9)
-
-    sys.addaudithook(hook)
 
 
 def test_threads_that_search_and_update_see_whole_updates(retriever):

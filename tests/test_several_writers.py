@@ -1,0 +1,204 @@
+"""Several processes and threads write to one folder and others load it meanwhile: no change is lost, no load fails."""
+
+import json
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import dsi
+from docids.processes import Processes
+from docids.storage import read_while_unchanged, writing_to
+from dsi import GenerativeRetriever, pipeline
+from dsi.index import write_search_config
+from scripts.main import main
+from tests.kills import fork, status_of
+from tests.test_pipeline import write_settings
+from tests.test_updates import DOCUMENTS, QUERIES, small_index
+
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks processes")
+
+
+@pytest.fixture
+def run(encoder, tmp_path) -> Path:
+    """An index of the first 50 of `DOCUMENTS`."""
+    small_index(encoder).save_pretrained(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def load(run: Path) -> GenerativeRetriever:
+    return GenerativeRetriever.from_pretrained(run, device="cpu")
+
+
+def update(run: Path, number: int) -> None:
+    """Add one of `DOCUMENTS` by the command."""
+    document, corpus = DOCUMENTS[number], run.with_name(f"{number}.jsonl")
+    corpus.write_text(json.dumps({"_id": document["doc_id"], "title": document["title"], "text": document["text"]}))
+    if main(["update", str(run), "--device", "cpu", "--add", str(corpus)]):
+        raise RuntimeError
+
+
+def test_who_loaded_an_earlier_generation_cannot_save_over_a_later_one(run, tmp_path):
+    first, second = load(run), load(run)
+    first.add(DOCUMENTS[50:51])
+    assert first.save_update(run) == 2
+    first.add(DOCUMENTS[51:52])
+    assert first.save_update(run) == 3  # what it saved itself it knows
+    second.add(DOCUMENTS[52:53])
+    for save in (second.save_update, second.save_pretrained):
+        with pytest.raises(
+            ValueError, match=r"run \(generation 3 now\) was changed since .* Load the index again, repeat"
+        ):
+            save(run)
+    again = load(run)
+    again.add(DOCUMENTS[52:53])
+    assert again.save_update(run) == 4
+    assert {d["doc_id"] for d in DOCUMENTS[50:53]} <= set(load(run).documents.rows)
+    second.save_pretrained(tmp_path / "other")  # elsewhere it overwrites nothing of theirs
+    second.add(DOCUMENTS[53:54])
+    assert second.save_update(tmp_path / "other") == 3
+    with pytest.raises(FileNotFoundError, match="holds no finished index"):
+        second.save_update(tmp_path / "nowhere" / "run")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_threads_that_save_one_retriever_lose_nothing(run):
+    retriever = load(run)
+
+    def add(number: int) -> None:
+        retriever.add(DOCUMENTS[number : number + 1])
+        retriever.save_update(run)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(add, range(50, 62)))
+    assert set(load(run).documents.rows) == {d["doc_id"] for d in DOCUMENTS[:62]}
+
+
+@forks
+@pytest.mark.parametrize("rounds", [3, pytest.param(100, marks=pytest.mark.fuzz)])
+def test_updates_at_once_wait_for_each_other(run, rounds):
+    retriever = load(run)
+    for _ in range(rounds):
+        children = [fork(lambda number=number: update(run, number)) for number in (50, 51)]
+        assert [status_of(child) for child in children] == [0, 0]
+        retriever = load(run)
+        new = {d["doc_id"] for d in DOCUMENTS[50:52]}
+        assert set(retriever.documents.rows) == {d["doc_id"] for d in DOCUMENTS[:52]}
+        retriever.remove(new)
+        retriever.save_update(run)
+
+
+@forks
+@pytest.mark.parametrize("loads", [10, pytest.param(200, marks=pytest.mark.fuzz)])
+def test_loads_during_updates_succeed(run, loads):
+    """The updates come one after another without a pause."""
+
+    def update_on_and_on() -> None:
+        retriever = load(run)
+        while True:
+            retriever.add(DOCUMENTS[50:52])
+            retriever.save_update(run)
+            retriever.remove([d["doc_id"] for d in DOCUMENTS[50:52]])
+            retriever.save_update(run)
+
+    child, sizes = fork(update_on_and_on), set()
+    try:
+        for _ in range(loads):
+            retriever = load(run)
+            assert retriever.lexical is not None
+            assert len(retriever.search(QUERIES, k=5)) == len(QUERIES)
+            sizes.add(len(retriever.documents))
+    finally:
+        os.kill(child, signal.SIGKILL)
+        assert status_of(child) == -signal.SIGKILL
+    assert sizes <= {50, 52}
+    assert int(json.loads((run / "manifest.json").read_text())["generation"]) > 3
+
+
+@pytest.mark.parametrize("changes", [0, 3, 1000])
+def test_reading_what_changes_is_repeated_and_has_an_end(tmp_path, changes):
+    path, reads = tmp_path / "file", []
+
+    def read() -> None:
+        reads.append(path)
+        if len(reads) <= changes:
+            path.write_text("+" * len(reads))
+            raise FileNotFoundError("as if an update had removed it")
+        raise ValueError("damaged")
+
+    with pytest.raises(BlockingIOError if changes == 1000 else ValueError, match=r"changed 20 times|damaged"):
+        read_while_unchanged(path, read)
+    assert len(reads) == min(changes + 1, 20)
+
+
+@forks
+def test_a_killed_writer_blocks_nobody_and_a_living_one_is_named(
+    run, beir, sentence_t5_folder, t5_folder, capsys, caplog
+):
+    config = write_settings(run.with_name("config.toml"), sentence_t5_folder, t5_folder)
+    ready = run.with_name("ready")
+
+    def write_long() -> None:
+        with writing_to(run):
+            ready.touch()
+            time.sleep(20)
+
+    child = fork(write_long)
+    while not ready.exists():
+        time.sleep(0.01)
+    train = ["train", "--config", str(config), "--data", str(beir()), "--output", str(run), "--device", "cpu"]
+    try:
+        assert main(train) == 2  # refused at once
+        assert f"{run} is being written by process {child} on " in capsys.readouterr().err
+        assert not (run / "config.toml").exists()
+        with pytest.raises(BlockingIOError, match="wait for its end or write to another folder"):
+            dsi.train(dsi.read_collection(beir()), config, run, device="cpu")
+        assert load(run).search(QUERIES, k=5)  # readers need not wait
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(update, run, 50)
+            time.sleep(0.3)
+            assert not waiting.done()
+            os.kill(child, signal.SIGKILL)
+            waiting.result()
+    finally:
+        assert status_of(child) == -signal.SIGKILL
+    assert "waiting for its end" in caplog.text
+    assert DOCUMENTS[50]["doc_id"] in load(run).documents.rows
+
+
+def test_only_one_of_the_processes_of_a_training_takes_the_folder(
+    tmp_path, beir, sentence_t5_folder, t5_folder, monkeypatch
+):
+    config = write_settings(tmp_path / "config.toml", sentence_t5_folder, t5_folder)
+    arguments = (tmp_path / "run", dsi.read_collection(beir()), dsi.Config.named(config))
+
+    def second(first_says: object) -> Processes:
+        return Processes(rank=1, count=2, gather=lambda own: [first_says, own])
+
+    with ThreadPoolExecutor(1) as pool, writing_to(tmp_path / "run"):
+        monkeypatch.setattr(pipeline, "launch", lambda _: second(None))
+        pool.submit(pipeline.TrainingRun, *arguments).result()
+        monkeypatch.setattr(pipeline, "launch", lambda _: second(BlockingIOError("somebody writes")))
+        with pytest.raises(BlockingIOError, match="somebody writes"):
+            pipeline.TrainingRun(*arguments)
+
+
+def test_a_thread_may_write_to_what_it_writes_to(run):
+    config = load(run).search_config
+    with writing_to(run), writing_to(run, wait=False):
+        write_search_config(run, config)
+        with ThreadPoolExecutor(1) as pool, pytest.raises(BlockingIOError, match=f"process {os.getpid()} "):
+            pool.submit(writing_to(run, wait=False).__enter__).result()
+    with writing_to(run, wait=False):
+        pass
+
+
+def test_the_lock_is_in_the_folder_where_its_parent_is_read_only(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with writing_to(tmp_path / "run"):
+        assert (tmp_path / "run" / ".lock").exists()
+    assert list(tmp_path.iterdir()) == [tmp_path / "run"]

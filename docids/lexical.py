@@ -3,13 +3,14 @@
 What an index needs of its lexical part is `Lexical`; `contrastive.sparse` has another one.
 """
 
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, compress
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import bm25s
 import numpy as np
@@ -17,7 +18,9 @@ from bm25s.stopwords import STOPWORDS_EN
 from numpy.typing import NDArray
 from scipy import sparse
 
-from docids.storage import map_tensors, save_tensors
+from docids.checks import between, plain_fields
+from docids.storage import save_tensors
+from docids.untrusted import RESTORE, lists_problem, read_array, read_json, read_tensors, reading
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -45,15 +48,15 @@ class LexicalConfig:
     """Of BM25: strength of length normalisation, in [0, 1]."""
 
     def __post_init__(self) -> None:
-        if not self.model:
-            raise ValueError('lexical.model must be "bm25" or name a sentence-transformers SparseEncoder, got "".')
+        plain_fields(self, "lexical.")
+        if not self.model.strip():
+            raise ValueError('lexical.model must be "bm25" or name a sentence-transformers SparseEncoder, got a blank.')
         if not self.is_bm25 and (self.k1, self.b) != (LexicalConfig.k1, LexicalConfig.b):
             raise ValueError(
                 f"lexical.k1 and lexical.b belong to BM25, got {self.k1} and {self.b} with lexical.model {self.model!r}; leave "
                 "them out."
             )
-        if not self.k1 >= 0:
-            raise ValueError(f"lexical.k1 must be 0 or more, got {self.k1}.")
+        between(self, "lexical.", k1=(0, 1e6))
         if not 0 <= self.b <= 1:
             raise ValueError(f"lexical.b must be in [0, 1], got {self.b}.")
 
@@ -137,11 +140,8 @@ class BM25:
         damping = (k1 * (1 - b + b * self.lengths / max(self.lengths.mean(), 1))).astype(np.float32)
         weights = counts.data / (counts.data + np.repeat(damping, np.diff(counts.indptr))) * rarity[counts.indices]
         by_term = sparse.csr_array((weights, counts.indices, counts.indptr), shape=counts.shape).tocsc()
-        self._index = bm25s.BM25(method="lucene", k1=k1, b=b)
-        self._index.scores = {
-            "data": by_term.data, "indices": by_term.indices, "indptr": by_term.indptr, "num_docs": documents
-        }  # fmt: skip
-        self._index.vocab_dict, self._index.nonoccurrence_array = self._vocabulary, None
+        postings = by_term.data, by_term.indices, by_term.indptr
+        self._index = _bm25s_index(postings, k1, b, documents, self._vocabulary)
 
     @cached_property
     def _counts(self) -> sparse.csr_array:
@@ -251,18 +251,76 @@ class BM25:
         """What `save` wrote, mapped into memory; the folder may be replaced or deleted afterwards.
 
         Raises:
-            ValueError: it covers another number of documents.
+            FileNotFoundError: a file is missing.
+            ValueError: it covers another number of documents, or a file was altered.
         """
-        loaded = cls.__new__(cls)
-        loaded.doc_ids = doc_ids
-        loaded._index = bm25s.BM25.load(str(folder), mmap=True)
-        found = loaded._index.scores["num_docs"]
-        if found != len(loaded.doc_ids):
-            raise ValueError(f"{folder} covers {found} documents, the document table has {len(loaded.doc_ids)}.")
-        loaded.k1, loaded.b, loaded._vocabulary = loaded._index.k1, loaded._index.b, loaded._index.vocab_dict
-        stored = map_tensors(folder / "terms.safetensors")
-        loaded._terms, loaded.lengths = stored["terms"], stored["lengths"]
+        loaded, settings, vocabulary = cls.__new__(cls), folder / "params.index.json", folder / "vocab.index.json"
+        config, found = _read_settings(settings)
+        if found != len(doc_ids):
+            raise ValueError(f"{folder} covers {found} documents, the document table has {len(doc_ids)}.")
+        loaded.doc_ids, loaded.k1, loaded.b = doc_ids, config.k1, config.b
+        loaded._vocabulary = read_json(vocabulary)
+        words = len(loaded._vocabulary)
+        if not _are_numbered(loaded._vocabulary):
+            raise ValueError(f"{vocabulary} does not number its words from 0 to {words - 1}; {RESTORE}.")
+        loaded._index = _bm25s_index(
+            _read_postings(folder, words, found), config.k1, config.b, found, loaded._vocabulary
+        )
+        loaded._terms, loaded.lengths = _read_terms(folder / "terms.safetensors", words, found)
         return loaded
+
+
+def _bm25s_index(
+    postings: tuple[NDArray[Any], ...], k1: float, b: float, documents: int, vocabulary: dict[str, int]
+) -> bm25s.BM25:
+    """The index of bm25s with these postings: weights, documents, and where each word's start."""
+    index = bm25s.BM25(method="lucene", k1=k1, b=b)
+    index.scores = {**dict(zip(("data", "indices", "indptr"), postings, strict=True)), "num_docs": documents}
+    index.vocab_dict, index.nonoccurrence_array = vocabulary, None
+    return index
+
+
+def _read_settings(path: Path) -> tuple[LexicalConfig, int]:
+    """k1 and b as a config, and the number of documents."""
+    record = read_json(path)
+    with reading(path):
+        k1, b, documents = (record[name] for name in ("k1", "b", "num_docs"))
+        if type(documents) is not int or {type(k1), type(b)} - {int, float} or not math.isfinite(k1 + b):
+            raise ValueError("k1 and b must be finite numbers, and num_docs a whole one")
+        return LexicalConfig(k1=k1, b=b), documents
+
+
+def _are_numbered(vocabulary: Mapping[str, Any]) -> bool:
+    numbers = list(vocabulary.values())
+    return set(map(type, numbers)) <= {int} and sorted(numbers) == list(range(len(numbers)))
+
+
+def _read_postings(folder: Path, words: int, documents: int) -> tuple[NDArray[Any], ...]:
+    """The weights, the documents and the starts of all words' lists."""
+    integers = (np.int32, np.int64)
+    data = read_array(folder / "data.csc.index.npy", [np.float32])
+    holders = read_array(folder / "indices.csc.index.npy", integers)
+    starts = read_array(folder / "indptr.csc.index.npy", integers)
+    problem = lists_problem(starts, holders, data, documents)
+    if len(starts) != words + 1:
+        problem = f"they are of {len(starts) - 1} words, the vocabulary has {words}"
+    if not problem:
+        ascend = np.diff(holders) > 0
+        ascend[starts[(starts > 0) & (starts < len(holders))] - 1] = True  # the next word starts anew
+        problem = "" if ascend.all() else "the documents of a word are not in order"
+    if problem:
+        raise ValueError(f"{folder}/*.csc.index.npy do not hold the weights of words ({problem}); {RESTORE}.")
+    return data, holders, starts
+
+
+def _read_terms(path: Path, words: int, documents: int) -> tuple[Ints, Ints]:
+    """The documents' terms, and how many each has."""
+    stored = read_tensors(path, {"terms": (np.int32, 1), "lengths": (np.int32, 1)})
+    terms, lengths = stored["terms"], stored["lengths"]
+    fits = len(lengths) == documents and lengths.min(initial=0) >= 0 and lengths.sum(dtype=np.int64) == len(terms)
+    if not fits or terms.min(initial=0) < 0 or terms.max(initial=-1) >= words:
+        raise ValueError(f"{path} does not hold the terms of {documents} documents; {RESTORE}.")
+    return terms, lengths
 
 
 def weighted_scores(lexical: Lexical, queries: Sequence[str], weights: Sequence[NDArray[np.floating]] | None) -> Floats:

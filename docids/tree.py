@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.storage import map_tensors, save_tensors, scratch_array
+from docids.storage import save_tensors, scratch_array
+from docids.untrusted import is_finite, read_tensors
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -220,10 +221,7 @@ class DocidTree:
         """
         if not path.exists():
             raise FileNotFoundError(f"{path} does not exist; build the docids first (dsi build-docids).")
-        try:
-            tree = cls(**map_tensors(path))
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{path} is truncated or altered ({error}); build the docids again.") from None
+        tree = cls(**read_tensors(path, _ARRAYS, ("trained", "origin")))
         problem = tree._problem()
         if problem:
             raise ValueError(f"{path} does not hold a docid tree ({problem}); build the docids again.")
@@ -239,15 +237,50 @@ class DocidTree:
             return "documents are missing or doubled"
         if len(self.trained) != inner + documents or len(self.origin) not in (0, 32):
             return "what was trained does not fit the nodes"
-        ends = self.first_child.astype(np.int64) + self.num_children
-        if self.first_child.min() < 1 or ends.max() > inner + documents:
-            return "some children are no nodes"
-        if self.num_children.sum() != inner + documents - 1 or (self.parents[1:] < 0).any() or self.parents[0] >= 0:
+        if not documents or self.doc_rows.min() < -1 or self.trained.view(np.uint8).max() > 1:
+            return "some values are out of range"
+        if self.centroids.shape[1] != self.embeddings.shape[1] or not self.embeddings.shape[1]:
+            return "centroids and embeddings differ in width"
+        if not (is_finite(self.centroids) and is_finite(self.embeddings)):
+            return "some vectors are not finite"
+        return self._structure_problem()
+
+    def _structure_problem(self) -> str:
+        """What is wrong with children and documents of the inner nodes, or an empty string."""
+        inner, documents = self.num_inner, self.num_documents
+        first, count, start, end = (
+            getattr(self, name).astype(np.int64) for name in ("first_child", "num_children", "doc_start", "doc_end")
+        )
+        if not inner or count.min() < 1 or count.sum() != inner + documents - 1:
             return "some nodes have no parent, or several"
-        return ""
+        branches = first < inner
+        own, last = first[branches], (first + count)[branches] - 1
+        if (
+            not np.array_equal(own, 1 + np.cumsum(count[branches]) - count[branches])
+            or (own <= np.flatnonzero(branches)).any()
+        ):
+            return "inner nodes are not numbered by level"
+        if (start[0], end[0]) != (0, documents) or last.max(initial=0) != inner - 1:
+            return "some nodes are not below the root"
+        if not np.array_equal((start + inner)[~branches], first[~branches]) or not np.array_equal(
+            (end - start)[~branches], count[~branches]
+        ):
+            return "some children are not their parent's documents"
+        followed = np.delete(np.arange(inner), [0, *last])  # by a sibling
+        if not np.array_equal(start[branches], start[own]) or not np.array_equal(end[branches], end[last]):
+            return "some documents are not below their node"
+        return "" if np.array_equal(end[followed], start[followed + 1]) else "the documents of siblings overlap"
 
 
-_ARRAYS = tuple(DocidTree.__dataclass_fields__)
+_INTS, _MATRIX = (np.int32, 1), (np.float32, 2)
+_ARRAYS: dict[str, tuple[type[np.generic], int]] = {
+    **dict.fromkeys(_STRUCTURE, _INTS),
+    "centroids": _MATRIX,
+    "embeddings": _MATRIX,
+    "trained": (np.bool_, 1),
+    "origin": (np.uint8, 1),
+}
+"""{field: element type and dimensions}."""
 VECTORS = 4_096
 """Vectors in memory at a time when those of a collection are copied or summed."""
 

@@ -160,11 +160,46 @@ def test_bad_files_are_refused(tmp_path):
     dataclasses.replace(tree, doc_rows=np.zeros_like(tree.doc_rows)).save(path)
     with pytest.raises(ValueError, match="documents are missing or doubled"):
         DocidTree.load(path)
-    dataclasses.replace(tree, first_child=tree.first_child + 1).save(path)
-    with pytest.raises(ValueError, match="some children are no nodes"):
-        DocidTree.load(path)
-    dataclasses.replace(tree, first_child=np.maximum(tree.first_child - 1, 1)).save(path)
-    with pytest.raises(ValueError, match="no parent, or several"):
+
+
+def changed(array, place, value):
+    other = array.copy()
+    other[place] = value
+    return other
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "problem"),
+    [
+        ("first_child", lambda own: own + 1, "not numbered by level"),
+        ("first_child", lambda own: np.maximum(own - 1, 1), "not numbered by level"),
+        ("first_child", lambda own: changed(own, -1, -5), "not numbered by level"),
+        ("first_child", lambda own: changed(own, -1, 10**9), "not their parent's documents"),
+        ("first_child", lambda own: changed(own, 0, 0), "not numbered by level"),  # its own child
+        ("num_children", lambda own: changed(changed(own, 0, own[0] + 1), 1, own[1] - 1), "not numbered by level"),
+        ("num_children", lambda own: changed(own, -1, -1), "no parent, or several"),
+        ("num_children", lambda own: changed(own, -1, 2**31 - 1), "no parent, or several"),
+        ("doc_start", lambda own: changed(own, 0, 1), "not below the root"),
+        ("doc_start", lambda own: changed(own, -1, own[-2]), "not their parent's documents"),
+        ("doc_start", lambda own: changed(own, 1, own[2]), "not below their node"),
+        ("doc_end", lambda own: changed(own, 1, own[1] + 1), "not below their node"),
+        ("doc_end", lambda own: changed(own, -1, 2**31 - 1), "not their parent's documents"),
+        ("doc_rows", lambda own: np.where(own == own.max(), -2, own).astype(np.int32), "out of range"),
+        ("doc_rows", lambda own: changed(own, 0, len(own)), "documents are missing or doubled"),
+        ("doc_rows", lambda own: own.astype(np.float32), "'doc_rows' is missing, unknown or of another type"),
+        ("centroids", lambda own: own[:, 1:], "differ in width"),
+        ("centroids", lambda own: own[1:], "differ in length"),
+        ("centroids", lambda own: changed(own, 0, np.nan), "not finite"),
+        ("embeddings", lambda own: changed(own, 0, -np.inf), "not finite"),
+        ("embeddings", lambda own: own[0], "'embeddings' is missing, unknown or of another type"),
+        ("trained", lambda own: own[1:], "what was trained does not fit"),
+        ("origin", lambda own: np.zeros(5, dtype=np.uint8), "what was trained does not fit"),
+    ],
+)
+def test_arrays_that_are_no_tree_are_refused(tmp_path, name, change, problem):
+    tree, path = random_tree(77), tmp_path / "docids.safetensors"
+    dataclasses.replace(tree, **{name: change(getattr(tree, name))}).save(path)
+    with pytest.raises(ValueError, match=f"docids.safetensors .*{problem}"):
         DocidTree.load(path)
 
 

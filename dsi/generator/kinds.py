@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import torch
-from transformers import T5Config
 
+from contrastive.stored import load_weights
 from docids.tree import DocidTree
+from docids.untrusted import RESTORE, tensor_entries
 from dsi.generator.base import Generator
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig
 from dsi.generator.model import DocidGenerator
+from dsi.generator.stored import read_config
 from dsi.generator.tied import TiedGenerator
 
 KINDS: dict[str, type[Generator]] = {"digits": DocidGenerator, "tied": TiedGenerator}
@@ -38,8 +40,14 @@ def load_generator(folder: Path, device: str | torch.device) -> Generator:
 
     Raises:
         FileNotFoundError: the folder holds no generator.
+        ValueError: its config or its weights are not those of a generator.
     """
     if not (folder / "config.json").exists():
         raise FileNotFoundError(f"{folder} holds no generator; train it first (dsi train-generator).")
-    kind = getattr(T5Config.from_pretrained(str(folder)), "docid_tokens", "digits")
-    return KINDS[kind].from_pretrained(str(folder), local_files_only=True).to(device).eval()
+    config, path = read_config(folder), folder / "model.safetensors"
+    if config.num_layers > len(tensor_entries(path)):
+        raise ValueError(
+            f"{folder / 'config.json'} asks for {config.num_layers} layers, more than {path} has; {RESTORE}."
+        )
+    generator = load_weights(lambda: KINDS[config.docid_tokens](config), path)
+    return generator.to(device).eval()

@@ -19,8 +19,10 @@ from safetensors.numpy import load_file, save_file
 
 from docids.checks import above_zero, at_least, one_of
 from docids.storage import write_text
+from docids.untrusted import check_file, reading, tensor_entries
 from dsi.rerankers.candidates import Floats, reranker_class
 from dsi.rerankers.learned import FeatureReranker
+from dsi.rerankers.lightgbm_text import checked_model
 from dsi.rerankers.lists import JudgedLists, LineSearch, lambdas
 
 
@@ -133,7 +135,8 @@ class BoostedTrees(FeatureReranker):
             folder / "base", settings["base"]["settings"]
         )
         trees = cls(tuple(settings["names"]), BoostingConfig(**settings["config"]), base or None)  # type: ignore[arg-type]
-        trees._trees = (_LiteralTrees if trees.config.engine == "literal" else _LightGBM).read(folder)
+        engine = _LiteralTrees if trees.config.engine == "literal" else _LightGBM
+        trees._trees = engine.read(folder, len(trees.names))
         return trees
 
 
@@ -176,8 +179,11 @@ class _LightGBM:
         write_text(folder / "model.txt", self.booster.model_to_string())
 
     @classmethod
-    def read(cls, folder: Path) -> "_LightGBM":
-        return cls(_lightgbm().Booster(model_file=str(folder / "model.txt")))
+    def read(cls, folder: Path, features: int) -> "_LightGBM":
+        path = folder / "model.txt"
+        check_file(path)
+        with reading(path):
+            return cls(_lightgbm().Booster(model_str=checked_model(path.read_text(encoding="utf-8"), features)))
 
 
 def _lightgbm() -> Any:
@@ -246,11 +252,33 @@ class _LiteralTrees:
         save_file(self.arrays, folder / "trees.safetensors")
 
     @classmethod
-    def read(cls, folder: Path) -> "_LiteralTrees":
-        return cls(load_file(folder / "trees.safetensors"))
+    def read(cls, folder: Path, features: int) -> "_LiteralTrees":
+        path = folder / "trees.safetensors"
+        tensor_entries(path)
+        arrays = load_file(path)
+        with reading(path):
+            _check_arrays(arrays, features)
+        return cls(arrays)
 
 
 _Trees = _LightGBM | _LiteralTrees
+
+
+def _check_arrays(arrays: dict[str, NDArray[Any]], features: int) -> None:
+    """Raise ValueError unless all features, children, roots and depths are those of trees."""
+    nodes, own = len(arrays["feature"]), np.arange(len(arrays["feature"]))
+    shapes = {"threshold": (nodes,), "children": (nodes, 2), "value": (nodes,), "gain": (nodes,)}
+    integers = all(arrays[name].dtype.kind == "i" for name in ("feature", "children", "depth", "roots"))
+    if not integers or any(arrays[name].shape != shape for name, shape in shapes.items()):
+        raise ValueError("arrays of nodes differ in length")
+    children, leaf = arrays["children"], arrays["feature"] < 0
+    below = np.where(leaf[:, None], children == own[:, None], children > own[:, None])
+    if not below.all() or children.max(initial=-1) >= nodes or arrays["feature"].max(initial=-1) >= features:
+        raise ValueError("a node has a child or a feature that there is not")
+    if not all(0 <= root < nodes for root in arrays["roots"].tolist()) or arrays["depth"].max(initial=0) > nodes:
+        raise ValueError("a tree has a root or a depth that it cannot have")
+    if not all(np.isfinite(arrays[name]).all() for name in ("threshold", "value", "gain")):
+        raise ValueError("some values are not finite")
 
 
 def _newton(leaves: NDArray[np.integer], gradient: Floats, curvature: Floats, count: int) -> Floats:

@@ -6,7 +6,6 @@ of searching.
 """
 
 import importlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from docids.storage import replace_folder, write_json
+from docids.untrusted import RESTORE, check_folder, read_json, reading
 from dsi.rerankers.kinds import RERANKERS
 from dsi.search.answers import Hit, Hits
 
@@ -47,7 +47,7 @@ class Candidates:
         names: of the features; empty for candidates made without features.
         query_ids: of the queries; "0", "1", … by default.
         exact: [n] True where no other k documents scored better before reranking; False by default.
-        texts_of: reads title and text of documents by doc_id; None if the index keeps no texts.
+        texts_of: reads the texts of documents by doc_id, without titles; None if the index keeps no texts.
 
     Raises:
         ValueError: not one query_id and one `exact` a query.
@@ -92,10 +92,10 @@ class Candidates:
 
     def hits(self) -> list[Hits]:
         """The candidates of each query as hits, best first."""
-        answers = []
+        answers, texts = [], self._stored_texts() if self.texts_of else [[None] * len(own) for own in self.doc_ids]
         for row, exact in enumerate(self.exact.tolist()):
             docids = (tuple(digit for digit in own if digit >= 0) for own in self.digits[row].tolist())
-            columns = count(1), self.scores[row].tolist(), self.doc_ids[row], self.titles[row], docids
+            columns = count(1), self.scores[row].tolist(), self.doc_ids[row], self.titles[row], docids, texts[row]
             answers.append(Hits([Hit(*fields) for fields in zip(*columns, strict=False)], exact))
         return answers
 
@@ -134,6 +134,12 @@ class Candidates:
                 "The reranker reads the documents' texts, but this index keeps titles only; put the texts into it with "
                 "`dsi update RUN --texts DIR`, or retriever.keep_texts(collection.documents)."
             )
+        pairs = zip(self.titles, self._stored_texts(), strict=True)
+        return [[f"{title} {text}".strip() for title, text in zip(*own, strict=True)] for own in pairs]
+
+    def _stored_texts(self) -> list[list[str]]:
+        """The texts of the candidates, without titles; each document is read once."""
+        assert self.texts_of is not None
         found = sorted({doc_id for own in self.doc_ids for doc_id in own})
         texts = dict(zip(found, self.texts_of(found), strict=True))
         return [[texts[doc_id] for doc_id in own] for own in self.doc_ids]
@@ -259,18 +265,22 @@ def load_reranker(folder: Path, binding: Mapping[str, Any] | None = None) -> Rer
 
     Raises:
         FileNotFoundError: there is none.
-        ValueError: its kind is unknown, or it was trained for another index.
+        ValueError: its kind is unknown, it was trained for another index, or a file of it was altered.
     """
     path = folder / _FILE
     if not path.exists():
         others = sorted(other.name for other in folder.parent.glob("*") if (other / _FILE).exists())
         remedy = f"there are {', '.join(others)}" if others else "train one: dsi train-reranker"
         raise FileNotFoundError(f"{folder} holds no reranker; {remedy}.")
-    record = json.loads(path.read_text(encoding="utf-8"))
+    check_folder(folder)
+    record = read_json(path)
+    if (type(record.get("kind")), type(record.get("for")), type(record.get("settings"))) != (str, dict, dict):
+        raise ValueError(f"{path} must have kind, for and settings; {RESTORE}.")
     for name, value in (binding or {}).items():
         if record["for"].get(name) != value:
             raise ValueError(f"{folder} was trained for another index: its {name} is not this one's; train it again.")
-    return reranker_class(record["kind"]).read(folder, record["settings"])
+    with reading(folder, ImportError):  # some kinds need an extra
+        return reranker_class(record["kind"]).read(folder, record["settings"])
 
 
 def reranker_class(kind: str) -> type[Reranker]:

@@ -13,6 +13,7 @@ from sentence_transformers import CrossEncoder
 from torch import nn
 
 from contrastive.encoder import check_device
+from contrastive.stored import check_model
 from docids.progress import Bar
 from dsi.rerankers.candidates import Candidates, Floats, Reranker
 
@@ -93,6 +94,13 @@ class CrossEncoderReranker(Reranker):
     def write(self, folder: Path) -> dict[str, Any]:
         """Write nothing; return the model's name, not a copy of it."""
         return {"name": self.name, "batch_size": self.batch_size}
+
+    @classmethod
+    def read(cls, folder: Path, settings: dict[str, Any]) -> "CrossEncoderReranker":
+        """Load what `write` wrote; a model in a folder must be one that runs no code of its own."""
+        if Path(settings["name"]).is_dir():
+            check_model(Path(settings["name"]))
+        return cls(**settings)
 
 
 def _load(name: str, device: str | None) -> CrossEncoder:

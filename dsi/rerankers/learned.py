@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from contrastive.stored import load_weights
 from docids.checks import above_zero, at_least
 from dsi.rerankers.candidates import Candidates, Floats, Reranker
 from dsi.rerankers.lists import JudgedLists, list_lambdas
@@ -56,6 +57,11 @@ class LinearReranker(FeatureReranker):
     def write(self, folder: Path) -> dict[str, Any]:
         """Returns the weights; writes no file."""
         return {"weights": self.weights}
+
+    @classmethod
+    def read(cls, folder: Path, settings: dict[str, Any]) -> "LinearReranker":
+        """Load what `write` wrote."""
+        return cls({str(name): float(weight) for name, weight in settings["weights"].items()})
 
 
 @dataclass(frozen=True)
@@ -149,6 +155,5 @@ class RankNet(nn.Module, FeatureReranker):
     @classmethod
     def read(cls, folder: Path, settings: dict[str, Any]) -> "RankNet":
         """Load what `write` wrote."""
-        model = cls(settings["names"], RankNetConfig(**settings["config"]))
-        model.load_state_dict(load_file(folder / "model.safetensors"))
-        return model
+        config = RankNetConfig(**settings["config"])
+        return load_weights(lambda: cls(settings["names"], config), folder / "model.safetensors")

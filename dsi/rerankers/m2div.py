@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from contrastive.stored import load_weights
 from docids.checks import at_least, one_of
 from dsi.rerankers.candidates import Bools, Candidates, Floats, Ints, Reranker
 from dsi.rerankers.diversity import AlphaNdcg
@@ -27,6 +28,8 @@ from dsi.rerankers.puct import NewNodes, Puct, PuctConfig
 TEACHERS = ("search", "reinforce")
 QUERIES_AT_ONCE = 100
 """Queries whose lists are built together in training; more of them take more memory."""
+_MOST = 1_000
+"""Positions and simulations that an M2Div from disk may ask for."""
 State = tuple[Tensor, Tensor]
 """h and c of the LSTM, [n, hidden] each."""
 Episode = tuple[Ints, Floats]
@@ -300,10 +303,10 @@ class M2Div(nn.Module, Reranker):
     @classmethod
     def read(cls, folder: Path, settings: dict[str, Any]) -> "M2Div":
         """Load what `write` wrote."""
-        query_dim, document_dim = settings["sizes"]
-        model = cls(query_dim, document_dim, M2DivConfig(**settings["config"]))
-        model.load_state_dict(load_file(folder / "model.safetensors"))
-        return model
+        (query_dim, document_dim), config = settings["sizes"], M2DivConfig(**settings["config"])
+        if max(config.ranked, config.positions, config.search_simulations) > _MOST:
+            raise ValueError(f"ranked, positions and search_simulations must be at most {_MOST}")
+        return load_weights(lambda: cls(query_dim, document_dim, config), folder / "model.safetensors")
 
 
 class _Evaluator:

@@ -8,7 +8,6 @@ guards against overfitting: a Kullback-Leibler term to the maximum likelihood pa
 nDCG@10 (gain 2^label - 1) on held-out lists.
 """
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ from scipy.sparse import csr_matrix
 
 from docids.checks import at_least, one_of
 from docids.storage import write_json
+from docids.untrusted import read_any_json, tensor_entries
 from dsi.rerankers.candidates import Candidates, Reranker
 from dsi.rerankers.features import word_list
 from dsi.rerankers.lists import JudgedLists, LineSearch, lambdas, ndcg_exp
@@ -30,6 +30,8 @@ from dsi.rerankers.tree_edit import OrderedTree, ordered_tree, tree_edit_distanc
 
 FEATURE = "tree edit distance"
 """Name of the feature that the reranker adds."""
+_MOST = 1_000
+"""Words of a text that a parser from disk may parse: time grows with their cube."""
 
 
 @dataclass(frozen=True)
@@ -254,9 +256,14 @@ class ParseRanker(Reranker):
         """Load what `write` wrote."""
         config = ParserConfig(**settings["config"])
         model = DependencyModel.__new__(DependencyModel)
-        pairs = json.loads((folder / "pairs.json").read_text(encoding="utf-8"))
-        model._take([(head, word) for head, word in pairs], config.floor)
-        model.theta = load_file(folder / "theta.safetensors")["theta"]
+        pairs, path = read_any_json(folder / "pairs.json"), folder / "theta.safetensors"
+        model._take([(str(head), str(word)) for head, word in pairs], config.floor)
+        tensor_entries(path)
+        model.theta = load_file(path)["theta"]
+        if model.theta.shape != (len(pairs),) or model.theta.dtype != np.float64 or not (model.theta > 0).all():
+            raise ValueError(f"{path.name} does not hold a probability for each pair")
+        if config.longest > _MOST or not math.isfinite(config.strength):
+            raise ValueError(f"longest must be at most {_MOST}, and strength finite")
         return cls(model, config)
 
 

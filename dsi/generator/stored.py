@@ -1,0 +1,71 @@
+"""A generator's config on disk, checked before a model is made of it. Knows nothing of weights."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from transformers import T5Config
+
+from docids.untrusted import RESTORE, read_json, reading
+from dsi.generator.config import GeneratorConfig, ObjectiveConfig
+
+_LEAST: dict[str, int] = {
+    "vocab_size": 1, "d_model": 1, "d_kv": 1, "d_ff": 1, "num_layers": 0, "num_heads": 1, "training_beam": 1,
+    "relative_attention_num_buckets": 2, "embedding_dim": 1, "look_ahead": 0,
+}  # fmt: skip
+"""{whole number: its least value}."""
+_ONLY_TIED = ("embedding_dim", "look_ahead")
+_TEXTS = ("docid_tokens", "docids_fingerprint", "objective", "feed_forward_proj")
+_NUMBERS = ("dropout_rate", "layer_norm_epsilon", "initializer_factor")
+_MORE = (
+    "relative_attention_max_distance", "fan_out", "pad_token_id", "eos_token_id", "num_decoder_layers", "classifier_dropout",
+    "tie_word_embeddings", "scale_decoder_outputs",
+)  # fmt: skip
+_FIXED = {"is_decoder": True, "is_encoder_decoder": False, "use_cache": False}
+_MOST = 2**31 - 1
+
+
+def read_config(folder: Path) -> T5Config:
+    """Return the config of the generator in a folder, of known entries only.
+
+    Raises:
+        FileNotFoundError: no config.
+        ValueError: an entry is missing, or of a wrong type or value.
+    """
+    path = folder / "config.json"
+    record = {"docid_tokens": "digits", "objective": "ce", "training_beam": 1, **read_json(path)}
+    if problem := _problem(record):
+        value = record.get(problem.split()[0])
+        raise ValueError(f"{path} is not the config of a generator: {problem}, got {value!r}; {RESTORE}.")
+    known = [*_LEAST, *_TEXTS, *_NUMBERS, *_MORE]
+    with reading(path):
+        GeneratorConfig(docid_tokens=record["docid_tokens"], num_layers=1)
+        ObjectiveConfig(record["objective"])
+        return T5Config(**{name: record[name] for name in known if name in record}, **_FIXED)
+
+
+def _problem(record: dict[str, Any]) -> str:
+    """What is wrong with the entries; the first word is the entry's name."""
+    for name, least in _LEAST.items():
+        value, optional = record.get(name), name in _ONLY_TIED and record["docid_tokens"] != "tied"
+        if not (optional and value is None) and not (type(value) is int and least <= value <= _MOST):
+            return f"{name} must be a whole number from {least} to {_MOST}"
+    for name in _TEXTS:
+        if not isinstance(record.get(name), str):
+            return f"{name} must be a text"
+    for name in _NUMBERS:
+        value = record.get(name)
+        if type(value) not in (int, float) or not 0 <= value < math.inf:  # type: ignore[operator]
+            return f"{name} must be a number from 0"
+    fan_out = record.get("fan_out")
+    if (
+        not isinstance(fan_out, list)
+        or not fan_out
+        or not all(type(most) is int and 0 < most <= _MOST for most in fan_out)
+    ):
+        return "fan_out must be a list of whole numbers above 0"
+    distance = record.get("relative_attention_max_distance")
+    if type(distance) is not int or not record["relative_attention_num_buckets"] < distance <= _MOST:
+        return "relative_attention_max_distance must be a whole number above relative_attention_num_buckets"
+    tokens = len(fan_out) if record["docid_tokens"] == "tied" else 1 + sum(fan_out)
+    return "" if record["vocab_size"] == tokens else f"vocab_size must be {tokens}, as fan_out says"

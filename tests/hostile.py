@@ -1,0 +1,138 @@
+"""Random changes to the files of an index, each tried in a process of its own, so that a crash is seen."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import dsi
+import dsi.index
+from docids.storage import sha256
+from dsi.generator.base import Generator
+
+SECONDS = 20
+WELL = ("fine", "clear error")
+HOSTILE = [0, -1, 1, 2, 3, 7, 1000, 10**6, 10**9, 10**12, 2**63, 10**30, 0.5, -0.5, 1e300, float("nan"), float("inf"), True,
+           False, None, "", "x", "../..", "/dev/zero", "gelu_new", [], [0], {}, {"x": 1}]  # fmt: skip
+QUERIES = ["noble gas", "which metal is light"]
+
+
+def write_sums(folder: Path) -> None:
+    """Make the sums in the manifest fit the files, as a stranger could."""
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    files = sorted(file for name in dsi.index.PARTS for file in (folder / name).rglob("*") if file.is_file())
+    manifest["files"] = {file.relative_to(folder).as_posix(): sha256(file) for file in files}
+    path.write_text(json.dumps(manifest))
+
+
+def use(folder: Path, reranker: str = "") -> None:
+    """Load an index, or a reranker beside it, and search with it in every way that reads other parts."""
+    retriever = dsi.GenerativeRetriever.from_pretrained(folder, device="cpu")
+    rerankers = dsi.load_rerankers(folder, reranker) if reranker else []
+    try:
+        for options in ({}, {"exact": True}, {"alpha": 0.0}, {"deny": [retriever.documents.dataset["doc_id"][0]]}):
+            retriever.search(QUERIES, k=5, **options)
+        candidates = retriever.candidates(QUERIES, k=5)
+        for own in rerankers:
+            with passing_over_missing_features():
+                dsi.rerank(candidates, own).hits()
+        retriever.add([{"doc_id": "a new one", "title": "Neon", "text": "a noble gas"}])
+        retriever.remove([retriever.documents.dataset["doc_id"][0]])
+        retriever.search(QUERIES, k=5)
+    except Exception as error:  # whatever is wrong must be found when an index is loaded
+        raise RuntimeError("after loading") from error
+
+
+@contextmanager
+def passing_over_missing_features() -> Iterator[None]:
+    """Pass over the documented error of `dsi.rerank` about a feature that no candidates have."""
+    try:
+        yield
+    except ValueError as error:
+        if not str(error).startswith("These candidates have no feature"):
+            raise
+
+
+def outcome(folder: Path, reranker: str) -> tuple[str, str]:
+    """What happens in this process, and the error."""
+    try:
+        use(folder, reranker)
+    except (ValueError, FileNotFoundError) as error:
+        clear = str(folder) in str(error) or "manifest.json" in str(error)
+        return "clear error" if clear else "trace", traceback.format_exc() if not clear else str(error)
+    except BaseException:
+        return "trace", traceback.format_exc()
+    return "fine", ""
+
+
+def change(path: Path, chance: random.Random) -> str:
+    """Change a few bytes of a file, more often near its start, or a value in a JSON file; returns what was done."""
+    if path.suffix == ".json" and chance.random() < 0.7:
+        value = json.loads(path.read_text())
+        done = change_value(value, chance)
+        path.write_text(json.dumps(value))
+        return done
+    data, flips = bytearray(path.read_bytes()), []
+    for _ in range(chance.choice([1, 1, 2, 8])):
+        place = chance.randrange(chance.choice([len(data), len(data), min(len(data), 400)]))
+        value = ord(chance.choice("0123456789")) if chance.random() < 0.3 else chance.randrange(256)
+        flips.append((place, data[place], value))
+        data[place] = value
+    path.write_bytes(data)
+    return str(flips)
+
+
+def change_value(value: Any, chance: random.Random) -> str:
+    """Replace or remove a value at a random place of a JSON object or list."""
+    keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+    key = chance.choice(keys)
+    if isinstance(value[key], dict | list) and value[key] and chance.random() < 0.8:
+        return f"{key}.{change_value(value[key], chance)}"
+    if chance.random() < 0.2:
+        return f"{key} removed: {value.pop(key)!r}"
+    before, value[key] = value[key], chance.choice(HOSTILE)
+    return f"{key}: {value[key]!r} for {before!r}"
+
+
+def trial(source: Path, name: str, seed: int) -> tuple[str, str]:
+    """(outcome, what was changed) of one change to one file."""
+    folder = Path(tempfile.mkdtemp(prefix="hostile-")) / "index"
+    shutil.copytree(source, folder)
+    done = f"{seed} {name} {change(folder / name, random.Random(seed))}"
+    if name != "manifest.json":
+        write_sums(folder)
+    report = folder.parent / "outcome.json"
+    child = os.fork()
+    if not child:
+        signal.alarm(SECONDS)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        Generator.check_tree = lambda self, tree: None  # the bindings too can be made to fit
+        dsi.index.check_binding = lambda *arguments: None
+        report.write_text(json.dumps(outcome(folder, name.split("/")[1] if name.startswith("rerank/") else "")))
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    hung = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
+    found, error = json.loads(report.read_text()) if report.exists() else ("hang" if hung else "crash", str(status))
+    shutil.rmtree(folder.parent)
+    return found, f"{done}\n{error}"
+
+
+def count_outcomes(source: Path, trials: int, seed: int) -> tuple[Counter[str], list[str]]:
+    """({outcome: trials}, what did not end well) of changes to all files of an index in turn."""
+    counts, bad = Counter[str](), []
+    names = sorted(path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file())
+    for number in range(trials):
+        found, done = trial(source, names[number % len(names)], seed + number)
+        counts[found] += 1
+        if found not in WELL:
+            bad.append(f"{found}: {done}")
+    return counts, bad

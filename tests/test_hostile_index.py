@@ -1,0 +1,629 @@
+"""An index from a stranger runs nothing, hangs nothing and crashes nothing: a change in its files is an error or harmless."""
+
+import json
+import os
+import re
+import shutil
+import threading
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+from safetensors.numpy import load_file, save_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
+
+from contrastive.encoder import Encoder, EncoderConfig
+from contrastive.sparse import SparseIndex, SparseModel, load_lexical
+from contrastive.stored import check_model
+from docids.clustering import DocidsConfig, build_tree
+from docids.lexical import BM25
+from docids.storage import save_tensors
+from docids.untrusted import is_inside
+from dsi import GenerativeRetriever, SearchConfig, load_rerankers
+from dsi.parts import load_documents, trained_fan_out
+from dsi.rerankers.boosting import BoostedTrees, BoostingConfig
+from dsi.rerankers.candidates import load_reranker
+from dsi.rerankers.learned import LinearReranker, RankNet, RankNetConfig
+from dsi.rerankers.lists import JudgedLists
+from dsi.rerankers.m2div import M2Div, M2DivConfig
+from dsi.rerankers.parse_ranker import ParseRanker, ParserConfig
+from dsi.reranking import save_reranker
+from tests.conftest import MINIPEDIA, WIDTH, random_generator, random_tied, random_tree, save_cross_encoder
+from tests.hostile import count_outcomes, write_sums
+from tests.test_sparse import save_model
+
+SECONDS = 20
+QUERIES = ["noble gas", "which metal is light"]
+RECORDS = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:50]]
+FEATURES = ("score", "title words")
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory, sentence_t5_folder):
+    """A tiny index with one reranker of each kind that has files."""
+    encoder = Encoder.load(EncoderConfig(name=str(sentence_t5_folder)), device="cpu")
+    columns = {"doc_id": "_id", "title": "title", "text": "text"}
+    documents = datasets.Dataset.from_dict({name: [record[key] for record in RECORDS] for name, key in columns.items()})
+    tree = build_tree(encoder.encode(documents["title"], "document"), DocidsConfig(branching=4, max_leaf_size=4))
+    config = SearchConfig(alpha=0.3, beam_width=12, lexical_weight=0.05)
+    bm25 = BM25(documents["doc_id"], documents["text"])
+    retriever = GenerativeRetriever(encoder, tree, random_generator(tree, layers=1), documents, config, bm25)
+    folder = tmp_path_factory.mktemp("from a stranger") / "index"
+    retriever.save_pretrained(folder)
+    rng = np.random.default_rng(0)
+    lists = JudgedLists(rng.normal(size=(40, 2)), rng.integers(0, 2, 40).astype(float), [20, 20], FEATURES)
+    small, candidates = {"trees": 3, "leaves": 4, "min_leaf": 2}, retriever.candidates(QUERIES, k=10)
+    rerankers = {
+        "linear": LinearReranker({"score": 1.0}),
+        "ranknet": RankNet(FEATURES, RankNetConfig(hidden=4)),
+        "lightgbm": BoostedTrees(FEATURES, BoostingConfig(**small)).fit(lists),
+        "literal": BoostedTrees(FEATURES, BoostingConfig(engine="literal", **small)).fit(lists),
+        "m2div": M2Div.create(candidates, M2DivConfig(hidden=4)),
+        "parser": ParseRanker.create(candidates, ParserConfig()),
+    }
+    for name, reranker in rerankers.items():
+        save_reranker(reranker, folder, name)
+    return folder
+
+
+@pytest.fixture
+def stranger(index, tmp_path):
+    """A copy to change."""
+    return Path(shutil.copytree(index, tmp_path / "index"))
+
+
+def ends(call, *arguments):
+    """What a call returns or raises, if it does so in time."""
+    found = []
+
+    def run():
+        try:
+            found.append(call(*arguments))
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    assert found, "it hangs"
+    return found[0]
+
+
+def assert_refused(folder, words):
+    """Loading says what is wrong, though the sums fit."""
+    write_sums(folder)
+    error = ends(lambda: GenerativeRetriever.from_pretrained(folder, device="cpu"))
+    assert isinstance(error, ValueError | FileNotFoundError), error
+    assert words in str(error)
+
+
+def edit_json(path, change):
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+
+
+def edit_arrays(path, **changes):
+    save_file({**load_file(path), **changes}, path)
+
+
+# Nothing runs.
+
+
+EVIL = (
+    "from pathlib import Path\nPath({mark!r}).write_text('ran')\nfrom sentence_transformers.models import Normalize\n"
+)
+
+
+@pytest.mark.parametrize(
+    "name", ["evil.Normalize", "os.system", "sentence_transformers.evil.Evil", "x.Transformer", None]
+)
+def test_a_module_that_is_not_known_is_not_imported(stranger, tmp_path, monkeypatch, name):
+    monkeypatch.syspath_prepend(stranger / "encoder")
+    edit_json(stranger / "encoder" / "modules.json", lambda modules: modules[2].update(type=name))
+    assert_refused(stranger, f"modules.json names the module {name!r}; an index may use only Transformer")
+    (stranger / "encoder" / "evil.py").write_text(EVIL.format(mark=str(tmp_path / "mark")))
+    assert_refused(stranger, "evil.py could run code and is not read from an index; remove it")
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["encoder/pytorch_model.bin", "generator/x.PT", "lexical/a.pkl", "docids/m.npz", "encoder/1_Pooling/modeling.py"],
+)
+def test_files_that_could_run_code_are_refused_by_name(stranger, name):
+    (stranger / name).write_bytes(b"")
+    assert_refused(stranger, f"{name} could run code")
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "key"),
+    [
+        ("config.json", {"model_type": "evil", "auto_map": {"AutoModel": "evil.Model"}}, "auto_map"),
+        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["evil.Tokenizer", None]}}, "auto_map"),
+        ("config.json", {"_attn_implementation": "evil/kernels"}, "_attn_implementation"),
+        ("config.json", {"encoder": {"attn_implementation": "evil/kernels"}}, "attn_implementation"),
+        ("sentence_bert_config.json", {"model_args": {"gguf_file": "x"}}, "model_args"),
+        ("sentence_bert_config.json", {"processor_kwargs": {"vocab_file": "/etc/passwd"}}, "processor_kwargs"),
+        ("1_Pooling/config.json", {"activation_function": "torch.hub.load"}, "activation_function"),
+    ],
+)
+def test_options_that_could_run_code_are_refused(stranger, file, change, key):
+    edit_json(stranger / "encoder" / file, lambda config: config.update(change))
+    assert_refused(stranger, f"{file} sets {key}, which could run code")
+
+
+@pytest.mark.parametrize("place", ["../encoder", "/etc", "C:\\x", None, 3])
+def test_a_module_lies_in_its_model(stranger, place):
+    edit_json(stranger / "encoder" / "modules.json", lambda modules: modules[1].update(path=place))
+    assert_refused(stranger, f"modules.json names the folder {place!r}, which must lie inside the model")
+
+
+def test_names_inside_a_folder():
+    assert all(map(is_inside, ["", "a", "a/b", "docids/x y.json"]))
+    assert not any(map(is_inside, ["/a", "../a", "a/../../b", "C:/a", "\\\\host\\a", "a\\..\\..\\b", "a\0", None, 3]))
+
+
+@pytest.mark.parametrize("inference_free", [False, True])
+def test_a_sparse_encoder_of_an_index_is_checked_too(tmp_path, tokenizer_folder, inference_free):
+    texts, ids = ["neon is a noble gas", "the danube"], ["a", "b"]
+    named = SparseModel.load(str(save_model(tmp_path, tokenizer_folder, inference_free=inference_free)), "cpu")
+    SparseIndex.of_texts(ids, texts, named).save(tmp_path / "lexical")
+    assert load_lexical(tmp_path / "lexical", ids, "cpu").scores(["gas"]).shape == (1, 2)
+    model = tmp_path / "lexical" / "model"
+    edit_arrays(tmp_path / "lexical" / "vectors.safetensors", indptr=np.array([0, 9**9], dtype=np.int32))
+    with pytest.raises(ValueError, match=r"vectors.safetensors does not hold sparse vectors"):
+        load_lexical(tmp_path / "lexical", ids, "cpu")
+    (file,) = model.glob("router_config.json") if inference_free else [model / "modules.json"]
+    text = file.read_text()
+    module = "SparseStaticEmbedding" if inference_free else "SpladePooling"
+    file.write_text(text.replace(f".{module}", ".Evil"))
+    with pytest.raises(ValueError, match=rf"{file.name} names the module .*Evil"):
+        check_model(model)
+
+
+def test_a_dense_layer_has_the_size_of_its_weights(tmp_path, sentence_t5_folder):
+    modules = [Transformer(str(sentence_t5_folder)), Pooling(WIDTH), Dense(WIDTH, 8)]
+    SentenceTransformer(modules=modules, device="cpu").save_pretrained(str(tmp_path), create_model_card=False)
+    encoder = Encoder.load(EncoderConfig(), tmp_path, "cpu")
+    assert encoder.encode(["a"], "query").shape == (1, 8)
+    (path,) = tmp_path.glob("*_Dense/config.json")
+    edit_json(path, lambda config: config.update(activation_function="torch.hub.load"))
+    with pytest.raises(ValueError, match="sets activation_function, which could run code"):
+        check_model(tmp_path)
+    edit_json(
+        path, lambda config: config.update(activation_function="torch.nn.modules.activation.Tanh", out_features=10**12)
+    )
+    with pytest.raises(
+        ValueError, match=r"config.json does not fit model.safetensors beside it: out_features, in_features"
+    ):
+        check_model(tmp_path)
+
+
+def test_a_cross_encoder_in_a_folder_is_checked_when_a_reranker_names_it(tmp_path, tokenizer_folder):
+    folder = save_cross_encoder(tmp_path / "model", tokenizer_folder)
+    record = {"kind": "cross-encoder", "for": {}, "settings": {"name": str(folder), "batch_size": 2}}
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "reranker.json").write_text(json.dumps(record))
+    assert load_reranker(tmp_path / "mine").score_pairs([("a", "b")]).shape == (1,)
+    (folder / "evil.py").write_text("")
+    with pytest.raises(ValueError, match=r"evil.py could run code"):
+        load_reranker(tmp_path / "mine")
+
+
+# Nothing hangs: files that never end, and sizes that no file holds.
+
+
+@pytest.mark.parametrize(
+    "name", ["docids/documents.arrow", "encoder/more.json", "manifest.json", "lexical/terms.safetensors"]
+)
+@pytest.mark.parametrize("kind", ["pipe", "device", "circle", "folder"])
+def test_only_files_are_read(stranger, name, kind):
+    path = stranger / name
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero" if kind == "device" else path)
+    error = ends(lambda: GenerativeRetriever.from_pretrained(stranger, device="cpu"))
+    if (name, kind) == ("encoder/more.json", "folder"):
+        assert isinstance(error, GenerativeRetriever)
+    else:
+        assert isinstance(error, ValueError | FileNotFoundError)
+        assert path.name in str(error)
+
+
+def test_a_link_to_a_file_is_read(stranger, tmp_path):
+    path = stranger / "docids" / "documents.arrow"
+    path.rename(tmp_path / "blob")
+    path.symlink_to(tmp_path / "blob")
+    assert len(GenerativeRetriever.from_pretrained(stranger, device="cpu").documents) == 50
+
+
+def test_a_link_to_a_folder_is_not_followed(stranger):
+    (stranger / "encoder" / "deeper").symlink_to("/")
+    assert_refused(stranger, "deeper must be a folder, and is a link to one")
+
+
+HUGE = 10**9
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "words"),
+    [
+        ("encoder/config.json", {"num_layers": HUGE}, "num_layers = 1000000000 is more than the weights"),
+        ("encoder/config.json", {"num_layers": 900, "d_model": 10**6}, "config.json"),
+        ("encoder/config.json", {"vocab_size": HUGE}, "far more than there are beside it"),
+        ("encoder/config.json", {"d_ff": 10**12}, "config.json"),
+        ("encoder/config.json", {"id2label": {}, "num_labels": HUGE}, "num_labels = 1000000000 is more"),
+        ("encoder/config.json", {"model_type": "no such"}, "config.json must name a model_type of transformers"),
+        ("encoder/config.json", {"model_type": []}, "config.json must name a model_type of transformers"),
+        ("generator/config.json", {"num_layers": HUGE}, "config.json asks for 1000000000 layers"),
+        ("generator/config.json", {"d_ff": HUGE}, "generator/model.safetensors does not fit the config beside it"),
+        ("generator/config.json", {"num_layers": 2}, "generator/model.safetensors does not fit the config beside it"),
+        ("generator/config.json", {"vocab_size": 3}, "config.json is not the config of a generator: vocab_size must be"),
+        ("generator/config.json", {"fan_out": [4, "x"]}, "fan_out must be a list of whole numbers above 0"),
+        ("generator/config.json", {"d_model": None}, "d_model must be a whole number"),
+        ("generator/config.json", {"docid_tokens": "x"}, "docid_tokens must be one of"),
+        ("generator/config.json", {"objective": "x"}, "generator/config.json cannot be read"),
+        ("generator/config.json", {"feed_forward_proj": "x"}, "generator"),
+        ("generator/config.json", {"dropout_rate": "x"}, "dropout_rate must be a number"),
+        ("generator/config.json", {"relative_attention_max_distance": 16}, "above relative_attention_num_buckets"),
+        ("lexical/params.index.json", {"k1": "x"}, "params.index.json cannot be read"),
+        ("lexical/params.index.json", {"num_docs": HUGE}, "covers 1000000000 documents, the document table has 50"),
+    ],
+)  # fmt: skip
+def test_sizes_are_those_of_the_files(stranger, file, change, words):
+    edit_json(stranger / file, lambda config: config.update(change))
+    assert_refused(stranger, words)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F32", "shape": [10**12, 32], "data_offsets": [0, 128]},
+        {"dtype": "F32", "shape": [1, 32], "data_offsets": [0, 10**15]},
+        {"dtype": "F32", "shape": [-1, -32], "data_offsets": [0, 128]},
+        {"dtype": "F32", "shape": [1, 32], "data_offsets": [-128, 0]},
+        {"dtype": "X", "shape": [1, 32], "data_offsets": [0, 128]},
+        {"dtype": "F32", "shape": "x", "data_offsets": [0, 128]},
+        {"dtype": "F32", "data_offsets": [0, 128]},
+        [],
+    ],
+)
+@pytest.mark.parametrize(
+    "file", ["docids/docids.safetensors", "generator/model.safetensors", "encoder/model.safetensors"]
+)
+def test_headers_fit_their_files(stranger, file, entry):
+    header = json.dumps({"centroids": entry}).encode()
+    (stranger / file).write_bytes(len(header).to_bytes(8, "little") + header + bytes(1000))
+    assert_refused(stranger, f"{file} is truncated or altered: its header does not fit it")
+
+
+@pytest.mark.parametrize("length", [0, 2**63, 10**6])
+def test_a_header_ends_within_its_file(stranger, length):
+    (stranger / "docids" / "docids.safetensors").write_bytes(length.to_bytes(8, "little") + bytes(1000))
+    assert_refused(stranger, "docids.safetensors is truncated or altered")
+
+
+# Nothing is followed out of its array.
+
+
+def write_terms(folder, **changes):
+    path = folder / "lexical" / "terms.safetensors"
+    arrays = {**load_file(path), **changes}
+    save_tensors({name: arrays[name].astype(np.int32) for name in ("terms", "lengths")}, path)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("indices", lambda own: own + 50, "documents that there are not"),
+        ("indices", lambda own: own - 1, "documents that there are not"),
+        ("indices", lambda own: own * 0, "not in order"),
+        (
+            "indices",
+            lambda own: own.astype(np.float64),
+            "indices.csc.index.npy must hold one row of numbers, got float64",
+        ),
+        ("indices", lambda own: own[None], "indices.csc.index.npy must hold one row of numbers"),
+        ("indptr", lambda own: own[::-1].copy(), "do not lie one after another"),
+        ("indptr", lambda own: own[1:], "the vocabulary has"),
+        ("indptr", lambda own: np.delete(own, 5), "the vocabulary has"),
+        ("indptr", lambda own: np.where(own == own.max(), 10**9, own), "do not lie one after another"),
+        ("data", lambda own: own * np.nan, "not finite"),
+        ("data", lambda own: own[1:], "documents that there are not"),
+    ],
+)
+def test_weights_of_words_stay_in_their_arrays(stranger, name, change, words):
+    path = stranger / "lexical" / f"{name}.csc.index.npy"
+    np.save(path, change(np.load(path)))
+    assert_refused(stranger, words)
+
+
+def test_terms_and_vocabulary_fit_each_other(stranger):
+    good = load_file(stranger / "lexical" / "terms.safetensors")
+    for change in ({"terms": good["terms"] + 10**6}, {"terms": -good["terms"] - 1}, {"lengths": good["lengths"] * -1}):
+        write_terms(stranger, **change)
+        assert_refused(stranger, "terms.safetensors does not hold the terms of 50 documents")
+    write_terms(stranger, **good)
+    for number in (10**9, -1, 0.5, "x", None, True):
+        edit_json(stranger / "lexical" / "vocab.index.json", lambda words: words.update({next(iter(words)): number}))  # noqa: B023
+        assert_refused(stranger, "vocab.index.json does not number its words")
+
+
+def test_a_pickle_in_the_place_of_an_array_is_refused(stranger):
+    np.save(stranger / "lexical" / "data.csc.index.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    assert_refused(stranger, "data.csc.index.npy cannot be read")
+
+
+def arrow(path, table):
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"doc_id": ["a", "b"]}, "it has no column title of texts"),
+        ({"doc_id": [1, 2], "title": ["a", "b"]}, "it has no column doc_id of texts"),
+        ({"doc_id": ["a"], "title": ["a"], "more": pa.array(["a"]).dictionary_encode()}, "column 'more' has a type"),
+    ],
+)
+def test_the_document_table_is_validated(tmp_path, columns, words):
+    arrow(tmp_path / "documents.arrow", pa.table(columns))
+    with pytest.raises(ValueError, match=words):
+        load_documents(tmp_path / "documents.arrow")
+
+
+def test_texts_stay_in_their_data(tmp_path):
+    path, offsets = tmp_path / "documents.arrow", np.array([0, 1, 2, 3], dtype=np.int32)
+    arrow(path, pa.table({"doc_id": ["a", "b", "c"], "title": ["d", "e", "f"]}))
+    for wrong in ([0, 10**9, 2, 3], [0, -(10**9), 2, 3], [0, 1, 2, 2**31 - 1]):
+        data = path.read_bytes().replace(offsets.tobytes(), np.array(wrong, dtype=np.int32).tobytes())
+        (tmp_path / "other.arrow").write_bytes(data)
+        with pytest.raises(ValueError, match=r"other.arrow cannot be read"):
+            load_documents(tmp_path / "other.arrow")
+
+
+def test_a_table_that_could_be_of_any_size_when_unpacked_is_refused(tmp_path):
+    table = pa.table({"doc_id": ["a"] * 10_000, "title": ["b"] * 10_000})
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with (
+        pa.OSFile(str(tmp_path / "x.arrow"), "wb") as sink,
+        pa.ipc.new_stream(sink, table.schema, options=options) as to,
+    ):
+        to.write_table(table)
+    with pytest.raises(ValueError, match=r"x.arrow cannot be read \(it is compressed\)"):
+        load_documents(tmp_path / "x.arrow")
+
+
+def test_a_column_that_opens_files_is_refused(tmp_path):
+    picture = {"path": "/etc/passwd", "bytes": None}
+    features = datasets.Features(
+        {name: datasets.Value("string") for name in ("doc_id", "title")} | {"x": datasets.Image()}
+    )
+    table = pa.table({"doc_id": ["a"], "title": ["a"], "x": [picture]}, schema=features.arrow_schema)
+    arrow(tmp_path / "documents.arrow", table)
+    with pytest.raises(ValueError, match=r"column 'x' has a type that metadata cannot have"):
+        load_documents(tmp_path / "documents.arrow")
+
+
+def test_metadata_of_all_plain_types_is_read(tmp_path):
+    columns = {
+        "doc_id": ["a"],
+        "title": ["b"],
+        "n": [1],
+        "list": [[1.5]],
+        "struct": [{"x": "y", "z": [True]}],
+        "none": [None],
+    }
+    documents = datasets.Dataset.from_dict(columns)
+    arrow(tmp_path / "documents.arrow", documents.with_format("arrow")[:])
+    assert load_documents(tmp_path / "documents.arrow")[0] == documents[0]
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("generator/model.safetensors", "weights that are not finite"),
+        ("encoder/model.safetensors", "weights that are not finite"),
+    ],
+)
+def test_weights_are_finite(stranger, file, words):
+    weights = load_file(stranger / file)
+    weights[next(iter(weights))][0] = np.nan
+    save_file(weights, stranger / file, metadata={"format": "pt"})
+    assert_refused(stranger, words)
+
+
+def test_every_token_has_an_embedding(stranger):
+    path = stranger / "encoder" / "tokenizer.json"
+    edit_json(path, lambda tokenizer: tokenizer["model"]["vocab"].update({"noble": 5000}))
+    assert_refused(stranger, "encoder has tokens without an embedding")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_generator_knows_the_docids(encoder, tmp_path, tied):
+    tree, more = (random_tree(77, branching=branching) for branching in (4, 6))
+    documents = datasets.Dataset.from_dict({name: [str(row) for row in range(77)] for name in ("doc_id", "title")})
+    make = random_tied if tied else random_generator
+    GenerativeRetriever(encoder, tree, make(tree), documents).save_pretrained(tmp_path / "index")
+    assert trained_fan_out(tree) == tree.fan_out
+    other = make(more)
+    other.config.docids_fingerprint = tree.fingerprint
+    other.save_pretrained(str(tmp_path / "index" / "generator"))
+    words = "does not fit" if tied else "generator and the docids do not belong together"
+    if trained_fan_out(more) != tree.fan_out:
+        assert_refused(
+            tmp_path / "index", words if len(more.fan_out) == len(tree.fan_out) or not tied else "do not belong"
+        )
+
+
+# The manifest.
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"format_version": 3}, "manifest.json has format version 3, this version reads 2"),
+        ({"format_version": None}, "manifest.json has format version None"),
+        ({"parts": None}, "manifest.json: parts must be of type dict, got None"),
+        ({"files": ["x"]}, "manifest.json: files must be of type dict"),
+        ({"generation": "1"}, "manifest.json: generation must be of type int"),
+        ({"fingerprints": {}}, "manifest.json: fingerprints must have a text for encoder"),
+        ({"parts": {"docids": "/etc"}}, "the folder of docids must be a plain name, got '/etc'"),
+        ({"parts": {"docids": "../docids"}}, "the folder of docids must be a plain name"),
+        ({"parts": {"docids": ".."}}, "the folder of docids must be a plain name"),
+        ({"parts": {"docids": ["docids"]}}, "the folder of docids must be a plain name"),
+        ({"files": {"/etc/passwd": "0"}}, "files must be names inside the index with their sums, got '/etc/passwd'"),
+        ({"files": {"docids/../../x": "0"}}, "files must be names inside the index"),
+        ({"files": {"docids": "0"}}, "docids must be a regular file"),
+        ({"files": {"docids/docids.safetensors": 3}}, "files must be names inside the index with their sums"),
+        ({"search": {"rerank_deeper": True}}, "manifest.json: search: unknown key 'rerank_deeper'"),
+        ({"search": {"beam_width": "x"}}, "manifest.json: search: beam_width must be of type int, got 'x'"),
+        ({"search": {"beam_width": 0}}, "manifest.json: search: beam_width must be at least 1"),
+        ({"search": {"beam_width": 10**15}}, "lengths and beam_width must be at most"),
+        ({"search": {"beta": "x"}}, "manifest.json: search: beta must be of type float"),
+        ({"encoder": {"name": 3}}, "manifest.json: encoder: name must be of type str"),
+        ({"encoder": {"new": 3}}, "manifest.json: encoder: unknown key 'new'"),
+        ({"encoder": {"query_length": 10**20}}, "lengths and beam_width must be at most"),
+    ],
+)  # fmt: skip
+def test_a_manifest_that_says_what_it_should_not(stranger, change, words):
+    edit_json(stranger / "manifest.json", lambda manifest: manifest.update(change))
+    with pytest.raises(ValueError, match=re.escape(words)):
+        GenerativeRetriever.from_pretrained(stranger, device="cpu")
+
+
+@pytest.mark.parametrize(
+    "key", ["format_version", "generation", "parts", "encoder", "search", "fingerprints", "versions", "files"]
+)
+def test_a_manifest_lacks_nothing(stranger, key):
+    edit_json(stranger / "manifest.json", lambda manifest: manifest.pop(key))
+    with pytest.raises(ValueError, match=rf"manifest.json.*{key.replace('_', '.')}"):
+        GenerativeRetriever.from_pretrained(stranger, device="cpu")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "3", "[" * 100_000, '{"a": ' + "9" * 5000 + "}", "\x00", '{"format_version": NaN}']
+)
+def test_a_manifest_that_is_none(stranger, text):
+    (stranger / "manifest.json").write_text(text)
+    with pytest.raises(ValueError, match=r"manifest.json"):
+        GenerativeRetriever.from_pretrained(stranger, device="cpu")
+
+
+# Rerankers beside the index.
+
+
+def lines(text, name, change):
+    return "\n".join(f"{name}={change}" if line.startswith(f"{name}=") else line for line in text.split("\n"))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("left_child", "0 -2 -3"),  # a circle
+        ("right_child", "1 2 900000"),
+        ("right_child", "1 2 -900000"),
+        ("split_feature", "0 1 900000"),
+        ("leaf_value", "0.5"),
+        ("num_leaves", "900000"),
+        ("num_leaves", "x"),
+        ("decision_type", "1 1 1"),
+        ("num_cat", "3"),
+        ("is_linear", "1"),
+        ("max_feature_idx", "900000"),
+        ("num_tree_per_iteration", "7"),
+    ],
+)
+def test_trees_of_lightgbm_stay_in_their_arrays(stranger, name, change):
+    path = stranger / "rerank" / "lightgbm" / "model.txt"
+    path.write_text(lines(path.read_text(), name, change))
+    with pytest.raises(ValueError, match=r"model.txt cannot be read"):
+        load_rerankers(stranger, "lightgbm")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"feature": lambda own: own + 9},
+        {"children": lambda own: own + 10**6},
+        {"children": lambda own: own * 0},
+        {"roots": lambda own: own + 10**6},
+        {"depth": lambda own: own + 10**12},
+        {"value": lambda own: own[1:]},
+        {"threshold": lambda own: own * np.nan},
+    ],
+)
+def test_trees_stay_in_their_arrays(stranger, change):
+    path = stranger / "rerank" / "literal" / "trees.safetensors"
+    arrays = load_file(path)
+    save_file({**arrays, **{name: own(arrays[name]) for name, own in change.items()}}, path)
+    with pytest.raises(ValueError, match=r"trees.safetensors cannot be read"):
+        load_rerankers(stranger, "literal")
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("ranknet", {"names": ["a"] * 3}),
+        ("ranknet", {"config": {"hidden": HUGE}}),
+        ("ranknet", {"config": {"new": 1}}),
+        ("m2div", {"sizes": [HUGE, HUGE]}),
+        ("m2div", {"config": {"hidden": 4, "ranked": HUGE}}),
+        ("parser", {"config": {"longest": HUGE}}),
+        ("parser", {"config": {"strength": float("nan")}}),
+        ("linear", {"weights": [1]}),
+        ("linear", {"weights": {"score": "x"}}),
+        ("lightgbm", {"base": {"kind": "no such"}}),
+        ("lightgbm", {"names": None}),
+    ],
+)
+def test_settings_of_rerankers_fit_their_files(stranger, name, change):
+    edit_json(stranger / "rerank" / name / "reranker.json", lambda record: record["settings"].update(change))
+    error = ends(load_rerankers, stranger, name)
+    assert isinstance(error, ValueError), error
+    assert str(stranger / "rerank" / name) in str(error)
+
+
+@pytest.mark.parametrize("change", [{"kind": 3}, {"kind": "os.system"}, {"for": None}, {"settings": []}])
+def test_a_record_of_a_reranker(stranger, change):
+    edit_json(stranger / "rerank" / "linear" / "reranker.json", lambda record: record.update(change))
+    with pytest.raises(ValueError, match="linear"):
+        load_rerankers(stranger, "linear")
+
+
+def test_a_parser_has_a_probability_for_each_pair(stranger):
+    path = stranger / "rerank" / "parser" / "theta.safetensors"
+    theta = load_file(path)["theta"]
+    for wrong in (theta[1:], theta * -1, theta * np.nan, theta.astype(np.int64)):
+        save_file({"theta": wrong}, path)
+        with pytest.raises(ValueError, match=r"parser cannot be read \(theta.safetensors does not hold"):
+            load_rerankers(stranger, "parser")
+
+
+# Random changes, each in a process of its own, so that a crash is seen.
+
+
+def assert_all_end_well(folder, trials, seed):
+    counts, bad = count_outcomes(folder, trials, seed)
+    assert not bad, f"{dict(counts)}\n" + "\n\n".join(bad)
+    assert counts["fine"] > trials / 10
+    assert counts["clear error"] > trials / 10
+
+
+def test_random_changes_are_errors_or_harmless(index):
+    assert_all_end_well(index, 40, seed=5)
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("seed", range(0, 4000, 500))
+def test_thousands_of_random_changes_are_errors_or_harmless(index, seed):
+    assert_all_end_well(index, 500, 10_000 + seed)

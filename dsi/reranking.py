@@ -15,7 +15,7 @@ import torch
 from docids.lexical import Lexical
 from docids.tree import DocidTree
 from dsi.documents import DocumentTable
-from dsi.index import read_manifest
+from dsi.manifest import read_manifest
 from dsi.rerankers.candidates import Candidates, Reranker, load_reranker
 from dsi.rerankers.cross_encoder import CrossEncoderReranker
 from dsi.rerankers.features import features_of
@@ -115,7 +115,7 @@ def candidates_of(
         doc_ids=lists("doc_id"),
         titles=titles,
         scores=result.scores.double().numpy(force=True),
-        digits=np.where(valid[:, :, None], digits.reshape(*positions.shape, -1), -1),
+        digits=np.where(valid[:, :, None], digits.reshape(*positions.shape, digits.shape[1]), -1),
         query_embeddings=encoded.embeddings.float().numpy(),
         embeddings=tree.embeddings[found] * valid[:, :, None],
         features=computed,

@@ -14,14 +14,16 @@ import torch
 from torch import Tensor
 
 from contrastive.encoder import Encoder
+from docids.checks import plain
 from docids.lexical import Lexical
 from docids.progress import progress
+from docids.records import COLUMNS
 from docids.tree import DocidTree
 from dsi.documents import DocumentTable
 from dsi.generator.base import Generator
 from dsi.rerankers.candidates import Candidates
 from dsi.reranking import candidates_of, look_ahead_search
-from dsi.search.answers import Hit, Hits
+from dsi.search.answers import Document, Hit, Hits
 from dsi.search.beam import TreeSearcher
 from dsi.search.beams import LevelTrace, SearchResult
 from dsi.search.decoder import FastDecoder, TiedDecoder
@@ -92,8 +94,7 @@ class IndexSnapshot:
             ValueError: an option that is out of range or not used, an unknown doc_id or column in a filter.
         """
         overrides, rest = split_options(given_options(call, options))
-        if not isinstance(k, int | np.integer):
-            raise ValueError(f"k must be an integer, got {k!r}.")
+        k = plain(int, k, "k")
         if overrides.get("fusion") == "paper":
             overrides.setdefault("lexical_weight", 0.0)
         overrides.setdefault("beam_width", max(self.search_config.beam_width, k))
@@ -145,7 +146,14 @@ class IndexSnapshot:
         self, encoded: EncodedQueries, request: SearchRequest, doc_ids: Sequence[Sequence[str]]
     ) -> tuple[Tensor, Tensor]:
         """Return generative, dense: [queries, documents, depth] scores of the nodes on the paths to each query's documents."""
-        rows = torch.tensor([self.documents.rows_of(own, "doc_ids") for own in doc_ids])
+        lists = [self.documents.rows_of(own, "doc_ids") for own in doc_ids]
+        counts = [len(own) for own in lists]
+        if len(lists) != encoded.count or not counts or min(counts) != max(counts) or not counts[0]:
+            raise ValueError(
+                f"doc_ids must be a list of documents for each of the {encoded.count} queries, equally long and not empty, got "
+                f"{len(lists)} lists of lengths {counts[:10]}."
+            )
+        rows = torch.tensor(lists)  # [queries, documents]
         positions = torch.from_numpy(self.tree.positions).long()[rows]
         shape = (encoded.count, positions.shape[1], self.tree.depth)
         generative, dense = torch.empty(shape), torch.empty(shape)
@@ -157,6 +165,8 @@ class IndexSnapshot:
 
     def candidates(self, encoded: EncodedQueries, result: SearchResult, *, features: bool) -> Candidates:
         """Return the documents of a search result as candidates for rerankers."""
+        if not encoded.count:
+            raise ValueError("candidates() takes at least one query, got none.")
         temperature = self.search_config.ann_temperature
         return candidates_of(
             self.tree, self.documents, self.searcher, self.lexical, encoded, result, temperature, features=features
@@ -168,15 +178,26 @@ class IndexSnapshot:
         found = np.maximum(positions, 0)
         _, digits = self.tree.paths(found.ravel())
         docids = [tuple(digit for digit in own if digit >= 0) for own in digits.tolist()]
-        doc_ids, titles = (
-            self.documents.values_of(name, np.maximum(self.tree.doc_rows[found], 0)) for name in ("doc_id", "title")
-        )
+        rows = np.maximum(self.tree.doc_rows[found], 0)
+        doc_ids, titles, texts = (self.documents.values_of(name, rows) for name in ("doc_id", "title", "text"))
         answers, k, scores = [], positions.shape[1], result.scores.tolist()
         for row, (count, exact) in enumerate(zip((positions >= 0).sum(axis=1), result.exact.tolist(), strict=True)):
             own = docids[row * k : row * k + k]
-            fields = zip(range(1, count + 1), scores[row], doc_ids[row], titles[row], own, strict=False)
+            fields = zip(range(1, count + 1), scores[row], doc_ids[row], titles[row], own, texts[row], strict=False)
             answers.append(Hits([Hit(*each) for each in fields], exact))
         return answers
+
+    def document(self, doc_id: str) -> Document:
+        """Return a document as the index holds it.
+
+        Raises:
+            ValueError: the doc_id is not in the index.
+        """
+        (row,) = self.documents.rows_of([doc_id], "get")
+        values = self.documents.record(row)
+        doc_id, title, text = (values.pop(name, None) for name in COLUMNS)
+        metadata = {name: value for name, value in values.items() if value is not None}
+        return Document(doc_id, title, text, metadata, self.tree.digits(int(self.tree.positions[row])))
 
     def as_run(self, query_ids: Sequence[str], result: SearchResult) -> dict[str, dict[str, float]]:
         """Return {query_id: {doc_id: score}} of a result whose rows are these queries."""
@@ -232,3 +253,44 @@ class IndexSnapshot:
         spent = self.tree.expansions(width)
         while (spent := spent + self.tree.expansions(width := 4 * width)) <= request.max_expansions:
             yield dataclasses.replace(request, config=dataclasses.replace(request.config, beam_width=width))
+
+
+class IndexParts:
+    """The parts of the index that a subclass holds at this moment."""
+
+    _index: IndexSnapshot
+
+    @property
+    def encoder(self) -> Encoder:
+        """The frozen encoder, laid out for search."""
+        return self._index.encoder
+
+    @property
+    def generator(self) -> Generator:
+        """The decoder."""
+        return self._index.generator
+
+    @property
+    def tree(self) -> DocidTree:
+        """The docids."""
+        return self._index.tree
+
+    @property
+    def documents(self) -> DocumentTable:
+        """The documents: doc_id, title and metadata."""
+        return self._index.documents
+
+    @property
+    def lexical(self) -> Lexical | None:
+        """BM25 or learned sparse vectors of the documents; None if the index has neither."""
+        return self._index.lexical
+
+    @property
+    def searcher(self) -> TreeSearcher:
+        """The beam search over the docid tree."""
+        return self._index.searcher
+
+    @property
+    def snapshot(self) -> IndexSnapshot:
+        """The index at this moment; later updates do not reach it."""
+        return self._index

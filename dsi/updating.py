@@ -3,7 +3,7 @@
 Nothing is changed in place; an update makes new content. Knows no folders.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import datasets
@@ -11,10 +11,14 @@ import numpy as np
 import pyarrow as pa
 
 from contrastive.encoder import Encoder
+from docids.checks import plain
 from docids.lexical import Lexical
+from docids.records import COLUMNS, document_record
 from docids.tree import DocidTree
 from docids.updating import add_documents, remove_documents
 from dsi.documents import DocumentTable, document_table
+
+_KEYS = ("doc_id", "_id", "title", "text", "metadata")
 
 
 class Content(NamedTuple):
@@ -25,43 +29,73 @@ class Content(NamedTuple):
     lexical: Lexical | None
 
 
-def with_documents(content: Content, encoder: Encoder, documents: Sequence[Mapping[str, Any]]) -> Content:
+def with_documents(
+    content: Content, encoder: Encoder, documents: Iterable[Mapping[str, Any]], *, replace: bool = False
+) -> Content:
     """Return the content with more documents, each a mapping with doc_id, title, text and optional metadata {column: value}.
 
+    Args:
+        content: the parts of an index.
+        encoder: of the index.
+        documents: the new ones.
+        replace: put a document in the place of one that has its doc_id.
+
     Raises:
-        ValueError: a doc_id is in the index already or repeated, a document has no text, or metadata do not fit the columns
-            of the index; the message names it.
+        TypeError: documents are no list of mappings.
+        ValueError: a doc_id is in the index already or comes twice, a document has no text, or metadata do not fit the
+            columns of the index; the message names it.
     """
-    known = set(content.documents["doc_id"][:])
-    for number, document in enumerate(documents):
-        doc_id = document.get("doc_id")
-        if not isinstance(doc_id, str) or not doc_id:
-            raise ValueError(f"Document {number} must have a doc_id that is a text and not empty, got {doc_id!r}.")
-        if doc_id in known:
-            raise ValueError(f"The doc_id {doc_id!r} is in the index already, or comes twice; remove it first.")
-        if not (document.get("title", "") + document.get("text", "")).strip():
-            raise ValueError(f"Document {doc_id!r} has neither title nor text; leave it out or give it text.")
-        known.add(doc_id)
-    if not documents:
+    rows = {doc_id: row for row, doc_id in enumerate(content.documents["doc_id"][:])}
+    records = _records(documents, set() if plain(bool, replace, "replace") else set(rows))
+    if not records:
         return content
-    doc_ids = [document["doc_id"] for document in documents]
-    titles, texts = ([document.get(name, "") for document in documents] for name in ("title", "text"))
-    embeddings = encoder.encode(encoder.document_texts(titles, texts), "document")
+    doc_ids, titles, texts = ([record[name] for record in records] for name in COLUMNS)
+    replaced = [rows[doc_id] for doc_id in doc_ids if doc_id in rows]
     old = document_table(content.documents, texts=True)
-    metadata = _metadata_columns([document.get("metadata", {}) for document in documents], doc_ids, old.schema)
+    metadata = _metadata_columns([record["metadata"] for record in records], doc_ids, old.schema)
+    embeddings = encoder.encode(encoder.document_texts(titles, texts), "document")
     own = {"text": texts} if "text" in old.column_names else {}
     new = pa.table({"doc_id": doc_ids, "title": titles, **own, **metadata}, schema=old.schema)
-    table = pa.concat_tables([old, new])
     full_texts = [f"{title} {text}" for title, text in zip(titles, texts, strict=True)]
-    lexical = content.lexical.changed((), doc_ids, full_texts) if content.lexical else None
-    return Content(add_documents(content.tree, embeddings), datasets.Dataset(table), lexical)
+    tree = remove_documents(content.tree, np.array(replaced)) if replaced else content.tree
+    return Content(
+        add_documents(tree, embeddings),
+        datasets.Dataset(pa.concat_tables([_without(old, replaced), new])),
+        content.lexical.changed(replaced, doc_ids, full_texts) if content.lexical else None,
+    )
+
+
+def _records(documents: Iterable[Mapping[str, Any]], taken: set[str]) -> list[dict[str, Any]]:
+    """Return the records of new documents, checked; none may have a doc_id that is taken."""
+    if isinstance(documents, Mapping):
+        raise TypeError("add() takes a list of documents, got one; put it into a list.")
+    if not isinstance(documents, Iterable) or isinstance(documents, str | bytes):
+        raise TypeError(f"add() takes a list of documents, got {documents!r}.")
+    records = []
+    for number, document in enumerate(documents):
+        if not isinstance(document, Mapping):
+            raise TypeError(f"Document {number} must be a mapping with doc_id, title and text, got {document!r}.")
+        record = document_record(document, f"Document {number}")
+        doc_id = record["doc_id"]
+        unknown = [key for key in document if key not in _KEYS]
+        if unknown:
+            raise ValueError(
+                f"Document {doc_id!r} has the key {unknown[0]!r}, not one of {', '.join(_KEYS)}; put it into metadata."
+            )
+        if doc_id in taken:
+            raise ValueError(f"The doc_id {doc_id!r} is in the index already, or comes twice; remove it first.")
+        if not (record["title"] + record["text"]).strip():
+            raise ValueError(f"Document {doc_id!r} has neither title nor text; leave it out or give it text.")
+        taken.add(doc_id)
+        records.append(record)
+    return records
 
 
 def _metadata_columns(
     metadata: Sequence[Mapping[str, Any]], doc_ids: Sequence[str], schema: pa.Schema
 ) -> dict[str, pa.Array]:
     """Return {column: values of the new documents}, null where a document has none."""
-    columns = {field.name: field.type for field in schema if field.name not in ("doc_id", "title", "text")}
+    columns = {field.name: field.type for field in schema if field.name not in COLUMNS}
     for doc_id, own in zip(doc_ids, metadata, strict=True):
         for name, value in own.items():
             if name not in columns:
@@ -69,13 +103,24 @@ def _metadata_columns(
                     f"Document {doc_id!r} has metadata {name!r}, for which the index has no column; "
                     f"it has {', '.join(columns) or 'none'}."
                 )
-            try:
-                pa.array([value], type=columns[name])
-            except (pa.ArrowInvalid, pa.ArrowTypeError):
+            if not _fits(value, columns[name]):
                 raise ValueError(
                     f"Document {doc_id!r}: metadata {name!r} must be of type {columns[name]}, got {value!r}."
-                ) from None
+                )
     return {name: pa.array([own.get(name) for own in metadata], type=kind) for name, kind in columns.items()}
+
+
+def _fits(value: bool | int | float | str, kind: pa.DataType) -> bool:
+    """Return whether a column of a type can hold a value. Integers are floats too; nothing else is converted."""
+    if isinstance(value, bool) != pa.types.is_boolean(kind) or (
+        isinstance(value, float) and not pa.types.is_floating(kind)
+    ):
+        return False
+    try:
+        pa.array([value], type=kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return False
+    return True
 
 
 def without_documents(content: Content, rows: Sequence[int]) -> Content:
@@ -88,11 +133,15 @@ def without_documents(content: Content, rows: Sequence[int]) -> Content:
         return content
     if len(set(rows)) == len(content.documents):
         raise ValueError("An index cannot be left without documents; keep at least one.")
-    keep = np.ones(len(content.documents), dtype=bool)
-    keep[list(rows)] = False
-    table = document_table(content.documents, texts=True).filter(pa.array(keep))
+    table = _without(document_table(content.documents, texts=True), rows)
     lexical = content.lexical.changed(rows, (), ()) if content.lexical else None
     return Content(remove_documents(content.tree, np.array(rows)), datasets.Dataset(table), lexical)
+
+
+def _without(table: pa.Table, rows: Sequence[int]) -> pa.Table:
+    keep = np.ones(len(table), dtype=bool)
+    keep[list(rows)] = False
+    return table.filter(pa.array(keep)) if rows else table
 
 
 def with_texts(content: Content, documents: datasets.Dataset) -> Content:

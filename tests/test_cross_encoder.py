@@ -116,8 +116,8 @@ def test_texts_stay_with_the_index_through_updates(retriever, collection, index,
     assert texts.pop("new") == "Neretva A river in Bosnia and Croatia."
     assert texts == {doc_id: full_text(collection, doc_id) for doc_id in collection.documents["doc_id"][1:]}
     assert dsi.rerank(candidates, reranker).doc_ids != candidates.doc_ids
-    with pytest.raises(ValueError, match="has metadata 'text', for which the index has no column"):
-        loaded.add([{"doc_id": "x", "title": "x", "metadata": {"text": "y"}}])
+    with pytest.raises(ValueError, match="metadata must not have the key 'text'"):
+        loaded.add([{"doc_id": "x", "title": "x", "text": "x", "metadata": {"text": "y"}}])
     with pytest.raises(ValueError, match=r"where .* does not work"):
         loaded.search("river", where="text = 'y'")  # no filter reads whole texts
 

@@ -342,7 +342,16 @@ def test_filtered_search_is_the_unfiltered_ranking_without_the_others(
         ({"alpha": 1.5}, r"alpha must be in \[0, 1\] .* got 1.5"),
         ({"alpha": math.nan}, r"alpha must be in \[0, 1\]"),
         ({"beta": -1}, "beta must be 0 .* got -1"),
-        ({"ann_temperature": 0.0}, "ann_temperature must be above 0, got 0"),
+        ({"ann_temperature": 0.0}, "ann_temperature must be between 1e-6 and 1e6, got 0.0"),
+        ({"ann_temperature": math.inf}, "ann_temperature must be between 1e-6 and 1e6, got inf"),
+        ({"ann_temperature": 1e-300}, "ann_temperature must be between 1e-6 and 1e6, got 1e-300"),
+        ({"lexical_weight": math.nan}, r"lexical_weight must be between 0 \(dense scores alone\) and 1e6, got nan"),
+        ({"lexical_weight": 1e300}, r"lexical_weight must be between 0 \(dense scores alone\) and 1e6, got 1e\+300"),
+        ({"alpha": "0.5"}, "alpha must be a number, got '0.5'"),
+        ({"alpha": True}, "alpha must be a number, got True"),
+        ({"beta": 10**400}, "beta must be a number that a float can hold"),
+        ({"beam_width": 10.0}, "beam_width must be an integer, got 10.0"),
+        ({"fusion": None}, "fusion must be a string, got None"),
         ({"beam_width": 0}, "beam_width must be at least 1, got 0"),
         ({"fusion": "sum"}, "fusion must be one of bound, estimate, paper, got 'sum'"),
     ],
@@ -350,6 +359,24 @@ def test_filtered_search_is_the_unfiltered_ranking_without_the_others(
 def test_settings_out_of_range_are_named(settings_, message):
     with pytest.raises(ValueError, match=message):
         SearchConfig(**settings_)
+
+
+def test_numpy_numbers_become_plain_ones():
+    config = SearchConfig(alpha=np.float32(0.5), beta=2, ann_temperature=np.int64(1), beam_width=np.int32(7))
+    request = SearchRequest(np.int64(3), config, exact=np.bool_(True))
+    values = [config.alpha, config.beta, config.ann_temperature, config.beam_width, request.k, request.exact]
+    assert values == [0.5, 2.0, 1.0, 7, 3, True]
+    assert [type(value) for value in values] == [float, float, float, int, int, bool]
+
+
+def test_scores_that_overflow_are_never_certified():
+    tree = random_tree(60)
+    states, mask, embeddings = random_queries(4)
+    config = SearchConfig(alpha=0.0, beam_width=60)
+    assert run(searcher_for(tree, random_generator(tree)), (states, mask, embeddings), 60, config).exact.all()
+    result = run(searcher_for(tree, random_generator(tree)), (states, mask, embeddings * 3e38), 60, config)
+    assert not torch.isfinite(result.scores).all(dim=1).any()
+    assert not result.exact.any()
 
 
 def test_k_beyond_the_beam_is_refused():

@@ -22,6 +22,16 @@ def options_are_typed(retriever: GenerativeRetriever) -> None:
     assert_type(retriever.candidates(["a query"], k=50, features=False, method="mcts", simulations=10), Candidates)
 
 
+def documents_are_typed(retriever: GenerativeRetriever) -> None:
+    document = retriever.get("d1")
+    assert_type(document.text, str | None)
+    assert_type(retriever.search("a query")[0].text, str | None)
+    retriever.add({"doc_id": name, "text": "a text"} for name in "ab")
+    retriever.add([{"doc_id": "d1", "text": "another text"}], replace=True)
+    retriever.add([{"doc_id": "d1", "text": "another text"}], replace="yes")  # type: ignore[arg-type]
+    retriever.remove(name for name in "ab")
+
+
 def misspelt_options_are_errors(retriever: GenerativeRetriever) -> None:
     retriever.search("a query", beam_with=20)  # type: ignore[call-overload]
     retriever.explain("a query", beam_with=20)  # type: ignore[call-arg]

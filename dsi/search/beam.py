@@ -202,8 +202,9 @@ class TreeSearcher:
             if trace is not None:
                 trace.append(level_trace(candidates, beam, answers, self.tree.num_inner))
 
-        # Certify: nothing pruned scores above the k-th document.
+        # Certify: nothing pruned scores above the k-th document. Scores that overflowed prove nothing.
         exact = pruned <= (answers.scores[:, -1] if bounds else -torch.inf)
+        exact &= answers.scores.isfinite().all(dim=1)
         return SearchResult(answers.positions, answers.scores, exact, answers.generative)
 
     @torch.no_grad()

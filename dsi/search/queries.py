@@ -1,6 +1,6 @@
 """Encoded queries: one pass of the encoder serves many searches. Knows nothing of trees."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,8 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from contrastive.encoder import Encoder
+from docids.checks import plain, text
 from docids.lexical import BM25, Lexical, weighted_scores
 from docids.progress import progress
+
+LARGEST_EXTRA = 1e30
+"""Bound of `extra_scores`: further ones could overflow float32."""
 
 
 class QueryBatch(NamedTuple):
@@ -77,7 +81,7 @@ class EncodedQueries:
 
 
 def encode_queries(
-    encoder: Encoder, queries: Sequence[str] | Mapping[str, str], *, batch_size: int = 32, show_progress: bool = False
+    encoder: Encoder, queries: Iterable[str] | Mapping[str, str], *, batch_size: int = 32, show_progress: bool = False
 ) -> EncodedQueries:
     """Encode queries, in batches of similar length.
 
@@ -88,13 +92,12 @@ def encode_queries(
         show_progress: show a progress bar.
 
     Raises:
-        ValueError: a query is empty, or not a string.
+        TypeError: queries are neither a list of texts nor a mapping.
+        ValueError: a query is empty, or no text.
     """
-    query_ids = list(queries) if isinstance(queries, Mapping) else [str(row) for row in range(len(queries))]
-    queries = list(queries.values()) if isinstance(queries, Mapping) else queries
-    for row, query in enumerate(queries):
-        if not isinstance(query, str) or not query.strip():
-            raise ValueError(f"Query {row} must be a text that is not empty, got {query!r}.")
+    query_ids, queries = ids_and_texts(queries)
+    if plain(int, batch_size, "batch_size") < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
     texts = encoder.query_texts(queries)
     order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
     batches = []
@@ -104,6 +107,40 @@ def encode_queries(
         encoded = encoder.forward([texts[row] for row in rows], "query")
         batches.append(QueryBatch(torch.tensor(rows), *encoded, [queries[row] for row in rows]))
     return EncodedQueries(query_ids, batches)
+
+
+def encoded_queries(
+    encoder: Encoder, queries: Iterable[str] | Mapping[str, str] | EncodedQueries, *, show_progress: bool = False
+) -> EncodedQueries:
+    """Encode several queries, unless they are encoded already.
+
+    Raises:
+        TypeError: the queries are one text.
+    """
+    if isinstance(queries, EncodedQueries):
+        return queries
+    if isinstance(queries, str):
+        raise TypeError(f"This call takes a list of queries, got the text {queries!r}; put it into a list.")
+    return encode_queries(encoder, queries, show_progress=show_progress)
+
+
+def ids_and_texts(queries: Iterable[str] | Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Return query_ids and texts, checked."""
+    if not isinstance(queries, Iterable) or isinstance(queries, str | bytes | Set):
+        raise TypeError(f"Queries must be a list of texts, in order, or {{query_id: text}}, got {queries!r}.")
+    if isinstance(queries, Mapping):
+        query_ids = [text(query_id, "A query_id") for query_id in queries]
+        return query_ids, [_query(query, f"Query {query_id!r}") for query_id, query in queries.items()]
+    texts = [_query(query, f"Query {row}") for row, query in enumerate(queries)]
+    return [str(row) for row in range(len(texts))], texts
+
+
+def _query(query: object, name: str) -> str:
+    if not isinstance(query, str) or not query.strip():
+        raise ValueError(f"{name} must be a text that is not empty, got {query!r}.")
+    if "\0" in query:
+        raise ValueError(f"{name} must be a text without NUL characters, got {query!r}.")
+    return text(query, name)
 
 
 def with_scores(
@@ -125,22 +162,15 @@ def with_scores(
         factors: of the words of BM25; 1 by default.
 
     Raises:
-        ValueError: extra_scores have another shape, or lexical_weight is set but the index has no lexical part.
+        ValueError: extra_scores are no such array or not finite, or lexical_weight is set but the index has no lexical part.
     """
     if lexical_weight and lexical is None:
         raise ValueError(
             f"lexical_weight is {lexical_weight:g}, but this index has no lexical part; "
             "use 0, or train with lexical.enabled = true."
         )
-    expected = (encoded.count, int((doc_rows >= 0).sum()))
-    if extra_scores is not None and extra_scores.shape != expected:
-        raise ValueError(f"extra_scores must be [queries, documents] = {expected}, got {extra_scores.shape}.")
-    if extra_scores is not None and not np.isfinite(extra_scores).all():
-        query, row = np.argwhere(~np.isfinite(extra_scores))[0].tolist()
-        raise ValueError(
-            f"extra_scores must be finite, got {extra_scores[query, row]} for query {query} and document row {row}; "
-            "exclude a document with `deny`."
-        )
+    if extra_scores is not None:
+        _check_extra_scores(extra_scores, (encoded.count, int((doc_rows >= 0).sum())))
     for batch in encoded.batches:
         parts = []
         if extra_scores is not None:
@@ -153,3 +183,20 @@ def with_scores(
             in_docid_order = torch.from_numpy(np.sum(parts, axis=0)[:, doc_rows])
             batch = batch._replace(extra_scores=in_docid_order.to(batch.embeddings.device))
         yield batch
+
+
+def _check_extra_scores(extra_scores: object, expected: tuple[int, int]) -> None:
+    if not isinstance(extra_scores, np.ndarray) or extra_scores.dtype.kind not in "fiu":
+        got = (
+            f"an array of {extra_scores.dtype}" if isinstance(extra_scores, np.ndarray) else type(extra_scores).__name__
+        )
+        raise ValueError(f"extra_scores must be a NumPy array of floats [queries, documents] = {expected}, got {got}.")
+    if extra_scores.shape != expected:
+        raise ValueError(f"extra_scores must be [queries, documents] = {expected}, got {extra_scores.shape}.")
+    good = np.abs(extra_scores, dtype=np.float64) <= LARGEST_EXTRA
+    if not good.all():
+        query, row = np.argwhere(~good)[0].tolist()
+        raise ValueError(
+            f"extra_scores must be finite, from -1e30 to 1e30, got {extra_scores[query, row]} for query {query} and document "
+            f"row {row}; exclude a document with `deny`."
+        )

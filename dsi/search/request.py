@@ -17,14 +17,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from docids.checks import above_zero, at_least, one_of
+from docids.checks import at_least, one_of, plain_fields
 from dsi.trees.dense import NodeScores
 
 F = TypeVar("F", bound=Callable[..., Any])
 Where: TypeAlias = Union[str, pc.Expression, NDArray[np.bool_]]  # noqa: UP007 (NDArray has no | on Python 3.10)
-"""A filter: SQL ("lang = 'en' and year > 2000"), an Arrow expression, or [documents] True if a document may be returned."""
+"""A filter: a condition ("lang = 'en' and year > 2000"), an Arrow expression, or [documents] True at those that may be
+returned."""
 
 MAX_EXPANSIONS = 10_000
+_LARGEST = 1e6
 _FUSIONS = ("bound", "estimate", "paper")
 _METHODS = ("beam", "mcts")
 
@@ -41,26 +43,27 @@ class SearchConfig:
     beta: float = math.inf
     """Number of levels that use the dense score; inf for all, 0 for the decoder only."""
     ann_temperature: float = 1.0
-    """Divides the dense scores; 1 in the paper, less for normalised embeddings."""
+    """Divides the dense scores, between 1e-6 and 1e6; 1 in the paper, less for normalised embeddings."""
     beam_width: int = 20
     """Inner nodes kept per level."""
     lexical_weight: float = 0.0
-    """Weight of BM25 in a document's score z.e_d + lexical_weight * BM25; needs fusion "bound" and an index with
+    """Weight of BM25 in a document's score z.e_d + lexical_weight * BM25, at most 1e6; needs fusion "bound" and an index with
     BM25."""
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         one_of(self, fusion=_FUSIONS)
         if not 0 <= self.alpha <= 1:
             raise ValueError(f"alpha must be in [0, 1] (the decoder's weight), got {self.alpha}.")
         if not self.beta >= 0:
             raise ValueError(f"beta must be 0 (decoder only) or more levels, or inf for all, got {self.beta}.")
-        above_zero(self, ["ann_temperature"])
-        for name in ("ann_temperature", "lexical_weight"):
-            if math.isinf(getattr(self, name)):
-                raise ValueError(f"{name} must be finite, got {getattr(self, name)}.")
+        if not 1 / _LARGEST <= self.ann_temperature <= _LARGEST:  # beyond, scores could overflow float32
+            raise ValueError(f"ann_temperature must be between 1e-6 and 1e6, got {self.ann_temperature}.")
         at_least(self, beam_width=1)
-        if not self.lexical_weight >= 0:
-            raise ValueError(f"lexical_weight must be 0 (dense scores alone) or more, got {self.lexical_weight}.")
+        if not 0 <= self.lexical_weight <= _LARGEST:
+            raise ValueError(
+                f"lexical_weight must be between 0 (dense scores alone) and 1e6, got {self.lexical_weight}."
+            )
         if self.lexical_weight and self.fusion == "paper":
             raise ValueError(
                 'lexical_weight needs fusion "bound" or "estimate", got "paper": centroids have no BM25 score.'
@@ -102,8 +105,8 @@ class SearchOptions(TypedDict, total=False):
     deny: Collection[str] | None
     """The doc_ids that must not be returned."""
     where: Where | None
-    """A condition on the metadata: SQL ("lang = 'en' and year > 2000"), an Arrow expression
-    (`pyarrow.compute.field("lang") == "en"`), or [documents] booleans."""
+    """A condition on the metadata: as in SQL ("lang = 'en' and year > 2000"; the grammar is that of `dsi.filters`), an Arrow
+    expression (`pyarrow.compute.field("lang") == "en"`), or [documents] booleans."""
     extra_scores: NDArray[np.floating] | None
     """[queries, documents], in the order of the document table: any other score (recency, popularity, …), already
     weighted. It is added to z.e_d, and the certificate covers it. Needs fusion "bound"."""
@@ -153,10 +156,9 @@ class SearchRequest:
     simulations: int = 100
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         one_of(self, method=_METHODS)
         at_least(self, max_expansions=1, simulations=1)
-        if not isinstance(self.exact, bool):
-            raise ValueError(f"exact must be True or False, got {self.exact!r}.")
         beam_width = self.config.beam_width
         if not 1 <= self.k <= beam_width:
             remedy = "; widen beam_width" if self.k > beam_width else ""

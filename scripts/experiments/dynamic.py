@@ -23,6 +23,7 @@ import numpy as np
 
 from docids.collection import Collection, FullTexts, Qrels, read_collection
 from docids.lexical import BM25
+from docids.records import table_record
 from docids.storage import digest, write_text
 from dsi.config import Config
 from dsi.systems import Run, alone
@@ -130,7 +131,7 @@ class GrowingIndex:
 
     def add(self, rows: Sequence[int]) -> None:
         """Add documents of the collection; those without any text, which an index refuses, are left out."""
-        documents = {row: self.collection.documents[row] for row in rows}
+        documents = {row: table_record(self.collection.documents[row]) for row in rows}
         with_text = {row: d for row, d in documents.items() if (d["title"] + d["text"]).strip()}
         self._retriever.add(list(with_text.values()))
         self._rows += with_text

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from docids.collection import Collection, read_collection
+from docids.records import table_record
 from docids.storage import replace_folder, write_json, write_text
 from dsi.provenance import provenance
 from dsi.systems import IndexSystems
@@ -92,7 +93,7 @@ def measure_updates(
 
     runs = {"before adding": run("without")}
     started = time.perf_counter()
-    without.retriever.add([{**collection.documents[row]} for row in rows])
+    without.retriever.add([table_record(collection.documents[row]) for row in rows])
     seconds = time.perf_counter() - started
     runs["after adding"] = run("without")
     runs["trained with all"] = run("whole")

@@ -1,0 +1,201 @@
+"""Conditions on metadata: the rows that SQLite finds, and refusals that say where and why."""
+
+import math
+import re
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsi.documents import DocumentTable
+from dsi.filters import MAX_CONDITIONS, MAX_DEPTH, as_expression
+
+TEXTS = ["en", "de", "EN", "o'k", "", "a_b", "a%b", "\\", "e\nn", None]
+ROWS = 60
+COLUMNS = {
+    "lang": [TEXTS[n % 10] for n in range(ROWS)],
+    "year": [None if n % 7 == 0 else (n * 37) % 11 - 5 for n in range(ROWS)],
+    "score": [None if n % 5 == 0 else math.nan if n % 11 == 0 else (n % 9) / 2 for n in range(ROWS)],
+    "flag": [None if n % 4 == 0 else n % 3 == 0 for n in range(ROWS)],
+    'a "b" c': [TEXTS[n % 7] for n in range(ROWS)],
+}
+COMPARISONS = ["=", "==", "<>", "!=", "<", "<=", ">", ">="]
+
+
+def quoted(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+def table_of(columns):
+    return DocumentTable(datasets.Dataset(pa.table(columns)))
+
+
+@pytest.fixture(scope="module")
+def documents():
+    return table_of(COLUMNS)
+
+
+@pytest.fixture(scope="module")
+def sqlite():
+    database = sqlite3.connect(":memory:")
+    names = ", ".join('"' + name.replace('"', '""') + '"' for name in COLUMNS)
+    database.execute(f"create table documents ({names})")
+    database.executemany("insert into documents values (?, ?, ?, ?, ?)", zip(*COLUMNS.values(), strict=True))
+    return database
+
+
+numbers = st.integers(-7, 7).map(str) | st.sampled_from(["0.5", "-1.5", "2.0", ".5", "1e0", "+3"])
+texts = st.sampled_from(TEXTS[:-1]).map(quoted)
+patterns = st.text(alphabet="enEN%_a\\'\n", max_size=5).map(quoted)
+VALUES = {
+    "lang": texts,
+    "year": numbers,
+    "score": numbers,
+    "flag": st.sampled_from(["true", "FALSE"]),
+    '"a ""b"" c"': texts,
+}
+
+
+@st.composite
+def single_conditions(draw):
+    column = draw(st.sampled_from(list(VALUES)))
+    values, negation = VALUES[column], draw(st.sampled_from(["", "not "]))
+    kind = draw(st.sampled_from(["compare", "in", "between", "null", "like"]))
+    if kind == "null":
+        return f"{column} IS {negation}null"
+    if kind == "in":
+        return f"{column} {negation}in ({', '.join(draw(st.lists(values, min_size=1, max_size=3)))})"
+    if kind == "between":
+        return f"{column} {negation}Between {draw(values)} and {draw(values)}"
+    if kind == "like" and column not in ("year", "score", "flag"):
+        return f"{column} {negation}like {draw(patterns)}"
+    return f"{column}{draw(st.sampled_from(COMPARISONS))}{draw(values)}"
+
+
+conditions = st.recursive(
+    single_conditions(),
+    lambda inner: st.one_of(
+        st.tuples(inner, st.sampled_from(["and", "OR"]), inner).map(" ".join),
+        inner.map("not {}".format),
+        inner.map("({})".format),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(where=conditions)
+def test_conditions_match_the_rows_that_sqlite_finds(documents, sqlite, where):
+    expected = [row for (row,) in sqlite.execute(f"select rowid - 1 from documents where {where} order by 1")]
+    assert documents.matching(where).nonzero()[0].tolist() == expected
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    where=st.lists(
+        st.sampled_from([*"()<>=!,'\"%-.5eé\0; ", "and", "or", "not", "lang", "year", "in", "is", "null", "'en'"])
+    )
+)
+def test_any_text_is_a_condition_or_refused_with_its_place(documents, where):
+    problem = ""
+    try:
+        documents.matching(" ".join(where))
+    except ValueError as error:
+        problem = str(error)
+    assert re.fullmatch(r"|where .* does not work at character \d+: .*\.", problem, re.DOTALL)
+
+
+def test_columns_may_have_any_name():
+    names = ["doc_id", "rowid", "A", "a", "and", "lang-code", "", "été", "documents", *(f"key{n}" for n in range(2500))]
+    documents = table_of({name: [f"{name}{row}" for row in range(3)] for name in names})
+    for name in [*names[:9], names[-1]]:
+        assert documents.matching(f"\"{name}\" = '{name}1'").tolist() == [False, True, False]
+    for name in ("rowid", "A", "a", "été", "key2499"):
+        assert documents.matching(f"{name} = '{name}2'").tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("lagn = 'en'", "at character 1: no such column: lagn; the nearest is lang, and the columns are lang, year, score"),
+        ("\"lagn\" = 'en'", "at character 1: no such column: lagn; the nearest is lang"),
+        ("Lang = 'en'", "at character 1: no such column: Lang; the nearest is lang"),
+        ("year > '1999'", "at character 8: year is a column of integer values, got the text '1999'; it takes numbers"),
+        ("flag = 1", "at character 8: flag is a column of boolean values, got the integer 1; it takes true and false"),
+        ("lang in ('en', 3)", "at character 16: lang is a column of text values, got the integer 3; it takes texts in single"),
+        ("year like '1%'", "at character 11: like needs a column of texts, year is a column of integer values"),
+        ("lang = en", "at character 8: expected a value; a text stands in single quotes, got en"),
+        ('lang = "en"', 'at character 8: expected a value; a text stands in single quotes, got "en"'),
+        ("lang = null", "at character 8: nothing equals null; write lang is null, or is not null"),
+        ("lang = 'en", "at character 8: a quote is never closed"),
+        ("flag", "at character 5: expected =, <>, <, <=, >, >=, in, between, like or is, got the end"),
+        ("1 = year", "at character 1: expected a column; a condition begins with one, got 1"),
+        ("(year = 1", "at character 10: expected ), got the end"),
+        ("year = 1 limit 5", "at character 10: expected `and`, `or` or the end, got limit"),
+        ("year = 1 union select 1", "at character 10: expected `and`, `or` or the end, got union"),
+        ("year = 1; drop table documents", "at character 9: unexpected ';'"),
+        ("printf('%1000000000d', 1) = 'x'", "at character 1: no such column: printf"),
+        ("year > 99999999999999999999", "at character 8: year is a column of integers of 64 bits, 99999999999999999999 has"),
+        ("score > 1e999", "at character 9: the number is too large or too long"),
+        ("score > " + "9" * 5000, "at character 9: the number is too large or too long"),
+        ("tags = 'a'", "at character 1: tags is a column of type list<item: string>; filter it by a mask of booleans"),
+        ("lang like '" + "%a" * 251 + "'", "at character 11: a text after like may have 500 characters, got 502"),
+        ("not " * 51 + "flag = true", "parentheses and `not` may be nested 50 deep"),
+        ("(" * 5000 + "flag = true", "parentheses and `not` may be nested 50 deep"),
+        (" or ".join(["year = 1"] * 1001), "a filter may have 1000 conditions; use `in (…)` or a mask of booleans"),
+        ("x" * 100_001, "where must have at most 100,000 characters, got 100,001; use a mask of booleans"),
+        ("lang = '\ud800'", "where must be Unicode text, got the lone surrogate '\\ud800' at character 9"),
+        (3, "where must be a condition as a text, an Arrow expression or a NumPy mask, got int"),
+        ([True] * ROWS, "where must be a condition as a text, an Arrow expression or a NumPy mask, got list"),
+        (pc.field("year"), "where 'year' does not work: it gives int64, not true or false; the columns are lang, year"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_in_a_condition_is_named_with_its_place(where, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        table_of({**COLUMNS, "tags": [["a"]] * ROWS}).matching(where)
+
+
+def test_conditions_at_the_limits_are_evaluated_in_any_thread():
+    wide = " or ".join(f"year = {n}" for n in range(MAX_CONDITIONS))
+    deep = "(" * (MAX_DEPTH - 1) + "year = 1" + ")" * (MAX_DEPTH - 1)
+    among = f"year in ({', '.join(map(str, range(10_000)))})"
+    documents = table_of(COLUMNS)
+    positive = [year is not None and year >= 0 for year in COLUMNS["year"]]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(documents.matching, [wide, deep, among] * 4))
+    for a, b, c in zip(found[::3], found[1::3], found[2::3], strict=True):
+        assert a.tolist() == c.tolist() == positive
+        assert b.tolist() == [year == 1 for year in COLUMNS["year"]]
+
+
+def test_numbers_are_compared_exactly():
+    big = 2**53 + 1
+    documents = table_of(
+        {
+            "n": [big, big - 1, None],
+            "small": pa.array([1, 2, None], pa.int8()),
+            "x": pa.array([0.5, 1, None], pa.float32()),
+        }
+    )
+    assert documents.matching(f"n = {big}").tolist() == [True, False, False]
+    assert documents.matching(f"n in ({big}, 1.5)").tolist() == [True, False, False]
+    assert documents.matching(f"n not in ({big}, 1.5)").tolist() == [False, True, False]
+    assert documents.matching("n > 0.5").tolist() == [True, True, False]
+    assert documents.matching("small <= 1000").tolist() == [True, True, False]
+    assert documents.matching("x = 0.5 or x = 1").tolist() == [True, True, False]
+
+
+def test_an_expression_needs_columns_only():
+    schema = pa.schema({"lang": pa.string()})
+    assert isinstance(as_expression("lang = 'en'", schema), pc.Expression)
+    mask = DocumentTable(datasets.Dataset(pa.table({"lang": ["en", "de"]}))).matching(
+        as_expression("lang = 'de'", schema)
+    )
+    assert mask.tolist() == [False, True]
+    assert mask.dtype == np.bool_

@@ -4,28 +4,27 @@ Documents live in a memory-mapped Arrow table (`datasets.Dataset`), queries and 
 the file, the line, what was found and what to do. Knows nothing of models, identifiers or measures.
 """
 
-import json
 import logging
 import random
+import tempfile
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, overload
 
 import datasets
 
-from docids.storage import digest, open_text, sha256
+from docids.lines import json_lines, text_lines, whole_number
+from docids.records import COLUMNS, TYPES, document_record, metadata_of, queries_of
+from docids.storage import digest, sha256
 
 logger = logging.getLogger(__name__)
 
 Qrels = dict[str, dict[str, int]]
 """{query_id: {doc_id: relevance}}."""
-
-_TEXT_COLUMNS = ("doc_id", "title", "text")
-_TYPES = {bool: "bool", int: "int64", float: "float64", str: "string"}
 
 
 class LazyTexts(Sequence[str]):
@@ -122,6 +121,27 @@ def check_collection(call: str, collection: object) -> None:
     if not isinstance(collection, Collection):
         raise TypeError(
             f"{call}() takes a collection, got {collection!r}; dsi.read_collection(FOLDER) reads one from a folder."
+        )
+
+
+def compare_documents(collection: Collection, doc_ids: Iterable[str]) -> None:
+    """Warn if a collection has other documents than an index.
+
+    Raises:
+        ValueError: they share none.
+    """
+    own, indexed = collection.rows.keys(), set(doc_ids)
+    missing, extra = len(own - indexed), len(indexed - own)
+    if missing == len(own):
+        raise ValueError(
+            f"{collection.folder} and the index share no document; give the collection that the index was made of."
+        )
+    if missing or extra:
+        logger.warning(
+            "%s and the index differ: %d documents are in the collection only (no search finds them), %d in the index only.",
+            collection.folder,
+            missing,
+            extra,
         )
 
 
@@ -238,7 +258,7 @@ def _spare(relevant: Mapping[str, frozenset[str]], room: int) -> set[str]:
 def read_documents(folder: Path) -> datasets.Dataset:
     """The documents of a BEIR folder as an Arrow table: doc_id, title, text, and a column per metadata key."""
     path = _find(folder, "corpus.jsonl")
-    if next(_json_lines(path), None) is None:
+    if next(json_lines(path), None) is None:
         raise ValueError(f"{path} holds no documents; it needs one JSON object a line with _id, title and text.")
     columns = {
         row["column"]: row["kind"] for row in read_once(_column_rows, {"column": "string", "kind": "string"}, path)
@@ -257,41 +277,47 @@ def read_once(
         path: of the file.
         **arguments: further ones of `rows`.
     """
-    status = path.stat()
     try:
         return datasets.Dataset.from_generator(
             rows,
             features=datasets.Features({name: datasets.Value(kind) for name, kind in kinds.items()}),
-            # Size and time are part of the cache key, so a changed file is read again.
-            gen_kwargs={"path": str(path), "version": f"{status.st_size}-{status.st_mtime_ns}", **arguments},
+            cache_dir=_cache_folder(str(datasets.config.HF_DATASETS_CACHE)),
+            # The content is part of the cache key, so a changed file is read again.
+            gen_kwargs={"path": str(path), "version": sha256(path), **arguments},
         )
     except datasets.exceptions.DatasetGenerationError as error:
-        if isinstance(error.__cause__, ValueError):
+        if isinstance(error.__cause__, ValueError | OSError):
             raise error.__cause__ from None
         raise
+
+
+def _cache_folder(wanted: str) -> str:
+    """The folder of cached tables: the one that `datasets` has, or a temporary one if that cannot be written."""
+    try:
+        Path(wanted).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=wanted).close()
+    except OSError:
+        return _temporary_folder().name
+    return wanted
+
+
+@cache
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder that vanishes when the process ends."""
+    return tempfile.TemporaryDirectory(prefix="dsi-tables-")
 
 
 def read_queries(folder: Path) -> dict[str, str]:
     """{query_id: text} of a BEIR folder."""
     path = _find(folder, "queries.jsonl")
-    queries: dict[str, str] = {}
-    for number, record in _json_lines(path):
-        query_id, text = _text(record, "_id", path, number), _text(record, "text", path, number)
-        if query_id in queries:
-            raise ValueError(f"{path}, line {number}: duplicate query_id {query_id!r}; ids must be unique.")
-        if not text.strip():
-            raise ValueError(f"{path}, line {number}: query {query_id!r} has empty text; remove it or give it text.")
-        queries[query_id] = text
-    if not queries:
-        raise ValueError(f"{path} holds no queries; it needs one JSON object a line with _id and text.")
-    return queries
+    return queries_of(json_lines(path), path)
 
 
 def _column_rows(path: str, version: str) -> Iterator[dict[str, str]]:
     """Columns of the documents in a file and their Arrow types; all values of a metadata key must have one type."""
     kinds: dict[str, type] = {}
-    for number, record in _json_lines(Path(path)):
-        for key, value in _metadata(record, Path(path), number).items():
+    for number, record in json_lines(Path(path)):
+        for key, value in metadata_of(record, f"{path}, line {number}").items():
             before, kind = kinds.get(key, type(value)), type(value)
             if before is not kind and {before, kind} != {int, float}:
                 raise ValueError(
@@ -299,19 +325,8 @@ def _column_rows(path: str, version: str) -> Iterator[dict[str, str]]:
                     "give it one type."
                 )
             kinds[key] = kind if before is kind else float
-    for column in (*_TEXT_COLUMNS, *kinds):
-        yield {"column": column, "kind": _TYPES[kinds.get(column, str)]}
-
-
-def _metadata(record: dict[str, Any], path: Path, number: int) -> dict[str, bool | int | float | str]:
-    """The plain values of a record's metadata; null, lists and objects are left out."""
-    metadata = record.get("metadata") or {}
-    if not isinstance(metadata, dict):
-        raise ValueError(f"{path}, line {number}: metadata must be an object, got {metadata!r}.")
-    taken = sorted(set(metadata) & set(_TEXT_COLUMNS))
-    if taken:
-        raise ValueError(f"{path}, line {number}: metadata must not have the key {taken[0]!r}; give it another name.")
-    return {key: value for key, value in metadata.items() if type(value) in _TYPES}
+    for column in (*COLUMNS, *kinds):
+        yield {"column": column, "kind": TYPES[kinds.get(column, str)]}
 
 
 def _document_rows(path: str, version: str, columns: dict[str, str]) -> Iterator[dict[str, Any]]:
@@ -330,38 +345,43 @@ def document_records(path: Path) -> Iterator[dict[str, Any]]:
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; give a corpus.jsonl or corpus.jsonl.gz.")
     seen: set[str] = set()
-    for number, record in _json_lines(path):
-        doc_id = _text(record, "_id", path, number)
-        title, text = _text(record, "title", path, number, ""), _text(record, "text", path, number)
+    empty = 0
+    for number, record in json_lines(path):
+        document = document_record(record, f"{path}, line {number}")
+        doc_id = document["doc_id"]
         if doc_id in seen:
             raise ValueError(f"{path}, line {number}: duplicate doc_id {doc_id!r}; ids must be unique.")
-        if not (title.strip() or text.strip()):
+        if not (document["title"] + document["text"]).strip():
+            empty += 1
             logger.warning(
                 "%s, line %d: document %r has neither title nor text, so no query will find it.", path, number, doc_id
             )
         seen.add(doc_id)
-        yield {"doc_id": doc_id, "title": title, "text": text, "metadata": _metadata(record, path, number)}
+        yield document
+    if seen and empty == len(seen):
+        raise ValueError(f"{path}: none of the {empty} documents has a title or a text; give them texts.")
 
 
 def _read_qrels(path: Path, queries: dict[str, str], rows: dict[str, int]) -> Qrels:
     if not path.exists():
         return {}
     qrels: Qrels = {}
-    with open_text(path) as lines:
-        for number, line in enumerate(lines, start=1):
-            parts = line.rstrip("\r\n").split("\t")
-            if (number == 1 and parts[0] == "query-id") or not line.strip():
+    for number, line in text_lines(path):
+        parts, source = line.split("\t"), f"{path}, line {number}"
+        relevance = whole_number(parts[2]) if len(parts) == 3 else None
+        if relevance is None:
+            if number == 1 and parts[0] == "query-id" and len(parts) == 3:  # the header
                 continue
-            if len(parts) != 3 or not parts[2].lstrip("-").isdigit():
-                raise ValueError(
-                    f"{path}, line {number}: expected query-id<TAB>corpus-id<TAB>integer score, got {line.strip()!r}."
-                )
-            query_id, doc_id, relevance = parts
-            if query_id not in queries:
-                raise ValueError(f"{path}, line {number}: query_id {query_id!r} is not in queries.jsonl.")
-            if doc_id not in rows:
-                raise ValueError(f"{path}, line {number}: doc_id {doc_id!r} is not in corpus.jsonl.")
-            qrels.setdefault(query_id, {})[doc_id] = int(relevance)
+            raise ValueError(f"{source}: expected query-id<TAB>corpus-id<TAB>integer score, got {line.strip()!r}.")
+        query_id, doc_id, _ = parts
+        if query_id not in queries:
+            raise ValueError(f"{source}: query_id {query_id!r} is not in queries.jsonl.")
+        if doc_id not in rows:
+            raise ValueError(f"{source}: doc_id {doc_id!r} is not in corpus.jsonl.")
+        if qrels.setdefault(query_id, {}).setdefault(doc_id, relevance) != relevance:
+            raise ValueError(
+                f"{source}: an earlier line gives query {query_id!r} and document {doc_id!r} another score; keep one."
+            )
     return qrels
 
 
@@ -370,24 +390,3 @@ def _find(folder: Path, name: str) -> Path:
         if path.exists():
             return path
     raise FileNotFoundError(f"{folder / name} (or {name}.gz) does not exist; a collection needs it (BEIR layout).")
-
-
-def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with open_text(path) as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, line {number}: not valid JSON ({error.msg}); got {line[:60]!r}.") from None
-            if not isinstance(record, dict):
-                raise ValueError(f"{path}, line {number}: expected a JSON object, got {line[:60]!r}.")
-            yield number, record
-
-
-def _text(record: dict[str, Any], key: str, path: str | Path, number: int, default: str | None = None) -> str:
-    value = record.get(key, default)
-    if not isinstance(value, str):
-        raise ValueError(f"{path}, line {number}: key {key!r} must be a string, got {value!r}.")
-    return value

@@ -1,15 +1,17 @@
 """Any collection of ir_datasets as a BEIR folder (extra `irds`). Knows nothing of models.
 
-Judgements of documents that are not there, or have no text, are left out and counted.
+Judgements of documents or queries that are not there, or have no text, are left out and counted. Of several judgements of a
+query and a document the highest is kept. What is written can be read: ids and texts are checked as a collection's are.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from docids.progress import progress
+from docids.records import document_record, query_record
 from docids.storage import replace_folder
 
 Judgement = tuple[str, str, int]
@@ -24,7 +26,7 @@ class PreparedIrds:
         documents: how many.
         without_text: documents that were left out, as they have neither title nor text.
         judgements: {split: how many}.
-        left_out: {split: judgements of documents that are not there}.
+        left_out: {split: judgements of documents or queries that are not there}.
     """
 
     documents: int
@@ -42,18 +44,21 @@ def prepare(names: Mapping[str, str], output: Path) -> PreparedIrds:
 
     Raises:
         ModuleNotFoundError: ir_datasets is not installed.
-        ValueError: an unknown name, a data set without documents, queries or judgements, or one that judges other documents.
+        ValueError: an unknown name, a data set without documents, queries or judgements, one that judges other documents, or
+            a document or query that a collection cannot hold.
     """
     data_sets = {split: _load(name) for split, name in names.items()}
-    judgements = {split: list(_judgements(data_set)) for split, data_set in data_sets.items()}
+    judgements = {split: _judgements(data_set) for split, data_set in data_sets.items()}
     judged = {doc_id for rows in judgements.values() for _, doc_id, _ in rows}
     with replace_folder(output) as folder:
         documents, without_text, found = _write_corpus(data_sets["test"], folder / "corpus.jsonl", judged)
-        kept = {split: [row for row in rows if row[1] in found] for split, rows in judgements.items()}
+        queries = _write_queries(data_sets, judgements, folder / "queries.jsonl")
+        kept = {
+            split: [row for row in rows if row[0] in queries and row[1] in found] for split, rows in judgements.items()
+        }
         for split, rows in kept.items():
             if not rows:
                 raise ValueError(f"{names[split]} judges none of the documents of {names['test']}; choose one corpus.")
-        _write_queries(data_sets, kept, folder / "queries.jsonl")
         (folder / "qrels").mkdir()
         for split, rows in kept.items():
             _write_judgements(rows, folder / "qrels" / f"{split}.tsv")
@@ -79,9 +84,12 @@ def _load(name: str) -> Any:
     return data_set
 
 
-def _judgements(data_set: Any) -> Iterator[Judgement]:
+def _judgements(data_set: Any) -> list[Judgement]:
+    found: dict[tuple[str, str], int] = {}
     for judgement in data_set.qrels_iter():
-        yield judgement.query_id, judgement.doc_id, judgement.relevance
+        pair = judgement.query_id, judgement.doc_id
+        found[pair] = max(judgement.relevance, found.get(pair, judgement.relevance))
+    return [(query_id, doc_id, relevance) for (query_id, doc_id), relevance in found.items()]
 
 
 def _write_corpus(data_set: Any, path: Path, judged: set[str]) -> tuple[int, int, set[str]]:
@@ -96,23 +104,29 @@ def _write_corpus(data_set: Any, path: Path, judged: set[str]) -> tuple[int, int
             if not title and not text:
                 without_text += 1
                 continue
-            _write(file, {"_id": document.doc_id, "title": title, "text": text or title})
+            record = {"_id": document.doc_id, "title": title, "text": text or title}
+            document_record(record, f"Document {document.doc_id!r}")
+            _write(file, record)
             written += 1
             if document.doc_id in judged:
                 found.add(document.doc_id)
     return written, without_text, found
 
 
-def _write_queries(data_sets: Mapping[str, Any], kept: Mapping[str, Sequence[Judgement]], path: Path) -> None:
-    """The judged queries of all splits, each once."""
+def _write_queries(data_sets: Mapping[str, Any], judged: Mapping[str, Sequence[Judgement]], path: Path) -> set[str]:
+    """Write the judged queries of all splits, each once; returns their ids."""
     known: set[str] = set()
     with path.open("w", encoding="utf-8") as file:
-        for split, rows in kept.items():
+        for split, rows in judged.items():
             wanted = {query_id for query_id, _, _ in rows} - known
             for query in data_sets[split].queries_iter():
-                if query.query_id in wanted:
+                record = {"_id": query.query_id, "text": query.default_text()}
+                if query.query_id in wanted and record["text"].strip():
+                    query_record(record, f"Query {query.query_id!r}")
+                    wanted.remove(query.query_id)
                     known.add(query.query_id)
-                    _write(file, {"_id": query.query_id, "text": query.default_text()})
+                    _write(file, record)
+    return known
 
 
 def _write_judgements(rows: Sequence[Judgement], path: Path) -> None:

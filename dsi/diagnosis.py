@@ -74,7 +74,8 @@ def diagnose_split(
     retriever: GenerativeRetriever, collection: Collection, split: str, k: int = 10
 ) -> tuple[list[Miss], int]:
     """Return the misses among the judged queries of a split (first relevant document only), and the number of queries."""
-    answers = {query_id: collection.documents[row]["doc_id"] for query_id, row in reversed(collection.pairs(split))}
+    pairs = [(query_id, collection.documents[row]["doc_id"]) for query_id, row in reversed(collection.pairs(split))]
+    answers = {query_id: doc_id for query_id, doc_id in pairs if doc_id in retriever.documents.rows}
     queries = {query_id: collection.queries[query_id] for query_id in answers}
     return diagnose(retriever, queries, answers, k), len(queries)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from contrastive.encoder import Encoder, EncoderConfig
-from docids.collection import SPLITS, Collection, check_collection
+from docids.collection import SPLITS, Collection, check_collection, compare_documents
 from docids.processes import ALONE, Processes
 from docids.progress import progress
 from docids.storage import write_json
@@ -133,7 +133,8 @@ def evaluate(
 
     Args:
         retriever: the index.
-        collection: its collection.
+        collection: its collection. The baselines BM25 and `untrained` search the collection's documents, all others the
+            index's; if these differ, a warning counts them.
         split: judgements to measure on: "test", "dev" or "train".
         depth: documents per query that the index returns. If it exceeds the beam width, the beam is widened and the row's name
             says so; deeper measures (Recall@100) are reported if depth reaches them.
@@ -144,7 +145,7 @@ def evaluate(
         processes: share the searching.
 
     Raises:
-        ValueError: the split has no judgements.
+        ValueError: the split has no judgements, or the index has none of the collection's documents.
     """
     check_collection("evaluate", collection)
     if split not in SPLITS:
@@ -153,6 +154,7 @@ def evaluate(
         raise ValueError(f"depth must be at least 1, got {depth}.")
     if not collection.qrels[split]:
         raise ValueError(f"{collection.folder} has no judgements to measure on; add qrels/{split}.tsv.")
+    compare_documents(collection, retriever.documents.rows)
     systems = _Systems(retriever, collection, split, depth, processes)
     systems.add_baselines(untrained)
     index = systems.add_index(other_fusion)

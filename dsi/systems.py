@@ -3,7 +3,7 @@
 Knows nothing of measures or tables.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -65,21 +65,28 @@ class DenseSystems:
     Args:
         collection: the documents and queries.
         encoder: of the queries.
-        embeddings: [documents, dim] in collection order; computed by the encoder by default.
+        embeddings: [documents, dim] of the documents to search; computed by the encoder by default.
+        doc_ids: of the documents to search, in the order of the embeddings; those of the collection by default.
     """
 
-    def __init__(self, collection: Collection, encoder: Encoder, embeddings: NDArray[np.float32] | None = None) -> None:
+    def __init__(
+        self,
+        collection: Collection,
+        encoder: Encoder,
+        embeddings: NDArray[np.float32] | None = None,
+        doc_ids: Sequence[str] | None = None,
+    ) -> None:
         self.collection, self.encoder = collection, encoder
         if embeddings is None:
             embeddings = encoder.encode(DocumentTexts(encoder, collection.documents)[:], "document", progress=True)
-        self.embeddings = embeddings
+        self.embeddings, self.doc_ids = embeddings, doc_ids or list(collection.rows)
 
     def run(self, split: str, encoded: NDArray[np.float32] | None = None, *, approximate: bool = False) -> Run:
         """Return the top hundred documents of each query of a split; `encoded`: [queries, dim], if they are at hand."""
-        queries, doc_ids = self.collection.query_texts(split), self.collection.documents["doc_id"][:]
+        queries = self.collection.query_texts(split)
         if encoded is None:
             encoded = self.encoder.encode(self.encoder.query_texts(list(queries.values())), "query")
-        return dense_run(list(queries), encoded, doc_ids, self.embeddings, DEPTH, approximate=approximate)
+        return dense_run(list(queries), encoded, self.doc_ids, self.embeddings, DEPTH, approximate=approximate)
 
 
 class IndexSystems:
@@ -94,7 +101,8 @@ class IndexSystems:
     def __init__(self, collection: Collection, retriever: GenerativeRetriever, processes: Processes = ALONE) -> None:
         self.collection, self.retriever, self.processes = collection, retriever, processes
         tree = retriever.tree
-        self.dense = DenseSystems(collection, retriever.encoder, tree.embeddings[tree.positions])
+        embeddings, doc_ids = tree.embeddings[tree.positions], list(retriever.documents.rows)  # in the index's order
+        self.dense = DenseSystems(collection, retriever.encoder, embeddings, doc_ids)
         self._encoded: dict[tuple[str, int], EncodedQueries] = {}
 
     def run(self, split: str, k: int = DEPTH, **options: Any) -> Run:

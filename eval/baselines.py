@@ -42,7 +42,12 @@ def dense_run(
         doc_embeddings: [documents, dim].
         k: documents per query.
         approximate: search an HNSW graph (32 neighbours, efSearch 2 k) instead of all documents.
+
+    Raises:
+        ValueError: there are not as many doc_ids as embeddings.
     """
+    if len(doc_ids) != len(doc_embeddings):
+        raise ValueError(f"Every embedding needs a doc_id, got {len(doc_ids)} doc_ids for {len(doc_embeddings)}.")
     width = doc_embeddings.shape[1]
     if approximate:
         index: faiss.Index = faiss.IndexHNSWFlat(width, 32, faiss.METRIC_INNER_PRODUCT)

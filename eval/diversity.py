@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from eval.measures import Run
-from eval.trec import fields_of
+from eval.trec import fields_of, integer
 
 Subtopics = Mapping[str, Mapping[str, Sequence[str]]]
 """{query_id: {doc_id: the subtopics it covers}}."""
@@ -20,8 +20,8 @@ def read_subtopics(path: Path) -> dict[str, dict[str, list[str]]]:
         ValueError: a malformed line; the message says where.
     """
     found: dict[str, dict[str, list[str]]] = {}
-    for _, (query_id, subtopic, doc_id, relevance) in fields_of(path, 4, "query subtopic document relevance"):
-        if int(relevance) > 0:
+    for source, (query_id, subtopic, doc_id, relevance) in fields_of(path, 4, "query subtopic document relevance"):
+        if integer(relevance, source) > 0:
             found.setdefault(query_id, {}).setdefault(doc_id, []).append(subtopic)
     return found
 

@@ -75,7 +75,7 @@ def best_weight(a: Run, b: Run, qrels: Judgements, measure: str = "RR@10") -> tu
     top = np.flatnonzero(sums >= sums.max() - 1e-9)
     widest = top[np.argmax(widths[top])]
     inside = (float(sums[widest]) / len(qrels), float(at[widest] + widths[widest] / 2))
-    value, weight = max(best, inside, key=lambda found: found[0])
+    value, weight = max(inside, best, key=lambda found: found[0])  # of equals not an end
     return weight, value
 
 

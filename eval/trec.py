@@ -1,10 +1,16 @@
 """Runs and judgements in TREC's file formats, which trec_eval and ir_measures read and write too."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
+from docids.lines import text_lines, whole_number
 from docids.storage import write_text
 from eval.measures import Judgements, Run, ranking
+
+Number = TypeVar("Number", int, float)
 
 
 def write_run(run: Run, path: Path, tag: str) -> None:
@@ -24,9 +30,8 @@ def read_run(path: Path) -> dict[str, dict[str, float]]:
         ValueError: a line does not have six fields, its score is not a number, or a document comes twice for a query.
     """
     run: dict[str, dict[str, float]] = {}
-    for number, fields in fields_of(path, 6, "query_id Q0 doc_id rank score tag"):
-        query_id, _, doc_id, _, score, _ = fields
-        _add(run, query_id, doc_id, score, float, path, number)
+    for source, (query_id, _, doc_id, _, score, _) in fields_of(path, 6, "query_id Q0 doc_id rank score tag"):
+        _add(run, query_id, doc_id, _number(score, source), source)
     return run
 
 
@@ -43,33 +48,47 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
         ValueError: a line does not have four fields, a relevance is not an integer, or a document comes twice for a query.
     """
     qrels: dict[str, dict[str, int]] = {}
-    for number, fields in fields_of(path, 4, "query_id 0 doc_id relevance"):
-        query_id, _, doc_id, relevance = fields
-        _add(qrels, query_id, doc_id, relevance, int, path, number)
+    for source, (query_id, _, doc_id, relevance) in fields_of(path, 4, "query_id 0 doc_id relevance"):
+        _add(qrels, query_id, doc_id, integer(relevance, source), source)
     return qrels
 
 
-def fields_of(path: Path, count: int, form: str) -> list[tuple[int, list[str]]]:
-    """(line number, fields) of each line that is not empty.
+def fields_of(path: Path, count: int, form: str) -> Iterator[tuple[str, list[str]]]:
+    """File and line, for messages, and the fields of each line that is not empty.
 
     Raises:
         ValueError: a line with another number of fields; the message names it and the expected form.
     """
-    rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        fields = line.split()
-        if fields and len(fields) != count:
-            raise ValueError(f"{path}, line {number}: expected `{form}`, got {line!r}.")
-        if fields:
-            rows.append((number, fields))
-    return rows
+    for number, line in text_lines(path):
+        source, fields = f"{path}, line {number}", line.split()
+        if len(fields) != count:
+            raise ValueError(f"{source}: expected `{form}`, got {line!r}.")
+        yield source, fields
 
 
-def _add(table: dict, query_id: str, doc_id: str, value: str, number_type: type, path: Path, line: int) -> None:  # type: ignore[type-arg]
-    row: Mapping[str, float] = table.setdefault(query_id, {})
+def integer(text: str, source: str) -> int:
+    """The integer that a field writes.
+
+    Raises:
+        ValueError: it writes none; the message begins with `source`.
+    """
+    value = whole_number(text)
+    if value is None:
+        raise ValueError(f"{source}: expected an integer, got {text!r}.")
+    return value
+
+
+def _number(text: str, source: str) -> float:
+    value = math.nan
+    with suppress(ValueError):
+        value = float(text)
+    if math.isnan(value):
+        raise ValueError(f"{source}: expected a number, got {text!r}.")
+    return value
+
+
+def _add(table: dict[str, dict[str, Number]], query_id: str, doc_id: str, value: Number, source: str) -> None:
+    row = table.setdefault(query_id, {})
     if doc_id in row:
-        raise ValueError(f"{path}, line {line}: document {doc_id!r} comes twice for query {query_id!r}.")
-    try:
-        table[query_id][doc_id] = number_type(value)
-    except ValueError:
-        raise ValueError(f"{path}, line {line}: expected a number ({number_type.__name__}), got {value!r}.") from None
+        raise ValueError(f"{source}: document {doc_id!r} comes twice for query {query_id!r}.")
+    row[doc_id] = value

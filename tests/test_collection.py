@@ -1,15 +1,22 @@
 """Reading BEIR folders, and every complaint about them."""
 
+import ast
 import gzip
 import json
+import os
 import random
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from docids.collection import cut_dev, read_collection
+from docids.lexical import BM25
 from tests.conftest import MINIPEDIA
 
 DOC = '{"_id": "a", "title": "A", "text": "first"}'
@@ -40,6 +47,47 @@ def test_gzip_and_non_ascii_text_and_a_changed_file_are_read(beir):
     with gzip.open(folder / "corpus.jsonl.gz", "wt", encoding="utf-8") as file:
         file.write(DOC + "\n" + DOC.replace('"a"', '"b"'))
     assert list(read_collection(folder).documents["doc_id"]) == ["a", "b"]
+
+
+def test_a_file_changed_within_its_size_and_time_is_read_again(beir):
+    folder = beir(DOC, QUERY, test=QRELS)
+    path = folder / "corpus.jsonl"
+    before, status = read_collection(folder).documents["text"][:], path.stat()
+    path.write_text(DOC.replace("first", "other"))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert path.stat().st_size == status.st_size
+    assert (before, read_collection(folder).documents["text"][:]) == (["first"], ["other"])
+
+
+def test_without_a_cache_folder_a_temporary_one_is_used(beir, tmp_path):
+    folder, taken = beir(DOC, QUERY, test=QRELS), tmp_path / "file"
+    taken.write_text("no folder")
+    code = "import sys; from docids.collection import *; print(read_collection(sys.argv[1]).documents.cache_files)"
+    environment = {**os.environ, "HOME": str(taken / "home"), "HF_DATASETS_CACHE": str(taken / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder)], env=environment, capture_output=True, text=True, check=True
+    )
+    (file,) = ast.literal_eval(done.stdout)
+    assert Path(file["filename"]).suffix == ".arrow"
+    assert not Path(file["filename"]).exists()  # it vanishes with the process
+
+
+def test_a_byte_order_mark_and_line_ends_of_windows_are_read(beir):
+    folder = beir(DOC, QUERY, test=QRELS)
+    plain = read_collection(folder)
+    for path in (folder / "corpus.jsonl", folder / "queries.jsonl", folder / "qrels" / "test.tsv"):
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n") + b"\r\n")
+    marked = read_collection(folder)
+    assert marked.documents.to_dict() == plain.documents.to_dict()
+    assert (marked.queries, marked.qrels) == (plain.queries, plain.qrels)
+
+
+def test_only_a_first_line_without_a_score_is_the_header(beir):
+    query = QUERY.replace('"q"', '"query-id"')
+    for head in ("", "query-id\tcorpus-id\tscore\n"):
+        assert read_collection(beir(DOC, query, test=f"{head}query-id\ta\t1")).qrels["test"] == {"query-id": {"a": 1}}
+    with pytest.raises(ValueError, match=r"test.tsv, line 1: expected query-id<TAB>corpus-id<TAB>integer score"):
+        read_collection(beir(DOC, query, test="query-id corpus-id score\nquery-id\ta\t1"))
 
 
 def test_dev_is_cut_from_train_where_there_is_none(beir):
@@ -186,6 +234,89 @@ def test_documents_without_words_are_named_and_kept(beir, caplog):
 def test_bad_content_is_named_with_its_line(beir, corpus, queries, qrels, message):
     with pytest.raises(ValueError, match=message):
         read_collection(beir(corpus, queries, test=qrels))
+
+
+DEEP = '{"_id": "b", "metadata": ' + "[" * 100_000
+MANY_DIGITS = '{"_id": "b", "text": "t", "metadata": {"n": ' + "9" * 5000 + "}}"
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "message"),
+    [
+        ("corpus.jsonl", b"\xe9", r"line 2: not text in UTF-8 \(byte 0xe9 at place 1\); save the file in UTF-8"),
+        ("queries.jsonl", '{"_id": "é"'.encode("latin-1"), r"line 2: not text in UTF-8 \(byte 0xe9 at place 10\)"),
+        ("qrels/test.tsv", b"\xff\xfe", "line 3: not text in UTF-8"),
+        ("corpus.jsonl", DEEP, "line 2: JSON nested too deeply"),
+        ("queries.jsonl", DEEP, "line 2: JSON nested too deeply"),
+        ("corpus.jsonl", MANY_DIGITS, "line 2: an integer of thousands of digits; write it as a text"),
+        (
+            "corpus.jsonl",
+            DOC.replace("first", "\\ud800"),
+            r"line 2: key 'text' must be Unicode text, got the lone surrog",
+        ),
+        (
+            "queries.jsonl",
+            QUERY.replace("q", "\\udfff"),
+            r"line 2: key '_id' must be Unicode text, got the lone surrog",
+        ),
+        ("corpus.jsonl", DOC.replace('"a"', '"a b"'), "line 2: doc_id 'a b' must not be empty or hold white space"),
+        (
+            "corpus.jsonl",
+            DOC.replace('"a"', '"a\\u0000"'),
+            r"line 2: doc_id 'a\\x00' must not be empty or hold white space",
+        ),
+        ("queries.jsonl", QUERY.replace("q", "q\\t"), r"line 2: query_id 'q\\t' must not be empty or hold white space"),
+        ("qrels/test.tsv", "q\ta\t--1", r"line 3: expected .*integer score, got 'q\\ta\\t--1'"),
+        ("qrels/test.tsv", "q\ta\t²", r"line 3: expected .*integer score, got 'q\\ta\\t²'"),
+        ("qrels/test.tsv", "q\ta\t" + "9" * 30, "line 3: expected .*integer score"),
+        ("qrels/test.tsv", "q\ta\t0", "line 3: an earlier line gives query 'q' and document 'a' another score"),
+    ],
+)
+def test_a_bad_line_is_one_message_with_file_and_line(beir, name, line, message):
+    folder = beir(DOC, QUERY, test=QRELS)
+    with (folder / name).open("ab") as file:
+        file.write(b"\n" + (line if isinstance(line, bytes) else line.encode()))
+    with pytest.raises(ValueError, match=f"{name}, {message}") as error:
+        read_collection(folder)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["corpus.jsonl", "queries.jsonl"])
+def test_damaged_compressed_files_are_named(beir, name):
+    folder = beir()
+    whole = gzip.compress((folder / name).read_bytes())
+    (folder / name).unlink()
+    flipped = bytearray(whole)
+    flipped[-8] ^= 1  # of the checksum
+    for content, line in ((whole[: len(whole) // 2], "[0-9]+"), (flipped, "[0-9]+"), (b"plain", "0")):
+        (folder / f"{name}.gz").write_bytes(content)
+        with pytest.raises(
+            ValueError, match=rf"{name}.gz is damaged after line {line} \(.*\); fetch or compress it again"
+        ):
+            read_collection(folder)
+    (folder / f"{name}.gz").write_bytes(b"")
+    with pytest.raises(ValueError, match=f"{name}.gz holds no"):
+        read_collection(folder)
+
+
+def test_a_corpus_without_any_text_is_refused(beir):
+    empty = '{"_id": "%s", "title": "", "text": " "}'
+    with pytest.raises(
+        ValueError, match=r"corpus.jsonl: none of the 2 documents has a title or a text; give them texts"
+    ):
+        read_collection(beir("\n".join(empty % doc_id for doc_id in "ab"), QUERY, test=QRELS))
+
+
+def test_nul_and_control_characters_in_texts_are_characters(beir, encoder):
+    strange = "nul \0 bell \x07 escape \x1b del \x7f separator \u2028 mark \ufeff"
+    corpus = "\n".join(json.dumps({"_id": d, "text": f"{strange} {word}"}) for d, word in (("a", "neon"), ("b", "gas")))
+    collection = read_collection(beir(corpus, json.dumps({"_id": "q", "text": strange + " gas"}), test=QRELS))
+    assert collection.documents[0]["text"] == strange + " neon"
+    scores = BM25(["a", "b"], collection.full_texts()).run(collection.queries, 2)["q"]
+    assert scores["b"] > scores["a"]
+    assert np.isfinite(
+        encoder.encode(encoder.document_texts(["", ""], collection.documents["text"][:]), "document")
+    ).all()
 
 
 def test_missing_files_are_named(beir, tmp_path):

@@ -12,6 +12,7 @@ from scipy import stats
 
 from docids.lexical import BM25
 from eval.baselines import BM25_GRID, dense_run, tune_bm25
+from eval.diversity import read_subtopics
 from eval.measures import STANDARD_MEASURES, evaluate, mean, ranking
 from eval.protocol import (
     best_setting,
@@ -96,13 +97,30 @@ def test_trec_files_survive_writing_and_reading(tmp_path):
     ("content", "message"),
     [
         ("q Q0 d 1 2.0", "line 1: expected `query_id Q0 doc_id rank score tag`"),
-        ("q Q0 d 1 high t", r"line 1: expected a number \(float\), got 'high'"),
+        ("q Q0 d 1 high t", "line 1: expected a number, got 'high'"),
+        ("q Q0 d 1 nan t", "line 1: expected a number, got 'nan'"),
         ("q Q0 d 1 2 t\nq Q0 d 2 1 t", "line 2: document 'd' comes twice for query 'q'"),
     ],
 )
 def test_bad_trec_lines_are_named(tmp_path, content, message):
     (tmp_path / "run").write_text(content)
     with pytest.raises(ValueError, match=message):
+        read_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("relevance", ["--1", "²", "٣", "1_0", "1.0", "9" * 30])
+def test_a_relevance_is_a_plain_integer(tmp_path, relevance):
+    (tmp_path / "qrels").write_text(f"q 0 a 1\r\nq 0 d {relevance}\r\n", encoding="utf-8")
+    for read in (read_qrels, read_subtopics):
+        with pytest.raises(ValueError, match=f"qrels, line 2: expected an integer, got '{relevance}'"):
+            read(tmp_path / "qrels")
+
+
+def test_a_run_with_a_byte_order_mark_is_read_and_one_in_another_encoding_is_not(tmp_path):
+    (tmp_path / "run").write_bytes("\ufeffq Q0 a 1 2.0 t\r\n\r\nq Q0 c 2 1.0 t".encode())
+    assert read_run(tmp_path / "run") == {"q": {"a": 2.0, "c": 1.0}}
+    (tmp_path / "run").write_bytes(b"q Q0 a 1 2.0 t\n\xff")
+    with pytest.raises(ValueError, match="run, line 2: not text in UTF-8"):
         read_run(tmp_path / "run")
 
 
@@ -220,6 +238,11 @@ def test_bm25_tuning_picks_from_the_grid_by_dev():
     tune_bm25(bm25, {"q": "river"}, {"q": {"long": 1}})
     assert ranking(bm25.run({"q": "river"}, 1)["q"]) == ["long"]
     assert (bm25.k1, bm25.b) in BM25_GRID
+
+
+def test_dense_run_refuses_ids_of_other_documents():
+    with pytest.raises(ValueError, match="Every embedding needs a doc_id, got 2 doc_ids for 3"):
+        dense_run(["q"], np.ones((1, 2), np.float32), ["a", "b"], np.ones((3, 2), np.float32), 2)
 
 
 def test_dense_run_is_the_exact_order():

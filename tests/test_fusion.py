@@ -105,3 +105,19 @@ def test_several_weights_are_never_worse_than_fewer_or_than_one_step_around(seed
     for step in (0.5, 0.8, 1.25, 2.0):  # the last exact line search left nothing to gain along its own line
         if found[1] * step < 999:  # larger weights are not tried
             assert value(found) >= value([found[0], found[1] * step]) - 1e-9
+
+
+@pytest.mark.parametrize(
+    ("judged", "second"),
+    [
+        pytest.param({"a": 0}, {"a": 1.0, "b": 2.0}, id="all judgements are zero"),
+        pytest.param({"z": 1}, {"a": 1.0, "b": 2.0}, id="the judged document is in neither run"),
+        pytest.param({"a": 1}, {"a": 1.0, "b": 1.0}, id="all scores are equal"),
+        pytest.param({"a": 1}, {"a": 2.0, "b": 1.0}, id="both are right"),
+        pytest.param({"b": 1}, {"a": 1.0, "b": 2.0}, id="only the second is right"),
+    ],
+)
+def test_among_equal_weights_the_best_is_never_an_end(judged, second):
+    first = {"q": {"a": 2.0, "b": 1.0}}
+    (weight,) = best_weights(first, [{"q": second}], {"q": judged})
+    assert weight < 10

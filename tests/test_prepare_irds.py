@@ -56,6 +56,18 @@ def test_from_python_it_tells_what_it_wrote(registered, tmp_path):
     assert written.left_out == {"train": 1, "test": 0}
 
 
+def test_whatever_the_data_set_holds_is_read_again(registered, tmp_path):
+    (tmp_path / "test.tsv").write_text("q1\twhich gas\nq1\twhich gas\nq2\t \n")
+    (tmp_path / "test.qrels").write_text("q1 0 d2 0\nq1 1 d2 2\nq1 2 d2 1\nq2 0 d1 1\nunknown 0 d1 1\n")
+    written = prepare({"test": registered("own/e", "docs.tsv", "test")}, tmp_path / "collection")
+    assert (written.judgements, written.left_out) == ({"test": 1}, {"test": 2})
+    collection = read_collection(tmp_path / "collection")
+    assert (collection.queries, collection.qrels["test"]) == ({"q1": "which gas"}, {"q1": {"d2": 2}})
+    (tmp_path / "docs.tsv").write_text("d 1\tneon\n")
+    with pytest.raises(ValueError, match="Document 'd 1': doc_id 'd 1' must not be empty or hold white space"):
+        prepare({"test": registered("own/f", "docs.tsv", "test")}, tmp_path / "other")
+
+
 def test_what_does_not_fit_is_named_and_nothing_is_left(registered, tmp_path, capsys, monkeypatch):
     folder = str(tmp_path / "collection")
     assert main(["prepare-irds", "--test", "own/nothing", "--output", folder]) == 2

@@ -1,0 +1,73 @@
+"""Text files read line by line, compressed or not; errors name file and line. Knows nothing of what lines hold."""
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+
+
+def text_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Number, from 1, and text of each line of a file in UTF-8 that is not blank, without its end.
+
+    A file whose name ends in .gz is decompressed. A byte order mark is left out; lines end in LF or CRLF.
+
+    Raises:
+        ValueError: a line is not UTF-8, or the compressed data are damaged or cut off.
+    """
+    number = 0
+    try:
+        with _open(path) as file:
+            for number, line in enumerate(file, start=1):
+                text = _decode(line, f"{path}, line {number}").removeprefix("\ufeff" if number == 1 else "")
+                if text.strip():
+                    yield number, text.rstrip("\r\n")
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} is damaged after line {number} ({error}); fetch or compress it again.") from None
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number and JSON object of each line that is not blank.
+
+    Raises:
+        ValueError: as `text_lines` does, or a line is no JSON object.
+    """
+    for number, line in text_lines(path):
+        source = f"{path}, line {number}"
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{source}: not valid JSON ({error.msg}); got {line[:60]!r}.") from None
+        except ValueError:  # of int()
+            raise ValueError(f"{source}: an integer of thousands of digits; write it as a text.") from None
+        except RecursionError:
+            raise ValueError(f"{source}: JSON nested too deeply; got {line[:60]!r}.") from None
+        if not isinstance(record, dict):
+            raise ValueError(f"{source}: expected a JSON object, got {line[:60]!r}.")
+        yield number, record
+
+
+def whole_number(text: str) -> int | None:
+    """The integer that a text writes in decimal digits, at most 18 of them; None if it does not.
+
+    >>> whole_number("-1"), whole_number("--1"), whole_number("²")
+    (-1, None, None)
+    """
+    return int(text) if _INTEGER.fullmatch(text) else None
+
+
+def _open(path: Path) -> BinaryIO:
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+
+
+def _decode(line: bytes, source: str) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{source}: not text in UTF-8 (byte 0x{line[error.start]:02x} at place {error.start + 1}); save the file in UTF-8."
+        ) from None

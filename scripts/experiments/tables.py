@@ -77,6 +77,11 @@ def _generator(name: str, method: str, changes: Changes = NOTHING) -> Row:
     return Row(name, method, changes, seeded=("training", "ranking"))
 
 
+def _ablation(name: str, method: str, changes: Changes = NOTHING) -> Row:
+    """A row of the table "ablations", whose documents are ranked by z.e_d: no ranking is trained."""
+    return _generator(name, method, _both({"ranking": {"epochs": 0.0}}, changes))
+
+
 def _one(section: str, **settings: Any) -> Changes:
     return {section: settings}
 
@@ -147,28 +152,28 @@ TABLES: dict[str, tuple[Row, ...]] = {
         _generator("dense + BM25 + tied tokens", "hybrid"),
     ),
     "ablations": (
-        _generator("tied tokens, beam 10", "estimate-10"),
-        _generator("not trained", "estimate-10", _one("training", epochs=0.0)),
-        _generator("not trained, look-ahead 0", "estimate-10", _both(_one("training", epochs=0.0), AHEAD[0])),
-        _generator("look-ahead 0", "estimate-10", AHEAD[0]),
-        _generator("look-ahead 2", "estimate-10", AHEAD[2]),
-        _generator("no teacher", "estimate-10", NO_TEACHER),
-        _generator("teacher only", "estimate-10", _one("objective", distillation=1.0)),
-        _generator("token states, 1 decoder layer", "estimate-10", _one("generator", num_layers=1, num_heads=6)),
-        _generator("token states, 2 decoder layers", "estimate-10", _one("generator", num_layers=2, num_heads=6)),
-        _generator("no pseudo-queries", "estimate-10", _one("examples", pseudo_queries_per_document=0)),
-        _generator("6 pseudo-queries a document", "estimate-10", _one("examples", pseudo_queries_per_document=6)),
-        _generator("18 pseudo-queries a document", "estimate-10", EIGHTEEN),
-        _generator("no documents", "estimate-10", _one("examples", documents=False)),
-        _generator(
+        _ablation("tied tokens, beam 10", "estimate-10"),
+        _ablation("not trained", "estimate-10", _one("training", epochs=0.0)),
+        _ablation("not trained, look-ahead 0", "estimate-10", _both(_one("training", epochs=0.0), AHEAD[0])),
+        _ablation("look-ahead 0", "estimate-10", AHEAD[0]),
+        _ablation("look-ahead 2", "estimate-10", AHEAD[2]),
+        _ablation("no teacher", "estimate-10", NO_TEACHER),
+        _ablation("teacher only", "estimate-10", _one("objective", distillation=1.0)),
+        _ablation("token states, 1 decoder layer", "estimate-10", _one("generator", num_layers=1, num_heads=6)),
+        _ablation("token states, 2 decoder layers", "estimate-10", _one("generator", num_layers=2, num_heads=6)),
+        _ablation("no pseudo-queries", "estimate-10", _one("examples", pseudo_queries_per_document=0)),
+        _ablation("6 pseudo-queries a document", "estimate-10", _one("examples", pseudo_queries_per_document=6)),
+        _ablation("18 pseudo-queries a document", "estimate-10", EIGHTEEN),
+        _ablation("no documents", "estimate-10", _one("examples", documents=False)),
+        _ablation(
             "train queries only",
             "estimate-10",
             _one("examples", documents=False, pseudo_queries_per_document=0),
         ),
-        _generator("4 epochs", "estimate-10", _one("training", epochs=4.0)),
-        _generator("path scores, no teacher", "alone-10", _both(PATHS, NO_TEACHER)),
-        _generator("path scores, half teacher", "alone-10", _both(PATHS, _one("objective", distillation=0.5))),
-        _generator("path scores, half teacher, beam 50", "alone-50", _both(PATHS, _one("objective", distillation=0.5))),
+        _ablation("4 epochs", "estimate-10", _one("training", epochs=4.0)),
+        _ablation("path scores, no teacher", "alone-10", _both(PATHS, NO_TEACHER)),
+        _ablation("path scores, half teacher", "alone-10", _both(PATHS, _one("objective", distillation=0.5))),
+        _ablation("path scores, half teacher, beam 50", "alone-50", _both(PATHS, _one("objective", distillation=0.5))),
     ),
 }
 """The tables: those of the paper (rows of table3 without `published` are not in it), and two of generators."""

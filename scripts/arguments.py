@@ -1,24 +1,53 @@
-"""What commands share: arguments, search options, the run of training commands, quiet libraries.
+"""What commands share: arguments, search options, the run of training commands.
 
-Imports nothing heavy, so that `dsi COMMAND --help` answers at once.
+Imports nothing heavy, so that `dsi COMMAND --help` answers at once, and a wrong argument is refused at once.
 """
 
 import argparse
-import logging
-import warnings
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from scripts.libraries import load_libraries
+from scripts.values import collection_folder, configuration, count, index_folder, number, output_folder
 
 if TYPE_CHECKING:
     from dsi.config import Config
     from dsi.pipeline import TrainingRun
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Keeps the line breaks of a description, and names the defaults."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        default = action.default
+        if default in (None, False, [], argparse.SUPPRESS):
+            return action.help or ""
+        shown = " ".join(map(str, default)) if isinstance(default, list) else default
+        return f"{action.help or ''} (default: {shown})"
+
+
+class _Parser(argparse.ArgumentParser):
+    """Wrong arguments are a ValueError, which `scripts.main.run_command` shows as one line."""
+
+    def error(self, message: str) -> NoReturn:
+        hint = "" if message.startswith("argument ") else f"; see {self.prog} --help"
+        raise ValueError(f"{message}{hint}")
+
+
 def parser(command: str, description: str | None) -> argparse.ArgumentParser:
-    """Return a parser for a command; its description keeps its line breaks."""
-    return argparse.ArgumentParser(
-        prog=f"dsi {command}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    """Return a parser for a command."""
+    return _Parser(prog=f"dsi {command}", description=description, formatter_class=_Help)
+
+
+def add_index(arguments: argparse.ArgumentParser) -> None:
+    """Add RUN, a finished index."""
+    arguments.add_argument("run", type=index_folder, metavar="RUN", help="an index")
+
+
+def add_data(arguments: argparse.ArgumentParser, what: str = "the collection, a folder in BEIR layout") -> None:
+    """Add --data, a collection."""
+    arguments.add_argument(
+        "--data", type=collection_folder, required=True, metavar="DIR", help=f"{what}; minipedia: the one that ships"
     )
 
 
@@ -26,35 +55,39 @@ def add_device(arguments: argparse.ArgumentParser, *, dtype: bool = False) -> No
     """Add --device, and --dtype for commands that search."""
     arguments.add_argument("--device", help="cpu, cuda, …; the best available by default")
     if dtype:
-        arguments.add_argument("--dtype", default="float32", help="float32 or bfloat16, of encoder and decoder")
+        arguments.add_argument(
+            "--dtype", default="float32", choices=("float32", "bfloat16"), help="of encoder and decoder"
+        )
 
 
 def add_search_options(arguments: argparse.ArgumentParser, *, methods: bool = True) -> None:
     """Add an argument for each search option that fits on a command line."""
     group = arguments.add_argument_group("search options", "the index's own by default")
-    group.add_argument("--alpha", type=float, help="the generator's weight in [0, 1]")
+    group.add_argument("--alpha", type=number(float, 0, 1), help="the generator's weight in [0, 1]")
     group.add_argument(
         "--beta",
-        type=float,
+        type=number(float, 0),
         help="levels with dense scores: inf for all, 0 for the decoder only",
     )
     group.add_argument("--fusion", choices=("bound", "estimate", "paper"), help="how nodes are scored")
-    group.add_argument("--ann-temperature", type=float, help="divides the dense scores")
-    group.add_argument("--beam-width", type=int, help="inner nodes kept per level")
-    group.add_argument("--lexical-weight", type=float, help="weight of the lexical scores beside the dense ones")
+    group.add_argument("--ann-temperature", type=number(float, 0), help="divides the dense scores")
+    group.add_argument("--beam-width", type=count, help="inner nodes kept per level")
+    group.add_argument(
+        "--lexical-weight", type=number(float, 0), help="weight of the lexical scores beside the dense ones"
+    )
     group.add_argument("--allow", nargs="+", metavar="DOC_ID", help="only these documents may be returned")
     group.add_argument("--deny", nargs="+", metavar="DOC_ID", help="these documents must not be returned")
-    group.add_argument("--where", metavar="SQL", help="filter on metadata: lang = 'en' and year > 2000")
+    group.add_argument("--where", metavar="CONDITION", help="filter on metadata: lang = 'en' and year > 2000")
     group.add_argument(
         "--exact", action="store_true", default=None, help="widen the beam until the result is certified"
     )
-    group.add_argument("--max-expansions", type=int, help="with --exact: most inner nodes expanded per query")
+    group.add_argument("--max-expansions", type=count, help="with --exact: most inner nodes expanded per query")
     if not methods:
         return
     group.add_argument(
         "--method", choices=("beam", "mcts"), help="mcts: Monte Carlo tree search by the document's score"
     )
-    group.add_argument("--simulations", type=int, help="with mcts: simulations per query")
+    group.add_argument("--simulations", type=count, help="with mcts: simulations per query")
 
 
 def search_options(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -66,20 +99,26 @@ def search_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def training_parser(command: str, description: str | None) -> argparse.ArgumentParser:
-    """Return a parser with --config, --data, --output, --encoder, --objective and --device."""
+    """Return a parser with --config, --data, --output, --encoder, --objective, --report-to and --device."""
     arguments = parser(command, description)
     arguments.add_argument(
         "--config",
         metavar="NAME",
+        type=configuration,
         help="configuration: a name (nq10k-small, …) or a TOML file; by default RUN/config.toml, or else the defaults",
     )
-    arguments.add_argument("--data", type=Path, required=True, help="the collection, a folder in BEIR layout")
+    add_data(arguments)
     arguments.add_argument(
-        "--output", type=Path, required=True, metavar="RUN", help="folder of the run; becomes the index"
+        "--output", type=output_folder, required=True, metavar="RUN", help="folder of the run; becomes the index"
     )
     add_encoder(arguments)
     arguments.add_argument(
         "--objective", help="training objective, a row of dsi.trees.objectives, instead of the configured one"
+    )
+    arguments.add_argument(
+        "--report-to",
+        choices=("none", "tensorboard", "wandb"),
+        help="where losses are reported, instead of the configured place; tensorboard writes into RUN/logs",
     )
     add_device(arguments)
     return arguments
@@ -101,14 +140,18 @@ def add_discard_updates(arguments: argparse.ArgumentParser) -> None:
 
 def training_run(arguments: argparse.Namespace, **pseudo_queries: Any) -> "TrainingRun":
     """Return the run that the arguments describe; `pseudo_queries` override settings of that section."""
-    quiet_libraries()
+    load_libraries()
+    from contrastive.encoder import check_device
     from docids.collection import read_collection
     from dsi.pipeline import TrainingRun
 
+    check_device(arguments.device)  # before stages that need none
     given = {name: value for name, value in pseudo_queries.items() if value is not None}
     config = with_encoder(_config(arguments), arguments.encoder).with_changes({"pseudo_queries": given})
     if arguments.objective:
         config = config.with_changes({"objective": {"name": arguments.objective}})
+    if arguments.report_to:
+        config = config.with_changes({"report_to": arguments.report_to})
     collection = read_collection(arguments.data, dev_queries=config.dev_queries)
     discard_updates = getattr(arguments, "discard_updates", False)
     return TrainingRun(arguments.output, collection, config, arguments.device, discard_updates=discard_updates)
@@ -128,29 +171,15 @@ def _config(arguments: argparse.Namespace) -> "Config":
     return read_config(earlier) if earlier.exists() else Config()
 
 
-def run_stage(command: str, description: str | None, stage: str, argv: Sequence[str] | None) -> None:
-    """Parse, run one stage, print where its output is."""
+def run_stage(command: str, description: str | None, stage: str, argv: Sequence[str] | None) -> "TrainingRun":
+    """Parse, run one stage, print where its output is; returns the run."""
     run = training_run(training_parser(command, description).parse_args(argv))
     getattr(run, stage)()
     if run.processes.is_main:
         print(f"{command}: {in_words(run.seconds)} -> {run.folder}")
+    return run
 
 
 def in_words(seconds: dict[str, float]) -> str:
     """Return {what: seconds} as one line of text."""
     return ", ".join(f"{name} {value:.0f} s" for name, value in seconds.items()) or "up to date"
-
-
-def quiet_libraries() -> None:
-    """Show our own messages and progress, and only serious warnings of the libraries."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    for package in ("contrastive", "docids", "dsi", "eval", "scripts"):
-        logging.getLogger(package).setLevel(logging.INFO)
-    logging.getLogger("bm25s").setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    from datasets.utils.logging import disable_progress_bar
-    from transformers.utils import logging as transformers_logging
-
-    disable_progress_bar()  # reading tables takes no time
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()

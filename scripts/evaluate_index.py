@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts.arguments import add_device, parser, quiet_libraries
+from scripts.arguments import add_data, add_device, add_index, parser
+from scripts.libraries import load_libraries
 from scripts.main import run_command
+from scripts.values import count, output_file, output_folder
 
 if TYPE_CHECKING:
     from docids.collection import Collection
@@ -22,17 +24,13 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the table; write results and runs if asked."""
     arguments = _parse(argv)
-    if arguments.candidates and not arguments.rerank:
-        raise ValueError(
-            "--candidates says how many answers --rerank reorders; give --rerank NAME too, or leave it out."
-        )
-    quiet_libraries()
+    load_libraries()
     from docids.collection import read_collection
     from docids.storage import file_name
     from dsi.config import read_config
     from dsi.evaluation import evaluate
-    from dsi.index import read_manifest
     from dsi.launch import launch
+    from dsi.manifest import read_manifest
     from dsi.retriever import GenerativeRetriever
     from eval.trec import write_run
 
@@ -64,10 +62,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments = parser("evaluate", __doc__)
-    arguments.add_argument("run", type=Path, metavar="RUN", help="an index")
-    arguments.add_argument("--data", type=Path, required=True, help="the collection it was trained on")
-    arguments.add_argument("--split", default="test", choices=("train", "dev", "test"))
-    arguments.add_argument("--depth", type=int, default=10, metavar="K", help="documents per query; 100 for Recall@100")
+    add_index(arguments)
+    add_data(arguments, "the collection it was trained on")
+    arguments.add_argument("--split", default="test", choices=("train", "dev", "test"), help="judgements to measure on")
+    arguments.add_argument(
+        "--depth", type=count, default=10, metavar="K", help="documents per query; 100 for Recall@100"
+    )
     arguments.add_argument("--untrained", action="store_true", help="also dense search before contrastive training")
     arguments.add_argument(
         "--other-fusion", action="store_true", help="also the fusion the index does not use, tuned on dev"
@@ -78,17 +78,17 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="search errors and model errors, by the level where the document was pruned",
     )
     arguments.add_argument(
-        "--diagnosis-figure", type=Path, metavar="PATH", help="the same as a figure: PATH.png and PATH.svg"
+        "--diagnosis-figure", type=output_file, metavar="PATH", help="the same as a figure: PATH.png and PATH.svg"
     )
     arguments.add_argument(
         "--beam-widths",
-        type=int,
+        type=count,
         nargs="+",
         metavar="N",
         help="also quality, certified results and time at these beam widths",
     )
     arguments.add_argument(
-        "--look-ahead", type=int, nargs="+", metavar="N", help="also Monte Carlo tree search with N simulations"
+        "--look-ahead", type=count, nargs="+", metavar="N", help="also Monte Carlo tree search with N simulations"
     )
     arguments.add_argument(
         "--rerank",
@@ -98,11 +98,20 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="also rerankers of RUN/rerank, one row each (A+B: one after another), over --candidates documents; or "
         "cross-encoder:MODEL, a Hub name or a folder",
     )
-    arguments.add_argument("--candidates", type=int, metavar="K", help="of --rerank")
-    arguments.add_argument("--results", type=Path, help="write search configs, measures and hardware as JSON")
-    arguments.add_argument("--trec-runs", type=Path, metavar="DIR", help="write every system's run in TREC format")
+    arguments.add_argument(
+        "--candidates", type=count, metavar="K", help="documents that --rerank reorders; 50 by default"
+    )
+    arguments.add_argument("--results", type=output_file, help="write search configs, measures and hardware as JSON")
+    arguments.add_argument(
+        "--trec-runs", type=output_folder, metavar="DIR", help="write every system's run in TREC format"
+    )
     add_device(arguments, dtype=True)
-    return arguments.parse_args(argv)
+    given = arguments.parse_args(argv)
+    if given.candidates and not given.rerank:
+        raise ValueError(
+            "--candidates says how many answers --rerank reorders; give --rerank NAME too, or leave it out."
+        )
+    return given
 
 
 def _other(retriever: "GenerativeRetriever") -> str:

@@ -4,19 +4,20 @@ Trains the encoder with the supervised contrastive loss, builds docids, trains t
 and dense search, answers three queries, explains one search, and prints where the index is.
 """
 
+import shutil
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts.arguments import add_device, add_encoder, in_words, parser, quiet_libraries, with_encoder
+from scripts.arguments import add_device, add_encoder, in_words, parser, with_encoder
+from scripts.libraries import load_libraries
 from scripts.main import run_command
+from scripts.values import SHIPPED, output_folder
 
 if TYPE_CHECKING:
     from dsi.retriever import GenerativeRetriever
-
-MINIPEDIA = Path(__file__).parent.parent / "docids" / "minipedia"
 
 QUERIES = (
     "which capitals are on the danube",
@@ -28,13 +29,15 @@ QUERIES = (
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, measure, search."""
     arguments = parser("example", __doc__)
-    arguments.add_argument("--output", type=Path, default=Path("runs/example"), metavar="RUN")
+    arguments.add_argument(
+        "--output", type=output_folder, default=Path("runs/example"), metavar="RUN", help="of the run"
+    )
     add_encoder(arguments)
     add_device(arguments)
     given = arguments.parse_args(argv)
     started = time.perf_counter()
-    print("Minipedia: 600 short encyclopedia documents, 3,600 queries. Loading libraries …", flush=True)
-    quiet_libraries()
+    print("Minipedia: 600 short encyclopedia documents, 3,600 queries.", flush=True)
+    load_libraries()
     from docids.collection import read_collection
     from dsi.config import read_config
     from dsi.evaluation import evaluate
@@ -42,10 +45,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.retriever import GenerativeRetriever
 
     config = with_encoder(read_config("example"), given.encoder)
-    collection = read_collection(MINIPEDIA)
+    collection = read_collection(SHIPPED["minipedia"])
     run = TrainingRun(given.output, collection, config, given.device)
-    run.all_stages()
-    run.tune()
+    with run.writing():
+        run.all_stages()
+        run.tune()
     retriever = GenerativeRetriever.from_pretrained(run.folder, device=given.device)
     before = time.perf_counter()
     evaluation = evaluate(retriever, collection)
@@ -53,8 +57,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"\n{evaluation}")
     _answer(retriever)
     print(f"\nOne search, level by level:\n\n{retriever.explain(QUERIES[0], k=3)}")
-    print(_next_steps(run.folder))
     print(f"\n{in_words(run.seconds)}; {time.perf_counter() - started:.0f} s in all")
+    print(_next_steps(run.folder))
 
 
 def _answer(retriever: "GenerativeRetriever") -> None:
@@ -67,18 +71,28 @@ def _answer(retriever: "GenerativeRetriever") -> None:
 
 
 def _next_steps(folder: Path) -> str:
+    installed = _installed()
+    activate = "" if installed == Path("dsi") else f"\n    # or first: . {installed.with_name('activate')}, then: dsi …"
     return f"""
-The index is in {folder}. From the shell (with .venv/bin/ in front, if dsi is installed there):
+The index is in {folder}. From the shell:
 
-    dsi search {folder}
+    {installed} search {folder}{activate}
 
-From Python:
+From Python{"" if installed == Path("dsi") else f" ({installed.with_name('python')})"}:
 
     import dsi
     retriever = dsi.GenerativeRetriever.from_pretrained("{folder}")
     for hit in retriever.search("{QUERIES[0]}", k=5):
         print(hit.rank, hit.score, hit.doc_id, hit.title, hit.digits)
     print(retriever.explain("{QUERIES[0]}"))"""
+
+
+def _installed() -> Path:
+    """Return the command `dsi` as the user has to type it here."""
+    command = Path(sys.executable).with_name("dsi")
+    if shutil.which("dsi") == str(command):
+        return Path("dsi")
+    return command.relative_to(Path.cwd()) if command.is_relative_to(Path.cwd()) else command
 
 
 if __name__ == "__main__":

@@ -5,22 +5,23 @@ Takes the options of `dsi search`. From Python: `retriever.explain`.
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from scripts.arguments import add_device, add_search_options, parser, quiet_libraries, search_options
+from scripts.arguments import add_device, add_index, add_search_options, parser, search_options
+from scripts.libraries import load_libraries
 from scripts.main import run_command
+from scripts.values import count, query_text
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the tree of one search."""
     arguments = parser("explain", __doc__)
-    arguments.add_argument("run", type=Path, metavar="RUN", help="an index")
-    arguments.add_argument("query", metavar="QUERY", help="a text")
-    arguments.add_argument("-k", type=int, default=5, help="documents")
+    add_index(arguments)
+    arguments.add_argument("query", type=query_text, metavar="QUERY", help="a text")
+    arguments.add_argument("-k", type=count, default=5, help="documents")
     add_search_options(arguments, methods=False)  # only a beam can be explained
     add_device(arguments, dtype=True)
     given = arguments.parse_args(argv)
-    quiet_libraries()
+    load_libraries()
     from dsi.retriever import GenerativeRetriever
 
     retriever = GenerativeRetriever.from_pretrained(given.run, device=given.device, dtype=given.dtype)

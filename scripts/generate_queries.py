@@ -5,13 +5,14 @@ from collections.abc import Sequence
 
 from scripts.arguments import in_words, training_parser, training_run
 from scripts.main import run_command
+from scripts.values import count
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the stage."""
     parser = training_parser("generate-queries", __doc__)
     parser.add_argument("--method", help='"extractive", or a seq2seq model (Hub name or folder): document -> query')
-    parser.add_argument("--per-document", type=int, help="queries per document")
+    parser.add_argument("--per-document", type=count, help="queries per document")
     arguments = parser.parse_args(argv)
     run = training_run(arguments, method=arguments.method, per_document=arguments.per_document)
     run.generate_queries()

@@ -7,35 +7,38 @@ data set, queries and judgements from each. Judgements of documents that are mis
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
+from scripts.arguments import parser
+from scripts.libraries import quiet_logging
 from scripts.main import run_command
+from scripts.values import output_folder
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the folder, print its counts."""
     arguments = _parse(argv)
     from docids.irds import prepare
-    from scripts.arguments import quiet_libraries
 
-    quiet_libraries()
+    quiet_logging()
     names = {split: name for split in ("train", "dev", "test") if (name := getattr(arguments, split))}
     written = prepare(names, arguments.output)
     print(f"{arguments.output}: {written.documents} documents, {written.without_text} without text left out")
     for split, count in written.judgements.items():
-        left_out = f", {written.left_out[split]} of missing documents left out" if written.left_out[split] else ""
+        left_out = f", {written.left_out[split]} of missing documents or queries left out" if written.left_out[split] else ""
         print(f"  {split}: {count} judgements, from {names[split]}{left_out}")
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="dsi prepare-irds", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    arguments = parser("prepare-irds", __doc__)
+    arguments.add_argument(
+        "--test", required=True, metavar="NAME", help="ir_datasets name of documents and test queries"
     )
-    parser.add_argument("--test", required=True, metavar="NAME", help="ir_datasets name of documents and test queries")
-    parser.add_argument("--train", metavar="NAME", help="ir_datasets name of train queries")
-    parser.add_argument("--dev", metavar="NAME", help="ir_datasets name of dev queries; without it, cut from train")
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR")
-    return parser.parse_args(argv)
+    arguments.add_argument("--train", metavar="NAME", help="ir_datasets name of train queries")
+    arguments.add_argument("--dev", metavar="NAME", help="ir_datasets name of dev queries; without it, cut from train")
+    arguments.add_argument(
+        "--output", type=output_folder, required=True, metavar="DIR", help="folder of the collection"
+    )
+    return arguments.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -13,15 +13,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from docids.natural_questions import SIZES, prepare
+from scripts.arguments import parser
+from scripts.libraries import quiet_logging
 from scripts.main import run_command
+from scripts.values import number, output_folder
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the collection, print its counts and hashes."""
     arguments = _parse(argv)
-    from scripts.arguments import quiet_libraries
-
-    quiet_libraries()
+    quiet_logging()
     journal, report = prepare(
         arguments.output,
         files=arguments.files,
@@ -41,22 +42,27 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="dsi prepare-nq", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    arguments = parser("prepare-nq", __doc__)
+    arguments.add_argument("files", nargs="*", type=Path, help="raw files, .jsonl or .jsonl.gz")
+    arguments.add_argument("--hub", action="store_true", help="stream from the Hub instead")
+    arguments.add_argument("--test", nargs="+", type=Path, default=[], help="raw files of the test questions")
+    arguments.add_argument("--size", choices=tuple(SIZES), default="nq10k", help="see above")
+    arguments.add_argument(
+        "--counts",
+        nargs=3,
+        type=number(int, 0),
+        default=[],
+        metavar=("DOCUMENTS", "TRAIN", "TEST"),
+        help="other sizes; 0 for all",
     )
-    parser.add_argument("files", nargs="*", type=Path, help="raw files, .jsonl or .jsonl.gz")
-    parser.add_argument("--hub", action="store_true", help="stream from the Hub instead")
-    parser.add_argument("--test", nargs="+", type=Path, default=[], help="raw files whose questions are the test set")
-    parser.add_argument("--size", choices=tuple(SIZES), default="nq10k")
-    parser.add_argument(
-        "--counts", nargs=3, type=int, default=[], metavar=("DOCUMENTS", "TRAIN", "TEST"), help="other sizes; 0 for all"
+    arguments.add_argument("--seed", type=number(int, 0), default=0, help="of the choice of pairs and pages")
+    arguments.add_argument(
+        "--output", type=output_folder, required=True, metavar="DIR", help="folder of the collection"
     )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR")
-    parser.add_argument(
+    arguments.add_argument(
         "--keep-staged", action="store_true", help="keep DIR.staged, so that another size can be drawn from it"
     )
-    return parser.parse_args(argv)
+    return arguments.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -5,21 +5,38 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from docids.collection import Collection, read_collection
-from dsi.generator.query_training import Pair, QueryTrainingConfig, train_query_generator
-from scripts.arguments import parser, quiet_libraries
+from scripts.arguments import add_data, parser
+from scripts.libraries import load_libraries
 from scripts.main import run_command
+from scripts.values import count, number, output_folder
+
+if TYPE_CHECKING:
+    from docids.collection import Collection
+    from dsi.generator.query_training import Pair
+
+_SETTINGS: dict[str, tuple[Callable[[str], Any], Any, str]] = {
+    "model": (str, "google-t5/t5-base", "seq2seq model to start from, Hub name or folder"),
+    "document_tokens": (count, 512, "tokens read of a document"),
+    "query_tokens": (count, 32, "tokens of a query"),
+    "batch_size": (count, 16, "pairs per process and step"),
+    "epochs": (number(float, 0), 4.0, "passes over the pairs"),
+    "learning_rate": (number(float, 0), 1e-4, "its peak"),
+    "seed": (number(int, 0), 0, "of shuffling"),
+}
+"""{setting of `QueryTrainingConfig`: (type, default, what it is)}, without importing it."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, print the loss on dev before and after, print where the model is."""
     arguments = _parse(argv)
-    quiet_libraries()
-    names = ("model", "document_tokens", "query_tokens", "batch_size", "epochs", "learning_rate", "bf16", "seed")
-    config = QueryTrainingConfig(**{name: getattr(arguments, name) for name in names})
+    load_libraries()
+    from docids.collection import read_collection
+    from dsi.generator.query_training import QueryTrainingConfig, train_query_generator
+
+    config = QueryTrainingConfig(**{name: getattr(arguments, name) for name in ("bf16", *_SETTINGS)})
     collection = read_collection(arguments.data, dev_queries=arguments.dev_queries)
     train, dev = _pairs(collection, "train"), _pairs(collection, "dev")
     before, after = train_query_generator(train, dev, config, arguments.output, device=arguments.device)
@@ -29,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"use it: dsi generate-queries --method {arguments.output} --data {arguments.data} --output RUN")
 
 
-def _pairs(collection: Collection, split: str) -> list[Pair]:
+def _pairs(collection: "Collection", split: str) -> "list[Pair]":
     documents = collection.documents
     return [
         (documents[row]["title"], documents[row]["text"], collection.queries[query_id])
@@ -38,18 +55,18 @@ def _pairs(collection: Collection, split: str) -> list[Pair]:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    defaults = QueryTrainingConfig()
     arguments = parser("train-query-generator", __doc__)
-    arguments.add_argument("--data", type=Path, required=True, help="the collection, a folder in BEIR layout")
-    arguments.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="folder of the model")
-    arguments.add_argument("--model", default=defaults.model, help="seq2seq model to start from, Hub name or folder")
-    for name in ("document_tokens", "query_tokens", "batch_size", "seed"):
-        arguments.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(defaults, name))
-    for name in ("epochs", "learning_rate"):
-        arguments.add_argument(f"--{name.replace('_', '-')}", type=float, default=getattr(defaults, name))
-    arguments.add_argument("--bf16", action="store_true")
+    add_data(arguments)
+    arguments.add_argument("--output", type=output_folder, required=True, metavar="FOLDER", help="folder of the model")
+    for name, (kind, default, text) in _SETTINGS.items():
+        arguments.add_argument(
+            f"--{name.replace('_', '-')}", type=kind, default=default, metavar=name.upper(), help=text
+        )
     arguments.add_argument(
-        "--dev-queries", type=int, default=500, help="cut from train where the collection has no dev split"
+        "--bf16", action="store_true", help="compute in bfloat16 if the device has instructions for it"
+    )
+    arguments.add_argument(
+        "--dev-queries", type=number(int, 0), default=500, help="cut from train where the collection has no dev split"
     )
     arguments.add_argument("--device", help="cpu keeps the training on the CPU")
     return arguments.parse_args(argv)

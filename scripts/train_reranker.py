@@ -8,22 +8,18 @@ Python: `dsi.reranker_training.train_reranker`.
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from dsi.rerankers.kinds import TRAINABLE, WITH_IMPORTANCE
-from scripts.arguments import add_device, parser, quiet_libraries
+from scripts.arguments import add_data, add_device, add_index, parser
+from scripts.libraries import load_libraries
 from scripts.main import run_command
+from scripts.values import count, number, output_file
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, print the quality by cross-validation, save."""
     arguments = _parse(argv)
-    if arguments.figure and arguments.kind not in WITH_IMPORTANCE:
-        raise ValueError(
-            f"--figure shows how much each feature contributes to boosted trees; --kind {arguments.kind} has no such "
-            f"figure, only {', '.join(WITH_IMPORTANCE)} have; leave --figure out."
-        )
-    quiet_libraries()
+    load_libraries()
     from docids.collection import read_collection
     from dsi.config import read_config
     from dsi.reranker_training import train_reranker
@@ -56,8 +52,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments = parser("train-reranker", f"{__doc__}\n{_kinds()}")
-    arguments.add_argument("run", type=Path, metavar="RUN", help="an index")
-    arguments.add_argument("--data", type=Path, required=True, help="the collection it was trained on")
+    add_index(arguments)
+    add_data(arguments, "the collection it was trained on")
     arguments.add_argument("--kind", choices=TRAINABLE, metavar="KIND", default="lambdasmart", help="see above")
     arguments.add_argument("--name", help="of the reranker: RUN/rerank/NAME; its kind by default")
     arguments.add_argument(
@@ -65,15 +61,21 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     arguments.add_argument(
         "--figure",
-        type=Path,
+        type=output_file,
         metavar="PATH",
         help=f"write PATH.png and PATH.svg: how much each feature contributes ({', '.join(WITH_IMPORTANCE)})",
     )
     arguments.add_argument("--split", default="dev", choices=("train", "dev"), help="judged queries to learn from")
-    arguments.add_argument("--k", type=int, default=50, help="candidates per query")
-    arguments.add_argument("--seed", type=int, default=0, help="of the training and the folds")
+    arguments.add_argument("--k", type=count, default=50, help="candidates per query")
+    arguments.add_argument("--seed", type=number(int, 0), default=0, help="of the training and the folds")
     add_device(arguments)
-    return arguments.parse_args(argv)
+    given = arguments.parse_args(argv)
+    if given.figure and given.kind not in WITH_IMPORTANCE:
+        raise ValueError(
+            f"--figure shows how much each feature contributes to boosted trees; --kind {given.kind} has no such "
+            f"figure, only {', '.join(WITH_IMPORTANCE)} have; leave --figure out."
+        )
+    return given
 
 
 def _kinds() -> str:

@@ -5,23 +5,23 @@ An index that was tuned since its last training or update is left as it is. From
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from scripts.arguments import add_device, parser, quiet_libraries
+from scripts.arguments import add_data, add_device, add_index, parser
+from scripts.libraries import load_libraries
 from scripts.main import run_command
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Tune, print the choice."""
     arguments = parser("tune", __doc__)
-    arguments.add_argument("run", type=Path, metavar="RUN", help="an index")
-    arguments.add_argument("--data", type=Path, required=True, help="the collection it was trained on")
+    add_index(arguments)
+    add_data(arguments, "the collection it was trained on")
     add_device(arguments)
     given = arguments.parse_args(argv)
-    quiet_libraries()
+    load_libraries()
     from docids.collection import read_collection
     from dsi.config import read_config
-    from dsi.index import read_manifest, search_config
+    from dsi.manifest import read_manifest, search_config
     from dsi.tuning import tune_index
 
     dev_queries = read_config(given.run / "config.toml").dev_queries

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from scripts.benchmarks.scale import _dictionaries, _following, _sorted_keys, growth
+from scripts.benchmarks.scale import growth
+from scripts.benchmarks.scale_costs import _dictionaries, _following, _sorted_keys
 from scripts.main import main
 from tests.conftest import random_tree
 from tests.test_tree_models import table_rows

@@ -132,7 +132,7 @@ def test_the_command_trains_on_train_pairs_and_measures_on_dev(beir, t5_folder, 
     assert "eval_loss" not in printed
     assert f"dsi generate-queries --method {tmp_path / 'model'}" in printed
     assert main([*arguments, "--batch-size", "0", "--output", str(tmp_path / "other")]) == 2
-    assert "batch_size must be above 0, got 0" in capsys.readouterr().err
+    assert "--batch-size: must be a whole number, at least 1, got '0'" in capsys.readouterr().err
     with pytest.raises(ValueError, match="There are no train pairs"):
         train_query_generator([], [], QueryTrainingConfig(), tmp_path / "other")
 

@@ -320,10 +320,11 @@ def test_training_a_reranker_is_a_command(retriever, beir, tmp_path, capsys):
     assert [reranker.kind for reranker in dsi.load_rerankers(index, ["mmr", "m"])] == ["pyversity", "trees"]
 
 
-def test_a_figure_that_a_kind_does_not_have_is_refused_before_training(tmp_path, capsys):
-    arguments = ["train-reranker", str(tmp_path / "none"), "--data", str(tmp_path), "--figure", str(tmp_path / "f")]
+def test_a_figure_that_a_kind_does_not_have_is_refused_before_training(retriever, tmp_path, capsys):
+    retriever.save_pretrained(tmp_path / "index")
+    arguments = ["train-reranker", str(tmp_path / "index"), "--data", str(tmp_path), "--figure", str(tmp_path / "f")]
     assert main([*arguments, "--kind", "ranknet"]) == 2
     said = capsys.readouterr().err
     assert "--kind ranknet has no such figure, only mart, lambdamart, lambdasmart have" in said
     assert main([*arguments, "--kind", "mart"]) == 2
-    assert "no finished index" in capsys.readouterr().err  # here the figure is not the trouble
+    assert "config.toml" in capsys.readouterr().err  # here the figure is not the trouble

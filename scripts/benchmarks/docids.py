@@ -4,11 +4,12 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scripts.arguments import parser
+from scripts.libraries import load_libraries
 from scripts.main import run_command
+from scripts.values import count, output_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> None:
     """Build one tree and print what it took."""
     given = parser("benchmark-docids", __doc__)
-    given.add_argument("--documents", type=int, default=1_000_000)
-    given.add_argument("--dim", type=int, default=384)
-    given.add_argument("--topics", type=int, default=2000, help="the points lie around this many random centres")
-    given.add_argument("--method", default="kmeans", choices=("kmeans", "balanced", "random"))
-    given.add_argument("--results", type=Path, help="write the figures as JSON")
+    given.add_argument("--documents", type=count, default=1_000_000, help="points")
+    given.add_argument("--dim", type=count, default=384, help="of a point")
+    given.add_argument("--topics", type=count, default=2000, help="the points lie around this many random centres")
+    given.add_argument("--method", default="kmeans", choices=("kmeans", "balanced", "random"), help="of clustering")
+    given.add_argument("--results", type=output_file, help="write the figures as JSON")
     arguments = given.parse_args(argv)
+    load_libraries()
     from docids.clustering import DocidsConfig, build_tree
     from docids.storage import write_json
     from docids.tree import diagnostics

@@ -10,18 +10,16 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from docids.storage import write_json, write_text
-from dsi.provenance import provenance
-from dsi.trees.objectives import find_objective
-from eval.tables import markdown_table
 from scripts.arguments import parser
-from scripts.benchmarks.multilabel_systems import read
+from scripts.libraries import load_libraries
 from scripts.main import run_command
+from scripts.values import count, number, output_folder
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 NAMES = {"napkinxc": "napkinXC PLT", "pecos": "PECOS XR-Linear"}
 CUTOFFS = (1, 3, 5)
@@ -38,12 +36,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         metavar="PREFIX",
         help="PREFIX.train.svm.gz and PREFIX.test.svm.gz",
     )
-    given.add_argument("--output", type=Path, required=True, metavar="DIR")
-    given.add_argument("--objectives", nargs="+", default=["plt", "tdm", "otm", "otm-mix"])
+    given.add_argument("--output", type=output_folder, required=True, metavar="DIR", help="folder of JSON and table")
+    given.add_argument("--objectives", nargs="+", default=["plt", "tdm", "otm", "otm-mix"], help="of our model")
     given.add_argument("--peers", metavar="PYTHON", help="a Python interpreter that has napkinxc and libpecos")
-    given.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    given.add_argument("--threads", type=int, default=1)
+    given.add_argument("--seeds", type=number(int, 0), nargs="+", default=[0, 1, 2], help="of the trainings")
+    given.add_argument("--threads", type=count, default=1, help="of every system")
     arguments = given.parse_args(argv)
+    load_libraries()
+    import numpy as np
+
+    from docids.storage import write_json, write_text
+    from dsi.provenance import provenance
+    from dsi.trees.objectives import find_objective
+    from scripts.benchmarks.multilabel_systems import read
+
     for name in arguments.objectives:
         find_objective(name)
     texts, records = [], []
@@ -77,7 +83,7 @@ def data_files(prefix: Path) -> list[Path]:
 
 
 def measure(
-    python: str, system: str, files: list[Path], relevant: NDArray[np.bool_], seed: int, threads: int
+    python: str, system: str, files: list[Path], relevant: "NDArray[np.bool_]", seed: int, threads: int
 ) -> dict[str, Any]:
     """P@1, P@3, P@5 in percent on the test file, times and memory of one system, trained in a process of its own.
 
@@ -89,6 +95,8 @@ def measure(
         seed: of the training.
         threads: that it may use.
     """
+    import numpy as np
+
     script = Path(__file__).with_name("multilabel_systems.py")
     with tempfile.TemporaryDirectory() as folder:
         answers = Path(folder) / "answers.npy"
@@ -101,14 +109,20 @@ def measure(
     return {**precisions(found, relevant), **json.loads(done.stdout.splitlines()[-1])}
 
 
-def precisions(found: NDArray[np.integer], relevant: NDArray[np.bool_]) -> dict[str, float]:
+def precisions(found: "NDArray[np.integer]", relevant: "NDArray[np.bool_]") -> dict[str, float]:
     """{"P@m": percent} of labels found, [instances, at least 5], best first, -1 for none."""
+    import numpy as np
+
     right = np.take_along_axis(relevant, np.maximum(found, 0), axis=1) & (found >= 0)
     return {f"P@{m}": round(100 * float(right[:, :m].mean()), 2) for m in CUTOFFS}
 
 
 def table(title: str, measured: list[dict[str, Any]]) -> str:
     """Markdown: a line a system, means over seeds, deviation of P@1."""
+    import numpy as np
+
+    from eval.tables import markdown_table
+
     columns = [*(f"P@{m}" for m in CUTOFFS), "train seconds", "milliseconds an instance", "MiB beyond the data"]
     rows = []
     for system in dict.fromkeys(record["system"] for record in measured):

@@ -10,9 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scripts.arguments import parser, quiet_libraries
+from scripts.arguments import add_data, add_index, parser
 from scripts.benchmarks.timing import alternate
+from scripts.libraries import load_libraries
 from scripts.main import run_command
+from scripts.values import count, output_folder
 
 if TYPE_CHECKING:
     from contrastive.encoder import EncoderConfig
@@ -24,13 +26,13 @@ FLAT = "encoder, faiss flat"
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure every batch size; print the table, write it and its JSON where asked."""
     given = parser("benchmark-search", __doc__)
-    given.add_argument("run", type=Path, metavar="RUN", help="an index")
-    given.add_argument("--data", type=Path, required=True, help="the collection it was made of")
-    given.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64], metavar="N", help="queries a call")
-    given.add_argument("--rounds", type=int, default=20, help="of the alternating measurements")
-    given.add_argument("--output", type=Path, metavar="DIR", help="write search.json and search.md there")
+    add_index(given)
+    add_data(given, "the collection it was made of")
+    given.add_argument("--batches", type=count, nargs="+", default=[1, 8, 64], metavar="N", help="queries a call")
+    given.add_argument("--rounds", type=count, default=20, help="of the alternating measurements")
+    given.add_argument("--output", type=output_folder, metavar="DIR", help="write search.json and search.md there")
     arguments = given.parse_args(argv)
-    quiet_libraries()
+    load_libraries()
     from docids.collection import read_collection
     from docids.storage import write_json, write_text
     from dsi.config import read_config

@@ -7,42 +7,36 @@ Steps alternate, and medians are reported. Theirs projects the states of every t
 
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from docids.clustering import DocidsConfig, build_tree
-from docids.storage import write_json
-from dsi.generator.config import GeneratorConfig, ObjectiveConfig
-from dsi.generator.model import DocidGenerator
-from dsi.generator.reference import transformers_loss
-from dsi.provenance import provenance
-from dsi.training.objective import GeneratorLoss
-from scripts.arguments import parser, quiet_libraries
-from scripts.benchmarks.timing import alternate
+from scripts.arguments import parser
+from scripts.libraries import load_libraries
 from scripts.main import run_command
+from scripts.values import count, output_file
 
-CPU = torch.device("cpu")
-SHAPES = {
-    "small": (GeneratorConfig(decoder="", num_layers=2, num_heads=6, dropout=0.0), 384, 128),
-    "t5-base": (GeneratorConfig(decoder="", num_layers=12, num_heads=12, dropout=0.0), 768, 16),
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SHAPES: dict[str, tuple[dict[str, Any], int, int]] = {
+    "small": ({"num_layers": 2, "num_heads": 6}, 384, 128),
+    "t5-base": ({"num_layers": 12, "num_heads": 12}, 768, 16),
 }
-"""{name: (decoder, width of the states, batch size)}."""
+"""{name: (settings of the decoder, width of the states, batch size)}."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print a table; write JSON where asked."""
     given = parser("benchmark-training", __doc__)
-    given.add_argument("--shapes", nargs="+", choices=tuple(SHAPES), default=list(SHAPES))
-    given.add_argument("--tokens", nargs="+", type=int, default=[16, 128], help="of a text")
-    given.add_argument("--documents", type=int, default=10_000)
-    given.add_argument("--rounds", type=int, default=5)
-    given.add_argument("--results", type=Path, help="write the table as JSON")
+    given.add_argument("--shapes", nargs="+", choices=tuple(SHAPES), default=list(SHAPES), help="of the models")
+    given.add_argument("--tokens", nargs="+", type=count, default=[16, 128], help="of a text")
+    given.add_argument("--documents", type=count, default=10_000, help="in the tree")
+    given.add_argument("--rounds", type=count, default=5, help="of the alternating measurements")
+    given.add_argument("--results", type=output_file, help="write the table as JSON")
     arguments = given.parse_args(argv)
-    quiet_libraries()
+    load_libraries()
+    from docids.storage import write_json
+    from dsi.provenance import provenance
+
     print("ms/step   tokens  bfloat16  transformers     ours  ratio  same loss")
     rows = []
     for shape in arguments.shapes:
@@ -61,22 +55,33 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def measure(shape: str, tokens: int, bf16: bool, documents: int, rounds: int) -> dict[str, Any]:
     """One row: milliseconds of a step of both, their ratio, and whether the losses agree within one percent."""
+    import numpy as np
+    import torch
+
+    from docids.clustering import DocidsConfig, build_tree
+    from dsi.generator.config import GeneratorConfig, ObjectiveConfig
+    from dsi.generator.model import DocidGenerator
+    from dsi.generator.reference import transformers_loss
+    from dsi.training.objective import GeneratorLoss
+    from scripts.benchmarks.timing import alternate
+
     torch.manual_seed(0)
-    config, width, batch = SHAPES[shape]
+    settings, width, batch = SHAPES[shape]
+    config = GeneratorConfig(decoder="", dropout=0.0, **settings)
     tree = build_tree(np.zeros((documents, 8), dtype=np.float32), DocidsConfig(method="random"))
     generator = DocidGenerator.create(config, tree, width)
     states, mask = torch.randn(batch, tokens, width), torch.ones(batch, tokens, dtype=torch.bool)
     positions = torch.randint(documents, (batch,))
-    loss = GeneratorLoss(generator, tree, ObjectiveConfig(), CPU)
+    loss = GeneratorLoss(generator, tree, ObjectiveConfig(), torch.device("cpu"))
 
-    def ours() -> Tensor:
+    def ours() -> "Tensor":
         batch = {"token_states": states, "states_mask": mask, "relevant": positions[:, None]}
         return loss(generator, batch, 0.0)
 
-    def theirs() -> Tensor:
+    def theirs() -> "Tensor":
         return transformers_loss(generator, tree, states, mask, positions)
 
-    def step(forward: Callable[[], Tensor]) -> Callable[[], float]:
+    def step(forward: "Callable[[], Tensor]") -> Callable[[], float]:
         def run() -> float:
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
                 value = forward()

@@ -23,12 +23,13 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scripts.arguments import add_device, add_encoder, parser, quiet_libraries, with_encoder
+from scripts.arguments import add_device, add_encoder, parser, with_encoder
 from scripts.experiments.tables import TABLES, Row
+from scripts.libraries import load_libraries
 from scripts.main import run_command
+from scripts.values import collection_folder, configuration, count, number, output_folder
 
 if TYPE_CHECKING:
     from scripts.experiments.laboratory import Laboratory
@@ -53,13 +54,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.report_only:
         print(_report(arguments))
         return
-    quiet_libraries()
+    _check(arguments)
+    rows = _choose(TABLES[what], arguments.rows) if what in TABLES else []
+    load_libraries()
     if what in WITHOUT_DATA:
         print(_module(what).reproduce(arguments.output, arguments.runs or WITHOUT_DATA[what], arguments.seeds[0]))
         return
     if what in ON_LISTS:
-        if not arguments.data:
-            raise ValueError(f"{what} is measured on a folder of lists: give --data.")
         experiment = getattr(_module(ON_LISTS[what]), what)
         print(experiment(arguments.data, arguments.output, arguments.seeds))
         return
@@ -67,24 +68,33 @@ def main(argv: Sequence[str] | None = None) -> None:
     if what in ON_A_COLLECTION:
         laboratory.say(_module(what).reproduce(laboratory, arguments.seeds[0]))
         return
-    _measure_table(laboratory, what, _choose(TABLES[what], arguments.rows), arguments.seeds)
+    _measure_table(laboratory, what, rows, arguments.seeds)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     given = parser("reproduce", __doc__)
     names = [*TABLES, *ON_A_COLLECTION, *ON_LISTS, *WITHOUT_DATA]
     given.add_argument("what", choices=names, metavar="WHAT", help="see above")
-    given.add_argument("--data", type=Path, help="a collection, a folder in BEIR layout")
+    given.add_argument("--data", type=collection_folder, metavar="DIR", help="a collection, or a folder of lists")
     given.add_argument(
-        "--config", metavar="NAME", help="the base: DR-SCL+QG on this collection, by name or file (reproduce-small, …)"
+        "--config",
+        type=configuration,
+        metavar="NAME",
+        help="the base: DR-SCL+QG on this collection, by name or file (reproduce-small, …)",
     )
-    given.add_argument("--output", type=Path, required=True, metavar="DIR")
+    given.add_argument(
+        "--output", type=output_folder, required=True, metavar="DIR", help="of everything that is written"
+    )
     add_encoder(given)
     given.add_argument(
-        "--seeds", type=int, nargs="+", default=[0], help="of sampling, clustering, initialisation, shuffling"
+        "--seeds",
+        type=number(int, 0),
+        nargs="+",
+        default=[0],
+        help="of sampling, clustering, initialisation, shuffling",
     )
     given.add_argument("--rows", nargs="+", metavar="TEXT", help="only rows whose name contains one of these")
-    given.add_argument("--runs", type=int, help="of toy (200) and synthetic (3)")
+    given.add_argument("--runs", type=count, help="of toy (200) and synthetic (3)")
     given.add_argument(
         "--report-only", action="store_true", help="write tables and figures again from what is in OUTPUT"
     )
@@ -92,9 +102,16 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return given.parse_args(argv)
 
 
+def _check(arguments: argparse.Namespace) -> None:
+    """Raise ValueError if the experiment lacks what it is measured on."""
+    what = arguments.what
+    if what in ON_LISTS and not arguments.data:
+        raise ValueError(f"{what} is measured on a folder of lists: give --data.")
+    if what not in (*ON_LISTS, *WITHOUT_DATA) and not (arguments.data and arguments.config):
+        raise ValueError(f"{what} is measured on a collection: give --data and --config.")
+
+
 def _laboratory(arguments: argparse.Namespace) -> "Laboratory":
-    if not arguments.data or not arguments.config:
-        raise ValueError(f"{arguments.what} is measured on a collection: give --data and --config.")
     from docids.collection import read_collection
     from dsi.config import Config
     from scripts.experiments.laboratory import Laboratory

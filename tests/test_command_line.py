@@ -1,0 +1,395 @@
+"""The command line: it answers at once, refuses bad arguments in one line, and its prompt goes on after an error."""
+
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import pytest
+
+from contrastive.encoder import Encoder, EncoderConfig
+from docids.clustering import DocidsConfig, build_tree
+from dsi.retriever import GenerativeRetriever
+from dsi.search.request import SearchConfig
+from eval.trec import read_run
+from scripts import libraries
+from scripts.main import COMMANDS, main, run_command
+from scripts.queries_file import read_queries_file
+from tests.conftest import MINIPEDIA, random_generator
+
+ROOT = Path(__file__).parent.parent
+HEAVY = ("torch", "transformers", "sklearn", "datasets", "faiss", "scipy")
+
+
+def python(code, *arguments):
+    """What a program prints, run in a process of its own."""
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def refusal(capsys, *arguments):
+    """The one line on stderr of a command that ends with status 2."""
+    capsys.readouterr()
+    assert main([*map(str, arguments)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1, printed.err
+    return printed.err
+
+
+# Before the libraries are loaded
+
+
+def test_the_help_of_every_command_and_its_refusals_import_nothing_heavy():
+    code = f"""
+import contextlib, io, sys, scripts.main as m
+for name in m.COMMANDS:
+    with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
+        m.main([name, "--help"])
+    assert shown.getvalue().startswith(f"usage: dsi {{name}} "), name
+    with contextlib.redirect_stderr(io.StringIO()) as shown:
+        assert m.main([name, "--no-such-option"]) == 2, name
+    assert shown.getvalue().count("\\n") == 1, shown.getvalue()
+    heavy = [module for module in {HEAVY!r} if module in sys.modules]
+    assert not heavy, (name, heavy)
+print(len(m.COMMANDS))
+"""
+    assert python(code).strip() == str(len(COMMANDS))
+
+
+@pytest.fixture
+def no_libraries(monkeypatch):
+    def load():
+        raise AssertionError("the libraries were loaded")
+
+    for name in (
+        "search_index",
+        "explain_search",
+        "evaluate_index",
+        "tune_index",
+        "update_index",
+        "arguments",
+        "example",
+    ):
+        __import__(f"scripts.{name}")
+        monkeypatch.setattr(f"scripts.{name}.load_libraries", load)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("search {index} --query noble -k 0", "argument -k: must be a whole number, at least 1, got '0'"),
+        ("search {index} --query noble -k abc", "argument -k: must be a whole number, at least 1, got 'abc'"),
+        ("search {index} --query noble --alpha 2", "argument --alpha: must be a number, from 0 to 1, got '2'"),
+        ("search {index} --query noble --beta nan", "argument --beta: must be a number, at least 0, got 'nan'"),
+        ("search {index} --query noble --dtype half", "argument --dtype: invalid choice: 'half'"),
+        ("search {index} --query noble --candidates 3", "give --rerank too"),
+        ("search {index} --queries {file}", "--queries FILE and --run OUT belong together"),
+        ("search {index} --queries {file} --run {index}", "is a folder; name a file to write"),
+        ("search {index} --queries {index} --run out", "is a folder, not a file"),
+        ("search {missing} --query noble", "missing holds no finished index (no manifest.json)"),
+        ("search {file} --query noble", "holds no finished index"),
+        ("explain {index} noble -k -3", "argument -k: must be a whole number, at least 1, got '-3'"),
+        ("evaluate {index} --data {missing}", "does not exist; name a folder in BEIR layout, or minipedia"),
+        ("evaluate {index} --data {file}", "is a file; name the folder of a collection"),
+        ("evaluate {index} --data minipedia --candidates 5", "give --rerank NAME too"),
+        ("evaluate {index} --data minipedia --depth 0", "argument --depth: must be a whole number"),
+        ("tune {missing} --data minipedia", "holds no finished index"),
+        ("update {index} --add {missing}", "is no file that exists"),
+        ("update {index} --add {index}", "is a folder, not a file"),
+        ("train --data minipedia --output {file}", "is a file; name a folder to write into"),
+        ("train --data minipedia --output {file}/run", "is a file; name a folder to write into"),
+        ("train --data minipedia --output run --config nq10k-smal", "neither a file nor one of example, nq100k"),
+        ("train --output run", "the following arguments are required: --data"),
+        ("train-reranker {index} --data minipedia --kind ranknet --figure x", "boosted trees"),
+        ("reproduce table3 --output out", "is measured on a collection: give --data and --config"),
+        ("reproduce ltr --output out", "is measured on a folder of lists: give --data"),
+        ("benchmark-docids --documents 0", "argument --documents: must be a whole number, at least 1"),
+    ],
+)
+def test_bad_arguments_are_one_line_before_the_libraries_load(arguments, message, no_libraries, tmp_path, capsys):
+    index, file = tmp_path / "index", tmp_path / "file"
+    index.mkdir()
+    (index / "manifest.json").write_text("{}")
+    file.write_text("q1\tnoble gases\n")
+    filled = arguments.format(index=index, file=file, missing=tmp_path / "missing")
+    assert message in refusal(capsys, *filled.split())
+
+
+def test_a_blank_query_is_refused(no_libraries, tmp_path, capsys):
+    (tmp_path / "manifest.json").write_text("{}")
+    assert "argument --query: must be a text that is not blank" in refusal(capsys, "search", tmp_path, "--query", "")
+    assert "argument QUERY: must be a text that is not blank" in refusal(capsys, "explain", tmp_path, " ")
+
+
+def test_help_names_the_defaults(capsys):
+    with pytest.raises(SystemExit):
+        main(["search", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "-k K documents per query (default: 10)" in shown
+    assert "(default: float32)" in shown
+    assert "None" not in shown
+    with pytest.raises(SystemExit):
+        main(["benchmark-decoding", "--help"])
+    assert "(default: 1 8 64)" in capsys.readouterr().out
+
+
+def test_train_query_generator_has_the_defaults_of_its_config():
+    from dsi.generator.query_training import QueryTrainingConfig
+    from scripts.train_query_generator import _SETTINGS
+
+    assert (
+        QueryTrainingConfig(**{name: default for name, (_, default, _) in _SETTINGS.items()}) == QueryTrainingConfig()
+    )
+
+
+def test_minipedia_is_a_collection_by_name_but_a_folder_of_that_name_goes_first(tmp_path, monkeypatch):
+    from scripts.values import collection_folder
+
+    monkeypatch.chdir(tmp_path)
+    assert collection_folder("minipedia").samefile(MINIPEDIA)
+    (tmp_path / "minipedia").mkdir()
+    assert collection_folder("minipedia").samefile(tmp_path / "minipedia")
+
+
+# How a command ends
+
+
+def test_an_interrupt_ends_with_130_and_a_closed_pipe_without_a_word(capsys):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    assert run_command(interrupted, []) == 130
+    assert capsys.readouterr().err == ""
+    code = (
+        "import scripts.main as m, sys; sys.exit(m.run_command(lambda _: [print('x' * 99) for _ in range(9999)], []))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=-1, stderr=-1, text=True) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(30) == 141
+        assert process.stderr.read() == ""
+
+
+def test_without_network_the_hub_is_asked_once_and_the_offline_encoder_named(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def model_info(self, name, **_):
+        asked.append(name)
+        raise TimeoutError
+
+    monkeypatch.setattr("contrastive.encoder.HfApi.model_info", model_info)
+    name = "sentence-transformers/no-such-encoder"
+    error = refusal(
+        capsys, "train", "--config", "example", "--data", "minipedia", "--output", tmp_path / "run", "--encoder", name
+    )
+    assert f"The encoder '{name}' is no folder, and the Hub cannot be reached; name a folder, or 'all-MiniLM" in error
+    assert asked == [name]
+
+
+def test_the_example_ends_with_the_command_that_works_in_this_shell(tmp_path, monkeypatch):
+    from scripts.example import _next_steps
+
+    binaries = tmp_path / ".venv" / "bin"
+    binaries.mkdir(parents=True)
+    (binaries / "dsi").touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(binaries / "python"))
+    monkeypatch.setenv("PATH", "/nowhere")
+    shown = _next_steps(Path("runs/example"))
+    assert "\n    .venv/bin/dsi search runs/example\n    # or first: . .venv/bin/activate, then: dsi …\n" in shown
+    assert "From Python (.venv/bin/python):" in shown
+    monkeypatch.setenv("PATH", str(binaries))
+    shown = _next_steps(Path("runs/example"))
+    assert "\n    dsi search runs/example\n\nFrom Python:\n" in shown
+
+
+# Threads
+
+
+def stat(*ticks):
+    return "".join(f"cpu{core} {' '.join(map(str, own))} 0 0\n" for core, own in enumerate(ticks))
+
+
+@pytest.fixture
+def cores(monkeypatch):
+    """Sets what /proc/stat says before and after the sample, of four cores of which this process may use the first two."""
+
+    def say(*texts):
+        following = iter(texts)
+        monkeypatch.setattr(libraries.Path, "read_text", lambda _: next(following))
+
+    monkeypatch.setattr(libraries.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(libraries.time, "sleep", lambda _: None)
+    return say
+
+
+IDLE = (10, 5, 10, 100, 5, 0, 0, 0)
+
+
+def test_busy_cores_are_counted_without_niced_work_and_other_cores(cores):
+    working, niced, waiting = (28, 5, 12, 100, 5, 0, 0, 0), (10, 25, 10, 100, 5, 0, 0, 0), (10, 5, 10, 110, 15, 0, 0, 0)
+    cores("cpu 1 1\n" + stat(IDLE, IDLE, IDLE, IDLE), "cpu 2 2\n" + stat(working, niced, working, working))
+    assert libraries.busy_cores(0.2) == (2, 1)
+    cores(stat(IDLE, IDLE), stat(waiting, niced))
+    assert libraries.busy_cores(0.2) == (2, 0)
+    cores(stat(IDLE, IDLE), stat(IDLE, IDLE))  # no tick between
+    assert libraries.busy_cores(0.2) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("counted", "own", "expected"),
+    [((8, 0), None, None), ((8, 3), None, "5"), ((2, 2), None, "1"), ((0, 0), None, None), ((8, 8), "6", "6")],
+)
+def test_threads_leave_busy_cores_alone_and_the_users_choice_holds(counted, own, expected, monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setattr(libraries, "busy_cores", lambda _: counted)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    if own:
+        monkeypatch.setenv("OMP_NUM_THREADS", own)
+    libraries._choose_threads()
+    assert os.environ.get("OMP_NUM_THREADS") == expected
+
+
+# Queries in a file
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("q.tsv", "a\tnoble gases\n\nb\twith a\ttab\r\n"),
+        ("q.jsonl", '{"_id": "a", "text": "noble gases"}\n\n{"_id": "b", "text": "with a\\ttab", "metadata": {}}\n'),
+    ],
+)
+def test_queries_are_read_from_tsv_and_from_json_lines(name, text, tmp_path):
+    (tmp_path / name).write_bytes(text.encode())
+    assert read_queries_file(tmp_path / name) == {"a": "noble gases", "b": "with a\ttab"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("q.tsv", b"a\tx\nno tab\n", "line 2: expected"),
+        ("q.tsv", b"a\tx\na\ty\n", "line 2: duplicate query_id 'a'"),
+        ("q.tsv", b"a b\tx\n", "line 1: query_id 'a b' must not be empty or hold white space"),
+        ("q.tsv", b"a\t \n", "line 1: query 'a' has empty text"),
+        ("q.tsv", b"a\t\xff\n", "not text in UTF-8"),
+        ("q.tsv", b"\n", "holds no queries"),
+        ("q.tsv.gz", b"a\tx\n", "is damaged"),
+        ("q.jsonl", b"[1]\n", "line 1: expected"),
+        ("q.jsonl", b'{"_id": "a", "text": 3}\n', "line 1: key 'text' must be a string, got 3"),
+        ("q.jsonl", b'{"_id": "a", "text": "\\ud800"}\n', "line 1: key 'text' must be Unicode text"),
+    ],
+)
+def test_bad_queries_name_file_and_line(name, content, message, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message) as error:
+        read_queries_file(tmp_path / name)
+    assert name in str(error.value)
+
+
+# Searching from the shell
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory, sentence_t5_folder):
+    """The folder of a small index with random weights."""
+    encoder = Encoder.load(EncoderConfig(name=str(sentence_t5_folder)), device="cpu")
+    rows = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:60]]
+    documents = datasets.Dataset.from_dict({"doc_id": [r["_id"] for r in rows], "title": [r["title"] for r in rows]})
+    texts = encoder.document_texts([r["title"] for r in rows], [r["text"] for r in rows])
+    tree = build_tree(encoder.encode(texts, "document"), DocidsConfig(branching=4, max_leaf_size=4))
+    folder = tmp_path_factory.mktemp("command-line") / "index"
+    config = SearchConfig(alpha=0.3, beam_width=12)
+    GenerativeRetriever(encoder, tree, random_generator(tree), documents, config).save_pretrained(str(folder))
+    return folder
+
+
+def search(index, monkeypatch, capsys, piped, *options):
+    """(exit status, stdout, stderr) of `dsi search` with bytes in a pipe."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(piped), encoding="ascii"))
+    capsys.readouterr()
+    status = main(["search", str(index), "--device", "cpu", "-k", "2", *options])
+    printed = capsys.readouterr()
+    return status, printed.out, printed.err
+
+
+def test_every_line_of_a_pipe_has_its_object_and_an_error_does_not_end_the_session(index, monkeypatch, capsys):
+    piped = b"noble gases\n\n:explain\n:wrong x\nbad \xff byte\n  rivers of europe \n:explain neon\n:quit\nnever\n"
+    status, out, err = search(index, monkeypatch, capsys, piped, "--json")
+    records = [json.loads(line) for line in out.splitlines()]
+    assert [record["query"] for record in records] == [
+        "noble gases", ":explain", ":wrong x", "bad \ufffd byte", "rivers of europe", "neon"
+    ]  # fmt: skip
+    assert [len(record.get("hits", [])) for record in records] == [2, 0, 0, 0, 2, 0]
+    errors = [record["error"] for record in records if "error" in record]
+    assert [error.split(";")[0] for error in errors] == [
+        ":explain needs a query, as in `:explain noble gases`.",
+        "unknown command ':wrong'",
+        "the line 'bad \ufffd byte' is not UTF-8",
+    ]
+    assert "# final rank" in records[-1]["explanation"]
+    assert (status, err) == (2, "dsi: 3 of 6 lines failed.\n")
+
+
+def test_a_pipe_without_json_has_errors_on_stderr(index, monkeypatch, capsys):
+    status, out, err = search(index, monkeypatch, capsys, b":help\n:help me\nnoble gases\n")
+    assert out.count(":explain QUERY   shows") == 2
+    assert "\nnoble gases" in out
+    assert (status, err) == (0, "")
+    status, out, err = search(index, monkeypatch, capsys, b"noble gases\n:bye\n")
+    assert out.startswith("noble gases")
+    assert status == 2
+    assert err.startswith("dsi: unknown command ':bye'; the commands are :explain QUERY, :help and :quit.\n")
+
+
+def test_a_search_that_fails_is_an_object_too(index, monkeypatch, capsys):
+    wrong = ("--allow", "nothing")
+    for options, piped in ((("--query", "noble gases", *wrong), b""), (wrong, b"noble gases\n")):
+        status, out, err = search(index, monkeypatch, capsys, piped, "--json", *options)
+        assert json.loads(out)["query"] == "noble gases"
+        assert "which is not in the index" in json.loads(out)["error"]
+        assert status == 2
+        assert err.count("\n") == 1
+
+
+def test_queries_of_a_file_become_a_trec_run(index, tmp_path, monkeypatch, capsys):
+    (tmp_path / "q.tsv").write_text("q1\tnoble gases\nq2\trivers of europe\n")
+    output = tmp_path / "runs" / "My run.txt"
+    options = ("--queries", str(tmp_path / "q.tsv"), "--run", str(output))
+    status, out, _ = search(index, monkeypatch, capsys, b"", *options)
+    assert status == 0
+    assert out == f"{output}: 2 queries, 4 documents\n"
+    run = read_run(output)
+    assert output.read_text().splitlines()[0].endswith(" my-run")
+    for query_id, text in (("q1", "noble gases"), ("q2", "rivers of europe")):
+        _, out, _ = search(index, monkeypatch, capsys, b"", "--json", "--query", text)
+        hits = json.loads(out)["hits"]
+        assert list(run[query_id]) == [hit["doc_id"] for hit in hits]
+        assert list(run[query_id].values()) == pytest.approx([hit["score"] for hit in hits], abs=1e-4)
+
+
+def test_on_a_terminal_the_prompt_helps_goes_on_and_keeps_no_history_in_a_home_that_cannot_be_written(index):
+    main_end, end = pty.openpty()
+    environment = {**os.environ, "HOME": "/dev/null/home", "TERM": "dumb"}
+    command = [sys.executable, "-m", "scripts.main", "search", str(index), "--device", "cpu", "-k", "1"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=end, stdout=end, stderr=end, env=environment) as process:
+        os.close(end)
+        os.write(main_end, b":help\n:wrong\nbad \xff byte\nnoble gases\n:quit\n")
+        shown = b""
+        try:
+            while block := os.read(main_end, 65536):
+                shown += block
+        except OSError:  # the other end is closed
+            pass
+        assert process.wait(60) == 0
+    text = shown.decode(errors="replace")
+    assert "loading libraries" in text
+    for part in (":help            shows this", "dsi: unknown command ':wrong'", "is not UTF-8", "\n   1  "):
+        assert part in text, text
+    assert "Exception" not in text
+    assert "Traceback" not in text

@@ -1,10 +1,73 @@
-"""The steps of a training shown as our progress, in place of transformers' own. Knows nothing of what is trained."""
+"""What is seen of a training: our progress in place of transformers' own, and reports. Knows nothing of what is trained."""
 
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations import TensorBoardCallback, WandbCallback
 
+from docids.checks import one_of
 from docids.progress import Bar
+
+REPORTS = ("none", "tensorboard", "wandb")
+"""Where losses can be reported."""
+QUALITY = "eval_Hit@1"
+"""What the trainer calls the quality that is measured during training."""
+
+
+@dataclass(frozen=True)
+class Reports:
+    """Where the losses of trainings are reported, and the quality that is measured meanwhile.
+
+    Raises:
+        ModuleNotFoundError: what they are reported to is not installed.
+    """
+
+    to: str = "none"
+    """A row of `REPORTS`."""
+    folder: Path = Path("logs")
+    """Of TensorBoard's files, a folder in it for each training."""
+
+    def __post_init__(self) -> None:
+        one_of(self, "report_", to=REPORTS)
+        if self.to != "none" and find_spec(self.to) is None:
+            raise ModuleNotFoundError(f'report_to = "{self.to}" needs {self.to}; run pip install "dr-scl[{self.to}]".')
+
+    def callbacks(self, training: str) -> list[TrainerCallback]:
+        """Return the callbacks that report a training of this name."""
+        if self.to == "none":
+            return []
+        return [_TensorBoard(self.folder / training) if self.to == "tensorboard" else _Wandb(training)]
+
+
+SILENT = Reports()
+
+
+class _TensorBoard(TensorBoardCallback):
+    """Writes where it is told to."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.logging_dir = str(folder)
+
+
+class _Wandb(WandbCallback):
+    """Makes a run for each training, of its name."""
+
+    def __init__(self, training: str) -> None:
+        super().__init__()
+        self._training = training
+
+    def on_train_begin(self, args: TrainingArguments, *others: Any, **more: Any) -> None:
+        args.run_name = self._training
+        super().on_train_begin(args, *others, **more)
+
+    def on_train_end(self, *arguments: Any, **more: Any) -> None:
+        super().on_train_end(*arguments, **more)
+        if self._initialized:
+            self._wandb.finish()
 
 
 class ProgressLine(TrainerCallback):
@@ -36,9 +99,11 @@ class ProgressLine(TrainerCallback):
         logs: dict[str, float] | None = None,
         **_: Any,
     ) -> None:
-        """Note the loss."""
+        """Note the loss, or the quality."""
         if self._bar and logs and "loss" in logs:
             self._bar.note(f"loss {logs['loss']:.4g}")
+        elif self._bar and logs and QUALITY in logs:
+            self._bar.note(f"dev Hit@1 {100 * logs[QUALITY]:.1f}")
 
     def close(self) -> None:
         """End the bar, also of a training that failed."""

@@ -21,7 +21,7 @@ from sentence_transformers import SparseEncoder
 from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder
 from sentence_transformers.util import load_file_path
 
-from contrastive.encoder import PLURALS, check_device
+from contrastive.encoder import PLURALS, check_device, without_bars
 from contrastive.stored import check_finite, check_model, check_tokens
 from docids.lexical import BM25, Lexical, LexicalConfig
 from docids.progress import Bar
@@ -79,7 +79,7 @@ class SparseModel:
             ValueError: it holds something else than such a model, or code.
         """
         check_model(folder)
-        with reading(folder, torch.OutOfMemoryError):
+        with reading(folder, torch.OutOfMemoryError), without_bars():
             model = cls.load(str(folder), device, local_files_only=True)
             for kind in ("document", "query"):
                 found = model.encode(["a"], kind)

@@ -8,27 +8,29 @@ docids.
 import json
 import random
 import shutil
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import datasets
 import faiss
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.training_args import SentenceTransformerTrainingArguments
 from transformers import PrinterCallback
-from transformers.trainer_utils import get_last_checkpoint
 
-from contrastive.callbacks import ProgressLine
+from contrastive.callbacks import SILENT, ProgressLine, Reports
 from contrastive.encoder import Encoder
 from contrastive.inference import has_bfloat16
 from contrastive.losses import DPRLoss, SupervisedContrastiveLoss
-from docids.checks import above_zero
+from docids.checks import LARGEST, above_zero, at_least, between, plain_fields
 
+NO_QUERIES = "There are no queries to train the encoder on; add qrels/train.tsv or set contrastive.loss to none."
 _LOSSES = {"scl": SupervisedContrastiveLoss, "dpr": DPRLoss}
 
 
@@ -62,9 +64,17 @@ class ContrastiveConfig:
     """Of sampling and shuffling."""
 
     def __post_init__(self) -> None:
+        plain_fields(self, "contrastive.")
         if self.loss not in (*_LOSSES, "none"):
             raise ValueError(f'contrastive.loss must be "scl", "dpr" or "none", got {self.loss!r}.')
-        above_zero(self, ["temperature"], "contrastive.")
+        above_zero(self, ["temperature", "learning_rate"], "contrastive.")
+        between(self, "contrastive.", temperature=(1e-6, 1e6))
+        at_least(self, "contrastive.", seed=0)
+        if not 0 < self.epochs <= LARGEST:
+            raise ValueError(
+                f"contrastive.epochs must be above 0 and at most {LARGEST}, got {self.epochs}; "
+                'loss = "none" keeps the encoder as it is.'
+            )
         if not 0 < self.interpolation <= 1:
             raise ValueError(f"contrastive.interpolation must be in (0, 1] (1: as trained), got {self.interpolation}.")
         if self.views < 2 or self.batch_size < 2 * self.views:
@@ -72,6 +82,7 @@ class ContrastiveConfig:
                 f"contrastive.views must be at least 2 and batch_size at least twice that, "
                 f"got views={self.views}, batch_size={self.batch_size}."
             )
+        at_least(self, "contrastive.", batch_size=1, hard_negatives=0)
         if self.hard_negatives < 0 or (self.hard_negatives and (self.loss != "dpr" or self.views != 2)):
             raise ValueError(
                 f'contrastive.hard_negatives must be 0 or more, and needs loss "dpr" and views 2; got '
@@ -120,9 +131,7 @@ def contrastive_rows(
                 wrong = negatives[query]
                 rows.append((document, query, *rest, *(documents[row] for row in wrong), [label, *wrong]))
     if not rows:
-        raise ValueError(
-            "There are no queries to train the encoder on; add qrels/train.tsv or set contrastive.loss to none."
-        )
+        raise ValueError(NO_QUERIES)
     names = [f"view_{view}" for view in range(views)]
     names += [f"negative_{number}" for number in range(len(rows[0]) - views - 1)] + ["label"]
     return datasets.Dataset.from_dict(
@@ -154,13 +163,14 @@ def hard_negatives(
     }
 
 
-def trainer_settings(config: Any, work_folder: Path, *, use_cpu: bool) -> dict[str, Any]:
+def trainer_settings(config: Any, work_folder: Path, *, use_cpu: bool, reports: Reports = SILENT) -> dict[str, Any]:
     """Trainer arguments that all our trainings share: a loss and a checkpoint every tenth, the last two checkpoints kept.
 
     Args:
         config: settings with `epochs`, `learning_rate`, `bf16` and `seed`.
         work_folder: of the checkpoints.
         use_cpu: stay on the CPU; otherwise the trainer chooses the device.
+        reports: if losses are reported, there is one every hundredth.
     """
     return {
         "output_dir": str(work_folder),
@@ -171,8 +181,9 @@ def trainer_settings(config: Any, work_folder: Path, *, use_cpu: bool) -> dict[s
         "save_strategy": "steps",
         "save_steps": 0.1,
         "save_total_limit": 2,
-        "logging_steps": 0.1,
-        "report_to": "none",
+        "logging_steps": 0.1 if reports.to == "none" else 0.01,
+        "logging_nan_inf_filter": False,  # `FiniteTraining` looks at the loss itself
+        "report_to": "none",  # `Reports` has the callbacks
         "disable_tqdm": True,  # `run_trainer` shows the progress
         "use_cpu": use_cpu,
         "dataloader_pin_memory": False,
@@ -198,29 +209,103 @@ def run_trainer(trainer: Any, description: str, work_folder: Path) -> None:
 
 def last_checkpoint(work_folder: Path) -> str | None:
     """The last whole checkpoint, from which a killed training resumes; those that a kill cut off are removed."""
-    for folder in work_folder.glob("checkpoint-*"):
-        try:
-            json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))  # written last
-        except (OSError, ValueError):
-            shutil.rmtree(folder)
-    return get_last_checkpoint(str(work_folder)) if work_folder.is_dir() else None
+    folders = [folder for folder in work_folder.glob("checkpoint-*") if folder.name.rpartition("-")[2].isdigit()]
+    whole = [folder for folder in folders if _is_whole(folder)]
+    for folder in set(folders) - set(whole):
+        shutil.rmtree(folder, ignore_errors=True)  # several processes may do so at once
+    return str(max(whole, key=lambda folder: int(folder.name.rpartition("-")[2]))) if whole else None
 
 
-class _EncoderTrainer(SentenceTransformerTrainer):
+def _is_whole(checkpoint: Path) -> bool:
+    """True if all files of a checkpoint were written to their ends; the trainer writes its own state last."""
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+        for weights in checkpoint.rglob("*.safetensors"):
+            with safe_open(weights, "numpy"):
+                pass
+    except (OSError, ValueError, SafetensorError):
+        return False
+    has_weights = any(checkpoint.rglob("*.safetensors"))
+    return has_weights and all(zipfile.is_zipfile(path) for path in checkpoint.glob("*.pt*"))
+
+
+class FiniteTraining:
+    """A base, before the trainer's own, that ends a training whose loss or weights are no longer finite numbers.
+
+    The loss is looked at in every step on a CPU, and elsewhere when it is logged: to look at it there is to wait for it.
+
+    Attributes:
+        section: of the training's settings, as in "training.".
+    """
+
+    section = ""
+
+    def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
+        """Do one step.
+
+        Raises:
+            ValueError: the loss is infinite or not a number.
+        """
+        trainer: Any = self
+        loss: torch.Tensor = super().training_step(*arguments, **keywords)  # type: ignore[misc]
+        step = trainer.state.global_step + 1
+        if (loss.device.type == "cpu" or step % trainer.state.logging_steps == 0) and not loss.isfinite():
+            self._stop(step, f"the loss is {loss.item():g}")
+        return loss
+
+    def train(self, *arguments: Any, **keywords: Any) -> Any:
+        """Train.
+
+        Raises:
+            ValueError: a loss, or in the end a weight, is infinite or not a number.
+        """
+        trainer: Any = self
+        output = super().train(*arguments, **keywords)  # type: ignore[misc]
+        if not all(weights.isfinite().all() for weights in trainer.model.parameters()):
+            self._stop(trainer.state.global_step, "there are weights that are not finite")
+        return output
+
+    def _stop(self, step: int, reason: str) -> NoReturn:
+        rate = self.args.learning_rate  # type: ignore[attr-defined]
+        raise ValueError(
+            f"The training diverged at step {step}: {reason}; lower {self.section}learning_rate ({rate:g})."
+        )
+
+
+class _EncoderTrainer(FiniteTraining, SentenceTransformerTrainer):
     """Leaves out the model card, whose examples are looked for with a progress bar of their own."""
+
+    section = "contrastive."
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         pass
 
 
-def train_encoder(encoder: Encoder, rows: datasets.Dataset, config: ContrastiveConfig, work_folder: Path) -> None:
-    """Train `encoder` in place on `contrastive_rows`; resumes from the last checkpoint in `work_folder`, if there is one."""
+def train_encoder(
+    encoder: Encoder,
+    rows: datasets.Dataset,
+    config: ContrastiveConfig,
+    work_folder: Path,
+    reports: Reports = SILENT,
+) -> None:
+    """Train `encoder` in place on `contrastive_rows`; resumes from the last checkpoint in `work_folder`, if there is one.
+
+    Args:
+        encoder: to be trained.
+        rows: what it is trained on.
+        config: how it is trained.
+        work_folder: for checkpoints.
+        reports: where the losses go.
+
+    Raises:
+        ValueError: the training diverged.
+    """
     if config.loss == "none":
         return
     columns = [name for name in rows.column_names if name != "label"]
     document_columns = [name for name in columns if name == "view_0" or name.startswith("negative")]
     arguments = SentenceTransformerTrainingArguments(
-        **trainer_settings(config, work_folder, use_cpu=encoder.model.device.type == "cpu"),
+        **trainer_settings(config, work_folder, use_cpu=encoder.model.device.type == "cpu", reports=reports),
         per_device_train_batch_size=config.batch_size // config.views,
         warmup_steps=0.1,
         prompts={
@@ -235,6 +320,7 @@ def train_encoder(encoder: Encoder, rows: datasets.Dataset, config: ContrastiveC
         args=arguments,
         train_dataset=rows,
         loss=_LOSSES[config.loss](encoder.model, config.temperature),
+        callbacks=reports.callbacks("encoder"),
     )
     run_trainer(trainer, "encoder", work_folder)
     with torch.no_grad():

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from docids.checks import at_least, one_of
+from docids.checks import at_least, one_of, plain_fields
 from docids.processes import ALONE, Processes
 from docids.tree import Floats, Ints
 
@@ -47,8 +47,9 @@ class DocidsConfig:
     """Of k-means; one seed gives one tree."""
 
     def __post_init__(self) -> None:
+        plain_fields(self, "docids.")
         one_of(self, "docids.", method=tuple(SCHEMES), cluster_on=_CLUSTER_ON)
-        at_least(self, "docids.", branching=2, max_leaf_size=1)
+        at_least(self, "docids.", branching=2, max_leaf_size=1, iterations=1, seed=0)
 
 
 @dataclass(frozen=True)
@@ -127,17 +128,22 @@ def find_scheme(name: str) -> Scheme:
     return scheme
 
 
+def check_branching(documents: int, config: DocidsConfig) -> None:
+    """Raise ValueError if there are too few documents for one split."""
+    if documents < config.branching:
+        raise ValueError(
+            f"The collection has {documents} documents, fewer than docids.branching = {config.branching}; "
+            f"set branching to at most {documents}."
+        )
+
+
 def _check_shapes(embeddings: Floats, points: Floats, config: DocidsConfig) -> None:
     if embeddings.ndim != 2 or points.ndim != 2 or len(points) != len(embeddings):
         raise ValueError(
             f"embeddings must be [documents, dim] and as many as the points to cluster, got {list(embeddings.shape)} "
             f"and {list(points.shape)}."
         )
-    if len(points) < config.branching:
-        raise ValueError(
-            f"The collection has {len(points)} documents, fewer than docids.branching = {config.branching}; "
-            f"set branching to at most {len(points)}."
-        )
+    check_branching(len(points), config)
 
 
 def _check_finite(name: str, array: Floats) -> None:

@@ -11,8 +11,10 @@ from typing import Any, TypeVar, get_type_hints
 
 import tomli_w
 
+from contrastive.callbacks import REPORTS
 from contrastive.encoder import EncoderConfig
 from contrastive.training import ContrastiveConfig
+from docids.checks import at_least, one_of, plain, plain_fields, shown
 from docids.clustering import DocidsConfig
 from docids.lexical import LexicalConfig
 from docids.storage import write_text
@@ -54,6 +56,9 @@ class Config:
     tune: bool = True
     """Choose lexical_weight and alpha (with fusion "paper": alpha, beta and ann_temperature) on the dev queries after
     training."""
+    report_to: str = "none"
+    """Where the losses of encoder and generator are reported while they are trained: "none", "tensorboard" (files in
+    RUN/logs) or "wandb"; changes nothing of what is trained."""
     pseudo_queries: PseudoQueriesConfig = field(default_factory=PseudoQueriesConfig)
     """How pseudo-queries are made."""
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
@@ -78,6 +83,9 @@ class Config:
     """How the index is searched by default."""
 
     def __post_init__(self) -> None:
+        plain_fields(self)
+        at_least(self, dev_queries=0)
+        one_of(self, report_to=REPORTS)
         check_together(self.generator, self.objective, self.training, self.ranking)
         self._check_search()
 
@@ -119,7 +127,7 @@ def read_config(name: str | Path) -> Config:
 
     Raises:
         FileNotFoundError: no such name or file.
-        ValueError: not TOML, an unknown key (the message names the nearest one), a wrong type or value.
+        ValueError: not TOML, too deeply nested, an unknown key (the message names the nearest one), a wrong type or value.
     """
     path = _find(name, Path())
     return from_dict(Config, _with_base(path, []), str(path))
@@ -131,7 +139,7 @@ def _find(name: str | Path, folder: Path) -> Path:
         if path.is_file():
             return path
     names = ", ".join(config_names())
-    raise FileNotFoundError(f"The configuration {str(name)!r} does not exist: neither a file nor one of {names}.")
+    raise FileNotFoundError(f"The configuration {shown(str(name))} does not exist: neither a file nor one of {names}.")
 
 
 def _with_base(path: Path, seen: list[Path]) -> dict[str, Any]:
@@ -140,13 +148,15 @@ def _with_base(path: Path, seen: list[Path]) -> dict[str, Any]:
         raise ValueError(f"{path} names itself as its base, directly or through others; remove one `base`.")
     try:
         settings = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is not valid TOML: {error}.") from None
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply; settings are TOML tables of plain values.") from None
+    except ValueError as error:  # also bytes that are no UTF-8, and numbers of thousands of digits
+        raise ValueError(f"{path} is not valid TOML: {str(error).split(';')[0].rstrip('.')}.") from None
     base = settings.pop("base", None)
     if base is None:
         return settings
     if not isinstance(base, str):
-        raise ValueError(f"{path}: base must be the name of a configuration, got {base!r}.")
+        raise ValueError(f"{path}: base must be the name of a configuration, got {shown(base)}.")
     return _merged(_with_base(_find(base, path.parent), [*seen, path.resolve()]), settings)
 
 
@@ -180,7 +190,7 @@ def from_dict(kind: type[T], settings: Mapping[str, Any], source: str) -> T:
     for key, value in settings.items():
         if key not in hints:
             near = difflib.get_close_matches(key, hints, n=1, cutoff=0.0)
-            raise ValueError(f"{source}: unknown key {key!r}; the nearest known one is {near[0]!r}.")
+            raise ValueError(f"{source}: unknown key {shown(key)}; the nearest known one is {near[0]!r}.")
         values[key] = _checked(hints[key], value, f"{source}: {key}")
     try:
         return kind(**values)
@@ -191,10 +201,10 @@ def from_dict(kind: type[T], settings: Mapping[str, Any], source: str) -> T:
 def _checked(kind: type, value: Any, source: str) -> Any:
     if dataclasses.is_dataclass(kind):
         if not isinstance(value, dict):
-            raise ValueError(f"{source} must be a table of settings, got {value!r}.")
+            raise ValueError(f"{source} must be a table of settings, got {shown(value)}.")
         return from_dict(kind, value, source)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        value = plain(float, value, source)
     if type(value) is not kind or value != value:
-        raise ValueError(f"{source} must be of type {kind.__name__}, got {value!r}.")
+        raise ValueError(f"{source} must be of type {kind.__name__}, got {shown(value)}.")
     return value

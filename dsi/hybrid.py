@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from docids.lexical import Lexical, weighted_scores
 from eval.fusion import best_weights
-from eval.measures import Judgements
+from eval.measures import Judgements, Run, evaluate
 
 Floats = NDArray[np.float32]
 Runs = dict[str, dict[str, float]]
@@ -72,8 +72,20 @@ class HybridScores:
         return dense_run, {} if self.lexical is None else lexical_run
 
     def best_weight(self, query_ids: Sequence[str], queries: Floats, texts: Sequence[str], qrels: Judgements) -> float:
-        """Return the weight of the lexical scores with the best RR@10; 0 without a lexical part or queries."""
+        """Return the weight of the lexical scores with the best RR@10; 0 if none helps, or there is none."""
         if self.lexical is None or not query_ids:
             return 0.0
         dense, lexical = self.runs(query_ids, queries, texts)
-        return best_weights(dense, [lexical], qrels)[0]
+        return supported_weights(dense, [lexical], qrels)[0]
+
+
+def supported_weights(first: Run, others: Sequence[Run], qrels: Judgements) -> list[float]:
+    """Return `best_weights`, or zeros if the weighted sum ranks no better than `first`: then nothing speaks for a weight."""
+    weights = best_weights(first, others, qrels)
+    total = {query_id: dict(found) for query_id, found in first.items()}
+    for other, weight in zip(others, weights, strict=True):
+        for query_id, found in total.items():
+            for doc_id in found:
+                found[doc_id] += weight * other[query_id][doc_id]
+    before, after = (sum(evaluate(run, qrels, ["RR@10"])["RR@10"].values()) for run in (first, total))
+    return weights if after > before else [0.0] * len(others)

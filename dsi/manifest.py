@@ -18,7 +18,6 @@ FORMAT_VERSION = 2
 PARTS = ("encoder", "docids", "generator", "lexical")
 _TABLES = ("parts", "encoder", "search", "fingerprints", "versions", "files")
 _KINDS = {"generation": int, **dict.fromkeys(_TABLES, dict)}
-_LONGEST = 2**31 - 1
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -90,12 +89,8 @@ def _check_entries(manifest: dict[str, Any], path: Path) -> None:
     for name, expected in manifest["files"].items():
         if not is_inside(name) or not isinstance(expected, str):
             raise ValueError(f"{path}: files must be names inside the index with their sums, got {name!r}; {RESTORE}.")
-    encoder, search = (
-        from_dict(EncoderConfig, manifest["encoder"], f"{path}: encoder"),
-        search_config(manifest, str(path)),
-    )
-    if max(encoder.query_length, encoder.document_length, search.beam_width) > _LONGEST:
-        raise ValueError(f"{path}: lengths and beam_width must be at most {_LONGEST}; {RESTORE}.")
+    from_dict(EncoderConfig, manifest["encoder"], f"{path}: encoder")
+    search_config(manifest, str(path))
 
 
 def _check_sum(path: Path, expected: str) -> None:

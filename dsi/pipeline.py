@@ -185,7 +185,7 @@ class TrainingRun:
             if not key:
                 return
             encoder = Encoder.load(self.config.encoder, device=self.device)
-            check_encoder(self.config, encoder)
+            check_encoder(self.config, encoder, self.processes)
             config, work = self.config.contrastive, self._stages.work("encoder", key)
             if config.loss != "none":
                 train_encoder(encoder, self._contrastive_rows(encoder, work), config, work, self._reports)

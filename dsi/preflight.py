@@ -14,6 +14,7 @@ from contrastive.encoder import EXAMPLE_ENCODER, Encoder
 from contrastive.training import NO_QUERIES
 from docids.clustering import build_tree
 from docids.collection import Collection
+from docids.processes import Processes
 from docids.schemes import DocidsConfig, check_branching
 from docids.untrusted import RESTORE
 from dsi.config import Config
@@ -56,7 +57,7 @@ def _models(config: Config) -> Iterator[tuple[str, str]]:
     yield "pseudo_queries.method", config.pseudo_queries.method
 
 
-def check_encoder(config: Config, encoder: Encoder) -> None:
+def check_encoder(config: Config, encoder: Encoder, processes: Processes) -> None:
     """Raise if the decoder does not fit the encoder, or an index with this encoder could not be loaded.
 
     Raises:
@@ -64,13 +65,20 @@ def check_encoder(config: Config, encoder: Encoder) -> None:
         ValueError: widths that do not fit, or a module that an index may not hold.
     """
     _check_decoder(config, encoder)
+    problem = processes.first(_storage_problem(config, encoder) if processes.is_main else "")
+    if problem:
+        raise ValueError(f"The encoder {config.encoder.name!r} cannot be part of an index: {problem}.")
+
+
+def _storage_problem(config: Config, encoder: Encoder) -> str:
+    """Return why the encoder cannot be loaded again once it is written; "" if it can."""
     with TemporaryDirectory() as folder:
         encoder.save(Path(folder))
         try:
             Encoder.load(config.encoder, Path(folder), "cpu")
         except ValueError as error:
-            reason = str(error).replace(f"{folder}/", "").rstrip(".").removesuffix(f"; {RESTORE}")
-            raise ValueError(f"The encoder {config.encoder.name!r} cannot be part of an index: {reason}.") from None
+            return str(error).replace(f"{folder}/", "").rstrip(".").removesuffix(f"; {RESTORE}")
+    return ""
 
 
 def _check_decoder(config: Config, encoder: Encoder) -> None:

@@ -7,7 +7,6 @@ scored.
 """
 
 import dataclasses
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,23 +16,24 @@ from typing import Any
 
 import torch
 
-from docids.collection import Collection, check_collection
+from docids.collection import Collection, check_collection, compare_documents
 from docids.lexical import BM25
 from docids.progress import progress
-from docids.storage import write_json
-from dsi.hybrid import HybridScores
-from dsi.index import content_fingerprint, read_manifest, write_search_config
+from docids.storage import digest, read_record, write_json
+from dsi.hybrid import HybridScores, supported_weights
+from dsi.index import index_state, write_search_config
+from dsi.manifest import search_config
 from dsi.retriever import GenerativeRetriever
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchConfig
 from dsi.stages import stage_line
-from eval.fusion import best_weights
-from eval.measures import Judgements
+from eval.measures import Judgements, evaluate, mean
 from eval.protocol import best_setting, supported_setting
 
 logger = logging.getLogger(__name__)
 
 Runs = dict[str, dict[str, float]]
+_RECORD = "tuning.json"
 PROBES = (0.02, 0.1, 0.5)
 """Values of alpha whose top documents are the candidates of fused search."""
 PROBE_DEPTH = 30
@@ -62,6 +62,8 @@ class Tuning:
 def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     """Choose the fusion weights of an index on the dev queries, and search with them from now on.
 
+    If the dev queries do not tell one choice from another, the weights stay as they are, and a warning says why.
+
     Example:
         >>> import dsi
         >>> retriever = dsi.GenerativeRetriever.from_pretrained("RUN")
@@ -75,15 +77,25 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
         collection: with dev queries.
 
     Raises:
-        ValueError: the collection has no dev queries.
+        ValueError: the collection has no dev queries, or none of the index's documents.
     """
     check_collection("tune", collection)
+    compare_documents(collection, retriever.documents.rows)
     queries = collection.query_texts("dev")
     if not queries:
         raise ValueError(f"{collection.folder} has no dev queries to tune on; add qrels/dev.tsv or train queries.")
-    fusion = retriever.search_config.fusion
-    tuning = choose(retriever, collection, retriever.encode_queries(queries), fusion, lexical=fusion != "paper")
-    retriever.search_config = dataclasses.replace(retriever.search_config, **tuning.best)
+    config, qrels = retriever.search_config, collection.qrels["dev"]
+    kept = {"fusion": config.fusion, "alpha": config.alpha, "lexical_weight": config.lexical_weight}
+    if not any(relevance > 0 for judged in qrels.values() for relevance in judged.values()):
+        logger.warning("No dev query has a document that is judged relevant; the fusion weights stay as they are.")
+        return Tuning(kept, [])
+    encoded = retriever.encode_queries(queries)
+    tuning = choose(retriever, collection, encoded, config.fusion, lexical=config.fusion != "paper")
+    before = mean(evaluate(retriever.run(encoded, 10), qrels, ["RR@10"])["RR@10"])
+    if not tuning.best.get("lexical_weight") and {value for _, value in tuning.tried} == {before}:
+        logger.warning("All fusion weights do equally well on the dev queries; they stay as they are.")
+        return Tuning(kept, tuning.tried)
+    retriever.search_config = dataclasses.replace(config, **tuning.best)
     return tuning
 
 
@@ -157,7 +169,7 @@ class _Flat:
             factors = [found[row] for row in order]
         of_query = queries.float().numpy()
         dense, others = self.scores.runs(self.encoded.query_ids, of_query, self.encoded.texts, factors=factors)
-        return best_weights(dense, [others], self.qrels)[0] if others else 0.0
+        return supported_weights(dense, [others], self.qrels)[0] if others else 0.0
 
     def weights_of_paths(self, lexical_weight: float) -> dict[str, float]:
         """Return the best weights of log-probabilities and lexical scores, on the documents that searches with `PROBES` find.
@@ -184,27 +196,55 @@ class _Flat:
         candidates = {query_id: [rows[doc_id] for doc_id in found] for query_id, found in generative.items()}
         embeddings = encoded.embeddings.float().numpy()
         dense, others = self.scores.runs(encoded.query_ids, embeddings, encoded.texts, candidates)
-        *weights, w = best_weights(dense, [others, generative] if others else [generative], self.qrels)
+        *weights, w = supported_weights(dense, [others, generative] if others else [generative], self.qrels)
         temperature = retriever.search_config.ann_temperature
         return {"alpha": w / (w + temperature), "lexical_weight": weights[0] if weights else 0.0}
 
 
+def is_tuned(folder: Path) -> bool:
+    """True if the index in `folder` was tuned, and neither trained nor updated since."""
+    return _record(folder).get("index", "") == index_state(folder) != ""
+
+
+def is_as_configured(folder: Path, config: SearchConfig) -> bool:
+    """True if the index in `folder` searches as `[search]` says, or with weights that were tuned from there."""
+    if is_tuned(folder):
+        return _record(folder).get("search") == _digest(config)
+    return search_config(read_record(folder / "manifest.json")) == config
+
+
+def configure(folder: Path, config: SearchConfig) -> None:
+    """Make the index in `folder` search as `[search]` says, and tune it anew when it is tuned next."""
+    (folder / _RECORD).unlink(missing_ok=True)
+    write_search_config(folder, config)
+
+
 def tune_index(folder: Path, collection: Collection, device: str | None = None) -> bool:
     """Tune the index in `folder` and write the choice to its manifest; False if that was done before or is not possible."""
-    record = folder / "tuning.json"
-    bound_to = content_fingerprint(read_manifest(folder))
-    if record.exists() and json.loads(record.read_text()).get("index") == bound_to:
+    if is_tuned(folder):
         return False
+    bound_to = index_state(folder)
     retriever = GenerativeRetriever.from_pretrained(folder, device=device)
+    before = retriever.search_config
     if not collection.qrels["dev"]:
-        logger.warning("The collection has no dev queries; alpha stays at %g.", retriever.search_config.alpha)
+        logger.warning("The collection has no dev queries; alpha stays at %g.", before.alpha)
         return False
     with stage_line("tuning"):
         tuning = tune(retriever, collection)
     write_search_config(folder, retriever.search_config)
-    write_json(record, {"index": bound_to, "best": tuning.best, "dev RR@10": tuning.tried})
-    logger.info("tuned on %d dev queries: %s", len(collection.qrels["dev"]), _in_words(tuning.best))
+    choice = {"best": tuning.best, "dev RR@10": tuning.tried}
+    write_json(folder / _RECORD, {"index": bound_to, "search": _digest(before), **choice})
+    if retriever.search_config != before:
+        logger.info("tuned on %d dev queries: %s", len(collection.qrels["dev"]), _in_words(tuning.best))
     return True
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    return read_record(folder / _RECORD)
+
+
+def _digest(config: SearchConfig) -> str:
+    return digest(dataclasses.asdict(config))
 
 
 def _in_words(options: Mapping[str, Any]) -> str:

@@ -45,7 +45,7 @@ def use(folder: Path, reranker: str = "") -> None:
         for own in rerankers:
             with passing_over_missing_features():
                 dsi.rerank(candidates, own).hits()
-        retriever.add([{"doc_id": "a new one", "title": "Neon", "text": "a noble gas"}])
+        retriever.add([{"doc_id": "a-new-one", "title": "Neon", "text": "a noble gas"}])
         retriever.remove([retriever.documents.dataset["doc_id"][0]])
         retriever.search(QUERIES, k=5)
     except Exception as error:  # whatever is wrong must be found when an index is loaded

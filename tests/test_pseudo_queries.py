@@ -102,8 +102,8 @@ def test_a_killed_training_of_the_query_generator_goes_on(t5_folder, tmp_path, m
             if state.global_step == 9:
                 raise KeyboardInterrupt
 
-    trainer = query_training.Seq2SeqTrainer
-    monkeypatch.setattr(query_training, "Seq2SeqTrainer", lambda **a: trainer(callbacks=[Killed()], **a))
+    trainer = query_training._QueryTrainer
+    monkeypatch.setattr(query_training, "_QueryTrainer", lambda **a: trainer(callbacks=[Killed()], **a))
     with pytest.raises(KeyboardInterrupt):
         train_query_generator(PAIRS, [], config, tmp_path / "killed", device="cpu")
     assert not (tmp_path / "killed").exists()

@@ -5,7 +5,7 @@ Defaults are the paper's. Each class is one section of a configuration file. Kno
 
 from dataclasses import dataclass
 
-from docids.checks import above_zero, at_least, below_one, one_of
+from docids.checks import above_zero, at_least, below_one, between, names_something, one_of, plain_fields
 from dsi.trees.objectives import find_objective
 
 
@@ -38,8 +38,10 @@ class GeneratorConfig:
         return bool(self.decoder or self.num_layers)
 
     def __post_init__(self) -> None:
+        plain_fields(self, "generator.")
         one_of(self, "generator.", docid_tokens=("digits", "tied"))
-        at_least(self, "generator.", num_layers=0, num_heads=1, feed_forward_dim=0, look_ahead=0)
+        at_least(self, "generator.", num_heads=1, look_ahead=0)
+        between(self, "generator.", num_layers=(0, 1000), feed_forward_dim=(0, 1_000_000))
         if not self.decoder and self.num_layers < 1 and self.docid_tokens == "digits":
             raise ValueError(f"generator.num_layers must be at least 1 without a T5 checkpoint, got {self.num_layers}.")
         below_one(self, ["dropout"], "generator.")
@@ -57,6 +59,7 @@ class ExamplesConfig:
     """At most this many pseudo-queries per document become retrieval examples; 0 for none."""
 
     def __post_init__(self) -> None:
+        plain_fields(self, "examples.")
         at_least(self, "examples.", document_segments=1, pseudo_queries_per_document=0)
 
 
@@ -88,8 +91,12 @@ class ObjectiveConfig:
     """Number of documents per text that the teacher scores."""
 
     def __post_init__(self) -> None:
+        plain_fields(self, "objective.")
         objective = find_objective(self.name)
+        names_something(self, "objective.", teacher='"dense" or a sentence-transformers CrossEncoder')
         at_least(self, "objective.", training_beam=1, random_paths=1, dense_temperature=0, teacher_documents=1)
+        if self.dense_temperature:
+            between(self, "objective.", dense_temperature=(1e-6, 1e6))
         below_one(self, ["warm_start", "ramp"], "objective.")
         if not 0 <= self.distillation <= 1:
             raise ValueError(f"objective.distillation must be in [0, 1], got {self.distillation}.")
@@ -139,6 +146,7 @@ class RankingConfig:
     """Of shuffling."""
 
     def __post_init__(self) -> None:
+        plain_fields(self, "ranking.")
         at_least(self, "ranking.", epochs=0, batch_size=1, weight_decay=0, candidates=2, seed=0)
         above_zero(self, ["learning_rate", "smoothing"], "ranking.")
         below_one(self, ["dropout"], "ranking.")
@@ -164,11 +172,19 @@ class TrainingConfig:
     such an index with the decoder only."""
     bf16: bool = False
     """Compute in bfloat16 if the device has instructions for it."""
+    evaluate_every: int = 0
+    """Steps after which Hit@1 is measured on dev queries (200 at most), by the search of section `[search]`; the state that was
+    best is kept. 0 for never: the last state is kept."""
+    patience: int = 0
+    """Measurements in a row without a new best after which training ends early; 0 for none."""
     seed: int = 0
     """Of initialisation and shuffling."""
 
     def __post_init__(self) -> None:
-        at_least(self, "training.", batch_size=1, epochs=0, weight_decay=0, seed=0)
+        plain_fields(self, "training.")
+        at_least(self, "training.", batch_size=1, epochs=0, weight_decay=0, seed=0, evaluate_every=0, patience=0)
+        if self.patience and not self.evaluate_every:
+            raise ValueError(f"training.patience needs training.evaluate_every above 0, got {self.patience} with 0.")
         above_zero(self, ["learning_rate"], "training.")
         below_one(self, ["state_dropout"], "training.")
 

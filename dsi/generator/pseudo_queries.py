@@ -18,6 +18,7 @@ import torch
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from docids.checks import at_least, between, names_something, plain_fields
 from docids.collection import read_once
 from docids.progress import Bar
 
@@ -46,10 +47,14 @@ class PseudoQueriesConfig:
     """Of sampling."""
 
     def __post_init__(self) -> None:
+        plain_fields(self, "pseudo_queries.")
+        names_something(self, "pseudo_queries.", method='"extractive", "none" or a seq2seq model')
         if self.per_document < 1:
             raise ValueError(
                 f'pseudo_queries.per_document must be at least 1 (method = "none" for none), got {self.per_document}.'
             )
+        between(self, "pseudo_queries.", per_document=(1, 100_000))
+        at_least(self, "pseudo_queries.", document_tokens=1, query_tokens=1, top_k=1, batch_size=1, seed=0)
 
 
 def generate_queries(

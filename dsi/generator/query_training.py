@@ -19,7 +19,7 @@ from transformers import (
     Seq2SeqTrainingArguments,
 )
 
-from contrastive.training import run_trainer, trainer_settings
+from contrastive.training import FiniteTraining, run_trainer, trainer_settings
 from docids.checks import above_zero
 from docids.storage import replace_folder
 from dsi.generator.pseudo_queries import reading_text
@@ -85,7 +85,7 @@ def train_query_generator(
         per_device_eval_batch_size=config.batch_size,
         warmup_steps=0.05,
     )
-    trainer = Seq2SeqTrainer(
+    trainer = _QueryTrainer(
         model=model,
         args=arguments,
         train_dataset=_examples(train, tokenizer, config),
@@ -113,6 +113,10 @@ def _examples(
         labels = tokenizer(text_target=query, truncation=True, max_length=config.query_tokens)["input_ids"]
         examples.append({"input_ids": read["input_ids"], "attention_mask": read["attention_mask"], "labels": labels})
     return examples
+
+
+class _QueryTrainer(FiniteTraining, Seq2SeqTrainer):
+    """Ends a training that diverges."""
 
 
 def _loss(trainer: Seq2SeqTrainer, examples: list[dict[str, list[int]]]) -> float:

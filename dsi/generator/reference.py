@@ -92,7 +92,7 @@ class GenerateBaseline:
         )
         self.model.lm_head.weight = nn.Parameter(nn.functional.pad(generator.head.weight.detach(), other_rows))
         self.depth = tree.depth
-        self._trie, self._positions = _nested_trie(tree, self.end)
+        self._trie, self._positions = nested_trie(tree, self.end)
 
     @torch.no_grad()
     def search(self, token_states: Tensor, states_mask: Tensor, k: int, beam_width: int) -> tuple[Tensor, Tensor]:
@@ -131,7 +131,8 @@ class GenerateBaseline:
         return list(node) or [self.end]
 
 
-def _nested_trie(tree: DocidTree, end: int) -> tuple[dict[int, dict], dict[tuple[int, ...], int]]:  # type: ignore[type-arg]
+def nested_trie(tree: DocidTree, end: int) -> tuple[dict[int, dict], dict[tuple[int, ...], int]]:  # type: ignore[type-arg]
+    """Return docid tokens and the end token as nested dictionaries, and {tokens: docid position}."""
     trie: dict[int, dict] = {}  # type: ignore[type-arg]
     positions = {}
     digits = tree.paths(np.arange(tree.num_documents))[1]

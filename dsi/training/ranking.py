@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
 from contrastive.encoder import Encoder
-from contrastive.training import run_trainer, trainer_settings
+from contrastive.training import FiniteTraining, run_trainer, trainer_settings
 from docids.lexical import BM25, Lexical
 from docids.progress import progress
 from dsi.generator.config import RankingConfig
@@ -182,10 +182,18 @@ class RankingLoss(nn.Module):
         return softmax_loss(logits, wanted) / len(logits)
 
 
+class _RankingTrainer(FiniteTraining, Trainer):
+    section = "ranking."
+
+
 def train_ranking(
     ranking: DocumentRanking, examples: RankingExamples, config: RankingConfig, work_folder: Path, *, use_cpu: bool
 ) -> None:
-    """Train `ranking` in place; resumes from the last checkpoint in `work_folder`, if there is one."""
+    """Train `ranking` in place; resumes from the last checkpoint in `work_folder`, if there is one.
+
+    Raises:
+        ValueError: the training diverged.
+    """
     arguments = TrainingArguments(
         **trainer_settings(config, work_folder, use_cpu=use_cpu),
         per_device_train_batch_size=config.batch_size,
@@ -194,6 +202,6 @@ def train_ranking(
         remove_unused_columns=False,
     )
     loss = RankingLoss(ranking, config.dropout)
-    trainer = Trainer(model=loss, args=arguments, train_dataset=examples, data_collator=examples.collate)
+    trainer = _RankingTrainer(model=loss, args=arguments, train_dataset=examples, data_collator=examples.collate)
     run_trainer(trainer, "ranking", work_folder)
     ranking.eval()

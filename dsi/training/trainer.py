@@ -4,16 +4,25 @@ Knows nothing of how examples are made or of the folders of a run.
 """
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    EarlyStoppingCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
+from contrastive.callbacks import QUALITY, SILENT, Reports
 from contrastive.encoder import Encoder
-from contrastive.training import run_trainer, trainer_settings
+from contrastive.training import FiniteTraining, run_trainer, trainer_settings
 from dsi.generator.base import Generator
 from dsi.generator.config import ObjectiveConfig, TrainingConfig
 from dsi.training.examples import DocidExamples, LengthBucketSampler
@@ -66,12 +75,24 @@ class _Account(TrainerCallback):
         return {"loss": float(loss), "steps": int(steps[-1]), "seconds": state.log_history[-1]["seconds"]}
 
 
-class _GeneratorTrainer(Trainer):
-    """A `Trainer` with batches of similar length and `GeneratorLoss`."""
+class _GeneratorTrainer(FiniteTraining, Trainer):
+    """A `Trainer` with batches of similar length and `GeneratorLoss`, which evaluates by a function of ours."""
 
-    def __init__(self, loss: GeneratorLoss, state_dropout: float, **arguments: Any) -> None:
+    section = "training."
+    control: TrainerControl
+
+    def __init__(
+        self, loss: GeneratorLoss, state_dropout: float, quality: Callable[[], float] | None, **arguments: Any
+    ) -> None:
         super().__init__(**arguments)
-        self.loss, self.state_dropout = loss, state_dropout
+        self.loss, self.state_dropout, self.quality = loss, state_dropout, quality
+
+    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+        assert self.quality is not None
+        metrics = {QUALITY: self.quality()}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
 
     def _get_train_sampler(self, train_dataset: DocidExamples | None = None) -> LengthBucketSampler:
         examples: DocidExamples = train_dataset or self.train_dataset
@@ -91,6 +112,8 @@ def train_generator(
     training: TrainingConfig,
     work_folder: Path,
     encoder: Encoder | None = None,
+    quality: Callable[[], float] | None = None,
+    reports: Reports = SILENT,
 ) -> dict[str, float]:
     """Train `generator` in place; resumes from the last checkpoint in `work_folder`, if there is one.
 
@@ -101,12 +124,18 @@ def train_generator(
         training: how it is trained.
         work_folder: for checkpoints.
         encoder: if given, trained in place together with the generator (`training.train_encoder`).
+        quality: measures what has been trained; called every `training.evaluate_every` steps.
+        reports: where losses and quality go.
 
     Returns:
         loss: mean training loss (nats per example); steps; seconds: counted from the first step, over all resumptions.
+
+    Raises:
+        ValueError: the training diverged.
     """
+    shared = trainer_settings(training, work_folder, use_cpu=generator.device.type == "cpu", reports=reports)
     arguments = TrainingArguments(
-        **trainer_settings(training, work_folder, use_cpu=generator.device.type == "cpu"),
+        **{**shared, **_measuring(training)},
         per_device_train_batch_size=training.batch_size,
         weight_decay=training.weight_decay,
         warmup_steps=0.05,
@@ -119,12 +148,32 @@ def train_generator(
     trainer = _GeneratorTrainer(
         GeneratorLoss(generator, examples.tree, objective, arguments.device, dense, dtype),
         training.state_dropout,
+        quality,
         model=generator if encoder is None else WholeModel(encoder.model, generator),
         args=arguments,
         train_dataset=examples,
+        eval_dataset=examples,  # never read: `evaluate` asks `quality`
         data_collator=examples.collate,
-        callbacks=[_Account()],
+        callbacks=[_Account(), *reports.callbacks("generator")],
     )
+    if training.patience:
+        trainer.add_callback(EarlyStoppingCallback(training.patience))
     run_trainer(trainer, "decoder", work_folder)
     trainer.model.eval()
     return _Account.record(trainer.state)
+
+
+def _measuring(training: TrainingConfig) -> dict[str, Any]:
+    """Return trainer arguments that measure quality every so many steps, with a checkpoint each, and keep the best state."""
+    every = training.evaluate_every
+    if not every:
+        return {}
+    return {
+        "eval_strategy": "steps",
+        "eval_steps": every,
+        "save_steps": every,
+        "load_best_model_at_end": True,
+        "metric_for_best_model": QUALITY,
+        "greater_is_better": True,
+        "restore_callback_states_from_checkpoint": True,  # patience survives a kill
+    }

@@ -1,6 +1,7 @@
 """`dsi COMMAND …`: lists the commands and runs one; imports nothing heavy before that."""
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -13,7 +14,9 @@ _GROUPS = {
         "evaluate": ("evaluate_index", "measure an index against BM25, dense search and RRF"),
         "search": ("search_index", "search an index"),
         "explain": ("explain_search", "show how a query found its documents"),
+        "serve": ("serve", "serve an index over HTTP, with a page that shows the tree"),
         "update": ("update_index", "add and remove documents, without training"),
+        "push": ("push_index", "upload an index to the Hugging Face Hub"),
     },
     "stages of training": {
         "generate-queries": ("generate_queries", "pseudo-queries"),
@@ -32,8 +35,13 @@ _GROUPS = {
     },
     "benchmarks": {
         "benchmark-decoding": ("benchmarks.decoding", "our search against transformers' generate"),
+        "benchmark-constraint": (
+            "benchmarks.constraint",
+            "the docid constraint of generate, transformers' own and ours",
+        ),
         "benchmark-training": ("benchmarks.training", "a step of decoder training against transformers"),
         "benchmark-search": ("benchmarks.search", "an index against encoding the query and flat search"),
+        "benchmark-serving": ("benchmarks.serving", "a server at 1, 8 and 64 clients, with and without batching"),
         "benchmark-multilabel": ("benchmarks.multilabel", "the tree model without text, beside napkinXC and PECOS"),
         "benchmark-scale": ("benchmarks.scale", "time, memory and bytes as a collection grows"),
         "benchmark-docids": ("benchmarks.docids", "time and memory of building a large docid tree"),
@@ -60,9 +68,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
-    """Call a command's main; bad input becomes one line on stderr and exit status 2."""
+    """Call a command's main; bad input becomes one line on stderr and exit status 2.
+
+    Like other programs, a command that is interrupted (Ctrl-C) or whose reader has gone (`| head`) ends without a word.
+    """
     try:
         command(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes when it ends
+        return 141
     except (ValueError, OSError, ModuleNotFoundError) as error:
         print(f"dsi: {error}", file=sys.stderr)
         return 2

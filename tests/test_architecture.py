@@ -97,7 +97,10 @@ def test_help_of_an_everyday_command_imports_nothing_heavy(command):
 
 
 def test_what_needs_an_extra_is_imported_when_it_is_needed():
-    extras = ("ir_datasets", "ir_measures", "lightgbm", "matplotlib", "numba", "pyndeval", "pyversity")
+    extras = (
+        "ir_datasets", "ir_measures", "langchain_core", "lightgbm", "llama_index", "matplotlib", "numba", "pyndeval",
+        "pyterrier", "pyversity",
+    )  # fmt: skip
     code = f"""
 import sys
 sys.modules.update(dict.fromkeys({extras!r}))  # importing one of them fails

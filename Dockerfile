@@ -1,0 +1,20 @@
+# The server of an index:   docker build -t dsi .
+#                           docker run -p 8000:8000 -v "$PWD/runs/example:/index:ro" dsi
+# Writable: mount /index without :ro (it must belong to user 1000), add -e DSI_TOKEN=…, and append `/index --host 0.0.0.0 --writable`.
+FROM python:3.11-slim
+WORKDIR /app
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+RUN pip install --no-cache-dir --constraint constraints.txt torch --index-url https://download.pytorch.org/whl/cpu
+COPY contrastive contrastive
+COPY docids docids
+COPY dsi dsi
+COPY eval eval
+COPY scripts scripts
+RUN pip install --no-cache-dir --constraint constraints.txt ".[server]" && useradd --uid 1000 --create-home dsi
+USER dsi
+ENV HF_HUB_OFFLINE=1
+EXPOSE 8000
+HEALTHCHECK --interval=30s --timeout=5s --start-period=60s \
+  CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/ready', timeout=4)"]
+ENTRYPOINT ["dsi", "serve"]
+CMD ["/index", "--host", "0.0.0.0"]

@@ -1,0 +1,20 @@
+"""What to install when the library that a module is for is missing."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def extra(name: str) -> Iterator[None]:
+    """Import the libraries of an extra of this package.
+
+    Args:
+        name: of the extra.
+
+    Raises:
+        ModuleNotFoundError: one of them is not installed; the message says how to install them all.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f'{error.name} is not installed; run pip install "dr-scl[{name}]".') from None

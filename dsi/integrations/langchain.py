@@ -1,0 +1,118 @@
+"""LangChain: an index as a retriever of chains and agents. Knows nothing of how a search works.
+
+from dsi.integrations.langchain import DocidRetriever
+
+retriever = DocidRetriever("runs/example", k=3)
+retriever.invoke("which capitals are on the danube")
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dsi.integrations.extras import extra
+from dsi.integrations.retrieval import check_search, content, find, open_index
+from dsi.retriever import GenerativeRetriever
+
+with extra("langchain"):
+    from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
+    from langchain_core.documents import Document
+    from langchain_core.retrievers import BaseRetriever
+    from langchain_core.runnables import RunnableConfig
+    from langchain_core.runnables.config import get_config_list, run_in_executor
+
+
+class DocidRetriever(BaseRetriever):
+    """Searches an index: from a query to documents of LangChain, best first.
+
+    `page_content` is the text of a document, or its title if the index keeps no texts. `metadata` holds the metadata of the
+    collection, and doc_id, title, rank (from 1) and score. `invoke`, `ainvoke`, `batch` and `abatch` take `k` and search
+    options for one call, as in `invoke(query, k=5, where="year > 2000")`.
+
+    Args:
+        retriever: the index, or its folder.
+        k: documents per query.
+        **options: see `SearchOptions`; also name, tags and metadata, as any retriever of LangChain has.
+
+    Raises:
+        TypeError: an unknown option.
+        ValueError: an option out of range, or a filter that does not fit the index.
+        FileNotFoundError: no index in the folder.
+    """
+
+    retriever: GenerativeRetriever
+    k: int = 10
+    options: dict[str, Any]
+
+    def __init__(self, retriever: GenerativeRetriever | str | Path, k: int = 10, **options: Any) -> None:
+        fields = {name: options.pop(name) for name in type(self).model_fields if name in options}
+        fields["options"] = {**fields.get("options", {}), **options}
+        fields["retriever"], fields["k"] = open_index(retriever), k
+        check_search(fields["retriever"], k, fields["options"])
+        super().__init__(**fields)
+
+    def batch(
+        self,
+        inputs: list[str],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **options: Any,
+    ) -> list[list[Document]]:
+        """Return the documents of several queries, found by one search; with `return_exceptions`, by a search each."""
+        if return_exceptions:
+            return super().batch(inputs, config, return_exceptions=True, **options)
+        configs, found = get_config_list(config, len(inputs)), self._search(inputs, **options)
+        return [self.invoke(query, own, found=hits) for query, own, hits in zip(inputs, configs, found, strict=True)]
+
+    async def abatch(
+        self,
+        inputs: list[str],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **options: Any,
+    ) -> list[list[Document]]:
+        """Return what `batch` does; the search runs in a thread."""
+        return await run_in_executor(
+            None, partial(self.batch, inputs, config, return_exceptions=return_exceptions, **options)
+        )
+
+    def _get_relevant_documents(
+        self,
+        query: str,
+        *,
+        run_manager: CallbackManagerForRetrieverRun,
+        found: list[Document] | None = None,
+        **options: Any,
+    ) -> list[Document]:
+        """Return the documents of a query, unless a batch has found them already."""
+        return self._search([query], **options)[0] if found is None else found
+
+    async def _aget_relevant_documents(
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **options: Any
+    ) -> list[Document]:
+        found = await run_in_executor(None, partial(self._search, [query], **options))
+        return found[0]
+
+    def _search(self, queries: Sequence[str], *, k: int | None = None, **options: Any) -> list[list[Document]]:
+        """Return the documents of each query; the options of a call go before those of the retriever."""
+        answers = find(self.retriever, queries, self.k if k is None else k, {**self.options, **options})
+        return [
+            [
+                Document(
+                    id=document.doc_id,
+                    page_content=content(document),
+                    metadata={
+                        **document.metadata,
+                        "doc_id": document.doc_id,
+                        "title": document.title,
+                        "rank": hit.rank,
+                        "score": hit.score,
+                    },
+                )
+                for hit, document in answer
+            ]
+            for answer in answers
+        ]

@@ -1,0 +1,193 @@
+"""PyTerrier: an index as a retriever in pipelines and experiments, and as an artifact. Knows nothing of how a search works.
+
+from dsi.integrations.pyterrier import DocidIndex
+
+index = DocidIndex("runs/example")
+pipeline = index.retriever(num_results=100) >> index.text_loader("title")
+pipeline.search("which capitals are on the danube")
+"""
+
+import io
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from typing_extensions import Unpack
+
+from docids.checks import shown, text
+from docids.lexical import Lexical
+from dsi.integrations.extras import extra
+from dsi.integrations.pyterrier_metadata import METADATA
+from dsi.integrations.retrieval import check_search, open_index
+from dsi.manifest import read_manifest
+from dsi.retriever import GenerativeRetriever
+from dsi.search.request import SearchOptions, shows_options
+
+with extra("pyterrier"):
+    import pyterrier as pt
+
+
+class DocidRetriever(pt.Transformer):
+    """Searches an index: from frames with qid and query to frames with docno, score and rank (from 0) as well.
+
+    Other columns of the queries are kept. Each frame is searched as one batch.
+
+    Args:
+        retriever: the index, or its folder.
+        num_results: documents per query.
+        **options: see `SearchOptions`.
+
+    Raises:
+        TypeError: an unknown option.
+        ValueError: an option out of range, or a filter that does not fit the index.
+        FileNotFoundError: no index in the folder.
+    """
+
+    def __init__(
+        self, retriever: GenerativeRetriever | str | Path, num_results: int = 10, **options: Unpack[SearchOptions]
+    ) -> None:
+        self.retriever, self.num_results, self.options = open_index(retriever), num_results, options
+        check_search(self.retriever, num_results, options, "num_results")
+
+    def __repr__(self) -> str:
+        return _call("DocidRetriever", num_results=self.num_results, **self.options)
+
+    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
+        """Return the documents found for each row of a query frame."""
+        pt.validate.query_frame(inp, ["query"])
+        found = self.retriever.search(list(inp["query"]), self.num_results, **self.options)
+        return _ranking(inp, [[(hit.doc_id, hit.score) for hit in hits] for hits in found])
+
+
+class LexicalRetriever(pt.Transformer):
+    """Searches the BM25 or learned sparse vectors of an index alone, with the same frames as `DocidRetriever`.
+
+    Args:
+        retriever: the index, or its folder.
+        num_results: documents per query.
+
+    Raises:
+        ValueError: the index has no lexical part.
+        FileNotFoundError: no index in the folder.
+    """
+
+    def __init__(self, retriever: GenerativeRetriever | str | Path, num_results: int = 10) -> None:
+        self.retriever, self.num_results = open_index(retriever), num_results
+        check_search(self.retriever, num_results, {}, "num_results")
+        _lexical(self.retriever)
+
+    def __repr__(self) -> str:
+        return _call("LexicalRetriever", num_results=self.num_results)
+
+    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
+        """Return the documents found for each row of a query frame."""
+        pt.validate.query_frame(inp, ["query"])
+        queries = {str(row): text(query, f"Query {row}") for row, query in enumerate(inp["query"])}
+        run = _lexical(self.retriever).run(queries, self.num_results) if queries else {}
+        return _ranking(inp, [list(found.items()) for found in run.values()])
+
+
+class TextLoader(pt.Transformer):
+    """Adds what an index knows of documents to frames with docno: title, text if it keeps texts, and metadata.
+
+    Args:
+        retriever: the index, or its folder.
+        fields: the columns to add; "*" for all.
+
+    Raises:
+        ValueError: the index has no such column.
+        FileNotFoundError: no index in the folder.
+    """
+
+    def __init__(self, retriever: GenerativeRetriever | str | Path, fields: Sequence[str] | str = "*") -> None:
+        self.retriever = open_index(retriever)
+        columns = [name for name in self.retriever.documents.dataset.column_names if name != "doc_id"]
+        self.fields = columns if fields == "*" else [fields] if isinstance(fields, str) else fields
+        if not isinstance(self.fields, Sequence):
+            raise TypeError(f"fields must be a list of columns or one, got {shown(fields)}.")
+        for name in self.fields:
+            if name not in columns:
+                keep = "; `dsi update --texts` puts texts into it" if name == "text" else ""
+                raise ValueError(f"The index has no column {shown(name)}, it has {', '.join(columns)}{keep}.")
+
+    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
+        """Return a frame with the columns added, in the place of those of the same name."""
+        pt.validate.columns(inp, includes=["docno"])
+        documents = self.retriever.documents
+        rows = np.array([documents.rows_of(inp["docno"], "docno")], dtype=np.int64)  # [1, rows of the frame]
+        return inp.assign(**{name: documents.values_of(name, rows)[0] for name in self.fields})
+
+
+class DocidIndex(pt.Artifact):
+    """An index on disk as an artifact of PyTerrier, which makes retrievers and can be packed and shared.
+
+    Args:
+        path: folder of the index.
+        device: of encoder and decoder; the best available by default.
+        dtype: "float32" or "bfloat16", of encoder and decoder in search.
+
+    Raises:
+        FileNotFoundError: no index in the folder.
+        ValueError: a damaged index.
+    """
+
+    ARTIFACT_TYPE, ARTIFACT_FORMAT = METADATA["type"], METADATA["format"]
+    ARTIFACT_PACKAGE_HINT = METADATA["package_hint"]
+
+    def __init__(self, path: str | Path, *, device: str | None = None, dtype: str = "float32") -> None:
+        super().__init__(path)
+        self._folder = Path(path)
+        self.index = GenerativeRetriever.from_pretrained(path, device=device, dtype=dtype)
+
+    @shows_options
+    def retriever(self, num_results: int = 10, **options: Unpack[SearchOptions]) -> DocidRetriever:
+        """Return a transformer that searches the index; see `DocidRetriever`."""
+        return DocidRetriever(self.index, num_results, **options)
+
+    def lexical(self, num_results: int = 10) -> LexicalRetriever:
+        """Return a transformer that searches the BM25 of the index alone; see `LexicalRetriever`."""
+        return LexicalRetriever(self.index, num_results)
+
+    def text_loader(self, fields: Sequence[str] | str = "*", *, verbose: bool = False) -> TextLoader:
+        """Return a transformer that adds columns of documents, as `pt.text.get_text` asks for; see `TextLoader`."""
+        return TextLoader(self.index, fields)
+
+    def _package_files(self) -> Iterator[tuple[str, str | io.BytesIO]]:
+        """Yield name and place of the files to share: those of the index, and nothing else that lies in its folder."""
+        for name in ("manifest.json", *read_manifest(self._folder)["files"]):
+            yield name, str(self._folder / name)
+        yield "pt_meta.json", io.BytesIO(json.dumps(METADATA).encode())
+
+
+def _lexical(retriever: GenerativeRetriever) -> Lexical:
+    if retriever.lexical is None:
+        raise ValueError("This index has no lexical part; train with lexical.enabled = true.")
+    return retriever.lexical
+
+
+def _ranking(queries: pd.DataFrame, found: Sequence[Sequence[tuple[str, float]]]) -> pd.DataFrame:
+    """Return a row for each document found: the columns of its query, docno, score and rank.
+
+    Args:
+        queries: a row for each query.
+        found: doc_id and score of the documents of each query, best first.
+    """
+    counts = np.array([len(own) for own in found], dtype=np.int64)
+    rows = np.repeat(np.arange(len(queries)), counts)
+    return (
+        queries.iloc[rows]
+        .reset_index(drop=True)
+        .assign(
+            docno=pd.Series([doc_id for own in found for doc_id, _ in own], dtype=str),
+            score=np.array([score for own in found for _, score in own], dtype=np.float64),
+            rank=np.array([rank for own in found for rank in range(len(own))], dtype=np.int64),
+        )
+    )
+
+
+def _call(name: str, **arguments: Any) -> str:
+    """Return a call as text: how pipelines and tables of experiments name a transformer."""
+    return f"{name}({', '.join(f'{key}={shown(value)}' for key, value in arguments.items())})"

@@ -1,0 +1,26 @@
+"""Tells PyTerrier which folders hold an index. It asks whenever it loads an artifact, so nothing heavy is imported."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from docids.untrusted import read_json
+
+METADATA = {"type": "generative_index", "format": "dr_scl", "package_hint": "dr-scl[pyterrier]"}
+"""How PyTerrier's artifacts call an index."""
+_OURS = {"format_version", "parts", "encoder", "search", "fingerprints"}
+
+
+def artifact_metadata(path: str, names: Sequence[str]) -> dict[str, str] | None:
+    """Return `METADATA` if a folder holds an index, else None.
+
+    Args:
+        path: the folder.
+        names: of the files in it.
+    """
+    if "manifest.json" not in names:
+        return None
+    try:
+        manifest = read_json(Path(path) / "manifest.json")
+    except ValueError:
+        return None
+    return dict(METADATA) if manifest.keys() >= _OURS else None

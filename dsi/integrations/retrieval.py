@@ -1,0 +1,63 @@
+"""What the retrievers of other libraries share: opening an index, checking a search, its documents. Knows none of them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from docids.checks import plain, shown
+from dsi.retriever import GenerativeRetriever
+from dsi.search.answers import Document, Hit
+from dsi.search.queries import encoded_queries
+
+
+def open_index(retriever: object) -> GenerativeRetriever:
+    """Return a retriever, or load it if a folder is given.
+
+    Raises:
+        TypeError: it is neither.
+        FileNotFoundError: no index in the folder.
+        ValueError: a damaged index.
+    """
+    if isinstance(retriever, GenerativeRetriever):
+        return retriever
+    if not isinstance(retriever, str | Path):
+        raise TypeError(f"retriever must be a GenerativeRetriever or the folder of an index, got {shown(retriever)}.")
+    return GenerativeRetriever.from_pretrained(retriever)
+
+
+def check_search(retriever: GenerativeRetriever, k: int, options: Mapping[str, Any], name: str = "k") -> None:
+    """Refuse what a search would refuse, when a retriever is made and not at its first query.
+
+    Args:
+        retriever: that searches.
+        k: documents per query.
+        options: of `SearchOptions`.
+        name: of k, for messages.
+
+    Raises:
+        TypeError: an unknown option.
+        ValueError: a value out of range, or a filter that does not fit the index.
+    """
+    if plain(int, k, name) < 1:
+        raise ValueError(f"{name} must be at least 1, got {k}.")
+    retriever.snapshot.request("DocidRetriever", k, options)
+
+
+def find(
+    retriever: GenerativeRetriever, queries: Sequence[str], k: int, options: Mapping[str, Any]
+) -> Iterator[list[tuple[Hit, Document]]]:
+    """Yield the hits of each query with their documents, all of one moment of the index.
+
+    Raises:
+        TypeError: an unknown option.
+        ValueError: an empty query, or an option out of range.
+    """
+    index = retriever.snapshot
+    request = index.request("search", k, options)
+    for hits in index.hits(index.search(encoded_queries(index.encoder, queries), request)):
+        yield [(hit, index.document(hit.doc_id)) for hit in hits]
+
+
+def content(document: Document) -> str:
+    """Return what a reader of a document gets: its text, or its title if the index keeps no texts."""
+    return document.title if document.text is None else document.text

@@ -1,0 +1,223 @@
+"""The HTTP side of `dsi serve`: paths, limits, messages, the token. Every error is {"error": message}."""
+
+import asyncio
+import hmac
+import logging
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse, Response
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from dsi.server.batching import BusyError
+from dsi.server.metrics import Metrics
+from dsi.server.middleware import BodyLimit, Observed
+from dsi.server.models import AddBody, ErrorAnswer, ExplainBody, SearchBody
+from dsi.server.service import Service
+from dsi.server.settings import TOKEN, ServerSettings, TooLargeError
+
+logger = logging.getLogger(__name__)
+
+PAGE = Path(__file__).parent / "page"
+_PAGE_FILES = {"/": "index.html", "/page.css": "page.css", "/page.js": "page.js", "/tree.js": "tree.js"}
+_POLICY = "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+
+
+def app_from_environment() -> FastAPI:
+    """Return the app of the settings that `ServerSettings.to_environment` left; uvicorn calls it in each process."""
+    return create_app(ServerSettings.from_environment())
+
+
+def create_app(settings: ServerSettings) -> FastAPI:
+    """Return the app, with its index loaded; a stop finishes what waits.
+
+    Raises:
+        FileNotFoundError: no index in the folder, or a part is missing.
+        ValueError: a file was altered, a setting is out of range, or `writable` without a token in the environment.
+    """
+    token = settings.check_token()
+    metrics = Metrics(lambda: service.batcher.waiting, lambda: len(service.retriever.documents))
+    service = Service(settings, metrics.batches.observe)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.ready = True
+        yield
+        app.state.ready = False
+        await run_in_threadpool(service.batcher.close)
+
+    app = FastAPI(
+        title="dsi",
+        summary="Generative document retrieval",
+        lifespan=lifespan,
+        redoc_url=None,
+        docs_url=None,
+        responses={
+            "4XX": {"model": ErrorAnswer, "description": "Bad input, or not allowed"},
+            503: {"model": ErrorAnswer, "description": "Too busy, too slow, or stopping"},
+        },
+    )
+    app.state.service, app.state.metrics, app.state.token, app.state.ready = service, metrics, token, False
+    app.add_middleware(BodyLimit, most=settings.max_body)
+    app.add_middleware(Observed, observe=metrics.observe)
+    _add_errors(app)
+    _add_page(app)
+    _add_searches(app)
+    _add_documents(app)
+    _add_state(app)
+    return app
+
+
+# Errors.
+
+
+def _error(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    return JSONResponse({"error": message}, status, headers)
+
+
+def _add_errors(app: FastAPI) -> None:
+    statuses: dict[type[Exception], int] = {
+        ValueError: 400, TypeError: 400, TooLargeError: 413, BusyError: 503, FileNotFoundError: 500,
+    }  # fmt: skip
+
+    async def known(request: Request, error: Exception) -> JSONResponse:
+        status = next(statuses[kind] for kind in type(error).__mro__ if kind in statuses)
+        return _error(status, str(error), {"Retry-After": "1"} if status == 503 else None)
+
+    async def http(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, StarletteHTTPException)
+        return _error(error.status_code, str(error.detail), dict(error.headers or {}))
+
+    async def malformed(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        if first["type"] == "model_attributes_type":
+            return _error(400, f"The body must be a JSON object, got {first['input']!r}.")
+        where = ".".join(str(part) for part in first["loc"] if part != "body") or "The body"
+        if first["type"] == "json_invalid":
+            return _error(400, f"The body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}.")
+        return _error(400, f"{where}: {first['msg']}.")
+
+    async def unknown(request: Request, error: Exception) -> JSONResponse:
+        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return _error(500, "The server failed on this request; its log says why.")
+
+    for kind in statuses:
+        app.add_exception_handler(kind, known)
+    app.add_exception_handler(StarletteHTTPException, http)
+    app.add_exception_handler(RequestValidationError, malformed)
+    app.add_exception_handler(Exception, unknown)
+
+
+async def _within_limit(request: Request, future: "Future[Any]") -> Any:
+    """Wait for a result, and give it up after the time that a request may take."""
+    seconds = request.app.state.service.settings.timeout
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(future), seconds)
+    except (asyncio.TimeoutError, TimeoutError):
+        message = f"The search took longer than {seconds:g} s; try again later, with fewer queries or a narrower beam."
+        raise HTTPException(503, message, {"Retry-After": "1"}) from None
+
+
+# Paths.
+
+
+def _add_page(app: FastAPI) -> None:
+    def page_file(request: Request) -> FileResponse:
+        headers = {"Content-Security-Policy": _POLICY, "Cache-Control": "no-cache"}
+        return FileResponse(PAGE / _PAGE_FILES[request.url.path], headers=headers)
+
+    for path in _PAGE_FILES:
+        app.get(path, include_in_schema=False)(page_file)
+
+
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+Served = Annotated[Service, Depends(_service)]
+
+
+def _add_searches(app: FastAPI) -> None:
+    @app.post("/search", summary="Search for one query or several")
+    async def search(request: Request, service: Served, body: SearchBody) -> dict[str, Any]:
+        started = time.perf_counter()
+        found = service.search(body.texts(), body.k, body.options(), parts=body.parts)
+        answers = list(await _within_limit(request, found))
+        return {"answers": answers, "milliseconds": round(1000 * (time.perf_counter() - started), 1)}
+
+    @app.post("/explain", summary="Show a search level by level, and where a document was lost")
+    async def explain(request: Request, service: Served, body: ExplainBody) -> dict[str, Any]:
+        found = service.explain(body.query, body.k, body.options(), body.doc_id)
+        explained: dict[str, Any] = await _within_limit(request, found)
+        return explained
+
+    @app.get("/tree", summary="A node of the docid tree and its children")
+    def tree(service: Served, digits: str = "") -> dict[str, Any]:
+        try:
+            path = [int(digit) for digit in digits.split(",")] if digits else []
+        except ValueError:
+            raise ValueError(
+                f"digits must be whole numbers with commas between them, as in 1,4, got {digits!r}."
+            ) from None
+        return service.branch(path)
+
+
+def _may_write(request: Request) -> None:
+    """Refuse who may not change the index."""
+    state = request.app.state
+    if not state.service.settings.writable:
+        raise HTTPException(403, f"This server is read-only; start it with --writable and a token in {TOKEN}.")
+    given = request.headers.get("Authorization", "")
+    if not hmac.compare_digest(given.encode(), f"Bearer {state.token}".encode()):
+        message = "Changing documents needs the header `Authorization: Bearer TOKEN` with this server's token."
+        raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
+
+
+def _add_documents(app: FastAPI) -> None:
+    @app.get("/documents/{doc_id:path}", summary="A document")
+    def document(service: Served, doc_id: str) -> dict[str, Any]:
+        _known(service, doc_id)
+        return service.document(doc_id)
+
+    @app.post("/documents", summary="Add documents", dependencies=[Depends(_may_write)])
+    def add(service: Served, body: AddBody) -> dict[str, Any]:
+        return {"documents": service.add(body.documents, replace=body.replace)}
+
+    @app.delete("/documents/{doc_id:path}", summary="Remove a document", dependencies=[Depends(_may_write)])
+    def remove(service: Served, doc_id: str) -> dict[str, Any]:
+        _known(service, doc_id)
+        return {"documents": service.remove(doc_id)}
+
+
+def _known(service: Service, doc_id: str) -> None:
+    if doc_id not in service.retriever.documents.rows:
+        raise HTTPException(404, f"The doc_id {doc_id!r} is not in the index.")
+
+
+def _add_state(app: FastAPI) -> None:
+    @app.get("/index", summary="The index that is served, and the limits of a request")
+    def index(service: Served) -> dict[str, Any]:
+        return service.about()
+
+    @app.get("/health", summary="Does the process live?")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/ready", summary="Can it search?")
+    async def ready() -> dict[str, str]:
+        if not app.state.ready:
+            raise HTTPException(503, "The index is not loaded, or the server is stopping.")
+        return {"status": "ready"}
+
+    @app.get("/metrics", summary="Numbers for Prometheus")
+    def metrics() -> Response:
+        return Response(app.state.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -1,0 +1,168 @@
+"""An index that is served: its searches, explanations and updates, each with the snapshot it began with.
+
+Knows nothing of HTTP.
+"""
+
+import copy
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dsi.retriever import GenerativeRetriever
+from dsi.server.batching import Batcher
+from dsi.server.searches import Explainer, Json, answers, shown_config
+from dsi.server.settings import ServerSettings
+from dsi.server.topics import Topics
+from dsi.snapshot import IndexSnapshot
+
+_CHILDREN_SHOWN = 1000
+
+
+class Service:
+    """An index, loaded and warm.
+
+    Args:
+        settings: what is served.
+        observe: called with the number of queries of every batch.
+
+    Raises:
+        FileNotFoundError: no index in the folder, or a part is missing.
+        ValueError: a file was altered, or a setting is out of range.
+    """
+
+    def __init__(self, settings: ServerSettings, observe: Callable[[int], None] = lambda queries: None) -> None:
+        self.settings = settings
+        self.retriever = GenerativeRetriever.from_pretrained(settings.run, device=settings.device, dtype=settings.dtype)
+        self._updating, self._counting = threading.Lock(), threading.Lock()
+        self._topics: tuple[IndexSnapshot, Topics] | None = None
+        self.retriever.search("warm up", k=1)  # the first search takes longer
+        self.batcher: Batcher[Json] = Batcher(
+            self._search,
+            max_batch=settings.max_batch,
+            max_wait=settings.max_wait,
+            max_waiting=settings.max_waiting,
+            observe=observe,
+        )
+
+    # Searching, on the thread of the batcher.
+
+    def search(self, queries: Sequence[str], k: Any, options: Mapping[str, Any], *, parts: bool) -> Any:
+        """Return the future answers of some queries.
+
+        Raises:
+            BusyError: too many requests wait.
+            TooLargeError: beyond the limits of the settings.
+        """
+        self.settings.check(queries, k, options)
+        wanted = json.dumps({"k": k, "options": options, "parts": parts}, sort_keys=True)
+        return self.batcher.submit(wanted, queries)
+
+    def _search(self, wanted: str, queries: Sequence[str]) -> list[Json]:
+        return answers(self.retriever.snapshot, queries, **json.loads(wanted))
+
+    def explain(self, query: str, k: Any, options: Mapping[str, Any], doc_id: str | None) -> Any:
+        """Return the future picture of a search, with `target` if a document is named; raises as `search` does."""
+        self.settings.check([query], k, options)
+
+        def explained() -> Json:
+            index = self.retriever.snapshot
+            if doc_id is not None:
+                index.documents.rows_of([doc_id], "doc_id")  # an unknown one is refused before the search
+            found = Explainer(index, self.topics(index), query, k, options)
+            target = {} if doc_id is None else {"target": found.target(doc_id)}
+            return {**found.picture(), **target}
+
+        return self.batcher.call(explained)
+
+    # The index.
+
+    def topics(self, index: IndexSnapshot) -> Topics:
+        """Return the topics of a snapshot; those of the newest one asked for are kept."""
+        with self._counting:
+            if self._topics is None or self._topics[0] is not index:
+                self._topics = index, Topics(index.tree, index.documents)
+            return self._topics[1]
+
+    def about(self) -> Json:
+        """Return what a client needs to know of the index, and the limits."""
+        index, settings = self.retriever.snapshot, self.settings
+        features = index.documents.dataset.features
+        return {
+            "documents": len(index.documents),
+            "depth": index.tree.depth,
+            "search_config": shown_config(index.search_config),
+            "lexical": index.lexical.name if index.lexical else None,
+            "columns": {name: str(feature.dtype) for name, feature in features.items()},
+            "writable": settings.writable,
+            "limits": {
+                name: getattr(settings, name) for name in ("max_queries", "max_query_length", "max_k", "max_beam_width")
+            },
+        }
+
+    def document(self, doc_id: str) -> Json:
+        """Return a document; raises ValueError if it is not in the index."""
+        return self.retriever.get(doc_id)._asdict()
+
+    def branch(self, digits: Sequence[int]) -> Json:
+        """Return a node of the docid tree and its children: size, telling words, and the title of a document.
+
+        Raises:
+            ValueError: the path leaves the tree.
+        """
+        index = self.retriever.snapshot
+        tree, topics = index.tree, self.topics(index)
+        node = tree.node(digits)
+        if node >= tree.num_inner:
+            return _node(index, topics, node, digits)
+        first, count = int(tree.first_child[node]), int(tree.num_children[node])
+        children = [
+            _node(index, topics, first + digit, [*digits, digit])
+            for digit in range(count)
+            if _size(index, first + digit)
+        ]
+        whole = _node(index, topics, node, digits)
+        return {**whole, "children": children[:_CHILDREN_SHOWN], "count": len(children)}
+
+    # Updates, one at a time.
+
+    def add(self, documents: Any, *, replace: Any = False) -> int:
+        """Add documents to the index in memory and on disk, and return how many it has now.
+
+        Raises:
+            TypeError: documents are no list of mappings.
+            ValueError: a bad document, or the index on disk was changed by others; nothing is changed then.
+        """
+        return self._update(lambda changed: changed.add(documents, replace=replace))
+
+    def remove(self, doc_id: str) -> int:
+        """Remove a document, as `add` adds them."""
+        return self._update(lambda changed: changed.remove([doc_id]))
+
+    def _update(self, change: Callable[[GenerativeRetriever], None]) -> int:
+        with self._updating:
+            changed = copy.copy(self.retriever)  # takes its place when it is on disk
+            change(changed)
+            changed.save_update(self.settings.run)
+            self.retriever = changed
+            return len(changed.documents)
+
+
+def _size(index: IndexSnapshot, node: int) -> int:
+    """Return the number of documents at or below a node."""
+    tree = index.tree
+    start, end = node - tree.num_inner, node - tree.num_inner + 1
+    if start < 0:
+        start, end = int(tree.doc_start[node]), int(tree.doc_end[node])
+    return int((tree.doc_rows[start:end] >= 0).sum())
+
+
+def _node(index: IndexSnapshot, topics: Topics, node: int, digits: Sequence[int]) -> Json:
+    shown: Json = {"digits": list(digits), "documents": _size(index, node)}
+    if node < index.tree.num_inner:
+        return {**shown, "words": topics.of(node)}
+    row = index.tree.doc_rows[node - index.tree.num_inner]
+    doc_id, title = (index.documents.values_of(name, np.array([[row]]))[0][0] for name in ("doc_id", "title"))
+    return {**shown, "doc_id": doc_id, "title": title}

@@ -1,0 +1,98 @@
+"""What a server serves and how much it takes on. Imports nothing heavy; knows nothing of HTTP."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from docids.checks import above_zero, at_least, plain_fields
+
+TOKEN = "DSI_TOKEN"
+"""Environment variable that holds the bearer token of a writable server."""
+_SETTINGS = "DSI_SERVER"
+MOST_STEPS = 10_000
+"""Largest `max_expansions` and `simulations` that a request may ask for."""
+
+
+class TooLargeError(ValueError):
+    """A request beyond a limit of this server."""
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """What is served, and the limits of a request."""
+
+    run: str
+    """Folder of the index."""
+    device: str | None = None
+    """Of encoder and decoder; the best available by default."""
+    dtype: str = "float32"
+    """Of encoder and decoder."""
+    writable: bool = False
+    """Whether documents may be added and removed, with the token."""
+    max_batch: int = 32
+    """Queries that are computed together; 1 for none."""
+    max_wait: float = 0.003
+    """Seconds that a request waits for others to join its batch."""
+    max_waiting: int = 1000
+    """Requests that may wait; more are answered with 503."""
+    max_queries: int = 100
+    """Queries of a request."""
+    max_query_length: int = 2000
+    """Characters of a query."""
+    max_k: int = 100
+    """Documents per query."""
+    max_beam_width: int = 500
+    """Inner nodes kept per level."""
+    timeout: float = 30.0
+    """Seconds until a search is given up, with 503."""
+    max_body: int = 8_000_000
+    """Bytes of a request."""
+
+    def __post_init__(self) -> None:
+        plain_fields(self)
+        at_least(self, max_wait=0, max_batch=1, max_waiting=1, max_queries=1, max_query_length=1, max_k=1)
+        at_least(self, max_beam_width=1, max_body=1)
+        above_zero(self, ["timeout"])
+
+    def check_token(self) -> str:
+        """Return the token of the environment.
+
+        Raises:
+            ValueError: the server is writable, and there is none.
+        """
+        token = os.environ.get(TOKEN, "")
+        if self.writable and not token:
+            raise ValueError(
+                f"A writable server needs a token; set the environment variable {TOKEN}, or leave out --writable."
+            )
+        return token
+
+    def to_environment(self) -> None:
+        """Put the settings where the processes of a server find them."""
+        os.environ[_SETTINGS] = json.dumps(asdict(self))
+
+    @classmethod
+    def from_environment(cls) -> "ServerSettings":
+        """Return what `to_environment` wrote."""
+        return cls(**json.loads(os.environ[_SETTINGS]))
+
+    def check(self, queries: Sequence[Any], k: Any, options: Mapping[str, Any]) -> None:
+        """Raise `TooLargeError` if a search is beyond the limits; values of a wrong type are left to the library."""
+        if len(queries) > self.max_queries:
+            raise TooLargeError(
+                f"A request may have {self.max_queries:,} queries on this server, got {len(queries):,}; "
+                "send them in several requests."
+            )
+        for number, query in enumerate(queries):
+            if isinstance(query, str) and len(query) > self.max_query_length:
+                raise TooLargeError(
+                    f"Query {number} must have at most {self.max_query_length:,} characters on this server, got "
+                    f"{len(query):,}; shorten it."
+                )
+        most = {"k": self.max_k, "beam_width": self.max_beam_width, "max_expansions": MOST_STEPS}
+        for name, bound in {**most, "simulations": MOST_STEPS}.items():
+            value = k if name == "k" else options.get(name)
+            if isinstance(value, int | float) and value > bound:
+                raise TooLargeError(f"{name} must be at most {bound:,} on this server, got {value}.")

@@ -1,0 +1,73 @@
+"""What a cluster of the docid tree is about: its most telling words.
+
+    weight(word, cluster) = n * log((n / size) / (N / all))
+
+for a word in n of the cluster's `size` documents and in N of `all` documents: tf-idf in which a word counts by how much more
+often it occurs here than everywhere. The words are those of the titles, and of the texts if the index keeps them. Knows nothing
+of searches.
+"""
+
+import re
+from collections.abc import Iterable
+
+import numpy as np
+from scipy import sparse
+from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
+
+from docids.tree import DocidTree
+from dsi.documents import DocumentTable
+
+_WORD = re.compile(r"[^\W\d_]{3,}")
+_BLOCK = 4096
+"""Documents read at a time."""
+_READ = 2000
+"""Characters of a text that are read."""
+
+
+class Topics:
+    """The telling words of every cluster of an index, which are counted once.
+
+    Args:
+        tree: the docids.
+        documents: of the index.
+    """
+
+    def __init__(self, tree: DocidTree, documents: DocumentTable) -> None:
+        self.tree, self.words = tree, [""]
+        counts = self._counts(documents)  # [documents, words], 1 where a document has a word
+        occupied = sparse.diags_array((tree.doc_rows >= 0).astype(np.float32))
+        self._by_place = occupied.dot(counts[np.maximum(tree.doc_rows, 0)]).tocsr()
+        self._share = np.maximum(np.asarray(counts.sum(axis=0)).ravel(), 1) / len(documents)  # [words] N / all
+
+    def of(self, node: int, most: int = 5) -> list[str]:
+        """Return the words that weigh most, best first, of an inner node; equal ones in the order of the alphabet."""
+        places = slice(int(self.tree.doc_start[node]), int(self.tree.doc_end[node]))
+        size = int((self.tree.doc_rows[places] >= 0).sum())
+        below = self._by_place[places]
+        counts = np.bincount(below.indices, weights=below.data, minlength=len(self.words))
+        (found,) = np.nonzero(counts)
+        weights = counts[found] * np.log(counts[found] / size / self._share[found])
+        best = np.argsort(-weights.round(6), kind="stable")[:most]
+        return [self.words[word] for word, weight in zip(found[best], weights[best], strict=True) if weight > 0]
+
+    def _counts(self, documents: DocumentTable) -> sparse.csr_array:
+        vocabulary: dict[str, int] = {}
+        indices: list[int] = []  # numbers of words, document after document
+        ends = [0]
+        for text in _texts(documents):
+            words = set(_WORD.findall(text.lower())) - ENGLISH_STOP_WORDS
+            indices += [vocabulary.setdefault(word, len(vocabulary)) for word in words]
+            ends.append(len(indices))
+        self.words = sorted(vocabulary) or [""]
+        in_order = np.argsort(np.argsort(list(vocabulary)))  # [words] place in the alphabet, by number
+        ones = np.ones(len(indices), dtype=np.float32)
+        return sparse.csr_array((ones, in_order[indices], ends), shape=(len(documents), len(self.words)))
+
+
+def _texts(documents: DocumentTable) -> Iterable[str]:
+    """Yield the title of each document, with the beginning of its text if the table has texts."""
+    for start in range(0, len(documents), _BLOCK):
+        rows = np.arange(start, min(start + _BLOCK, len(documents)))[:, None]
+        titles, texts = (documents.values_of(column, rows) for column in ("title", "text"))
+        for (title,), (text,) in zip(titles, texts, strict=True):
+            yield f"{title} {(text or '')[:_READ]}"

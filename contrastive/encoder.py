@@ -321,7 +321,7 @@ def check_device(device: str | None) -> None:
     """Raise ValueError unless tensors can be made on a device; None is the best there is."""
     try:
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"The device {device!r} cannot be used here ({reason}); use cpu, or leave it out.") from None
 

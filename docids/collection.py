@@ -17,6 +17,7 @@ from typing import Any, overload
 
 import datasets
 
+from docids.checks import plain
 from docids.lines import json_lines, text_lines, whole_number
 from docids.records import COLUMNS, TYPES, document_record, metadata_of, queries_of
 from docids.storage import digest, sha256
@@ -158,6 +159,9 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
         FileNotFoundError: a required file is missing.
         ValueError: a file's content is wrong; the message names file, line, value and remedy.
     """
+    dev_queries, seed = plain(int, dev_queries, "dev_queries"), plain(int, seed, "seed")
+    if dev_queries < 0:
+        raise ValueError(f"dev_queries must be at least 0, got {dev_queries}.")
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"The collection folder {folder} does not exist; pass a folder in BEIR layout.")

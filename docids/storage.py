@@ -266,4 +266,5 @@ def recover_folder(folder: Path) -> None:
 
 
 def _beside(folder: Path, role: str) -> Path:
-    return folder.with_name(f".{folder.name}.{role}")
+    whole = folder if folder.name not in ("", "..") else folder.resolve()  # "." has no name
+    return whole.parent / f".{whole.name}.{role}"

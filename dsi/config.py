@@ -111,6 +111,8 @@ class Config:
 
     def with_changes(self, changes: Mapping[str, Any]) -> "Config":
         """Return a configuration with some settings replaced: {setting or section: value or {setting: value}}."""
+        if not isinstance(changes, Mapping):
+            raise TypeError(f"changes must be a mapping of settings and sections, got {changes!r}.")
         return from_dict(Config, _merged(dataclasses.asdict(self), changes), "changes")
 
 
@@ -135,6 +137,8 @@ def read_config(name: str | Path) -> Config:
 
 def _find(name: str | Path, folder: Path) -> Path:
     """Return the file of a configuration: a path relative to `folder`, or a name that ships with the package."""
+    if not isinstance(name, str | Path):
+        raise TypeError(f"A configuration must be a name or a file, got {name!r}.")
     for path in (folder / name, CONFIGS / f"{name}.toml"):
         if path.is_file():
             return path

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from contrastive.encoder import Encoder, EncoderConfig
+from docids.checks import plain
 from docids.collection import SPLITS, Collection, check_collection, compare_documents
 from docids.processes import ALONE, Processes
 from docids.progress import progress
@@ -148,9 +149,9 @@ def evaluate(
         ValueError: the split has no judgements, or the index has none of the collection's documents.
     """
     check_collection("evaluate", collection)
-    if split not in SPLITS:
+    if plain(str, split, "split") not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}.")
-    if depth < 1:
+    if plain(int, depth, "depth") < 1:
         raise ValueError(f"depth must be at least 1, got {depth}.")
     if not collection.qrels[split]:
         raise ValueError(f"{collection.folder} has no judgements to measure on; add qrels/{split}.tsv.")

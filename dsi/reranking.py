@@ -247,10 +247,13 @@ def load_rerankers(index: str | Path, names: str | Sequence[str], *, device: str
         'mmr'
     """
     bound_to = binding(read_manifest(Path(index)))
+    wanted = [names] if isinstance(names, str) else names
+    if not isinstance(wanted, Sequence) or not all(isinstance(name, str) for name in wanted):
+        raise TypeError(f"names must be the name of a reranker or a list of names, got {names!r}.")
 
     def load(name: str) -> Reranker:
         if name.startswith(_CROSS_ENCODER):
             return CrossEncoderReranker(name.removeprefix(_CROSS_ENCODER), device=device)
         return load_reranker(reranker_folder(index, name), bound_to).to(device)
 
-    return [load(name) for name in ([names] if isinstance(names, str) else names)]
+    return [load(name) for name in wanted]

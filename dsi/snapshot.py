@@ -95,7 +95,7 @@ class IndexSnapshot:
         """
         overrides, rest = split_options(given_options(call, options))
         k = plain(int, k, "k")
-        if overrides.get("fusion") == "paper":
+        if "fusion" in overrides and plain(str, overrides["fusion"], "fusion") == "paper":
             overrides.setdefault("lexical_weight", 0.0)
         overrides.setdefault("beam_width", max(self.search_config.beam_width, k))
         config = dataclasses.replace(self.search_config, **overrides)
@@ -146,6 +146,8 @@ class IndexSnapshot:
         self, encoded: EncodedQueries, request: SearchRequest, doc_ids: Sequence[Sequence[str]]
     ) -> tuple[Tensor, Tensor]:
         """Return generative, dense: [queries, documents, depth] scores of the nodes on the paths to each query's documents."""
+        if not isinstance(doc_ids, Sequence) or isinstance(doc_ids, str):
+            raise TypeError(f"doc_ids must be a list of documents for each query, got {doc_ids!r}.")
         lists = [self.documents.rows_of(own, "doc_ids") for own in doc_ids]
         counts = [len(own) for own in lists]
         if len(lists) != encoded.count or not counts or min(counts) != max(counts) or not counts[0]:

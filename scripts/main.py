@@ -79,11 +79,17 @@ def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[st
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes when it ends
         return 141
     except (ValueError, OSError, ModuleNotFoundError) as error:
-        print(f"dsi: {error}", file=sys.stderr)
+        print(f"dsi: {_one_line(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _one_line(text: str) -> str:
+    """Return a text with line ends escaped, such as those of a file's name, and without lone surrogates."""
+    lines = "\\n".join(text.splitlines())
+    return lines.encode("utf-8", "backslashreplace").decode()
 
 
 def _usage() -> str:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from docids.checks import at_least, one_of, plain_fields
+from docids.checks import at_least, one_of, plain, plain_fields
 from dsi.trees.dense import NodeScores
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -207,7 +207,7 @@ def given_options(call: str, options: Mapping[str, Any]) -> dict[str, Any]:
             near = difflib.get_close_matches(name, OPTIONS, n=1, cutoff=0.0)[0]
             raise TypeError(f"{call}() has no option {name!r}; did you mean {near!r}?")
     given = {name: value for name, value in options.items() if value is not None}
-    method = given.get("method", "beam")
+    method = plain(str, given.get("method", "beam"), "method")
     unused = [name for name in (_ONLY_MCTS if method == "beam" else _ONLY_BEAM) if given.get(name, False) is not False]
     if unused and method in _METHODS:
         other = "mcts" if method == "beam" else "beam"

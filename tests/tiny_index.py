@@ -1,0 +1,291 @@
+"""A tiny index for random trials: every document's score by definition, searches, updates and calls with wrong arguments."""
+
+import copy
+import json
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import datasets
+import numpy as np
+
+import dsi
+from contrastive.encoder import Encoder
+from docids.clustering import DocidsConfig, build_tree
+from docids.collection import read_collection
+from docids.lexical import BM25
+from dsi import GenerativeRetriever, SearchConfig
+from dsi.config import write_config
+from dsi.search.answers import Hits
+from tests.conftest import MINIPEDIA, random_generator
+from tests.grammars import condition, words
+from tests.oracles import document_log_p
+from tests.trials import Case
+
+QUERIES = ["noble gas", "electric current", "which metal is light"]
+NAN, INF = float("nan"), float("inf")
+RECORDS = [
+    {
+        **json.loads(line),
+        "metadata": {
+            "lang": ["en", "de", "EN", "o'k", "", "é", None][n % 7],
+            "year": None if n % 6 == 0 else n * 37 % 11 - 5,
+            "score": None if n % 5 == 0 else n % 9 / 2,
+            "flag": None if n % 4 == 0 else n % 3 == 0,
+        },
+    }
+    for n, line in enumerate((MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:40])
+]
+
+
+class TinyIndex:
+    """An index with a random decoder, BM25 and metadata, in a folder beside its collection.
+
+    Attributes:
+        retriever: loaded; not to be changed.
+        index: its folder.
+        collection: its collection's folder.
+        collection_read: the same, read.
+        ids: doc_ids in collection order.
+        parts: {"decoder", "dense", "words": [queries, documents] in collection order}, computed one document at a time.
+    """
+
+    def __init__(self, encoder: Encoder, folder: Path) -> None:
+        self.ids = [record["_id"] for record in RECORDS]
+        columns = {name: [record["metadata"][name] for record in RECORDS] for name in RECORDS[0]["metadata"]}
+        titles, texts = ([record[name] for record in RECORDS] for name in ("title", "text"))
+        documents = datasets.Dataset.from_dict({"doc_id": self.ids, "title": titles, **columns})
+        vectors = encoder.encode(encoder.document_texts(titles, texts), "document")
+        tree = build_tree(vectors, DocidsConfig(branching=4, max_leaf_size=3))
+        bm25 = BM25(self.ids, [f"{title} {text}" for title, text in zip(titles, texts, strict=True)])
+        config = SearchConfig(alpha=0.3, beam_width=8, lexical_weight=0.05)
+        self.index, self.collection = folder / "index", folder / "collection"
+        built = GenerativeRetriever(encoder, tree, random_generator(tree, layers=1), documents, config, bm25)
+        built.save_pretrained(self.index)
+        write_config(dsi.Config(), self.index / "config.toml")
+        self.retriever = GenerativeRetriever.from_pretrained(self.index, device="cpu")
+        self.parts = self._parts(vectors)
+        _write_collection(self.collection)
+        self.collection_read = read_collection(self.collection)
+
+    def _parts(self, vectors: np.ndarray) -> dict[str, np.ndarray]:
+        own, rows = self.retriever, self.retriever.tree.doc_rows
+        decoder, dense = np.zeros((len(QUERIES), len(rows))), np.zeros((len(QUERIES), len(rows)))
+        for number, query in enumerate(QUERIES):
+            states, mask, embedding = own.encoder.forward(own.encoder.query_texts([query]), "query")
+            decoder[number, rows] = document_log_p(own.tree, own.generator, states, mask)[0].numpy()
+            dense[number] = vectors @ embedding[0].numpy()
+        assert own.lexical is not None
+        return {"decoder": decoder, "dense": dense, "words": own.lexical.scores(QUERIES)}
+
+    def scores(self, config: SearchConfig, extra: np.ndarray | float = 0.0) -> np.ndarray:
+        """[queries, documents] with fusion "bound", by definition."""
+        if config.beta == 0:
+            return self.parts["decoder"]
+        dense = (self.parts["dense"] + config.lexical_weight * self.parts["words"] + extra) / config.ann_temperature
+        return config.alpha * self.parts["decoder"] + (1 - config.alpha) * dense
+
+    def own_retriever(self) -> GenerativeRetriever:
+        """One that may be changed."""
+        own = copy.copy(self.retriever)
+        own._updating, own._saved = threading.Lock(), dict(self.retriever._saved)
+        return own
+
+    # Searches, against the scores of all documents
+
+    def searches(self, chance: Random, folder: Path) -> Case:
+        """Right options; the answer is that of looking at every document."""
+        options, allowed = self._options(chance)
+        k = chance.choice([1, 2, 5, 8, 20, 40, 100])
+
+        def check(answers: list[Hits]) -> None:
+            config = self.retriever.config_for(k, **options)
+            extra = options.get("extra_scores", 0.0)
+            for hits, expected in zip(answers, self.scores(config, extra), strict=True):
+                check_hits(
+                    hits, dict(zip(self.ids, expected, strict=True)), allowed, k, sure=bool(options.get("exact"))
+                )
+
+        return Case(f"k={k} {options}", lambda: self.retriever.search(QUERIES, k, **options), good=True, check=check)
+
+    def _options(self, chance: Random) -> tuple[dict[str, Any], set[str]]:
+        """Right options of a search, and the doc_ids that they allow."""
+        sample = [chance.sample(self.ids, chance.choice([0, 1, 5, 30])) for _ in range(2)]
+        where, test = condition(chance)
+        rng = np.random.default_rng(chance.randrange(10**6))
+        values = {
+            "alpha": chance.choice([0, 0.0, 0.2, 0.7, 1.0, np.float64(0.5)]),
+            "beta": chance.choice([0, INF]),
+            "ann_temperature": chance.choice([1e-3, 0.05, 0.7, 1, 1e3]),
+            "beam_width": chance.choice([100, 100, np.int64(101)]),
+            "lexical_weight": chance.choice([0, 0.1, 3.0]),
+            "extra_scores": rng.normal(size=(len(QUERIES), len(self.ids))),
+            "exact": True,
+            "allow": chance.choice([list, set, tuple])(sample[0]),
+            "deny": sample[1],
+            "where": where,
+        }
+        options: dict[str, Any] = {name: value for name, value in values.items() if chance.random() < 0.3}
+        if options.get("beta") == 0:
+            options.pop("extra_scores", None)
+        allowed = {record["_id"] for record in RECORDS if "where" not in options or test(record["metadata"])}
+        allowed &= set(options.get("allow", self.ids))
+        return options, allowed - set(options.get("deny", []))
+
+    def filters(self, chance: Random, folder: Path) -> Case:
+        """A condition finds the documents that Python finds; one that is changed is refused with its place, or harmless."""
+        where, test = condition(chance)
+        expected = [bool(test(record["metadata"])) for record in RECORDS]
+        documents, changed = self.retriever.documents, chance.random() < 0.4
+        if not changed:
+
+            def check(found: np.ndarray) -> None:
+                assert found.tolist() == expected, f"{found.nonzero()[0]} for {np.nonzero(expected)[0]}"
+
+            return Case(where, lambda: documents.matching(where), good=True, check=check)
+        letters = list(where)
+        for _ in range(chance.choice([1, 1, 3])):
+            place = chance.randrange(len(letters) + 1)
+            letters[place : place + chance.choice([0, 1, 5])] = chance.choice(
+                ["", "(", ")", "'", '"', "not ", "9" * 30, "é\0", "null", " or ", "%"]
+            )
+        text = "".join(letters)
+        return Case(text, lambda: documents.matching(text), ["where"])
+
+    # Updates, against a dictionary
+
+    def updates(self, chance: Random, folder: Path) -> Case:
+        """Documents added, replaced and removed, some of them wrong; the index holds what a dictionary holds."""
+        retriever, model = self.own_retriever(), {record["_id"]: record for record in RECORDS}
+        steps = [self._step(chance, model) for _ in range(chance.randrange(1, 5))]
+        save = chance.random() < 0.2
+
+        def call() -> GenerativeRetriever:
+            for name, argument, options, good in steps:
+                _step_ends(
+                    lambda name=name, argument=argument, options=options: getattr(retriever, name)(argument, **options),
+                    good,
+                )
+            if save:
+                return _saved_and_loaded(retriever, self.index, folder)
+            return retriever
+
+        return Case(str(steps)[:1000], call, good=True, check=lambda own: check_content(own, model))
+
+    def _step(self, chance: Random, model: dict[str, Any]) -> tuple[str, Any, dict[str, Any], bool]:
+        """(method, argument, options, whether it is right); the model takes it."""
+        if chance.random() < 0.4:
+            gone = chance.sample(sorted(model), chance.choice([0, 1, 3]))
+            if chance.random() < 0.3:
+                return (
+                    "remove",
+                    chance.choice([[*gone, "missing"], "neon", b"x", [3], None, list(model), [None]]),
+                    {},
+                    False,
+                )
+            for doc_id in gone:
+                del model[doc_id]
+            return "remove", gone, {}, True
+        replace = chance.random() < 0.4
+        new = [
+            self._document(chance, doc_id)
+            for doc_id in chance.sample(["n1", "n2", "é", "007", self.ids[0], self.ids[7]], 2)
+        ]
+        if chance.random() < 0.3:
+            return "add", _spoilt(new, chance), {"replace": replace}, False
+        if not replace and any(document["_id"] in model for document in new):
+            return "add", new, {"replace": replace}, False
+        model.update({document["_id"]: document for document in new})
+        return "add", new, {"replace": replace}, True
+
+    def _document(self, chance: Random, doc_id: str) -> dict[str, Any]:
+        metadata = {"lang": words(chance), "year": chance.randrange(9), "score": 0.5, "flag": True}
+        own = {name: value for name, value in metadata.items() if chance.random() < 0.5}
+        return {"_id": doc_id, "title": words(chance), "text": words(chance) + " x", "metadata": own}
+
+
+def check_hits(hits: Hits, scores: dict[str, float], allowed: set[str], k: int, *, sure: bool) -> None:
+    """As many as there can be, allowed ones, each with its own score, in order; the best of all if certified."""
+    found = [hit.doc_id for hit in hits]
+    assert len(found) == len(set(found)) == min(k, len(allowed)), f"{len(found)} answers of {len(allowed)} for k = {k}"
+    assert set(found) <= allowed, f"not allowed: {set(found) - allowed}"
+    assert [hit.rank for hit in hits] == list(range(1, len(hits) + 1))
+    scale = max(1.0, *map(abs, scores.values())) * 1e-4
+    own = [hit.score for hit in hits]
+    assert np.allclose(own, [scores[doc_id] for doc_id in found], rtol=0, atol=scale), (
+        f"{own} for {[scores[d] for d in found]}"
+    )
+    assert own == sorted(own, reverse=True)
+    assert hits.exact or not sure, "an exact answer was asked for"
+    if hits.exact:
+        best = sorted((scores[doc_id] for doc_id in allowed), reverse=True)[:k]
+        assert np.allclose(own, best, rtol=0, atol=scale), f"{own} is not the best: {best}"
+
+
+def check_content(retriever: GenerativeRetriever, model: dict[str, Any]) -> None:
+    """The index holds these documents, and a search finds each once, with the score of its vector."""
+    assert set(retriever.documents.rows) == set(model)
+    for doc_id, record in model.items():
+        document, metadata = retriever.get(doc_id), record.get("metadata", {})
+        assert document.title == record["title"]
+        assert document.metadata == {name: value for name, value in metadata.items() if value is not None}
+    hits = retriever.search(QUERIES[0], len(model) + 5, alpha=0, lexical_weight=0)
+    encoder = retriever.encoder
+    texts = encoder.document_texts(
+        [model[hit.doc_id]["title"] for hit in hits], [model[hit.doc_id]["text"] for hit in hits]
+    )
+    expected = encoder.encode(texts, "document") @ encoder.encode(encoder.query_texts([QUERIES[0]]), "query")[0]
+    assert [hit.doc_id for hit in hits] != [] and len(hits) == len(model)  # noqa: PT018
+    assert np.allclose([hit.score for hit in hits], expected, atol=1e-4)
+
+
+def _spoilt(documents: list[dict[str, Any]], chance: Random) -> Any:
+    wrong = chance.choice(
+        [
+            {"text": 3},
+            {"_id": ""},
+            {"_id": "a b"},
+            {"title": None},
+            {"metadata": {"new": 1}},
+            {"metadata": {"year": "x"}},
+            {"metadata": {"flag": 1}},
+            {"metadata": 3},
+            {"txet": "x"},
+            {"text": "\ud800"},
+        ]
+    )
+    return chance.choice(
+        [[documents[0], {**documents[1], **wrong}], [documents[0], documents[0]], documents[0], "x", 3, [documents]]
+    )
+
+
+def _step_ends(step: Callable[[], Any], good: bool) -> None:
+    """Run a step; one that is wrong must be refused by a ValueError or TypeError, and changes nothing."""
+    try:
+        step()
+    except (ValueError, TypeError):
+        if good:
+            raise
+    else:
+        assert good, "a wrong step was taken"
+
+
+def _saved_and_loaded(retriever: GenerativeRetriever, index: Path, folder: Path) -> GenerativeRetriever:
+    target = Path(shutil.copytree(index, folder / "index"))
+    retriever._saved[target.resolve()] = retriever._saved[index.resolve()]
+    retriever.save_update(target)
+    return GenerativeRetriever.from_pretrained(target, device="cpu")
+
+
+def _write_collection(folder: Path) -> None:
+    (folder / "qrels").mkdir(parents=True)
+    (folder / "corpus.jsonl").write_text("\n".join(map(json.dumps, RECORDS)))
+    ids = [record["_id"] for record in RECORDS]
+    (folder / "queries.jsonl").write_text(
+        "\n".join(json.dumps({"_id": f"q{n}", "text": text}) for n, text in enumerate(QUERIES))
+    )
+    for split in ("dev", "test"):
+        (folder / "qrels" / f"{split}.tsv").write_text("\n".join(f"q{n}\t{ids[n]}\t1" for n in range(len(QUERIES))))

@@ -6,8 +6,9 @@ retriever.search("which capitals are on the danube", k=5)
 
 import dataclasses
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, overload
 
 import datasets
@@ -16,27 +17,26 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from contrastive.encoder import Encoder
+from docids.checks import plain
 from docids.lexical import Lexical
-from docids.storage import replace_folder
+from docids.storage import replace_folder, writing_to
 from docids.tree import DocidTree
-from dsi.documents import DocumentTable
 from dsi.generator.base import Generator
-from dsi.index import load_index, save_docids, write_manifest, write_update
+from dsi.index import check_known, index_state, load_index, save_docids, updating, write_manifest, write_update
 from dsi.rerankers.candidates import Candidates
-from dsi.search.answers import Hits
-from dsi.search.beam import TreeSearcher
+from dsi.search.answers import Document, Hits
 from dsi.search.beams import LevelTrace, SearchResult
 from dsi.search.decoder import search_decoder
 from dsi.search.explanation import Explanation, explain
-from dsi.search.queries import EncodedQueries, encode_queries
+from dsi.search.queries import EncodedQueries, encode_queries, encoded_queries
 from dsi.search.request import SearchConfig, SearchOptions, shows_options
-from dsi.snapshot import IndexSnapshot
+from dsi.snapshot import IndexParts, IndexSnapshot
 from dsi.updating import Content, with_documents, with_texts, without_documents
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-class GenerativeRetriever:
+class GenerativeRetriever(IndexParts):
     """An index that can be searched, explained and updated.
 
     Every search takes the options of `dsi.search.request.SearchOptions` by name: `alpha`, `beta`, `fusion`, `ann_temperature`,
@@ -86,48 +86,14 @@ class GenerativeRetriever:
             )
         self.device, self.dtype = encoder.model.device, dtype
         self._updating = threading.Lock()
+        self._saved: dict[Path, str] = {}  # folder: state of the index there that this one contains
         generator = generator.to(self.device)
         self._decoder = search_decoder(generator, dtype)
         content = Content(tree, documents, lexical)
         config = search_config or SearchConfig()
         self._index = IndexSnapshot.of(encoder.for_search(dtype), generator, self._decoder, config, content)
 
-    # The parts of the index.
-
-    @property
-    def encoder(self) -> Encoder:
-        """The frozen encoder, laid out for search."""
-        return self._index.encoder
-
-    @property
-    def generator(self) -> Generator:
-        """The decoder."""
-        return self._index.generator
-
-    @property
-    def tree(self) -> DocidTree:
-        """The docids."""
-        return self._index.tree
-
-    @property
-    def documents(self) -> DocumentTable:
-        """The documents: doc_id, title and metadata."""
-        return self._index.documents
-
-    @property
-    def lexical(self) -> Lexical | None:
-        """BM25 or learned sparse vectors of the documents; None if the index has neither."""
-        return self._index.lexical
-
-    @property
-    def searcher(self) -> TreeSearcher:
-        """The beam search over the docid tree."""
-        return self._index.searcher
-
-    @property
-    def snapshot(self) -> IndexSnapshot:
-        """The index at this moment; later updates do not reach it."""
-        return self._index
+    # Its parts are properties of `IndexParts`.
 
     @property
     def search_config(self) -> SearchConfig:
@@ -136,6 +102,8 @@ class GenerativeRetriever:
 
     @search_config.setter
     def search_config(self, config: SearchConfig) -> None:
+        if not isinstance(config, SearchConfig):
+            raise TypeError(f"search_config must be a SearchConfig, got {config!r}.")
         with self._updating:
             self._index = dataclasses.replace(self._index, search_config=config)
 
@@ -176,7 +144,7 @@ class GenerativeRetriever:
         if isinstance(queries, Mapping):
             raise TypeError("search() takes a text or a list of texts; run() takes {query_id: text}.")
         index = self._index
-        encoded = _encoded(index.encoder, [queries] if isinstance(queries, str) else queries)
+        encoded = encoded_queries(index.encoder, [queries] if isinstance(queries, str) else queries)
         hits = index.hits(index.search(encoded, index.request("search", k, options)))
         return hits[0] if isinstance(queries, str) else hits
 
@@ -185,6 +153,8 @@ class GenerativeRetriever:
         self, encoded: EncodedQueries, k: int = 10, *, show_progress: bool = False, **options: Unpack[SearchOptions]
     ) -> SearchResult:
         """Return the tensors of `search`, rows in the order of the queries."""
+        if not isinstance(encoded, EncodedQueries):
+            raise TypeError(f"search_encoded() takes what encode_queries() returns, got {encoded!r}.")
         index = self._index
         request = index.request("search_encoded", k, options)
         return index.search(encoded, request, show_progress=show_progress)
@@ -195,7 +165,7 @@ class GenerativeRetriever:
     ) -> dict[str, dict[str, float]]:
         """Return {query_id: {doc_id: score}} for {query_id: text}, the format of `eval` and of TREC tools."""
         index = self._index
-        encoded = _encoded(index.encoder, queries, show_progress=True)
+        encoded = encoded_queries(index.encoder, queries, show_progress=True)
         return index.as_run(
             encoded.query_ids, index.search(encoded, index.request("run", k, options), show_progress=True)
         )
@@ -205,7 +175,7 @@ class GenerativeRetriever:
         """Return a search level by level: nodes kept and pruned, with both scores; prints as a tree."""
         index = self._index
         request = index.request("explain", k, options)
-        trace, result = index.trace(_encoded(index.encoder, [query]), request)
+        trace, result = index.trace(encoded_queries(index.encoder, [query]), request)
         titles, lexical = index.documents.dataset["title"], index.lexical.name if index.lexical else ""
         return explain(query, index.tree, titles, request.config, trace, result.positions[0].tolist(), lexical)
 
@@ -213,7 +183,7 @@ class GenerativeRetriever:
     def trace(self, query: str, k: int = 5, **options: Unpack[SearchOptions]) -> tuple[list[LevelTrace], SearchResult]:
         """Return the candidates of every level of one search, and its result, as tensors."""
         index = self._index
-        return index.trace(_encoded(index.encoder, [query]), index.request("trace", k, options))
+        return index.trace(encoded_queries(index.encoder, [query]), index.request("trace", k, options))
 
     @shows_options
     def follow(
@@ -233,7 +203,7 @@ class GenerativeRetriever:
             generative, dense: [queries, documents, depth]; the last level holds the two parts of the documents' scores.
         """
         index = self._index
-        return index.follow(_encoded(index.encoder, queries), index.request("follow", 1, options), doc_ids)
+        return index.follow(encoded_queries(index.encoder, queries), index.request("follow", 1, options), doc_ids)
 
     @shows_options
     def candidates(
@@ -253,7 +223,7 @@ class GenerativeRetriever:
             **options: see `SearchOptions`.
         """
         index = self._index
-        encoded = _encoded(index.encoder, queries)
+        encoded = encoded_queries(index.encoder, queries)
         result = index.search(encoded, index.request("candidates", k, options))
         return index.candidates(encoded, result, features=features)
 
@@ -274,24 +244,32 @@ class GenerativeRetriever:
 
     # Updating and saving.
 
-    def add(self, documents: Sequence[Mapping[str, Any]]) -> None:
+    def get(self, doc_id: str) -> Document:
+        """Return a document as the index holds it: title, metadata, docid, and its text if the index keeps texts.
+
+        Raises:
+            ValueError: the doc_id is not in the index.
+        """
+        return self._index.document(doc_id)
+
+    def add(self, documents: Iterable[Mapping[str, Any]], *, replace: bool = False) -> None:
         """Make new documents searchable at once, without training; no other document's docid changes.
 
         A document descends the centroids to its cluster. Dense scores and BM25 treat it like any other; the decoder gives it
         the mean probability of its siblings. Searches may run meanwhile; each sees all of the new documents or none.
 
         Args:
-            documents: each with doc_id, title, text and optional metadata.
+            documents: each with doc_id (or _id), text and optionally title and metadata, as in corpus.jsonl.
+            replace: a document takes the place of the one that has its doc_id; by default it is refused.
 
         Raises:
-            ValueError: a doc_id is in the index already, repeated or empty; a document has no text; unknown metadata.
+            TypeError: documents are no list of mappings.
+            ValueError: a doc_id that is in the index already, repeated or empty; no text; an unknown key or metadata.
         """
-        if isinstance(documents, Mapping):
-            raise TypeError("add() takes a list of documents, got one; put it into a list.")
         with self._updating:
-            self._hold(with_documents(self._index.content, self.encoder, documents))
+            self._hold(with_documents(self._index.content, self.encoder, documents, replace=replace))
 
-    def remove(self, doc_ids: Collection[str]) -> None:
+    def remove(self, doc_ids: Iterable[str]) -> None:
         """Remove documents; their places in the tree become free for new ones.
 
         Raises:
@@ -321,17 +299,23 @@ class GenerativeRetriever:
         """Write the whole index atomically: a killed process leaves the old folder or the new one.
 
         Raises:
-            ValueError: the weights were loaded in another dtype than float32.
+            ValueError: the weights were loaded in another dtype than float32, or this index was loaded from `folder` or saved
+                to it, and that was changed since.
         """
         self._check_dtype()
-        index = self._index
-        with replace_folder(Path(folder)) as partial:
-            index.encoder.save(partial / "encoder")
-            if index.lexical:
-                index.lexical.save(partial / "lexical")
-            save_docids(index.tree, index.documents.dataset, partial / "docids", texts=True)
-            index.generator.save_pretrained(str(partial / "generator"))
-            write_manifest(partial, index.encoder, index.tree, index.search_config)
+        target = Path(folder).resolve()
+        with writing_to(target):
+            if target in self._saved and index_state(target):
+                check_known(target, self._saved.values())
+            index = self._index
+            with replace_folder(target) as partial:
+                index.encoder.save(partial / "encoder")
+                if index.lexical:
+                    index.lexical.save(partial / "lexical")
+                save_docids(index.tree, index.documents.dataset, partial / "docids", texts=True)
+                index.generator.save_pretrained(str(partial / "generator"))
+                write_manifest(partial, index.encoder, index.tree, index.search_config)
+            self._saved[target] = index_state(target)
 
     def _check_dtype(self) -> None:
         if self.dtype != torch.float32:
@@ -346,39 +330,63 @@ class GenerativeRetriever:
             The generation of the index on disk: 1 after training, one more with every update.
 
         Raises:
-            ValueError: the index in `folder` has another encoder or decoder, or the weights were loaded in another dtype than
-                float32.
+            FileNotFoundError: no index in the folder.
+            ValueError: the index in `folder` has another encoder or decoder, or changes that this one was not loaded with; or
+                the weights were loaded in another dtype than float32.
         """
         self._check_dtype()
-        index = self._index
-        return write_update(Path(folder), index.encoder, *index.content)
+        target = Path(folder).resolve()
+        with updating(target):
+            index = self._index
+            generation = write_update(target, self._saved.values(), index.encoder, *index.content)
+            self._saved[target] = index_state(target)
+        return generation
+
+    def push_to_hub(
+        self,
+        name: str,
+        *,
+        private: bool | None = None,
+        token: str | bool | None = None,
+        license: str | None = None,  # noqa: A002
+    ) -> str:
+        """Upload the whole index with a model card to the Hugging Face Hub; see `dsi.integrations.hub.push`."""
+        from dsi.integrations.hub import push
+
+        with TemporaryDirectory() as folder:
+            self.save_pretrained(Path(folder) / "index")
+            self._saved.pop((Path(folder) / "index").resolve())
+            return push(Path(folder) / "index", name, private=private, token=token, license=license)
 
     @classmethod
     def from_pretrained(
-        cls, folder: str | Path, *, device: str | None = None, dtype: str = "float32"
+        cls,
+        folder: str | Path,
+        *,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        device: str | None = None,
+        dtype: str = "float32",
     ) -> "GenerativeRetriever":
         """Load an index, after checking every file.
 
         Args:
-            folder: the index.
+            folder: the index; or "user/name", one on the Hugging Face Hub, if there is no such folder.
+            revision: branch, tag or commit on the Hub.
+            token: for a private index on the Hub; by default that of `hf auth login` or HF_TOKEN.
             device: of encoder and decoder; the best available by default.
             dtype: "float32" or "bfloat16", of encoder and decoder in search.
 
         Raises:
-            FileNotFoundError: no index in the folder, or a part is missing.
+            FileNotFoundError: no index in the folder, nor on the Hub, or a part is missing.
             ValueError: a file was altered or truncated, or parts do not belong together; the message says which.
         """
-        if dtype not in _DTYPES:
+        from dsi.integrations.hub import index_folder
+
+        if plain(str, dtype, "dtype") not in _DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}.")
-        return cls(*load_index(Path(folder), device), _DTYPES[dtype])
-
-
-def _encoded(
-    encoder: Encoder, queries: Sequence[str] | Mapping[str, str] | EncodedQueries, *, show_progress: bool = False
-) -> EncodedQueries:
-    """Encode queries, unless they are encoded already."""
-    if isinstance(queries, EncodedQueries):
-        return queries
-    if isinstance(queries, str):
-        raise TypeError(f"This call takes a list of queries, got the text {queries!r}; put it into a list.")
-    return encode_queries(encoder, queries, show_progress=show_progress)
+        place = index_folder(folder, revision, token)
+        parts, loaded = load_index(place, device)
+        retriever = cls(*parts, _DTYPES[dtype])
+        retriever._saved[place.resolve()] = loaded
+        return retriever

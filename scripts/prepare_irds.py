@@ -24,7 +24,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     written = prepare(names, arguments.output)
     print(f"{arguments.output}: {written.documents} documents, {written.without_text} without text left out")
     for split, count in written.judgements.items():
-        left_out = f", {written.left_out[split]} of missing documents or queries left out" if written.left_out[split] else ""
+        left_out = (
+            f", {written.left_out[split]} of missing documents or queries left out" if written.left_out[split] else ""
+        )
         print(f"  {split}: {count} judgements, from {names[split]}{left_out}")
 
 

@@ -23,7 +23,7 @@ RUN = [ROOT / "README.md", ROOT / "docs" / "index.md", *GUIDES]
 
 NOT_RUN = "<!-- not run:"
 FENCE = re.compile(
-    r"^(?P<mark><!-- not run: .*-->\n)?```(?P<kind>\w+)[^\n]*\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL
+    r"^(?P<mark><!-- not run: [^\n]*-->\n)?```(?P<kind>\w+)[^\n]*\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL
 )
 TITLED = re.compile(r'^```toml title="([^"]+)"\n(.*?)^```', re.MULTILINE | re.DOTALL)
 TINY = """
@@ -68,7 +68,7 @@ def blocks(page, kind):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, sentence_bert_folder, tokenizer_folder):
+def trained(tmp_path_factory, sentence_bert_folder, tokenizer_folder, t5_folder):
     """A folder in which the pages' DIR, RUN and runs/example exist: a collection and an index, both tiny."""
     folder = tmp_path_factory.mktemp("docs")
     collection = folder / "docids" / "minipedia"
@@ -83,6 +83,7 @@ def trained(tmp_path_factory, sentence_bert_folder, tokenizer_folder):
         own = [row for row in rows if row.split("\t")[1] in kept]
         (collection / "qrels" / f"{split}.tsv").write_text("\n".join([head, *own]))
     shutil.copytree(collection, folder / "DIR")
+    shutil.copytree(t5_folder, folder / "t5-docids")
     for name in ("example", "nq10k-small"):  # a file of that name goes before the configuration of the package
         (folder / name).write_text(TINY.format(encoder=sentence_bert_folder.as_posix()))
     before = Path.cwd()

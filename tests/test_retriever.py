@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import dsi
 from contrastive.encoder import state_fingerprint
 from docids.clustering import DocidsConfig, build_tree
 from docids.lexical import BM25
@@ -150,7 +151,7 @@ def test_bm25_joins_the_dense_scores_and_is_saved_with_the_index(retriever, tmp_
 def test_lexical_weight_out_of_place_is_refused(retriever, tmp_path):
     with pytest.raises(ValueError, match=r"lexical_weight is 0\.5, but this index has no lexical part"):
         retriever.search("neon", lexical_weight=0.5)
-    with pytest.raises(ValueError, match=r"lexical_weight must be 0 .* or more, got -1"):
+    with pytest.raises(ValueError, match=r"lexical_weight must be between 0 .* and 1e6, got -1"):
         retriever.search("neon", lexical_weight=-1)
     with pytest.raises(ValueError, match='lexical_weight needs fusion "bound" or "estimate", got "paper"'):
         retriever.search("neon", lexical_weight=0.5, fusion="paper")
@@ -229,15 +230,66 @@ def test_options_that_a_search_does_not_use_are_refused(retriever, options, mess
     [
         ({"exact": "no"}, "exact must be True or False, got 'no'"),
         ({"k": 2.5}, "k must be an integer, got 2.5"),
-        ({"lexical_weight": np.inf}, "lexical_weight must be finite, got inf"),
-        ({"ann_temperature": np.inf}, "ann_temperature must be finite, got inf"),
-        ({"ann_temperature": 1e-300, "alpha": 0.1}, "Scores overflow with ann_temperature 1e-300"),
-        ({"extra_scores": np.full((1, 60), np.nan), "exact": True}, "extra_scores must be finite, got nan for query 0"),
+        ({"k": "5"}, "k must be an integer, got '5'"),
+        ({"k": True}, "k must be an integer, got True"),
+        ({"alpha": "0.5"}, "alpha must be a number, got '0.5'"),
+        ({"beam_width": 10.0}, "beam_width must be an integer, got 10.0"),
+        ({"max_expansions": "3", "exact": True}, "max_expansions must be an integer, got '3'"),
+        ({"method": "mcts", "simulations": 1.5}, "simulations must be an integer, got 1.5"),
+        ({"allow": 3}, "allow must be a list or set of doc_ids, got 3"),
+        ({"allow": [None]}, "allow must hold doc_ids, which are strings, got None"),
+        ({"deny": [["neon"]]}, "deny must hold doc_ids, which are strings, got ['neon']"),
+        ({"lexical_weight": 1e300}, "lexical_weight must be between 0 (dense scores alone) and 1e6, got 1e+300"),
+        ({"ann_temperature": 1e-300}, "ann_temperature must be between 1e-6 and 1e6, got 1e-300"),
+        (
+            {"extra_scores": np.full((1, 60), np.nan)},
+            "extra_scores must be finite, from -1e30 to 1e30, got nan for query 0",
+        ),
+        ({"extra_scores": np.full((1, 60), 1e300)}, "extra_scores must be finite, from -1e30 to 1e30, got 1e+300"),
+        (
+            {"extra_scores": [[0.0] * 60]},
+            "must be a NumPy array of floats [queries, documents] = (1, 60), got list",
+        ),
+        ({"extra_scores": np.zeros((1, 60), dtype=complex)}, "= (1, 60), got an array of complex128"),
+        ({"extra_scores": np.full((1, 60), "1.0")}, "= (1, 60), got an array of <U3"),
     ],
 )
-def test_values_that_make_scores_meaningless_are_refused(retriever, options, message):
+def test_values_of_the_wrong_type_or_size_are_refused(retriever, options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         retriever.search("river", **options)
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e6])
+@pytest.mark.parametrize("size", [-1e30, 1e30])
+def test_the_largest_values_give_finite_scores(retriever, temperature, size):
+    extra = np.zeros((1, 60))
+    extra[0, 7] = size
+    options = {"ann_temperature": temperature, "extra_scores": extra}
+    for method in ({"exact": True}, {"method": "mcts"}):
+        hits = retriever.search("river", k=12, **options, **method)
+        assert len(hits) == 12
+        assert np.isfinite([hit.score for hit in hits]).all()
+
+
+def test_doc_ids_may_be_any_iterable_and_numpy_takes_part(retriever):
+    doc_ids = list(retriever.documents.rows)
+    found = retriever.search(
+        "river", k=np.int64(2), allow=np.array(doc_ids[:2]), alpha=np.float32(0.3), exact=np.bool_(True)
+    )
+    assert {hit.doc_id for hit in found} == set(doc_ids[:2])
+    denied = retriever.search("river", k=60, beam_width=60, deny=np.array(doc_ids[:2]))
+    assert {hit.doc_id for hit in denied} == set(doc_ids[2:])
+    by_dictionary = retriever.search("river", k=2, allow=dict.fromkeys(doc_ids[:2]))
+    assert by_dictionary == found
+    queries = ["river", "neon"]
+    assert (
+        retriever.search(np.array(queries), k=3)
+        == retriever.search(iter(queries), k=3)
+        == retriever.search(queries, k=3)
+    )
+    retriever.remove(doc_id for doc_id in doc_ids[:2])
+    retriever.remove(np.array(doc_ids[2:4]))
+    assert list(retriever.documents.rows) == doc_ids[4:]
 
 
 def test_iterators_of_doc_ids_are_read(retriever):
@@ -286,6 +338,41 @@ def test_explain_shows_the_search_that_was_answered_under_any_option(retriever, 
     [
         (lambda r: r.search("", 5), "Query 0 must be a text that is not empty, got ''"),
         (lambda r: r.search(["fine", "  "], 5), "Query 1 must be a text that is not empty"),
+        (lambda r: r.search(None), "Queries must be a list of texts, in order, .* got None"),
+        (lambda r: r.search(b"river"), "Queries must be a list of texts, in order, .* got b'river'"),
+        (lambda r: r.search({"river"}), "Queries must be a list of texts, in order, .* got {'river'}"),
+        (lambda r: r.search([None]), "Query 0 must be a text that is not empty, got None"),
+        (lambda r: r.search(["river", b"neon"]), "Query 1 must be a text that is not empty, got b'neon'"),
+        (
+            lambda r: r.search("a \ud800"),
+            r"Query 0 must be Unicode text, got the lone surrogate '\\ud800' at character 3",
+        ),
+        (lambda r: r.search("a\0b"), r"Query 0 must be a text without NUL characters, got 'a\\x00b'"),
+        (lambda r: r.run({"q": None}), "Query 'q' must be a text that is not empty, got None"),
+        (lambda r: r.run({1: "river"}), "A query_id must be a string, got 1"),
+        (lambda r: r.explain(None), "Query 0 must be a text that is not empty, got None"),
+        (lambda r: r.encode_queries(["river"], batch_size=0), "batch_size must be at least 1, got 0"),
+        (lambda r: r.candidates([]), r"candidates\(\) takes at least one query, got none"),
+        (
+            lambda r: r.search_encoded(["river"]),
+            r"search_encoded\(\) takes what encode_queries\(\) returns, got \['river'\]",
+        ),
+        (
+            lambda r: r.follow(["river"], [[]]),
+            r"documents for each of the 1 queries, .* got 1 lists of lengths \[0\]",
+        ),
+        (lambda r: r.follow(["river"] * 2, [["neon"]]), "for each of the 2 queries, equally long .* got 1 lists"),
+        (
+            lambda r: r.follow(["a", "b"], [["neon"], ["neon", "gold"]]),
+            r"equally long .* got 2 lists of lengths \[1, 2\]",
+        ),
+        (lambda r: setattr(r, "search_config", 3), "search_config must be a SearchConfig, got 3"),
+        (
+            lambda r: dsi.rerank(r.candidates(["river"]), ["name"]),
+            "rerankers must be a Reranker, .* got 'name' of type str",
+        ),
+        (lambda r: r.get("nope"), "get names the doc_id 'nope', which is not in the index"),
+        (lambda r: r.get(3), "get must hold doc_ids, which are strings, got 3"),
         (lambda r: r.search("river", 10, beam_width=5), r"k must be between 1 and 5 \(the beam width\), got 10"),
         (lambda r: r.search("river", 0), "k must be between 1 and"),
         (lambda r: r.search("river", 5, alpha=2), r"alpha must be in \[0, 1\] .* got 2"),
@@ -297,7 +384,7 @@ def test_explain_shows_the_search_that_was_answered_under_any_option(retriever, 
     ],
 )
 def test_bad_calls_are_named(retriever, call, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         call(retriever)
 
 

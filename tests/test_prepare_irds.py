@@ -40,7 +40,7 @@ def test_a_data_set_becomes_a_collection(registered, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "2 documents, 1 without text left out" in printed
     assert "test: 3 judgements, from own/test\n" in printed
-    assert "train: 1 judgements, from own/train, 1 of missing documents left out" in printed
+    assert "train: 1 judgements, from own/train, 1 of missing documents or queries left out" in printed
     collection = read_collection(folder)
     assert collection.documents["text"][:] == ["neon glows", "helium — naïve"]
     assert collection.queries == {"t1": "what glows", "q1": "which gas"}

@@ -133,8 +133,8 @@ def _measure_table(laboratory: "Laboratory", table: str, rows: Sequence[Row], se
         text = laboratory.table(table, seeds) if laboratory.processes.is_main else ""
     laboratory.say(text)
     if refused:
-        reasons = "".join(f"\n  {name}: {error}" for name, error in refused.items())
-        raise ValueError(f"{len(refused)} of {len(rows)} rows could not be measured:{reasons}")
+        reasons = " ".join(f"{name}: {error}" for name, error in refused.items())
+        raise ValueError(f"{len(refused)} of {len(rows)} rows could not be measured. {reasons}")
 
 
 def _report(arguments: argparse.Namespace) -> str:

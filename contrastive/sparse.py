@@ -7,9 +7,9 @@ BM25's is. Also builds and loads either kind of lexical part. Knows nothing of t
 
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import compress
+from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,10 +23,12 @@ from sentence_transformers.util import load_file_path
 
 from contrastive.encoder import PLURALS, check_device, without_bars
 from contrastive.stored import check_finite, check_model, check_tokens
-from docids.lexical import BM25, Lexical, LexicalConfig
+from docids.lexical import BM25, Factors, Lexical, LexicalConfig
+from docids.postings import Postings, postings_arrays, read_postings
 from docids.progress import Bar
 from docids.storage import save_tensors
-from docids.untrusted import RESTORE, is_finite, lists_problem, read_tensors, reading
+from docids.untrusted import is_finite, reading
+from docids.weights import TermIndex, Terms, Weights
 
 _BLOCK = 256
 """Texts whose vectors are dense at a time: 30 MB with BERT's vocabulary."""
@@ -98,6 +100,9 @@ class SparseModel:
             texts: whole texts; the model cuts them where its input ends.
             kind: "document" or "query".
             progress: show a progress bar.
+
+        Raises:
+            ValueError: a document's term has a weight below 0.
         """
         encode = {"document": self.encoder.encode_document, "query": self.encoder.encode_query}[kind]
         blocks = []
@@ -106,6 +111,10 @@ class SparseModel:
                 block = list(texts[start : start + _BLOCK])
                 with self._encoding:
                     dense = encode(block, convert_to_sparse_tensor=False, save_to_cpu=True, show_progress_bar=False)
+                if kind == "document" and dense.min() < 0:
+                    raise ValueError(
+                        "A sparse encoder must give terms weights of at least 0, got one below; use another."
+                    )
                 blocks.append(sparse.csr_array(dense.float().numpy()))  # [block, terms]
                 bar.update(len(block))
         return sparse.vstack(blocks, format="csr")
@@ -116,73 +125,82 @@ class SparseModel:
 
 
 @dataclass(frozen=True, eq=False)
-class SparseIndex:
+class SparseIndex(TermIndex):
     """The documents' sparse vectors, as lists of documents for each term, and the model that makes them.
 
     Attributes:
         doc_ids: key of each document.
         model: encodes queries, and new documents.
-        postings: [terms, documents] weights, by term.
+        postings: weights, by term.
     """
 
     name: ClassVar[str] = "learned sparse"
 
     doc_ids: Sequence[str]
     model: SparseModel
-    postings: sparse.csr_array
+    postings: Postings
 
     @classmethod
     def of_texts(
         cls, doc_ids: Sequence[str], texts: Sequence[str], model: SparseModel, *, progress: bool = False
     ) -> "SparseIndex":
         """The index of documents with these texts."""
-        return cls(doc_ids, model, model.encode(texts, "document", progress=progress).T.tocsr())
+        return cls(doc_ids, model, Postings.of(model.encode(texts, "document", progress=progress).T.tocsr()))
+
+    @cached_property
+    def weights(self) -> Weights:
+        """Of the documents' terms."""
+        return Weights(self.postings)
 
     @cached_property
     def lengths(self) -> NDArray[np.int32]:
         """[documents] number of terms with a weight."""
-        return np.bincount(self.postings.indices, minlength=self.postings.shape[1]).astype(np.int32)
+        return np.bincount(self.postings.merged().indices, minlength=self.postings.documents).astype(np.int32)
 
-    def scores(self, queries: Sequence[str]) -> NDArray[np.float32]:
-        """[queries, documents] the scores of all documents."""
-        return np.asarray(self._products(queries).toarray(), dtype=np.float32)
+    def query_terms(self, queries: Sequence[str], factors: Factors) -> list[Terms]:
+        """The vectors of queries.
+
+        Raises:
+            ValueError: there are factors, which are for the words of BM25.
+        """
+        if factors is not None:
+            raise ValueError("Learned sparse vectors take no factors of words; leave them out.")
+        vectors = self.model.encode(queries, "query") if len(queries) else sparse.csr_array((0, 1), dtype=np.float32)
+        rows = [slice(*ends) for ends in pairwise(vectors.indptr.tolist())]
+        return [Terms(vectors.indices[own].astype(np.int64), vectors.data[own]) for own in rows]
 
     def run(self, queries: Mapping[str, str], k: int) -> dict[str, dict[str, float]]:
         """The k best documents of each query; those that share no term with it are left out."""
         doc_ids, query_ids, found = self.doc_ids[:], list(queries), dict[str, dict[str, float]]()
         for start in range(0, len(query_ids), _BLOCK):
             block = query_ids[start : start + _BLOCK]
-            products = self._products([queries[query_id] for query_id in block])
-            for row, query_id in enumerate(block):
-                own = slice(products.indptr[row], products.indptr[row + 1])
-                documents, scores = products.indices[own], products.data[own]
-                best = np.lexsort((documents, -scores))[:k]  # ties by the order of the documents
-                found[query_id] = {doc_ids[documents[n]]: float(scores[n]) for n in best if scores[n] > 0}
+            terms = self.query_terms([queries[query_id] for query_id in block], None)
+            for query_id, own in zip(block, terms, strict=True):
+                scores = self.weights.scores(own)
+                documents = np.flatnonzero(scores > 0)
+                best = documents[
+                    np.argsort(-scores[documents], kind="stable")[:k]
+                ]  # ties by the order of the documents
+                found[query_id] = {doc_ids[n]: float(scores[n]) for n in best}
         return found
 
-    def _products(self, queries: Sequence[str]) -> sparse.csr_array:
-        """[queries, documents] scores; those of documents without a term of the query are not stored."""
-        if not queries:
-            return sparse.csr_array((0, self.postings.shape[1]), dtype=np.float32)
-        return self.model.encode(queries, "query") @ self.postings
-
     def changed(self, removed: Collection[int], doc_ids: Sequence[str], texts: Sequence[str]) -> "SparseIndex":
-        """The index without the documents of some rows and with new ones at the end; only new documents are encoded."""
-        keep = np.ones(self.postings.shape[1], dtype=bool)
-        keep[list(removed)] = False
-        parts = [self.postings[:, keep]]
-        if len(texts):
-            parts.append(self.model.encode(texts, "document").T)
-        postings = sparse.hstack(parts, format="csr")
-        return replace(self, doc_ids=[*compress(self.doc_ids[:], keep), *doc_ids], postings=postings)
+        """The index without the documents of some rows and with new ones at the end; only new documents are encoded.
+
+        Args:
+            removed: rows of the document table.
+            doc_ids: keys of all documents afterwards.
+            texts: of the new ones.
+        """
+        terms = len(self.postings.frequencies)
+        new = self.model.encode(texts, "document").T.tocsr() if len(texts) else sparse.csr_array((terms, 0))
+        return SparseIndex(doc_ids, self.model, self.postings.changed(removed, new))
 
     def save(self, folder: Path) -> None:
         """Write the vectors, and the model as a sentence-transformers folder."""
         folder.mkdir(parents=True, exist_ok=True)
         self.model.save(folder / _MODEL)
-        arrays = {"indices": self.postings.indices, "indptr": self.postings.indptr, "shape": self.postings.shape}
-        integers = {name: np.asarray(array, dtype=np.int32) for name, array in arrays.items()}
-        save_tensors({"data": self.postings.data, **integers}, folder / _VECTORS)
+        save_tensors(postings_arrays(self.postings), folder / _VECTORS)
 
     @classmethod
     def load(cls, folder: Path, doc_ids: Sequence[str], device: str | None = None) -> "SparseIndex":
@@ -192,19 +210,9 @@ class SparseIndex:
             FileNotFoundError: a file is missing.
             ValueError: it covers another number of documents, or a file was altered.
         """
-        path = folder / _VECTORS
-        integers = (np.int32, 1)
-        kinds = {"data": (np.float32, 1), "indices": integers, "indptr": integers, "shape": integers}
-        stored = read_tensors(path, kinds)
-        data, indices, starts = (stored[name] for name in ("data", "indices", "indptr"))
-        terms, documents = stored["shape"].tolist() if len(stored["shape"]) == 2 else (-1, -1)
-        if documents != len(doc_ids):
-            raise ValueError(f"{folder} covers {documents} documents, the document table has {len(doc_ids)}.")
-        problem = "" if len(starts) == terms + 1 else "there is not one list a term"
-        if problem := problem or lists_problem(starts, indices, data, documents):
-            raise ValueError(f"{path} does not hold sparse vectors ({problem}); {RESTORE}.")
-        postings = sparse.csr_array((data, indices, starts), shape=(terms, documents))
-        return cls(doc_ids, SparseModel.load_stored(folder / _MODEL, terms, device), postings)
+        postings, _ = read_postings(folder / _VECTORS, len(doc_ids))
+        model = SparseModel.load_stored(folder / _MODEL, len(postings.frequencies), device)
+        return cls(doc_ids, model, postings)
 
 
 def build_lexical(

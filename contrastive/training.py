@@ -83,9 +83,9 @@ class ContrastiveConfig:
                 f"got views={self.views}, batch_size={self.batch_size}."
             )
         at_least(self, "contrastive.", batch_size=1, hard_negatives=0)
-        if self.hard_negatives < 0 or (self.hard_negatives and (self.loss != "dpr" or self.views != 2)):
+        if self.hard_negatives and (self.loss != "dpr" or self.views != 2):
             raise ValueError(
-                f'contrastive.hard_negatives must be 0 or more, and needs loss "dpr" and views 2; got '
+                f'contrastive.hard_negatives needs loss "dpr" and views 2; got '
                 f"{self.hard_negatives} with loss {self.loss!r} and views {self.views}."
             )
 

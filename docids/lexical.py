@@ -5,12 +5,13 @@ What an index needs of its lexical part is `Lexical`; `contrastive.sparse` has a
 
 import math
 import re
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, compress
+from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import bm25s
 import numpy as np
@@ -19,11 +20,12 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from docids.checks import between, plain_fields
-from docids.storage import save_tensors
-from docids.untrusted import RESTORE, lists_problem, read_array, read_json, read_tensors, reading
+from docids.postings import Floats, Ints, Postings, postings_arrays, read_postings
+from docids.storage import save_tensors, write_json
+from docids.untrusted import RESTORE, read_json, reading
+from docids.weights import Damping, LexicalCandidates, TermIndex, Terms, Weights
 
-Ints = NDArray[np.int32]
-Floats = NDArray[np.float32]
+Factors: TypeAlias = Sequence[NDArray[np.floating]] | None
 
 BM25_MODEL = "bm25"
 """Names BM25 in a configuration."""
@@ -31,6 +33,9 @@ _WORD = re.compile(r"(?u)\b\w\w+\b")  # as bm25s and scikit-learn split
 _STOP_WORDS = frozenset(STOPWORDS_EN)
 _BLOCK = 16_384
 """Texts whose words are in memory at a time."""
+_NUMBERING = threading.Lock()
+"""Held while words get numbers: an index and what updates make of it share a vocabulary, which only grows."""
+_SETTINGS, _VOCABULARY, _TERMS = "params.index.json", "vocab.index.json", "terms.safetensors"
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,10 @@ class LexicalConfig:
 
 
 class Lexical(Protocol):
-    """The lexical part of an index: a score per document that is a sum over terms of the query."""
+    """The lexical part of an index: a score per document that is a sum over terms of the query.
+
+    `factors` multiply the parts of that sum: for each query one array, with a factor for each of its terms.
+    """
 
     @property
     def name(self) -> str:
@@ -77,14 +85,22 @@ class Lexical(Protocol):
     def lengths(self) -> Ints:
         """[documents] number of terms of each."""
 
-    def scores(self, queries: Sequence[str]) -> Floats:
+    def scores(self, queries: Sequence[str], factors: Factors = None) -> Floats:
         """[queries, documents] the scores of all documents."""
+
+    def best(
+        self, queries: Sequence[str], count: int, factors: Factors = None, allowed: NDArray[np.bool_] | None = None
+    ) -> LexicalCandidates:
+        """About the `count` best of the allowed documents of each query, and a bound of all others."""
+
+    def of(self, query: str, rows: NDArray[np.integer], factors: NDArray[np.floating] | None = None) -> Floats:
+        """[rows] the scores of some documents."""
 
     def run(self, queries: Mapping[str, str], k: int) -> dict[str, dict[str, float]]:
         """The k best documents of each query; those that share no term with it are left out."""
 
     def changed(self, removed: Collection[int], doc_ids: Sequence[str], texts: Sequence[str]) -> "Lexical":
-        """The same without the documents of some rows and with new ones at the end."""
+        """The same without the documents of some rows and with new ones at the end; `doc_ids` are those of all afterwards."""
 
     def save(self, folder: Path) -> None:
         """Write it into a folder."""
@@ -106,11 +122,11 @@ class QueryTerm(NamedTuple):
     rarity: float
 
 
-class BM25:
-    """BM25 (Lucene's variant) without English stop words; bm25s tokenises documents and finds the best.
+class BM25(TermIndex):
+    """BM25 (Lucene's variant) without English stop words; bm25s tokenises, and ranks all documents in `run`.
 
-    The weights are computed here, from all documents' terms at once, because an update changes the weight of every term (they
-    equal bm25s's own and take a fourteenth of the time on 10,000 passages).
+    The lists of documents hold how often each has the term. Weights follow from these counts and from the collection's
+    statistics when a list is read, because an update changes the weight of every term (they equal bm25s's own).
 
     Args:
         doc_ids: key of each document: a list, or a column of a table.
@@ -126,42 +142,36 @@ class BM25:
     lengths: Ints
 
     def __init__(self, doc_ids: Sequence[str], texts: Sequence[str], k1: float = 0.9, b: float = 0.4) -> None:
-        self.doc_ids = doc_ids
         self._vocabulary: dict[str, int] = {}
-        self._terms, self.lengths = _read(texts, self._vocabulary)
+        counts, self.lengths = _read(texts, self._vocabulary)
+        self.doc_ids, self._postings = doc_ids, Postings.of(counts)
         self.weigh(k1, b)
 
     def weigh(self, k1: float, b: float) -> None:
-        """Recompute all term weights."""
+        """Set k1 and b, on which all term weights depend."""
         self.k1, self.b = k1, b
-        documents, counts = len(self.lengths), self._counts
-        frequencies = np.bincount(counts.indices, minlength=len(self._vocabulary))
-        rarity = _rarity(frequencies, documents)
-        damping = (k1 * (1 - b + b * self.lengths / max(self.lengths.mean(), 1))).astype(np.float32)
-        weights = counts.data / (counts.data + np.repeat(damping, np.diff(counts.indptr))) * rarity[counts.indices]
-        by_term = sparse.csr_array((weights, counts.indices, counts.indptr), shape=counts.shape).tocsc()
-        postings = by_term.data, by_term.indices, by_term.indptr
-        self._index = _bm25s_index(postings, k1, b, documents, self._vocabulary)
+        damping = Damping(k1, b, max(float(self.lengths.mean()), 1.0))
+        self._weights = Weights(self._postings, damping, self.lengths)
+        self.__dict__.pop("_library", None)
 
-    @cached_property
-    def _counts(self) -> sparse.csr_array:
-        """[documents, vocabulary] how often each term occurs."""
-        starts = np.concatenate([[0], np.cumsum(self.lengths)])
-        ones = np.ones(len(self._terms), dtype=np.float32)
-        counts = sparse.csr_array(
-            (ones, self._terms, starts), shape=(len(self.lengths), len(self._vocabulary)), copy=True
-        )
-        counts.sum_duplicates()
-        return counts
+    @property
+    def weights(self) -> Weights:
+        """Of the documents' words, without their rarity."""
+        return self._weights
 
     def changed(self, removed: Collection[int], doc_ids: Sequence[str], texts: Sequence[str]) -> "BM25":
-        """BM25 without the documents of some rows and with new ones at the end, as if built from these texts."""
+        """BM25 without the documents of some rows and with new ones at the end, as if built from these texts.
+
+        Args:
+            removed: rows of the document table.
+            doc_ids: keys of all documents afterwards.
+            texts: of the new ones.
+        """
         other, keep = BM25.__new__(BM25), np.ones(len(self.lengths), dtype=bool)
         keep[list(removed)] = False
-        other.doc_ids = [*compress(self.doc_ids[:], keep), *doc_ids]
-        other._vocabulary = dict(self._vocabulary)
-        terms, lengths = _read(texts, other._vocabulary)
-        other._terms = np.concatenate([self._terms[np.repeat(keep, self.lengths)], terms])
+        other._vocabulary = self._vocabulary
+        counts, lengths = _read(texts, self._vocabulary)
+        other.doc_ids, other._postings = doc_ids, self._postings.changed(removed, counts)
         other.lengths = np.concatenate([self.lengths[keep], lengths])
         other.weigh(self.k1, self.b)
         return other
@@ -176,75 +186,81 @@ class BM25:
         words, numbers = self._scored_words(query)
         # Of each character in lower case, its place in the query: "İ" becomes two characters.
         origin = [place for place, character in enumerate(query) for _ in character.lower()]
-        rarity = _rarity(self._frequencies(numbers), len(self.lengths)).tolist()
+        rarity = self._rarity(numbers).tolist()
         places = [(word[0], origin[word.start()], origin[word.end() - 1] + 1) for word in words]
         return [QueryTerm(*place, own) for place, own in zip(places, rarity, strict=True)]
 
-    def scores(self, queries: Sequence[str], weights: Sequence[NDArray[np.floating]] | None = None) -> Floats:
-        """[queries, documents] the scores of all documents.
-
-        Args:
-            queries: their texts.
-            weights: for each query, one factor for each of its `terms`, which multiplies that term's part of the score; 1 by
-                default.
+    def query_terms(self, queries: Sequence[str], factors: Factors) -> list[Terms]:
+        """Queries as the numbers of their `terms`, each with its rarity times the given factor.
 
         Raises:
-            ValueError: not one array a query, or not one factor a term.
+            ValueError: not one array of factors a query, or not one factor a term.
         """
-        if weights is not None and len(weights) != len(queries):
-            raise ValueError(f"weights must be one array a query, got {len(weights)} for {len(queries)} queries.")
-        index, found = self._index.scores, np.zeros((len(queries), len(self.lengths)), dtype=np.float32)
-        data, documents, starts = (np.asarray(index[name]) for name in ("data", "indices", "indptr"))
+        if factors is not None and len(factors) != len(queries):
+            raise ValueError(f"factors must be one array a query, got {len(factors)} for {len(queries)} queries.")
+        found = []
         for row, query in enumerate(queries):
-            _, numbers = self._scored_words(query)
-            factors = np.ones(len(numbers)) if weights is None else np.asarray(weights[row])
-            if factors.shape != numbers.shape:
+            numbers = self._scored_words(query)[1]
+            own = self._rarity(numbers)
+            if factors is not None and np.shape(factors[row]) != numbers.shape:
                 raise ValueError(
-                    f"weights of query {row} must be [{len(numbers)}], one factor for each of its `terms`, got "
-                    f"{list(factors.shape)}."
+                    f"factors of query {row} must be [{len(numbers)}], one factor for each of its `terms`, got "
+                    f"{list(np.shape(factors[row]))}."
                 )
-            for number, factor in zip(numbers, factors.astype(np.float32), strict=True):
-                own = slice(starts[number], starts[number + 1])
-                found[row, documents[own]] += factor * data[own]  # no document comes twice
+            found.append(Terms(numbers, own if factors is None else own * np.asarray(factors[row], dtype=np.float32)))
         return found
 
     def parts(self, query: str, documents: NDArray[np.integer]) -> Floats:
         """[terms, documents] the part of the score of some documents that each of a query's `terms` contributes."""
-        index, (_, numbers) = self._index.scores, self._scored_words(query)
-        found = np.zeros((len(numbers), len(documents)), dtype=np.float32)
-        for own, number in zip(found, numbers, strict=True):
-            term = slice(index["indptr"][number], index["indptr"][number + 1])
-            holders = np.asarray(index["indices"][term])  # ascending
-            places = np.searchsorted(holders, documents).clip(max=len(holders) - 1)
-            own[:] = np.where(holders[places] == documents, np.asarray(index["data"][term])[places], 0)
-        return found
+        return self.weights.parts(self.query_terms([query], None)[0], documents)
 
     def _scored_words(self, query: str) -> tuple[list[re.Match[str]], NDArray[np.int64]]:
         """The words of a query that documents have, in its lower-cased text, and their terms' numbers."""
-        words = [word for word in _words(query) if word[0] in self._vocabulary]
-        numbers = np.array([self._vocabulary[word[0]] for word in words], dtype=np.int64)
-        some = self._frequencies(numbers) > 0  # the vocabulary keeps the words of removed documents
-        return list(compress(words, some)), numbers[some]
+        frequencies = (
+            self._postings.frequencies
+        )  # 0: the vocabulary keeps the words of removed documents, and of later ones
+        numbers = ((word, self._vocabulary.get(word[0], len(frequencies))) for word in _words(query))
+        found = [(word, number) for word, number in numbers if number < len(frequencies) and frequencies[number]]
+        return [word for word, _ in found], np.array([number for _, number in found], dtype=np.int64)
 
-    def _frequencies(self, numbers: NDArray[np.int64]) -> NDArray[np.integer]:
-        """In how many documents each of some terms occurs."""
-        starts = self._index.scores["indptr"]
-        return np.asarray(starts[numbers + 1] - starts[numbers])
+    def _own_words(self) -> dict[str, int]:
+        """{word: number} without the words of later updates."""
+        words = len(self._postings.frequencies)
+        return {word: number for word, number in self._vocabulary.items() if number < words}
+
+    def _rarity(self, numbers: NDArray[np.int64] | slice) -> Floats:
+        """The inverse document frequency of some terms (Lucene's)."""
+        frequencies, documents = self._postings.frequencies[numbers], len(self.lengths)
+        return np.asarray(np.log1p((documents - frequencies + 0.5) / (frequencies + 0.5)), dtype=np.float32)
 
     def run(self, queries: Mapping[str, str], k: int) -> dict[str, dict[str, float]]:
         """The k best documents of each query; those that share no word with it are left out."""
         doc_ids, k = self.doc_ids[:], min(k, len(self.doc_ids))
         words = [[word[0] for word in _words(query)] for query in queries.values()]
-        documents, scores = self._index.retrieve(words, k=k, show_progress=False)
+        documents, scores = self._library.retrieve(words, k=k, show_progress=False)
         return {
             query_id: {doc_ids[d]: float(s) for d, s in zip(row, row_scores, strict=True) if s > 0}
             for query_id, row, row_scores in zip(queries, documents, scores, strict=True)
         }
 
+    @cached_property
+    def _library(self) -> bm25s.BM25:
+        """The index of bm25s with the weights of all words."""
+        counts = self._postings.merged()
+        rarity = np.repeat(self._rarity(slice(None)), np.diff(counts.indptr))
+        weights = self.weights.of(counts.data, counts.indices) * rarity
+        index = bm25s.BM25(method="lucene", k1=self.k1, b=self.b)
+        lists = {"data": weights, "indices": counts.indices, "indptr": counts.indptr}
+        index.scores = {**lists, "num_docs": len(self.lengths)}
+        index.vocab_dict, index.nonoccurrence_array = self._own_words(), None
+        return index
+
     def save(self, folder: Path) -> None:
-        """Write the term weights (bm25s: plain arrays and JSON) and the documents' terms, from which weights are recomputed."""
-        self._index.save(str(folder))
-        save_tensors({"terms": self._terms, "lengths": self.lengths}, folder / "terms.safetensors")
+        """Write the words, how often each document has them, and the settings."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / _SETTINGS, {"k1": self.k1, "b": self.b, "num_docs": len(self.lengths)})
+        write_json(folder / _VOCABULARY, self._own_words())
+        save_tensors({**postings_arrays(self._postings), "lengths": self.lengths}, folder / _TERMS)
 
     @classmethod
     def load(cls, folder: Path, doc_ids: Sequence[str]) -> "BM25":
@@ -254,30 +270,22 @@ class BM25:
             FileNotFoundError: a file is missing.
             ValueError: it covers another number of documents, or a file was altered.
         """
-        loaded, settings, vocabulary = cls.__new__(cls), folder / "params.index.json", folder / "vocab.index.json"
-        config, found = _read_settings(settings)
+        loaded = cls.__new__(cls)
+        config, found = _read_settings(folder / _SETTINGS)
         if found != len(doc_ids):
             raise ValueError(f"{folder} covers {found} documents, the document table has {len(doc_ids)}.")
-        loaded.doc_ids, loaded.k1, loaded.b = doc_ids, config.k1, config.b
-        loaded._vocabulary = read_json(vocabulary)
+        loaded.doc_ids, loaded._vocabulary = doc_ids, read_json(folder / _VOCABULARY)
         words = len(loaded._vocabulary)
         if not _are_numbered(loaded._vocabulary):
-            raise ValueError(f"{vocabulary} does not number its words from 0 to {words - 1}; {RESTORE}.")
-        loaded._index = _bm25s_index(
-            _read_postings(folder, words, found), config.k1, config.b, found, loaded._vocabulary
-        )
-        loaded._terms, loaded.lengths = _read_terms(folder / "terms.safetensors", words, found)
+            raise ValueError(f"{folder / _VOCABULARY} does not number its words from 0 to {words - 1}; {RESTORE}.")
+        loaded._postings, others = read_postings(folder / _TERMS, found, ["lengths"])
+        loaded.lengths, lists = others["lengths"], len(loaded._postings.frequencies)
+        if lists != words:
+            raise ValueError(f"{folder / _TERMS} holds {lists} words, the vocabulary has {words}; {RESTORE}.")
+        if len(loaded.lengths) != found or loaded.lengths.min(initial=0) < 0:
+            raise ValueError(f"{folder / _TERMS} does not hold the lengths of {found} documents; {RESTORE}.")
+        loaded.weigh(config.k1, config.b)
         return loaded
-
-
-def _bm25s_index(
-    postings: tuple[NDArray[Any], ...], k1: float, b: float, documents: int, vocabulary: dict[str, int]
-) -> bm25s.BM25:
-    """The index of bm25s with these postings: weights, documents, and where each word's start."""
-    index = bm25s.BM25(method="lucene", k1=k1, b=b)
-    index.scores = {**dict(zip(("data", "indices", "indptr"), postings, strict=True)), "num_docs": documents}
-    index.vocab_dict, index.nonoccurrence_array = vocabulary, None
-    return index
 
 
 def _read_settings(path: Path) -> tuple[LexicalConfig, int]:
@@ -295,34 +303,6 @@ def _are_numbered(vocabulary: Mapping[str, Any]) -> bool:
     return set(map(type, numbers)) <= {int} and sorted(numbers) == list(range(len(numbers)))
 
 
-def _read_postings(folder: Path, words: int, documents: int) -> tuple[NDArray[Any], ...]:
-    """The weights, the documents and the starts of all words' lists."""
-    integers = (np.int32, np.int64)
-    data = read_array(folder / "data.csc.index.npy", [np.float32])
-    holders = read_array(folder / "indices.csc.index.npy", integers)
-    starts = read_array(folder / "indptr.csc.index.npy", integers)
-    problem = lists_problem(starts, holders, data, documents)
-    if len(starts) != words + 1:
-        problem = f"they are of {len(starts) - 1} words, the vocabulary has {words}"
-    if not problem:
-        ascend = np.diff(holders) > 0
-        ascend[starts[(starts > 0) & (starts < len(holders))] - 1] = True  # the next word starts anew
-        problem = "" if ascend.all() else "the documents of a word are not in order"
-    if problem:
-        raise ValueError(f"{folder}/*.csc.index.npy do not hold the weights of words ({problem}); {RESTORE}.")
-    return data, holders, starts
-
-
-def _read_terms(path: Path, words: int, documents: int) -> tuple[Ints, Ints]:
-    """The documents' terms, and how many each has."""
-    stored = read_tensors(path, {"terms": (np.int32, 1), "lengths": (np.int32, 1)})
-    terms, lengths = stored["terms"], stored["lengths"]
-    fits = len(lengths) == documents and lengths.min(initial=0) >= 0 and lengths.sum(dtype=np.int64) == len(terms)
-    if not fits or terms.min(initial=0) < 0 or terms.max(initial=-1) >= words:
-        raise ValueError(f"{path} does not hold the terms of {documents} documents; {RESTORE}.")
-    return terms, lengths
-
-
 def weighted_scores(lexical: Lexical, queries: Sequence[str], weights: Sequence[NDArray[np.floating]] | None) -> Floats:
     """[queries, documents] the scores of any lexical part; `weights` of terms count for BM25 only."""
     if weights is None or not isinstance(lexical, BM25):
@@ -330,23 +310,23 @@ def weighted_scores(lexical: Lexical, queries: Sequence[str], weights: Sequence[
     return lexical.scores(queries, weights)
 
 
-def _read(texts: Sequence[str], vocabulary: dict[str, int]) -> tuple[Ints, Ints]:
-    """The terms of all texts, concatenated, and the number of each; adds new words to the vocabulary."""
+def _read(texts: Sequence[str], vocabulary: dict[str, int]) -> tuple[sparse.csr_array, Ints]:
+    """How often each term occurs [terms, texts], and the number of terms of each text; adds new words to the vocabulary."""
     terms, lengths = [np.empty(0, dtype=np.int32)], []
     for start in range(0, len(texts), _BLOCK):
         block = list(texts[start : start + _BLOCK])
         found = bm25s.tokenize(block, token_pattern=_WORD.pattern, stopwords=_STOP_WORDS, show_progress=False)
-        numbers = [vocabulary.setdefault(word, len(vocabulary)) for word in found.vocab]
+        with _NUMBERING:
+            numbers = [vocabulary.setdefault(word, len(vocabulary)) for word in found.vocab]
         terms.append(np.array(numbers, dtype=np.int32)[np.fromiter(chain.from_iterable(found.ids), dtype=np.int64)])
         lengths += [len(own) for own in found.ids]
-    return np.concatenate(terms), np.array(lengths, dtype=np.int32)
+    starts, every = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), np.concatenate(terms)
+    ones = np.ones(len(every), dtype=np.float32)
+    counts = sparse.csr_array((ones, every, starts), shape=(len(lengths), len(vocabulary)))
+    counts.sum_duplicates()
+    return counts.T.tocsr(), np.array(lengths, dtype=np.int32)
 
 
 def _words(text: str) -> Iterator[re.Match[str]]:
     """The words of a text in lower case, as bm25s reads them, without English stop words."""
     return (word for word in _WORD.finditer(text.lower()) if word[0] not in _STOP_WORDS)
-
-
-def _rarity(frequencies: NDArray[np.integer], documents: int) -> Floats:
-    """The inverse document frequency of terms that occur in so many of all documents (Lucene's)."""
-    return np.asarray(np.log1p((documents - frequencies + 0.5) / (frequencies + 0.5)), dtype=np.float32)

@@ -57,29 +57,38 @@ def digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
-_DTYPES = {"I32": np.int32, "F32": np.float32, "BOOL": np.bool_, "U8": np.uint8}
+_DTYPES = {"I32": np.int32, "F32": np.float32, "F16": np.float16, "I8": np.int8, "BOOL": np.bool_, "U8": np.uint8}
+
+
+def tensor_header(path: Path) -> tuple[dict[str, Any], int]:
+    """({name: type, shape and offsets of each array}, the byte at which the arrays start) of a safetensors file.
+
+    The format: eight bytes with the length of a JSON header, the header, the arrays. The entries are as the file has them.
+
+    Raises:
+        ValueError: the file has no such header.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 0 < length <= path.stat().st_size - 8:
+            raise ValueError("its header is not that of a safetensors file")
+        header = dict(json.loads(file.read(length)))
+    header.pop("__metadata__", None)
+    return header, 8 + length
 
 
 def map_tensors(path: Path) -> dict[str, NDArray[Any]]:
     """The arrays of a safetensors file, mapped into memory: data is read when it is used.
 
-    The library's numpy reader copies everything into memory. The format: eight bytes with the length of a JSON header, the
-    header with type, shape and place of each array, the arrays.
+    The library's numpy reader copies everything into memory.
 
     Raises:
         ValueError: the file is shorter than its header says, or has none.
     """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if not 0 < length <= size - 8:
-            raise ValueError("its header is not that of a safetensors file")
-        header = json.loads(file.read(length))
-    arrays: dict[str, NDArray[Any]] = {}
+    header, first = tensor_header(path)
+    size, arrays = path.stat().st_size, dict[str, NDArray[Any]]()
     for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        start, end = (8 + length + offset for offset in entry["data_offsets"])
+        start, end = (first + offset for offset in entry["data_offsets"])
         if end > size:
             raise ValueError(f"it ends within {name}")
         dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
@@ -188,6 +197,12 @@ def _content(path: Path) -> bytes:
     return path.read_bytes() if path.is_file() else b""  # a pipe would be waited for
 
 
+def beside(folder: Path, role: str) -> Path:
+    """The hidden path beside a folder for its "lock", its "partial" replacement, or the "previous" one set aside by that."""
+    whole = folder if folder.name not in ("", "..") else folder.resolve()  # "." has no name
+    return whole.parent / f".{whole.name}.{role}"
+
+
 @contextmanager
 def writing_to(folder: Path, *, wait: bool = True) -> Iterator[None]:
     """Be the only one who writes to a folder, among all processes and threads that ask here; readers need not ask.
@@ -202,7 +217,7 @@ def writing_to(folder: Path, *, wait: bool = True) -> Iterator[None]:
     Raises:
         BlockingIOError: somebody writes now, and `wait` is False.
     """
-    file = _beside(folder.resolve(), "lock")
+    file = beside(folder.resolve(), "lock")
     file.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(file.parent, os.W_OK):
         file = folder / ".lock"
@@ -237,7 +252,7 @@ def replace_folder(folder: Path) -> Iterator[Path]:
     POSIX cannot exchange two folders in one portable step, so the old one is set aside for an instant. If the process dies in
     that instant, `recover_folder` (called by everything that reads such a folder) brings it back.
     """
-    partial, previous = _beside(folder, "partial"), _beside(folder, "previous")
+    partial, previous = beside(folder, "partial"), beside(folder, "previous")
     recover_folder(folder)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -254,7 +269,7 @@ def replace_folder(folder: Path) -> Iterator[Path]:
 
 def recover_folder(folder: Path) -> None:
     """Undo a replacement that was killed between its two renames, and remove what a finished one left behind."""
-    previous = _beside(folder, "previous")
+    previous = beside(folder, "previous")
     if not previous.exists():
         return
     if folder.exists():
@@ -263,8 +278,3 @@ def recover_folder(folder: Path) -> None:
     with writing_to(folder):  # perhaps nobody was killed and the second rename is to come
         if not folder.exists():
             previous.rename(folder)
-
-
-def _beside(folder: Path, role: str) -> Path:
-    whole = folder if folder.name not in ("", "..") else folder.resolve()  # "." has no name
-    return whole.parent / f".{whole.name}.{role}"

@@ -8,15 +8,17 @@ Knows nothing of how the tree was made, of texts or of models.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from docids.storage import save_tensors, scratch_array
-from docids.untrusted import is_finite, read_tensors
+from docids.untrusted import read_tensors
+from docids.vectors import BLOCK, Vectors, VectorsConfig, read_codec
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -34,8 +36,9 @@ class DocidTree:
         doc_start: [I] first docid position below it.
         doc_end: [I] one past the last docid position below it.
         doc_rows: [N] collection row of the document at each docid position; -1 if it was removed and its place is free.
-        centroids: [I, dim] mean of the document embeddings below each inner node.
+        centroids: [I, dim] mean of the document embeddings below each inner node, or what the docid scheme takes for it.
         embeddings: [N, dim] embedding of the document at each docid position: the centroid of that leaf.
+        codes: [N, dim] the embeddings in few bytes, by which the cells of a large tree are searched; None if there are none.
         trained: [I + N] by node: True if the decoder was trained with it; all are, unless the tree was updated.
         origin: sha256 of the tree the decoder was trained for, if this one was updated since; else empty.
     """
@@ -45,8 +48,9 @@ class DocidTree:
     doc_start: Ints
     doc_end: Ints
     doc_rows: Ints
-    centroids: Floats
-    embeddings: Floats
+    centroids: Vectors
+    embeddings: Vectors
+    codes: Vectors | None = None
     trained: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
     origin: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, dtype=np.uint8))
 
@@ -207,9 +211,37 @@ class DocidTree:
         depth = int(np.argmax(parents[0] == node))
         return tuple(int(digit) for digit in digits[0, :depth])
 
+    def rows_below(self, node: int) -> Ints:
+        """[documents] collection rows of the documents at or below a node, in docid order."""
+        start, end = node - self.num_inner, node - self.num_inner + 1
+        if start < 0:
+            start, end = int(self.doc_start[node]), int(self.doc_end[node])
+        rows = self.doc_rows[start:end]
+        return rows[rows >= 0]
+
+    def stored_as(self, config: VectorsConfig) -> "DocidTree":
+        """The tree with its vectors kept in fewer bytes; those of a product quantiser are of documents, nodes have int8 then.
+
+        Raises:
+            ValueError: the vectors are too few for a product quantiser, or its bytes do not divide their dimension.
+        """
+        kind, code_bytes = config.kind, config.code_bytes
+        codes = Vectors.of(self.embeddings, "pq", code_bytes) if code_bytes else None
+        if kind == "pq":
+            assert codes is not None
+            return replace(self, centroids=Vectors.of(self.centroids, "int8"), embeddings=codes)
+        centroids, embeddings = (Vectors.of(own, kind) for own in (self.centroids, self.embeddings))
+        return replace(self, centroids=centroids, embeddings=embeddings, codes=codes)
+
     def save(self, path: Path) -> None:
         """Write the arrays as one safetensors file."""
-        save_tensors({name: getattr(self, name) for name in _ARRAYS}, path)
+        arrays = {name: getattr(self, name) for name in (*_STRUCTURE, "trained", "origin")}
+        for name in _VECTORS:
+            vectors: Vectors | None = getattr(self, name)
+            if vectors is not None:
+                known = vectors.codec.arrays if vectors.codec else {}
+                arrays |= {name: vectors.in_order(), **{f"{name}_{own}": array for own, array in known.items()}}
+        save_tensors(arrays, path)
 
     @classmethod
     def load(cls, path: Path) -> "DocidTree":
@@ -221,7 +253,10 @@ class DocidTree:
         """
         if not path.exists():
             raise FileNotFoundError(f"{path} does not exist; build the docids first (dsi build-docids).")
-        tree = cls(**read_tensors(path, _ARRAYS, ("trained", "origin")))
+        arrays: dict[str, Any] = read_tensors(path, _ARRAYS, ("trained", "origin", "codes", *_CODECS))
+        vectors = {name: Vectors((arrays[name],), read_codec(arrays, name)) for name in _VECTORS if name in arrays}
+        structure = {name: array for name, array in arrays.items() if name not in _CODECS}
+        tree = cls(**structure | vectors)
         problem = tree._problem()
         if problem:
             raise ValueError(f"{path} does not hold a docid tree ({problem}); build the docids again.")
@@ -239,10 +274,13 @@ class DocidTree:
             return "what was trained does not fit the nodes"
         if not documents or self.doc_rows.min() < -1 or self.trained.view(np.uint8).max() > 1:
             return "some values are out of range"
-        if self.centroids.shape[1] != self.embeddings.shape[1] or not self.embeddings.shape[1]:
+        vectors = [own for own in (self.centroids, self.embeddings, self.codes) if own is not None]
+        if not all(own.is_sound() for own in vectors):
+            return "some vectors are not finite, or not what their codec reads"
+        if len({own.shape[1] for own in vectors}) > 1 or not self.embeddings.shape[1]:
             return "centroids and embeddings differ in width"
-        if not (is_finite(self.centroids) and is_finite(self.embeddings)):
-            return "some vectors are not finite"
+        if self.codes is not None and len(self.codes) != documents:
+            return "codes are not one a document"
         return self._structure_problem()
 
     def _structure_problem(self) -> str:
@@ -272,17 +310,16 @@ class DocidTree:
         return "" if np.array_equal(end[followed], start[followed + 1]) else "the documents of siblings overlap"
 
 
-_INTS, _MATRIX = (np.int32, 1), (np.float32, 2)
-_ARRAYS: dict[str, tuple[type[np.generic], int]] = {
-    **dict.fromkeys(_STRUCTURE, _INTS),
-    "centroids": _MATRIX,
-    "embeddings": _MATRIX,
+_VECTORS = ("centroids", "embeddings", "codes")
+_CODECS = {f"{name}_{own}": (np.float32, ndim) for name in _VECTORS for own, ndim in (("scale", 1), ("codebooks", 3))}
+_ARRAYS: dict[str, tuple[type[np.generic] | tuple[type[np.generic], ...], int]] = {
+    **dict.fromkeys(_STRUCTURE, (np.int32, 1)),
+    **dict.fromkeys(_VECTORS, ((np.float32, np.float16, np.int8, np.uint8), 2)),
+    **_CODECS,
     "trained": (np.bool_, 1),
     "origin": (np.uint8, 1),
 }
-"""{field: element type and dimensions}."""
-VECTORS = 4_096
-"""Vectors in memory at a time when those of a collection are copied or summed."""
+"""{array on disk: element types and dimensions}."""
 
 
 def means_below(embeddings: Floats, doc_start: Ints, doc_end: Ints) -> Floats:
@@ -298,14 +335,14 @@ def means_below(embeddings: Floats, doc_start: Ints, doc_end: Ints) -> Floats:
     """
     means = scratch_array((len(doc_start), embeddings.shape[1]), np.float32)
     sizes = (doc_end - doc_start)[:, None]
-    within = doc_start // VECTORS == (doc_end - 1) // VECTORS
+    within = doc_start // BLOCK == (doc_end - 1) // BLOCK
     (several,) = np.nonzero(~within)  # the few nodes that span several blocks
     sums = np.zeros((len(several), embeddings.shape[1]))
     nodes = np.flatnonzero(within)[np.argsort(doc_start[within], kind="stable")]
-    starts = range(0, len(embeddings), VECTORS)
+    starts = range(0, len(embeddings), BLOCK)
     edges = np.searchsorted(doc_start[nodes], [*starts, len(embeddings)])
     for number, start in enumerate(starts):
-        block = embeddings[start : start + VECTORS]
+        block = embeddings[start : start + BLOCK]
         before = np.zeros((len(block) + 1, block.shape[1]))
         np.cumsum(block, axis=0, dtype=np.float64, out=before[1:])
         inside = nodes[edges[number] : edges[number + 1]]
@@ -316,12 +353,17 @@ def means_below(embeddings: Floats, doc_start: Ints, doc_end: Ints) -> Floats:
     return means
 
 
-def diagnostics(tree: DocidTree) -> dict[str, object]:
+def diagnostics(tree: DocidTree, collisions: int = 0) -> dict[str, object]:
     """Measures of how evenly a tree codes its documents.
 
+    Args:
+        tree: the docids.
+        collisions: how many documents only their last digit tells from an earlier one, as the scheme counted them.
+
     Returns:
-        documents, inner_nodes, depth; depth_histogram {digits: documents}; mean_fan_out per level; entropy per level, of the
-        digit given its node, as a share of the entropy of a uniform choice; collisions (always 0: a docid is a place).
+        documents, inner_nodes, depth; depth_histogram {digits: documents}; mean_fan_out per level; fill per level, the mean
+        fan-out as a share of the largest; entropy per level, of the digit given its node, as a share of the entropy of a
+        uniform choice; collisions.
     """
     _, digits = tree.paths(np.arange(tree.num_documents))
     lengths, counts = np.unique((digits >= 0).sum(axis=1), return_counts=True)
@@ -331,8 +373,11 @@ def diagnostics(tree: DocidTree) -> dict[str, object]:
         "depth": tree.depth,
         "depth_histogram": {int(length): int(count) for length, count in zip(lengths, counts, strict=True)},
         "mean_fan_out": [round(float(tree.num_children[level].mean()), 2) for level in tree.levels],
+        "fill": [
+            round(float(own.mean() / own.max()), 4) for own in (tree.num_children[level] for level in tree.levels)
+        ],
         "entropy": [round(_entropy(tree, level), 4) for level in tree.levels],
-        "collisions": tree.num_documents - len(np.unique(digits, axis=0)),
+        "collisions": collisions,
     }
 
 

@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.storage import map_tensors
+from docids.storage import map_tensors, tensor_header
 
 RESTORE = "restore it or train again"
 _SIZES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2, "U32": 4, "I32": 4,
           "F32": 4, "U64": 8, "I64": 8, "F64": 8, "C64": 8}  # fmt: skip
 """{element type of a safetensors file: its bytes}."""
-_CODES = {np.int32: "I32", np.float32: "F32", np.bool_: "BOOL", np.uint8: "U8"}
+_CODES = {np.int32: "I32", np.float32: "F32", np.float16: "F16", np.int8: "I8", np.bool_: "BOOL", np.uint8: "U8"}
+Type = type[np.generic]
 
 
 _CODE = (
@@ -136,14 +137,10 @@ def tensor_entries(path: Path) -> dict[str, Entry]:
         ValueError: truncated, or its header is wrong.
     """
     check_file(path)
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        text = file.read(length) if 0 < length <= size - 8 else b""
     try:
-        header = dict(json.loads(text))
-        header.pop("__metadata__", None)
-        return {name: _entry(value, size - 8 - length) for name, value in header.items()}
+        header, first = tensor_header(path)
+        size = path.stat().st_size - first
+        return {name: _entry(value, size) for name, value in header.items()}
     except (ValueError, TypeError, KeyError, RecursionError):
         raise ValueError(f"{path} is truncated or altered: its header does not fit it; {RESTORE}.") from None
 
@@ -160,13 +157,13 @@ def _entry(value: dict[str, Any], size: int) -> Entry:
 
 
 def read_tensors(
-    path: Path, kinds: Mapping[str, tuple[type[np.generic], int]], optional: Sequence[str] = ()
+    path: Path, kinds: Mapping[str, tuple[Type | tuple[Type, ...], int]], optional: Sequence[str] = ()
 ) -> dict[str, NDArray[Any]]:
     """The arrays of a safetensors file, mapped into memory.
 
     Args:
         path: the file.
-        kinds: {name: (element type, number of dimensions)}.
+        kinds: {name: (element type or types, number of dimensions)}.
         optional: names that may be missing.
 
     Raises:
@@ -175,14 +172,15 @@ def read_tensors(
     """
     entries = tensor_entries(path)
     wrong = sorted((kinds.keys() - optional) - entries.keys() | entries.keys() - kinds.keys())
-    wrong += [
-        name
-        for name, entry in entries.items()
-        if name in kinds and (entry.dtype, len(entry.shape)) != (_CODES[kinds[name][0]], kinds[name][1])  # type: ignore[index]
-    ]
+    wrong += [name for name, entry in entries.items() if name in kinds and not _is_of(entry, *kinds[name])]
     if wrong:
         raise ValueError(f"{path} was altered: {wrong[0]!r} is missing, unknown or of another type; {RESTORE}.")
     return map_tensors(path)
+
+
+def _is_of(entry: Entry, types: Type | tuple[Type, ...], dimensions: int) -> bool:
+    codes = [_CODES[each] for each in (types if isinstance(types, tuple) else (types,))]  # type: ignore[index]
+    return entry.dtype in codes and len(entry.shape) == dimensions
 
 
 def read_array(path: Path, dtypes: Sequence[type[np.generic]]) -> NDArray[Any]:
@@ -200,10 +198,10 @@ def read_array(path: Path, dtypes: Sequence[type[np.generic]]) -> NDArray[Any]:
     return array
 
 
-def is_finite(array: NDArray[np.floating]) -> bool:
-    """True if no value is NaN or infinite, nor so large that their sum is."""
+def is_finite(array: NDArray[np.generic]) -> bool:
+    """True if no value is NaN or infinite, nor so large that their sum in float32 is."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.isfinite(array.sum()))
+        return bool(array.dtype == np.int8 or np.isfinite(np.sum(array, dtype=np.float32)))
 
 
 def lists_problem(

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.storage import scratch_array
-from docids.tree import VECTORS, DocidTree, Floats, Ints
+from docids.tree import DocidTree, Floats, Ints
+from docids.vectors import Vectors
 
 _OVERFULL = 2
 """A cluster is full with this many times the documents (or clusters) of the largest one at training."""
@@ -29,11 +29,11 @@ def remove_documents(tree: DocidTree, rows: NDArray[np.integer]) -> DocidTree:
     moved = (np.cumsum(~gone) - 1).astype(np.int32)
     free = gone[tree.doc_rows] | (tree.doc_rows < 0)
     doc_rows = np.where(free, -1, moved[tree.doc_rows]).astype(np.int32)
-    embeddings = _placed(tree.embeddings, np.arange(tree.num_documents), tree.num_documents)
-    embeddings[free] = 0
-    centroids = _placed(tree.centroids, np.arange(tree.num_inner), tree.num_inner)
     changed = np.flatnonzero(free & (tree.doc_rows >= 0))
-    smaller = replace(tree, doc_rows=doc_rows, embeddings=embeddings, centroids=centroids, origin=tree.origin_bytes)
+    nothing = np.zeros((len(changed), tree.embeddings.shape[1]), np.float32)
+    embeddings = _with_rows(tree.embeddings, changed, nothing)
+    codes = _with_rows(tree.codes, changed, nothing) if tree.codes else None
+    smaller = replace(tree, doc_rows=doc_rows, embeddings=embeddings, codes=codes, origin=tree.origin_bytes)
     return _with_means(smaller, changed)
 
 
@@ -118,9 +118,11 @@ class _Growing:
     def _is_free(self, place: int) -> bool:
         return place < self.tree.num_documents and self.tree.doc_rows[place] < 0 and place not in self.taken
 
-    def _centroid(self, node: int) -> Floats:
+    def _centroids(self, nodes: list[int]) -> Floats:
+        """[nodes, dim] of nodes of the tree and opened ones, which come last."""
         inner = self.tree.num_inner
-        return self.tree.centroids[node] if node < inner else self.opened.centroid[node - inner]
+        old = self.tree.centroids[[node for node in nodes if node < inner]]
+        return np.concatenate([old, *(self.opened.centroid[node - inner][None] for node in nodes if node >= inner)])
 
     def _parent(self, node: int) -> int:
         inner = self.tree.num_inner
@@ -130,7 +132,7 @@ class _Growing:
         return node < self.tree.num_inner and bool(self.tree.trained[node])
 
     def _nearest(self, embedding: Floats, nodes: list[int]) -> int:
-        distances = ((np.stack([self._centroid(node) for node in nodes]) - embedding) ** 2).sum(axis=1)
+        distances = ((self._centroids(nodes) - embedding) ** 2).sum(axis=1)
         return nodes[int(distances.argmin())]
 
     def _is_full(self, node: int) -> bool:
@@ -158,7 +160,7 @@ class _Growing:
             return parent
         grandparent = self._parent_with_room(parent)
         opened = self._with_room(grandparent, are_clusters=False)
-        centroid = self._centroid(parent)
+        (centroid,) = self._centroids([parent])
         return (
             self._nearest(centroid, opened) if opened else self._append_inner(grandparent, centroid, is_cluster=False)
         )
@@ -215,19 +217,19 @@ class _Growing:
         trained[number[:inner]] = tree.trained[:inner]
         trained[len(parent) + position[:documents]] = tree.trained[inner:]
         trained[len(parent) + added] = False
-        vectors = _placed(tree.embeddings, position[:documents], len(position))
-        vectors[added] = embeddings
-        centroids = _placed(tree.centroids, number[:inner], len(parent))
-        if self.opened.centroid:
-            centroids[number[inner:]] = np.stack(self.opened.centroid)
+        source = np.empty(len(position), dtype=np.int32)  # the old position of each, or N + number of the new document
+        source[position[:documents]] = np.arange(documents)
+        source[added] = documents + np.arange(len(added))
+        opened = np.array(self.opened.centroid, dtype=np.float32).reshape(-1, embeddings.shape[1])
         larger = DocidTree(
             first_child=first_child[order].astype(np.int32),
             num_children=num_children[order].astype(np.int32),
             doc_start=start[order].astype(np.int32),
             doc_end=(start + size)[order].astype(np.int32),
             doc_rows=doc_rows,
-            centroids=centroids,
-            embeddings=vectors,
+            centroids=tree.centroids.arranged(order, opened),
+            embeddings=tree.embeddings.arranged(source, embeddings),
+            codes=tree.codes.arranged(source, embeddings) if tree.codes else None,
             trained=trained,
             origin=tree.origin_bytes,
         )
@@ -264,40 +266,30 @@ def _document_ranges(
     return start, size
 
 
-def _placed(vectors: Floats, places: NDArray[np.integer], total: int) -> Floats:
-    """[total, dim] in a scratch file: each vector at its place, 0 elsewhere."""
-    placed = scratch_array((total, vectors.shape[1]), np.float32)
-    for start in range(0, len(vectors), VECTORS):
-        placed[places[start : start + VECTORS]] = vectors[start : start + VECTORS]
-    return placed
+def _with_rows(vectors: Vectors, rows: NDArray[np.integer], new: Floats) -> Vectors:
+    """The vectors with some replaced."""
+    source = np.arange(len(vectors), dtype=np.int32)
+    source[rows] = len(vectors) + np.arange(len(new), dtype=np.int32)
+    return vectors.arranged(source, new)
 
 
 def _with_means(tree: DocidTree, changed: NDArray[np.integer]) -> DocidTree:
-    """The tree with the centroids above changed places recomputed, bottom up; a node without documents keeps its own."""
+    """The tree with the centroids above changed places recomputed; a node without documents keeps its own."""
     occupied = tree.doc_rows >= 0
-    before = np.concatenate([[0], np.cumsum(occupied)])
-    documents = before[tree.doc_end] - before[tree.doc_start]
+    before = np.concatenate([[0], np.cumsum(occupied, dtype=np.int32)])
     above, _ = tree.paths(changed)
-    for nodes in reversed([np.unique(level[level >= 0]) for level in above.T]):
-        are_clusters = tree.first_child[nodes] >= tree.num_inner
-        of_documents, of_nodes = nodes[are_clusters], nodes[~are_clusters]
-        first = tree.first_child[of_documents] - tree.num_inner
-        _mean_of_children(tree, of_documents, first, tree.embeddings, occupied)
-        _mean_of_children(tree, of_nodes, tree.first_child[of_nodes], tree.centroids, documents)
-    return tree
-
-
-def _mean_of_children(
-    tree: DocidTree, nodes: Ints, first: Ints, vectors: Floats, weights: NDArray[np.integer] | NDArray[np.bool_]
-) -> None:
-    """Write the centroids of nodes from their children: consecutive rows of `vectors` from `first` on, weighted."""
-    if not len(nodes):
-        return
-    counts = tree.num_children[nodes].astype(np.int64)
-    starts = np.cumsum(counts) - counts
-    children = np.repeat(first - starts, counts) + np.arange(counts.sum())
-    own = weights[children].astype(np.float64)
-    total = np.add.reduceat(own, starts)
-    sums = np.add.reduceat(vectors[children] * own[:, None], starts, axis=0)
-    left = total > 0
-    tree.centroids[nodes[left]] = sums[left] / total[left, None]
+    means: dict[int, NDArray[np.float64]] = {}
+    for node in np.unique(above[above >= 0])[::-1].tolist():  # those below come first
+        first = int(tree.first_child[node])
+        below = slice(first, first + int(tree.num_children[node]))
+        if first >= tree.num_inner:
+            places = slice(first - tree.num_inner, below.stop - tree.num_inner)
+            vectors, weights = tree.embeddings[places], occupied[places].astype(np.int32)
+        else:
+            vectors, weights = tree.centroids[below].copy(), before[tree.doc_end[below]] - before[tree.doc_start[below]]
+            for child in means.keys() & range(below.start, below.stop):
+                vectors[child - first] = means[child]
+        if weights.any():
+            means[node] = np.average(vectors, axis=0, weights=weights)
+    new = np.array([*means.values()], dtype=np.float32).reshape(-1, tree.centroids.shape[1])
+    return replace(tree, centroids=_with_rows(tree.centroids, np.array([*means], dtype=np.int64), new))

@@ -15,9 +15,10 @@ from contrastive.callbacks import REPORTS
 from contrastive.encoder import EncoderConfig
 from contrastive.training import ContrastiveConfig
 from docids.checks import at_least, one_of, plain, plain_fields, shown
-from docids.clustering import DocidsConfig
 from docids.lexical import LexicalConfig
+from docids.schemes import DocidsConfig
 from docids.storage import write_text
+from docids.vectors import VectorsConfig
 from dsi.generator.config import (
     ExamplesConfig,
     GeneratorConfig,
@@ -67,6 +68,8 @@ class Config:
     """Pre-training of the encoder."""
     docids: DocidsConfig = field(default_factory=DocidsConfig)
     """How docids are made."""
+    vectors: VectorsConfig = field(default_factory=VectorsConfig)
+    """How the vectors of documents are kept."""
     lexical: LexicalConfig = field(default_factory=LexicalConfig)
     """BM25, or learned sparse vectors."""
     examples: ExamplesConfig = field(default_factory=ExamplesConfig)

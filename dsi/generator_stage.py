@@ -103,8 +103,14 @@ class GeneratorStage:
         if config.ranking.epochs and not self.collection.pairs("train"):
             logger.warning("There are no train queries to train the scores of documents on; they stay as they are.")
         elif config.ranking.epochs and isinstance(generator, TiedGenerator):
-            use_cpu = self.encoder.model.device.type == "cpu"
-            train_ranking(generator.ranking, self.ranking_examples(), config.ranking, work / "ranking", use_cpu=use_cpu)
+            train_ranking(
+                generator.ranking,
+                self.ranking_examples(),
+                config.ranking,
+                work / "ranking",
+                use_cpu=self.encoder.model.device.type == "cpu",
+                reports=self.reports,
+            )
         return generator, record
 
     def _quality(self, generator: Generator) -> Callable[[], float]:
@@ -199,7 +205,7 @@ class GeneratorStage:
         objective = self.config.objective
         rescore = None if objective.teacher == "dense" else self._cross_encoder(objective.teacher, parts)
         return Teacher.dense(
-            queries, self.tree.embeddings, objective.teacher_documents, objective.dense_temperature, rescore
+            queries, self.tree.embeddings[:], objective.teacher_documents, objective.dense_temperature, rescore
         )
 
     def _cross_encoder(self, name: str, parts: Sequence[Part]) -> Rescore:

@@ -215,6 +215,8 @@ def write_update(
     parts = {name: f"{name}-{generation}" for name in _CHANGING}
     with replace_folder(folder / parts["docids"]) as partial:
         save_docids(tree, documents, partial, texts=True)
+        if (own_numbers := part(folder, manifest, "docids") / "docids.tsv").exists():
+            shutil.copy(own_numbers, partial)
     if lexical:
         with replace_folder(folder / parts["lexical"]) as partial:
             lexical.save(partial)

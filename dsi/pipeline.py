@@ -11,8 +11,6 @@ folder at once. Under `accelerate launch` all processes train, and rank 0 writes
 """
 
 import dataclasses
-import hashlib
-import json
 import logging
 import shutil
 import sys
@@ -30,15 +28,15 @@ from contrastive.callbacks import Reports
 from contrastive.encoder import Encoder
 from contrastive.sparse import build_lexical, load_lexical
 from contrastive.training import contrastive_rows, hard_negatives, train_encoder
-from docids.clustering import assemble
 from docids.collection import Collection, check_collection
-from docids.schemes import SchemeInput, find_scheme
+from docids.schemes import SchemeInput, make_docids
 from docids.storage import digest, scratch_array, write_json, writing_to
-from docids.tree import DocidTree, diagnostics
+from docids.tree import DocidTree
 from dsi.config import Config, write_config
+from dsi.docids_stage import TitleTokens, save_made, sources_digest
 from dsi.generator.pseudo_queries import generate_queries, read_queries_table
 from dsi.generator_stage import GeneratorStage
-from dsi.index import check_no_updates, is_whole, load_docids, load_encoder, save_docids, write_manifest
+from dsi.index import check_no_updates, is_whole, load_docids, load_encoder, write_manifest
 from dsi.launch import launch
 from dsi.preflight import check_encoder, check_settings
 from dsi.retriever import GenerativeRetriever
@@ -81,9 +79,7 @@ def train(
     """
     check_collection("train", collection)
     run = TrainingRun(Path(output), collection, Config.named(config), device, discard_updates=discard_updates)
-    with run.writing():
-        run.all_stages()
-        run.tune()
+    run.train()
     return GenerativeRetriever.from_pretrained(output, device=device)
 
 
@@ -146,10 +142,17 @@ class TrainingRun:
                 raise refusal
             yield
 
+    def train(self) -> None:
+        """Run all stages, then tune the index."""
+        with self.writing():
+            self.all_stages()
+            self.tune()
+
     def all_stages(self) -> None:
         """Run the stages that are not up to date, in order."""
         with self.writing():
             check_settings(self.config, self.collection)
+            sources_digest(self.config.docids, self.collection)
             self.generate_queries()
             self.train_encoder()
             self.build_docids()
@@ -212,30 +215,28 @@ class TrainingRun:
         Args:
             embeddings: [documents, any] to cluster on, in place of the configured ones.
         """
-        extra = "" if embeddings is None else hashlib.sha256(np.ascontiguousarray(embeddings).data).hexdigest()
-        with self._stage("docids", extra) as key:
+        with self._stage("docids", sources_digest(self.config.docids, self.collection, embeddings)) as key:
             if not key:
                 return
             encoder, work = self.encoder(), self._stages.work("docids", key)
             documents = self._embed_documents(encoder, work / "documents")
-            points = self._points(encoder, documents, work) if embeddings is None else embeddings
-            clusters = find_scheme(self.config.docids.method)(
+            docids = make_docids(
                 SchemeInput(
                     documents,
                     self.config.docids,
-                    points,
+                    self._points(encoder, documents, work) if embeddings is None else embeddings,
                     doc_ids=self.collection.documents["doc_id"],
+                    titles=self.collection.documents["title"],
                     texts=self.collection.full_texts(),
+                    title_model=TitleTokens(encoder, self.config.docids.tokenizer),
                     processes=self.processes,
                     progress=True,
                 )
             )
             if not self.processes.is_main:
                 return
-            tree = assemble(clusters, documents)
             with self._stages.writing("docids", key) as folder:
-                save_docids(tree, self.collection.documents, folder)
-                (folder / "diagnostics.json").write_text(json.dumps(diagnostics(tree), indent=2) + "\n")
+                save_made(docids, documents, self.collection.documents, folder, self.config.vectors)
 
     def _points(self, encoder: Encoder, documents: NDArray[np.float32], work: Path) -> NDArray[np.float32] | None:
         """Return the matrix [documents, any] to cluster on, or None to cluster on the documents' embeddings."""
@@ -371,6 +372,7 @@ class TrainingRun:
         """Return a digest of everything a stage's output depends on: collection, config, the keys of earlier stages."""
         sections = {
             "encoder": ["encoder", "contrastive"],
+            "docids": ["docids", "vectors"],
             "generator": ["generator", "examples", "objective", "training", "ranking"],
         }.get(stage, [stage])
         settings = [dataclasses.asdict(getattr(self.config, section)) for section in sections]

@@ -53,6 +53,7 @@ def _models(config: Config) -> Iterator[tuple[str, str]]:
         yield "generator.decoder", config.generator.decoder
     if config.lexical.enabled:
         yield "lexical.model", config.lexical.model
+    yield "docids.tokenizer", config.docids.tokenizer
     yield "objective.teacher", config.objective.teacher
     yield "pseudo_queries.method", config.pseudo_queries.method
 

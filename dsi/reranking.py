@@ -169,7 +169,8 @@ def look_ahead_search(
 def _dense_reward(searcher: TreeSearcher, batch: QueryBatch, request: SearchRequest) -> Reward:
     config = dataclasses.replace(request.config, fusion="bound", beta=math.inf)
     queries = searcher.document_queries(batch, config)
-    scores = searcher.node_scores(queries, config, None, batch.extra_scores)
+    added = None if batch.added is None else batch.added.of_all().to(queries.device)
+    scores = searcher.node_scores(queries, config, None, added)
     assert scores is not None  # beta is not 0
     leaves = scores.of_queries["scores"][:, searcher.tree.num_inner :]  # [batch, documents]
     known = leaves.numpy(force=True) * config.ann_temperature

@@ -21,13 +21,14 @@ from docids.checks import plain
 from docids.lexical import Lexical
 from docids.storage import replace_folder, writing_to
 from docids.tree import DocidTree
+from docids.vectors import VectorsConfig
 from dsi.generator.base import Generator
 from dsi.index import check_known, index_state, load_index, save_docids, updating, write_manifest, write_update
 from dsi.rerankers.candidates import Candidates
 from dsi.search.answers import Document, Hits
 from dsi.search.beams import LevelTrace, SearchResult
 from dsi.search.decoder import search_decoder
-from dsi.search.explanation import Explanation, explain
+from dsi.search.explanation import Explanation
 from dsi.search.queries import EncodedQueries, encode_queries, encoded_queries
 from dsi.search.request import SearchConfig, SearchOptions, shows_options
 from dsi.snapshot import IndexParts, IndexSnapshot
@@ -58,8 +59,7 @@ class GenerativeRetriever(IndexParts):
         documents: table with doc_id, title, optional metadata and, for rerankers that read it, text; in collection order.
         search_config: the default search config.
         lexical: BM25 or a `SparseIndex` of the same documents, needed for `lexical_weight`.
-        dtype: of encoder and decoder in search; scores are always float32. torch.bfloat16 is about twice as fast on CPUs and
-            GPUs with bfloat16 instructions.
+        dtype: of encoder and decoder in search; scores are always float32. torch.bfloat16 is faster where processors know it.
 
     Raises:
         ValueError: the parts do not belong together.
@@ -175,9 +175,7 @@ class GenerativeRetriever(IndexParts):
         """Return a search level by level: nodes kept and pruned, with both scores; prints as a tree."""
         index = self._index
         request = index.request("explain", k, options)
-        trace, result = index.trace(encoded_queries(index.encoder, [query]), request)
-        titles, lexical = index.documents.dataset["title"], index.lexical.name if index.lexical else ""
-        return explain(query, index.tree, titles, request.config, trace, result.positions[0].tolist(), lexical)
+        return index.explain(query, encoded_queries(index.encoder, [query]), request)[0]
 
     @shows_options
     def trace(self, query: str, k: int = 5, **options: Unpack[SearchOptions]) -> tuple[list[LevelTrace], SearchResult]:
@@ -290,6 +288,16 @@ class GenerativeRetriever(IndexParts):
         with self._updating:
             self._hold(with_texts(self._index.content, documents))
 
+    def keep_vectors(self, kind: str, code_bytes: int = 0) -> None:
+        """Keep the vectors of documents and nodes in other bytes, as `docids.vectors.VectorsConfig` says; docids stay.
+
+        Raises:
+            ValueError: no such kind, or bytes that do not divide the dimension.
+        """
+        with self._updating:
+            content, config = self._index.content, VectorsConfig(kind, code_bytes)
+            self._hold(content._replace(tree=content.tree.stored_as(config)))
+
     def _hold(self, content: Content) -> None:
         """Search this content from now on."""
         index = self._index
@@ -324,7 +332,7 @@ class GenerativeRetriever(IndexParts):
             )
 
     def save_update(self, folder: str | Path) -> int:
-        """Write the changes of `add`, `remove` and `keep_texts` to the index this one was loaded from, atomically.
+        """Write what was added, removed and kept otherwise to the index this one was loaded from, atomically.
 
         Returns:
             The generation of the index on disk: 1 after training, one more with every update.

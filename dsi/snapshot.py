@@ -27,6 +27,7 @@ from dsi.search.answers import Document, Hit, Hits
 from dsi.search.beam import TreeSearcher
 from dsi.search.beams import LevelTrace, SearchResult
 from dsi.search.decoder import FastDecoder, TiedDecoder
+from dsi.search.explanation import Explanation, explain
 from dsi.search.graphs import GraphedSearch
 from dsi.search.queries import EncodedQueries, QueryBatch, WordFactors, with_scores
 from dsi.search.request import SearchConfig, SearchRequest, given_options, split_options
@@ -142,6 +143,13 @@ class IndexSnapshot:
         (batch,) = self._scored(encoded, request)
         return trace, self._search_batch(batch, request, trace)
 
+    def explain(self, query: str, encoded: EncodedQueries, request: SearchRequest) -> tuple[Explanation, SearchResult]:
+        """Trace the search for one query; return it level by level, and its result."""
+        trace, result = self.trace(encoded, request)
+        titles, lexical = self.documents.dataset["title"], self.lexical.name if self.lexical else ""
+        positions = result.positions[0].tolist()
+        return explain(query, self.tree, titles, request.config, trace, positions, lexical), result
+
     def follow(
         self, encoded: EncodedQueries, request: SearchRequest, doc_ids: Sequence[Sequence[str]]
     ) -> tuple[Tensor, Tensor]:
@@ -211,7 +219,7 @@ class IndexSnapshot:
     def _scored(self, encoded: EncodedQueries, request: SearchRequest) -> Iterator[QueryBatch]:
         weight, extra_scores = request.config.lexical_weight, request.extra_scores
         factors = self.word_factors(request.config.alpha) if weight else None
-        return with_scores(encoded, self.tree.doc_rows, self.lexical, weight, extra_scores, factors)
+        return with_scores(encoded, self.tree, self.lexical, weight, extra_scores, factors)
 
     def word_factors(self, alpha: float) -> WordFactors | None:
         """Return what weighs the words of BM25 under a weight of the generator; None if nothing does."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import datasets
 import numpy as np
 import pyarrow as pa
+from datasets.fingerprint import generate_random_fingerprint
 
 from contrastive.encoder import Encoder
 from docids.checks import plain
@@ -19,6 +20,8 @@ from docids.updating import add_documents, remove_documents
 from dsi.documents import DocumentTable, document_table
 
 _KEYS = ("doc_id", "_id", "title", "text", "metadata")
+_BLOCK = 1_024
+"""Rows of the document table that are copied at a time."""
 
 
 class Content(NamedTuple):
@@ -45,33 +48,36 @@ def with_documents(
         ValueError: a doc_id is in the index already or comes twice, a document has no text, or metadata do not fit the
             columns of the index; the message names it.
     """
-    rows = {doc_id: row for row, doc_id in enumerate(content.documents["doc_id"][:])}
-    records = _records(documents, set() if plain(bool, replace, "replace") else set(rows))
+    records, may_replace = _records(documents), plain(bool, replace, "replace")
     if not records:
         return content
     doc_ids, titles, texts = ([record[name] for record in records] for name in COLUMNS)
-    replaced = [rows[doc_id] for doc_id in doc_ids if doc_id in rows]
-    old = document_table(content.documents, texts=True)
+    rows = DocumentTable(content.documents).find(doc_ids)
+    if rows and not may_replace:
+        raise ValueError(_taken(next(doc_id for doc_id in doc_ids if doc_id in rows)))
+    old, replaced = document_table(content.documents, texts=True), list(rows.values())
     metadata = _metadata_columns([record["metadata"] for record in records], doc_ids, old.schema)
     embeddings = encoder.encode(encoder.document_texts(titles, texts), "document")
     own = {"text": texts} if "text" in old.column_names else {}
     new = pa.table({"doc_id": doc_ids, "title": titles, **own, **metadata}, schema=old.schema)
     full_texts = [f"{title} {text}" for title, text in zip(titles, texts, strict=True)]
     tree = remove_documents(content.tree, np.array(replaced)) if replaced else content.tree
-    return Content(
-        add_documents(tree, embeddings),
-        datasets.Dataset(pa.concat_tables([_without(old, replaced), new])),
-        content.lexical.changed(replaced, doc_ids, full_texts) if content.lexical else None,
-    )
+    table = _dataset(_with(_without(old, replaced), new))
+    lexical = content.lexical.changed(replaced, table["doc_id"], full_texts) if content.lexical else None
+    return Content(add_documents(tree, embeddings), table, lexical)
 
 
-def _records(documents: Iterable[Mapping[str, Any]], taken: set[str]) -> list[dict[str, Any]]:
-    """Return the records of new documents, checked; none may have a doc_id that is taken."""
+def _taken(doc_id: str) -> str:
+    return f"The doc_id {doc_id!r} is in the index already, or comes twice; remove it first."
+
+
+def _records(documents: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the records of new documents, checked; none may have the doc_id of another."""
     if isinstance(documents, Mapping):
         raise TypeError("add() takes a list of documents, got one; put it into a list.")
     if not isinstance(documents, Iterable) or isinstance(documents, str | bytes):
         raise TypeError(f"add() takes a list of documents, got {documents!r}.")
-    records = []
+    records, taken = [], set[str]()
     for number, document in enumerate(documents):
         if not isinstance(document, Mapping):
             raise TypeError(f"Document {number} must be a mapping with doc_id, title and text, got {document!r}.")
@@ -83,7 +89,7 @@ def _records(documents: Iterable[Mapping[str, Any]], taken: set[str]) -> list[di
                 f"Document {doc_id!r} has the key {unknown[0]!r}, not one of {', '.join(_KEYS)}; put it into metadata."
             )
         if doc_id in taken:
-            raise ValueError(f"The doc_id {doc_id!r} is in the index already, or comes twice; remove it first.")
+            raise ValueError(_taken(doc_id))
         if not (record["title"] + record["text"]).strip():
             raise ValueError(f"Document {doc_id!r} has neither title nor text; leave it out or give it text.")
         taken.add(doc_id)
@@ -133,15 +139,35 @@ def without_documents(content: Content, rows: Sequence[int]) -> Content:
         return content
     if len(set(rows)) == len(content.documents):
         raise ValueError("An index cannot be left without documents; keep at least one.")
-    table = _without(document_table(content.documents, texts=True), rows)
-    lexical = content.lexical.changed(rows, (), ()) if content.lexical else None
-    return Content(remove_documents(content.tree, np.array(rows)), datasets.Dataset(table), lexical)
+    table = _dataset(_without(document_table(content.documents, texts=True), rows))
+    lexical = content.lexical.changed(rows, table["doc_id"], ()) if content.lexical else None
+    return Content(remove_documents(content.tree, np.array(rows)), table, lexical)
 
 
 def _without(table: pa.Table, rows: Sequence[int]) -> pa.Table:
+    """Return the table without some rows; only blocks that have one of them are copied."""
     keep = np.ones(len(table), dtype=bool)
     keep[list(rows)] = False
-    return table.filter(pa.array(keep)) if rows else table
+    parts, end = [], 0
+    for start in _BLOCK * np.unique(np.array(rows, dtype=np.int64) // _BLOCK):
+        block = slice(int(start), int(start) + _BLOCK)
+        parts += [table[end : block.start], table[block].filter(pa.array(keep[block]))]
+        end = block.stop
+    return pa.concat_tables([*parts, table[end:]])
+
+
+def _with(table: pa.Table, new: pa.Table) -> pa.Table:
+    """Return the table and a new one below it; the last block is copied if it is small, so that there are few."""
+    batches = table.to_batches()
+    if not batches or len(batches[-1]) + len(new) > _BLOCK:
+        return pa.concat_tables([table, new])
+    *whole, last = (pa.Table.from_batches([batch]) for batch in batches)
+    return pa.concat_tables([*whole, pa.concat_tables([last, new]).combine_chunks()])
+
+
+def _dataset(table: pa.Table) -> datasets.Dataset:
+    """Return a table as a dataset; without a fingerprint it would be read to compute one."""
+    return datasets.Dataset(table, fingerprint=generate_random_fingerprint())
 
 
 def with_texts(content: Content, documents: datasets.Dataset) -> Content:
@@ -152,4 +178,4 @@ def with_texts(content: Content, documents: datasets.Dataset) -> Content:
     """
     rows = DocumentTable(documents).text_rows(content.documents["doc_id"][:])
     texts = documents.select_columns(["text"]).with_format("arrow")[rows]["text"]
-    return content._replace(documents=datasets.Dataset(document_table(content.documents).append_column("text", texts)))
+    return content._replace(documents=_dataset(document_table(content.documents).append_column("text", texts)))

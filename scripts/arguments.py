@@ -75,6 +75,9 @@ def add_search_options(arguments: argparse.ArgumentParser, *, methods: bool = Tr
     group.add_argument(
         "--lexical-weight", type=number(float, 0), help="weight of the lexical scores beside the dense ones"
     )
+    group.add_argument(
+        "--probed", type=number(float, 0), help="about how many documents are looked at: inf for all, 0 to choose"
+    )
     group.add_argument("--allow", nargs="+", metavar="DOC_ID", help="only these documents may be returned")
     group.add_argument("--deny", nargs="+", metavar="DOC_ID", help="these documents must not be returned")
     group.add_argument("--where", metavar="CONDITION", help="filter on metadata: lang = 'en' and year > 2000")

@@ -1,4 +1,4 @@
-"""`dsi build-docids`: embed the documents and cluster them into a docid tree (DR-SCL section 3.4), into RUN/docids."""
+"""`dsi build-docids`: embed the documents and make their docids, into RUN/docids (DR-SCL section 3.4, or another scheme)."""
 
 import sys
 from collections.abc import Sequence

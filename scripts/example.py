@@ -47,9 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = with_encoder(read_config("example"), given.encoder)
     collection = read_collection(SHIPPED["minipedia"])
     run = TrainingRun(given.output, collection, config, given.device)
-    with run.writing():
-        run.all_stages()
-        run.tune()
+    run.train()
     retriever = GenerativeRetriever.from_pretrained(run.folder, device=given.device)
     before = time.perf_counter()
     evaluation = evaluate(retriever, collection)

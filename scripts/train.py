@@ -17,9 +17,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_discard_updates(arguments)
     given = arguments.parse_args(argv)
     run = training_run(given)
-    with run.writing():
-        run.all_stages()
-        run.tune()
+    run.train()
     if run.processes.is_main:
         print(f"train: {in_words(run.seconds)} -> {run.folder}")
 

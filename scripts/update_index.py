@@ -1,8 +1,9 @@
 """`dsi update`: add documents to an index and remove others, without training.
 
 New documents come from a corpus.jsonl (`_id`, `title`, `text`) and are searchable at once. Documents are removed first, so a
-document in both lists is replaced. --texts keeps the texts of documents in the index, for rerankers that read them. The index
-on disk changes atomically; on any error it stays as it is. Updates at the same time wait for each other.
+document in both lists is replaced. --texts keeps the texts of documents in the index, for rerankers that read them. --vectors
+keeps their vectors in fewer bytes. The index on disk changes atomically; on any error it stays as it is. Updates at the same
+time wait for each other.
 """
 
 import sys
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from scripts.arguments import add_device, add_index, parser
 from scripts.libraries import load_libraries
 from scripts.main import run_command
-from scripts.values import collection_folder, existing_file
+from scripts.values import collection_folder, count, existing_file
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -28,11 +29,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments.add_argument(
         "--texts", type=collection_folder, metavar="DIR", help="collection whose texts the index keeps from now on"
     )
+    arguments.add_argument(
+        "--vectors", choices=("float32", "float16", "int8", "pq"), help="how vectors are kept from now on"
+    )
+    arguments.add_argument(
+        "--code-bytes",
+        type=count,
+        metavar="N",
+        help="with --vectors: bytes of a document's codes (see vectors.code_bytes)",
+    )
     add_device(arguments)
     given = arguments.parse_args(argv)
-    if not (given.remove or given.remove_file or given.add or given.texts):
+    if given.code_bytes and not given.vectors:
+        raise ValueError("--code-bytes needs --vectors, which says how vectors are kept.")
+    if not (given.remove or given.remove_file or given.add or given.texts or given.vectors):
         raise ValueError(
-            "There is nothing to do; give --add FILE, --remove DOC_ID …, --remove-file FILE or --texts DIR."
+            "There is nothing to do; give --add FILE, --remove DOC_ID …, --remove-file FILE, --texts DIR or --vectors KIND."
         )
     load_libraries()
     from docids.collection import document_records, read_documents
@@ -47,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         retriever = GenerativeRetriever.from_pretrained(given.run, device=given.device)
         if given.texts:
             retriever.keep_texts(read_documents(given.texts))
+        if given.vectors:
+            retriever.keep_vectors(given.vectors, given.code_bytes or 0)
         retriever.remove(removed)
         retriever.add(added)
         generation = retriever.save_update(given.run)

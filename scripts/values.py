@@ -59,12 +59,13 @@ def collection_folder(value: str) -> Path:
 def index_folder(value: str) -> Path:
     """Return the folder of a finished index."""
     folder = Path(value)
-    whole = folder if folder.name not in ("", "..") else folder.resolve()  # "." has no name
-    set_aside = whole.parent / f".{whole.name}.previous"  # by a kill; loading the index brings it back
-    if not (folder / "manifest.json").is_file() and not set_aside.exists():
-        raise ArgumentTypeError(
-            f"{folder} holds no finished index (no manifest.json); name the folder that `dsi train --output` wrote."
-        )
+    if not (folder / "manifest.json").is_file():
+        from docids.storage import beside
+
+        if not beside(folder, "previous").exists():  # left by a kill; loading the index brings it back
+            raise ArgumentTypeError(
+                f"{folder} holds no finished index (no manifest.json); name the folder that `dsi train --output` wrote."
+            )
     return folder
 
 

@@ -1,7 +1,6 @@
 """Random changes to the files of an index, each tried in a process of its own, so that a crash is seen."""
 
 import json
-import os
 import random
 import shutil
 import signal
@@ -17,6 +16,7 @@ import dsi
 import dsi.index
 from docids.storage import sha256
 from dsi.generator.base import Generator
+from tests.kills import fork, status_of
 
 SECONDS = 20
 WELL = ("fine", "clear error")
@@ -111,16 +111,15 @@ def trial(source: Path, name: str, seed: int) -> tuple[str, str]:
     if name != "manifest.json":
         write_sums(folder)
     report = folder.parent / "outcome.json"
-    child = os.fork()
-    if not child:
+
+    def work() -> None:
         signal.alarm(SECONDS)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         Generator.check_tree = lambda self, tree: None  # the bindings too can be made to fit
         dsi.index.check_binding = lambda *arguments: None
         report.write_text(json.dumps(outcome(folder, name.split("/")[1] if name.startswith("rerank/") else "")))
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    hung = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
+
+    status = status_of(fork(work))
+    hung = status == -signal.SIGALRM
     found, error = json.loads(report.read_text()) if report.exists() else ("hang" if hung else "crash", str(status))
     shutil.rmtree(folder.parent)
     return found, f"{done}\n{error}"

@@ -83,6 +83,14 @@ class Handler(BaseHTTPRequestHandler):
             self.refuse(401, "RepoNotFound")
         return found if allowed else None
 
+    def at(self, name, revision):
+        """(repository, commit) of a revision; commit is None if there is no such revision, and the answer says so."""
+        repository = self.repository(name)
+        commit = repository.find(revision) if repository else None
+        if repository and commit is None:
+            self.refuse(404, "RevisionNotFound")
+        return repository, commit
+
     def create(self):
         asked = json.loads(self.body())
         name = f"{asked['organization']}/{asked['name']}"
@@ -137,36 +145,27 @@ class Handler(BaseHTTPRequestHandler):
         return self.answer(200, {"commitUrl": url, "commitOid": repository.head, "success": True})
 
     def info(self, name, revision="main"):
-        repository = self.repository(name)
-        if repository is None:
-            return None
-        commit = repository.find(revision)
+        repository, commit = self.at(name, revision)
         if commit is None:
-            return self.refuse(404, "RevisionNotFound")
+            return None
         siblings = [{"rfilename": path} for path in repository.commits[commit]]
         return self.answer(
             200, {"id": name, "sha": commit, "siblings": siblings, "private": repository.private, "tags": []}
         )
 
     def tree(self, name, revision):
-        repository = self.repository(name)
-        if repository is None:
-            return None
-        commit = repository.find(revision)
+        repository, commit = self.at(name, revision)
         if commit is None:
-            return self.refuse(404, "RevisionNotFound")
+            return None
         files = repository.commits[commit].items()
         return self.answer(
             200, [{"type": "file", "path": path, "size": len(text), "oid": etag(text)} for path, text in files]
         )
 
     def resolve(self, name, revision, path):
-        repository = self.repository(name)
-        if repository is None:
-            return None
-        commit = repository.find(revision)
+        repository, commit = self.at(name, revision)
         if commit is None:
-            return self.refuse(404, "RevisionNotFound")
+            return None
         if path not in repository.commits[commit]:
             return self.answer(404, **{"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
         content = repository.commits[commit][path]

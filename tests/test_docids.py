@@ -7,20 +7,20 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from docids.clustering import Clusters, DocidsConfig, assemble, build_tree, cluster
+from docids.clustering import DocidsConfig, build_tree
 from docids.processes import Processes
-from docids.schemes import SCHEMES, SchemeInput, find_scheme
 from docids.tree import DocidTree, diagnostics
+from docids.vectors import Vectors
 from tests.conftest import random_tree
 
 ROOT = Path(__file__).parent.parent
+CLUSTERING = ("kmeans", "balanced", "random")
 
 # Three far groups of points on a plane, the first of them two near pairs.
 GROUPS = np.array(
@@ -50,7 +50,7 @@ def test_centroids_are_means_of_the_documents_below():
     np.testing.assert_array_equal(tree.embeddings, GROUPS[tree.doc_rows])
 
 
-@pytest.mark.parametrize("method", SCHEMES)
+@pytest.mark.parametrize("method", CLUSTERING)
 @pytest.mark.parametrize(
     ("documents", "branching", "leaf"), [(4, 4, 4), (10, 10, 1), (57, 3, 2), (300, 10, 10), (40, 2, 30)]
 )
@@ -132,12 +132,14 @@ def test_diagnostics_of_an_even_tree_and_of_a_lopsided_one():
     even = diagnostics(random_tree(64, method="balanced"))
     assert even["depth_histogram"] == {3: 64}
     assert even["entropy"] == [1.0, 1.0, 1.0]
+    assert even["fill"] == [1.0, 1.0, 1.0]
     assert even["collisions"] == 0
     lopsided = diagnostics(
         build_tree(np.vstack([GROUPS[:4], [[900, 900]]]), DocidsConfig(branching=2, max_leaf_size=4))
     )
     # 4 and 1 of 5 documents: H(0.8) = 0.7219 bits
     assert lopsided["entropy"][0] == pytest.approx(0.7219, abs=1e-4)
+    assert lopsided["fill"] == [1.0, 0.625]  # 4 and 1 children
 
 
 def test_saved_and_loaded_is_the_same(tmp_path):
@@ -198,7 +200,8 @@ def changed(array, place, value):
 )
 def test_arrays_that_are_no_tree_are_refused(tmp_path, name, change, problem):
     tree, path = random_tree(77), tmp_path / "docids.safetensors"
-    dataclasses.replace(tree, **{name: change(getattr(tree, name))}).save(path)
+    own = change(np.array(getattr(tree, name)))
+    dataclasses.replace(tree, **{name: Vectors((own,)) if name in ("centroids", "embeddings") else own}).save(path)
     with pytest.raises(ValueError, match=f"docids.safetensors .*{problem}"):
         DocidTree.load(path)
 
@@ -218,11 +221,10 @@ def test_embeddings_that_are_not_finite_are_refused():
 def test_other_vectors_to_cluster_on_are_checked_before_clustering():
     wrong = GROUPS.copy()
     wrong[2, 0] = np.inf
-    for build in (build_tree, cluster):
-        with pytest.raises(ValueError, match=r"cluster_embeddings must be finite; row 2 \(and 0 more\) is not"):
-            build(GROUPS, DocidsConfig(branching=3), cluster_embeddings=wrong)
-        with pytest.raises(ValueError, match=r"embeddings must be \[documents, dim\] and as many as the points"):
-            build(GROUPS, DocidsConfig(branching=3), cluster_embeddings=GROUPS[:-1])
+    with pytest.raises(ValueError, match=r"cluster_embeddings must be finite; row 2 \(and 0 more\) is not"):
+        build_tree(GROUPS, DocidsConfig(branching=3), cluster_embeddings=wrong)
+    with pytest.raises(ValueError, match=r"embeddings must be \[documents, dim\] and as many as the points"):
+        build_tree(GROUPS, DocidsConfig(branching=3), cluster_embeddings=GROUPS[:-1])
 
 
 def test_digits_that_leave_the_tree_are_named():
@@ -236,7 +238,10 @@ def test_digits_that_leave_the_tree_are_named():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"method": "tree"}, "docids.method must be one of kmeans, balanced, random, got 'tree'"),
+        (
+            {"method": "tree"},
+            "docids.method must be one of kmeans, balanced, random, rq, rkmeans, pq, title, file, got 'tree'",
+        ),
         ({"branching": 1}, "docids.branching must be at least 2"),
         ({"cluster_on": "words"}, "docids.cluster_on must be one of documents, queries"),
     ],
@@ -270,10 +275,10 @@ def test_shares_are_collected_in_order():
     assert Processes().collect([1, 2]) == [1, 2]
 
 
-@pytest.mark.parametrize("method", SCHEMES)
+@pytest.mark.parametrize("method", CLUSTERING)
 @pytest.mark.parametrize("count", [2, 3])
 def test_any_number_of_processes_builds_the_same_tree(method, count, monkeypatch):
-    monkeypatch.setattr("docids.clustering._BLOCK", 70)  # the root and its children are split by all together
+    monkeypatch.setattr("docids.schemes.splits.BLOCK", 70)  # the root and its children are split by all together
     points = np.random.default_rng(0).normal(size=(700, 5)).astype(np.float32)
     config = DocidsConfig(method=method, branching=4, max_leaf_size=5)
     alone = build_tree(points, config)
@@ -286,11 +291,11 @@ _WITHIN = """
 import resource, sys
 from pathlib import Path
 import numpy as np
-from docids.clustering import DocidsConfig, assemble, cluster
+from docids.clustering import DocidsConfig, build_tree
 from docids.updating import add_documents, remove_documents
 folder, points = Path(sys.argv[1]), np.load(sys.argv[1] + "/points.npy", mmap_mode="r")
 def data(): return int(next(l for l in open("/proc/self/status") if l.startswith("VmData")).split()[1]) * 1024
-warm = cluster(points[:100], DocidsConfig(method="random"))  # what is allocated once
+warm = build_tree(points[:100], DocidsConfig(method="random"))  # what is allocated once
 limit = data() + points.nbytes // 2
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 try:
@@ -298,7 +303,7 @@ try:
     sys.exit("the limit does not hold")
 except MemoryError:
     pass
-tree = assemble(cluster(points, DocidsConfig(method="random")), points)
+tree = build_tree(points, DocidsConfig(method="random"))
 tree.save(folder / "tree.safetensors")
 tree = remove_documents(add_documents(tree, points[:3]), np.array([5]))
 tree.save(folder / "updated.safetensors")
@@ -320,40 +325,12 @@ def test_the_vectors_of_a_collection_never_are_in_memory_whole(tmp_path):
     assert DocidTree.load(tmp_path / "updated.safetensors").num_removed == 1
 
 
-def by_letters(documents: SchemeInput) -> Clusters:
-    """A scheme that is no clustering: documents of one first letter, then of one second letter."""
-    order = sorted(range(len(documents.texts)), key=documents.texts.__getitem__)
-
-    def groups(start: int, end: int, length: int) -> list[tuple[int, int]]:
-        same = groupby(range(start, end), key=lambda place: documents.texts[order[place]][:length])
-        return [(own[0], own[-1] + 1) for own in (list(places) for _, places in same)]
-
-    levels = [[(0, len(order))]]
-    for length in (1, 2):
-        levels.append([group for start, end in levels[-1] if end - start > 1 for group in groups(start, end, length)])
-    return Clusters(np.array(order, dtype=np.int32), [np.array(level, dtype=np.int32) for level in levels])
-
-
-def test_a_scheme_of_another_kind_needs_a_function_and_a_line(monkeypatch):
-    monkeypatch.setitem(SCHEMES, "letters", f"{__name__}:by_letters")
-    config = DocidsConfig(method="letters", branching=2)
-    texts = ["ba", "aa", "ab", "ab", "c"]  # aa ab ab | ba | c, and the first of them aa | ab ab
-    tree = assemble(find_scheme(config.method)(SchemeInput(GROUPS[:5], config, texts=texts)), GROUPS[:5])
-    digits = [tree.digits(int(tree.positions[row])) for row in range(5)]
-    assert digits == [(1, 0), (0, 0, 0), (0, 1, 0), (0, 1, 1), (2, 0)]
-    np.testing.assert_array_equal(tree.embeddings[tree.positions], GROUPS[:5])
-    with pytest.raises(
-        ValueError, match="There is no docid scheme 'words'; use one of kmeans, balanced, random, letters"
-    ):
-        find_scheme("words")
-
-
 def test_large_clusters_are_split_where_small_ones_would_be(monkeypatch):
     rng = np.random.default_rng(0)
     centres = 10 * rng.normal(size=(4, 6))
     points = np.repeat(centres, 60, axis=0).astype(np.float32) + rng.normal(size=(240, 6)).astype(np.float32)
     whole = build_tree(points, DocidsConfig(branching=4, max_leaf_size=100))
-    monkeypatch.setattr("docids.clustering._BLOCK", 50)
+    monkeypatch.setattr("docids.schemes.splits.BLOCK", 50)
     blocks = build_tree(points, DocidsConfig(branching=4, max_leaf_size=100))
     for tree in (whole, blocks):
         groups = [set(tree.doc_rows[s:e] // 60) for s, e in zip(tree.doc_start[1:5], tree.doc_end[1:5], strict=True)]

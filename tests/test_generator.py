@@ -219,7 +219,7 @@ def test_dense_logits_along_a_path_are_the_softmax_of_flat_dense_search_and_freq
             if node >= 0:
                 own = logits[document, level, : tree.num_children[node]].log_softmax(0)
                 found[document] += own[digits[document, level]]
-    expected = (query @ torch.from_numpy(tree.embeddings).T / 0.3 + frequencies[1]).log_softmax(dim=1)[0]
+    expected = (query @ torch.from_numpy(tree.embeddings[:]).T / 0.3 + frequencies[1]).log_softmax(dim=1)[0]
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-4)
 
     # In the generator they are added to the decoder's logits: a decoder that says nothing leaves dense search.
@@ -255,12 +255,12 @@ def test_a_teacher_shares_the_targets_on_every_node_of_the_path(encoder, tmp_pat
     tree = random_tree(20)
     generator, queries = random_generator(tree), random_queries(20)
     parents, digits = (torch.from_numpy(each).long() for each in tree.paths(np.arange(20)))
-    teacher = Teacher.dense(queries[2].numpy(), tree.embeddings, 6, 0.5)
+    teacher = Teacher.dense(queries[2].numpy(), tree.embeddings[:], 6, 0.5)
     taught = {name: torch.from_numpy(own) for name, own in teacher.batch(range(20)).items()}
     objective = ObjectiveConfig(dense_temperature=0.5, distillation=0.3)
     found = loss_of(generator, tree, {**batch_of(queries, list(range(20))), **taught}, objective)
     logits, total = chain_logits(tree, generator, *queries[:2], digits), 0.0
-    scores = queries[2].numpy() @ tree.embeddings.T
+    scores = queries[2].numpy() @ tree.embeddings[:].T
     for row in range(20):
         best = np.argsort(-scores[row], kind="stable")[:6]
         shares = np.exp(scores[row, best] / 0.5)
@@ -280,7 +280,7 @@ def test_a_teacher_shares_the_targets_on_every_node_of_the_path(encoder, tmp_pat
 
     # Taught alone, the decoder comes to say what dense search says.
     states = states_of(encoder, tmp_path)
-    teacher = Teacher.dense(states.embeddings, tree.embeddings, 20, 0.5)
+    teacher = Teacher.dense(states.embeddings, tree.embeddings[:], 20, 0.5)
     examples = DocidExamples(
         states, np.array([0, 5, 11, 19]), np.zeros(4, dtype=int), tree, relevant={}, teacher=teacher
     )

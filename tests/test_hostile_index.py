@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import re
 import shutil
 import threading
@@ -20,7 +21,6 @@ from contrastive.sparse import SparseIndex, SparseModel, load_lexical
 from contrastive.stored import check_model
 from docids.clustering import DocidsConfig, build_tree
 from docids.lexical import BM25
-from docids.storage import save_tensors
 from docids.untrusted import is_inside
 from dsi import GenerativeRetriever, SearchConfig, load_rerankers
 from dsi.parts import load_documents, trained_fan_out
@@ -175,7 +175,7 @@ def test_a_sparse_encoder_of_an_index_is_checked_too(tmp_path, tokenizer_folder,
     assert load_lexical(tmp_path / "lexical", ids, "cpu").scores(["gas"]).shape == (1, 2)
     model = tmp_path / "lexical" / "model"
     edit_arrays(tmp_path / "lexical" / "vectors.safetensors", indptr=np.array([0, 9**9], dtype=np.int32))
-    with pytest.raises(ValueError, match=r"vectors.safetensors does not hold sparse vectors"):
+    with pytest.raises(ValueError, match=r"vectors.safetensors does not hold the terms of 2 documents"):
         load_lexical(tmp_path / "lexical", ids, "cpu")
     (file,) = model.glob("router_config.json") if inference_free else [model / "modules.json"]
     text = file.read_text()
@@ -314,52 +314,49 @@ def test_a_header_ends_within_its_file(stranger, length):
 # Nothing is followed out of its array.
 
 
-def write_terms(folder, **changes):
-    path = folder / "lexical" / "terms.safetensors"
-    arrays = {**load_file(path), **changes}
-    save_tensors({name: arrays[name].astype(np.int32) for name in ("terms", "lengths")}, path)
-
-
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
         ("indices", lambda own: own + 50, "documents that there are not"),
         ("indices", lambda own: own - 1, "documents that there are not"),
         ("indices", lambda own: own * 0, "not in order"),
-        (
-            "indices",
-            lambda own: own.astype(np.float64),
-            "indices.csc.index.npy must hold one row of numbers, got float64",
-        ),
-        ("indices", lambda own: own[None], "indices.csc.index.npy must hold one row of numbers"),
+        ("indices", lambda own: own.astype(np.float64), "'indices' is missing, unknown or of another type"),
+        ("indices", lambda own: own[None], "'indices' is missing, unknown or of another type"),
         ("indptr", lambda own: own[::-1].copy(), "do not lie one after another"),
-        ("indptr", lambda own: own[1:], "the vocabulary has"),
-        ("indptr", lambda own: np.delete(own, 5), "the vocabulary has"),
-        ("indptr", lambda own: np.where(own == own.max(), 10**9, own), "do not lie one after another"),
-        ("data", lambda own: own * np.nan, "not finite"),
+        ("indptr", lambda own: own[1:], "there is not one list a term"),
+        ("indptr", lambda own: np.delete(own, 5), "there is not one list a term"),
+        ("indptr", lambda own: np.where(own == own.max(), np.int32(10**9), own), "do not lie one after another"),
+        ("data", lambda own: own * np.float32(np.nan), "not finite"),
         ("data", lambda own: own[1:], "documents that there are not"),
+        ("data", lambda own: own * 0, "not above 0"),
+        ("data", lambda own: -own, "not above 0"),
+        ("shape", lambda own: own[:1], "covers -1 documents"),
+        ("shape", lambda own: own * 10**6, "covers 50000000 documents"),
+        ("shape", lambda own: own - np.array([1, 0], np.int32), "there is not one list a term"),
+        ("lengths", lambda own: own[1:], "does not hold the lengths of 50 documents"),
+        ("lengths", lambda own: -own, "does not hold the lengths of 50 documents"),
     ],
 )
-def test_weights_of_words_stay_in_their_arrays(stranger, name, change, words):
-    path = stranger / "lexical" / f"{name}.csc.index.npy"
-    np.save(path, change(np.load(path)))
+def test_words_of_documents_stay_in_their_arrays(stranger, name, change, words):
+    path = stranger / "lexical" / "terms.safetensors"
+    edit_arrays(path, **{name: change(load_file(path)[name])})
     assert_refused(stranger, words)
 
 
 def test_terms_and_vocabulary_fit_each_other(stranger):
-    good = load_file(stranger / "lexical" / "terms.safetensors")
-    for change in ({"terms": good["terms"] + 10**6}, {"terms": -good["terms"] - 1}, {"lengths": good["lengths"] * -1}):
-        write_terms(stranger, **change)
-        assert_refused(stranger, "terms.safetensors does not hold the terms of 50 documents")
-    write_terms(stranger, **good)
     for number in (10**9, -1, 0.5, "x", None, True):
         edit_json(stranger / "lexical" / "vocab.index.json", lambda words: words.update({next(iter(words)): number}))  # noqa: B023
         assert_refused(stranger, "vocab.index.json does not number its words")
 
 
-def test_a_pickle_in_the_place_of_an_array_is_refused(stranger):
-    np.save(stranger / "lexical" / "data.csc.index.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    assert_refused(stranger, "data.csc.index.npy cannot be read")
+def test_a_vocabulary_of_more_words_is_refused(stranger):
+    edit_json(stranger / "lexical" / "vocab.index.json", lambda words: words.update({"zzzz": len(words)}))
+    assert_refused(stranger, "terms.safetensors holds ")
+
+
+def test_a_pickle_in_the_place_of_arrays_is_refused(stranger):
+    (stranger / "lexical" / "terms.safetensors").write_bytes(pickle.dumps({"a": 1}))
+    assert_refused(stranger, "terms.safetensors is truncated or altered")
 
 
 def arrow(path, table):

@@ -46,9 +46,9 @@ def test_changed_is_as_if_made_anew_and_saved_is_the_same(tmp_path):
     BM25(doc_ids, texts, 1.2, 0.5).save(tmp_path / "index")
     loaded = BM25.load(tmp_path / "index", doc_ids)
     shutil.rmtree(tmp_path / "index")
-    changed = loaded.changed([0, 7, 39], new_ids, more)
     left = [n for n in range(len(texts)) if n not in (0, 7, 39)]
     fresh = BM25([doc_ids[n] for n in left] + new_ids, [texts[n] for n in left] + more, 1.2, 0.5)
+    changed = loaded.changed([0, 7, 39], fresh.doc_ids, more)
     assert changed.doc_ids == fresh.doc_ids
     np.testing.assert_array_equal(changed.lengths, fresh.lengths)
     np.testing.assert_allclose(changed.scores(QUERIES), fresh.scores(QUERIES), rtol=1e-5)
@@ -113,8 +113,8 @@ def test_terms_and_weights_after_loading_and_after_an_update(tmp_path):
     weights = [np.array([0.5, 2.0, 0.0, 3.0])]
     assert loaded.terms(query) == bm25.terms(query)
     np.testing.assert_array_equal(loaded.scores([query], weights), bm25.scores([query], weights))
-    changed = loaded.changed([len(texts) - 1], ["new"], ["w2"])
     fresh = BM25([*doc_ids[:-1], "new"], [*texts[:-1], "w2"])
+    changed = loaded.changed([len(texts) - 1], fresh.doc_ids, ["w2"])
     assert changed.terms(query) == fresh.terms(query)
     assert [term.word for term in changed.terms(query)] == ["w1", "w2", "w1"]  # no document has the other word now
     weights = [np.array([0.5, 0.0, 3.0])]
@@ -123,7 +123,7 @@ def test_terms_and_weights_after_loading_and_after_an_update(tmp_path):
 
 def test_weights_that_do_not_fit_are_refused():
     bm25 = BM25(["a"], ["neon gas"])
-    with pytest.raises(ValueError, match="one array a query, got 1 for 2 queries"):
+    with pytest.raises(ValueError, match="factors must be one array a query, got 1 for 2 queries"):
         bm25.scores(["neon", "gas"], [np.ones(1)])
-    with pytest.raises(ValueError, match=r"weights of query 1 must be \[2\], .* got \[1\]"):
+    with pytest.raises(ValueError, match=r"factors of query 1 must be \[2\], .* got \[1\]"):
         bm25.scores(["gas", "neon gas"], [np.ones(1), np.ones(1)])

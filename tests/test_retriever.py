@@ -54,7 +54,7 @@ def test_alpha_zero_is_flat_dense_search(retriever):
     query = "gas that glows in advertising signs"
     hits = retriever.search(query, k=8, alpha=0.0, beam_width=8)
     embedding = retriever.encoder.encode(retriever.encoder.query_texts([query]), "query")[0]
-    scores = retriever.tree.embeddings @ embedding
+    scores = retriever.tree.embeddings[:] @ embedding
     assert [hit.doc_id for hit in hits] == [
         retriever.documents.dataset[int(retriever.tree.doc_rows[p])]["doc_id"]
         for p in np.argsort(-scores, kind="stable")[:8]

@@ -68,7 +68,7 @@ def test_a_beam_as_wide_as_the_leaves_equals_scoring_every_document_bound(docume
     generator, queries = random_generator(tree, objective=objective), random_queries(5)
     config = SearchConfig(fusion="bound", alpha=alpha, ann_temperature=0.7, beam_width=documents)
     result = run(searcher_for(tree, generator), queries, documents, config)
-    dense = queries[2] @ torch.from_numpy(tree.embeddings).T / 0.7
+    dense = queries[2] @ torch.from_numpy(tree.embeddings[:]).T / 0.7
     scores = alpha * log_likelihoods(tree, generator, queries) + (1 - alpha) * dense
     positions, values = expected_top(scores, documents)
     torch.testing.assert_close(result.scores, values, atol=1e-4, rtol=1e-5)
@@ -96,7 +96,7 @@ def test_bound_fusion_below_beta_keeps_the_dense_score_of_the_ancestor():
     generator, queries = random_generator(tree), random_queries(3)
     config = SearchConfig(fusion="bound", alpha=0.5, beta=1, beam_width=50)
     result = run(searcher_for(tree, generator), queries, 50, config)
-    dense = queries[2] @ torch.from_numpy(tree.embeddings).T
+    dense = queries[2] @ torch.from_numpy(tree.embeddings[:]).T
     ancestor = torch.empty_like(dense)
     for node in range(tree.levels[1].start, tree.levels[1].stop):
         below = slice(tree.doc_start[node], tree.doc_end[node])
@@ -112,7 +112,7 @@ def test_a_certified_answer_is_the_best_of_all_documents_whatever_the_objective(
     generator, queries = random_generator(tree, objective=objective), random_queries(40)
     config = SearchConfig(alpha=0.6, ann_temperature=0.7, beam_width=beam_width)
     result = run(searcher_for(tree, generator), queries, 2, config)
-    dense = queries[2] @ torch.from_numpy(tree.embeddings).T / 0.7
+    dense = queries[2] @ torch.from_numpy(tree.embeddings[:]).T / 0.7
     best = expected_top(0.6 * log_likelihoods(tree, generator, queries) + 0.4 * dense, 2)[1]
     right = (result.scores - best).abs().amax(dim=1) < 1e-4
     assert right[result.exact].all()
@@ -146,11 +146,11 @@ def test_alpha_zero_bound_is_flat_dense_search_at_any_beam(
 ):
     tree = random_tree(documents, branching=branching, leaf=leaf, seed=seed, method=method)
     if duplicates:
-        tree.embeddings[::3] = tree.embeddings[0]
+        tree.embeddings.parts[0][::3] = tree.embeddings[0]
     searcher = searcher_for(tree, random_generator(tree, layers=1))
     queries = random_queries(3, seed=seed)
     result = run(searcher, queries, k, SearchConfig(alpha=0.0, beam_width=k + extra))
-    flat = (queries[2].double() @ torch.from_numpy(tree.embeddings).double().T).float()
+    flat = (queries[2].double() @ torch.from_numpy(tree.embeddings[:]).double().T).float()
     _, values = expected_top(flat, k)
     torch.testing.assert_close(result.scores, values, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(

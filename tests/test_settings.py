@@ -38,6 +38,7 @@ MAY_BE_ZERO = {
     "objective.distillation", "training.weight_decay", "training.state_dropout", "training.seed", "training.evaluate_every",
     "training.patience", "ranking.epochs",
     "ranking.weight_decay", "ranking.dropout", "ranking.seed", "search.alpha", "search.beta", "search.lexical_weight",
+    "search.probed", "vectors.code_bytes",
 }  # fmt: skip
 """training.epochs too, but only with tied tokens."""
 MAY_BE_HUGE = {
@@ -46,10 +47,11 @@ MAY_BE_HUGE = {
     "ranking.learning_rate",
     "ranking.smoothing",
     "search.beta",
+    "search.probed",
 }
 """A learning rate too large ends the training; smoothing and levels have no largest value."""
-MAY_BE_INFINITE = {"search.beta"}
-"""All levels."""
+MAY_BE_INFINITE = {"search.beta", "search.probed"}
+"""All levels, all documents."""
 
 
 @pytest.mark.parametrize(

@@ -80,15 +80,35 @@ def test_scores_are_sums_of_products_of_weights(folder, monkeypatch):
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     assert (found > 0).any()
-    assert (index.postings.data > 0).all()
-    assert 0 < index.postings.nnz < 0.5 * np.prod(index.postings.shape)  # the vectors are sparse
-    np.testing.assert_array_equal(index.lengths, np.diff(index.postings.tocsc().indptr))
+    lists = index.postings.merged()
+    assert (lists.data > 0).all()
+    assert 0 < lists.nnz < 0.5 * np.prod(lists.shape)  # the vectors are sparse
+    np.testing.assert_array_equal(index.lengths, np.diff(lists.tocsc().indptr))
     run = index.run(dict(zip("abc", QUERIES, strict=True)), 3)
     for own, scores in zip(run.values(), expected, strict=True):
         best = [n for n in np.argsort(-scores, kind="stable")[:3] if scores[n] > 0]
         assert [*own] == [IDS[n] for n in best]
         assert [*own.values()] == pytest.approx(scores[best], rel=1e-4)
     assert index.scores([]).shape == (0, 5)
+
+
+def test_the_best_have_their_scores_and_no_other_has_more(folder):
+    index = SparseIndex.of_texts(IDS, TEXTS, SparseModel.load(str(folder), "cpu"))
+    scores, found = index.scores(QUERIES), index.best(QUERIES, 2, allowed=np.arange(5) != 1)
+    for own, rows, few, rest in zip(scores, *found, strict=True):
+        assert len(rows) <= 2
+        np.testing.assert_allclose(few, own[rows], rtol=1e-5)
+        assert (np.delete(own, [1, *rows]) <= rest).all()
+    np.testing.assert_allclose(index.of(QUERIES[0], np.array([3, 0, 3])), scores[0, [3, 0, 3]], rtol=1e-5)
+    with pytest.raises(ValueError, match="take no factors of words"):
+        index.best(QUERIES, 2, [np.ones(1)] * 3)
+
+
+def test_weights_below_0_are_refused(folder, monkeypatch):
+    model = SparseModel.load(str(folder), "cpu")
+    monkeypatch.setattr(model.encoder, "encode_document", lambda texts, **_: torch.full((len(texts), 3), -0.5))
+    with pytest.raises(ValueError, match="must give terms weights of at least 0"):
+        SparseIndex.of_texts(IDS, TEXTS, model)
 
 
 def test_changed_is_as_if_made_anew_and_encodes_new_documents_alone(folder, monkeypatch):
@@ -101,7 +121,7 @@ def test_changed_is_as_if_made_anew_and_encodes_new_documents_alone(folder, monk
         return encode(self, texts, kind, **options)
 
     monkeypatch.setattr(SparseModel, "encode", spy)
-    changed = index.changed([1, 4], ["x", "y"], ["helium", "noble river"])
+    changed = index.changed([1, 4], ["d0", "d2", "d3", "x", "y"], ["helium", "noble river"])
     assert encoded == [("document", "helium"), ("document", "noble river")]
     fresh = SparseIndex.of_texts(
         ["d0", "d2", "d3", "x", "y"], [*np.array(TEXTS)[[0, 2, 3]], "helium", "noble river"], model
@@ -109,7 +129,7 @@ def test_changed_is_as_if_made_anew_and_encodes_new_documents_alone(folder, monk
     assert changed.doc_ids == fresh.doc_ids
     np.testing.assert_allclose(changed.scores(QUERIES), fresh.scores(QUERIES), rtol=1e-5)
     np.testing.assert_array_equal(changed.lengths, fresh.lengths)
-    fewer = changed.changed([0], (), ())
+    fewer = changed.changed([0], ["d2", "d3", "x", "y"], ())
     np.testing.assert_array_equal(fewer.scores(QUERIES), changed.scores(QUERIES)[:, 1:])
 
 
@@ -122,11 +142,11 @@ def test_saved_is_the_same_and_mapped_and_needs_no_other_folder(folder, tmp_path
     loaded = load_lexical(tmp_path / "lexical", IDS, "cpu")
     assert isinstance(loaded, SparseIndex)
     np.testing.assert_array_equal(loaded.scores(QUERIES), index.scores(QUERIES))
-    mapped = loaded.postings.data
+    mapped = loaded.postings.merged().data
     while not isinstance(mapped, np.memmap):
         mapped = mapped.base
         assert mapped is not None, "the weights were read into memory"
-    changed = loaded.changed([0], ["x"], ["neon"])
+    changed = loaded.changed([0], [*IDS[1:], "x"], ["neon"])
     changed.save(tmp_path / "lexical-2")
     again = load_lexical(tmp_path / "lexical-2", changed.doc_ids, "cpu")
     np.testing.assert_array_equal(again.scores(QUERIES), changed.scores(QUERIES))

@@ -23,6 +23,7 @@ from dsi.generator.states import Embeddings, StateCache, write_states
 from dsi.generator.tied import LevelQueries, TiedGenerator
 from dsi.rerankers.features import _certainty
 from dsi.reranking import _dense_reward
+from dsi.search.added import AddedScores
 from dsi.search.beams import LevelTrace
 from dsi.search.queries import QueryBatch, encode_queries, with_scores
 from dsi.search.request import SearchConfig, SearchRequest
@@ -48,9 +49,9 @@ trees = st.builds(
 )
 
 
-def query_batch(batch: int, *, seed: int = 0, extra_scores: torch.Tensor | None = None) -> QueryBatch:
+def query_batch(batch: int, *, seed: int = 0, added: AddedScores | None = None) -> QueryBatch:
     states, mask, embeddings = random_queries(batch, seed=seed)
-    return QueryBatch(torch.arange(batch), states, mask, embeddings, [""] * batch, extra_scores)
+    return QueryBatch(torch.arange(batch), states, mask, embeddings, [""] * batch, added)
 
 
 def said_of(generator: TiedGenerator, batch: QueryBatch) -> LevelQueries:
@@ -63,8 +64,8 @@ def document_scores(tree: DocidTree, generator: TiedGenerator, batch: QueryBatch
     """[batch, documents] (1 - alpha) z.e_d + alpha (z + M z).e_d, and what is added."""
     learned = batch.embeddings + batch.embeddings @ generator.ranking.maps[0].T
     queries = (1 - alpha) * batch.embeddings + alpha * learned
-    scores = queries @ torch.from_numpy(tree.embeddings).T
-    return scores if batch.extra_scores is None else scores + batch.extra_scores
+    scores = queries @ torch.from_numpy(tree.embeddings[:]).T
+    return scores if batch.added is None else scores + batch.added.of_all()
 
 
 @settings(max_examples=20, deadline=None)
@@ -108,7 +109,7 @@ def children_slices(tree: DocidTree, nodes: slice) -> list[tuple[int, int]]:
 def test_a_search_on_estimates_is_a_literal_beam_search(tree, look_ahead, beam, layers, seed):
     generator = random_tied(tree, look_ahead=look_ahead, layers=layers, seed=seed)
     extra = torch.rand(3, tree.num_documents, generator=torch.Generator().manual_seed(seed))
-    batch = query_batch(3, seed=seed, extra_scores=extra)
+    batch = query_batch(3, seed=seed, added=AddedScores([""] * 3, tree, given=extra.numpy()))
     searcher, config = searcher_for(tree, generator), dataclasses.replace(ESTIMATE, beam_width=beam)
     request = SearchRequest(1, config)
     result = searcher.search(searcher.score(batch, request), dataclasses.replace(request, k=1))
@@ -124,7 +125,9 @@ def test_a_search_on_estimates_is_a_literal_beam_search(tree, look_ahead, beam, 
 @pytest.mark.parametrize("look_ahead", [0, 1, 2])
 def test_an_unbounded_beam_is_brute_force_and_certified(fusion, look_ahead):
     tree = random_tree(50, branching=3, leaf=2)
-    batch = query_batch(4, extra_scores=torch.rand(4, 50))
+    batch = query_batch(
+        4, added=AddedScores([""] * 4, tree, given=np.random.default_rng(0).random((4, 50), np.float32))
+    )
     generator = random_tied(tree, look_ahead=look_ahead)
     searcher = searcher_for(tree, generator)
     alive = searcher.dense.alive(torch.arange(50) % 3 > 0)
@@ -166,7 +169,7 @@ def test_path_scores_multiply_to_a_distribution_and_every_fusion_finds_its_best(
     batch = query_batch(3)
     log_p = estimate_log_p(tree, said_of(generator, batch), look_ahead)
     torch.testing.assert_close(log_p.exp().sum(dim=1), torch.ones(3))
-    searcher, dense = searcher_for(tree, generator), batch.embeddings @ torch.from_numpy(tree.embeddings).T
+    searcher, dense = searcher_for(tree, generator), batch.embeddings @ torch.from_numpy(tree.embeddings[:]).T
     for config, scores in (
         (SearchConfig(alpha=1.0, beta=0.0, beam_width=1000), log_p),
         (SearchConfig(alpha=0.4, beam_width=1000), 0.4 * log_p + 0.6 * dense),
@@ -201,7 +204,7 @@ def test_paths_are_followed_by_the_scores_of_the_search():
 def training_batch(tree: DocidTree, generator: TiedGenerator) -> dict[str, torch.Tensor]:
     batch = query_batch(3)
     relevant = torch.tensor([[7, -1], [21, 3], [tree.num_documents - 1, -1]])
-    teacher = Teacher.dense(batch.embeddings.numpy(), tree.embeddings, 4, 0.5)
+    teacher = Teacher.dense(batch.embeddings.numpy(), tree.embeddings[:], 4, 0.5)
     taught = {name: torch.from_numpy(own) for name, own in teacher.batch([0, 1, 2]).items()}
     states = {"token_states": batch.states, "states_mask": batch.mask} if generator.reads_states else {}
     return {"embeddings": batch.embeddings, **states, "relevant": relevant, **taught}

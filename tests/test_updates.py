@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from docids.clustering import DocidsConfig, build_tree
 from docids.lexical import BM25
 from docids.updating import add_documents, remove_documents
-from dsi import GenerativeRetriever, SearchConfig
+from dsi import GenerativeRetriever, SearchConfig, updating
 from dsi.generator.model import DocidGenerator
 from dsi.search.beam import TreeSearcher
 from dsi.search.request import ScoredQueries, SearchRequest
@@ -95,6 +96,34 @@ def test_added_documents_are_found_and_removed_ones_are_not(retriever, tmp_path)
     assert loaded.search(QUERIES, k=20, beam_width=40) == retriever.search(QUERIES, k=20, beam_width=40)
     loaded.add([DOCUMENTS[10]])
     assert removed[0] in loaded.documents.rows
+
+
+def test_an_update_copies_nothing_large_of_what_stays(retriever):
+    before = retriever.tree, retriever.documents.dataset, retriever.lexical
+    retriever.add(DOCUMENTS[50:52])
+    retriever.remove([DOCUMENTS[50]["doc_id"]])
+    tree, table, words = retriever.tree, retriever.documents.dataset, retriever.lexical
+    for name in ("embeddings", "centroids"):
+        assert getattr(tree, name).parts[0] is getattr(before[0], name).parts[0]
+    assert words.weights.postings.parts[0].lists is before[2].weights.postings.parts[0].lists
+    assert len(table) == 51
+    assert retriever.documents.find([DOCUMENTS[51]["doc_id"], DOCUMENTS[50]["doc_id"], "\ud800"]) == {
+        DOCUMENTS[51]["doc_id"]: 50
+    }
+
+
+def test_only_blocks_of_the_table_that_change_are_copied():
+    table = pa.table({"doc_id": [str(n) for n in range(5000)], "title": ["x"] * 5000})
+    smaller = updating._without(table, [1030, 4999, 1031])
+    assert smaller["doc_id"].to_pylist() == [str(n) for n in range(5000) if n not in (1030, 1031, 4999)]
+    first, kept = table["doc_id"].chunk(0), smaller["doc_id"].chunk(0)
+    assert kept.buffers()[2].address == first.buffers()[2].address
+    larger = smaller
+    for n in range(30):
+        larger = updating._with(larger, pa.table({"doc_id": [f"new{n}"], "title": ["y"]}))
+    assert larger["doc_id"].to_pylist()[-31:] == ["4998", *(f"new{n}" for n in range(30))]
+    assert larger["doc_id"].num_chunks <= smaller["doc_id"].num_chunks
+    assert updating._with(table[:0], table)["doc_id"].to_pylist() == table["doc_id"].to_pylist()
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -194,7 +223,7 @@ def test_what_cannot_be_added_changes_nothing(retriever, documents, message):
 
 def test_an_update_of_another_index_is_refused(retriever, encoder, tmp_path):
     retriever.save_pretrained(tmp_path / "index")
-    other_tree = build_tree(retriever.tree.embeddings[::-1].copy(), DocidsConfig(branching=5, max_leaf_size=3))
+    other_tree = build_tree(retriever.tree.embeddings[:][::-1].copy(), DocidsConfig(branching=5, max_leaf_size=3))
     other = GenerativeRetriever(encoder, other_tree, random_generator(other_tree), retriever.documents.dataset)
     with pytest.raises(ValueError, match="is not the index that was updated"):
         other.save_update(tmp_path / "index")

@@ -21,6 +21,8 @@ def check(tree: DocidTree, names: list[str], vectors: dict[str, np.ndarray]) -> 
     for row, position in enumerate(tree.positions):
         np.testing.assert_array_equal(tree.embeddings[position], vectors[names[row]])
         assert tree.node(tree.digits(int(position))) == tree.num_inner + position
+        assert tree.rows_below(tree.num_inner + int(position)).tolist() == [row]
+    assert all(not len(tree.rows_below(tree.num_inner + free)) for free in np.flatnonzero(tree.doc_rows < 0))
     for node in range(tree.num_inner):
         below = slice(tree.doc_start[node], tree.doc_end[node])
         first, count = int(tree.first_child[node]), int(tree.num_children[node])
@@ -30,6 +32,7 @@ def check(tree: DocidTree, names: list[str], vectors: dict[str, np.ndarray]) -> 
             assert ends[-1] == tree.doc_end[node]
             assert (np.diff(ends) == tree.doc_end[first : first + count] - tree.doc_start[first : first + count]).all()
         occupied = tree.doc_rows[below] >= 0
+        assert tree.rows_below(node).tolist() == tree.doc_rows[below][occupied].tolist()
         if occupied.any():
             np.testing.assert_allclose(tree.centroids[node], tree.embeddings[below][occupied].mean(axis=0), atol=1e-4)
 

@@ -71,7 +71,7 @@ def _of_batch(
     )
     length = (digits >= 0).sum(dim=2)  # [batch, k]
     last = parents.gather(2, length[:, :, None] - 1)[:, :, 0]
-    dot = torch.einsum("bd,bkd->bk", batch.embeddings.cpu(), torch.from_numpy(tree.embeddings)[positions])
+    dot = torch.einsum("bd,bkd->bk", batch.embeddings.cpu(), torch.from_numpy(tree.embeddings[positions.numpy()]))
     found = {
         "score": scores,
         "gap to the first": scores - scores[:, :1],

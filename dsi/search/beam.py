@@ -21,7 +21,6 @@ k-th document. Ties break in docid order. Knows nothing of texts or folders.
 """
 
 import dataclasses
-import math
 
 import torch
 import torch.nn.functional as F
@@ -32,12 +31,13 @@ from dsi.search.beams import Answers, Beam, LevelTrace, SearchResult, level_trac
 from dsi.search.decoder import DecoderCache, FastDecoder, TiedCache, TiedDecoder
 from dsi.search.queries import QueryBatch
 from dsi.search.request import ScoredQueries, SearchConfig, SearchRequest
-from dsi.trees.dense import CentroidScores, DenseScores, KnownScores, NodeScores
-from dsi.trees.estimates import EstimatedScores, NodeEstimates
+from dsi.search.scorer import TreeScorer
+from dsi.trees.bounds import BestBelow
+from dsi.trees.dense import NodeScores
 from dsi.trees.objectives import log_prior
 
 
-class TreeSearcher:
+class TreeSearcher(TreeScorer):
     """Beam search over one tree with one decoder.
 
     Args:
@@ -47,42 +47,11 @@ class TreeSearcher:
     """
 
     def __init__(self, tree: DocidTree, decoder: FastDecoder | TiedDecoder, device: torch.device) -> None:
-        self.tree, self.decoder, self.device = tree, decoder, device
-        self.dense = DenseScores(tree, device)
+        super().__init__(tree, decoder, device)
         self.first_child, self.num_children = self.dense.first_child, self.dense.num_children
-        self.estimates = self._trained = None
-        if isinstance(decoder, TiedDecoder):  # it knows every node by its vector
-            self.estimates = NodeEstimates(self.dense, decoder.look_ahead, largest=decoder.score != "softmax path")
-        elif not tree.trained.all():
+        self._trained = None
+        if self.estimates is None and not tree.trained.all():
             self._trained = torch.from_numpy(tree.trained).to(device)
-        self.occupied = None
-        if tree.num_removed:
-            self.occupied = self.dense.alive(torch.from_numpy(tree.doc_rows >= 0).to(device))
-        self.fixed_shape = False
-        """Run every level even if the beam is empty, as a recorded search must (`dsi.search.graphs`)."""
-
-    @property
-    def estimating(self) -> bool:
-        """True if the generator estimates the best document below a node, and has no other score of nodes."""
-        return self.decoder.score == "estimate"
-
-    def check(self, config: SearchConfig) -> None:
-        """Raise ValueError if this generator cannot search in that way."""
-        if config.fusion == "estimate" and not self.estimating:
-            raise ValueError(
-                'fusion "estimate" needs a generator with objective "estimate", this one ranks nodes by '
-                f'"{self.decoder.score}"; use fusion "bound" or "paper", or train another one.'
-            )
-        if self.estimating and config.beta != math.inf:
-            raise ValueError(
-                f'beta must be inf with a generator whose objective is "estimate", got {config.beta:g}: it has no score of its '
-                'own to go on with below level beta; use fusion "estimate" for the generator alone.'
-            )
-        if self.estimating and config.fusion == "paper" and config.alpha:
-            raise ValueError(
-                'This generator, with objective "estimate", gives nodes no probabilities, which fusion "paper" with alpha '
-                f'{config.alpha:g} adds up; use alpha 0, fusion "bound", or "estimate" for the generator alone.'
-            )
 
     def alone(self, batch: QueryBatch, ann_temperature: float) -> tuple[ScoredQueries, SearchRequest]:
         """Return the queries and the request of a search that scores nodes by the generator alone.
@@ -95,65 +64,7 @@ class TreeSearcher:
         if self.estimating:
             config = SearchConfig(fusion="estimate", alpha=1.0, ann_temperature=ann_temperature)
         request = SearchRequest(1, config)
-        return self.score(batch._replace(extra_scores=None), request), request
-
-    def node_scores(
-        self,
-        query_embeddings: Tensor,
-        config: SearchConfig,
-        alive: Tensor | None = None,
-        extra_scores: Tensor | None = None,
-    ) -> NodeScores | None:
-        """Return the dense scores of all nodes; None if they are not used (beta = 0).
-
-        Fusion "paper" scores a node by its centroid, "bound" by the best document below it.
-
-        Args:
-            query_embeddings: [batch, dim].
-            config: how nodes are scored; ann_temperature divides the dot products.
-            alive: [nodes] as in `SearchRequest`. With "bound" and beta = inf, other documents are left out of the maxima, which
-                tightens the bounds. With a finite beta the maxima are part of the documents' scores and must not change.
-            extra_scores: [batch, documents] in docid order, added to the documents' dot products ("bound" only).
-
-        Raises:
-            ValueError: extra_scores with fusion "paper".
-        """
-        if extra_scores is not None and config.fusion == "paper":
-            raise ValueError('extra_scores need fusion "bound" or "estimate", got "paper": centroids have none.')
-        if config.beta == 0:
-            return None
-        if config.fusion == "paper":
-            return CentroidScores(query_embeddings / config.ann_temperature, self.dense)
-        documents = self.dense.document_scores(query_embeddings)
-        if extra_scores is not None:
-            documents = documents + extra_scores
-        if alive is not None and config.beta == math.inf:
-            documents = documents.masked_fill(~alive[self.tree.num_inner :], -torch.inf)
-        return KnownScores(self.dense.largest(documents / config.ann_temperature))
-
-    def score(self, batch: QueryBatch, request: SearchRequest) -> ScoredQueries:
-        """Return the queries of a batch with the scores of the nodes."""
-        config, embeddings = request.config, batch.embeddings
-        node_scores: NodeScores | None
-        if self.estimating:
-            embeddings = self.document_queries(batch, config)
-        if isinstance(self.decoder, TiedDecoder) and self.estimates is not None and config.fusion == "estimate":
-            said = self.decoder.read(batch.embeddings, batch.states, batch.mask)
-            node_scores = EstimatedScores(
-                said.queries, embeddings, batch.extra_scores, said.size_weights, self.estimates, config.ann_temperature
-            )
-        else:
-            node_scores = self.node_scores(embeddings, config, request.alive, batch.extra_scores)
-        return ScoredQueries(batch.states, batch.mask, node_scores, batch.embeddings)
-
-    def document_queries(self, batch: QueryBatch, config: SearchConfig) -> Tensor:
-        """Return the vectors [batch, dim] that score documents: embeddings, mixed by alpha with the generator's."""
-        if not isinstance(self.decoder, TiedDecoder) or not self.estimating:
-            return batch.embeddings
-        ranking = self.decoder.generator.ranking
-        return torch.lerp(
-            batch.embeddings, ranking.queries(batch.embeddings, lexical=config.lexical_weight > 0), config.alpha
-        )
+        return self.score(batch._replace(added=None), request), request
 
     def search(
         self, queries: ScoredQueries, request: SearchRequest, trace: list[LevelTrace] | None = None
@@ -165,7 +76,19 @@ class TreeSearcher:
             request: k, scoring, beam width, filter.
             trace: if given, receives one `LevelTrace` per level.
         """
-        return self.levels(queries, dataclasses.replace(request, k=self.most_answers(request)), trace)
+        request = dataclasses.replace(request, k=self.most_answers(request))
+        return (trace is None and self._without_descent(queries, request)) or self.levels(queries, request, trace)
+
+    def _without_descent(self, queries: ScoredQueries, request: SearchRequest) -> SearchResult | None:
+        """Return the best of the nearest documents, if their scores are all that counts; None if the answer is below nodes."""
+        scores = queries.node_scores
+        if not isinstance(scores, BestBelow) or (request.config.uses_decoder and not self.estimating):
+            return None
+        best = scores.nearest.top(request.k)
+        if best is None:
+            return None
+        exact = torch.full((len(best[1]),), scores.nearest.proven, device=self.device) & best[1].isfinite().all(dim=1)
+        return SearchResult(*best, exact, torch.zeros_like(best[1]))
 
     def most_answers(self, request: SearchRequest) -> int:
         """Return k, or the number of documents that may be returned if that is less."""
@@ -205,6 +128,8 @@ class TreeSearcher:
         # Certify: nothing pruned scores above the k-th document. Scores that overflowed prove nothing.
         exact = pruned <= (answers.scores[:, -1] if bounds else -torch.inf)
         exact &= answers.scores.isfinite().all(dim=1)
+        if isinstance(queries.node_scores, BestBelow):
+            exact &= queries.node_scores.nearest.proven
         return SearchResult(answers.positions, answers.scores, exact, answers.generative)
 
     @torch.no_grad()

@@ -134,11 +134,7 @@ def _node(
     dense: float,
     kept: bool,
 ) -> ExplainedNode:
-    is_document = node >= tree.num_inner
-    below = slice(node - tree.num_inner, node - tree.num_inner + 1)
-    if not is_document:
-        below = slice(int(tree.doc_start[node]), int(tree.doc_end[node]))
-    rows = tree.doc_rows[below][tree.doc_rows[below] >= 0]
+    rows = tree.rows_below(node)
     documents, label = len(rows), titles[int(rows[0])]
     return ExplainedNode(tree.node_digits(node), generative, dense, kept, documents, label, ranks.get(node))
 

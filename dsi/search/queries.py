@@ -11,8 +11,10 @@ from torch import Tensor
 
 from contrastive.encoder import Encoder
 from docids.checks import plain, text
-from docids.lexical import BM25, Lexical, weighted_scores
+from docids.lexical import BM25, Lexical
 from docids.progress import progress
+from docids.tree import DocidTree
+from dsi.search.added import AddedScores
 
 LARGEST_EXTRA = 1e30
 """Bound of `extra_scores`: further ones could overflow float32."""
@@ -27,7 +29,7 @@ class QueryBatch(NamedTuple):
         mask: [n, length] True at real tokens.
         embeddings: [n, embedding_dim].
         texts: the queries, without the encoder's prompt.
-        extra_scores: [n, documents] in docid order, added to the dense scores.
+        added: what joins their dense scores.
     """
 
     rows: Tensor
@@ -35,13 +37,13 @@ class QueryBatch(NamedTuple):
     mask: Tensor
     embeddings: Tensor
     texts: list[str]
-    extra_scores: Tensor | None = None
+    added: AddedScores | None = None
 
     def select(self, which: Tensor) -> "QueryBatch":
         """Return the queries at the indices `which`."""
-        extra = None if self.extra_scores is None else self.extra_scores[which]
+        added = None if self.added is None else self.added.select(which)
         texts = [self.texts[n] for n in which.tolist()]
-        return QueryBatch(self.rows[which], self.states[which], self.mask[which], self.embeddings[which], texts, extra)
+        return QueryBatch(self.rows[which], self.states[which], self.mask[which], self.embeddings[which], texts, added)
 
 
 WordFactors = Callable[[QueryBatch, BM25], Sequence[NDArray[np.floating]]]
@@ -145,7 +147,7 @@ def _query(query: object, name: str) -> str:
 
 def with_scores(
     encoded: EncodedQueries,
-    doc_rows: NDArray[np.integer],
+    tree: DocidTree,
     lexical: Lexical | None,
     lexical_weight: float,
     extra_scores: NDArray[np.floating] | None,
@@ -155,7 +157,7 @@ def with_scores(
 
     Args:
         encoded: the queries.
-        doc_rows: [documents] row in the document table of each docid position; -1 at free places, whose scores do not matter.
+        tree: the docids.
         lexical: BM25 or learned sparse vectors of the document table, if the index has them.
         lexical_weight: weight of the lexical scores; 0 leaves them out.
         extra_scores: [queries, rows of the document table].
@@ -170,18 +172,13 @@ def with_scores(
             "use 0, or train with lexical.enabled = true."
         )
     if extra_scores is not None:
-        _check_extra_scores(extra_scores, (encoded.count, int((doc_rows >= 0).sum())))
+        _check_extra_scores(extra_scores, (encoded.count, tree.num_documents - tree.num_removed))
+    words = lexical if lexical_weight else None
     for batch in encoded.batches:
-        parts = []
-        if extra_scores is not None:
-            parts.append(np.asarray(extra_scores[batch.rows.numpy()], dtype=np.float32))
-        if lexical is not None and lexical_weight:
-            weights = factors(batch, lexical) if factors is not None and isinstance(lexical, BM25) else None
-            parts.append(np.float32(lexical_weight) * weighted_scores(lexical, batch.texts, weights))
-        if parts:
-            # [batch, documents]
-            in_docid_order = torch.from_numpy(np.sum(parts, axis=0)[:, doc_rows])
-            batch = batch._replace(extra_scores=in_docid_order.to(batch.embeddings.device))
+        given = None if extra_scores is None else extra_scores[batch.rows.numpy()]
+        if words is not None or given is not None:
+            weights = factors(batch, words) if factors is not None and isinstance(words, BM25) else None
+            batch = batch._replace(added=AddedScores(batch.texts, tree, words, lexical_weight, weights, given))
         yield batch
 
 

@@ -27,6 +27,8 @@ returned."""
 
 MAX_EXPANSIONS = 10_000
 _LARGEST = 1e6
+_SMALL = 262_144
+_PROBED = 32_768
 _FUSIONS = ("bound", "estimate", "paper")
 _METHODS = ("beam", "mcts")
 
@@ -49,6 +51,9 @@ class SearchConfig:
     lexical_weight: float = 0.0
     """Weight of BM25 in a document's score z.e_d + lexical_weight * BM25, at most 1e6; needs fusion "bound" and an index with
     BM25."""
+    probed: float = 0.0
+    """With fusion "bound", about how many documents near a query are looked at; inf for all, 0 chooses: all of a small index,
+    32,768 of one with more than 262,144 documents. Unless all are, no result is certified."""
 
     def __post_init__(self) -> None:
         plain_fields(self)
@@ -64,10 +69,18 @@ class SearchConfig:
             raise ValueError(
                 f"lexical_weight must be between 0 (dense scores alone) and 1e6, got {self.lexical_weight}."
             )
+        if not self.probed >= 0:
+            raise ValueError(f"probed must be a number of documents, inf for all, or 0 to choose, got {self.probed}.")
         if self.lexical_weight and self.fusion == "paper":
             raise ValueError(
                 'lexical_weight needs fusion "bound" or "estimate", got "paper": centroids have no BM25 score.'
             )
+
+    def looked_at(self, documents: int) -> float:
+        """How many of so many documents a search looks at, with fusion "bound"."""
+        if self.probed:
+            return self.probed
+        return math.inf if documents <= _SMALL else _PROBED
 
     @property
     def uses_decoder(self) -> bool:
@@ -98,6 +111,8 @@ class SearchOptions(TypedDict, total=False):
     beam_width: int | None
     """As in `SearchConfig`; by default the index's, or k if that is larger."""
     lexical_weight: float | None
+    """As in `SearchConfig`."""
+    probed: float | None
     """As in `SearchConfig`."""
     allow: Collection[str] | None
     """The doc_ids that may be returned; all by default. The filter is applied inside the beam: k documents are returned
@@ -187,7 +202,7 @@ class ScoredQueries(NamedTuple):
 
 OPTIONS = get_type_hints(SearchOptions)
 _CONFIG_FIELDS = frozenset(field.name for field in fields(SearchConfig))
-_ONLY_BEAM = ("exact", "max_expansions", "beam_width", "fusion", "alpha", "beta")
+_ONLY_BEAM = ("exact", "max_expansions", "beam_width", "fusion", "alpha", "beta", "probed")
 _ONLY_MCTS = ("reward", "simulations")
 
 

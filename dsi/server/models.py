@@ -29,6 +29,7 @@ class SearchFields(BaseModel):
     ann_temperature: Any = _field("number", "Divides the dense scores.", 0.05, minimum=1e-6, maximum=1e6)
     beam_width: Any = _field("integer", "Inner nodes kept per level, at least k.", 20, minimum=1)
     lexical_weight: Any = _field("number", "Weight of BM25 beside the dense scores.", 0.03, minimum=0, maximum=1e6)
+    probed: Any = _field("number", "About how many documents are looked at; 0 chooses.", 32_768, minimum=0)
     allow: Any = _field("array", "Only these documents may be returned.", ["danube"], items={"type": "string"})
     deny: Any = _field("array", "These documents must not be returned.", ["volga"], items={"type": "string"})
     where: Any = _field("string", "A condition on the metadata.", "lang = 'en' and year > 2000")

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from dsi.search.answers import Hits
-from dsi.search.beams import SearchResult
-from dsi.search.explanation import ExplainedNode, Explanation, explain
+from dsi.search.explanation import ExplainedNode
 from dsi.search.queries import EncodedQueries, encode_queries
 from dsi.search.request import SearchRequest
 from dsi.server.parts import score_parts
@@ -76,11 +75,7 @@ class Explainer:
         self.index, self.topics, self.options = index, topics, options
         self.encoded = encode_queries(index.encoder, [query])
         self.request: SearchRequest = index.request("explain", k, options)
-        trace, result = index.trace(self.encoded, self.request)
-        self.result: SearchResult = result
-        titles, name = index.documents.dataset["title"], index.lexical.name if index.lexical else ""
-        positions = result.positions[0].tolist()
-        self.explanation: Explanation = explain(query, index.tree, titles, self.request.config, trace, positions, name)
+        self.explanation, self.result = index.explain(query, self.encoded, self.request)
         self.generator = self._generator_parts()
 
     def picture(self) -> Json:

@@ -9,8 +9,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from dsi.retriever import GenerativeRetriever
 from dsi.server.batching import Batcher
 from dsi.server.searches import Explainer, Json, answers, shown_config
@@ -121,7 +119,7 @@ class Service:
         children = [
             _node(index, topics, first + digit, [*digits, digit])
             for digit in range(count)
-            if _size(index, first + digit)
+            if len(tree.rows_below(first + digit))
         ]
         whole = _node(index, topics, node, digits)
         return {**whole, "children": children[:_CHILDREN_SHOWN], "count": len(children)}
@@ -150,19 +148,10 @@ class Service:
             return len(changed.documents)
 
 
-def _size(index: IndexSnapshot, node: int) -> int:
-    """Return the number of documents at or below a node."""
-    tree = index.tree
-    start, end = node - tree.num_inner, node - tree.num_inner + 1
-    if start < 0:
-        start, end = int(tree.doc_start[node]), int(tree.doc_end[node])
-    return int((tree.doc_rows[start:end] >= 0).sum())
-
-
 def _node(index: IndexSnapshot, topics: Topics, node: int, digits: Sequence[int]) -> Json:
-    shown: Json = {"digits": list(digits), "documents": _size(index, node)}
+    rows = index.tree.rows_below(node)
+    shown: Json = {"digits": list(digits), "documents": len(rows)}
     if node < index.tree.num_inner:
         return {**shown, "words": topics.of(node)}
-    row = index.tree.doc_rows[node - index.tree.num_inner]
-    doc_id, title = (index.documents.values_of(name, np.array([[row]]))[0][0] for name in ("doc_id", "title"))
+    doc_id, title = (index.documents.values_of(name, rows[None])[0][0] for name in ("doc_id", "title"))
     return {**shown, "doc_id": doc_id, "title": title}

@@ -42,8 +42,7 @@ class Topics:
     def of(self, node: int, most: int = 5) -> list[str]:
         """Return the words that weigh most, best first, of an inner node; equal ones in the order of the alphabet."""
         places = slice(int(self.tree.doc_start[node]), int(self.tree.doc_end[node]))
-        size = int((self.tree.doc_rows[places] >= 0).sum())
-        below = self._by_place[places]
+        below, size = self._by_place[places], len(self.tree.rows_below(node))
         counts = np.bincount(below.indices, weights=below.data, minlength=len(self.words))
         (found,) = np.nonzero(counts)
         weights = counts[found] * np.log(counts[found] / size / self._share[found])

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from docids.tree import DocidTree
+from dsi.trees.stored import StoredVectors
 
 _WIDE = 8
 """Reading a vector for one query costs up to this many times its share of a matrix product for a batch of queries."""
@@ -67,8 +68,10 @@ class DenseScores:
         self.tree, self.device = tree, device
         self.first_child = torch.from_numpy(tree.first_child).long().to(device)
         self.num_children = torch.from_numpy(tree.num_children).long().to(device)
-        self._centroids = torch.from_numpy(tree.centroids).to(device)
-        self._embeddings = torch.from_numpy(tree.embeddings).to(device)
+        self.doc_start = torch.from_numpy(tree.doc_start).long().to(device)
+        self.doc_end = torch.from_numpy(tree.doc_end).long().to(device)
+        self.centroids = StoredVectors.of(tree.centroids, device)
+        self.embeddings = StoredVectors.of(tree.embeddings, device)
         self._removed = torch.from_numpy(tree.doc_rows < 0).to(device) if tree.num_removed else None
 
     @cached_property
@@ -77,37 +80,48 @@ class DenseScores:
 
     def document_scores(self, query_embeddings: Tensor) -> Tensor:
         """[batch, documents] dot products in docid order, from query_embeddings [batch, dim]; -inf at removed documents."""
-        scores = (self._embeddings @ query_embeddings.T).T
+        scores = self.embeddings.dot(query_embeddings)
         return scores if self._removed is None else scores.masked_fill(self._removed, -torch.inf)
 
-    @cached_property
-    def vectors(self) -> Tensor:
-        """[nodes, dim] centroids of inner nodes, then embeddings of documents."""
-        return torch.cat([self._centroids, self._embeddings])
+    def vectors(self, nodes: Tensor) -> Tensor:
+        """[n, dim] centroids of inner nodes, embeddings of documents, for nodes [n]."""
+        inner, above = nodes < self.tree.num_inner, nodes.clamp(max=self.tree.num_inner - 1)
+        if nodes.is_cuda:  # without a look at the values
+            below = self.embeddings.take((nodes - self.tree.num_inner).clamp(min=0))
+            return torch.where(inner[:, None], self.centroids.take(above), below)
+        if inner.all():
+            return self.centroids.take(nodes)
+        found = self.embeddings.take((nodes - self.tree.num_inner).clamp(min=0))
+        if inner.any():
+            found[inner] = self.centroids.take(nodes[inner])
+        return found
 
     def dot(self, queries: Tensor, nodes: Tensor) -> Tensor:
         """[batch, …] dot products of queries [batch, dim] with the vectors of nodes [batch, …]; -inf at removed documents.
 
         Reads the vectors of these nodes only, or all where that is less work.
         """
-        flat, vectors = nodes.flatten(1), self.vectors  # flat: [batch, n]
+        flat, dim = nodes.flatten(1), queries.shape[1]  # flat: [batch, n]
         batch, n = flat.shape
-        if n * min(batch, _WIDE) > len(vectors):
-            scores = (queries @ vectors.T).gather(1, flat)
+        if n * min(batch, _WIDE) > self.tree.num_inner + self.tree.num_documents:
+            scores = torch.cat([self.centroids.dot(queries), self.embeddings.dot(queries)], dim=1).gather(1, flat)
         else:
-            rows = batch if flat.is_cuda else max(1, _BLOCK // (n * vectors.shape[1]))  # on a CPU, what its cache holds
+            rows = batch if flat.is_cuda else max(1, _BLOCK // (n * dim))  # on a CPU, what its cache holds
             blocks = zip(queries.split(rows), flat.split(rows), strict=True)
-            scores = torch.cat([_dot(vectors, *block) for block in blocks])
+            scores = torch.cat([self._dot(*block) for block in blocks])
         if self._removed is not None:
             positions = (flat - self.tree.num_inner).clamp(min=0)
             scores = scores.masked_fill((flat >= self.tree.num_inner) & self._removed[positions], -torch.inf)
         return scores.view_as(nodes)
 
+    def _dot(self, queries: Tensor, nodes: Tensor) -> Tensor:
+        own = self.vectors(nodes.flatten()).view(*nodes.shape, queries.shape[1])
+        return torch.bmm(own, queries[:, :, None])[:, :, 0]
+
     def alive(self, allowed: Tensor) -> Tensor:
         """[nodes] True where an allowed document is, or lies below; allowed: [documents] in docid order."""
         before = torch.cat([allowed.new_zeros(1, dtype=torch.long), allowed.long().cumsum(0)])
-        start, end = (torch.from_numpy(a).long().to(self.device) for a in (self.tree.doc_start, self.tree.doc_end))
-        return torch.cat([before[end] > before[start], allowed])
+        return torch.cat([before[self.doc_end] > before[self.doc_start], allowed])
 
     def largest(self, document_scores: Tensor) -> Tensor:
         """[batch, nodes] the largest score of the documents below each node; a document's is its own."""
@@ -134,12 +148,6 @@ class DenseScores:
             below = values[own.below]
             values[own.nodes] = torch.segment_reduce(below, how, offsets=own.offsets, axis=0, unsafe=True)
         return values.T
-
-
-def _dot(vectors: Tensor, queries: Tensor, nodes: Tensor) -> Tensor:
-    """[batch, n] dot products of queries [batch, dim] with the rows nodes [batch, n] of vectors."""
-    own = vectors.index_select(0, nodes.flatten()).view(*nodes.shape, vectors.shape[1])
-    return torch.bmm(own, queries[:, :, None])[:, :, 0]
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ softmax over children gives the share of each child in all that lies below them.
 Search scores the nodes it visits; training scores whole levels. Knows nothing of decoders.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -42,12 +43,10 @@ class NodeEstimates:
         """[inner nodes] what the size weight multiplies: the bonus, or the logarithm of the size."""
         tree = self.tree
         start, end = tree.doc_start, tree.doc_end
-        squares = np.einsum("nd,nd->n", tree.embeddings, tree.embeddings, dtype=np.float64)
-        sums = np.concatenate([[0.0], np.cumsum(squares)])
+        sums = np.concatenate([[0.0], np.cumsum(tree.embeddings.squares())])
         documents = np.concatenate([[0], np.cumsum(tree.doc_rows >= 0)])
         count = np.maximum(documents[end] - documents[start], 1)
-        centroids = tree.centroids
-        variance = (sums[end] - sums[start]) / count - np.einsum("nd,nd->n", centroids, centroids, dtype=np.float64)
+        variance = (sums[end] - sums[start]) / count - tree.centroids.squares()
         terms = np.sqrt(np.maximum(variance, 0) * 2 * np.log(count)) if self.largest else np.log(count)
         return torch.from_numpy(terms.astype(np.float32)).to(self.dense.device)
 
@@ -121,7 +120,7 @@ class NodeEstimates:
     def _vectors_below(self, nodes: Tensor, level: int) -> "_Vectors":
         below, exists = (each[0] for each in self._below(nodes[None], level))  # [nodes, g]
         own = below[exists]
-        return _Vectors(self.dense.vectors[own], self._size_terms_of(own), exists)
+        return _Vectors(self.dense.vectors(own), self._size_terms_of(own), exists)
 
 
 @dataclass(frozen=True)
@@ -140,7 +139,8 @@ class EstimatedScores:
     Attributes:
         level_queries: [batch, depth, dim].
         document_queries: [batch, dim].
-        extra_scores: [batch, documents] in docid order, added to the documents' dot products, or None.
+        extra_scores: [batch, documents] in docid order, added to the documents' dot products, or what gives those of
+            documents [batch, n], or None.
         size_weights: [depth] as the generator gives them.
         estimates: of inner nodes.
         temperature: divides all scores.
@@ -148,7 +148,7 @@ class EstimatedScores:
 
     level_queries: Tensor
     document_queries: Tensor
-    extra_scores: Tensor | None
+    extra_scores: Tensor | Callable[[Tensor], Tensor] | None
     size_weights: Tensor
     estimates: NodeEstimates
     temperature: float
@@ -157,7 +157,7 @@ class EstimatedScores:
     def of_queries(self) -> dict[str, Tensor]:
         """The tensors that depend on the queries."""
         found = {"level_queries": self.level_queries, "document_queries": self.document_queries}
-        return found if self.extra_scores is None else {**found, "extra_scores": self.extra_scores}
+        return {**found, "extra_scores": self.extra_scores} if isinstance(self.extra_scores, Tensor) else found
 
     def of(self, nodes: Tensor, level: int) -> Tensor:
         """[batch, …] the scores of nodes [batch, …], children that are chosen at `level`."""
@@ -170,6 +170,8 @@ class EstimatedScores:
             documents = dense.dot(self.document_queries, nodes)
             if self.extra_scores is not None:
                 positions = (nodes - tree.num_inner).clamp(min=0).flatten(1)
-                documents = documents + self.extra_scores.gather(1, positions).view_as(nodes)
+                extra = self.extra_scores
+                values = extra.gather(1, positions) if isinstance(extra, Tensor) else extra(positions)
+                documents = documents + values.view_as(nodes)
             scores = torch.where(nodes < tree.num_inner, scores, documents)
         return scores / self.temperature

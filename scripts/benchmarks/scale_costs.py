@@ -47,7 +47,7 @@ def search_costs(folder: Path, rounds: int) -> dict[str, Any]:
     states, mask = torch.randn(BATCH, STATES, WIDTH, generator=rng), torch.ones(BATCH, STATES, dtype=torch.bool)
     queries = torch.nn.functional.normalize(torch.randn(BATCH, tree.embeddings.shape[1], generator=rng))
     flat = faiss.IndexFlatIP(tree.embeddings.shape[1])
-    flat.add(np.ascontiguousarray(tree.embeddings))
+    flat.add(np.ascontiguousarray(tree.embeddings[:]))
 
     def search(request: SearchRequest) -> Callable[[], Any]:
         return lambda: searcher.search(

@@ -68,7 +68,7 @@ def searches(run: Path, encoder_config: "EncoderConfig") -> dict[str, Callable[[
     rounded = GenerativeRetriever.from_pretrained(run, dtype="bfloat16")
     encoder = Encoder.load(encoder_config, run / "encoder", str(retriever.device))
     flat = faiss.IndexFlatIP(encoder.embedding_dim)
-    flat.add(np.ascontiguousarray(retriever.tree.embeddings))
+    flat.add(np.ascontiguousarray(retriever.tree.embeddings[:]))
     return {
         FLAT: lambda texts: flat.search(encoder.encode(encoder.query_texts(texts), "query"), K),
         "the index": lambda texts: retriever.search(texts, K),

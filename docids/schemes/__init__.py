@@ -1,0 +1,301 @@
+"""Docid schemes: what a scheme gets, what it gives, and which there are.
+
+A scheme gives every document a path of numbers. Documents whose paths begin alike share a node of the docid tree. Everything
+after that (numbers, files, search, updates) is the same for all schemes. Knows nothing of how a scheme works: its module is
+imported when it is used.
+"""
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from typing import Protocol
+
+import numpy as np
+
+from docids.checks import at_least, names_something, one_of, plain_fields, shown
+from docids.processes import ALONE, Processes
+from docids.tree import Floats, Ints
+
+_CLUSTERING = ("branching", "max_leaf_size", "cluster_on", "iterations", "seed")
+_CODING = ("branching", "levels", "cluster_on", "iterations", "seed")
+
+SCHEMES = {
+    "kmeans": _CLUSTERING,  # hierarchical k-means (DR-SCL section 3.4)
+    "balanced": _CLUSTERING,  # k-means whose clusters differ in size by at most one
+    "random": _CLUSTERING,  # digits that mean nothing: a control
+    "rq": _CODING,  # residual quantization with a beam, by faiss
+    "rkmeans": _CODING,  # k-means of what the levels above leave over
+    "pq": _CODING,  # product quantization: a digit a part of the vector
+    "title": ("tokenizer",),  # the tokens of the title
+    "file": ("file",),  # read from a file
+}
+"""{`DocidsConfig.method`: the settings that it reads}; the scheme is the function `make` of `docids.schemes.METHOD`."""
+ENTRY_POINTS = "dsi.docid_schemes"
+"""Other packages name their schemes in this group of entry points."""
+
+NodeVectors = Callable[[Ints], Floats]
+"""Prefixes [n, length] of paths to the vectors [n, dim] of the nodes at their ends."""
+
+_CLUSTER_ON = ("documents", "queries", "untrained")
+_LARGEST = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class DocidsConfig:
+    """How docids are made. A setting that the method does not read keeps its default."""
+
+    method: str = "kmeans"
+    """The scheme: "kmeans" (the paper), "balanced" (k-means whose clusters differ in size by at most one), "random"
+    (digits that mean nothing: a control), "rq", "rkmeans" or "pq" (quantizers), "title" (tokens of titles), "file", or
+    the name of one that another package brings."""
+    branching: int = 10
+    """Clusters a split; digits a level. "rq" and "pq" need a power of two."""
+    max_leaf_size: int = 10
+    """A cluster of at most this many documents is not split."""
+    levels: int = 3
+    """Digits of a quantizer; documents that share all of them get one more."""
+    cluster_on: str = "documents"
+    """"documents"; "queries" for the mean of a document's embedding and those of its train queries and pseudo-queries;
+    or "untrained" for the documents' embeddings before contrastive training. The documents' own embeddings score them
+    in any case."""
+    iterations: int = 20
+    """Of k-means."""
+    seed: int = 0
+    """Of k-means; one seed gives one tree."""
+    tokenizer: str = ""
+    """Of method "title": folder or Hub name of a tokenizer; "" for the encoder's."""
+    file: str = ""
+    """Of method "file": a line a document, its doc_id, a tab, and digits with spaces between them."""
+
+    def __post_init__(self) -> None:
+        plain_fields(self, "docids.")
+        one_of(self, "docids.", cluster_on=_CLUSTER_ON)
+        at_least(self, "docids.", branching=2, max_leaf_size=1, levels=1, iterations=1, seed=0)
+        if self.method not in SCHEMES:
+            one_of(self, "docids.", method=scheme_names())
+        self._check_unused()
+        if self.method in ("rq", "pq") and self.branching & (self.branching - 1):
+            near = 1 << self.branching.bit_length()
+            raise ValueError(
+                f'docids.branching must be a power of two with method "{self.method}", got {self.branching}; '
+                f"set it to {near // 2} or {near}."
+            )
+        if self.method == "file":
+            names_something(self, "docids.", file="a file of docids")
+
+    def _check_unused(self) -> None:
+        """Raise ValueError if a setting that the method does not read is not its default."""
+        if self.method not in SCHEMES:  # it is not known what another package's reads
+            return
+        for setting in dataclasses.fields(self):
+            value = getattr(self, setting.name)
+            if setting.name not in ("method", *SCHEMES[self.method]) and value != setting.default:
+                raise ValueError(
+                    f'docids.{setting.name} is not read by the docid method "{self.method}"; leave it at '
+                    f"{setting.default!r}, got {shown(value)}."
+                )
+
+
+class TitleModel(Protocol):
+    """Tokens of titles, and vectors of their beginnings."""
+
+    def tokens(self, titles: Sequence[str]) -> list[list[int]]:
+        """The tokens of each title, and last the one that ends it, which is nowhere else."""
+
+    def vectors(self, tokens: Sequence[Sequence[int]]) -> Floats:
+        """[n, dim] the encoder's embeddings of the texts that tokens spell."""
+
+
+@dataclass(frozen=True)
+class SchemeInput:
+    """What a scheme gets: documents in collection order. It is checked, so a scheme need not.
+
+    Attributes:
+        embeddings: [N, dim] the documents' embeddings, perhaps mapped into memory.
+        config: the settings.
+        cluster_embeddings: [N, any] what to cluster on instead, if anything.
+        doc_ids: [N] the user's keys, for a scheme that looks documents up; none for the others.
+        titles: [N] for a scheme that reads them.
+        texts: [N] title and text, read by the slice, for a scheme that reads them.
+        title_model: for a scheme that reads titles by the token.
+        processes: that share the work; each of them calls the scheme, and each gets the same docids.
+        progress: show a progress bar over documents.
+
+    Raises:
+        ValueError: fewer documents than `branching`, shapes that do not fit, or values that are not finite.
+    """
+
+    embeddings: Floats
+    config: DocidsConfig
+    cluster_embeddings: Floats | None = None
+    doc_ids: Sequence[str] = ()
+    titles: Sequence[str] = ()
+    texts: Sequence[str] = ()
+    title_model: TitleModel | None = None
+    processes: Processes = ALONE
+    progress: bool = False
+
+    def __post_init__(self) -> None:
+        _check_shapes(self.embeddings, self.points, self.config)
+        _check_finite("embeddings", self.embeddings)
+        if self.cluster_embeddings is not None:
+            _check_finite("cluster_embeddings", self.cluster_embeddings)
+
+    @property
+    def points(self) -> Floats:
+        """[N, dim or any] what to cluster on."""
+        return self.embeddings if self.cluster_embeddings is None else self.cluster_embeddings
+
+
+@dataclass(frozen=True, eq=False)
+class Docids:
+    """What a scheme gives: a path a document. Documents that share a path get one more number each.
+
+    Attributes:
+        paths: [N, longest] the numbers of each document in collection order, from 0 to 2**31 - 1; -1 past the end. A digit of
+            the tree is the rank of the number among its siblings.
+        vectors: gives nodes their vectors, in place of the means of the embeddings below them.
+        collisions: how many documents shared the path of an earlier one.
+
+    Raises:
+        ValueError: the paths are of another kind.
+    """
+
+    paths: Ints
+    vectors: NodeVectors | None = None
+    collisions: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        _check_paths(self.paths)
+        longest = int((self.paths >= 0).sum(axis=1).max())
+        paths, collisions = _told_apart(self.paths[:, :longest].astype(np.int32, copy=False))
+        object.__setattr__(self, "paths", paths)
+        object.__setattr__(self, "collisions", collisions)
+
+    @classmethod
+    def of(cls, paths: Sequence[Sequence[int]], vectors: NodeVectors | None = None) -> "Docids":
+        """Docids of paths of any lengths.
+
+        >>> Docids.of([[0, 7], [3], [3]]).paths.tolist()
+        [[0, 7], [3, 0], [3, 1]]
+        """
+        return cls(padded(paths), vectors)
+
+
+def padded(paths: Sequence[Sequence[int]]) -> Ints:
+    """[paths, longest] paths of any lengths as one array, -1 past their ends."""
+    rows = np.full((len(paths), max(map(len, paths), default=0)), -1, dtype=np.int64)
+    for row, path in zip(rows, paths, strict=True):
+        row[: len(path)] = path
+    return rows  # type: ignore[return-value]
+
+
+class Scheme(Protocol):
+    """A docid scheme: any function from documents to docids. The same input gives the same docids on every process."""
+
+    def __call__(self, documents: SchemeInput, /) -> Docids:
+        """The docids of all documents."""
+
+
+def make_docids(documents: SchemeInput) -> Docids:
+    """The docids of documents, by the scheme that their config names.
+
+    Raises:
+        ValueError: the documents are not what the scheme needs, or it does not give a path a document.
+    """
+    method = documents.config.method
+    made = find_scheme(method)(documents)
+    if not isinstance(made, Docids) or len(made.paths) != len(documents.embeddings):
+        raise ValueError(
+            f"The docid scheme {method!r} must give Docids with a path for each of {len(documents.embeddings)} documents, "
+            f"got {len(made.paths) if isinstance(made, Docids) else shown(made)}."
+        )
+    return made
+
+
+def find_scheme(name: str) -> Scheme:
+    """The scheme of that name: one of `SCHEMES`, or an entry point of another package.
+
+    >>> find_scheme("kmeans").__module__
+    'docids.schemes.kmeans'
+
+    Raises:
+        ValueError: there is none; the message lists those there are.
+    """
+    if name in SCHEMES:
+        scheme: Scheme = importlib.import_module(f"docids.schemes.{name}").make
+        return scheme
+    for point in _foreign():
+        if point.name == name:
+            found: Scheme = point.load()
+            return found
+    raise ValueError(f"There is no docid scheme {name!r}; use one of {', '.join(scheme_names())}.")
+
+
+def scheme_names() -> list[str]:
+    """The names of all schemes, those of other packages last."""
+    return [*SCHEMES, *sorted({point.name for point in _foreign()} - set(SCHEMES))]
+
+
+def _foreign() -> Sequence[EntryPoint]:
+    return list(entry_points(group=ENTRY_POINTS))
+
+
+def check_branching(documents: int, config: DocidsConfig) -> None:
+    """Raise ValueError if there are too few documents for one split."""
+    if documents < config.branching and "branching" in SCHEMES.get(config.method, ()):
+        raise ValueError(
+            f"The collection has {documents} documents, fewer than docids.branching = {config.branching}; "
+            f"set branching to at most {documents}."
+        )
+
+
+def _check_shapes(embeddings: Floats, points: Floats, config: DocidsConfig) -> None:
+    if embeddings.ndim != 2 or points.ndim != 2 or len(points) != len(embeddings):
+        raise ValueError(
+            f"embeddings must be [documents, dim] and as many as the points to cluster, got {list(embeddings.shape)} "
+            f"and {list(points.shape)}."
+        )
+    if points is not embeddings and "cluster_on" not in SCHEMES.get(config.method, ("cluster_on",)):
+        raise ValueError(
+            f'The docid method "{config.method}" clusters nothing; leave out the embeddings to cluster on.'
+        )
+    check_branching(len(points), config)
+
+
+def _check_finite(name: str, array: Floats) -> None:
+    bad = ~np.isfinite(array.sum(axis=1, dtype=np.float32))  # [N]
+    if bad.any():
+        raise ValueError(f"{name} must be finite; row {int(np.argmax(bad))} (and {int(bad.sum()) - 1} more) is not.")
+
+
+def _check_paths(paths: Ints) -> None:
+    if not isinstance(paths, np.ndarray) or paths.ndim != 2 or not paths.size or paths.dtype.kind != "i":
+        raise ValueError(f"The paths of a docid scheme must be integers [documents, longest], got {shown(paths)}.")
+    bad = (paths < -1).any(axis=1) | (paths > _LARGEST).any(axis=1) | (paths[:, 0] < 0)  # [N]
+    bad |= ((paths[:, 1:] >= 0) & (paths[:, :-1] < 0)).any(axis=1)
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise ValueError(
+            f"A path of a docid scheme must be numbers from 0 to {_LARGEST}, then -1 past its end; document {row} "
+            f"(and {int(bad.sum()) - 1} more) has {shown(paths[row].tolist())}."
+        )
+
+
+def _told_apart(paths: Ints) -> tuple[Ints, int]:
+    """Paths of which those that several documents share have one more number; and how many repeated an earlier one."""
+    order = np.lexsort(paths.T[::-1])
+    first = np.ones(len(paths), dtype=bool)
+    first[1:] = (paths[order[1:]] != paths[order[:-1]]).any(axis=1)
+    if first.all():
+        return paths, 0
+    starts = np.flatnonzero(first)
+    sizes = np.diff(starts, append=len(paths))
+    numbers, shared = np.arange(len(paths)) - np.repeat(starts, sizes), np.repeat(sizes > 1, sizes)
+    rows = order[shared]
+    longer = np.pad(paths, ((0, 0), (0, 1)), constant_values=-1)
+    longer[rows, (paths[rows] >= 0).sum(axis=1)] = numbers[shared]
+    longer = longer[:, : longer.shape[1] - int((longer[:, -1] < 0).all())]
+    return _told_apart(longer)[0], int((~first).sum())  # again: a longer path may be another document's

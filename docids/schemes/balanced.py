@@ -1,0 +1,37 @@
+"""Docids by hierarchical k-means whose clusters differ in size by at most one."""
+
+import faiss
+import numpy as np
+
+from docids.schemes import Docids, DocidsConfig, SchemeInput
+from docids.schemes.kmeans import train_kmeans
+from docids.schemes.splits import split_from_root
+from docids.tree import Floats, Ints
+
+
+def make(documents: SchemeInput) -> Docids:
+    """Docids by balanced k-means."""
+    return split_from_root(documents, _split)
+
+
+def _split(points: Floats, rows: Ints, config: DocidsConfig) -> Ints:
+    subset = np.ascontiguousarray(points[rows])
+    found = train_kmeans(subset, min(config.branching, len(rows)), config)
+    return _assign(subset, np.asarray(found.centroids))
+
+
+def _assign(points: Floats, centroids: Floats) -> Ints:
+    """Nearest centroid with room left, closest pairs first; clusters hold floor(n/k) or ceil(n/k) points."""
+    n, k = len(points), len(centroids)
+    distances = faiss.pairwise_distances(points, np.ascontiguousarray(centroids))
+    labels = np.full(n, -1, dtype=np.int32)
+    room = np.full(k, n // k)
+    extra = n % k  # this many clusters take one more
+    for pair in np.argsort(distances, axis=None, kind="stable"):
+        point, cluster = divmod(int(pair), k)
+        if labels[point] >= 0 or (room[cluster] == 0 and extra == 0) or room[cluster] < 0:
+            continue
+        extra -= room[cluster] == 0
+        room[cluster] -= 1
+        labels[point] = cluster
+    return labels

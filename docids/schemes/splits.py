@@ -1,0 +1,84 @@
+"""Clusters split into clusters, again and again, by one process or several; what is small enough numbers its documents.
+
+Several processes share the work: they divide the small clusters among them, and may split a large one together.
+"""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+
+from docids.processes import Processes
+from docids.progress import Bar
+from docids.schemes import Docids, DocidsConfig, SchemeInput
+from docids.tree import Floats, Ints
+
+BLOCK = 65_536
+"""Documents that are assigned at a time; all processes may split a cluster of more together."""
+
+Split = Callable[[Floats, Ints, DocidsConfig], Ints]
+"""(points, rows of a cluster's documents, config) -> cluster number of each row, 0..k-1, none of them empty."""
+SplitTogether = Callable[[Floats, Ints, DocidsConfig, Processes], Ints]
+"""The same, for a large cluster, by all processes together."""
+
+
+def split_from_root(
+    documents: SchemeInput, split: Split, *, doc_rows: Ints | None = None, together: SplitTogether | None = None
+) -> Docids:
+    """Docids whose numbers are those of clusters, the last one that of the document in its cluster.
+
+    Args:
+        documents: what to cluster.
+        split: one cluster into at most `branching`.
+        doc_rows: [N] the documents in their first order, which is changed in place; the collection's by default.
+        together: splits large clusters.
+    """
+    config, processes = documents.config, documents.processes
+    points = np.ascontiguousarray(documents.points, dtype=np.float32)
+    doc_rows = np.arange(len(points), dtype=np.int32) if doc_rows is None else doc_rows
+    columns: list[Ints] = []
+    clusters = [(0, len(doc_rows))]
+    with Bar("docids", unit="doc", total=len(points), enabled=documents.progress and processes.is_main) as bar:
+        while clusters:
+            columns.append(np.full(len(doc_rows), -1, dtype=np.int32))
+            to_split = []
+            for start, end in clusters:
+                if end - start > config.max_leaf_size:
+                    to_split.append((start, end))
+                else:
+                    columns[-1][doc_rows[start:end]] = np.arange(end - start)
+                    bar.update(end - start)
+            labels = _split_all(points, doc_rows, to_split, documents, split, together)
+            clusters = [
+                below
+                for (start, end), own in zip(to_split, labels, strict=True)
+                for below in _divide(doc_rows[start:end], own, columns[-1], start)
+            ]
+    return Docids(np.stack(columns, axis=1))
+
+
+def _divide(rows: Ints, labels: Ints, column: Ints, start: int) -> list[tuple[int, int]]:
+    """Note the labels of a cluster's documents, bring the documents into their order, and return the ranges of its parts."""
+    column[rows] = labels
+    rows[:] = rows[np.argsort(labels, kind="stable")]
+    return list(pairwise([start, *(start + np.cumsum(np.bincount(labels))).tolist()]))
+
+
+def _split_all(
+    points: Floats,
+    doc_rows: Ints,
+    clusters: list[tuple[int, int]],
+    documents: SchemeInput,
+    split: Split,
+    together: SplitTogether | None,
+) -> list[Ints]:
+    """The labels of every cluster's documents: large ones by all processes together, the others by one process each."""
+    config, processes = documents.config, documents.processes
+    large = [together is not None and end - start > BLOCK for start, end in clusters]
+    small = [cluster for cluster, is_large in zip(clusters, large, strict=True) if not is_large]
+    own = [split(points, doc_rows[start:end], config) for start, end in processes.share(small)]
+    labels = iter(processes.collect(own))
+    return [
+        together(points, doc_rows[start:end], config, processes) if together and is_large else next(labels)
+        for (start, end), is_large in zip(clusters, large, strict=True)
+    ]

@@ -1,0 +1,48 @@
+"""Docids that are the tokens of titles, as in GENRE (De Cao et al. 2021), up to the one that tells a title from all others.
+
+What would follow has no alternative, so a search that follows the tree loses nothing by the cut.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from docids.schemes import Docids, SchemeInput, padded
+from docids.tree import Floats, Ints
+
+
+def make(documents: SchemeInput) -> Docids:
+    """Docids of titles; the vector of a node is the encoder's embedding of the beginning that it stands for.
+
+    Raises:
+        ValueError: a title is blank, or there is no model that reads titles.
+    """
+    model, titles = documents.title_model, list(documents.titles)
+    if model is None or len(titles) != len(documents.embeddings):
+        raise ValueError('The docid method "title" needs the titles of all documents, and a model that reads them.')
+    check_titles(titles, documents.doc_ids)
+
+    def vectors(prefixes: Ints) -> Floats:
+        return model.vectors([[token for token in prefix if token >= 0] for prefix in prefixes.tolist()])
+
+    return Docids(_cut(padded(model.tokens(titles))), vectors)
+
+
+def check_titles(titles: Iterable[str], doc_ids: Sequence[str]) -> None:
+    """Raise ValueError if a document has no title; the message names the first by its doc_id, if there are any."""
+    blank = [row for row, title in enumerate(titles) if not title.strip()]
+    if blank:
+        name = doc_ids[blank[0]] if len(doc_ids) else blank[0]
+        raise ValueError(
+            f'The docid method "title" needs a title for each document; document {name!r} (and {len(blank) - 1} more) '
+            "has none."
+        )
+
+
+def _cut(paths: Ints) -> Ints:
+    """[N, longest] paths up to the first number with which they are alone."""
+    order = np.lexsort(paths.T[::-1])
+    same = np.logical_and.accumulate(paths[order[1:]] == paths[order[:-1]], axis=1).sum(axis=1)  # [N - 1] with the next
+    kept = np.empty(len(paths), dtype=np.int64)
+    kept[order] = 1 + np.maximum(np.append(same, 0), np.insert(same, 0, 0))
+    return np.where(np.arange(paths.shape[1]) < kept[:, None], paths, -1)

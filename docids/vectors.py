@@ -1,0 +1,285 @@
+"""Vectors in few bytes: as floats, as int8, or as codes of a product quantiser; read as float32, changed without copying.
+
+Knows nothing of trees.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from docids.checks import at_least, one_of, plain_fields
+from docids.storage import scratch_array
+from docids.untrusted import is_finite
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
+Numbers = NDArray[Any]
+
+KINDS = ("float32", "float16", "int8", "pq")
+BLOCK = 4_096
+"""Vectors in memory at a time when all of them are copied or summed."""
+_LARGEST = 127
+_CODEWORDS = 256
+_TRAIN_VECTORS = 256 * _CODEWORDS
+
+
+@dataclass(frozen=True)
+class VectorsConfig:
+    """How an index keeps the vectors of documents and nodes (section `[vectors]`)."""
+
+    kind: str = "float32"
+    """"float32", "float16", "int8" (one byte a dimension), or "pq": `code_bytes` a vector, of a product quantiser. Scores
+    are those of the vectors as they are kept."""
+    code_bytes: int = 0
+    """Bytes of a product quantiser's codes, a divisor of the dimension: those of the vectors themselves with kind "pq"; with
+    another kind, of codes beside them, by which the cells of a large index are searched (`search.probed`). 0 keeps none."""
+
+    def __post_init__(self) -> None:
+        plain_fields(self, "vectors.")
+        one_of(self, "vectors.", kind=KINDS)
+        at_least(self, "vectors.", code_bytes=0)
+        if self.kind == "pq" and not self.code_bytes:
+            raise ValueError(
+                'vectors.kind "pq" needs vectors.code_bytes of 1 or more, got 0; 32 is good for 384 dimensions.'
+            )
+
+
+class Codec(Protocol):
+    """A way to keep vectors as small integers."""
+
+    @property
+    def arrays(self) -> dict[str, Floats]:
+        """{name: what the codec knows}."""
+
+    def encode(self, vectors: Floats) -> Numbers:
+        """[n, numbers] of vectors [n, dim]."""
+
+    def decode(self, codes: Numbers) -> Floats:
+        """[n, dim] vectors of codes [n, numbers]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled:
+    """int8: a number of a dimension stands for itself times the dimension's scale.
+
+    Attributes:
+        scale: [dim].
+    """
+
+    scale: Floats
+
+    @classmethod
+    def fit(cls, vectors: "Floats | Vectors") -> "Scaled":
+        """The scale that fits the largest number of each dimension."""
+        largest = np.max([np.abs(block).max(axis=0) for block in _blocks(vectors)], axis=0)
+        return cls(np.where(largest > 0, largest / _LARGEST, 1).astype(np.float32))
+
+    @property
+    def arrays(self) -> dict[str, Floats]:
+        """As in `Codec`."""
+        return {"scale": self.scale}
+
+    @property
+    def dim(self) -> int:
+        """Of the vectors."""
+        return len(self.scale)
+
+    def encode(self, vectors: Floats) -> Numbers:
+        """As in `Codec`."""
+        return np.rint(vectors / self.scale).clip(-_LARGEST, _LARGEST).astype(np.int8)
+
+    def decode(self, codes: Numbers) -> Floats:
+        """As in `Codec`."""
+        return codes * self.scale
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """Product quantisation (Jégou et al. 2011): each part of a vector is the nearest of 256 codewords.
+
+    Attributes:
+        codebooks: [parts, 256, dim / parts].
+    """
+
+    codebooks: Floats
+
+    @classmethod
+    def fit(cls, vectors: "Floats | Vectors", code_bytes: int, seed: int = 0) -> "Product":
+        """Codewords of a sample of vectors, by k-means.
+
+        Raises:
+            ValueError: the dimension is no multiple of `code_bytes`, or there are fewer than 256 vectors.
+        """
+        n, dim = vectors.shape
+        if dim % code_bytes:
+            raise ValueError(
+                f"vectors.code_bytes must divide the dimension of the embeddings, {dim}, got {code_bytes}."
+            )
+        if n < _CODEWORDS:
+            raise ValueError(
+                f'Codes of a product quantiser need at least {_CODEWORDS} documents, got {n}; use vectors.kind "int8".'
+            )
+        sample = np.random.default_rng(seed).choice(n, min(n, _TRAIN_VECTORS), replace=False)
+        quantizer = faiss.ProductQuantizer(dim, code_bytes, 8)
+        quantizer.cp.seed, quantizer.cp.min_points_per_centroid = seed, 1
+        quantizer.train(np.ascontiguousarray(vectors[np.sort(sample)]))
+        return cls(faiss.vector_to_array(quantizer.centroids).reshape(code_bytes, _CODEWORDS, -1).copy())
+
+    @property
+    def arrays(self) -> dict[str, Floats]:
+        """As in `Codec`."""
+        return {"codebooks": self.codebooks}
+
+    @property
+    def dim(self) -> int:
+        """Of the vectors."""
+        return int(self.codebooks.shape[0] * self.codebooks.shape[2])
+
+    def quantizer(self) -> faiss.ProductQuantizer:
+        """The same for faiss."""
+        own = faiss.ProductQuantizer(self.dim, len(self.codebooks), 8)
+        faiss.copy_array_to_vector(self.codebooks.ravel(), own.centroids)
+        return own
+
+    def encode(self, vectors: Floats) -> Numbers:
+        """As in `Codec`."""
+        codes: Numbers = self.quantizer().compute_codes(np.ascontiguousarray(vectors, dtype=np.float32))
+        return codes
+
+    def decode(self, codes: Numbers) -> Floats:
+        """As in `Codec`."""
+        found: Floats = self.codebooks[np.arange(len(self.codebooks)), codes]
+        return found.reshape(*codes.shape[:-1], self.dim)
+
+
+@dataclass(frozen=True, eq=False)
+class Vectors:
+    """[n, dim] vectors, indexed like an array of float32.
+
+    Attributes:
+        parts: [n_i, numbers] arrays of one type, counted one after the other: what was first there, and what came later.
+        codec: what their numbers mean; None for floats.
+        order: [n] which row of the parts each vector is; None if there is one part in order.
+    """
+
+    parts: tuple[Numbers, ...]
+    codec: Scaled | Product | None = None
+    order: Ints | None = None
+
+    @classmethod
+    def of(cls, vectors: "Floats | Vectors", kind: str = "float32", code_bytes: int = 0) -> "Vectors":
+        """Vectors kept in one of `KINDS`; those of float32 are not copied.
+
+        Raises:
+            ValueError: as `Product.fit`.
+        """
+        if kind == "float32":
+            return cls((np.asarray(vectors[:], dtype=np.float32),))
+        codec = {"int8": Scaled.fit, "pq": lambda own: Product.fit(own, code_bytes)}.get(kind, lambda own: None)(
+            vectors
+        )
+        return cls.encoded(vectors, codec)
+
+    @classmethod
+    def encoded(cls, vectors: "Floats | Vectors", codec: Scaled | Product | None) -> "Vectors":
+        """Vectors by a codec that is there; float16 without one. They live in a scratch file."""
+        blocks = map(codec.encode if codec else np.float16, _blocks(vectors))
+        first = next(blocks)
+        codes, start = scratch_array((len(vectors), first.shape[1]), first.dtype.type), len(first)
+        codes[:start] = first
+        for block in blocks:
+            codes[start : start + len(block)] = block
+            start += len(block)
+        return cls((codes,), codec)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, dim)."""
+        return len(self), self.codec.dim if self.codec else self.parts[0].shape[1]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The element type in memory and on disk."""
+        return self.parts[0].dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the numbers."""
+        return sum(part.nbytes for part in self.parts)
+
+    def __len__(self) -> int:
+        """How many vectors there are."""
+        return len(self.parts[0]) if self.order is None else len(self.order)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Floats:
+        """All vectors, as NumPy asks for them."""
+        return np.array(self[:], dtype=dtype, copy=copy)
+
+    def __getitem__(self, rows: "int | slice | Numbers | list[int]") -> Floats:
+        """Some vectors [..., dim]; those of a slice are not copied where they are float32 and in order."""
+        if isinstance(rows, int | np.integer):
+            return self[[int(rows)]][0]
+        codes = self.stored(rows)
+        return self.codec.decode(codes) if self.codec else codes.astype(np.float32, copy=False)
+
+    def stored(self, rows: "slice | Numbers | list[int]") -> Numbers:
+        """The numbers of some vectors, as they are kept."""
+        if self.order is None:
+            return self.parts[0][rows]
+        first, places = self.parts[0], self.order[rows]
+        found = first[np.minimum(places, len(first) - 1)]
+        if (later := places >= len(first)).any():
+            found[later] = self.parts[1][places[later] - len(first)]
+        return found
+
+    def in_order(self) -> Numbers:
+        """[n, numbers] of all vectors, as they are kept, in one array: a scratch file unless they are so already."""
+        if self.order is None:
+            return self.parts[0]
+        found = scratch_array((len(self), self.parts[0].shape[1]), self.dtype.type)
+        for start in range(0, len(self), BLOCK):
+            found[start : start + BLOCK] = self.stored(slice(start, start + BLOCK))
+        return found
+
+    def arranged(self, source: NDArray[np.integer], new: Floats) -> "Vectors":
+        """Vectors in another order; none of those that are there is copied.
+
+        Args:
+            source: [m] for each vector, its row here; n + i for row i of `new`.
+            new: [k, dim] vectors that join.
+        """
+        start = np.int32(sum(map(len, self.parts)))
+        rows = np.arange(len(self), dtype=np.int32) if self.order is None else self.order
+        order = np.concatenate([rows, start + np.arange(len(new), dtype=np.int32)])[source]
+        codes = self.codec.encode(new) if self.codec else new.astype(self.dtype)
+        return Vectors((self.parts[0], np.concatenate([*self.parts[1:], codes])), self.codec, order)
+
+    def squares(self) -> NDArray[np.float64]:
+        """[n] squared lengths."""
+        return np.concatenate([np.einsum("nd,nd->n", own, own, dtype=np.float64) for own in _blocks(self)])
+
+    def is_sound(self) -> bool:
+        """Whether all numbers are finite, and of the type that the codec reads."""
+        types = {Scaled: np.int8, Product: np.uint8}
+        if (self.codec is None) == (self.dtype in types.values()):
+            return False
+        if self.codec is None:
+            return all(map(is_finite, self.parts))
+        known = [*self.codec.arrays.values()]
+        width = {Scaled: self.shape[1], Product: len(known[0])}[type(self.codec)]
+        return self.dtype == types[type(self.codec)] and self.parts[0].shape[1] == width and all(map(is_finite, known))
+
+
+def read_codec(arrays: Mapping[str, Numbers], name: str) -> Scaled | Product | None:
+    """The codec of the vectors `name` among the arrays of a file."""
+    if f"{name}_scale" in arrays:
+        return Scaled(arrays[f"{name}_scale"])
+    return Product(arrays[f"{name}_codebooks"]) if f"{name}_codebooks" in arrays else None
+
+
+def _blocks(vectors: "Floats | Vectors") -> Iterator[Floats]:
+    return (np.asarray(vectors[start : start + BLOCK]) for start in range(0, len(vectors), BLOCK))

@@ -1,0 +1,107 @@
+"""What the stage that makes docids reads beside the documents, and what it writes."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+from numpy.typing import NDArray
+from transformers import AutoTokenizer
+
+from contrastive.encoder import Encoder
+from docids.clustering import assemble
+from docids.collection import Collection
+from docids.schemes import Docids, DocidsConfig
+from docids.schemes.file import read_docids, write_docids
+from docids.schemes.title import check_titles
+from docids.storage import sha256, write_json
+from docids.tree import diagnostics
+from docids.vectors import VectorsConfig
+from dsi.index import save_docids
+
+
+class TitleTokens:
+    """Tokens of titles by a tokenizer, vectors of their beginnings by an encoder: a `docids.schemes.TitleModel`.
+
+    Args:
+        encoder: embeds.
+        tokenizer: folder or Hub name of the tokenizer; "" for the encoder's.
+
+    Raises:
+        FileNotFoundError: there is no such tokenizer.
+    """
+
+    def __init__(self, encoder: Encoder, tokenizer: str = "") -> None:
+        self._encoder = encoder
+        self._tokenizer = _load(tokenizer) if tokenizer else encoder.model.tokenizer
+        ends = self._tokenizer.eos_token_id, self._tokenizer.sep_token_id, len(self._tokenizer)
+        self._end: int = next(end for end in ends if end is not None)
+
+    def tokens(self, titles: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of each title, then the tokenizer's end token."""
+        found = self._tokenizer(list(titles), add_special_tokens=False)["input_ids"]
+        return [[*(token for token in own if token != self._end), self._end] for own in found]
+
+    def vectors(self, tokens: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+        """Return the embeddings [n, dim] of the texts that tokens spell, as documents."""
+        known = len(self._tokenizer)
+        spelt = [[token for token in own if token < known] for own in tokens]
+        return self._encoder.encode(self._tokenizer.batch_decode(spelt, skip_special_tokens=True), "document")
+
+
+def _load(name: str) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise FileNotFoundError(
+            f"docids.tokenizer {name!r} cannot be loaded ({reason}); name a folder or a tokenizer on the Hub."
+        ) from None
+
+
+def sources_digest(config: DocidsConfig, collection: Collection, embeddings: NDArray[np.float32] | None = None) -> str:
+    """Return a digest of what docids are made of beside documents and settings; "" if of nothing else.
+
+    Args:
+        config: may name a file of docids, or ask for titles; both are checked.
+        collection: the documents.
+        embeddings: [documents, any] to cluster on.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is not one of this collection's docids, or titles are missing.
+    """
+    if embeddings is not None:
+        return hashlib.sha256(np.ascontiguousarray(embeddings).data).hexdigest()
+    documents = collection.documents
+    if config.method == "title":
+        check_titles(documents["title"], documents["doc_id"])
+    if config.method != "file":
+        return ""
+    read_docids(Path(config.file), documents["doc_id"])
+    return sha256(Path(config.file))
+
+
+def save_made(
+    docids: Docids,
+    embeddings: NDArray[np.float32],
+    documents: datasets.Dataset,
+    folder: Path,
+    vectors: VectorsConfig,
+) -> None:
+    """Write the tree of docids with the document table and diagnostics, and `docids.tsv` if the digits are other numbers.
+
+    Args:
+        docids: of a scheme.
+        embeddings: [N, dim] of the documents.
+        documents: their table.
+        folder: to write into.
+        vectors: how they are kept.
+    """
+    tree = assemble(docids, embeddings).stored_as(vectors)
+    save_docids(tree, documents, folder)
+    write_json(folder / "diagnostics.json", diagnostics(tree, docids.collisions))
+    if not np.array_equal(docids.paths, tree.paths(tree.positions)[1]):
+        write_docids(folder / "docids.tsv", documents["doc_id"], docids.paths)

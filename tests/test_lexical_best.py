@@ -1,0 +1,156 @@
+"""The best documents of a query without looking at all: complete scores, and a bound that no other document exceeds."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import sparse
+
+from docids import weights
+from docids.lexical import BM25
+from docids.postings import Postings
+from docids.weights import Damping, Terms, Weights
+
+
+@pytest.fixture(autouse=True)
+def few_postings_are_read(monkeypatch):
+    """So that lists of a few dozen documents are long, and orders by weight are kept that updates made wrong."""
+    monkeypatch.setattr(weights, "_READ", 12)
+    monkeypatch.setattr(weights, "_DEPTHS", (0, 2, 4, 8))
+    monkeypatch.setattr(weights, "_DRIFT", 0.5)
+
+
+def texts_of(rng: np.random.Generator, size: int) -> list[str]:
+    """Of words that most documents have, often, or few; many documents are alike."""
+    return [" ".join(f"w{word}" for word in rng.geometric(0.3, size=rng.integers(0, 12))) for _ in range(size)]
+
+
+def check(found, scores: np.ndarray, count: int, allowed: np.ndarray) -> None:
+    """One query's candidates against all its scores."""
+    rows, own, rest = found
+    assert len(rows) <= count
+    assert (np.diff(rows) > 0).all()
+    assert allowed[rows].all()
+    np.testing.assert_allclose(own, scores[rows], rtol=1e-5, atol=1e-6)
+    others = allowed.copy()
+    others[rows] = False
+    assert rest >= 0
+    assert (scores[others] <= rest).all()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 10**6), size=st.integers(1, 120), count=st.integers(1, 40), k1=st.sampled_from([0.0, 0.9, 2.0]),
+    b=st.sampled_from([0.0, 0.4, 1.0]), factors=st.sampled_from(["none", "above 0", "any"]), filters=st.booleans(),
+    updates=st.integers(0, 4),
+)  # fmt: skip
+def test_no_other_document_is_above_the_bound(seed, size, count, k1, b, factors, filters, updates):
+    rng = np.random.default_rng(seed)
+    texts = texts_of(rng, size)
+    bm25 = BM25([str(n) for n in range(size)], texts, k1, b)
+    queries = ["w1 w2 w3 w1", "w9", "nothing", " ".join(f"w{word}" for word in rng.geometric(0.2, size=6))]
+    for _ in range(updates + 1):
+        scale = [rng.normal(size=len(bm25.terms(query))) for query in queries]
+        own = {"none": None, "above 0": [np.exp(each) for each in scale], "any": scale}[factors]
+        scores = bm25.scores(queries, own)
+        mask = rng.random(len(texts)) < rng.choice([0.0, 0.1, 0.8]) if filters else None
+        allowed = np.ones(len(texts), dtype=bool) if mask is None else mask
+        found = bm25.best(queries, count, own, mask)
+        for row, each in enumerate(zip(*found, strict=True)):
+            check(each, scores[row], count, allowed)
+            some = rng.integers(0, len(texts), size=5)
+            parts = bm25.of(queries[row], some, None if own is None else own[row])
+            np.testing.assert_allclose(parts, scores[row, some], rtol=1e-5, atol=1e-6)
+        removed = rng.choice(len(texts), rng.integers(0, len(texts)), replace=False).tolist()
+        more = texts_of(rng, int(rng.integers(1, 30)))
+        texts = [text for row, text in enumerate(texts) if row not in set(removed)] + more
+        bm25 = bm25.changed(removed, [str(n) for n in range(len(texts))], more)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), documents=st.integers(1, 80), count=st.integers(0, 30))
+def test_weights_that_are_values(seed, documents, count):
+    rng = np.random.default_rng(seed)
+    values = rng.random((5, documents)).round(1).astype(np.float32) * (rng.random((5, documents)) < 0.6)
+    terms = Terms(rng.integers(0, 5, size=4), rng.normal(size=4).astype(np.float32))
+    scores = values[terms.numbers].T @ terms.factors
+    own = Weights(Postings.of(sparse.csr_array(values)))
+    np.testing.assert_allclose(own.scores(terms), scores, rtol=1e-5, atol=1e-6)
+    check(own.best(terms, count), scores, count, np.ones(documents, dtype=bool))
+
+
+def test_the_best_by_one_word_are_found_and_nothing_is_left_of_a_rare_one():
+    bm25 = BM25(
+        [str(n) for n in range(60)], ["w1 " * (n % 7 + 1) + "xx " * 3 for n in range(57)] + ["rare w1"] * 3, 0.9, 0
+    )
+    found = bm25.best(["w1", "rare"], 4)
+    best = np.sort(np.argsort(-bm25.scores(["w1"])[0], kind="stable")[:4])
+    np.testing.assert_allclose(found.scores[0], bm25.scores(["w1"])[0, best])
+    assert found.rows[1].tolist() == [57, 58, 59]
+    assert found.rest[1] == 0
+    assert bm25.best([], 4).rows == []
+
+
+def test_only_what_weighs_most_is_read_of_long_lists(monkeypatch):
+    counts = sparse.csr_array(np.tile(np.arange(1, 101, dtype=np.float32), (2, 1)))
+    own, read = Weights(Postings.of(counts), Damping(1.0, 0.0, 1.0), np.ones(100, np.int32)), []
+    terms = Terms(np.array([0, 1]), np.ones(2, np.float32))
+    own.best(terms, 3)
+    of = Weights.of
+    monkeypatch.setattr(Weights, "of", lambda self, values, rows: read.append(len(rows)) or of(self, values, rows))
+    rows, _, rest = own.best(terms, 3)
+    assert rows.tolist() == [97, 98, 99]
+    assert rest < 2
+    assert sum(read) <= 12 + 2 * 3
+
+
+def test_an_order_by_weight_stays_when_the_mean_length_moves_a_little():
+    texts = [f"w1 {'xx ' * (n % 9)}" for n in range(1000)]
+    bm25 = BM25([str(n) for n in range(1000)], texts)
+    bm25.best(["w1"], 3)
+    heads = bm25.weights.postings.parts[0].heads
+    assert len(heads) == 1
+    longer = bm25.changed([], [str(n) for n in range(1001)], ["w1 " + "yy " * 40])
+    before = {**heads}
+    found, scores = longer.best(["w1"], 3), longer.scores(["w1"])[0]
+    assert longer.weights.postings.parts[0].heads == before
+    check((found.rows[0], found.scores[0], found.rest[0]), scores, 3, np.ones(1001, dtype=bool))
+    assert found.rest[0] == pytest.approx(np.sort(scores)[-4], rel=0.01)
+    much = longer.changed([], [str(n) for n in range(1002)], ["zz " * 5000])
+    found = much.best(["w1"], 3)
+    assert much.weights.postings.parts[0].heads is heads
+    assert all(heads[term] is not head for term, head in before.items())
+    check((found.rows[0], found.scores[0], found.rest[0]), much.scores(["w1"])[0], 3, np.ones(1002, dtype=bool))
+
+
+def test_an_update_copies_no_list_that_stays_and_small_parts_are_merged():
+    texts = texts_of(np.random.default_rng(0), 500)
+    bm25 = first = BM25([str(n) for n in range(500)], texts)
+    for step in range(40):
+        texts = [*texts[1:], f"w1 new{step} w2"]
+        bm25 = bm25.changed([0], [str(n) for n in range(500)], texts[-1:])
+        parts = bm25.weights.postings.parts
+        assert np.shares_memory(parts[0].lists.data, first.weights.postings.parts[0].lists.data)
+        assert len(parts) <= 4
+    fresh = BM25([str(n) for n in range(500)], texts)
+    np.testing.assert_allclose(bm25.scores(["w1 w2 new39 new7"]), fresh.scores(["w1 w2 new39 new7"]), rtol=1e-5)
+    assert first.terms("new39") == []  # the vocabulary is one, but not the words that documents have
+    assert [term.word for term in bm25.terms("new39")] == ["new39"]
+
+
+def test_lists_are_made_anew_when_most_documents_have_left():
+    bm25 = BM25([str(n) for n in range(50)], [f"w1 w{n}" for n in range(50)])
+    few = bm25.changed(range(5, 50), [str(n) for n in range(5)], [])
+    postings = few.weights.postings
+    assert (len(postings.parts), postings.documents, postings.rows) == (1, 5, None)
+    fresh = BM25([str(n) for n in range(5)], [f"w1 w{n}" for n in range(5)])
+    np.testing.assert_array_equal(few.scores(["w1 w3"]), fresh.scores(["w1 w3"]))
+
+
+def test_saved_are_the_words_of_this_index_alone(tmp_path):
+    bm25 = BM25(["a"], ["neon gas"])
+    bm25.changed([], ["a", "b"], ["helium"])
+    bm25.save(tmp_path)
+    loaded = BM25.load(tmp_path, ["a"])
+    assert loaded.terms("helium neon") == bm25.terms("helium neon")
+    assert bm25.run({"q": "helium gas"}, 3) == loaded.run({"q": "helium gas"}, 3)

@@ -1,0 +1,564 @@
+"""Docid schemes: every docid leads to its document and back, before and after updates, whatever the scheme."""
+
+import ast
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+import dsi
+from docids.clustering import DocidsConfig, assemble, build_tree
+from docids.schemes import SCHEMES, Docids, SchemeInput, find_scheme, make_docids, scheme_names
+from docids.schemes.file import read_docids, write_docids
+from docids.tree import DocidTree, diagnostics
+from docids.updating import add_documents, remove_documents
+from dsi import GenerativeRetriever
+from dsi.config import read_config
+from dsi.docids_stage import TitleTokens
+from dsi.integrations.transformers import DocidLogitsProcessor
+from dsi.pipeline import TrainingRun
+from scripts.main import main
+from tests.conftest import WIDTH
+from tests.test_docids import shared, walk
+from tests.test_pipeline import TIED, write_settings
+
+ROOT = Path(__file__).parent.parent
+QUANTIZERS = ("rq", "rkmeans", "pq")
+OWN_SETTINGS = {
+    **{method: {"branching": 4, "max_leaf_size": 3} for method in ("kmeans", "balanced", "random")},
+    **{method: {"branching": 4, "levels": 2} for method in QUANTIZERS},
+    "title": {},
+    "file": {},
+}
+
+
+class Letters:
+    """A model of titles whose tokens are letters; the vector of a beginning counts them."""
+
+    def tokens(self, titles: Sequence[str]) -> list[list[int]]:
+        return [[*map(ord, title), 1] for title in titles]
+
+    def vectors(self, tokens: Sequence[Sequence[int]]) -> np.ndarray:
+        return np.array([np.bincount(np.array(own) % WIDTH, minlength=WIDTH) for own in tokens], dtype=np.float32)
+
+
+def embeddings_of(documents: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(documents, WIDTH)).astype(np.float32)
+
+
+def scheme_input(method: str, documents: int, folder: Path, **others) -> SchemeInput:
+    """What any scheme needs; some titles are the same, some begin others."""
+    chance = np.random.default_rng(documents)
+    titles = ["".join(chance.choice(list("ab "), size=chance.integers(1, 8))) + "c" for _ in range(documents)]
+    doc_ids, own = [f"d{row}" for row in range(documents)], dict(OWN_SETTINGS[method])
+    if method == "file":
+        own["file"] = str(folder / "docids.tsv")
+        write_docids(folder / "docids.tsv", doc_ids, Docids.of([[9 * len(t), ord(t[0]), 3] for t in titles]).paths)
+    config = DocidsConfig(method=method, **own)
+    vectors = embeddings_of(documents)
+    return SchemeInput(vectors, config, doc_ids=doc_ids, titles=titles, title_model=Letters(), **others)
+
+
+def scheme_tree(method: str, documents: int, folder: Path) -> DocidTree:
+    given = scheme_input(method, documents, folder)
+    return assemble(make_docids(given), given.embeddings)
+
+
+def check_walk(tree: DocidTree) -> None:
+    """Every document has its docid alone, which leads to it; nothing else is reached."""
+    assert tree._problem() == ""
+    occupied = np.flatnonzero(tree.doc_rows >= 0)
+    all_digits = [tree.digits(int(position)) for position in occupied]
+    assert len(set(all_digits)) == len(occupied)
+    assert [tree.node(digits) - tree.num_inner for digits in all_digits] == occupied.tolist()
+    assert {tree.node(digits) - tree.num_inner for digits in walk(tree, ())} == set(range(tree.num_documents))
+    assert all(tree.node(tree.node_digits(node)) == node for node in range(tree.num_inner))
+
+
+@pytest.mark.parametrize("method", SCHEMES)
+@pytest.mark.parametrize("documents", [5, 60, 300])
+def test_every_docid_leads_to_its_document_and_back(method, documents, tmp_path):
+    tree = scheme_tree(method, documents, tmp_path)
+    check_walk(tree)
+    np.testing.assert_array_equal(tree.embeddings[tree.positions], embeddings_of(documents))
+    assert tree.fingerprint == scheme_tree(method, documents, tmp_path).fingerprint
+
+
+@pytest.mark.parametrize("method", SCHEMES)
+def test_documents_come_and_go_and_no_other_docid_changes(method, tmp_path):
+    original = tree = scheme_tree(method, 80, tmp_path)
+    names, chance = [f"d{row}" for row in range(80)], np.random.default_rng(1)
+    before = {name: tree.digits(int(position)) for name, position in zip(names, tree.positions, strict=True)}
+    for step in range(4):
+        gone = chance.choice(len(names), size=15, replace=False)
+        tree = remove_documents(tree, gone)
+        names = [name for row, name in enumerate(names) if row not in gone]
+        tree = add_documents(tree, embeddings_of(25, seed=step + 1))
+        names += [f"new{step}.{number}" for number in range(25)]
+        check_walk(tree)
+        now = {name: tree.digits(int(position)) for name, position in zip(names, tree.positions, strict=True)}
+        assert all(before.get(name, digits) == digits for name, digits in now.items())
+        before = now
+    assert tree.origin_fingerprint == original.fingerprint
+
+
+def test_a_new_document_goes_to_the_nearest_cluster(tmp_path):
+    tree = scheme_tree("rkmeans", 200, tmp_path)
+    position = 50
+    added = add_documents(tree, tree.embeddings[[position]])
+    near, own = added.digits(int(added.positions[-1])), tree.digits(position)
+    nearest, node = [], 0
+    while tree.first_child[node] < tree.num_inner:
+        children = tree.first_child[node] + np.arange(tree.num_children[node])
+        node = int(children[((tree.centroids[children] - tree.embeddings[[position]]) ** 2).sum(axis=1).argmin()])
+        nearest.append(node - int(children[0]))
+    assert near[: len(nearest)] == tuple(nearest) or len(near) == len(own)
+    assert near[0] == nearest[0]
+
+
+paths = st.lists(st.lists(st.sampled_from([0, 1, 2, 7, 2**31 - 1]), min_size=1, max_size=4), min_size=1, max_size=25)
+
+
+@settings(max_examples=150, deadline=None)
+@given(paths)
+def test_any_paths_make_a_tree_whose_digits_are_ranks(given_paths):
+    docids = Docids.of(given_paths)
+    tree = assemble(docids, embeddings_of(len(given_paths)))
+    check_walk(tree)
+    distinct = len({tuple(path) for path in given_paths})
+    assert docids.collisions == len(given_paths) - distinct == diagnostics(tree, docids.collisions)["collisions"]
+    whole = [tuple(number for number in row if number >= 0) for row in docids.paths.tolist()]
+    assert len(set(whole)) == len(whole)
+    assert all(path[: len(start)] == tuple(start) for path, start in zip(whole, given_paths, strict=True))
+    for row, path in enumerate(whole):
+        assert tree.digits(int(tree.positions[row])) == ranks(path, whole)
+
+
+def ranks(path: tuple[int, ...], every: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """The digits of a path: at each step the rank among what follows there, "ends" first; literal and slow."""
+    digits: list[int] = []
+    for length in range(len(path) + 1):
+        beside = [other for other in every if other[:length] == path[:length]]
+        follow = sorted({other[length : length + 1] for other in beside})
+        digits.append(follow.index(path[length : length + 1]))
+        if all(len(other) <= length + 1 for other in beside):  # they are documents
+            return tuple(digits)
+        if len(path) == length:  # it ends where others go on: a cluster of its own
+            return (*digits, 0)
+    raise AssertionError("the path does not end")
+
+
+@pytest.mark.parametrize("method", SCHEMES)
+def test_docids_written_to_a_file_are_read_as_the_same_tree(method, tmp_path):
+    given = scheme_input(method, 120, tmp_path)
+    docids, doc_ids = make_docids(given), list(given.doc_ids)
+    write_docids(tmp_path / "copy.tsv", doc_ids, docids.paths)
+    again = read_docids(tmp_path / "copy.tsv", doc_ids)
+    np.testing.assert_array_equal(again.paths, docids.paths)
+    assert assemble(again, given.embeddings).fingerprint == assemble(docids, given.embeddings).fingerprint
+
+
+@pytest.mark.parametrize("method", QUANTIZERS)
+def test_any_number_of_processes_makes_the_same_codes(method, tmp_path):
+    alone = make_docids(scheme_input(method, 300, tmp_path))
+    for docids in shared(2, lambda processes: make_docids(scheme_input(method, 300, tmp_path, processes=processes))):
+        np.testing.assert_array_equal(docids.paths, alone.paths)
+        prefixes = alone.paths[:, :2]
+        assert (docids.vectors is None) == (method == "pq")
+        if docids.vectors:
+            np.testing.assert_array_equal(docids.vectors(prefixes), alone.vectors(prefixes))
+
+
+@pytest.mark.parametrize("method", ["rq", "rkmeans"])
+def test_vectors_of_nodes_are_partial_sums_of_codewords(method):
+    points, config = embeddings_of(500), DocidsConfig(method=method, branching=8, levels=3)
+    docids = make_docids(SchemeInput(points, config))
+    tree = assemble(docids, points)
+    errors = [((points - docids.vectors(docids.paths[:, :length])) ** 2).mean() for length in (1, 2, 3)]
+    assert 1 > errors[0] > errors[1] > errors[2]  # each level comes nearer
+    below = [node for level in tree.levels[1:] for node in range(level.start, level.stop)]
+    for node in below[::7]:
+        length, row = len(tree.node_digits(node)), tree.doc_rows[tree.doc_start[node]]
+        np.testing.assert_array_equal(tree.centroids[[node]], docids.vectors(docids.paths[[row], :length]))
+    np.testing.assert_allclose(tree.centroids[[0]][0], points.mean(axis=0), atol=1e-6)  # the root has no codeword
+    four = docids.vectors(np.pad(docids.paths[:, :3], ((0, 0), (0, 1))))  # what tells documents apart has none either
+    np.testing.assert_array_equal(four, docids.vectors(docids.paths[:, :3]))
+
+
+def test_residual_kmeans_takes_the_nearest_centroid_of_what_is_left():
+    points, config = embeddings_of(300), DocidsConfig(method="rkmeans", branching=5, levels=2)
+    docids = make_docids(SchemeInput(points, config))
+    first = docids.vectors(np.arange(5)[:, None])  # [5, dim]
+    np.testing.assert_array_equal(docids.paths[:, 0], ((points[:, None] - first) ** 2).sum(axis=2).argmin(axis=1))
+    left = points - first[docids.paths[:, 0]]
+    second = docids.vectors(np.stack([np.zeros(5, int), np.arange(5)], axis=1)) - first[0]
+    np.testing.assert_array_equal(docids.paths[:, 1], ((left[:, None] - second) ** 2).sum(axis=2).argmin(axis=1))
+
+
+@pytest.mark.parametrize("levels", [2, 5])
+def test_product_quantization_codes_each_part_alone(levels):
+    points, config = embeddings_of(300), DocidsConfig(method="pq", branching=4, levels=levels)
+    one = make_docids(SchemeInput(points, config)).paths
+    width = -(-WIDTH // levels)
+    changed = points.copy()
+    changed[:, width:] = embeddings_of(300, seed=1)[:, width:]
+    other = make_docids(SchemeInput(changed, config)).paths
+    np.testing.assert_array_equal(one[:, 0], other[:, 0])
+    assert (one[:, 1] != other[:, 1]).any()
+    for part in range(levels):
+        own = points[:, part * width : (part + 1) * width]
+        means = np.stack([own[one[:, part] == number].mean(axis=0) for number in range(4)])
+        assert ((own - means[one[:, part]]) ** 2).sum() < ((own - own.mean(axis=0)) ** 2).sum()
+
+
+@pytest.mark.parametrize("method", QUANTIZERS)
+def test_equal_documents_share_their_code_and_get_a_last_digit(method):
+    points = np.repeat(embeddings_of(40), 5, axis=0)
+    config = DocidsConfig(method=method, branching=16, levels=3)
+    docids = make_docids(SchemeInput(points, config))
+    assert docids.collisions >= 150
+    code = docids.paths[:, :3].reshape(40, 5, 3)
+    same = (code == code[:, :1]).all(axis=(1, 2))
+    assert same.mean() > (0.9 if method == "rq" else 0.999)  # the sums of a beam can tie but for rounding
+    assert build_tree(points, config).depth == 4
+
+
+def test_other_vectors_to_cluster_on_give_codes_but_no_vectors_of_nodes():
+    points, config = embeddings_of(100), DocidsConfig(method="rq", branching=4)
+    docids = make_docids(SchemeInput(points, config, points[:, :5] * 3))
+    assert docids.vectors is None
+    tree = assemble(docids, points)
+    below = tree.embeddings[tree.doc_start[1] : tree.doc_end[1]]
+    np.testing.assert_allclose(tree.centroids[[1]][0], below.mean(axis=0), atol=1e-6)
+
+
+# Titles
+
+
+def title_tree(titles: list[str]) -> DocidTree:
+    vectors = embeddings_of(len(titles))
+    given = SchemeInput(vectors, DocidsConfig(method="title"), titles=titles, title_model=Letters())
+    return assemble(make_docids(given), vectors)
+
+
+def test_titles_are_told_apart_by_as_many_tokens_as_that_takes():
+    titles = ["abc", "abd", "ab", "b long title", "abc", "x"]
+    vectors = embeddings_of(6)
+    given = SchemeInput(vectors, DocidsConfig(method="title"), titles=titles, title_model=Letters())
+    docids = make_docids(given)
+    a, b, c, d, end = *map(ord, "abcd"), 1
+    expected = [[a, b, c, end, 0], [a, b, d], [a, b, end], [b], [a, b, c, end, 1], [ord("x")]]
+    np.testing.assert_array_equal(docids.paths, Docids.of(expected).paths)
+    assert docids.collisions == 1
+    tree = assemble(docids, vectors)
+    assert tree.digits(int(tree.positions[2])) == (0, 0, 0, 0)
+    assert tree.digits(int(tree.positions[3])) == (1, 0)
+    np.testing.assert_array_equal(tree.centroids[[tree.node((0, 0))]], Letters().vectors([[a, b]]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text(alphabet="ab c", min_size=1, max_size=6).filter(str.strip), min_size=1, max_size=20))
+def test_any_titles_make_docids(titles):
+    check_walk(title_tree(titles))
+
+
+def test_titles_that_are_missing_are_named():
+    config = DocidsConfig(method="title")
+    with pytest.raises(ValueError, match=r"needs a title for each document; document 'd1' \(and 1 more\) has none"):
+        make_docids(
+            SchemeInput(embeddings_of(4), config, doc_ids=["d0", "d1", "d2", "d3"], titles=["a", " ", "b", ""],
+                        title_model=Letters())
+        )  # fmt: skip
+    with pytest.raises(ValueError, match='"title" needs the titles of all documents, and a model that reads them'):
+        build_tree(embeddings_of(4), config)
+
+
+def test_tokens_are_the_encoders_or_those_of_a_given_tokenizer(encoder, tokenizer_folder, sentence_bert_folder):
+    own, given = TitleTokens(encoder), TitleTokens(encoder, str(tokenizer_folder))
+    titles = ["Danube river", "Neon"]
+    assert own.tokens(titles) == given.tokens(titles)
+    end = encoder.model.tokenizer.eos_token_id
+    assert all(tokens[-1] == end and tokens.count(end) == 1 for tokens in own.tokens([*titles, f"a{'</s>'}b"]))
+    tokens = own.tokens(titles)[0]
+    np.testing.assert_allclose(
+        own.vectors([tokens, tokens[:-1]]),
+        encoder.encode([encoder.model.tokenizer.decode(tokens[:-1])] * 2, "document"),
+        atol=1e-5,
+    )
+    with pytest.raises(FileNotFoundError, match=r"docids.tokenizer '/no/tokenizer' cannot be loaded .*; name a folder"):
+        TitleTokens(encoder, "/no/tokenizer")
+
+
+# Files
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["a\t1", "b 2", "c\t3"], r"line 2: expected a doc_id, a tab, and digits .*, got 'b 2'"),
+        (["a\t1", "b\t2", "c\t3", "", "x\t4"], r"line 5: the document 'x' is not in the collection; remove the line"),
+        (["a\t1", "b\t2", "a\t3"], r"line 3: the document 'a' has line 1 already; remove one"),
+        (["a\t1", "b\t", "c\t3"], r"line 2: the document 'b' has no digits; give it at least one"),
+        (["a\t1", "b\t2 -1", "c\t3"], r"line 2: a digit must be an integer from 0 to 2147483647, got '-1'"),
+        (["a\t1", "b\t2 2147483648", "c\t3"], r"line 2: a digit must be .*, got '2147483648'"),
+        (["a\t1", "b\t2,5", "c\t3"], r"line 2: a digit must be .*, got '2,5'"),
+        (["a\t1", "b\t1.0", "c\t3"], r"line 2: a digit must be .*, got '1.0'"),
+        (["a\t1"], r"has no line for the document 'b' \(and 1 more\); give every document of the collection one"),
+        (["a\t1", "b\t2", "c\t2"], r"line 2: the docid 2 is equal to that of line 3; give each document its own"),
+        (["c\t1 2 3", "b\t0", "a\t1 2"], r"line 3: the docid 1 2 is the beginning of that of line 1"),
+        (["a\t1", "b\t2", "c\t\ud800"], r"line 3: not text in UTF-8"),
+    ],
+)
+def test_a_file_of_docids_that_is_wrong_is_refused_by_line(lines, message, tmp_path):
+    path = tmp_path / "docids.tsv"
+    path.write_bytes("\n".join(lines).encode("utf-8", "surrogatepass"))
+    with pytest.raises(ValueError, match=message) as raised:
+        read_docids(path, ["a", "b", "c"])
+    assert str(path) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_of_docids_gives_ranks(tmp_path):
+    path = tmp_path / "docids.tsv"
+    path.write_text("c\t7 300\nb\t7 0\na\t2\n")
+    config = DocidsConfig(method="file", file=str(path))
+    given = SchemeInput(embeddings_of(3), config, doc_ids=["a", "b", "c"])
+    tree = assemble(make_docids(given), given.embeddings)
+    assert [tree.digits(int(tree.positions[row])) for row in range(3)] == [(0, 0), (1, 0), (1, 1)]
+    with pytest.raises(FileNotFoundError, match=r"docids.file names .*no.tsv, which does not exist"):
+        make_docids(replace(given, config=DocidsConfig(method="file", file=str(tmp_path / "no.tsv"))))
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"method": "rq"}, 'branching must be a power of two with method "rq", got 10; set it to 8 or 16'),
+        ({"method": "pq", "branching": 3}, "set it to 2 or 4"),
+        ({"method": "file"}, "docids.file must name a file of docids, got ''"),
+        ({"method": "kmeans", "levels": 4}, 'levels is not read by the docid method "kmeans"; leave it at 3, got 4'),
+        ({"method": "title", "branching": 8}, 'branching is not read by the docid method "title"; leave it at 10'),
+        ({"method": "rkmeans", "max_leaf_size": 5}, "docids.max_leaf_size is not read"),
+        ({"method": "title", "file": "x"}, "docids.file is not read"),
+        ({"method": "kmeans", "tokenizer": "x"}, "docids.tokenizer is not read"),
+        ({"method": "rkmeans", "levels": 0}, "docids.levels must be at least 1, got 0"),
+    ],
+)
+def test_settings_that_a_scheme_cannot_use_are_refused(own, message):
+    with pytest.raises(ValueError, match=message):
+        DocidsConfig(**own)
+
+
+def test_embeddings_to_cluster_on_are_refused_where_nothing_is_clustered():
+    points = embeddings_of(5)
+    with pytest.raises(ValueError, match='The docid method "title" clusters nothing; leave out the embeddings'):
+        SchemeInput(points, DocidsConfig(method="title"), points[:, :3])
+    SchemeInput(points, DocidsConfig(method="title"))  # and needs no more documents than branching
+
+
+# Schemes of others
+
+PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Add a docid scheme")[2]
+FOREIGN, ENTRY = (re.search(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)[1] for kind in ("python", "toml"))
+
+
+@pytest.fixture
+def foreign(tmp_path, monkeypatch):
+    """A distribution that is installed, with the scheme of CONTRIBUTING, "letters"."""
+    site = tmp_path / "site"
+    info = site / "letter_docids-1.0.dist-info"
+    info.mkdir(parents=True)
+    (site / "letter_docids.py").write_text(FOREIGN)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: letter-docids\nVersion: 1.0\n")
+    ((group, schemes),) = tomllib.loads(ENTRY)["project"]["entry-points"].items()
+    rows = [f"[{group}]", *(f"{name} = {place}" for name, place in schemes.items())]
+    (info / "entry_points.txt").write_text("\n".join(rows))
+    monkeypatch.syspath_prepend(site)
+    yield
+    sys.modules.pop("letter_docids", None)
+
+
+def test_a_scheme_of_another_package_is_found_by_its_entry_point(foreign):
+    assert len(FOREIGN.strip().splitlines()) <= 30
+    assert scheme_names() == [*SCHEMES, "letters"]
+    texts = ["b b", "a a", "a b", "a b c", "c c"]
+    given = SchemeInput(embeddings_of(5), DocidsConfig(method="letters", branching=2), texts=texts)
+    tree = assemble(make_docids(given), given.embeddings)
+    digits = [tree.digits(int(tree.positions[row])) for row in range(5)]
+    assert digits == [(1, 0), (0, 0, 0), (0, 0, 1), (0, 1, 0), (2, 0)]
+    check_walk(tree)
+
+
+def test_a_name_that_no_scheme_has_is_refused_with_those_there_are(foreign):
+    with pytest.raises(ValueError, match=r"docids.method must be one of kmeans, .*file, letters, got 'words'"):
+        DocidsConfig(method="words")
+    with pytest.raises(ValueError, match=r"There is no docid scheme 'words'; use one of kmeans, .*, letters"):
+        find_scheme("words")
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: Docids.of([[1], [2]]), r"'letters' must give Docids with a path for each of 3 documents, got 2"),
+        (lambda: [[1], [2], [3]], r"must give Docids with a path .*, got \[\[1\], \[2\], \[3\]\]"),
+        (lambda: Docids.of([[1], [], [3]]), r"numbers from 0 .*; document 1 \(and 0 more\) has \[-1\]"),
+        (lambda: Docids.of([[1], [2, -3], [3]]), r"document 1 \(and 0 more\) has \[2, -3\]"),
+        (lambda: Docids.of([[1], [-1, 3], [2**31]]), r"document 1 \(and 1 more\) has \[-1, 3\]"),
+        (lambda: Docids.of([]), r"must be integers \[documents, longest\]"),
+        (lambda: Docids(np.ones((3, 2))), r"must be integers \[documents, longest\]"),
+    ],
+)
+def test_what_a_scheme_gives_is_checked(foreign, monkeypatch, made, message):
+    import letter_docids
+
+    monkeypatch.setattr(letter_docids, "make", lambda documents: made())
+    with pytest.raises(ValueError, match=message):
+        make_docids(SchemeInput(embeddings_of(3), DocidsConfig(method="letters")))
+
+
+@pytest.mark.parametrize(
+    ("vectors", "message"),
+    [
+        (
+            lambda prefixes: np.zeros((len(prefixes), 3)),
+            rf"must give nodes finite vectors \[2, {WIDTH}\], got \[2, 3\]",
+        ),
+        (lambda prefixes: np.full((len(prefixes), WIDTH), np.nan), "must give nodes finite vectors .*, got some that"),
+    ],
+)
+def test_vectors_that_a_scheme_gives_are_checked(vectors, message):
+    with pytest.raises(ValueError, match=message):
+        assemble(Docids.of([[0, 0], [0, 1], [1, 0]], vectors), embeddings_of(3))
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_scheme_is_one_short_module(name):
+    text = (ROOT / "docids" / "schemes" / f"{name}.py").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 120
+    assert "make" in {node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
+
+
+# The whole line
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """Where the runs share what is the same for all schemes."""
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture
+def train(beir, tmp_path, sentence_t5_folder, t5_folder, store):
+    """Train an index of 40 documents with some settings of docids."""
+
+    def run_of(**docids: object) -> TrainingRun:
+        settings = {"branching": 10, "max_leaf_size": 10, **docids}
+        config = write_settings(
+            tmp_path / "config.toml", sentence_t5_folder, t5_folder, docids=settings, tune=False,
+            pseudo_queries={"method": "none"}, contrastive={"loss": "none", "fill_with_pseudo_queries": False},
+            examples={"pseudo_queries_per_document": 0}, training={"epochs": 1.0},
+            **{**TIED, "ranking": {"epochs": 0.0}},
+        )  # fmt: skip
+        run = TrainingRun(tmp_path / "run", dsi.read_collection(beir()), read_config(config), "cpu", store)
+        run.train()
+        return run
+
+    return run_of
+
+
+def check_updates(folder: Path) -> None:
+    """An index finds every document, and keeps all docids when one comes and one goes."""
+    retriever = GenerativeRetriever.from_pretrained(folder, device="cpu")
+    check_walk(retriever.tree)
+    found = retriever.search("noble gas", k=5, exact=True)
+    every = retriever.search("noble gas", k=40, beam_width=40)
+    assert found.exact
+    assert [hit.doc_id for hit in found] == [hit.doc_id for hit in every][:5]
+    before = {hit.doc_id: hit.digits for hit in every}
+    assert len(before) == 40
+    retriever.add([{"doc_id": "new", "title": "Gas of the sun", "text": "Helium, a noble gas."}])
+    retriever.remove([found[0].doc_id])
+    retriever.save_update(folder)
+    again = GenerativeRetriever.from_pretrained(folder, device="cpu").search("noble gas", k=41, beam_width=41)
+    now = {hit.doc_id: hit.digits for hit in again}
+    assert set(now) == {*before, "new"} - {found[0].doc_id}
+    assert all(before.get(doc_id, digits) == digits for doc_id, digits in now.items())
+
+
+@pytest.mark.parametrize("method", ["kmeans", "rq", "rkmeans", "pq"])
+def test_an_index_of_clusters_or_codes_is_trained_searched_and_updated(method, train):
+    run = train(method=method, **OWN_SETTINGS[method])
+    diagnosed = json.loads((run.folder / "docids" / "diagnostics.json").read_text())
+    assert diagnosed["documents"] == 40
+    assert len(diagnosed["fill"]) == len(diagnosed["entropy"]) == diagnosed["depth"]
+    assert (diagnosed["collisions"] > 0) == (method in QUANTIZERS)
+    if method == "kmeans":
+        assert not (run.folder / "docids" / "docids.tsv").exists()  # digits are the scheme's own numbers
+    check_updates(run.folder)
+
+
+def test_an_index_of_another_packages_scheme_is_trained_searched_and_updated(foreign, train):
+    check_updates(train(method="letters").folder)
+
+
+def test_an_index_of_titles_is_trained_searched_and_updated_and_keeps_the_tokens(train, tokenizer_folder):
+    run = train(method="title", tokenizer=str(tokenizer_folder))
+    lines = (run.folder / "docids" / "docids.tsv").read_text(encoding="utf-8").splitlines()
+    tokens = {doc_id: list(map(int, own.split())) for doc_id, _, own in (line.partition("\t") for line in lines)}
+    model, titles = TitleTokens(run.encoder()), run.collection.documents["title"]
+    for doc_id, own in tokens.items():
+        assert model.tokens([titles[run.collection.rows[doc_id]]])[0][: len(own)] == own
+    end = run.encoder().model.tokenizer.eos_token_id
+    DocidLogitsProcessor.of([[token for token in own if token != end] for own in tokens.values()], end)
+    tree = run.tree()
+    prefix = tree.node_digits(int(tree.first_child[0]))
+    first = min(own[0] for own in tokens.values())
+    np.testing.assert_allclose(tree.centroids[[tree.node(prefix)]], model.vectors([[first]]), atol=1e-5)
+    check_updates(run.folder)
+
+
+def test_an_index_of_a_file_is_trained_searched_and_updated_and_made_again_if_the_file_changed(train, tmp_path, beir):
+    path, doc_ids = tmp_path / "docids.tsv", list(dsi.read_collection(beir()).rows)
+    path.write_text("".join(f"{doc_id}\t{len(doc_id)} {row}\n" for row, doc_id in enumerate(doc_ids)))
+    run = train(method="file", file=str(path))
+    first = run.tree().fingerprint
+    rows = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([f"{doc_ids[0]}\t99\n", *rows[1:]]))
+    run.build_docids()
+    assert run.tree().fingerprint != first
+    run.all_stages()
+    check_updates(run.folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ('method = "file"\nfile = "{}/wrong.tsv"', "wrong.tsv, line 1: "),
+        ('method = "file"\nfile = "{}/missing.tsv"', "missing.tsv, which does not exist"),
+        ('method = "title"', "needs a title for each document; document 'b' (and 0 more) has none"),
+    ],
+)
+def test_documents_without_docids_are_refused_before_anything_is_trained(settings, message, tmp_path, beir, capsys):
+    (tmp_path / "wrong.tsv").write_text("danube\tx\n")
+    config, run = tmp_path / "config.toml", tmp_path / "run"
+    config.write_text(f"[docids]\n{settings.format(tmp_path)}\n")
+    corpus = [{"_id": "a", "title": "A", "text": "a text"}, {"_id": "b", "title": "", "text": "a text"}]
+    judged = "query-id\tcorpus-id\tscore\nq\ta\t1"
+    data = beir("\n".join(map(json.dumps, corpus)), '{"_id": "q", "text": "a"}', train=judged, test=judged)
+    assert main(["train", "--config", str(config), "--data", str(data), "--output", str(run), "--device", "cpu"]) == 2
+    assert message in capsys.readouterr().err
+    assert [path.name for path in run.iterdir()] == ["config.toml"]

@@ -114,7 +114,13 @@ class Postings:
     def merged(self) -> sparse.csr_array:
         """[terms, documents] of the document table, all in one; not copied if they are that already."""
         lists = _padded(_joined(self.parts).lists, len(self.frequencies))
-        return lists if self.slots is None else lists[:, self.slots]
+        if self.rows is None:
+            return lists
+        rows = self.rows[lists.indices]
+        keep = rows >= 0
+        before = np.concatenate([[0], np.cumsum(keep, dtype=lists.indptr.dtype)], dtype=lists.indptr.dtype)
+        shape = lists.shape[0], self.documents
+        return sparse.csr_array((lists.data[keep], rows[keep], before[lists.indptr]), shape=shape)
 
     def read(self, term: int) -> Iterator[tuple[Rows, Floats]]:
         """The rows that hold a term, and its values there, part by part; ascending."""
@@ -174,8 +180,14 @@ def _padded(lists: sparse.csr_array, terms: int) -> sparse.csr_array:
 def _joined(parts: Sequence[Part]) -> Part:
     if len(parts) == 1:
         return parts[0]
-    terms = max(part.lists.shape[0] for part in parts)
-    return Part(sparse.hstack([_padded(part.lists, terms) for part in parts], format="csr"), parts[0].first)
+    rest = _joined(parts[1:])  # the first part, the largest, is copied once
+    terms = max(parts[0].lists.shape[0], rest.lists.shape[0])
+    old, new = (_padded(part.lists, terms) for part in (parts[0], rest))
+    ends = np.repeat(old.indptr[1:], np.diff(new.indptr))
+    documents = np.insert(old.indices, ends, new.indices + np.int32(old.shape[1]))
+    values = np.insert(old.data, ends, new.data)
+    shape = terms, old.shape[1] + new.shape[1]
+    return Part(sparse.csr_array((values, documents, old.indptr + new.indptr), shape=shape), parts[0].first)
 
 
 def postings_arrays(postings: Postings) -> dict[str, NDArray[Any]]:

@@ -183,21 +183,6 @@ def _is_of(entry: Entry, types: Type | tuple[Type, ...], dimensions: int) -> boo
     return entry.dtype in codes and len(entry.shape) == dimensions
 
 
-def read_array(path: Path, dtypes: Sequence[type[np.generic]]) -> NDArray[Any]:
-    """The one-dimensional array of an .npy file, mapped into memory.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: truncated, or of another type or shape.
-    """
-    check_file(path)
-    with reading(path):
-        array = np.lib.format.open_memmap(path, mode="r")
-    if array.dtype not in dtypes or array.ndim != 1:
-        raise ValueError(f"{path} must hold one row of numbers, got {array.dtype} {list(array.shape)}; {RESTORE}.")
-    return array
-
-
 def is_finite(array: NDArray[np.generic]) -> bool:
     """True if no value is NaN or infinite, nor so large that their sum in float32 is."""
     with np.errstate(over="ignore", invalid="ignore"):

@@ -4,7 +4,7 @@ Knows nothing of trees.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import faiss
@@ -169,6 +169,7 @@ class Vectors:
     parts: tuple[Numbers, ...]
     codec: Scaled | Product | None = None
     order: Ints | None = None
+    _squares: list[NDArray[np.float64]] = field(default_factory=list)  # of the first part, once they were asked for
 
     @classmethod
     def of(cls, vectors: "Floats | Vectors", kind: str = "float32", code_bytes: int = 0) -> "Vectors":
@@ -256,11 +257,19 @@ class Vectors:
         rows = np.arange(len(self), dtype=np.int32) if self.order is None else self.order
         order = np.concatenate([rows, start + np.arange(len(new), dtype=np.int32)])[source]
         codes = self.codec.encode(new) if self.codec else new.astype(self.dtype)
-        return Vectors((self.parts[0], np.concatenate([*self.parts[1:], codes])), self.codec, order)
+        later = np.concatenate([*self.parts[1:], codes])
+        own = order >= len(self.parts[0])
+        if 2 * own.sum() < len(later):  # the others were replaced since
+            later, order[own] = later[order[own] - len(self.parts[0])], len(self.parts[0]) + np.arange(own.sum())
+        return Vectors((self.parts[0], later), self.codec, order, self._squares)
 
     def squares(self) -> NDArray[np.float64]:
-        """[n] squared lengths."""
-        return np.concatenate([np.einsum("nd,nd->n", own, own, dtype=np.float64) for own in _blocks(self)])
+        """[n] squared lengths; those of the first part are computed once, however the vectors change."""
+        if not self._squares:
+            self._squares.append(_squares(Vectors(self.parts[:1], self.codec)))
+        if self.order is None:
+            return self._squares[0]
+        return np.concatenate([self._squares[0], _squares(Vectors(self.parts[1:], self.codec))])[self.order]
 
     def is_sound(self) -> bool:
         """Whether all numbers are finite, and of the type that the codec reads."""
@@ -279,6 +288,11 @@ def read_codec(arrays: Mapping[str, Numbers], name: str) -> Scaled | Product | N
     if f"{name}_scale" in arrays:
         return Scaled(arrays[f"{name}_scale"])
     return Product(arrays[f"{name}_codebooks"]) if f"{name}_codebooks" in arrays else None
+
+
+def _squares(vectors: Vectors) -> NDArray[np.float64]:
+    own = [np.einsum("nd,nd->n", block, block, dtype=np.float64) for block in _blocks(vectors)]
+    return np.concatenate([np.empty(0), *own])
 
 
 def _blocks(vectors: "Floats | Vectors") -> Iterator[Floats]:

@@ -40,8 +40,17 @@ class DocumentTable:
 
     @cached_property
     def rows(self) -> dict[str, int]:
-        """{doc_id: row}, made on first use: a search without filters needs no such dictionary in memory."""
+        """{doc_id: row} of all documents, made on first use; `find` looks some up without it."""
         return {doc_id: row for row, doc_id in enumerate(self.dataset["doc_id"][:])}
+
+    def find(self, doc_ids: Iterable[str]) -> dict[str, int]:
+        """Return {doc_id: row} of those doc_ids that are in the index."""
+        wanted = [doc_id for doc_id in dict.fromkeys(doc_ids) if _is_unicode(doc_id)]
+        column = self._columns["doc_id"]
+        places = pc.index_in(column, value_set=pa.array(wanted, type=column.type))
+        rows = np.flatnonzero(places.is_valid())
+        numbers = places.drop_null().to_numpy()
+        return dict(zip((wanted[number] for number in numbers), rows.tolist(), strict=True))
 
     def values_of(self, column: str, rows: NDArray[np.integer]) -> list[list[Any]]:
         """Return the values of a column at rows [n, m]; None for texts that the table does not hold."""
@@ -78,12 +87,13 @@ class DocumentTable:
         """
         if not self.has_texts:
             raise ValueError("The table of documents has no column text; give one like collection.documents.")
+        rows = self.find(doc_ids)
         for doc_id in doc_ids:
-            if doc_id not in self.rows:
+            if doc_id not in rows:
                 raise ValueError(
                     f"There is no text of document {doc_id!r}; give the texts of all documents of the index."
                 )
-        return [self.rows[doc_id] for doc_id in doc_ids]
+        return [rows[doc_id] for doc_id in doc_ids]
 
     @cached_property
     def _columns(self) -> pa.Table:
@@ -111,9 +121,11 @@ class DocumentTable:
         for doc_id in doc_ids:
             if not isinstance(doc_id, str):
                 raise ValueError(f"{name} must hold doc_ids, which are strings, got {doc_id!r}.")
-            if doc_id not in self.rows:
+        rows = self.find(doc_ids)
+        for doc_id in doc_ids:
+            if doc_id not in rows:
                 raise ValueError(f"{name} names the doc_id {doc_id!r}, which is not in the index.")
-        return [self.rows[doc_id] for doc_id in doc_ids]
+        return [rows[doc_id] for doc_id in doc_ids]
 
     def allowed(
         self,
@@ -166,3 +178,8 @@ class DocumentTable:
         if found.type != pa.bool_():
             raise pa.ArrowInvalid(f"it gives {found.type}, not true or false")
         return np.asarray(found.fill_null(False))
+
+
+def _is_unicode(value: str) -> bool:
+    """False if a text has a lone surrogate, which no column can hold."""
+    return value.encode("utf-8", "ignore").decode() == value

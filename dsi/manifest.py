@@ -14,7 +14,7 @@ from docids.untrusted import RESTORE, check_file, check_folder, is_inside, read_
 from dsi.config import from_dict
 from dsi.search.request import SearchConfig
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 PARTS = ("encoder", "docids", "generator", "lexical")
 _TABLES = ("parts", "encoder", "search", "fingerprints", "versions", "files")
 _KINDS = {"generation": int, **dict.fromkeys(_TABLES, dict)}

@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
@@ -15,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from tqdm import tqdm
 
 from dsi.server.batching import BusyError
 from dsi.server.metrics import Metrics
@@ -32,6 +34,8 @@ _POLICY = "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; bas
 
 def app_from_environment() -> FastAPI:
     """Return the app of the settings that `ServerSettings.to_environment` left; uvicorn calls it in each process."""
+    # The lock that tqdm makes outlives a process: uvicorn ends workers by SIGTERM, before they clean up.
+    tqdm.set_lock(threading.RLock())
     return create_app(ServerSettings.from_environment())
 
 
@@ -199,7 +203,7 @@ def _add_documents(app: FastAPI) -> None:
 
 
 def _known(service: Service, doc_id: str) -> None:
-    if doc_id not in service.retriever.documents.rows:
+    if not service.retriever.documents.find([doc_id]):
         raise HTTPException(404, f"The doc_id {doc_id!r} is not in the index.")
 
 

@@ -235,7 +235,9 @@ class DocidTree:
 
     def save(self, path: Path) -> None:
         """Write the arrays as one safetensors file."""
-        arrays = {name: getattr(self, name) for name in (*_STRUCTURE, "trained", "origin")}
+        arrays = {name: getattr(self, name) for name in (*_STRUCTURE, "origin")}
+        if not self.trained.all():
+            arrays["trained"] = self.trained
         for name in _VECTORS:
             vectors: Vectors | None = getattr(self, name)
             if vectors is not None:

@@ -194,7 +194,7 @@ def changed(array, place, value):
         ("centroids", lambda own: changed(own, 0, np.nan), "not finite"),
         ("embeddings", lambda own: changed(own, 0, -np.inf), "not finite"),
         ("embeddings", lambda own: own[0], "'embeddings' is missing, unknown or of another type"),
-        ("trained", lambda own: own[1:], "what was trained does not fit"),
+        ("trained", lambda own: np.append(own[2:], False), "what was trained does not fit"),
         ("origin", lambda own: np.zeros(5, dtype=np.uint8), "what was trained does not fit"),
     ],
 )

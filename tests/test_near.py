@@ -1,6 +1,10 @@
 """Searches that look at a part of the documents: bounds from the nearest, and cells."""
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from docids import vectors
+from docids.clustering import build_tree
 from docids.lexical import BM25
+from docids.schemes import DocidsConfig
 from docids.tree import DocidTree
 from docids.updating import add_documents, remove_documents
 from docids.vectors import VectorsConfig
@@ -194,3 +201,45 @@ def test_cells_follow_an_update():
     own = torch.from_numpy(tree.positions[-30:]).long()
     direct = QueryBatch(torch.arange(30), *random_queries(30)[:2], torch.from_numpy(new), [""] * 30)
     assert torch.equal(searched(searcher, direct, 300)[0][:, 0], own)
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+import faiss, numpy as np, torch
+torch.set_num_threads(1); faiss.omp_set_num_threads(1)
+from docids.tree import DocidTree
+from dsi.search.request import SearchConfig, SearchRequest
+from tests.conftest import random_queries, random_tied, searcher_for
+from tests.test_near import QueryBatch
+
+torch.ones(64, 64) @ torch.ones(64, 64)
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+tree = DocidTree.load(Path(sys.argv[1]))
+points = torch.from_numpy(tree.embeddings[[7, 70_000]])
+states, mask, _ = random_queries(2)
+searcher = searcher_for(tree, random_tied(tree))
+request = SearchRequest(1, SearchConfig(alpha=0.0, beam_width=5, probed=2000))
+found = searcher.search(searcher.score(QueryBatch(torch.arange(2), states, mask, points, ["", ""]), request), request)
+print(found.positions.flatten().tolist())
+try:
+    np.zeros((tree.num_documents, tree.embeddings.shape[1]), np.float32) + 1
+except MemoryError:
+    print("no room for floats")
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the size of the process from /proc")
+def test_a_search_needs_less_memory_than_the_vectors_as_floats(tmp_path, monkeypatch):
+    monkeypatch.setattr(vectors, "_TRAIN_VECTORS", 2560)
+    points = np.random.default_rng(0).normal(size=(80_000, 256)).astype(np.float32)  # 82 MB
+    tree = build_tree(points, DocidsConfig(method="random", branching=64, max_leaf_size=64))
+    tree.stored_as(VectorsConfig("int8", 4)).save(tmp_path / "docids.safetensors")  # 21 MB
+    command = [sys.executable, "-c", LIMITED, str(tmp_path / "docids.safetensors"), str(60 * 2**20)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines() == ["[7, 70000]", "no room for floats"]

@@ -2,8 +2,9 @@
 
 For each size, the tree is built and written in one process, mapped and searched in a fresh one. Searches are timed alternating,
 with batches of eight queries and beam and answers ten. The decoder alone and "paper" fusion look at the children of a beam, so
-they grow with the depth of the tree; "bound" fusion scores every document exactly first, as flat search does. The usual ways to
-constrain decoding, a trie of nested dictionaries and a sorted array searched by bisection, are timed on the same prefixes.
+they grow with the depth of the tree; "bound" fusion looks at every document first, as flat search does, or at those of a few
+cells in a large index. The usual ways to constrain decoding, a trie of nested dictionaries and a sorted array searched by
+bisection, are timed on the same prefixes.
 """
 
 import argparse

@@ -3,6 +3,7 @@
 Measured by `scripts.benchmarks.scale`, in a fresh process.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from dsi.generator.model import DocidGenerator
 from dsi.search.beam import TreeSearcher
 from dsi.search.beams import LevelTrace
 from dsi.search.decoder import FastDecoder
+from dsi.search.queries import QueryBatch
 from dsi.search.request import ScoredQueries, SearchConfig, SearchRequest
 from scripts.benchmarks.memory import resident_mib
 from scripts.benchmarks.timing import alternate
@@ -32,6 +34,9 @@ SEARCHES = {
     "decoder alone": SearchRequest(BEAM, SearchConfig(alpha=1.0, beta=0.0, beam_width=BEAM)),
     "paper": SearchRequest(BEAM, SearchConfig(fusion="paper", alpha=0.5, beam_width=BEAM)),
     "bound": SearchRequest(BEAM, SearchConfig(fusion="bound", alpha=0.5, beam_width=BEAM)),
+    "bound, all documents": SearchRequest(
+        BEAM, SearchConfig(fusion="bound", alpha=0.5, beam_width=BEAM, probed=math.inf)
+    ),
 }
 
 
@@ -49,10 +54,10 @@ def search_costs(folder: Path, rounds: int) -> dict[str, Any]:
     flat = faiss.IndexFlatIP(tree.embeddings.shape[1])
     flat.add(np.ascontiguousarray(tree.embeddings[:]))
 
+    batch = QueryBatch(torch.arange(BATCH), states, mask, queries, [""] * BATCH)
+
     def search(request: SearchRequest) -> Callable[[], Any]:
-        return lambda: searcher.search(
-            ScoredQueries(states, mask, searcher.node_scores(queries, request.config)), request
-        )
+        return lambda: searcher.search(searcher.score(batch, request), request)
 
     functions = [search(request) for request in SEARCHES.values()]
     seconds, _ = alternate([*functions, lambda: flat.search(queries.numpy(), BEAM)], rounds)

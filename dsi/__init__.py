@@ -12,6 +12,8 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from dsi.names import LIBRARY, check_names
+
 if TYPE_CHECKING:
     from docids.collection import Collection, read_collection
     from dsi.config import Config
@@ -73,4 +75,5 @@ def __getattr__(name: str) -> Any:
         return version("dr-scl")
     if name not in _HOMES:
         raise AttributeError(f"module 'dsi' has no attribute {name!r}")
+    check_names(*LIBRARY)
     return getattr(import_module(_HOMES[name]), name)

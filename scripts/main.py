@@ -32,6 +32,7 @@ _GROUPS = {
     },
     "experiments": {
         "reproduce": ("experiments.reproduce", "the tables and figures of the papers, and our own"),
+        "compare-docids": ("compare_docids", "every docid scheme at the same encoder, generator and training"),
     },
     "benchmarks": {
         "benchmark-decoding": ("benchmarks.decoding", "our search against transformers' generate"),
@@ -44,6 +45,7 @@ _GROUPS = {
         "benchmark-serving": ("benchmarks.serving", "a server at 1, 8 and 64 clients, with and without batching"),
         "benchmark-multilabel": ("benchmarks.multilabel", "the tree model without text, beside napkinXC and PECOS"),
         "benchmark-scale": ("benchmarks.scale", "time, memory and bytes as a collection grows"),
+        "benchmark-index": ("benchmarks.index", "the index beside faiss at equal milliseconds and bytes"),
         "benchmark-docids": ("benchmarks.docids", "time and memory of building a large docid tree"),
     },
 }
@@ -55,8 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(_usage())
-        return 0
+        return run_command(lambda _: print(_usage()), [])
     name, *rest = arguments
     if name == "--version":
         print(f"dsi {version('dr-scl')}")

@@ -6,6 +6,7 @@ import os
 import pty
 import subprocess
 import sys
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 import datasets
@@ -13,12 +14,14 @@ import pytest
 
 from contrastive.encoder import Encoder, EncoderConfig
 from docids.clustering import DocidsConfig, build_tree
+from docids.storage import beside
 from dsi.retriever import GenerativeRetriever
 from dsi.search.request import SearchConfig
 from eval.trec import read_run
 from scripts import libraries
 from scripts.main import COMMANDS, main, run_command
 from scripts.queries_file import read_queries_file
+from scripts.values import index_folder
 from tests.conftest import MINIPEDIA, random_generator
 
 ROOT = Path(__file__).parent.parent
@@ -42,6 +45,17 @@ def refusal(capsys, *arguments):
 
 
 # Before the libraries are loaded
+
+
+def test_an_index_that_a_kill_set_aside_is_one(tmp_path, monkeypatch):
+    index = tmp_path / "run"
+    with pytest.raises(ArgumentTypeError, match="holds no finished index"):
+        index_folder(str(index))
+    beside(index, "previous").mkdir()
+    assert index_folder(str(index)) == index
+    index.mkdir()
+    monkeypatch.chdir(index)
+    assert index_folder(".") == Path()
 
 
 def test_the_help_of_every_command_and_its_refusals_import_nothing_heavy():
@@ -173,6 +187,16 @@ def test_an_interrupt_ends_with_130_and_a_closed_pipe_without_a_word(capsys):
         process.stdout.close()
         assert process.wait(30) == 141
         assert process.stderr.read() == ""
+
+
+def test_help_into_a_closed_pipe_ends_without_a_word():
+    read, write = os.pipe()
+    os.close(read)
+    ended = subprocess.run(
+        [sys.executable, "-m", "scripts.main", "--help"], cwd=ROOT, stdout=write, stderr=-1, text=True
+    )
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (141, "")
 
 
 def test_without_network_the_hub_is_asked_once_and_the_offline_encoder_named(tmp_path, monkeypatch, capsys):

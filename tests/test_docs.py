@@ -20,6 +20,7 @@ GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUN = [ROOT / "README.md", ROOT / "docs" / "index.md", *GUIDES]
 """Pages whose Python is run."""
+NOTEBOOK = ROOT / "docs" / "guides" / "first-index.ipynb"
 
 NOT_RUN = "<!-- not run:"
 FENCE = re.compile(
@@ -110,6 +111,24 @@ def test_python_blocks_run(page, trained, tmp_path, monkeypatch, capsys):
     namespace = {"__name__": "__main__"}
     for text, line in found:
         exec(compile("\n" * (line) + text, str(page), "exec"), namespace)  # tracebacks name the page's lines
+
+
+def test_the_notebook_runs_and_keeps_no_outputs(trained, tmp_path, monkeypatch):
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    notebook = nbformat.read(NOTEBOOK, nbformat.NO_CONVERT)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not any(cell.outputs or cell.execution_count for cell in code)
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    folder = tmp_path / NOTEBOOK.relative_to(ROOT).parent
+    folder.mkdir(parents=True)
+    shutil.copy(tmp_path / "example", folder)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    nbclient.NotebookClient(notebook, resources={"metadata": {"path": folder}}).execute()
+    said = "".join(output.get("text", "") for cell in code for output in cell.outputs)
+    assert "#1 " in said
+    assert "| DR-SCL, decoder only " in said
+    assert not (folder / "runs").exists()
 
 
 def test_few_blocks_are_not_run():

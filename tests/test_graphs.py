@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dsi.search.added import AddedScores
 from dsi.search.beam import TreeSearcher
 from dsi.search.beams import SearchResult
 from dsi.search.graphs import GraphedSearch, record_on_gpu
@@ -125,12 +127,12 @@ def test_searches_with_tied_tokens_wait_for_no_value_and_can_be_replayed(name):
     alive = plain.dense.alive(torch.arange(60) % 3 == 0)
     for seed in range(3):
         states, mask, embeddings = random_queries(3, seed=seed)
-        extra = torch.rand(3, 60, generator=torch.Generator().manual_seed(seed))
+        extra = AddedScores([""] * 3, tree, given=np.random.default_rng(seed).random((3, 60), np.float32))
         batch = QueryBatch(torch.arange(3), states, mask, embeddings, [""] * 3, None if objective == "ce" else extra)
         for mask_of_nodes in (None, alive):
             request = SearchRequest(5, config, mask_of_nodes)
-            queries = plain.score(batch, request)
-            expected, found = plain.search(queries, request), recorded.search(queries, request)
+            queries = recorded.searcher.score(batch, request)
+            expected, found = plain.search(plain.score(batch, request), request), recorded.search(queries, request)
             assert torch.equal(found.positions, expected.positions)
             torch.testing.assert_close(found.scores, expected.scores)
             plain.fixed_shape = True

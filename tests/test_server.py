@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.synchronize import SemLock
 
 import pytest
 
@@ -17,10 +18,13 @@ pytest.importorskip("uvicorn")
 
 import numpy as np
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
+from tqdm import tqdm
+from tqdm.std import TqdmDefaultWriteLock
 
 from contrastive.encoder import Encoder, EncoderConfig
 from dsi.retriever import GenerativeRetriever
 from dsi.search.request import OPTIONS
+from dsi.server.app import app_from_environment
 from dsi.server.models import NOT_IN_JSON, SearchFields
 from dsi.server.settings import ServerSettings
 from dsi.server.topics import Topics
@@ -282,16 +286,30 @@ def test_a_stop_answers_what_was_asked_before(folder):
 
 
 @pytest.mark.slow
-def test_sigterm_stops_the_command_cleanly(folder):
-    command = [sys.executable, "-m", "scripts.serve", str(folder / "tied"), "--port", "0"]
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_sigterm_stops_the_command_cleanly(folder, workers):
+    command = [sys.executable, "-m", "scripts.serve", str(folder / "tied"), "--port", "0", "--workers", workers]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    line = next(line for line in process.stderr if "running on" in line)
-    assert Client(re.search(r"http://[\d.:]+", line)[0]).ask("search", {"query": "x"})[0] == 200
+    begun = ""
+    while "running on" not in begun or "startup complete" not in begun:
+        begun += next(process.stderr)
+    assert Client(re.search(r"http://[\d.:]+", begun)[0]).ask("search", {"query": "x"})[0] == 200
     process.send_signal(signal.SIGTERM)
     said = process.stderr.read()
     process.stderr.close()
     assert process.wait(30) == 0
     assert "Traceback" not in said
+    assert "leaked" not in said
+
+
+def test_a_process_of_a_server_makes_no_semaphore_that_would_outlive_it(folder, monkeypatch):
+    made, make = [], SemLock.__init__
+    monkeypatch.setattr(SemLock, "__init__", lambda *own, **more: (made.append(own), make(*own, **more))[1])
+    monkeypatch.delattr(tqdm, "_lock", raising=False)
+    monkeypatch.delattr(TqdmDefaultWriteLock, "mp_lock", raising=False)
+    monkeypatch.setenv("DSI_SERVER", json.dumps({"run": str(folder / "tied"), "device": "cpu"}))
+    app_from_environment().state.service.batcher.close()
+    assert not made
 
 
 def test_the_command_refuses_what_cannot_work(folder, monkeypatch, capsys):

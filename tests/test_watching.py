@@ -7,7 +7,7 @@ from contrastive import callbacks
 from contrastive.callbacks import Reports
 from docids.collection import read_collection
 from docids.progress import Bar
-from dsi.config import Config, read_config
+from dsi.config import Config, read_config, write_config
 from dsi.generator.config import ObjectiveConfig, TrainingConfig
 from dsi.generator.model import DocidGenerator
 from dsi.pipeline import TrainingRun
@@ -16,7 +16,7 @@ from dsi.training.trainer import train_generator
 from scripts.main import main
 from tests.conftest import WIDTH, random_tree
 from tests.test_generator import FRESH, states_of
-from tests.test_pipeline import write_settings
+from tests.test_pipeline import TIED, write_settings
 
 
 @pytest.fixture
@@ -33,17 +33,19 @@ def scalars(folder):
     return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
 
 
-def test_both_trainings_are_reported_to_tensorboard(config, beir, tmp_path):
+def test_all_trainings_are_reported_to_tensorboard(config, beir, tmp_path):
     pytest.importorskip("tensorboard")
     run = tmp_path / "run"
-    changed = read_config(config).with_changes({"training": {"epochs": 2.0, "evaluate_every": 10}})
-    (tmp_path / "own.toml").write_text(f'base = "{config}"\n[training]\nepochs = 2.0\nevaluate_every = 10\n')
+    changed = read_config(config).with_changes({**TIED, "training": {"epochs": 2.0, "evaluate_every": 10}})
+    write_config(changed, tmp_path / "own.toml")
     common = ["--data", str(beir()), "--output", str(run), "--device", "cpu", "--config", str(tmp_path / "own.toml")]
     for command in ("generate-queries", "train-encoder", "build-docids", "train-generator"):
         assert main([command, *common, "--report-to", "tensorboard"]) == 0
     assert read_config(run / "config.toml") == changed.with_changes({"report_to": "tensorboard"})
-    encoder, generator = (scalars(run / "logs" / name) for name in ("encoder", "generator"))
+    encoder, generator, ranking = (scalars(run / "logs" / name) for name in ("encoder", "generator", "ranking"))
     assert len(encoder["train/loss"]) > 3
+    assert [step for step, _ in ranking["train/loss"]] == list(range(1, len(ranking["train/loss"]) + 1))
+    assert len(ranking["train/loss"]) > 10
     losses = [value for _, value in generator["train/loss"]]
     assert losses[-1] < losses[0]
     steps, hits = zip(*generator["eval/Hit@1"], strict=True)

@@ -39,8 +39,6 @@ class TreeScorer:
         self.occupied = None
         if tree.num_removed:
             self.occupied = self.dense.alive(torch.from_numpy(tree.doc_rows >= 0).to(device))
-        self.fixed_shape = False
-        """Run every level even if the beam is empty, as a recorded search must (`dsi.search.graphs`)."""
 
     @property
     def estimating(self) -> bool:
@@ -105,10 +103,12 @@ class TreeScorer:
         node_scores: NodeScores | None
         if isinstance(self.decoder, TiedDecoder) and self.estimates is not None and config.fusion == "estimate":
             said = self.decoder.read(batch.embeddings, batch.states, batch.mask)
-            extra = None if batch.added is None else self._all(batch.added) if self._is_graphed else batch.added.of
+            extra = None if batch.added is None else self._all(batch.added) if self.fixed_shape else batch.added.of
             node_scores = EstimatedScores(
                 said.queries, queries, extra, said.size_weights, self.estimates, config.ann_temperature
             )
+        elif config.beta == 0:
+            node_scores = None
         elif config.fusion == "bound" and config.beta == math.inf and not request.exact:
             node_scores = self._best_below(batch, queries, request)
         else:
@@ -123,7 +123,7 @@ class TreeScorer:
         allowed = None if alive is None else alive[self.tree.num_inner :]
         looked_at = request.config.looked_at(self.tree.num_documents)
         given = batch.added is not None and batch.added.given is not None
-        if given or self._is_graphed or looked_at >= self.tree.num_documents:
+        if given or self.fixed_shape or looked_at >= self.tree.num_documents:
             scores = self.dense.document_scores(queries)
             scores = scores if batch.added is None else scores + self._all(batch.added)
             scores = scores / temperature
@@ -140,9 +140,13 @@ class TreeScorer:
         return Cells(NodeEstimates(self.dense, 0))
 
     @property
-    def _is_graphed(self) -> bool:
-        """Whether a search is recorded, so that nothing may be looked up by its values."""
-        return self.fixed_shape or self.device.type == "cuda"
+    def fixed_shape(self) -> bool:
+        """Whether no step depends on a value: every level runs even if the beam is empty, as a recorded search must."""
+        return self.dense.fixed_shape
+
+    @fixed_shape.setter
+    def fixed_shape(self, fixed: bool) -> None:
+        self.dense.fixed_shape = fixed
 
     def _all(self, added: AddedScores) -> Tensor:
         return added.of_all().to(self.device)

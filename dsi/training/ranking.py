@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
+from contrastive.callbacks import SILENT, Reports
 from contrastive.encoder import Encoder
 from contrastive.training import FiniteTraining, run_trainer, trainer_settings
 from docids.lexical import BM25, Lexical
@@ -187,21 +188,43 @@ class _RankingTrainer(FiniteTraining, Trainer):
 
 
 def train_ranking(
-    ranking: DocumentRanking, examples: RankingExamples, config: RankingConfig, work_folder: Path, *, use_cpu: bool
+    ranking: DocumentRanking,
+    examples: RankingExamples,
+    config: RankingConfig,
+    work_folder: Path,
+    *,
+    use_cpu: bool,
+    reports: Reports = SILENT,
 ) -> None:
     """Train `ranking` in place; resumes from the last checkpoint in `work_folder`, if there is one.
+
+    No quality is measured meanwhile: how much the ranking counts in a search (alpha) is chosen after it.
+
+    Args:
+        ranking: what is trained.
+        examples: the train queries with their candidates.
+        config: how it is trained.
+        work_folder: for checkpoints.
+        use_cpu: stay on the CPU.
+        reports: where losses go.
 
     Raises:
         ValueError: the training diverged.
     """
     arguments = TrainingArguments(
-        **trainer_settings(config, work_folder, use_cpu=use_cpu),
+        **trainer_settings(config, work_folder, use_cpu=use_cpu, reports=reports),
         per_device_train_batch_size=config.batch_size,
         weight_decay=config.weight_decay,
         warmup_steps=0.05,
         remove_unused_columns=False,
     )
     loss = RankingLoss(ranking, config.dropout)
-    trainer = _RankingTrainer(model=loss, args=arguments, train_dataset=examples, data_collator=examples.collate)
+    trainer = _RankingTrainer(
+        model=loss,
+        args=arguments,
+        train_dataset=examples,
+        data_collator=examples.collate,
+        callbacks=reports.callbacks("ranking"),
+    )
     run_trainer(trainer, "ranking", work_folder)
     ranking.eval()

@@ -72,6 +72,8 @@ class DenseScores:
         self.doc_end = torch.from_numpy(tree.doc_end).long().to(device)
         self.centroids = StoredVectors.of(tree.centroids, device)
         self.embeddings = StoredVectors.of(tree.embeddings, device)
+        self.fixed_shape = device.type == "cuda"
+        """Whether no step may depend on a tensor's value."""
         self._removed = torch.from_numpy(tree.doc_rows < 0).to(device) if tree.num_removed else None
 
     @cached_property
@@ -86,7 +88,7 @@ class DenseScores:
     def vectors(self, nodes: Tensor) -> Tensor:
         """[n, dim] centroids of inner nodes, embeddings of documents, for nodes [n]."""
         inner, above = nodes < self.tree.num_inner, nodes.clamp(max=self.tree.num_inner - 1)
-        if nodes.is_cuda:  # without a look at the values
+        if self.fixed_shape:
             below = self.embeddings.take((nodes - self.tree.num_inner).clamp(min=0))
             return torch.where(inner[:, None], self.centroids.take(above), below)
         if inner.all():

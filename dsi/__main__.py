@@ -1,0 +1,21 @@
+"""Where the command `dsi` begins, also as `python -m dsi`. Alone in `dsi`, it knows the commands."""
+
+import sys
+
+from dsi.names import LIBRARY, check_names
+
+
+def main() -> int:
+    """Run one command and return its exit status, 2 if modules of others hide ours."""
+    try:
+        check_names(*LIBRARY, "scripts")
+    except ImportError as error:
+        sys.stderr.write(f"dsi: {error}\n")
+        return 2
+    from scripts.main import main as run
+
+    return run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

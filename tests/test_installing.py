@@ -1,0 +1,123 @@
+"""What is installed: all files are in the sdist and in the wheel, versions agree, and modules that hide ours are named."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dsi.config import tomllib
+from dsi.names import check_names
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("contrastive", "docids", "dsi", "eval", "scripts")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+NAME = f"dr_scl-{PROJECT['version']}"
+BUILD = f"""
+import os, tarfile
+from setuptools import build_meta
+with tarfile.open(os.path.join("..", build_meta.build_sdist(".."))) as sdist:
+    sdist.extractall("..", filter="data")
+os.chdir("../{NAME}")
+build_meta.build_wheel("..")
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A folder with a checkout, the sdist made of it, and the wheel made of the sdist."""
+    folder = tmp_path_factory.mktemp("built")
+    for name in (*PACKAGES, "tests"):
+        shutil.copytree(ROOT / name, folder / "checkout" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder / "checkout")
+    subprocess.run([sys.executable, "-c", BUILD], cwd=folder / "checkout", check=True, capture_output=True)
+    return folder
+
+
+def package_files(folder):
+    return {
+        path.relative_to(folder).as_posix()
+        for package in PACKAGES
+        for path in (folder / package).rglob("*")
+        if path.is_file()
+    }
+
+
+def test_every_file_of_the_packages_is_in_the_sdist_and_in_the_wheel(built):
+    expected = package_files(built / "checkout")
+    kept = {f"{package}/py.typed" for package in PACKAGES}
+    kept |= {"docids/minipedia/corpus.jsonl", "dsi/configs/example.toml", "dsi/server/page/index.html"}
+    assert kept <= expected
+    with tarfile.open(built / f"{NAME}.tar.gz") as sdist:
+        found = {member.name.removeprefix(f"{NAME}/") for member in sdist if member.isfile()}
+    assert {name for name in found if name.startswith(PACKAGES)} == expected
+    assert {"pyproject.toml", "README.md", "LICENSE"} <= found
+    assert not [name for name in found if name.startswith("tests/")]
+    with zipfile.ZipFile(built / f"{NAME}-py3-none-any.whl") as wheel:
+        found = set(wheel.namelist())
+    assert {name for name in found if ".dist-info/" not in name} == expected
+    assert f"{NAME}.dist-info/licenses/LICENSE" in found
+
+
+def test_the_wheel_runs_without_the_checkout(built, tmp_path):
+    with zipfile.ZipFile(built / f"{NAME}-py3-none-any.whl") as wheel:
+        wheel.extractall(tmp_path / "site")
+        points = wheel.read(f"{NAME}.dist-info/entry_points.txt").decode()
+    assert "dsi = dsi.__main__:main\n" in points
+    code = "import dsi, docids, sys; from dsi.__main__ import main; print(dsi.__file__); sys.exit(main())"
+    said = python(tmp_path, code, "--version", path=tmp_path / "site")
+    assert said.stdout.splitlines() == [str(tmp_path / "site/dsi/__init__.py"), f"dsi {PROJECT['version']}"]
+
+
+def test_the_citation_has_the_version_of_the_package():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == PROJECT["version"]
+    assert citation["license"] == PROJECT["license"]
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+
+
+def python(folder, code, *arguments, path=ROOT):
+    environment = {**os.environ, "PYTHONPATH": str(path)}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=folder, env=environment, capture_output=True, text=True
+    )
+
+
+COMMAND = "import sys; from dsi.__main__ import main; sys.exit(main())"
+
+
+@pytest.mark.parametrize("file", ["eval.py", "eval/__init__.py", "scripts/__init__.py", "docids.py"])
+def test_a_command_names_modules_that_hide_ours(tmp_path, file):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).touch()
+    said = python(tmp_path, COMMAND, "--version")  # `python -c` finds the modules of its folder first
+    assert said.returncode == 2
+    (line,) = said.stderr.splitlines()
+    name = file.partition("/")[0]
+    assert line.startswith(
+        f"dsi: dr-scl needs its own package {name.removesuffix('.py')} ({ROOT / name.removesuffix('.py')})"
+    )
+    assert f"but Python finds {tmp_path / name} first; rename that one" in line
+
+
+@pytest.mark.parametrize(
+    "code", ["import dsi; dsi.train", "from dsi import GenerativeRetriever", "import dsi.integrations.hub"]
+)
+def test_the_library_names_modules_that_hide_ours(tmp_path, code):
+    (tmp_path / "eval.py").touch()
+    (tmp_path / "scripts.py").touch()  # the library does not need our own
+    said = python(tmp_path, code).stderr.splitlines()[-1]
+    assert said.startswith("ImportError: dr-scl needs its own package eval (")
+
+
+def test_folders_without_modules_and_our_own_packages_hide_nothing(tmp_path):
+    (tmp_path / "eval").mkdir()
+    (tmp_path / "scripts").mkdir()
+    assert python(tmp_path, COMMAND, "--version").stdout == f"dsi {PROJECT['version']}\n"
+    check_names(*PACKAGES)

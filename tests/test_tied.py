@@ -523,7 +523,7 @@ def test_bound_search_finds_the_best_documents_under_the_learned_scores(encoder)
     def factors(batch: QueryBatch, own: BM25) -> list[np.ndarray]:
         return word_factors(batch, own, encoder, ranking, 0.5)
 
-    for batch in with_scores(encoded, tree.doc_rows, lexical, 0.2, None, factors):
+    for batch in with_scores(encoded, tree, lexical, 0.2, None, factors):
         result = searcher.search(searcher.score(batch, request), request)
         for row, text in enumerate(batch.texts):
             z = batch.embeddings[row]

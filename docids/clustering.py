@@ -6,7 +6,7 @@ Knows nothing of how docids are made (`docids.schemes`), of texts or of models.
 import numpy as np
 
 from docids.processes import ALONE, Processes
-from docids.schemes import Docids, DocidsConfig, NodeVectors, SchemeInput, make_docids
+from docids.schemes import Docids, DocidsConfig, SchemeInput, make_docids
 from docids.storage import scratch_array
 from docids.tree import DocidTree, Floats, Ints, means_below
 from docids.vectors import BLOCK, Vectors
@@ -44,9 +44,6 @@ def assemble(docids: Docids, embeddings: Floats) -> DocidTree:
     Args:
         docids: of any scheme.
         embeddings: [N, dim] the document embeddings that the scheme was given, perhaps mapped into memory.
-
-    Raises:
-        ValueError: the vectors that the scheme gives nodes are not [nodes, dim] or not finite.
     """
     doc_rows, levels = _clusters(docids.paths)
     ranges = np.concatenate(levels)
@@ -65,8 +62,6 @@ def assemble(docids: Docids, embeddings: Floats) -> DocidTree:
     for start in range(0, len(doc_rows), BLOCK):
         ordered[start : start + BLOCK] = embeddings[doc_rows[start : start + BLOCK]]
     centroids = means_below(ordered, doc_start, doc_end)
-    if docids.vectors:
-        _take_vectors(centroids, docids.vectors, docids.paths[doc_rows], levels)
     vectors = Vectors.of(centroids), Vectors.of(ordered)
     return DocidTree(first_child, num_children, doc_start, doc_end, doc_rows, *vectors)
 
@@ -101,25 +96,3 @@ def _clusters(paths: Ints) -> tuple[Ints, list[Ints]]:
         owner = np.searchsorted(start, parts[:, 0], side="right") - 1
         levels.append(parts[(owner >= 0) & (parts[:, 0] < end[owner])])
     return doc_rows, levels
-
-
-def _take_vectors(centroids: Floats, vectors: NodeVectors, paths: Ints, levels: list[Ints]) -> None:
-    """Write the scheme's vectors in place of the means, but for the root.
-
-    Args:
-        centroids: [clusters, dim].
-        vectors: of the scheme.
-        paths: [N, longest] in docid order.
-        levels: as `_clusters` gives them.
-    """
-    node = 1
-    for length, clusters in enumerate(levels[1:], start=1):
-        for start in range(0, len(clusters), BLOCK):
-            firsts = clusters[start : start + BLOCK, 0]
-            found = np.asarray(vectors(paths[firsts, :length]))
-            wanted = (len(firsts), centroids.shape[1])
-            if found.shape != wanted or not np.isfinite(found).all():
-                got = list(found.shape) if found.shape != wanted else "some that are not"
-                raise ValueError(f"A docid scheme must give nodes finite vectors {list(wanted)}, got {got}.")
-            centroids[node : node + len(firsts)] = found
-            node += len(firsts)

@@ -23,10 +23,10 @@ from dsi.index import save_docids
 
 
 class TitleTokens:
-    """Tokens of titles by a tokenizer, vectors of their beginnings by an encoder: a `docids.schemes.TitleModel`.
+    """Tokens of titles by a tokenizer: a `docids.schemes.TitleModel`.
 
     Args:
-        encoder: embeds.
+        encoder: whose tokenizer it may be.
         tokenizer: folder or Hub name of the tokenizer; "" for the encoder's.
 
     Raises:
@@ -34,7 +34,6 @@ class TitleTokens:
     """
 
     def __init__(self, encoder: Encoder, tokenizer: str = "") -> None:
-        self._encoder = encoder
         self._tokenizer = _load(tokenizer) if tokenizer else encoder.model.tokenizer
         ends = self._tokenizer.eos_token_id, self._tokenizer.sep_token_id, len(self._tokenizer)
         self._end: int = next(end for end in ends if end is not None)
@@ -43,12 +42,6 @@ class TitleTokens:
         """Return the tokens of each title, then the tokenizer's end token."""
         found = self._tokenizer(list(titles), add_special_tokens=False)["input_ids"]
         return [[*(token for token in own if token != self._end), self._end] for own in found]
-
-    def vectors(self, tokens: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-        """Return the embeddings [n, dim] of the texts that tokens spell, as documents."""
-        known = len(self._tokenizer)
-        spelt = [[token for token in own if token < known] for own in tokens]
-        return self._encoder.encode(self._tokenizer.batch_decode(spelt, skip_special_tokens=True), "document")
 
 
 def _load(name: str) -> Any:

@@ -1,6 +1,6 @@
 """Pictures of results as PNG and SVG (extra `figures`: matplotlib). Knows nothing of what they show."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,21 @@ def bars_figure(series: Mapping[str, Mapping[int, int]], xlabel: str, ylabel: st
     axes.set_xticks(places)
     axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
     axes.legend()
+    _save(figure, path)
+
+
+def spreads_figure(spreads: Mapping[str, Sequence[Sequence[float]]], xlabel: str, ylabel: str, path: Path) -> None:
+    """Write a panel per name of {name: [smallest, quartile, median, quartile, largest] by place} to path.png and path.svg."""
+    figure, first = _figure(2.2 * len(spreads) + 0.6, 3.2)
+    first.remove()
+    panels = figure.subplots(1, len(spreads), sharey=True, squeeze=False)[0]
+    for axes, (name, own) in zip(panels, spreads.items(), strict=True):
+        keys = ("whislo", "q1", "med", "q3", "whishi")
+        axes.bxp([dict(zip(keys, five, strict=True)) for five in own], showfliers=False)
+        axes.set_yscale("log")
+        axes.grid(alpha=0.3, axis="y")
+        axes.set(xlabel=xlabel, title=name)
+    panels[0].set_ylabel(ylabel)
     _save(figure, path)
 
 

@@ -1,11 +1,13 @@
 """Small real things for the tests: sentence encoders and a T5 built from a config and saved, trees, generators, collections."""
 
 import copy
+import functools
+import gc
 import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -43,6 +45,20 @@ from dsi.search.decoder import search_decoder
 MINIPEDIA = Path(__file__).parent.parent / "docids" / "minipedia"
 WIDTH = 32
 torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    """Every training collects garbage; from now on that passes over all that was imported."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def checkpoints_without_cards() -> Iterator[None]:
+    """The trainer describes the encoder in every checkpoint, which takes longer than the steps between; nobody reads it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sentence_transformers.base.model.generate_model_card", lambda model: "", raising=False)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -130,29 +146,38 @@ def encoder(sentence_t5_folder: Path) -> Encoder:
     return Encoder.load(EncoderConfig(name=str(sentence_t5_folder)), device="cpu")
 
 
+def write_collection(folder: Path, corpus: str | None = None, queries: str | None = None, **qrels: str) -> Path:
+    """Write a BEIR folder; by default 40 Minipedia documents with their queries."""
+    (folder / "qrels").mkdir(parents=True, exist_ok=True)
+    lines = (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:40]
+    keys = {json.loads(line)["_id"] for line in lines}
+    (folder / "corpus.jsonl").write_text("\n".join(lines) if corpus is None else corpus, encoding="utf-8")
+    if queries is None:
+        all_queries = (MINIPEDIA / "queries.jsonl").read_text(encoding="utf-8").splitlines()
+        queries = "\n".join(line for line in all_queries if json.loads(line)["_id"].rsplit(".", 1)[0] in keys)
+    (folder / "queries.jsonl").write_text(queries, encoding="utf-8")
+    if not qrels:
+        for split in ("train", "dev", "test"):
+            rows = (MINIPEDIA / "qrels" / f"{split}.tsv").read_text().splitlines()
+            qrels[split] = "\n".join(rows[:1] + [row for row in rows[1:] if row.split("\t")[1] in keys])
+    for split, content in qrels.items():
+        (folder / "qrels" / f"{split}.tsv").write_text(content)
+    return folder
+
+
+def thin_out(folder: Path, **steps: int) -> Path:
+    """Keep every nth judgement of some splits of a collection, so that measuring on them takes less time."""
+    for split, step in steps.items():
+        path = folder / "qrels" / f"{split}.tsv"
+        head, *rows = path.read_text().splitlines()
+        path.write_text("\n".join([head, *rows[::step]]))
+    return folder
+
+
 @pytest.fixture
 def beir(tmp_path: Path) -> Callable[..., Path]:
-    """Write a BEIR folder; by default 40 Minipedia documents with their queries."""
-
-    def write(corpus: str | None = None, queries: str | None = None, **qrels: str) -> Path:
-        folder = tmp_path / "collection"
-        (folder / "qrels").mkdir(parents=True, exist_ok=True)
-        lines = (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:40]
-        keys = {json.loads(line)["_id"] for line in lines}
-        (folder / "corpus.jsonl").write_text("\n".join(lines) if corpus is None else corpus, encoding="utf-8")
-        if queries is None:
-            all_queries = (MINIPEDIA / "queries.jsonl").read_text(encoding="utf-8").splitlines()
-            queries = "\n".join(line for line in all_queries if json.loads(line)["_id"].rsplit(".", 1)[0] in keys)
-        (folder / "queries.jsonl").write_text(queries, encoding="utf-8")
-        if not qrels:
-            for split in ("train", "dev", "test"):
-                rows = (MINIPEDIA / "qrels" / f"{split}.tsv").read_text().splitlines()
-                qrels[split] = "\n".join(rows[:1] + [row for row in rows[1:] if row.split("\t")[1] in keys])
-        for split, content in qrels.items():
-            (folder / "qrels" / f"{split}.tsv").write_text(content)
-        return folder
-
-    return write
+    """`write_collection` in a folder of the test."""
+    return functools.partial(write_collection, tmp_path / "collection")
 
 
 def random_tree(

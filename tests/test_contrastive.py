@@ -1,10 +1,8 @@
 """Both losses against loops written from the formulas, the rows they are fed, and a short training."""
 
-import ast
+import json
 import math
-import subprocess
-import sys
-from pathlib import Path
+from datetime import timedelta
 
 import datasets
 import numpy as np
@@ -17,6 +15,8 @@ from contrastive.encoder import EXAMPLE_ENCODER, Encoder, EncoderConfig, check_s
 from contrastive.losses import DPRLoss, SupervisedContrastiveLoss, dpr_loss, supervised_contrastive_loss
 from contrastive.training import ContrastiveConfig, contrastive_rows, hard_negatives, train_encoder, trainer_settings
 from docids.processes import Processes
+from docids.storage import write_json
+from tests.kills import fork, status_of
 
 
 def slow_scl(z: torch.Tensor, labels: list[int], t: float) -> torch.Tensor:
@@ -108,39 +108,38 @@ def test_the_modules_embed_views_and_repeat_labels(encoder):
         DPRLoss(encoder.model, 0)
 
 
-TWO_PROCESSES = """
-import sys, torch, torch.distributed as dist
-from contrastive.losses import SupervisedContrastiveLoss, DPRLoss
-class Model(torch.nn.Linear):
-    def forward(self, features): return {"sentence_embedding": super().forward(features["x"])}
-rank = int(sys.argv[1])
-if rank >= 0:
-    dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
-own = slice(None) if rank < 0 else slice(rank * 4, rank * 4 + 4)
-for kind in (SupervisedContrastiveLoss, DPRLoss):
-    torch.manual_seed(0)
-    x, labels, model = torch.randn(2, 8, 6), torch.tensor([0, 1, 2, 3, 4, 4, 5, 0]), Model(6, 5)
-    loss = kind(model, 0.5)
-    wrapped = loss if rank < 0 else torch.nn.parallel.DistributedDataParallel(loss)
-    value = wrapped([{"x": x[0, own]}, {"x": x[1, own]}], labels[own])
-    value.backward()
-    print(value.item(), model.weight.grad.flatten().tolist())
-"""
+class Vectors(torch.nn.Linear):
+    def forward(self, features):
+        return {"sentence_embedding": super().forward(features["x"])}
+
+
+def losses_of_a_batch(rank=None):
+    """(loss, gradient) of both losses on a batch of eight rows; of one of two processes, which has half of the rows."""
+    own, found = slice(None) if rank is None else slice(rank * 4, rank * 4 + 4), []
+    for kind in (SupervisedContrastiveLoss, DPRLoss):
+        torch.manual_seed(0)
+        x, labels, model = torch.randn(2, 8, 6), torch.tensor([0, 1, 2, 3, 4, 4, 5, 0]), Vectors(6, 5)
+        loss = kind(model, 0.5)
+        wrapped = loss if rank is None else torch.nn.parallel.DistributedDataParallel(loss)
+        value = wrapped([{"x": x[0, own]}, {"x": x[1, own]}], labels[own])
+        value.backward()
+        found.append((value.item(), model.weight.grad.flatten().tolist()))
+    return found
 
 
 def test_two_processes_see_one_global_batch(tmp_path):
     """Positives and negatives of the other process count: loss and gradients equal those of the whole batch."""
 
-    def start(rank: int) -> subprocess.Popen:
-        code = [sys.executable, "-c", TWO_PROCESSES, str(rank), str(tmp_path / "meeting")]
-        return subprocess.Popen(code, cwd=Path(__file__).parent.parent, stdout=subprocess.PIPE, text=True)
+    def work(rank):
+        meeting, patience = f"file://{tmp_path / 'meeting'}", timedelta(minutes=2)
+        torch.distributed.init_process_group("gloo", meeting, timeout=patience, rank=rank, world_size=2)
+        write_json(tmp_path / f"{rank}.json", losses_of_a_batch(rank))
 
-    outputs = [process.communicate(timeout=120)[0] for process in [start(-1), start(0), start(1)]]
-    whole, *halves = [
-        [ast.literal_eval(f"[{line.replace(' ', ',', 1)}]") for line in out.splitlines()] for out in outputs
-    ]
-    for half in halves:
-        for (value, gradient), (expected, expected_gradient) in zip(half, whole, strict=True):
+    children = [fork(lambda rank=rank: work(rank)) for rank in range(2)]
+    assert [status_of(child) for child in children] == [0, 0]
+    for rank in range(2):
+        half = json.loads((tmp_path / f"{rank}.json").read_text())
+        for (value, gradient), (expected, expected_gradient) in zip(half, losses_of_a_batch(), strict=True):
             assert value == pytest.approx(expected, rel=1e-5)
             assert gradient == pytest.approx(expected_gradient, rel=1e-4, abs=1e-5)
 

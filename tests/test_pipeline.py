@@ -1,6 +1,7 @@
 """The whole line as a user runs it, on 40 documents with tiny T5 models: commands, resuming after SIGKILL, two processes."""
 
 import dataclasses
+import io
 import json
 import os
 import re
@@ -31,6 +32,8 @@ from dsi.config import CONFIGS, Config, config_names, from_dict, read_config, wr
 from dsi.generator.kinds import load_generator
 from dsi.pipeline import TrainingRun
 from scripts.main import main
+from tests.conftest import thin_out, write_collection
+from tests.kills import fork, status_of
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -66,12 +69,23 @@ def config(tmp_path, sentence_t5_folder, t5_folder):
     return write_settings(tmp_path / "config.toml", sentence_t5_folder, t5_folder)
 
 
-def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "scripts.main", *map(str, arguments)]
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, sentence_t5_folder, t5_folder):
+    """An index of `config`, trained once; not to be changed."""
+    folder = tmp_path_factory.mktemp("whole")
+    settings = write_settings(folder / "config.toml", sentence_t5_folder, t5_folder)
+    dsi.train(dsi.read_collection(write_collection(folder / "collection")), settings, folder / "run", device="cpu")
+    return folder / "run"
 
 
-def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path, capsys):
-    data, run = beir(), tmp_path / "run"
+@pytest.fixture
+def trained(whole, tmp_path):
+    """A copy of it."""
+    return shutil.copytree(whole, tmp_path / "run")
+
+
+def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path, capsys, monkeypatch):
+    data, run = thin_out(beir(), dev=2, test=3), tmp_path / "run"
     common = ["--data", str(data), "--output", str(run), "--device", "cpu"]
     assert main(["train-generator", "--config", str(config), *common]) == 2
     assert "run `dsi train-encoder`" in capsys.readouterr().err
@@ -121,10 +135,11 @@ def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path
     assert best not in {hit["doc_id"] for hit in filtered["hits"]}
     assert main(["search", str(run), "--query", "noble gas", "--device", "cpu", "--allow", "nothing"]) == 2
     assert "allow names the doc_id 'nothing', which is not in the index" in capsys.readouterr().err
-    piped = subprocess.run(
-        command("search", run, "--device", "cpu"), input="neon\n\n:explain neon\nx\n:quit\nnever\n", cwd=ROOT,
-        env=ENVIRONMENT, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+    typed = io.BytesIO(b"neon\n\n:explain neon\nx\n:quit\nnever\n")
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stdin", io.TextIOWrapper(typed))
+        assert main(["search", str(run), "--device", "cpu"]) == 0
+    piped = capsys.readouterr().out
     assert piped.startswith("neon")
     assert "score = " in piped
     assert "never" not in piped
@@ -136,7 +151,7 @@ def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path
     assert [row["batch"] for row in timed] == [1, 5]
     assert all(milliseconds > 0 for row in timed for milliseconds in row["ms a query"].values())
     assert main([*timing, "--batches", "500"]) == 2
-    assert "--batches must be from 1 to the 131 test queries, got 500" in capsys.readouterr().err
+    assert "--batches must be from 1 to the 44 test queries, got 500" in capsys.readouterr().err
 
     # A changed setting re-runs its stage and what depends on it, and nothing before.
     encoder_written = (run / "encoder" / "stage.json").stat().st_mtime_ns
@@ -193,16 +208,14 @@ def test_a_killed_training_goes_on_to_the_same_index(
     data, whole, killed = beir(), tmp_path / "whole", tmp_path / "killed"
     train = ["train", "--config", str(config), "--data", str(data), "--device", "cpu", "--output"]
     assert main([*train, str(whole)]) == 0
-    process = subprocess.Popen(
-        command(*train, killed), cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    process = fork(lambda: main([*train, str(killed)]))
     deadline = time.monotonic() + 120
     while not list(killed.glob(f"checkpoints/{killed_in}/checkpoint-*/trainer_state.json")):
         assert time.monotonic() < deadline
-        assert process.poll() is None
+        assert os.waitpid(process, os.WNOHANG) == (0, 0)
         time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    os.kill(process, signal.SIGKILL)
+    assert status_of(process) == -signal.SIGKILL
     (cut,) = killed.glob(f"checkpoints/{killed_in}")
     (cut / "checkpoint-9999").mkdir()  # as if killed while a checkpoint was written: skipped
     (cut / "checkpoint-9999" / "trainer_state.json").write_text("")
@@ -215,8 +228,8 @@ def test_a_killed_training_goes_on_to_the_same_index(
     assert not list(killed.glob("checkpoints/*"))
 
 
-def test_training_again_never_drops_updates_silently(config, beir, tmp_path, capsys):
-    data, run = beir(), tmp_path / "run"
+def test_training_again_never_drops_updates_silently(config, beir, trained, capsys):
+    data, run = beir(), trained
     collection = dsi.read_collection(data)
     retriever = dsi.train(collection, config, run, device="cpu")
     retriever.add([{"doc_id": "new", "title": "A new river", "text": "It flows."}])
@@ -244,22 +257,21 @@ def test_training_again_never_drops_updates_silently(config, beir, tmp_path, cap
     assert (run / "docids-backup").exists()
 
 
-def test_an_update_between_the_stages_of_a_training_is_not_dropped(config, beir, tmp_path):
+def test_an_update_between_the_stages_of_a_training_is_not_dropped(config, beir, trained):
     collection = dsi.read_collection(beir())
-    retriever = dsi.train(collection, config, tmp_path / "run", device="cpu")
-    training = TrainingRun(tmp_path / "run", collection, read_config(config), device="cpu")
+    retriever = dsi.train(collection, config, trained, device="cpu")
+    training = TrainingRun(trained, collection, read_config(config), device="cpu")
     retriever.remove(["neon"])
-    retriever.save_update(tmp_path / "run")
+    retriever.save_update(trained)
     for _ in range(2):
         for stage in (training.all_stages, training.build_docids, training.train_generator, training.tune):
             with pytest.raises(ValueError, match="was updated since it was trained"):
                 stage()
-        retriever.save_pretrained(tmp_path / "run")  # without the generations on disk
+        retriever.save_pretrained(trained)  # without the generations on disk
 
 
-def test_an_update_that_a_kill_left_unfinished_is_not_taken_for_one(config, beir, tmp_path):
-    collection, run = dsi.read_collection(beir()), tmp_path / "run"
-    dsi.train(collection, config, run, device="cpu")
+def test_an_update_that_a_kill_left_unfinished_is_not_taken_for_one(config, beir, trained):
+    collection, run = dsi.read_collection(beir()), trained
     shutil.copytree(run / "docids", run / "docids-2")
     dsi.train(collection, config, run, device="cpu")
     assert not (run / "docids-2").exists()
@@ -284,7 +296,8 @@ def test_calls_with_something_else_than_a_collection_or_a_device_say_what_they_t
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_several_processes_do_what_one_does(processes, beir, tmp_path, sentence_bert_folder, t5_folder):
     """Every stage starts from what one process made before it, so that only the stage itself is compared."""
-    data, one, results = beir(), tmp_path / "one", [tmp_path / "one.json", tmp_path / "several.json"]
+    data = thin_out(beir(), dev=2, test=5)
+    one, results = tmp_path / "one", [tmp_path / "one.json", tmp_path / "several.json"]
     config = write_settings(tmp_path / "one.toml", sentence_bert_folder, t5_folder, generator={"dropout": 0.0})
     config.write_text(config.read_text().replace('cluster_on = "documents"', 'cluster_on = "queries"'))
     shared = halved(config, processes)
@@ -307,7 +320,9 @@ def test_several_processes_do_what_one_does(processes, beir, tmp_path, sentence_
         own = ["--config", settings, "--data", data, "--output", tmp_path / run, "--device", "cpu"]
         commands.append([stage, *map(str, own)])
     shutil.rmtree(tmp_path / "docids" / "docids")
-    tables = ["--config", str(shared), "--data", str(data), "--output", str(tmp_path / "tables"), "--device", "cpu"]
+    short = shared.with_stem("short")
+    short.write_text(shared.read_text().replace("epochs = 6.0", "epochs = 1.0"))
+    tables = ["--config", str(short), "--data", str(data), "--output", str(tmp_path / "tables"), "--device", "cpu"]
     table3 = ["experiments.reproduce", "table3", *tables, "--rows", "whole text", "fused (paper)", "after search"]
     commands += [table3, ["experiments.reproduce", "figure5", *tables]]
     printed = accelerate(processes, commands)
@@ -383,7 +398,7 @@ def check_generators(data: Path, one: Path, several: Path, whole: Path) -> None:
 
 
 def test_rerankers_are_trained_measured_and_searched_with(config, beir, tmp_path, capsys, caplog):
-    data, run = beir(), tmp_path / "run"
+    data, run = thin_out(beir(), dev=3, test=6), tmp_path / "run"
     with (data / "corpus.jsonl").open("a") as corpus:
         corpus.write('\n{"_id": "empty", "title": "", "text": ""}')  # as in some collections of BEIR
     assert main(["train", "--config", str(config), "--data", str(data), "--output", str(run), "--device", "cpu"]) == 0
@@ -436,9 +451,10 @@ def test_rerankers_are_trained_measured_and_searched_with(config, beir, tmp_path
 
 
 RUNS_COMMANDS = """
-import importlib, json, sys
+import gc, importlib, json, sys
 for module, *arguments in json.loads(sys.argv[1]):
     importlib.import_module(f"scripts.{module}").main(arguments)
+    gc.freeze()  # as in conftest.py
 """
 
 

@@ -20,6 +20,7 @@ from scripts.experiments.laboratory import METHODS
 from scripts.experiments.rows import Rows
 from scripts.experiments.tables import REFERENCES, TABLES
 from scripts.main import main
+from tests.conftest import thin_out
 from tests.test_tree_models import table_rows
 
 
@@ -37,6 +38,11 @@ def config(tmp_path, sentence_t5_folder, t5_folder):
     }
     write_config(Config().with_changes(changes), tmp_path / "config.toml")
     return tmp_path / "config.toml"
+
+
+@pytest.fixture
+def data(beir):
+    return thin_out(beir(), dev=2, test=2)
 
 
 def read_rows(path: Path) -> dict[str, dict[str, Any]]:
@@ -60,9 +66,9 @@ def test_every_row_names_a_method_and_every_table_has_its_reference():
     assert {row.method for rows in TABLES.values() for row in rows} == set(METHODS)
 
 
-def test_table3_shares_stages_resumes_and_writes_everything_down(config, beir, tmp_path, capsys):
+def test_table3_shares_stages_resumes_and_writes_everything_down(config, data, tmp_path, capsys):
     output = tmp_path / "out"
-    common = ["--data", str(beir()), "--config", str(config), "--output", str(output), "--device", "cpu"]
+    common = ["--data", str(data), "--config", str(config), "--output", str(output), "--device", "cpu"]
     chosen = ["BM25, title", "DPR", "RRF", "QG (beta=0)", "DSI", "+QG, fused", "after search",
               "on top of dense, fused (bound) +", "distilled (", "two segments"]  # fmt: skip
     assert main(["reproduce", "table3", *common, "--rows", *chosen]) == 0
@@ -148,8 +154,7 @@ def test_rows_are_kept_by_name_and_seed_with_values_in_the_same_bytes_every_time
     assert {path.name for path in rows.path.parent.iterdir()} == {"table3.json", "table3.values.json.gz"}
 
 
-def test_rows_that_a_collection_does_not_allow_are_named_and_the_others_measured(config, beir, tmp_path, capsys):
-    data = beir()
+def test_rows_that_a_collection_does_not_allow_are_named_and_the_others_measured(config, data, tmp_path, capsys):
     (data / "qrels" / "train.tsv").unlink()
     common = ["--data", str(data), "--config", str(config), "--output", str(tmp_path / "out"), "--device", "cpu"]
     assert main(["reproduce", "table3", *common, "--rows", "+ BM25", "Dense, before", "whole text"]) == 2
@@ -165,9 +170,9 @@ def test_rows_that_a_collection_does_not_allow_are_named_and_the_others_measured
     assert "has no queries to measure on; add qrels/test.tsv" in capsys.readouterr().err
 
 
-def test_tables_4_and_5_over_two_seeds_and_the_figure(config, beir, tmp_path, capsys):
+def test_tables_4_and_5_over_two_seeds_and_the_figure(config, data, tmp_path, capsys):
     output = tmp_path / "out"
-    common = ["--data", str(beir()), "--config", str(config), "--output", str(output), "--device", "cpu"]
+    common = ["--data", str(data), "--config", str(config), "--output", str(output), "--device", "cpu"]
     assert main(["reproduce", "table4", *common, "--rows", "random weights", "sentence encoder"]) == 0
     assert "sentence encoder" in capsys.readouterr().out
     assert main(["reproduce", "table5", *common, "--seeds", "0", "1"]) == 0
@@ -196,17 +201,19 @@ def test_tables_4_and_5_over_two_seeds_and_the_figure(config, beir, tmp_path, ca
     assert (output / "figure5.md").read_text() == report
 
 
-def test_objectives_train_on_one_budget_and_are_searched_by_beam(config, beir, tmp_path, capsys, monkeypatch):
+def test_objectives_train_on_one_budget_and_are_searched_by_beam(config, data, tmp_path, capsys, monkeypatch):
     assert {*objectives.NAMES, "estimate"} == set(OBJECTIVES)  # estimate, for tied tokens, has tables of its own
     names = ("ce", "tdm", "dtr")
     monkeypatch.setattr(objectives, "NAMES", names)
-    output = tmp_path / "out"
-    common = ["--data", str(beir()), "--config", str(config), "--output", str(output), "--device", "cpu"]
+    output, drawn, draw = tmp_path / "out", [], objectives.lines_figure
+    monkeypatch.setattr(objectives, "lines_figure", lambda series, *_: drawn.append(list(series)))
+    common = ["--data", str(data), "--config", str(config), "--output", str(output), "--device", "cpu"]
     assert main(["reproduce", "objectives", *common]) == 0
     heads = ["decoder alone, Hit@1", *(f"beam {beam}" for beam in (1, 2, 5, 10, 20, 50))]
     assert heads in table_rows(capsys.readouterr().out)
     found = {name: row["found"] for name, row in read_rows(output / "objectives.json").items()}
     assert list(found) == [*names, "ce, on as few examples as tdm"]
+    assert drawn == [list(found)[:count] for count in (1, 2, 3, 4) for _ in range(2)]  # two pictures after each row
     control = found["ce, on as few examples as tdm"]
     assert (control["epochs"], control["batch"], control["steps"]) == tuple(
         found["tdm"][k] for k in ("epochs", "batch", "steps")
@@ -220,16 +227,17 @@ def test_objectives_train_on_one_budget_and_are_searched_by_beam(config, beir, t
         assert all(0 <= cell["Hit@1"] <= cell["Hit@10"] <= 100 for cell in cells.values())
         assert cells["decoder alone", 50]["search errors"] == 0  # the whole tree
         assert cells["decoder alone", 1]["search errors"] >= 0
-    for system in ("decoder-alone", "fused"):
-        assert (output / f"objectives-{system}.png").stat().st_size > 5_000
     before = (output / "objectives.md").read_text()
     capsys.readouterr()
     assert main(["reproduce", "objectives", *common]) == 0
     assert "objectives: " not in capsys.readouterr().out  # nothing is measured twice
     assert (output / "objectives.md").read_text() == before
     (output / "objectives.md").unlink()
+    monkeypatch.setattr(objectives, "lines_figure", draw)
     assert main(["reproduce", "objectives", "--output", str(output), "--report-only"]) == 0
     assert (output / "objectives.md").read_text() == before
+    for system in ("decoder-alone", "fused"):
+        assert (output / f"objectives-{system}.png").stat().st_size > 5_000
     assert main(["reproduce", "updates", "--output", str(output), "--report-only"]) == 2
     assert (
         "--report-only makes tables and dynamic, estimates, figure5, objectives again, not updates"
@@ -237,8 +245,8 @@ def test_objectives_train_on_one_budget_and_are_searched_by_beam(config, beir, t
     )
 
 
-def test_of_several_processes_the_first_alone_writes_rows(config, beir, tmp_path, monkeypatch):
-    common = ["--data", str(beir()), "--config", str(config), "--device", "cpu", "--rows", "BM25, title + whole"]
+def test_of_several_processes_the_first_alone_writes_rows(config, data, tmp_path, monkeypatch):
+    common = ["--data", str(data), "--config", str(config), "--device", "cpu", "--rows", "BM25, title + whole"]
     for rank in (1, 0):
         processes = Processes(rank, 2, lambda own: [own, own])
         monkeypatch.setattr("scripts.experiments.laboratory.launch", lambda _, processes=processes: processes)
@@ -247,9 +255,9 @@ def test_of_several_processes_the_first_alone_writes_rows(config, beir, tmp_path
         assert (tmp_path / f"out-{rank}" / "table3.values.json.gz").exists() == (rank == 0)
 
 
-def test_documents_added_to_an_index_are_found_beside_a_full_training(config, beir, tmp_path, capsys):
+def test_documents_added_to_an_index_are_found_beside_a_full_training(config, data, tmp_path, capsys):
     output = tmp_path / "out"
-    common = ["--data", str(beir()), "--config", str(config), "--output", str(output), "--device", "cpu"]
+    common = ["--data", str(data), "--config", str(config), "--output", str(output), "--device", "cpu"]
     assert main(["reproduce", "updates", *common]) == 0
     table = capsys.readouterr().out
     assert "4 of 40 documents added" in table
@@ -258,7 +266,7 @@ def test_documents_added_to_an_index_are_found_beside_a_full_training(config, be
     assert found["before adding"]["of added documents"] == {"Hit@1": 0.0, "Hit@10": 0.0}
     assert found["after adding"]["of added documents"]["Hit@10"] > 50  # dense and BM25 find them at once
     assert found["after adding"]["of others"]["Hit@10"] > 50
-    assert sum(found["queries"].values()) == 131
+    assert sum(found["queries"].values()) == 66
 
 
 def test_generalisation_and_forgetting_of_a_hand_made_matrix():
@@ -281,9 +289,9 @@ def test_every_document_and_every_query_is_in_one_part():
         dynamic.queries_of_parts(qrels, [{"a"}, {"d"}, {"b", "c"}])
 
 
-def test_a_collection_grows_step_by_step(config, beir, tmp_path, capsys, monkeypatch):
+def test_a_collection_grows_step_by_step(config, data, tmp_path, capsys, monkeypatch):
     output = tmp_path / "out"
-    common = ["--data", str(beir()), "--config", str(config), "--output", str(output), "--device", "cpu"]
+    common = ["--data", str(data), "--config", str(config), "--output", str(output), "--device", "cpu"]
     longer = ("trained longer", {"training": {"epochs": 2.0}})
     monkeypatch.setattr(dynamic, "ROWS", (*dynamic.ROWS[:1], longer))
     assert main(["reproduce", "dynamic", *common]) == 0
@@ -304,7 +312,7 @@ def test_a_collection_grows_step_by_step(config, beir, tmp_path, capsys, monkeyp
         assert {line.split("\t")[1] for line in (d0 / "qrels" / f"{split}.tsv").read_text().splitlines()[1:]} <= doc_ids
     found = rows[first]["found"]
     assert [part["documents"] for part in found["parts"]] == [20, 4, 4, 4, 4, 4]
-    assert sum(part["queries"] for part in found["parts"]) == 131
+    assert sum(part["queries"] for part in found["parts"]) == 66
 
     # The values per query are what the matrix is the mean of, and a document is found only once it is there.
     values = Rows(output / "dynamic.json").values()[first, 0]
@@ -380,14 +388,14 @@ def test_the_hardware_of_a_result_says_what_its_speed_depends_on(monkeypatch):
     assert " with bfloat16, " in provenance()["hardware"]
 
 
-def test_search_errors_are_counted_by_look_ahead_beam_and_level(beir, tmp_path, capsys, sentence_t5_folder):
+def test_search_errors_are_counted_by_look_ahead_beam_and_level(data, tmp_path, capsys, sentence_t5_folder):
     config = tmp_path / "tied.toml"
     config.write_text(
         f'base = "small"\n[encoder]\nname = "{sentence_t5_folder}"\n[contrastive]\nloss = "none"\n'
         "[docids]\nbranching = 3\nmax_leaf_size = 3\n[training]\nepochs = 1.0\n[ranking]\nepochs = 1.0\n"
     )
     output = tmp_path / "out"
-    common = ["estimates", "--output", str(output), "--data", str(beir()), "--config", str(config), "--device", "cpu"]
+    common = ["estimates", "--output", str(output), "--data", str(data), "--config", str(config), "--device", "cpu"]
     assert main(["reproduce", *common]) == 0
     printed = capsys.readouterr().out
     rows = read_rows(output / "estimates.json")

@@ -13,6 +13,7 @@ from eval.diversity import evaluate_diversity, read_subtopics
 from eval.protocol import bootstrap_interval
 from scripts.experiments import diversity, ltr, parsing
 from scripts.main import main
+from tests.conftest import thin_out
 from tests.test_learning_to_rank import judged
 
 
@@ -111,8 +112,9 @@ def test_parsing_and_the_treebank_are_commands(beir, tmp_path, monkeypatch, caps
     few[parsing.UNGUARDED] = ParserConfig(divergence=0.0, rounds=2, steps=3)
     monkeypatch.setattr(parsing, "SETTINGS", few)
     monkeypatch.setattr(parsing, "FOLDS", 2)
-    output = tmp_path / "out"
-    assert main(["reproduce", "parsing", "--data", str(beir()), "--output", str(output)]) == 0
+    monkeypatch.setattr(parsing, "DEPTH", 10)
+    data, output = thin_out(beir(), test=3), tmp_path / "out"
+    assert main(["reproduce", "parsing", "--data", str(data), "--output", str(output)]) == 0
     assert "| end to end, without guards |" in printed(capsys)
     record = json.loads((output / "parsing.json").read_text())
     assert all(after <= before for own in record["objective"].values() for before, after in own)

@@ -22,6 +22,7 @@ import dsi
 from docids.clustering import DocidsConfig, assemble, build_tree
 from docids.schemes import SCHEMES, Docids, SchemeInput, find_scheme, make_docids, scheme_names
 from docids.schemes.file import read_docids, write_docids
+from docids.schemes.kmeans import train_kmeans
 from docids.tree import DocidTree, diagnostics
 from docids.updating import add_documents, remove_documents
 from dsi import GenerativeRetriever
@@ -45,13 +46,10 @@ OWN_SETTINGS = {
 
 
 class Letters:
-    """A model of titles whose tokens are letters; the vector of a beginning counts them."""
+    """A model of titles whose tokens are letters."""
 
     def tokens(self, titles: Sequence[str]) -> list[list[int]]:
         return [[*map(ord, title), 1] for title in titles]
-
-    def vectors(self, tokens: Sequence[Sequence[int]]) -> np.ndarray:
-        return np.array([np.bincount(np.array(own) % WIDTH, minlength=WIDTH) for own in tokens], dtype=np.float32)
 
 
 def embeddings_of(documents: int, seed: int = 0) -> np.ndarray:
@@ -175,36 +173,35 @@ def test_any_number_of_processes_makes_the_same_codes(method, tmp_path):
     alone = make_docids(scheme_input(method, 300, tmp_path))
     for docids in shared(2, lambda processes: make_docids(scheme_input(method, 300, tmp_path, processes=processes))):
         np.testing.assert_array_equal(docids.paths, alone.paths)
-        prefixes = alone.paths[:, :2]
-        assert (docids.vectors is None) == (method == "pq")
-        if docids.vectors:
-            np.testing.assert_array_equal(docids.vectors(prefixes), alone.vectors(prefixes))
+
+
+@pytest.mark.parametrize("method", ["rq", "rkmeans", "title"])
+def test_a_node_has_the_mean_of_the_documents_below_it_whatever_the_scheme(method, tmp_path):
+    tree = scheme_tree(method, 200, tmp_path)
+    points = embeddings_of(200)
+    for node in range(tree.num_inner):
+        np.testing.assert_allclose(tree.centroids[[node]][0], points[tree.rows_below(node)].mean(axis=0), atol=1e-5)
 
 
 @pytest.mark.parametrize("method", ["rq", "rkmeans"])
-def test_vectors_of_nodes_are_partial_sums_of_codewords(method):
+def test_each_level_of_a_residual_quantizer_tells_more_of_a_vector(method):
     points, config = embeddings_of(500), DocidsConfig(method=method, branching=8, levels=3)
-    docids = make_docids(SchemeInput(points, config))
-    tree = assemble(docids, points)
-    errors = [((points - docids.vectors(docids.paths[:, :length])) ** 2).mean() for length in (1, 2, 3)]
-    assert 1 > errors[0] > errors[1] > errors[2]  # each level comes nearer
-    below = [node for level in tree.levels[1:] for node in range(level.start, level.stop)]
-    for node in below[::7]:
-        length, row = len(tree.node_digits(node)), tree.doc_rows[tree.doc_start[node]]
-        np.testing.assert_array_equal(tree.centroids[[node]], docids.vectors(docids.paths[[row], :length]))
-    np.testing.assert_allclose(tree.centroids[[0]][0], points.mean(axis=0), atol=1e-6)  # the root has no codeword
-    four = docids.vectors(np.pad(docids.paths[:, :3], ((0, 0), (0, 1))))  # what tells documents apart has none either
-    np.testing.assert_array_equal(four, docids.vectors(docids.paths[:, :3]))
+    paths, errors = make_docids(SchemeInput(points, config)).paths, [(points**2).mean()]
+    for length in (1, 2, 3):
+        _, clusters = np.unique(paths[:, :length], axis=0, return_inverse=True)
+        means = np.stack([points[clusters.ravel() == own].mean(axis=0) for own in range(clusters.max() + 1)])
+        errors.append(((points - means[clusters.ravel()]) ** 2).mean())
+    assert errors[0] > errors[1] > errors[2] > errors[3]
 
 
 def test_residual_kmeans_takes_the_nearest_centroid_of_what_is_left():
     points, config = embeddings_of(300), DocidsConfig(method="rkmeans", branching=5, levels=2)
-    docids = make_docids(SchemeInput(points, config))
-    first = docids.vectors(np.arange(5)[:, None])  # [5, dim]
-    np.testing.assert_array_equal(docids.paths[:, 0], ((points[:, None] - first) ** 2).sum(axis=2).argmin(axis=1))
-    left = points - first[docids.paths[:, 0]]
-    second = docids.vectors(np.stack([np.zeros(5, int), np.arange(5)], axis=1)) - first[0]
-    np.testing.assert_array_equal(docids.paths[:, 1], ((left[:, None] - second) ** 2).sum(axis=2).argmin(axis=1))
+    docids, left = make_docids(SchemeInput(points, config)), points
+    for level in range(2):
+        centroids = np.asarray(train_kmeans(left, 5, config).centroids)  # [5, dim]
+        nearest = ((left[:, None] - centroids) ** 2).sum(axis=2).argmin(axis=1)
+        np.testing.assert_array_equal(docids.paths[:, level], nearest)
+        left = left - centroids[nearest]
 
 
 @pytest.mark.parametrize("levels", [2, 5])
@@ -235,15 +232,6 @@ def test_equal_documents_share_their_code_and_get_a_last_digit(method):
     assert build_tree(points, config).depth == 4
 
 
-def test_other_vectors_to_cluster_on_give_codes_but_no_vectors_of_nodes():
-    points, config = embeddings_of(100), DocidsConfig(method="rq", branching=4)
-    docids = make_docids(SchemeInput(points, config, points[:, :5] * 3))
-    assert docids.vectors is None
-    tree = assemble(docids, points)
-    below = tree.embeddings[tree.doc_start[1] : tree.doc_end[1]]
-    np.testing.assert_allclose(tree.centroids[[1]][0], below.mean(axis=0), atol=1e-6)
-
-
 # Titles
 
 
@@ -265,7 +253,6 @@ def test_titles_are_told_apart_by_as_many_tokens_as_that_takes():
     tree = assemble(docids, vectors)
     assert tree.digits(int(tree.positions[2])) == (0, 0, 0, 0)
     assert tree.digits(int(tree.positions[3])) == (1, 0)
-    np.testing.assert_array_equal(tree.centroids[[tree.node((0, 0))]], Letters().vectors([[a, b]]))
 
 
 @settings(max_examples=60, deadline=None)
@@ -291,12 +278,6 @@ def test_tokens_are_the_encoders_or_those_of_a_given_tokenizer(encoder, tokenize
     assert own.tokens(titles) == given.tokens(titles)
     end = encoder.model.tokenizer.eos_token_id
     assert all(tokens[-1] == end and tokens.count(end) == 1 for tokens in own.tokens([*titles, f"a{'</s>'}b"]))
-    tokens = own.tokens(titles)[0]
-    np.testing.assert_allclose(
-        own.vectors([tokens, tokens[:-1]]),
-        encoder.encode([encoder.model.tokenizer.decode(tokens[:-1])] * 2, "document"),
-        atol=1e-5,
-    )
     with pytest.raises(FileNotFoundError, match=r"docids.tokenizer '/no/tokenizer' cannot be loaded .*; name a folder"):
         TitleTokens(encoder, "/no/tokenizer")
 
@@ -430,21 +411,6 @@ def test_what_a_scheme_gives_is_checked(foreign, monkeypatch, made, message):
         make_docids(SchemeInput(embeddings_of(3), DocidsConfig(method="letters")))
 
 
-@pytest.mark.parametrize(
-    ("vectors", "message"),
-    [
-        (
-            lambda prefixes: np.zeros((len(prefixes), 3)),
-            rf"must give nodes finite vectors \[2, {WIDTH}\], got \[2, 3\]",
-        ),
-        (lambda prefixes: np.full((len(prefixes), WIDTH), np.nan), "must give nodes finite vectors .*, got some that"),
-    ],
-)
-def test_vectors_that_a_scheme_gives_are_checked(vectors, message):
-    with pytest.raises(ValueError, match=message):
-        assemble(Docids.of([[0, 0], [0, 1], [1, 0]], vectors), embeddings_of(3))
-
-
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_scheme_is_one_short_module(name):
     text = (ROOT / "docids" / "schemes" / f"{name}.py").read_text(encoding="utf-8")
@@ -524,10 +490,6 @@ def test_an_index_of_titles_is_trained_searched_and_updated_and_keeps_the_tokens
         assert model.tokens([titles[run.collection.rows[doc_id]]])[0][: len(own)] == own
     end = run.encoder().model.tokenizer.eos_token_id
     DocidLogitsProcessor.of([[token for token in own if token != end] for own in tokens.values()], end)
-    tree = run.tree()
-    prefix = tree.node_digits(int(tree.first_child[0]))
-    first = min(own[0] for own in tokens.values())
-    np.testing.assert_allclose(tree.centroids[[tree.node(prefix)]], model.vectors([[first]]), atol=1e-5)
     check_updates(run.folder)
 
 

@@ -8,13 +8,14 @@ import sys
 import pytest
 from sklearn.datasets import dump_svmlight_file
 
+from scripts.benchmarks import multilabel
 from scripts.experiments.synthetic import PUBLISHED, SETTINGS, Setting, synthetic, synthetic_table
 from scripts.main import main
 from tests.test_tree_models import clustered_data, table_rows
 
 
 def test_node_scores_beat_path_scores_on_the_synthetic_data(capsys):
-    small = {"labels": 100, "train": 4000, "test": 200, "epochs": 60, "objectives": ["plt", "tdm"]}
+    small = {"labels": 50, "train": 3000, "test": 200, "epochs": 45, "objectives": ["plt", "tdm"]}
     found = synthetic(Setting(2, 20, [(20, 1), (20, 10)], one_relevant=False, **small), 1, seed=0)
     plt, tdm = ([values[0] for values in found[name].values()] for name in ("plt", "tdm"))
     assert tdm[0] < 0.5 * plt[0]  # the paper's order, a tenth at its size
@@ -55,7 +56,7 @@ def test_the_synthetic_experiment_is_a_command(tmp_path, monkeypatch, capsys):
     assert len(json.loads((tmp_path / "synthetic.json").read_text())["rows"]) == 2 * len(rows)
 
 
-def test_multilabel_systems_run_in_processes_of_their_own(tmp_path, capsys):
+def test_multilabel_systems_run_in_processes_of_their_own(tmp_path, capsys, monkeypatch):
     features, relevant = clustered_data()
     for split, rows in (("train", slice(0, 300)), ("test", slice(300, 400))):
         dump_svmlight_file(features[rows], relevant[rows], str(tmp_path / f"made.{split}.svm"), multilabel=True)
@@ -71,6 +72,8 @@ def test_multilabel_systems_run_in_processes_of_their_own(tmp_path, capsys):
         assert record["P@1"] > 40  # chance is 4
         assert record["train seconds"] > 0
         assert record["MiB beyond the data"] > 0
+    measure, (known,) = multilabel.measure, results["measured"]
+    monkeypatch.setattr(multilabel, "measure", lambda *given: known if given[1] == "plt" else measure(*given))
     assert main([*arguments, "--objectives", "plt", "--peers", sys.executable, "--seeds", "0"]) == 2
     assert f"napkinxc failed under {sys.executable}: ModuleNotFoundError" in capsys.readouterr().err
     assert main([*arguments[:2], str(tmp_path / "no"), *arguments[3:]]) == 2

@@ -54,11 +54,14 @@ def test_an_index_that_changed_is_not_tuned(settings, beir, tmp_path):
     assert not is_tuned(tmp_path / "run")
 
 
-def test_tuning_acts_on_the_weights_alone(settings, beir, tmp_path):
+def test_tuning_acts_on_the_weights_alone(settings, beir, tmp_path, monkeypatch):
     collection = dsi.read_collection(beir())
     retriever = dsi.train(collection, settings.with_changes({"tune": False}), tmp_path / "run", device="cpu")
-    tuned = dataclasses.replace(settings.search, **dsi.tune(retriever, collection).best)
-    assert retriever.search_config == tuned != settings.search
+    search, asked = retriever.run, []
+    monkeypatch.setattr(retriever, "run", lambda *given, **options: asked.append(options) or search(*given, **options))
+    tuning = dsi.tune(retriever, collection)
+    assert retriever.search_config == dataclasses.replace(settings.search, **tuning.best) != settings.search
+    assert asked == [options for options, _ in tuning.tried]  # nothing is searched besides
 
 
 def test_a_weight_needs_a_gain():

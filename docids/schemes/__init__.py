@@ -7,7 +7,7 @@ imported when it is used.
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import Protocol
@@ -34,9 +34,6 @@ SCHEMES = {
 """{`DocidsConfig.method`: the settings that it reads}; the scheme is the function `make` of `docids.schemes.METHOD`."""
 ENTRY_POINTS = "dsi.docid_schemes"
 """Other packages name their schemes in this group of entry points."""
-
-NodeVectors = Callable[[Ints], Floats]
-"""Prefixes [n, length] of paths to the vectors [n, dim] of the nodes at their ends."""
 
 _CLUSTER_ON = ("documents", "queries", "untrained")
 _LARGEST = 2**31 - 1
@@ -99,13 +96,10 @@ class DocidsConfig:
 
 
 class TitleModel(Protocol):
-    """Tokens of titles, and vectors of their beginnings."""
+    """Tokens of titles."""
 
     def tokens(self, titles: Sequence[str]) -> list[list[int]]:
         """The tokens of each title, and last the one that ends it, which is nowhere else."""
-
-    def vectors(self, tokens: Sequence[Sequence[int]]) -> Floats:
-        """[n, dim] the encoder's embeddings of the texts that tokens spell."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +150,6 @@ class Docids:
     Attributes:
         paths: [N, longest] the numbers of each document in collection order, from 0 to 2**31 - 1; -1 past the end. A digit of
             the tree is the rank of the number among its siblings.
-        vectors: gives nodes their vectors, in place of the means of the embeddings below them.
         collisions: how many documents shared the path of an earlier one.
 
     Raises:
@@ -164,7 +157,6 @@ class Docids:
     """
 
     paths: Ints
-    vectors: NodeVectors | None = None
     collisions: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -175,13 +167,13 @@ class Docids:
         object.__setattr__(self, "collisions", collisions)
 
     @classmethod
-    def of(cls, paths: Sequence[Sequence[int]], vectors: NodeVectors | None = None) -> "Docids":
+    def of(cls, paths: Sequence[Sequence[int]]) -> "Docids":
         """Docids of paths of any lengths.
 
         >>> Docids.of([[0, 7], [3], [3]]).paths.tolist()
         [[0, 7], [3, 0], [3, 1]]
         """
-        return cls(padded(paths), vectors)
+        return cls(padded(paths))
 
 
 def padded(paths: Sequence[Sequence[int]]) -> Ints:

@@ -1,7 +1,6 @@
 """Docids by quantizers: trained on a sample of the documents, then applied block by block, on rank 0."""
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,48 +11,34 @@ from docids.schemes.kmeans import TRAIN_POINTS_PER_CENTROID
 from docids.tree import Floats, Ints
 from docids.vectors import BLOCK
 
-Coder = tuple[Callable[[Floats], Ints], Floats | None]
-"""[n, any] points to [n, levels] numbers; and [levels, branching, any] codewords whose sum a point is near, if there are."""
+Coder = Callable[[Floats], Ints]
+"""[n, any] points to [n, levels] numbers."""
 Train = Callable[[Floats, DocidsConfig], Coder]
 
 
 def code(documents: SchemeInput, train: Train) -> Docids:
-    """Docids by a quantizer; nodes have partial sums of its codewords for vectors, if it sums codewords of embeddings.
+    """Docids by a quantizer.
 
     Args:
         documents: to give docids to.
         train: makes a quantizer of some points.
     """
     processes = documents.processes
-    own = _code(documents, train) if processes.is_main else (np.empty((0, 0), np.int32), None)
-    paths, codewords = processes.first(own)
-    if codewords is None or documents.cluster_embeddings is not None:
-        return Docids(paths)
-    return Docids(paths, partial(partial_sums, codewords))
+    return Docids(processes.first(_code(documents, train) if processes.is_main else np.empty((0, 0), np.int32)))
 
 
-def _code(documents: SchemeInput, train: Train) -> tuple[Ints, Floats | None]:
+def _code(documents: SchemeInput, train: Train) -> Ints:
     points, config = documents.points, documents.config
     size = min(len(points), config.branching * TRAIN_POINTS_PER_CENTROID)
     sample = np.random.default_rng(config.seed).choice(len(points), size, replace=False)
-    encode, codewords = train(np.ascontiguousarray(points[np.sort(sample)], dtype=np.float32), config)
+    encode = train(np.ascontiguousarray(points[np.sort(sample)], dtype=np.float32), config)
     blocks = []
     with Bar("docids", unit="doc", total=len(points), enabled=documents.progress) as bar:
         for start in range(0, len(points), BLOCK):
             block = np.ascontiguousarray(points[start : start + BLOCK], dtype=np.float32)
             blocks.append(encode(block).astype(np.int32))
             bar.update(len(block))
-    return np.concatenate(blocks), codewords
-
-
-def partial_sums(codewords: Floats, prefixes: Ints) -> Floats:
-    """[n, dim] sums of the codewords of prefixes [n, length].
-
-    Args:
-        codewords: [levels, branching, dim].
-        prefixes: of paths; what comes after the last level tells documents apart and has no codeword.
-    """
-    return np.sum([own[numbers] for own, numbers in zip(codewords, prefixes.T, strict=False)], axis=0, dtype=np.float32)
+    return np.concatenate(blocks)
 
 
 def unpack(codes: NDArray[np.uint8], levels: int, bits: int) -> Ints:

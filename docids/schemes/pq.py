@@ -24,4 +24,4 @@ def _train(points: Floats, config: DocidsConfig) -> Coder:
     quantizer.cp.niter, quantizer.cp.seed = config.iterations, config.seed + 1
     quantizer.cp.min_points_per_centroid = 1
     quantizer.train(padded(points))
-    return lambda block: unpack(quantizer.compute_codes(padded(block)), config.levels, bits), None
+    return lambda block: unpack(quantizer.compute_codes(padded(block)), config.levels, bits)

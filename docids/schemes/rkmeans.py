@@ -28,4 +28,4 @@ def _train(points: Floats, config: DocidsConfig) -> Coder:
             block = block - own[numbers[-1]]
         return np.stack(numbers, axis=1).astype(np.int32)
 
-    return encode, np.stack(codewords)
+    return encode

@@ -13,11 +13,10 @@ def make(documents: SchemeInput) -> Docids:
 
 
 def _train(points: Floats, config: DocidsConfig) -> Coder:
-    bits, dim = config.branching.bit_length() - 1, points.shape[1]
-    quantizer = faiss.ResidualQuantizer(dim, config.levels, bits)
+    bits = config.branching.bit_length() - 1
+    quantizer = faiss.ResidualQuantizer(points.shape[1], config.levels, bits)
     quantizer.cp.niter, quantizer.cp.seed = config.iterations, config.seed + 1
     quantizer.cp.min_points_per_centroid = 1
     quantizer.train_type = faiss.ResidualQuantizer.Train_default  # the other one needs as many points as dimensions
     quantizer.train(points)
-    codewords = faiss.vector_to_array(quantizer.codebooks).reshape(config.levels, config.branching, dim)
-    return lambda block: unpack(quantizer.compute_codes(block), config.levels, bits), codewords
+    return lambda block: unpack(quantizer.compute_codes(block), config.levels, bits)

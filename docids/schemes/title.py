@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from docids.schemes import Docids, SchemeInput, padded
-from docids.tree import Floats, Ints
+from docids.tree import Ints
 
 
 def make(documents: SchemeInput) -> Docids:
-    """Docids of titles; the vector of a node is the encoder's embedding of the beginning that it stands for.
+    """Docids of titles.
 
     Raises:
         ValueError: a title is blank, or there is no model that reads titles.
@@ -21,11 +21,7 @@ def make(documents: SchemeInput) -> Docids:
     if model is None or len(titles) != len(documents.embeddings):
         raise ValueError('The docid method "title" needs the titles of all documents, and a model that reads them.')
     check_titles(titles, documents.doc_ids)
-
-    def vectors(prefixes: Ints) -> Floats:
-        return model.vectors([[token for token in prefix if token >= 0] for prefix in prefixes.tolist()])
-
-    return Docids(_cut(padded(model.tokens(titles))), vectors)
+    return Docids(_cut(padded(model.tokens(titles))))
 
 
 def check_titles(titles: Iterable[str], doc_ids: Sequence[str]) -> None:

@@ -180,6 +180,11 @@ class Laboratory:
         record: dict[str, float] = json.loads((self._folder(config) / "generator" / "training.json").read_text())
         return record
 
+    def diagnostics(self, config: Config) -> dict[str, Any]:
+        """How evenly the tree codes the documents, as `docids.tree.diagnostics` measures it."""
+        record: dict[str, Any] = json.loads((self._folder(config) / "docids" / "diagnostics.json").read_text())
+        return record
+
     def _folder(self, config: Config) -> Path:
         return self.output / "runs" / digest(dataclasses.asdict(config))[:16]
 

@@ -1,0 +1,131 @@
+"""Tables and pictures of the index benchmark."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from eval.tables import markdown_table
+from scripts.benchmarks.index_measure import DECODER, FUSED
+
+Row = dict[str, Any]
+Curves = dict[str, list[tuple[float, float]]]
+RECALLS = (0.8, 0.9, 0.95, 0.99)
+
+
+def report(record: dict[str, Any]) -> str:
+    """Markdown: the least milliseconds by recall, all rows, and what the data are like."""
+    lines = [f"# {_title(record)}", "", _about(record), ""]
+    lines += ["## Milliseconds a query at a recall", "", _by_recall(record), ""]
+    lines += ["## Every knob", "", _all_rows(record), ""]
+    for name, reason in record["left out"].items():
+        lines += [f"Left out: {name} ({reason}).", ""]
+    return "\n".join(lines)
+
+
+def _title(record: dict[str, Any]) -> str:
+    return f"{record['collection']}: {record['documents']:,} documents, {record['dim']} dimensions"
+
+
+def _about(record: dict[str, Any]) -> str:
+    facts = ", ".join(f"{name} {value:g}" for name, value in record["hardness"].items())
+    return (
+        f"{record['queries']} queries, {record['threads']} thread(s), milliseconds of the processor. Recall is that of the "
+        f"exact ten by the same scores. The data: {facts}."
+    )
+
+
+def _by_recall(record: dict[str, Any]) -> str:
+    """For each system the cheapest knob that reaches a recall, and the bytes."""
+    rows = []
+    for kind in ("dense", FUSED, DECODER):
+        names = dict.fromkeys(row["system"] for row in record["rows"] if row["scores"] == kind)
+        rows += [[f"{name} ({kind})", *_cheapest(record, kind, name)] for name in names]
+    heads = [
+        "ms at batch 1 / 64",
+        *(f"recall {recall:g}" for recall in RECALLS),
+        "bytes resident / on disk",
+        "build, s",
+    ]
+    return markdown_table(heads, rows)
+
+
+def _cheapest(record: dict[str, Any], kind: str, name: str) -> list[str]:
+    own = [row for row in record["rows"] if (row["scores"], row["system"]) == (kind, name)]
+    cells = []
+    for recall in RECALLS:
+        good = [row for row in own if row["recall@10"] >= recall]
+        times = [min((row[f"ms at batch {batch}"] for row in good), default=math.nan) for batch in (1, 64)]
+        cells.append(f"{times[0]:.3g} / {times[1]:.3g}" if good else "—")
+    sizes = record["systems"].get(name) if kind == "dense" else None
+    if sizes is None:
+        return [*cells, "", ""]
+    seconds = "" if sizes["build seconds"] is None else f"{sizes['build seconds']:,.0f}"
+    return [*cells, f"{sizes['resident bytes']:,.0f} / {sizes['disk bytes']:,.0f}", seconds]
+
+
+def _all_rows(record: dict[str, Any]) -> str:
+    judged = any("Hit@10" in row for row in record["rows"])
+    heads = [
+        "scores",
+        "system",
+        "knob",
+        "recall@10",
+        *(["Hit@10"] if judged else []),
+        "ms at batch 1",
+        "ms at batch 64",
+    ]
+    return markdown_table(heads, [_cells(row, judged=judged) for row in record["rows"]])
+
+
+def _cells(row: Row, *, judged: bool) -> list[str]:
+    value = float(row["value"])
+    shown = "all" if math.isinf(value) else "default" if row["scores"] == DECODER else f"{value:,.0f}"
+    knob = f"{row['knob']} {shown}" if row["knob"] else ""
+    hit = [f"{row['Hit@10']:.3f}" if "Hit@10" in row else ""] if judged else []
+    times = [f"{row[f'ms at batch {batch}']:.3g}" for batch in (1, 64)]
+    return [row["scores"], row["system"], knob, f"{row['recall@10']:.3f}", *hit, *times]
+
+
+def pictures(record: dict[str, Any], path: Path) -> None:
+    """Write recall against milliseconds at either batch size, and against bytes, to path-….png and path-….svg."""
+    dense = [row for row in record["rows"] if row["scores"] == "dense"]
+    title = _title(record)
+    for batch in (1, 64):
+        name = f"ms at batch {batch}"
+        curves: Curves = {
+            system: [(row[name], row["recall@10"]) for row in dense if row["system"] == system]
+            for system in record["systems"]
+        }
+        _curves(curves, f"milliseconds a query, batch {batch}", title, path.with_name(f"{path.name}-batch-{batch}"))
+    limit = dense[0]["ms at batch 1"] / 5
+    points: Curves = {}
+    for system, sizes in record["systems"].items():
+        quick = [row["recall@10"] for row in dense if row["system"] == system and row["ms at batch 1"] <= limit]
+        if quick:
+            points[system] = [(sizes["resident bytes"], max(quick))]
+    _curves(
+        points,
+        f"resident bytes a document; best recall within {limit:.2g} ms",
+        title,
+        path.with_name(f"{path.name}-bytes"),
+    )
+
+
+def _curves(curves: Curves, xlabel: str, title: str, path: Path) -> None:
+    """Write curves of (x, recall), over a logarithmic x."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError('Pictures need matplotlib; run pip install "dr-scl[figures]".') from None
+    figure = Figure(figsize=(6.5, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    for name, points in curves.items():
+        axes.plot(*zip(*sorted(points), strict=True), marker="o", markersize=4, label=name)
+    axes.set_xscale("log")
+    axes.set(xlabel=xlabel, ylabel="recall@10", title=title)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for suffix in (".png", ".svg"):
+        metadata = {"Date": None} if suffix == ".svg" else None
+        figure.savefig(path.with_suffix(suffix), dpi=120, metadata=metadata)

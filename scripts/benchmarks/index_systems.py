@@ -1,0 +1,380 @@
+"""The systems that the index benchmark compares: each is built into a file, loaded, and searched with a knob.
+
+A search takes queries [n, dim] and the value of the knob, and returns [n, 10] documents, numbered in docid order. Knows nothing
+of times and measures.
+"""
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import faiss as library
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from docids.lexical import Lexical
+from docids.storage import map_tensors, read_record, save_tensors, write_json
+from docids.tree import DocidTree
+from docids.vectors import VectorsConfig
+from dsi.generator.config import GeneratorConfig, ObjectiveConfig
+from dsi.generator.tied import TiedGenerator
+from dsi.search.added import AddedScores
+from dsi.search.beam import TreeSearcher
+from dsi.search.decoder import search_decoder
+from dsi.search.queries import QueryBatch
+from dsi.search.request import SearchConfig, SearchRequest
+from dsi.trees.cells import Cells
+from scripts.benchmarks.index_data import Searched
+
+faiss: Any = library  # its stubs lack some keywords
+Floats = NDArray[np.float32]
+Found = NDArray[np.int64]
+Search = Callable[[Floats, float], Found]
+
+K = 10
+_LARGEST_PROBED = 131_072
+_FULL_SCORES = 1 << 26
+"""Scores of all documents that are in memory at a time."""
+_REFINED = (10, 50)
+"""faiss re-scores so many times the answers, half of nprobe between these; our search 512 documents."""
+LISTS = "lists"
+_EPOCHS, _BATCH, _TEMPERATURE = 15, 128, 0.05
+
+
+class System(ABC):
+    """One way to find the nearest documents.
+
+    Attributes:
+        name: in tables.
+        knob: what is varied.
+        files: of the collection's folder that it searches.
+    """
+
+    name: str
+    knob: str
+    files: tuple[str, ...]
+
+    @abstractmethod
+    def build(self, data: Searched) -> None:
+        """Write the files."""
+
+    @abstractmethod
+    def load(self, data: Searched) -> Search:
+        """Read the files."""
+
+    @abstractmethod
+    def knobs(self, documents: int) -> list[float]:
+        """The values of the knob for so many documents, ascending."""
+
+    def prepare(self, data: Searched) -> None:
+        """Build once, and keep how long it took."""
+        once(data, self.name, self.build)
+
+
+class Tree(System):
+    """Our index: the tree's cells, the documents in them by their vectors."""
+
+    name, knob = "ours, float32", "probed"
+    files: tuple[str, ...] = ("docids.safetensors",)
+
+    def build(self, data: Searched) -> None:
+        """The collection has the tree."""
+
+    def load(self, data: Searched) -> Search:
+        """As in `System`."""
+        return TreeSearch(DocidTree.load(data.folder / self.files[0]))
+
+    def knobs(self, documents: int) -> list[float]:
+        """1,024, 2,048, … and all documents."""
+        most = min(_LARGEST_PROBED, documents // 2)
+        return [*(1024.0 * 2**n for n in range(20) if 1024 * 2**n <= most), math.inf]
+
+
+class SmallTree(Tree):
+    """Our index with codes to find the nearest, and int8 vectors to score them."""
+
+    name, files = "ours, int8 and codes", ("docids-int8.safetensors",)
+
+    def build(self, data: Searched) -> None:
+        """Encode the vectors."""
+        data.tree.stored_as(VectorsConfig("int8", code_bytes(data.queries.shape[1]))).save(data.folder / self.files[0])
+
+
+class RoutedTree(Tree):
+    """The same cells, chosen by a trained linear map of the query: a learned router."""
+
+    name, files = "cells by a linear router", ("docids.safetensors", "router.safetensors")
+
+    def build(self, data: Searched) -> None:
+        """Train the map."""
+        flat = Flat().load(data)
+        save_tensors(trained_router(TreeSearch(data.tree).cells, data.train, flat), data.folder / self.files[1])
+
+    def load(self, data: Searched) -> Search:
+        """As in `System`."""
+        search = TreeSearch(DocidTree.load(data.folder / self.files[0]))
+        router = map_tensors(data.folder / self.files[1])
+        search.searcher.cells = Router(search.cells, router["map"], router["size_weight"])
+        return search
+
+
+class TreeSearch:
+    """Searches one tree without a decoder.
+
+    Args:
+        tree: with vectors of any kind.
+        lexical: what joins the dense scores, if anything.
+        weight: of it.
+    """
+
+    def __init__(self, tree: DocidTree, lexical: Lexical | None = None, weight: float = 0.0) -> None:
+        config = GeneratorConfig(docid_tokens="tied", decoder="", num_layers=0)
+        generator = TiedGenerator.create(config, tree, tree.embeddings.shape[1], ObjectiveConfig("estimate"))
+        self.searcher = TreeSearcher(tree, search_decoder(generator.eval()), torch.device("cpu"))
+        self.lexical, self.weight = lexical, weight
+
+    @property
+    def cells(self) -> Cells:
+        """Of the tree."""
+        return self.searcher.cells
+
+    def __call__(self, queries: Floats, probed: float, texts: Sequence[str] = ()) -> Found:
+        """[n, 10] documents."""
+        documents = self.searcher.tree.num_documents
+        step = max(1, _FULL_SCORES // documents) if probed >= documents else len(queries)
+        texts = texts or [""] * len(queries)
+        parts = [slice(start, start + step) for start in range(0, len(queries), step)]
+        return np.concatenate([self._search(queries[own], probed, list(texts[own])) for own in parts])
+
+    def _search(self, queries: Floats, probed: float, texts: list[str]) -> Found:
+        added = AddedScores(texts, self.searcher.tree, self.lexical, self.weight) if self.lexical else None
+        states, mask = torch.zeros(len(queries), 1, 1), torch.ones(len(queries), 1, dtype=torch.bool)
+        rows, embeddings = torch.arange(len(queries)), torch.from_numpy(queries)
+        batch = QueryBatch(rows, states, mask, embeddings, texts, added)
+        request = SearchRequest(K, SearchConfig(alpha=0.0, beam_width=K, probed=probed))
+        return self.searcher.search(self.searcher.score(batch, request), request).positions.numpy()
+
+
+class Router(Cells):
+    """Cells chosen by a linear map of the query.
+
+    Args:
+        cells: of the tree.
+        matrix: [dim, dim] the map.
+        size_weight: [1] multiplies the part of a cell's score that its size gives.
+    """
+
+    def __init__(self, cells: Cells, matrix: Floats, size_weight: Floats) -> None:
+        self.__dict__.update(cells.__dict__)
+        own = cells._vectors
+        mapped = own[:, :-1] @ torch.from_numpy(np.array(matrix))
+        self._vectors = torch.cat([mapped, own[:, -1:] * float(size_weight[0])], dim=1)
+
+
+def trained_router(cells: Cells, queries: Floats, flat: Search) -> dict[str, Floats]:
+    """A map and a weight that give the cells of each query's exact answer a high probability; the identity and 1 at first."""
+    answers = np.concatenate([flat(queries[start : start + 64], 0) for start in range(0, len(queries), 64)])
+    held = torch.from_numpy(np.searchsorted(cells.starts, answers, side="right") - 1)  # [queries, 10] cells
+    asked, vectors = torch.from_numpy(queries), cells._vectors
+    matrix = torch.eye(asked.shape[1], requires_grad=True)
+    size_weight, scale = (torch.full((1,), start, requires_grad=True) for start in (1.0, -math.log(_TEMPERATURE)))
+    optimizer = torch.optim.Adam([matrix, size_weight, scale], lr=1e-3)
+    rng = torch.Generator().manual_seed(0)
+    for _ in range(_EPOCHS):
+        for own in torch.randperm(len(asked), generator=rng).split(_BATCH):
+            scores = asked[own] @ matrix.T @ vectors[:, :-1].T + size_weight * vectors[:, -1]
+            loss = -F.log_softmax(scores * scale.exp(), dim=1).gather(1, held[own]).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return {"map": matrix.detach().numpy(), "size_weight": size_weight.detach().numpy()}
+
+
+class FaissSystem(System):
+    """An index of faiss in a file, all of it in memory."""
+
+    file: str
+
+    @property
+    def files(self) -> tuple[str, ...]:  # type: ignore[override]
+        """As in `System`."""
+        return (self.file,)
+
+    @abstractmethod
+    def make(self, data: Searched) -> Any:
+        """The index, with the documents."""
+
+    def search(self, index: Any, queries: Floats, knob: float) -> Found:
+        """[n, 10] documents."""
+        found: Found = index.search(queries, K)[1]
+        return found
+
+    def build(self, data: Searched) -> None:
+        """As in `System`."""
+        faiss.write_index(self.make(data), str(data.folder / self.file))
+
+    def load(self, data: Searched) -> Search:
+        """As in `System`."""
+        index = faiss.read_index(str(data.folder / self.file))
+        return lambda queries, knob: self.search(index, queries, knob)
+
+
+class Flat(FaissSystem):
+    """The exact answer."""
+
+    name, knob, file = "faiss Flat", "", "flat.faiss"
+
+    def make(self, data: Searched) -> Any:
+        """As in `FaissSystem`."""
+        index = faiss.IndexFlatIP(data.queries.shape[1])
+        index.add(_points(data))
+        return index
+
+    def knobs(self, documents: int) -> list[float]:
+        """None."""
+        return [0]
+
+
+class Lists(FaissSystem):
+    """An inverted file; all of them have the same lists."""
+
+    name, knob, file = "faiss IVF-Flat", "nprobe", "ivf-flat.faiss"
+
+    def prepare(self, data: Searched) -> None:
+        """As in `System`."""
+        once(data, LISTS, train_lists)
+        super().prepare(data)
+
+    def make(self, data: Searched) -> Any:
+        """As in `FaissSystem`."""
+        index = faiss.IndexIVFFlat(*coarse(data), faiss.METRIC_INNER_PRODUCT)
+        return _filled(index, data)
+
+    def knobs(self, documents: int) -> list[float]:
+        """1, 2, 4, … up to a quarter of the lists."""
+        return [float(2**n) for n in range(20) if 2**n <= max(1, num_lists(documents) // 4)]
+
+    def search(self, index: Any, queries: Floats, knob: float) -> Found:
+        """As in `FaissSystem`."""
+        found: Found = index.search(queries, K, params=faiss.SearchParametersIVF(nprobe=int(knob)))[1]
+        return found
+
+
+class Codes(Lists):
+    """An inverted file with a product quantiser's codes of residuals, as many bytes as ours."""
+
+    name, file = "faiss IVF-PQ", "ivf-pq.faiss"
+
+    def make(self, data: Searched) -> Any:
+        """As in `FaissSystem`."""
+        quantizer, dim, lists = coarse(data)
+        return _filled(faiss.IndexIVFPQ(quantizer, dim, lists, code_bytes(dim), 8, faiss.METRIC_INNER_PRODUCT), data)
+
+
+class RefinedCodes(Codes):
+    """The same, the best scored anew by int8 vectors: what ours stores too."""
+
+    name, file = "faiss IVF-PQ, int8 refined", "ivf-pq-int8.faiss"
+
+    def make(self, data: Searched) -> Any:
+        """As in `FaissSystem`."""
+        base = super().make(data)
+        exact = faiss.IndexScalarQuantizer(base.d, faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT)
+        exact.train(_sample(data, 100_000))
+        exact.add(_points(data))
+        index = faiss.IndexRefine(base, exact)
+        index.own_fields = index.own_refine_index = False
+        self.parts = base, exact
+        return index
+
+    def search(self, index: Any, queries: Floats, knob: float) -> Found:
+        """As in `FaissSystem`."""
+        lists, factor = faiss.SearchParametersIVF(nprobe=int(knob)), float(np.clip(knob / 2, *_REFINED))
+        given = faiss.IndexRefineSearchParameters(k_factor=factor, base_index_params=lists)
+        found: Found = index.search(queries, K, params=given)[1]
+        return found
+
+
+class Graph(FaissSystem):
+    """A navigable graph with 32 links a document."""
+
+    name, knob, file = "faiss HNSW", "efSearch", "hnsw.faiss"
+
+    def make(self, data: Searched) -> Any:
+        """As in `FaissSystem`."""
+        index = faiss.IndexHNSWFlat(data.queries.shape[1], 32, faiss.METRIC_INNER_PRODUCT)
+        index.add(_points(data))
+        return index
+
+    def knobs(self, documents: int) -> list[float]:
+        """16 to 1,024."""
+        return [float(2**n) for n in range(4, 11)]
+
+    def search(self, index: Any, queries: Floats, knob: float) -> Found:
+        """As in `FaissSystem`."""
+        found: Found = index.search(queries, K, params=faiss.SearchParametersHNSW(efSearch=int(knob)))[1]
+        return found
+
+
+def systems(documents: int, hnsw_largest: int) -> list[System]:
+    """The systems for so many documents, flat search first."""
+    every = [Flat(), Tree(), SmallTree(), RoutedTree(), Lists(), Codes(), RefinedCodes()]
+    return [*every, Graph()] if documents <= hnsw_largest else every
+
+
+def code_bytes(dim: int) -> int:
+    """Bytes of codes: the least divisor of the dimension that is a twelfth of it or more."""
+    return next(n for n in range(1, dim + 1) if dim % n == 0 and 12 * n >= dim)
+
+
+def num_lists(documents: int) -> int:
+    """Of an inverted file."""
+    return int(4 * math.sqrt(documents))
+
+
+def train_lists(data: Searched) -> None:
+    """Write the means of the lists, by k-means of 64 documents a list."""
+    count = num_lists(data.tree.num_documents)
+    means = faiss.Kmeans(
+        data.queries.shape[1], count, niter=10, seed=0, max_points_per_centroid=64, min_points_per_centroid=1
+    )
+    means.train(_sample(data, 64 * count))
+    save_tensors({"means": means.centroids}, data.folder / f"{LISTS}.safetensors")
+
+
+def coarse(data: Searched) -> tuple[Any, int, int]:
+    """The quantizer that chooses lists, the dimension, and how many lists there are."""
+    means = np.array(map_tensors(data.folder / f"{LISTS}.safetensors")["means"])
+    quantizer = faiss.IndexFlatIP(means.shape[1])
+    quantizer.add(means)
+    return quantizer, means.shape[1], len(means)
+
+
+def once(data: Searched, name: str, build: Callable[[Searched], None]) -> None:
+    """Build what is not there yet, and keep how long it took in `built.json`."""
+    record = data.folder / "built.json"
+    built = read_record(record)
+    if name not in built:
+        started = time.process_time()
+        build(data)
+        write_json(record, {**built, name: round(time.process_time() - started, 1)})
+
+
+def _filled(index: Any, data: Searched) -> Any:
+    index.train(_sample(data, 65_536))
+    index.add(_points(data))
+    return index
+
+
+def _points(data: Searched) -> Floats:
+    return np.ascontiguousarray(data.tree.embeddings[:])
+
+
+def _sample(data: Searched, count: int) -> Floats:
+    total = data.tree.num_documents
+    rows = np.random.default_rng(0).choice(total, min(count, total), replace=False)
+    return np.ascontiguousarray(data.tree.embeddings[np.sort(rows)])

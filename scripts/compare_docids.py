@@ -1,0 +1,49 @@
+"""`dsi compare-docids`: every docid scheme at the same encoder, generator and training.
+
+Measured for each: the generator alone and fused, where its search loses the right prefix, the tree, documents added after
+training, and queries with a typo. Rows share what they have in common (OUTPUT/store), and each is written as soon as it is
+measured, so a killed command continues with the next. Files are OUTPUT/NAME.json, .values.json.gz, .md and .svg, where NAME is
+"tied" or "digits", the docid tokens.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from scripts.arguments import add_data, add_device, add_encoder, parser, with_encoder
+from scripts.libraries import load_libraries
+from scripts.main import run_command
+from scripts.values import configuration, number, output_folder
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure what is missing, then print and write the tables."""
+    given = parser("compare-docids", __doc__)
+    add_data(given)
+    given.add_argument("--config", type=configuration, required=True, metavar="NAME", help="the base, by name or file")
+    given.add_argument(
+        "--output", type=output_folder, required=True, metavar="DIR", help="of everything that is written"
+    )
+    add_encoder(given)
+    given.add_argument("--schemes", nargs="+", metavar="NAME", help="all that fit the collection by default")
+    given.add_argument("--seeds", type=number(int, 0), nargs="+", default=[0], help="of clustering and training")
+    given.add_argument("--digits", action="store_true", help="train a decoder of (level, digit) tokens")
+    add_device(given)
+    arguments = given.parse_args(argv)
+    load_libraries()
+    from docids.collection import read_collection
+    from docids.schemes import find_scheme
+    from dsi.config import Config
+    from scripts.experiments.docids import compare, schemes_for
+    from scripts.experiments.laboratory import Laboratory
+
+    for name in arguments.schemes or ():
+        find_scheme(name)
+    config = with_encoder(Config.named(arguments.config), arguments.encoder)
+    collection = read_collection(arguments.data, dev_queries=config.dev_queries)
+    laboratory = Laboratory(collection, config, arguments.output, arguments.device)
+    names = arguments.schemes or schemes_for(collection)
+    laboratory.say(compare(laboratory, names, arguments.seeds, digits=arguments.digits))
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, sys.argv[1:]))

@@ -1,0 +1,247 @@
+"""Docid schemes beside each other: one encoder, one generator, one training, and trees of about the same size.
+
+A digit has as many values as the largest power of two up to the configuration's branching: clusters of a split, documents of a
+leaf, codewords of a level. Quantizers have the number of levels whose codes come nearest to one a document. Titles bring their
+own tokens. Other settings of `[docids]` keep their defaults.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from docids.clustering import assemble
+from docids.collection import Collection, read_collection
+from docids.records import table_record
+from docids.schemes import SCHEMES, DocidsConfig, SchemeInput, make_docids
+from docids.tree import DocidTree
+from dsi.config import Config
+from dsi.docids_stage import TitleTokens
+from dsi.retriever import GenerativeRetriever
+from dsi.search.queries import EncodedQueries, encode_queries
+from dsi.systems import DenseSystems, Run, alone
+from eval.measures import evaluate, mean
+from eval.protocol import overlap_splits
+from scripts.experiments.descents import Descents, descend
+from scripts.experiments.docids_report import BASELINES, BEAMS, MEASURES, TYPOS, write_report
+from scripts.experiments.laboratory import ANSWERS, SPLIT, Laboratory
+from scripts.experiments.tables import DIGITS, NOTHING, Row
+from scripts.experiments.typos import with_typos
+from scripts.experiments.updates import hold_out, write_without
+
+_BATCH = 128
+HELD_OUT_SEED = 0
+"""Of the documents that are added after training: the same for all rows."""
+
+
+def schemes_for(collection: Collection) -> list[str]:
+    """The schemes that can be compared on a collection: all but "file", and "title" only where every document has one."""
+    titled = all(title.strip() for title in collection.documents["title"])
+    return [name for name in SCHEMES if name != "file" and (titled or name != "title")]
+
+
+def shape(method: str, documents: int, branching: int) -> dict[str, int]:
+    """The settings that give a scheme's tree its size.
+
+    >>> shape("rq", 600, 10), shape("kmeans", 600, 10), shape("title", 600, 10)
+    ({'branching': 8, 'levels': 3}, {'branching': 8, 'max_leaf_size': 8}, {})
+    """
+    values = 1 << (branching.bit_length() - 1)
+    sizes = {"branching": values, "levels": max(1, round(math.log(documents, values))), "max_leaf_size": values}
+    return {name: size for name, size in sizes.items() if name in SCHEMES.get(method, ())}
+
+
+def compare(laboratory: Laboratory, names: Sequence[str], seeds: Sequence[int], *, digits: bool = False) -> str:
+    """Train and measure every scheme under every seed; tables and picture are written after each seed.
+
+    Args:
+        laboratory: trains and keeps the rows.
+        names: of schemes.
+        seeds: of clustering and training.
+        digits: train a decoder of (level, digit) tokens, not the generator of the configuration.
+    """
+    comparison, text = Comparison(laboratory, digits), ""
+    experiment = comparison.base.generator.docid_tokens
+    laboratory.kept(experiment, BASELINES, 0, comparison.base, comparison.baselines)
+    for seed in seeds:  # one seed of every scheme before the next seed of any
+        for name in names:
+            config = comparison.config(name, seed)
+            laboratory.kept(experiment, name, seed, config, partial(comparison.measure, config))
+        if laboratory.processes.is_main:
+            text = write_report(laboratory.output, experiment, names, seeds)
+    return text
+
+
+class Comparison:
+    """What all rows have in common.
+
+    Args:
+        laboratory: trains.
+        digits: with (level, digit) tokens.
+    """
+
+    def __init__(self, laboratory: Laboratory, digits: bool) -> None:
+        self.laboratory, self.collection = laboratory, laboratory.collection
+        self._changes = DIGITS if digits else NOTHING
+        self.base = laboratory.config(Row(BASELINES, "", self._changes, seeded=()), 0)
+
+    def config(self, method: str, seed: int) -> Config:
+        """The configuration of a scheme."""
+        own = shape(method, len(self.collection.documents), self.base.docids.branching)
+        own |= {"seed": seed} if "seed" in SCHEMES.get(method, ()) else {}
+        docids = dataclasses.asdict(DocidsConfig(method=method, **own))  # type: ignore[arg-type]
+        row = Row(method, "", {**self._changes, "docids": docids}, seeded=("training", "ranking"))
+        return self.laboratory.config(row, seed)
+
+    def baselines(self) -> dict[str, Any]:
+        """Dense search and BM25, without docids; all schemes share the encoder and what it has embedded here."""
+        words, runs = self.laboratory.words.bm25, {}
+        for kind, encoded in (("", self._queries), (TYPOS, self._typos)):
+            runs[f"dense{kind}"] = self._dense.run(SPLIT, encoded.embeddings.float().numpy())
+            runs[f"BM25{kind}"] = words.run(dict(zip(encoded.query_ids, encoded.texts, strict=True)), ANSWERS)
+        return self._systems(runs)
+
+    def measure(self, config: Config) -> dict[str, Any]:
+        """Everything about one scheme under one seed."""
+        index = self.laboratory.index(config)
+        retriever, fusion = index.retriever, config.search.fusion
+        fused = index.tune(fusion, lexical=fusion != "paper")
+        descents = {beam: self._descend(retriever, self._queries, beam) for beam in BEAMS}
+        runs = {f"alone, beam {beam}": own.run for beam, own in descents.items()}
+        for beam in BEAMS:
+            runs[f"fused, beam {beam}"] = retriever.run(self._queries, ANSWERS, **{**fused, "beam_width": beam})
+        runs[f"alone, beam {BEAMS[0]}{TYPOS}"] = self._descend(retriever, self._typos, BEAMS[0]).run
+        narrow = {**fused, "beam_width": BEAMS[0]}
+        runs[f"fused, beam {BEAMS[0]}{TYPOS}"] = retriever.run(self._typos, ANSWERS, **narrow)
+        found = {
+            "settings": fused,
+            "beams": {f"beam {beam}": _lost(own) for beam, own in descents.items()},
+            "tree": {**self.laboratory.diagnostics(config), **measure_tree(retriever.tree)},
+            "seconds": {
+                "docids": self._build_seconds(config),
+                "training": round(self.laboratory.training(config)["seconds"], 1),
+            },
+            **self._systems(runs),
+        }
+        added = self._added(
+            config, {beam: own.run for beam, own in descents.items()}
+        )  # last: it trains in the same folder
+        return {**found, "added": added}
+
+    def _systems(self, runs: Mapping[str, Run]) -> dict[str, Any]:
+        """Means by split and values per query of some runs."""
+        qrels = self.collection.qrels[SPLIT]
+        splits = overlap_splits(qrels, self.collection.overlap_documents(SPLIT))
+        values = {name: evaluate(run, qrels, MEASURES) for name, run in runs.items()}
+        means = {
+            name: {split: {m: _percent(own[m], query_ids) for m in MEASURES} for split, query_ids in splits.items()}
+            for name, own in values.items()
+        }
+        return {
+            "queries": {split: len(query_ids) for split, query_ids in splits.items()},
+            "systems": means,
+            "values": {f"{name}, {m}": own[m] for name, own in values.items() for m in MEASURES},
+        }
+
+    def _descend(self, retriever: GenerativeRetriever, encoded: EncodedQueries, beam: int) -> Descents:
+        """The generator alone; with tied tokens the documents that it reaches are ranked by dense scores."""
+        options = alone(retriever) | ({"alpha": 0.0} if retriever.searcher.estimating else {})
+        answers = [self._answers[query_id] for query_id in encoded.query_ids]
+        return descend(retriever, encoded, answers, ANSWERS, beam_width=beam, **options)
+
+    def _added(self, config: Config, trained: Mapping[int, Run]) -> dict[str, Any]:
+        """Queries of documents that were held out and added after training, and the same ones trained with them."""
+        part = Laboratory(self._part, self.laboratory.base, self.laboratory.output, self.laboratory.device)
+        retriever = part.index(
+            config.with_changes({"ranking": {"epochs": 0.0}})
+        ).retriever  # dense scores rank documents
+        retriever.add([table_record(self.collection.documents[row]) for row in self._held_out])
+        added = {self.collection.documents[row]["doc_id"] for row in self._held_out}
+        texts = {q: text for q, text in self.collection.query_texts(SPLIT).items() if self._answers[q] in added}
+        encoded = retriever.encode_queries(texts, batch_size=_BATCH)
+        found: dict[str, Any] = {"documents": len(added), "queries": len(texts)}
+        qrels = {query_id: self.collection.qrels[SPLIT][query_id] for query_id in texts}
+        for beam, run in trained.items():
+            runs = {"added": self._descend(retriever, encoded, beam).run, "trained": {q: run[q] for q in texts}}
+            for name, own in runs.items():
+                values = evaluate(own, qrels, MEASURES)
+                found[f"{name}, beam {beam}"] = {m: _percent(values[m], list(texts)) for m in MEASURES}
+        return found
+
+    def _build_seconds(self, config: Config) -> float:
+        """Processor time from embeddings to a tree."""
+        documents, embeddings = self.collection.documents, self._dense.embeddings
+        started = time.process_time()
+        given = SchemeInput(
+            embeddings,
+            config.docids,
+            doc_ids=documents["doc_id"],
+            titles=documents["title"],
+            texts=self.collection.full_texts(),
+            title_model=TitleTokens(self._dense.encoder, config.docids.tokenizer),
+        )
+        assemble(make_docids(given), embeddings)
+        return round(time.process_time() - started, 2)
+
+    @cached_property
+    def _dense(self) -> DenseSystems:
+        return self.laboratory.dense(self.base)
+
+    @cached_property
+    def _held_out(self) -> list[int]:
+        return hold_out(self.collection, HELD_OUT_SEED)
+
+    @cached_property
+    def _part(self) -> Collection:
+        folder = self.laboratory.output / f"without-{HELD_OUT_SEED}"
+        if self.laboratory.processes.is_main and not folder.exists():
+            write_without(self.collection, self._held_out, folder)
+        self.laboratory.processes.wait()
+        return read_collection(folder)
+
+    @cached_property
+    def _answers(self) -> dict[str, str]:
+        """The first relevant document of each test query."""
+        pairs = self.collection.pairs(SPLIT)
+        return {query_id: self.collection.documents[row]["doc_id"] for query_id, row in reversed(pairs)}
+
+    @cached_property
+    def _queries(self) -> EncodedQueries:
+        return self._encode(self.collection.query_texts(SPLIT))
+
+    @cached_property
+    def _typos(self) -> EncodedQueries:
+        return self._encode(with_typos(self.collection.query_texts(SPLIT)))
+
+    def _encode(self, texts: Mapping[str, str]) -> EncodedQueries:
+        return encode_queries(self._dense.encoder, texts, batch_size=_BATCH)
+
+
+def _lost(descents: Descents) -> dict[str, Any]:
+    return {
+        "survival": descents.survival,
+        "search errors": descents.search_errors,
+        "model errors": descents.model_errors,
+    }
+
+
+def measure_tree(tree: DocidTree) -> dict[str, Any]:
+    """Bytes a document, and how many documents the nodes of each level hold: smallest, quartiles, largest."""
+    arrays = (tree.first_child, tree.num_children, tree.doc_start, tree.doc_end, tree.doc_rows)
+    sizes = tree.doc_end - tree.doc_start
+    vectors = tree.centroids.nbytes + tree.embeddings.nbytes + (tree.codes.nbytes if tree.codes else 0)
+    return {
+        "bytes a document": {
+            "tree": round(sum(own.nbytes for own in arrays) / tree.num_documents, 1),
+            "vectors": round(vectors / tree.num_documents, 1),
+        },
+        "documents a node": [np.quantile(sizes[level], (0, 0.25, 0.5, 0.75, 1)).tolist() for level in tree.levels],
+    }
+
+
+def _percent(values: Mapping[str, float], query_ids: Sequence[str]) -> float:
+    return round(100 * mean(values, query_ids), 2)

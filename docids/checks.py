@@ -1,7 +1,8 @@
 """Checks of types and ranges; messages give the setting (with its section, as in "docids."), what it may be and its value."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from reprlib import Repr
 from typing import Any, get_type_hints
 
@@ -47,13 +48,16 @@ def plain(kind: type, value: object, name: str) -> Any:
         raise ValueError(f"{name} must be a number that a float can hold, got an integer beyond 1e308.") from None
 
 
+_hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
+
+
 def plain_fields(settings: object, section: str = "") -> None:
     """Make the fields of a dataclass that are annotated bool, int, float or str of that type, as `plain` does.
 
     Raises:
         ValueError: a field is of another type, or a text that files and their names cannot hold.
     """
-    for name, kind in get_type_hints(type(settings)).items():
+    for name, kind in _hints(type(settings)).items():
         if kind in _WANTED:
             value = plain(kind, getattr(settings, name), f"{section}{name}")
             if kind is str and "\0" in text(value, f"{section}{name}"):

@@ -36,7 +36,7 @@ class DocidTree:
         doc_start: [I] first docid position below it.
         doc_end: [I] one past the last docid position below it.
         doc_rows: [N] collection row of the document at each docid position; -1 if it was removed and its place is free.
-        centroids: [I, dim] mean of the document embeddings below each inner node, or what the docid scheme takes for it.
+        centroids: [I, dim] mean of the document embeddings below each inner node.
         embeddings: [N, dim] embedding of the document at each docid position: the centroid of that leaf.
         codes: [N, dim] the embeddings in few bytes, by which the cells of a large tree are searched; None if there are none.
         trained: [I + N] by node: True if the decoder was trained with it; all are, unless the tree was updated.

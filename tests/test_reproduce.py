@@ -15,7 +15,7 @@ from dsi.provenance import provenance
 from dsi.trees.objectives import OBJECTIVES
 from eval.measures import mean
 from eval.report import Measured, experiment_table
-from scripts.experiments import dynamic, estimates, objectives
+from scripts.experiments import dynamic, estimates, figure5, objectives
 from scripts.experiments.laboratory import METHODS
 from scripts.experiments.rows import Rows
 from scripts.experiments.tables import REFERENCES, TABLES
@@ -170,8 +170,9 @@ def test_rows_that_a_collection_does_not_allow_are_named_and_the_others_measured
     assert "has no queries to measure on; add qrels/test.tsv" in capsys.readouterr().err
 
 
-def test_tables_4_and_5_over_two_seeds_and_the_figure(config, data, tmp_path, capsys):
-    output = tmp_path / "out"
+def test_tables_4_and_5_over_two_seeds_and_the_figure(config, data, tmp_path, capsys, monkeypatch):
+    output, drawn, draw = tmp_path / "out", [], figure5.grid_figure
+    monkeypatch.setattr(figure5, "grid_figure", lambda values, *_: drawn.append(values))
     common = ["--data", str(data), "--config", str(config), "--output", str(output), "--device", "cpu"]
     assert main(["reproduce", "table4", *common, "--rows", "random weights", "sentence encoder"]) == 0
     assert "sentence encoder" in capsys.readouterr().out
@@ -180,8 +181,6 @@ def test_tables_4_and_5_over_two_seeds_and_the_figure(config, data, tmp_path, ca
     assert "±" in table
     assert "over 2 seeds" in table
     assert main(["reproduce", "figure5", *common]) == 0
-    assert (output / "figure5.png").stat().st_size > 5_000
-    assert (output / "figure5.svg").read_text().startswith("<?xml")
     found = [row["found"] for row in read_rows(output / "figure5.json").values() if "Hit@1" in row["found"]]
     assert len(found) == 1 + 4 * 11  # beta = 0 is the decoder alone, whatever alpha
     grid = {cells[0]: cells[1:] for cells in table_rows((output / "figure5.md").read_text())[2:]}
@@ -196,9 +195,14 @@ def test_tables_4_and_5_over_two_seeds_and_the_figure(config, data, tmp_path, ca
     assert main(["reproduce", "figure5", *common]) == 0
     assert capsys.readouterr().out.count("figure5: ") == 1
     assert read_rows(output / "figure5.json") == before
+    assert [len(values) for values in drawn] == [55, 55]
+    assert drawn[0] == drawn[1]
     (output / "figure5.md").unlink()
+    monkeypatch.setattr(figure5, "grid_figure", draw)
     assert main(["reproduce", "figure5", "--output", str(output), "--report-only"]) == 0
     assert (output / "figure5.md").read_text() == report
+    assert (output / "figure5.png").stat().st_size > 5_000
+    assert (output / "figure5.svg").read_text().startswith("<?xml")
 
 
 def test_objectives_train_on_one_budget_and_are_searched_by_beam(config, data, tmp_path, capsys, monkeypatch):

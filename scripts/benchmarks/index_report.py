@@ -124,7 +124,8 @@ def _curves(curves: Curves, xlabel: str, title: str, path: Path) -> None:
     axes.set_xscale("log")
     axes.set(xlabel=xlabel, ylabel="recall@10", title=title)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    if curves:
+        axes.legend(fontsize="small")
     path.parent.mkdir(parents=True, exist_ok=True)
     for suffix in (".png", ".svg"):
         metadata = {"Date": None} if suffix == ".svg" else None

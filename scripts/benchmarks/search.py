@@ -69,13 +69,14 @@ def searches(run: Path, encoder_config: "EncoderConfig") -> dict[str, Callable[[
     encoder = Encoder.load(encoder_config, run / "encoder", str(retriever.device))
     flat = faiss.IndexFlatIP(encoder.embedding_dim)
     flat.add(np.ascontiguousarray(retriever.tree.embeddings[:]))
+    alone: dict[str, Any] = {"fusion": "estimate"} if retriever.searcher.estimating else {"alpha": 1.0, "beta": 0.0}
     return {
         FLAT: lambda texts: flat.search(encoder.encode(encoder.query_texts(texts), "query"), K),
         "the index": lambda texts: retriever.search(texts, K),
         "the index, bfloat16": lambda texts: rounded.search(texts, K),
         "beam 10, bfloat16": lambda texts: rounded.search(texts, K, beam_width=K),
         "without BM25": lambda texts: retriever.search(texts, K, lexical_weight=0.0),
-        "decoder alone": lambda texts: retriever.search(texts, K, alpha=1.0, beta=0.0, lexical_weight=0.0),
+        "decoder alone": lambda texts: retriever.search(texts, K, lexical_weight=0.0, **alone),
     }
 
 

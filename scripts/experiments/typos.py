@@ -15,7 +15,7 @@ def with_typos(queries: Mapping[str, str], seed: int = 0) -> dict[str, str]:
     word stays as it is.
 
     >>> with_typos({"q1": "rivers of bosnia", "q2": "ox"})
-    {'q1': 'rivers of bosnnia', 'q2': 'ox'}
+    {'q1': 'rivers of bosna', 'q2': 'ox'}
     """
     return {query_id: _with_typo(text, Random(f"{seed} {query_id}")) for query_id, text in queries.items()}
 

@@ -112,7 +112,7 @@ def pictures(record: dict[str, Any], path: Path) -> None:
 
 
 def _curves(curves: Curves, xlabel: str, title: str, path: Path) -> None:
-    """Write curves of (x, recall), over a logarithmic x."""
+    """Write curves of (x, recall), in the order of the knob, over a logarithmic x."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
@@ -120,7 +120,7 @@ def _curves(curves: Curves, xlabel: str, title: str, path: Path) -> None:
     figure = Figure(figsize=(6.5, 4.2), layout="constrained")
     axes = figure.add_subplot()
     for name, points in curves.items():
-        axes.plot(*zip(*sorted(points), strict=True), marker="o", markersize=4, label=name)
+        axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=name)
     axes.set_xscale("log")
     axes.set(xlabel=xlabel, ylabel="recall@10", title=title)
     axes.grid(alpha=0.3)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from docids.storage import save_tensors, scratch_array
 from docids.untrusted import read_tensors
-from docids.vectors import BLOCK, Vectors, VectorsConfig, read_codec
+from docids.vectors import BLOCK, LARGE, Vectors, VectorsConfig, read_codec
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -226,11 +226,11 @@ class DocidTree:
             ValueError: the vectors are too few for a product quantiser, or its bytes do not divide their dimension.
         """
         kind, code_bytes = config.kind, config.code_bytes
-        codes = Vectors.of(self.embeddings, "pq", code_bytes) if code_bytes else None
-        if kind == "pq":
-            assert codes is not None
-            return replace(self, centroids=Vectors.of(self.centroids, "int8"), embeddings=codes)
-        centroids, embeddings = (Vectors.of(own, kind) for own in (self.centroids, self.embeddings))
+        embeddings = Vectors.of(self.embeddings, kind, code_bytes)
+        centroids = Vectors.of(self.centroids, "int8" if kind == "pq" else kind)
+        beside, codes = 0 if kind == "pq" else code_bytes, None
+        if beside or len(self.embeddings) > LARGE:
+            codes = Vectors.searchable(self.embeddings, beside)
         return replace(self, centroids=centroids, embeddings=embeddings, codes=codes)
 
     def save(self, path: Path) -> None:
@@ -283,6 +283,8 @@ class DocidTree:
             return "centroids and embeddings differ in width"
         if self.codes is not None and len(self.codes) != documents:
             return "codes are not one a document"
+        if [own.is_searchable for own in vectors] != [False, False, True][: len(vectors)]:
+            return "vectors and the codes to search by are of another kind"
         return self._structure_problem()
 
     def _structure_problem(self) -> str:

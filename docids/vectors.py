@@ -22,9 +22,13 @@ Numbers = NDArray[Any]
 KINDS = ("float32", "float16", "int8", "pq")
 BLOCK = 4_096
 """Vectors in memory at a time when all of them are copied or summed."""
+LARGE = 262_144
+"""A search of an index with more documents looks at some of them, by their codes."""
 _LARGEST = 127
-_CODEWORDS = 256
-_TRAIN_VECTORS = 256 * _CODEWORDS
+_CODEWORDS, _FEW_CODEWORDS = 256, 16
+_TRAIN_VECTORS = 65_536
+_PARTS, _PART = 32, 6
+"""Codes to search by have at least so many parts, and parts of at most so many dimensions."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,9 @@ class VectorsConfig:
     """"float32", "float16", "int8" (one byte a dimension), or "pq": `code_bytes` a vector, of a product quantiser. Scores
     are those of the vectors as they are kept."""
     code_bytes: int = 0
-    """Bytes of a product quantiser's codes, a divisor of the dimension: those of the vectors themselves with kind "pq"; with
-    another kind, of codes beside them, by which the cells of a large index are searched (`search.probed`). 0 keeps none."""
+    """Bytes of a vector's codes. With kind "pq" they are the vectors, and a divisor of the dimension. With another kind they
+    are beside the vectors, a large index is searched by them (`search.probed`), and twice as many divide the dimension; 0
+    chooses: none up to 262,144 documents, else a twelfth of the dimension, and at least 16."""
 
     def __post_init__(self) -> None:
         plain_fields(self, "vectors.")
@@ -44,7 +49,7 @@ class VectorsConfig:
         at_least(self, "vectors.", code_bytes=0)
         if self.kind == "pq" and not self.code_bytes:
             raise ValueError(
-                'vectors.kind "pq" needs vectors.code_bytes of 1 or more, got 0; 32 is good for 384 dimensions.'
+                'vectors.kind "pq" needs vectors.code_bytes of 1 or more, got 0; 64 is good for 384 dimensions.'
             )
 
 
@@ -99,35 +104,31 @@ class Scaled:
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """Product quantisation (Jégou et al. 2011): each part of a vector is the nearest of 256 codewords.
+    """Product quantisation (Jégou et al. 2011): each part of a vector is the nearest of its codewords.
 
     Attributes:
-        codebooks: [parts, 256, dim / parts].
+        codebooks: [parts, codewords, dim / parts]; a code has a byte a part with 256 codewords, half a byte with 16.
     """
 
     codebooks: Floats
 
     @classmethod
-    def fit(cls, vectors: "Floats | Vectors", code_bytes: int, seed: int = 0) -> "Product":
-        """Codewords of a sample of vectors, by k-means.
+    def fit(cls, vectors: "Floats | Vectors", parts: int, codewords: int = _CODEWORDS, seed: int = 0) -> "Product":
+        """Codewords of a sample of vectors, by k-means; `parts` divides their dimension.
 
         Raises:
-            ValueError: the dimension is no multiple of `code_bytes`, or there are fewer than 256 vectors.
+            ValueError: there are fewer vectors than 256 codewords.
         """
         n, dim = vectors.shape
-        if dim % code_bytes:
-            raise ValueError(
-                f"vectors.code_bytes must divide the dimension of the embeddings, {dim}, got {code_bytes}."
-            )
-        if n < _CODEWORDS:
+        if n < codewords == _CODEWORDS:
             raise ValueError(
                 f'Codes of a product quantiser need at least {_CODEWORDS} documents, got {n}; use vectors.kind "int8".'
             )
-        sample = np.random.default_rng(seed).choice(n, min(n, _TRAIN_VECTORS), replace=False)
-        quantizer = faiss.ProductQuantizer(dim, code_bytes, 8)
+        sample = np.random.default_rng(seed).choice(n, min(max(n, codewords), _TRAIN_VECTORS), replace=n < codewords)
+        quantizer = faiss.ProductQuantizer(dim, parts, codewords.bit_length() - 1)
         quantizer.cp.seed, quantizer.cp.min_points_per_centroid = seed, 1
         quantizer.train(np.ascontiguousarray(vectors[np.sort(sample)]))
-        return cls(faiss.vector_to_array(quantizer.centroids).reshape(code_bytes, _CODEWORDS, -1).copy())
+        return cls(faiss.vector_to_array(quantizer.centroids).reshape(parts, codewords, -1).copy())
 
     @property
     def arrays(self) -> dict[str, Floats]:
@@ -139,9 +140,20 @@ class Product:
         """Of the vectors."""
         return int(self.codebooks.shape[0] * self.codebooks.shape[2])
 
-    def quantizer(self) -> faiss.ProductQuantizer:
+    @property
+    def bits(self) -> int:
+        """Of a part's code."""
+        return self.codebooks.shape[1].bit_length() - 1
+
+    @property
+    def code_size(self) -> int:
+        """Bytes of a vector's codes; -1 if the number of codewords is not one that is made here."""
+        known = self.codebooks.shape[1] in (_CODEWORDS, _FEW_CODEWORDS)
+        return -(-self.bits * len(self.codebooks) // 8) if known else -1
+
+    def quantizer(self) -> Any:
         """The same for faiss."""
-        own = faiss.ProductQuantizer(self.dim, len(self.codebooks), 8)
+        own: Any = faiss.ProductQuantizer(self.dim, len(self.codebooks), self.bits)
         faiss.copy_array_to_vector(self.codebooks.ravel(), own.centroids)
         return own
 
@@ -152,7 +164,8 @@ class Product:
 
     def decode(self, codes: Numbers) -> Floats:
         """As in `Codec`."""
-        found: Floats = self.codebooks[np.arange(len(self.codebooks)), codes]
+        flat = np.ascontiguousarray(codes.reshape(-1, codes.shape[-1]))
+        found: Floats = self.quantizer().decode(flat)
         return found.reshape(*codes.shape[:-1], self.dim)
 
 
@@ -169,7 +182,8 @@ class Vectors:
     parts: tuple[Numbers, ...]
     codec: Scaled | Product | None = None
     order: Ints | None = None
-    _squares: list[NDArray[np.float64]] = field(default_factory=list)  # of the first part, once they were asked for
+    kept: dict[str, Any] = field(default_factory=dict)
+    """What readers keep of the first part, for all vectors that are arranged of it."""
 
     @classmethod
     def of(cls, vectors: "Floats | Vectors", kind: str = "float32", code_bytes: int = 0) -> "Vectors":
@@ -180,10 +194,23 @@ class Vectors:
         """
         if kind == "float32":
             return cls((np.asarray(vectors[:], dtype=np.float32),))
-        codec = {"int8": Scaled.fit, "pq": lambda own: Product.fit(own, code_bytes)}.get(kind, lambda own: None)(
-            vectors
-        )
-        return cls.encoded(vectors, codec)
+        if kind == "pq":
+            _check_parts(vectors, code_bytes, code_bytes)
+            return cls.encoded(vectors, Product.fit(vectors, code_bytes))
+        return cls.encoded(vectors, Scaled.fit(vectors) if kind == "int8" else None)
+
+    @classmethod
+    def searchable(cls, vectors: "Floats | Vectors", code_bytes: int = 0) -> "Vectors":
+        """Codes by which vectors are found, two parts a byte; as many bytes as `VectorsConfig.code_bytes` chooses by default.
+
+        Raises:
+            ValueError: twice `code_bytes` does not divide the dimension.
+        """
+        dim = vectors.shape[1]
+        enough = min(dim, max(_PARTS, dim // _PART))
+        parts = 2 * code_bytes or next(n for n in range(enough, dim + 1) if dim % n == 0)
+        _check_parts(vectors, code_bytes, parts)
+        return cls.encoded(vectors, Product.fit(vectors, parts, _FEW_CODEWORDS))
 
     @classmethod
     def encoded(cls, vectors: "Floats | Vectors", codec: Scaled | Product | None) -> "Vectors":
@@ -261,15 +288,16 @@ class Vectors:
         own = order >= len(self.parts[0])
         if 2 * own.sum() < len(later):  # the others were replaced since
             later, order[own] = later[order[own] - len(self.parts[0])], len(self.parts[0]) + np.arange(own.sum())
-        return Vectors((self.parts[0], later), self.codec, order, self._squares)
+        return Vectors((self.parts[0], later), self.codec, order, self.kept)
 
     def squares(self) -> NDArray[np.float64]:
         """[n] squared lengths; those of the first part are computed once, however the vectors change."""
-        if not self._squares:
-            self._squares.append(_squares(Vectors(self.parts[:1], self.codec)))
+        if "squares" not in self.kept:
+            self.kept["squares"] = _squares(Vectors(self.parts[:1], self.codec))
+        first: NDArray[np.float64] = self.kept["squares"]
         if self.order is None:
-            return self._squares[0]
-        return np.concatenate([self._squares[0], _squares(Vectors(self.parts[1:], self.codec))])[self.order]
+            return first
+        return np.concatenate([first, _squares(Vectors(self.parts[1:], self.codec))])[self.order]
 
     def is_sound(self) -> bool:
         """Whether all numbers are finite, and of the type that the codec reads."""
@@ -278,9 +306,14 @@ class Vectors:
             return False
         if self.codec is None:
             return all(map(is_finite, self.parts))
-        known = [*self.codec.arrays.values()]
-        width = {Scaled: self.shape[1], Product: len(known[0])}[type(self.codec)]
-        return self.dtype == types[type(self.codec)] and self.parts[0].shape[1] == width and all(map(is_finite, known))
+        (known,) = self.codec.arrays.values()
+        width = self.codec.code_size if isinstance(self.codec, Product) else self.shape[1]
+        return self.dtype == types[type(self.codec)] and self.parts[0].shape[1] == width and is_finite(known)
+
+    @property
+    def is_searchable(self) -> bool:
+        """Whether they are codes as `searchable` makes them."""
+        return isinstance(self.codec, Product) and self.codec.codebooks.shape[1] == _FEW_CODEWORDS
 
 
 def read_codec(arrays: Mapping[str, Numbers], name: str) -> Scaled | Product | None:
@@ -288,6 +321,13 @@ def read_codec(arrays: Mapping[str, Numbers], name: str) -> Scaled | Product | N
     if f"{name}_scale" in arrays:
         return Scaled(arrays[f"{name}_scale"])
     return Product(arrays[f"{name}_codebooks"]) if f"{name}_codebooks" in arrays else None
+
+
+def _check_parts(vectors: "Floats | Vectors", code_bytes: int, parts: int) -> None:
+    dim = vectors.shape[1]
+    if dim % parts:
+        what = "vectors.code_bytes" if parts == code_bytes else "Twice vectors.code_bytes"
+        raise ValueError(f"{what} must divide the dimension of the embeddings, {dim}, got {code_bytes}.")
 
 
 def _squares(vectors: Vectors) -> NDArray[np.float64]:

@@ -27,6 +27,22 @@ def test_vectors_decode_to_about_what_they_were(kind, error):
     np.testing.assert_allclose(vectors.squares(), (vectors[:].astype(np.float64) ** 2).sum(axis=1))
 
 
+def test_codes_to_search_by_are_half_a_byte_a_part():
+    codes = Vectors.searchable(POINTS, code_bytes=3)
+    assert isinstance(codes.codec, Product)
+    assert codes.is_searchable
+    assert codes.parts[0].shape == (300, 3)
+    theirs = faiss.ProductQuantizer(12, 6, 4)
+    faiss.copy_array_to_vector(codes.codec.codebooks.ravel(), theirs.centroids)
+    np.testing.assert_array_equal(codes[:], theirs.decode(theirs.compute_codes(POINTS)))
+
+
+@pytest.mark.parametrize(("dim", "code_bytes"), [(12, 6), (33, 17), (64, 16), (384, 32), (768, 64), (1024, 128)])
+def test_codes_have_a_twelfth_of_the_dimension_and_at_least_sixteen_bytes(dim, code_bytes):
+    points = np.random.default_rng(0).normal(size=(20, dim)).astype(np.float32)
+    assert Vectors.searchable(points[:10]).parts[0].shape == (10, code_bytes)
+
+
 def test_codes_are_those_of_faiss():
     vectors = Vectors.of(POINTS, "pq", code_bytes=3)
     assert isinstance(vectors.codec, Product)
@@ -80,8 +96,8 @@ def test_a_tree_keeps_its_vectors_on_disk(config, tmp_path):
     ("config", "message"),
     [
         (VectorsConfig("pq", 5), "vectors.code_bytes must divide the dimension of the embeddings, 32, got 5"),
-        (VectorsConfig("int8", 64), "vectors.code_bytes must divide the dimension of the embeddings, 32, got 64"),
-        (VectorsConfig("int8", 4), "need at least 256 documents, got 50"),
+        (VectorsConfig("int8", 32), "Twice vectors.code_bytes must divide the dimension of the embeddings, 32, got 32"),
+        (VectorsConfig("pq", 4), "need at least 256 documents, got 50"),
     ],
 )
 def test_codes_that_cannot_be_are_refused(config, message):
@@ -111,7 +127,7 @@ def test_an_index_on_disk_keeps_its_vectors_in_fewer_bytes(encoder, tmp_path, ca
     assert before.keys() == after.keys()
     np.testing.assert_allclose([*before.values()], [after[doc_id] for doc_id in before], rtol=0.05)
     assert main(["update", str(run), "--code-bytes", "4"]) == 2
-    assert main(["update", str(run), "--device", "cpu", "--vectors", "int8", "--code-bytes", "4"]) == 2
+    assert main(["update", str(run), "--device", "cpu", "--vectors", "pq", "--code-bytes", "4"]) == 2
     assert "--code-bytes needs --vectors" in (errors := capsys.readouterr().err)
     assert "need at least 256 documents, got 50" in errors
     retriever.keep_vectors("float16")

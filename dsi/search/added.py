@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,6 +11,20 @@ from torch import Tensor
 
 from docids.lexical import Lexical
 from docids.tree import DocidTree
+
+
+class BestAdded(NamedTuple):
+    """Documents to which most is added.
+
+    Attributes:
+        positions: for each query.
+        scores: what is added for these.
+        rest: [batch] no other document has more.
+    """
+
+    positions: list[Tensor]
+    scores: list[Tensor]
+    rest: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,30 +71,21 @@ class AddedScores:
             found += np.stack([self._lexical(n, own) for n, own in enumerate(rows)])
         return torch.from_numpy(found).to(positions.device)
 
-    def of_each(self, positions: Sequence[Tensor]) -> list[Tensor]:
-        """The lexical scores of different numbers of documents, [n] of each query."""
-        return [torch.from_numpy(self._lexical(n, self.tree.doc_rows[own.numpy()])) for n, own in enumerate(positions)]
-
-    def best(self, count: int, allowed: NDArray[np.bool_] | None) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """About the `count` documents of each query with the best lexical scores, and a bound of all others.
+    def best(self, count: int, allowed: NDArray[np.bool_] | None) -> BestAdded:
+        """About the `count` documents of each query with the best lexical scores.
 
         Args:
             count: at most so many for each.
             allowed: [documents] by docid position, True at those that count.
-
-        Returns:
-            positions: for each query.
-            scores: what is added for these.
-            rest: [batch] no other document has more.
         """
         if self.lexical is None:
             nothing = [torch.empty(0)] * len(self.texts)
-            return [own.long() for own in nothing], nothing, torch.zeros(len(self.texts))
+            return BestAdded([own.long() for own in nothing], nothing, torch.zeros(len(self.texts)))
         of_rows = None if allowed is None else allowed[self.tree.positions]
         found = self.lexical.best(self.texts, count, self.factors, of_rows)
         positions = [torch.from_numpy(self.tree.positions[rows]).long() for rows in found.rows]
         scores = [torch.from_numpy(np.float32(self.weight) * own) for own in found.scores]
-        return positions, scores, self.weight * torch.from_numpy(found.rest)
+        return BestAdded(positions, scores, self.weight * torch.from_numpy(found.rest))
 
     def _lexical(self, n: int, rows: NDArray[np.integer]) -> NDArray[np.float32]:
         """[m] what query n adds to the documents in some rows of the table."""

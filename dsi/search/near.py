@@ -1,17 +1,18 @@
-"""The nearest documents of queries in a large index: those of its cells and those with the best lexical scores."""
+"""The nearest documents of queries in a large index: those with the best codes in its cells, and the best by their words."""
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from dsi.search.added import AddedScores
 from dsi.trees.bounds import Nearest
-from dsi.trees.cells import Cells
+from dsi.trees.cells import NearDocuments
 from dsi.trees.dense import DenseScores
+
+_BY_CODES = 2
+"""So many times the documents that are wanted are found by their codes; their vectors say which are best."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,46 +33,48 @@ class DocumentScores:
 
     def __call__(self, positions: Tensor) -> Tensor:
         """[batch, n] the scores of documents [batch, n]."""
-        scores = self.dense.dot(self.queries, positions + self.dense.tree.num_inner)
-        return (scores if self.added is None else scores + self.added.of(positions)) / self.temperature
+        dots = self.dots(positions)
+        return (dots if self.added is None else dots + self.added.of(positions)) / self.temperature
+
+    def dots(self, positions: Tensor) -> Tensor:
+        """[batch, n] the dot products alone; -inf at padding, which is the number of documents."""
+        documents = self.dense.tree.num_documents
+        found = self.dense.dot(self.queries, positions.clamp(max=documents - 1) + self.dense.tree.num_inner)
+        return found.masked_fill(positions == documents, -torch.inf)
 
 
 def nearest_documents(
-    cells: Cells, scores: DocumentScores, count: int, looked_at: int, allowed: Tensor | None
+    near: NearDocuments, scores: DocumentScores, count: int, looked_at: int, allowed: Tensor | None
 ) -> Nearest:
     """About the best documents of each query, by all scores together.
 
     Args:
-        cells: of the tree.
+        near: finds documents of the tree by their vectors.
         scores: of documents.
         count: so many by their vectors, and so many by their words.
-        looked_at: about how many documents are looked at in the cells.
+        looked_at: about how many documents are looked at for their vectors.
         allowed: [documents] True at those that count; all by default.
 
     Returns:
         `rest` is what the last of each kind suggests, and not proven.
     """
-    mask = None if allowed is None else allowed.numpy()
-    dense, added = scores.dense, scores.added
-    near = cells.nearest(scores.queries, count, looked_at, mask)
-    words, of_words, rest = _by_words(added, len(near), count, mask)
-    near = [own[~torch.isin(own, others)] for own, others in zip(near, words, strict=True)]
-    positions = _padded([torch.cat(both) for both in zip(near, words, strict=True)], dense.tree.num_documents)
-    extra = [torch.zeros(len(own)) for own in near] if added is None else added.of_each(near)
-    gains = _padded([torch.cat(both) for both in zip(extra, of_words, strict=True)], -torch.inf)
-    found = dense.dot(scores.queries, positions.clamp(max=dense.tree.num_documents - 1) + dense.tree.num_inner)
-    last = torch.tensor([max(len(own) - 1, 0) for own in near])[:, None]
-    rest = rest + found.gather(1, last)[:, 0]
-    return Nearest.of_some(positions, (found + gains) / scores.temperature, rest / scores.temperature)
+    mask, added = None if allowed is None else allowed.numpy(), scores.added
+    positions = near(scores.queries, _BY_CODES * count, looked_at, mask)
+    dots, order = scores.dots(positions).topk(min(count, positions.shape[1]), dim=1)
+    positions, rest = positions.gather(1, order), dots[:, -1]
+    if added is None:
+        return Nearest.of_some(positions, dots / scores.temperature, rest / scores.temperature)
+    gains = added.of(positions.clamp(max=len(scores.dense.tree.doc_rows) - 1))
+    words = added.best(count, mask)
+    of_words = pad_sequence(words.positions, batch_first=True, padding_value=scores.dense.tree.num_documents)
+    found = torch.cat([positions, of_words], dim=1)
+    known = torch.cat([dots + gains, scores.dots(of_words) + pad_sequence(words.scores, batch_first=True)], dim=1)
+    return Nearest.of_some(*_once(found, known / scores.temperature), (rest + words.rest) / scores.temperature)
 
 
-def _by_words(
-    added: AddedScores | None, queries: int, count: int, mask: NDArray[np.bool_] | None
-) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    if added is not None:
-        return added.best(count, mask)
-    return [torch.empty(0, dtype=torch.long)] * queries, [torch.empty(0)] * queries, torch.zeros(queries)
-
-
-def _padded(rows: list[Tensor], value: float) -> Tensor:
-    return pad_sequence(rows, batch_first=True, padding_value=value)
+def _once(positions: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Documents [batch, n], some of them twice, and their scores: ascending, and -inf where one is there already."""
+    positions, order = positions.sort(dim=1)
+    scores = scores.gather(1, order)
+    scores[:, 1:] = scores[:, 1:].masked_fill(positions[:, 1:] == positions[:, :-1], -torch.inf)
+    return positions, scores

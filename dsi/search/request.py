@@ -18,6 +18,7 @@ from torch import Tensor
 from typing_extensions import TypedDict
 
 from docids.checks import at_least, one_of, plain, plain_fields
+from docids.vectors import LARGE
 from dsi.trees.dense import NodeScores
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -27,8 +28,7 @@ returned."""
 
 MAX_EXPANSIONS = 10_000
 _LARGEST = 1e6
-_SMALL = 262_144
-_PROBED = 32_768
+_SHARE = 8
 _FUSIONS = ("bound", "estimate", "paper")
 _METHODS = ("beam", "mcts")
 
@@ -53,7 +53,7 @@ class SearchConfig:
     BM25."""
     probed: float = 0.0
     """With fusion "bound", about how many documents near a query are looked at; inf for all, 0 chooses: all of a small index,
-    32,768 of one with more than 262,144 documents. Unless all are, no result is certified."""
+    an eighth of one with more than 262,144 documents. Unless all are, no result is certified."""
 
     def __post_init__(self) -> None:
         plain_fields(self)
@@ -80,7 +80,7 @@ class SearchConfig:
         """How many of so many documents a search looks at, with fusion "bound"."""
         if self.probed:
             return self.probed
-        return math.inf if documents <= _SMALL else _PROBED
+        return math.inf if documents <= LARGE else documents / _SHARE
 
     @property
     def uses_decoder(self) -> bool:

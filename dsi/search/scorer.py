@@ -13,7 +13,7 @@ from dsi.search.near import DocumentScores, nearest_documents
 from dsi.search.queries import QueryBatch
 from dsi.search.request import ScoredQueries, SearchConfig, SearchRequest
 from dsi.trees.bounds import BestBelow, Nearest
-from dsi.trees.cells import Cells
+from dsi.trees.cells import NearDocuments
 from dsi.trees.dense import CentroidScores, DenseScores, KnownScores, NodeScores
 from dsi.trees.estimates import EstimatedScores, NodeEstimates
 
@@ -131,13 +131,13 @@ class TreeScorer:
                 scores = scores.masked_fill(~allowed, -torch.inf)
             return BestBelow.of_nearest(Nearest.of_all(scores, count), self.dense, scores)
         visit = DocumentScores(self.dense, queries, batch.added, temperature)
-        nearest = nearest_documents(self.cells, visit, count, int(looked_at), allowed)
+        nearest = nearest_documents(self.near, visit, count, int(looked_at), allowed)
         return BestBelow.of_nearest(nearest, self.dense, None, visit)
 
     @cached_property
-    def cells(self) -> Cells:
-        """The cells of the tree."""
-        return Cells(NodeEstimates(self.dense, 0))
+    def near(self) -> NearDocuments:
+        """Finds documents near queries."""
+        return NearDocuments(NodeEstimates(self.dense, 0))
 
     @property
     def fixed_shape(self) -> bool:

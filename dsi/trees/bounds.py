@@ -8,6 +8,7 @@ depends on how many documents are near, not on how many there are. Knows nothing
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -67,22 +68,22 @@ class BestBelow:
     """The score of the best document below any node, or a bound of it; a document's is its own.
 
     Attributes:
-        positions: [batch, n] of the nearest documents, ascending.
-        maxima: [batch, steps, n] the largest score of the 2^step nearest documents from each on.
+        positions: [batch, n] of the nearest documents, as in `Nearest`, like the next three.
+        near: [batch, n] their scores.
         rest: [batch] bound of the other documents.
+        proven: whether that is proven.
         scores: [batch, documents] of all documents; None if they are scored where a search visits them.
         visit: gives the scores [batch, m] of documents [batch, m].
         dense: the tree on a device.
-        nearest: what positions, maxima and rest were made of.
     """
 
     positions: Tensor
-    maxima: Tensor
+    near: Tensor
     rest: Tensor
+    proven: bool
     scores: Tensor | None
     visit: Callable[[Tensor], Tensor] | None
     dense: DenseScores
-    nearest: Nearest
 
     @classmethod
     def of_nearest(
@@ -93,18 +94,28 @@ class BestBelow:
         visit: Callable[[Tensor], Tensor] | None = None,
     ) -> "BestBelow":
         """From the nearest documents, and either all documents' scores or what scores some."""
-        maxima, step = [nearest.scores], 1
-        while step < nearest.scores.shape[1]:
-            shifted = F.pad(maxima[-1][:, step:], (0, step), value=-torch.inf)
-            maxima.append(torch.maximum(maxima[-1], shifted))
-            step *= 2
-        return cls(nearest.positions, torch.stack(maxima, dim=1), nearest.rest, scores, visit, dense, nearest)
+        return cls(nearest.positions, nearest.scores, nearest.rest, nearest.proven, scores, visit, dense)
+
+    @property
+    def nearest(self) -> Nearest:
+        """The nearest documents."""
+        return Nearest(self.positions, self.near, self.rest, self.proven)
 
     @property
     def of_queries(self) -> dict[str, Tensor]:
         """The tensors that depend on the queries."""
-        found = {"positions": self.positions, "maxima": self.maxima, "rest": self.rest}
+        found = {"positions": self.positions, "near": self.near, "rest": self.rest}
         return found if self.scores is None else {**found, "scores": self.scores}
+
+    @cached_property
+    def _maxima(self) -> Tensor:
+        """[batch, steps, n] the largest score of the 2^step nearest documents from each on."""
+        maxima, step = [self.near], 1
+        while step < self.near.shape[1]:
+            shifted = F.pad(maxima[-1][:, step:], (0, step), value=-torch.inf)
+            maxima.append(torch.maximum(maxima[-1], shifted))
+            step *= 2
+        return torch.stack(maxima, dim=1)
 
     def of(self, nodes: Tensor, level: int) -> Tensor:
         """[batch, …] the scores of nodes [batch, …], children that are chosen at `level`."""
@@ -126,7 +137,7 @@ class BestBelow:
         count = last - first
         step = count.clamp(min=1).float().log2().long()
         width = self.positions.shape[1]
-        table = self.maxima.flatten(1)
+        table = self._maxima.flatten(1)
         left = table.gather(1, step * width + first.clamp(max=width - 1))
         right = table.gather(1, step * width + (last - 2**step).clamp(min=0))
         best = torch.maximum(left, right).masked_fill(count == 0, -torch.inf)

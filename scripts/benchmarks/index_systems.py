@@ -8,6 +8,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import faiss as library
@@ -27,7 +28,7 @@ from dsi.search.beam import TreeSearcher
 from dsi.search.decoder import search_decoder
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
-from dsi.trees.cells import Cells
+from dsi.trees.cells import Cells, NearDocuments
 from scripts.benchmarks.index_data import Searched
 
 faiss: Any = library  # its stubs lack some keywords
@@ -112,13 +113,13 @@ class RoutedTree(Tree):
     def build(self, data: Searched) -> None:
         """Train the map."""
         flat = Flat().load(data)
-        save_tensors(trained_router(TreeSearch(data.tree).cells, data.train, flat), data.folder / self.files[1])
+        save_tensors(trained_router(TreeSearch(data.tree).near.cells, data.train, flat), data.folder / self.files[1])
 
     def load(self, data: Searched) -> Search:
         """As in `System`."""
         search = TreeSearch(DocidTree.load(data.folder / self.files[0]))
         router = map_tensors(data.folder / self.files[1])
-        search.searcher.cells = Router(search.cells, router["map"], router["size_weight"])
+        search.use(routed(search.near.cells, router["map"], router["size_weight"]))
         return search
 
 
@@ -138,9 +139,13 @@ class TreeSearch:
         self.lexical, self.weight = lexical, weight
 
     @property
-    def cells(self) -> Cells:
-        """Of the tree."""
-        return self.searcher.cells
+    def near(self) -> NearDocuments:
+        """Finds documents near queries."""
+        return self.searcher.near
+
+    def use(self, cells: Cells) -> None:
+        """Search these cells from now on."""
+        self.near.cells = cells
 
     def __call__(self, queries: Floats, probed: float, texts: Sequence[str] = ()) -> Found:
         """[n, 10] documents."""
@@ -159,27 +164,17 @@ class TreeSearch:
         return self.searcher.search(self.searcher.score(batch, request), request).positions.numpy()
 
 
-class Router(Cells):
-    """Cells chosen by a linear map of the query.
-
-    Args:
-        cells: of the tree.
-        matrix: [dim, dim] the map.
-        size_weight: [1] multiplies the part of a cell's score that its size gives.
-    """
-
-    def __init__(self, cells: Cells, matrix: Floats, size_weight: Floats) -> None:
-        self.__dict__.update(cells.__dict__)
-        own = cells._vectors
-        mapped = own[:, :-1] @ torch.from_numpy(np.array(matrix))
-        self._vectors = torch.cat([mapped, own[:, -1:] * float(size_weight[0])], dim=1)
+def routed(cells: Cells, matrix: Floats, size_weight: Floats) -> Cells:
+    """The cells, chosen by a linear map [dim, dim] of the query; `size_weight` [1] multiplies what a cell's size adds."""
+    mapped = cells.vectors[:, :-1] @ torch.from_numpy(np.array(matrix))
+    return replace(cells, vectors=torch.cat([mapped, cells.vectors[:, -1:] * float(size_weight[0])], dim=1))
 
 
 def trained_router(cells: Cells, queries: Floats, flat: Search) -> dict[str, Floats]:
     """A map and a weight that give the cells of each query's exact answer a high probability; the identity and 1 at first."""
     answers = np.concatenate([flat(queries[start : start + 64], 0) for start in range(0, len(queries), 64)])
-    held = torch.from_numpy(np.searchsorted(cells.starts, answers, side="right") - 1)  # [queries, 10] cells
-    asked, vectors = torch.from_numpy(queries), cells._vectors
+    held = torch.from_numpy(np.searchsorted(cells.edges, answers, side="right") - 1)  # [queries, 10] cells
+    asked, vectors = torch.from_numpy(queries), cells.vectors
     matrix = torch.eye(asked.shape[1], requires_grad=True)
     size_weight, scale = (torch.full((1,), start, requires_grad=True) for start in (1.0, -math.log(_TEMPERATURE)))
     optimizer = torch.optim.Adam([matrix, size_weight, scale], lr=1e-3)

@@ -27,7 +27,7 @@ LARGE = 262_144
 _LARGEST = 127
 _CODEWORDS, _FEW_CODEWORDS = 256, 16
 _TRAIN_VECTORS = 65_536
-_PARTS, _PART = 32, 6
+_PARTS, _PART = 32, 8
 """Codes to search by have at least so many parts, and parts of at most so many dimensions."""
 
 
@@ -41,7 +41,7 @@ class VectorsConfig:
     code_bytes: int = 0
     """Bytes of a vector's codes. With kind "pq" they are the vectors, and a divisor of the dimension. With another kind they
     are beside the vectors, a large index is searched by them (`search.probed`), and twice as many divide the dimension; 0
-    chooses: none up to 262,144 documents, else a twelfth of the dimension, and at least 16."""
+    chooses: none up to 262,144 documents, else a sixteenth of the dimension, and at least 16."""
 
     def __post_init__(self) -> None:
         plain_fields(self, "vectors.")
@@ -206,9 +206,7 @@ class Vectors:
         Raises:
             ValueError: twice `code_bytes` does not divide the dimension.
         """
-        dim = vectors.shape[1]
-        enough = min(dim, max(_PARTS, dim // _PART))
-        parts = 2 * code_bytes or next(n for n in range(enough, dim + 1) if dim % n == 0)
+        parts = 2 * code_bytes or searchable_parts(vectors.shape[1])
         _check_parts(vectors, code_bytes, parts)
         return cls.encoded(vectors, Product.fit(vectors, parts, _FEW_CODEWORDS))
 
@@ -290,11 +288,11 @@ class Vectors:
             later, order[own] = later[order[own] - len(self.parts[0])], len(self.parts[0]) + np.arange(own.sum())
         return Vectors((self.parts[0], later), self.codec, order, self.kept)
 
-    def squares(self) -> NDArray[np.float64]:
+    def squares(self) -> Floats:
         """[n] squared lengths; those of the first part are computed once, however the vectors change."""
         if "squares" not in self.kept:
             self.kept["squares"] = _squares(Vectors(self.parts[:1], self.codec))
-        first: NDArray[np.float64] = self.kept["squares"]
+        first: Floats = self.kept["squares"]
         if self.order is None:
             return first
         return np.concatenate([first, _squares(Vectors(self.parts[1:], self.codec))])[self.order]
@@ -323,6 +321,12 @@ def read_codec(arrays: Mapping[str, Numbers], name: str) -> Scaled | Product | N
     return Product(arrays[f"{name}_codebooks"]) if f"{name}_codebooks" in arrays else None
 
 
+def searchable_parts(dim: int) -> int:
+    """How many parts the codes of vectors have by which a large index is searched, unless it is said."""
+    enough = min(dim, max(_PARTS, dim // _PART))
+    return next(n for n in range(enough, dim + 1) if dim % n == 0)
+
+
 def _check_parts(vectors: "Floats | Vectors", code_bytes: int, parts: int) -> None:
     dim = vectors.shape[1]
     if dim % parts:
@@ -330,9 +334,9 @@ def _check_parts(vectors: "Floats | Vectors", code_bytes: int, parts: int) -> No
         raise ValueError(f"{what} must divide the dimension of the embeddings, {dim}, got {code_bytes}.")
 
 
-def _squares(vectors: Vectors) -> NDArray[np.float64]:
-    own = [np.einsum("nd,nd->n", block, block, dtype=np.float64) for block in _blocks(vectors)]
-    return np.concatenate([np.empty(0), *own])
+def _squares(vectors: Vectors) -> Floats:
+    own = [np.einsum("nd,nd->n", block, block) for block in _blocks(vectors)]
+    return np.concatenate([np.empty(0, dtype=np.float32), *own])
 
 
 def _blocks(vectors: "Floats | Vectors") -> Iterator[Floats]:

@@ -10,7 +10,7 @@ from docids.lexical import BM25
 from scripts.benchmarks.index_data import Clouds, Searched, Words, hardness, write, write_index, write_synthetic
 from scripts.benchmarks.index_measure import DECODER, FUSED
 from scripts.benchmarks.index_report import report
-from scripts.benchmarks.index_systems import K, Router, TreeSearch, code_bytes, systems, trained_router
+from scripts.benchmarks.index_systems import K, TreeSearch, code_bytes, routed, systems, trained_router
 from scripts.main import main
 from tests.conftest import random_tree
 from tests.test_tree_models import table_rows
@@ -60,10 +60,10 @@ def test_an_untrained_router_is_the_index_and_a_trained_one_finds_more(data):
     search, flat = TreeSearch(data.tree), systems(SIZE, 0)[0].load(data)
     true, few = flat(data.queries, 0), 150
     same = TreeSearch(data.tree)
-    same.searcher.cells = Router(search.cells, np.eye(DIM, dtype=np.float32), np.ones(1, dtype=np.float32))
+    same.use(routed(search.near.cells, np.eye(DIM, dtype=np.float32), np.ones(1, dtype=np.float32)))
     assert (same(data.queries, few) == search(data.queries, few)).all()
-    learned = trained_router(search.cells, data.train, flat)
-    same.searcher.cells = Router(search.cells, learned["map"], learned["size_weight"])
+    learned = trained_router(search.near.cells, data.train, flat)
+    same.use(routed(search.near.cells, learned["map"], learned["size_weight"]))
     assert recall(same(data.queries, few), true) >= recall(search(data.queries, few), true)
 
 
@@ -135,7 +135,7 @@ def test_an_index_brings_its_queries_judgements_and_words(encoder, tmp_path):
 
 
 def test_code_bytes_divide_the_dimension():
-    assert [code_bytes(dim) for dim in (8, 16, 64, 384, 768)] == [1, 2, 8, 32, 64]
+    assert [code_bytes(dim) for dim in (8, 16, 64, 384, 768)] == [4, 8, 16, 24, 48]
 
 
 @pytest.mark.parametrize(

@@ -34,13 +34,13 @@ class Cells:
     """The cells of a tree, and of those that updates make of it.
 
     Attributes:
-        rows: [documents] of the stored vectors, cell by cell.
-        edges: [cells + 1] where each cell begins in `rows`.
+        rows: [documents] of the stored vectors, cell by cell; None if they are in order.
+        edges: [cells + 1] where each cell begins in them.
         vectors: [cells, dim + 1] what stands for each: the mean, and the bonus of its estimate.
         lists: of faiss, one a cell; ids are rows of the stored vectors.
     """
 
-    rows: Numbers
+    rows: Numbers | None
     edges: Numbers
     vectors: Tensor
     lists: Any
@@ -69,7 +69,8 @@ class Cells:
         vectors = torch.cat([torch.from_numpy(tree.centroids[nodes]), bonus[:, None].cpu()], dim=1)
         codes = tree.codes or Vectors.searchable(tree.embeddings)
         rows = places[is_first]
-        return cls(rows, edges, vectors, _lists(codes, np.flatnonzero(is_first), rows, edges))
+        lists = _lists(codes, np.flatnonzero(is_first), rows, edges)
+        return cls(None if tree.embeddings.order is None else rows, edges, vectors, lists)
 
     def nearest(self, queries: Tensor, count: int, looked_at: int, allowed: Mask | None = None) -> Numbers:
         """[batch, count] rows of documents near queries [batch, dim], best first; -1 past the last.
@@ -97,10 +98,8 @@ class Cells:
         """[batch, most] the best cells of each query, with about so many documents that count; -1 past the last."""
         sizes = self._sizes
         if allowed is not None:
-            sizes = torch.from_numpy(
-                np.add.reduceat(np.append(allowed[self.rows], False), self.edges[:-1], dtype=np.int64)
-            )
-            sizes[self._sizes == 0] = 0  # where reduceat gives the next cell's first
+            count = np.cumsum(np.append(False, allowed if self.rows is None else allowed[self.rows]), dtype=np.int64)
+            sizes = torch.from_numpy(np.diff(count[self.edges]))
         scores = F.pad(queries, (0, 1), value=1.0) @ self.vectors.T
         scores[:, sizes == 0] = -torch.inf
         some = min(len(sizes), math.ceil(2 * looked_at * len(sizes) / max(int(sizes.sum()), 1)) + 1)

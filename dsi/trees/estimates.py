@@ -43,7 +43,7 @@ class NodeEstimates:
         """[inner nodes] what the size weight multiplies: the bonus, or the logarithm of the size."""
         tree = self.tree
         start, end = tree.doc_start, tree.doc_end
-        sums = np.concatenate([[0.0], np.cumsum(tree.embeddings.squares())])
+        sums = np.concatenate([[0.0], np.cumsum(tree.embeddings.squares(), dtype=np.float64)])
         documents = np.concatenate([[0], np.cumsum(tree.doc_rows >= 0)])
         count = np.maximum(documents[end] - documents[start], 1)
         variance = (sums[end] - sums[start]) / count - tree.centroids.squares()

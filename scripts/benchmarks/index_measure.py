@@ -4,6 +4,7 @@ Milliseconds are of the processor: other work on the machine adds nothing to the
 clock on an idle machine. What the clock said is kept beside them.
 """
 
+import gc
 import math
 import multiprocessing
 import statistics
@@ -41,7 +42,7 @@ from scripts.benchmarks.index_systems import (
     TreeSearch,
     systems,
 )
-from scripts.benchmarks.memory import resident_mib
+from scripts.benchmarks.memory import private_mib
 from scripts.benchmarks.timing import alternate
 
 Row = dict[str, Any]
@@ -98,12 +99,13 @@ def _sizes(system: System, data: Searched) -> Row:
 
 
 def _resident(system: System, data: Searched) -> float:
-    """The bytes by which this process grows until a query is answered."""
+    """The bytes by which this process grows until a query is answered; those of mapped files do not count."""
     TreeSearch(build_tree(data.queries, DocidsConfig()))(data.queries[:1], 1)  # what the libraries take once
-    before = resident_mib()
+    before = private_mib()
     search = system.load(data)
     search(data.queries[:1], system.knobs(data.tree.num_documents)[0])
-    return (resident_mib() - before) * 2**20
+    gc.collect()
+    return (private_mib() - before) * 2**20
 
 
 def _dense(data: Searched, chosen: Sequence[System]) -> tuple[list[Row], list[Asked]]:

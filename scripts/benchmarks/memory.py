@@ -12,6 +12,12 @@ def resident_mib() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+def private_mib() -> float:
+    """Private memory of this process in MiB: what the system cannot drop, as it can mapped files."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) / 1024
+
+
 class PrivateMemory:
     """Peak private memory of this process while a `with` block runs (Linux); memory-mapped files do not count.
 
@@ -31,6 +37,4 @@ class PrivateMemory:
 
     def _sample(self) -> None:
         while not self._done.wait(0.05):
-            lines = Path("/proc/self/status").read_text().splitlines()
-            anonymous = next(line for line in lines if line.startswith("RssAnon"))
-            self.peak = max(self.peak, 1024 * int(anonymous.split()[1]))
+            self.peak = max(self.peak, int(private_mib() * 2**20))

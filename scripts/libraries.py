@@ -1,11 +1,13 @@
 """What a command does before it computes: imports the libraries, keeps them quiet, leaves busy cores alone.
 
 The libraries take seconds to import, and say so on a terminal. They compute on as many threads as there are cores. If others
-use some of the cores, threads wait for each other at every step, which can take longer than one thread alone; so a command
-counts only the cores that are free when it starts. OMP_NUM_THREADS chooses another number.
+use some of the cores, or a container may use only a few, threads wait for each other at every step, which can take longer than
+one thread alone; so a command counts only the cores that it may use and that are free when it starts. This is the one place
+that decides; OMP_NUM_THREADS chooses another number.
 """
 
 import logging
+import math
 import os
 import sys
 import time
@@ -57,15 +59,29 @@ def _announced(text: str) -> Iterator[None]:
 
 
 def _choose_threads() -> None:
-    """Set OMP_NUM_THREADS, which the libraries read when they are imported, if it is not set and cores are busy."""
+    """Set OMP_NUM_THREADS, which the libraries read when they are imported, if it is not set and not all cores are ours."""
     if "OMP_NUM_THREADS" in os.environ or "torch" in sys.modules:
         return
     cores, busy = busy_cores(_SAMPLE)
-    if busy:
-        threads = max(1, cores - busy)
+    threads = int(max(1, min(cores - busy, allowed_cores())))
+    if threads < cores:
         os.environ["OMP_NUM_THREADS"] = str(threads)
         shown = "1 thread" if threads == 1 else f"{threads} threads"
-        logger.info("%d of %d cores are busy: computing on %s (OMP_NUM_THREADS changes it)", busy, cores, shown)
+        why = (
+            f"{busy} of {cores} cores are busy"
+            if threads == cores - busy
+            else f"{threads} of {cores} cores may be used"
+        )
+        logger.info("%s: computing on %s (OMP_NUM_THREADS changes it)", why, shown)
+
+
+def allowed_cores(limit: Path = Path("/sys/fs/cgroup/cpu.max")) -> float:
+    """How many cores the container of this process may use, at least one; infinite where Linux sets no limit."""
+    try:
+        quota, period = limit.read_text().split()
+        return max(1, int(quota) // int(period))
+    except (OSError, ValueError):  # no file, or "max"
+        return math.inf
 
 
 def busy_cores(seconds: float) -> tuple[int, int]:

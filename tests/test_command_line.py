@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import pty
 import subprocess
@@ -271,12 +272,29 @@ def test_busy_cores_are_counted_without_niced_work_and_other_cores(cores):
 )
 def test_threads_leave_busy_cores_alone_and_the_users_choice_holds(counted, own, expected, monkeypatch):
     monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setattr(libraries, "allowed_cores", lambda: math.inf)
     monkeypatch.setattr(libraries, "busy_cores", lambda _: counted)
     monkeypatch.delenv("OMP_NUM_THREADS")
     if own:
         monkeypatch.setenv("OMP_NUM_THREADS", own)
     libraries._choose_threads()
     assert os.environ.get("OMP_NUM_THREADS") == expected
+
+
+@pytest.mark.parametrize(
+    ("limit", "cores"), [("200000 100000", 2), ("max 100000", math.inf), ("50000 100000", 1), ("", math.inf)]
+)
+def test_a_container_may_use_as_many_cores_as_it_is_given(limit, cores, tmp_path, monkeypatch):
+    path = tmp_path / "cpu.max"
+    path.write_text(limit + "\n")
+    assert libraries.allowed_cores(path) == cores
+    assert libraries.allowed_cores(tmp_path / "missing") == math.inf
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setattr(libraries, "busy_cores", lambda _: (64, 3))
+    monkeypatch.setattr(libraries, "allowed_cores", lambda: cores)
+    libraries._choose_threads()
+    assert os.environ["OMP_NUM_THREADS"] == str(min(cores, 61))
 
 
 # Queries in a file

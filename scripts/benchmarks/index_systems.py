@@ -7,7 +7,7 @@ of times and measures.
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -44,6 +44,7 @@ _REFINED = (10, 100)
 """faiss re-scores so many times the answers, half of nprobe between these; our search 1,024 documents."""
 LISTS = "lists"
 _EPOCHS, _BATCH, _TEMPERATURE = 15, 128, 0.05
+_BLOCK = 100_000
 
 
 class System(ABC):
@@ -279,8 +280,8 @@ class RefinedCodes(Codes):
     def make(self, data: Searched) -> Any:
         """As in `FaissSystem`."""
         quantizer, dim, lists = coarse(data)
-        metric = faiss.METRIC_INNER_PRODUCT
-        base = _filled(faiss.IndexIVFPQFastScan(quantizer, dim, lists, 2 * code_bytes(dim), 4, metric), data)
+        plain = faiss.IndexIVFPQ(quantizer, dim, lists, 2 * code_bytes(dim), 4, faiss.METRIC_INNER_PRODUCT)
+        base = faiss.IndexIVFPQFastScan(_filled(plain, data))
         exact = faiss.IndexScalarQuantizer(base.d, faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT)
         exact.train(_sample(data, 100_000))
         exact.add(_points(data))
@@ -335,13 +336,17 @@ def num_lists(documents: int) -> int:
 
 
 def train_lists(data: Searched) -> None:
-    """Write the means of the lists, by k-means of 64 documents a list."""
+    """Write the means of the lists, by k-means of 64 documents a list, and the list of each document."""
     count = num_lists(data.tree.num_documents)
     means = faiss.Kmeans(
         data.queries.shape[1], count, niter=10, seed=0, max_points_per_centroid=64, min_points_per_centroid=1
     )
     means.train(_sample(data, 64 * count))
-    save_tensors({"means": means.centroids}, data.folder / f"{LISTS}.safetensors")
+    own = [means.index.search(block, 1)[1][:, 0] for _, block in _blocks(data)]
+    save_tensors(
+        {"means": means.centroids, "list_of": np.concatenate(own).astype(np.int32)},
+        data.folder / f"{LISTS}.safetensors",
+    )
 
 
 def coarse(data: Searched) -> tuple[Any, int, int]:
@@ -364,8 +369,17 @@ def once(data: Searched, name: str, build: Callable[[Searched], None]) -> None:
 
 def _filled(index: Any, data: Searched) -> Any:
     index.train(_sample(data, 65_536))
-    index.add(_points(data))
+    lists = map_tensors(data.folder / f"{LISTS}.safetensors")["list_of"].astype(np.int64)
+    for start, block in _blocks(data):
+        ids = np.arange(start, start + len(block))
+        arrays = [faiss.swig_ptr(own) for own in (block, ids, lists[start:])]
+        index.add_core(len(block), *arrays)
     return index
+
+
+def _blocks(data: Searched) -> Iterator[tuple[int, Floats]]:
+    for start in range(0, data.tree.num_documents, _BLOCK):
+        yield start, np.ascontiguousarray(data.tree.embeddings[start : start + _BLOCK])
 
 
 def _points(data: Searched) -> Floats:

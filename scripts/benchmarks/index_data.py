@@ -30,6 +30,7 @@ from docids.clustering import DocidsConfig, build_tree
 from docids.lexical import BM25, Lexical
 from docids.storage import map_tensors, read_record, save_tensors, scratch_array, write_json
 from docids.tree import DocidTree
+from docids.vectors import VectorsConfig
 
 if TYPE_CHECKING:
     from docids.collection import Collection
@@ -140,6 +141,7 @@ def write_synthetic(size: int, dim: int, folder: Path, seed: int = 0) -> None:
     lexical = BM25([""] * size, words)
     started = time.process_time()
     tree = build_tree(points, DocidsConfig(branching=min(64, size // 4), max_leaf_size=64), progress=True)
+    tree = tree.stored_as(VectorsConfig())
     write(folder, tree, lexical, (asked[0], train[0]), texts, seconds=round(time.process_time() - started, 1))
 
 

@@ -86,19 +86,20 @@ def _sizes(system: System, data: Searched) -> Row:
     """Bytes a document and what building took."""
     documents, built = data.tree.num_documents, read_record(data.folder / "built.json")
     with multiprocessing.get_context("fork").Pool(1) as alone:
-        resident = alone.apply(_resident, (system, data))
+        private, adding = alone.apply(_private, (system, data)), alone.apply(_adding, (system, data))
     seconds = built[system.name] + (built[LISTS] if isinstance(system, Lists) else 0)
     if isinstance(system, Tree):
         seconds = None if data.seconds is None else seconds + data.seconds
     disk = sum((data.folder / name).stat().st_size for name in system.files)
     return {
-        "resident bytes": round(resident / documents, 1),
+        "private bytes": round(private / documents, 1),
         "disk bytes": round(disk / documents, 1),
+        "ms to add one": round(1000 * adding, 1),
         "build seconds": None if seconds is None else round(seconds, 1),
     }
 
 
-def _resident(system: System, data: Searched) -> float:
+def _private(system: System, data: Searched) -> float:
     """The bytes by which this process grows until a query is answered; those of mapped files do not count."""
     TreeSearch(build_tree(data.queries, DocidsConfig()))(data.queries[:1], 1)  # what the libraries take once
     before = private_mib()
@@ -106,6 +107,14 @@ def _resident(system: System, data: Searched) -> float:
     search(data.queries[:1], system.knobs(data.tree.num_documents)[0])
     gc.collect()
     return (private_mib() - before) * 2**20
+
+
+def _adding(system: System, data: Searched) -> float:
+    """Seconds of the processor that one more document takes."""
+    add = system.add(data)
+    started = time.process_time()
+    add()
+    return time.process_time() - started
 
 
 def _dense(data: Searched, chosen: Sequence[System]) -> tuple[list[Row], list[Asked]]:

@@ -30,7 +30,7 @@ def _about(record: dict[str, Any]) -> str:
     facts = ", ".join(f"{name} {value:g}" for name, value in record["hardness"].items())
     return (
         f"{record['queries']} queries, {record['threads']} thread(s), milliseconds of the processor. Recall is that of the "
-        f"exact ten by the same scores. The data: {facts}."
+        f"exact ten by the same scores. Private bytes must stay in memory, mapped files need not. The data: {facts}."
     )
 
 
@@ -43,8 +43,9 @@ def _by_recall(record: dict[str, Any]) -> str:
     heads = [
         "ms at batch 1 / 64",
         *(f"recall {recall:g}" for recall in RECALLS),
-        "bytes resident / on disk",
+        "bytes private / on disk",
         "build, s",
+        "add one, ms",
     ]
     return markdown_table(heads, rows)
 
@@ -58,9 +59,10 @@ def _cheapest(record: dict[str, Any], kind: str, name: str) -> list[str]:
         cells.append(f"{times[0]:.3g} / {times[1]:.3g}" if good else "—")
     sizes = record["systems"].get(name) if kind == "dense" else None
     if sizes is None:
-        return [*cells, "", ""]
+        return [*cells, "", "", ""]
     seconds = "" if sizes["build seconds"] is None else f"{sizes['build seconds']:,.0f}"
-    return [*cells, f"{sizes['resident bytes']:,.0f} / {sizes['disk bytes']:,.0f}", seconds]
+    size = f"{sizes['private bytes']:,.0f} / {sizes['disk bytes']:,.0f}"
+    return [*cells, size, seconds, f"{sizes['ms to add one']:,.0f}"]
 
 
 def _all_rows(record: dict[str, Any]) -> str:
@@ -102,10 +104,10 @@ def pictures(record: dict[str, Any], path: Path) -> None:
     for system, sizes in record["systems"].items():
         quick = [row["recall@10"] for row in dense if row["system"] == system and row["ms at batch 1"] <= limit]
         if quick:
-            points[system] = [(sizes["resident bytes"], max(quick))]
+            points[system] = [(sizes["private bytes"], max(quick))]
     _curves(
         points,
-        f"resident bytes a document; best recall within {limit:.2g} ms",
+        f"private bytes a document; best recall within {limit:.2g} ms",
         title,
         path.with_name(f"{path.name}-bytes"),
     )

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from docids.lexical import Lexical
 from docids.storage import map_tensors, read_record, save_tensors, write_json
 from docids.tree import DocidTree
+from docids.updating import add_documents
 from docids.vectors import VectorsConfig, searchable_parts
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig
 from dsi.generator.tied import TiedGenerator
@@ -37,7 +38,6 @@ Found = NDArray[np.int64]
 Search = Callable[[Floats, float], Found]
 
 K = 10
-_LARGEST_PROBED = 131_072
 _FULL_SCORES = 1 << 26
 """Scores of all documents that are in memory at a time."""
 _REFINED = (10, 100)
@@ -72,6 +72,10 @@ class System(ABC):
     def knobs(self, documents: int) -> list[float]:
         """The values of the knob for so many documents, ascending."""
 
+    @abstractmethod
+    def add(self, data: Searched) -> Callable[[], object]:
+        """What adds one document to the system as it is in memory; ours searches it once as well."""
+
     def prepare(self, data: Searched) -> None:
         """Build once, and keep how long it took."""
         once(data, self.name, self.build)
@@ -91,9 +95,14 @@ class Tree(System):
         return TreeSearch(DocidTree.load(data.folder / self.files[0]))
 
     def knobs(self, documents: int) -> list[float]:
-        """1,024, 2,048, … and all documents."""
-        most = min(_LARGEST_PROBED, documents // 2)
-        return [*(1024.0 * 2**n for n in range(20) if 1024 * 2**n <= most), math.inf]
+        """From a 512th to a quarter of the documents, and all; an eighth is the default of a large index."""
+        return [*(documents // 2**n for n in range(9, 1, -1)), math.inf]
+
+    def add(self, data: Searched) -> Callable[[], object]:
+        """As in `System`."""
+        tree, query = DocidTree.load(data.folder / self.files[0]), data.queries[:1]
+        TreeSearch(tree)(query, len(tree.doc_rows) / 8)
+        return lambda: TreeSearch(add_documents(tree, query))(query, len(tree.doc_rows) / 8)
 
 
 class SmallTree(Tree):
@@ -218,6 +227,11 @@ class FaissSystem(System):
         """As in `System`."""
         index = faiss.read_index(str(data.folder / self.file))
         return lambda queries, knob: self.search(index, queries, knob)
+
+    def add(self, data: Searched) -> Callable[[], object]:
+        """As in `System`."""
+        index = faiss.read_index(str(data.folder / self.file))
+        return lambda: index.add(data.queries[:1])
 
 
 class Flat(FaissSystem):

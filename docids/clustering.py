@@ -8,7 +8,7 @@ import numpy as np
 from docids.processes import ALONE, Processes
 from docids.schemes import Docids, DocidsConfig, SchemeInput, make_docids
 from docids.storage import scratch_array
-from docids.tree import DocidTree, Floats, Ints, means_below
+from docids.tree import DocidTree, Floats, Ints
 from docids.vectors import BLOCK, Vectors
 
 __all__ = ["DocidsConfig", "assemble", "build_tree"]
@@ -43,9 +43,10 @@ def assemble(docids: Docids, embeddings: Floats) -> DocidTree:
 
     Args:
         docids: of any scheme.
-        embeddings: [N, dim] the document embeddings that the scheme was given, perhaps mapped into memory.
+        embeddings: [N, dim] the embeddings that the scheme was given, perhaps mapped into memory. If they are fewer than the
+            docids, they are those of the documents, and each place of a document has its document's.
     """
-    doc_rows, levels = _clusters(docids.paths)
+    order, levels = _clusters(docids.paths)
     ranges = np.concatenate(levels)
     doc_start, doc_end = ranges[:, 0].copy(), ranges[:, 1].copy()
     num_inner = len(ranges)
@@ -58,10 +59,12 @@ def assemble(docids: Docids, embeddings: Floats) -> DocidTree:
         first_child[nodes] = np.where(split, next_level + first, num_inner + level[:, 0])
         num_children[nodes] = np.where(split, last - first, level[:, 1] - level[:, 0])
         start = next_level
-    ordered = scratch_array(embeddings.shape, np.float32)
-    for start in range(0, len(doc_rows), BLOCK):
-        ordered[start : start + BLOCK] = embeddings[doc_rows[start : start + BLOCK]]
-    centroids = means_below(ordered, doc_start, doc_end)
+    doc_rows = order if docids.rows is None else docids.rows[order].astype(np.int32)
+    source = order if len(embeddings) == len(order) else doc_rows
+    ordered = scratch_array((len(order), embeddings.shape[1]), np.float32)
+    for start in range(0, len(order), BLOCK):
+        ordered[start : start + BLOCK] = embeddings[source[start : start + BLOCK]]
+    centroids = _means_below(ordered, doc_start, doc_end)
     vectors = Vectors.of(centroids), Vectors.of(ordered)
     return DocidTree(first_child, num_children, doc_start, doc_end, doc_rows, *vectors)
 
@@ -73,11 +76,11 @@ def _clusters(paths: Ints) -> tuple[Ints, list[Ints]]:
     next number; a path that ends there goes first.
 
     Returns:
-        doc_rows: [N] collection row of the document at each docid position.
+        order: [N] which path is that of each docid position.
         levels: root first, [clusters, 2] each, ascending: first docid position of a cluster and one past its last.
     """
-    doc_rows = np.lexsort(paths.T[::-1]).astype(np.int32)
-    ordered = paths[doc_rows]
+    order = np.lexsort(paths.T[::-1]).astype(np.int32)
+    ordered = paths[order]
     lengths = (ordered >= 0).sum(axis=1)
     begins = np.zeros(
         len(paths) + 1, dtype=bool
@@ -95,4 +98,35 @@ def _clusters(paths: Ints) -> tuple[Ints, list[Ints]]:
         parts = np.stack([edges[:-1], edges[1:]], axis=1)
         owner = np.searchsorted(start, parts[:, 0], side="right") - 1
         levels.append(parts[(owner >= 0) & (parts[:, 0] < end[owner])])
-    return doc_rows, levels
+    return order, levels
+
+
+def _means_below(embeddings: Floats, doc_start: Ints, doc_end: Ints) -> Floats:
+    """Mean embedding of the documents below each node, a block of documents at a time.
+
+    Args:
+        embeddings: [N, dim] by docid position.
+        doc_start: [I] first docid position below each node.
+        doc_end: [I] one past the last.
+
+    Returns:
+        [I, dim], in a scratch file.
+    """
+    means = scratch_array((len(doc_start), embeddings.shape[1]), np.float32)
+    sizes = (doc_end - doc_start)[:, None]
+    within = doc_start // BLOCK == (doc_end - 1) // BLOCK
+    (several,) = np.nonzero(~within)  # the few nodes that span several blocks
+    sums = np.zeros((len(several), embeddings.shape[1]))
+    nodes = np.flatnonzero(within)[np.argsort(doc_start[within], kind="stable")]
+    starts = range(0, len(embeddings), BLOCK)
+    edges = np.searchsorted(doc_start[nodes], [*starts, len(embeddings)])
+    for number, start in enumerate(starts):
+        block = embeddings[start : start + BLOCK]
+        before = np.zeros((len(block) + 1, block.shape[1]))
+        np.cumsum(block, axis=0, dtype=np.float64, out=before[1:])
+        inside = nodes[edges[number] : edges[number + 1]]
+        means[inside] = (before[doc_end[inside] - start] - before[doc_start[inside] - start]) / sizes[inside]
+        first, last = (np.clip(edge[several] - start, 0, len(block)) for edge in (doc_start, doc_end))
+        sums += before[last] - before[first]
+    means[several] = sums / sizes[several]
+    return means

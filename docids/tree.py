@@ -3,7 +3,7 @@
 Inner nodes are numbered breadth-first from the root (0); the document at docid position p is node num_inner + p. A node's
 children are either all inner nodes or all documents and have consecutive numbers; the documents below a node are the
 consecutive positions doc_start..doc_end. So a digit is an offset, a subtree is a slice, and nothing is looked up by string.
-Knows nothing of how the tree was made, of texts or of models.
+A document with several docids is at several positions, its places. Knows nothing of how a tree was made, of texts or models.
 """
 
 import hashlib
@@ -16,19 +16,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.storage import save_tensors, scratch_array
+from docids.storage import save_tensors
 from docids.untrusted import read_tensors
-from docids.vectors import BLOCK, LARGE, Vectors, VectorsConfig, read_codec
+from docids.vectors import LARGE, Vectors, VectorsConfig, read_codec
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 
+MOST_PLACES = 100
 _STRUCTURE = ("first_child", "num_children", "doc_start", "doc_end", "doc_rows")
 
 
 @dataclass(frozen=True, eq=False)
 class DocidTree:
-    """A tree over N documents with I inner nodes.
+    """A tree over N documents, or N places of fewer documents, with I inner nodes.
 
     Attributes:
         first_child: [I] node number of each inner node's first child.
@@ -36,11 +37,13 @@ class DocidTree:
         doc_start: [I] first docid position below it.
         doc_end: [I] one past the last docid position below it.
         doc_rows: [N] collection row of the document at each docid position; -1 if it was removed and its place is free.
+            A document with several docids is there several times.
         centroids: [I, dim] mean of the document embeddings below each inner node.
         embeddings: [N, dim] embedding of the document at each docid position: the centroid of that leaf.
         codes: [N, dim] the embeddings in few bytes, by which the cells of a large tree are searched; None if there are none.
         trained: [I + N] by node: True if the decoder was trained with it; all are, unless the tree was updated.
         origin: sha256 of the tree the decoder was trained for, if this one was updated since; else empty.
+        segments: how many pieces of a text get a place each, at most; those of documents that are added too.
     """
 
     first_child: Ints
@@ -53,6 +56,7 @@ class DocidTree:
     codes: Vectors | None = None
     trained: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
     origin: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, dtype=np.uint8))
+    segments: int = 1
 
     def __post_init__(self) -> None:
         if not len(self.trained):
@@ -65,13 +69,23 @@ class DocidTree:
 
     @property
     def num_documents(self) -> int:
-        """Number of leaves: documents, and places of removed ones."""
+        """Number of leaves: places of documents, and of removed ones."""
         return len(self.doc_rows)
 
     @cached_property
     def num_removed(self) -> int:
         """Number of leaves whose document was removed."""
         return int((self.doc_rows < 0).sum())
+
+    @cached_property
+    def num_rows(self) -> int:
+        """Number of different documents: the rows of the document table."""
+        return int(self.doc_rows.max(initial=-1)) + 1
+
+    @cached_property
+    def most_places(self) -> int:
+        """Places of the document that has most; 1 if each document has one docid."""
+        return int(np.bincount(self.doc_rows[self.doc_rows >= 0]).max(initial=1))
 
     @cached_property
     def levels(self) -> list[slice]:
@@ -119,11 +133,26 @@ class DocidTree:
 
     @cached_property
     def positions(self) -> Ints:
-        """[documents] docid position of each collection row: the inverse of `doc_rows`."""
-        (occupied,) = np.nonzero(self.doc_rows >= 0)
-        inverse = np.empty(len(occupied), dtype=np.int32)
-        inverse[self.doc_rows[occupied]] = occupied
+        """[documents] docid position of each collection row, of its first place: the inverse of `doc_rows`."""
+        places = np.flatnonzero(self.doc_rows >= 0)[::-1]  # the first place of a row is assigned last
+        inverse = np.empty(self.num_rows, dtype=np.int32)
+        inverse[self.doc_rows[places]] = places
         return inverse
+
+    @cached_property
+    def by_row(self) -> Ints:
+        """[places] docid positions of all documents, in the order of their rows; `positions` if each has one place."""
+        if self.most_places == 1:
+            return self.positions
+        return np.argsort(self.doc_rows, kind="stable")[self.num_removed :].astype(np.int32)
+
+    @cached_property
+    def places(self) -> Ints:
+        """[documents, most_places] docid positions of each collection row, ascending; one with fewer repeats its first."""
+        found = np.repeat(self.positions[:, None], self.most_places, axis=1)
+        rows = self.doc_rows[self.by_row]
+        found[rows, np.arange(len(rows)) - np.searchsorted(rows, rows)] = self.by_row
+        return found
 
     @cached_property
     def parents(self) -> Ints:
@@ -212,7 +241,7 @@ class DocidTree:
         return tuple(int(digit) for digit in digits[0, :depth])
 
     def rows_below(self, node: int) -> Ints:
-        """[documents] collection rows of the documents at or below a node, in docid order."""
+        """[places] collection rows of the documents at or below a node, in docid order."""
         start, end = node - self.num_inner, node - self.num_inner + 1
         if start < 0:
             start, end = int(self.doc_start[node]), int(self.doc_end[node])
@@ -238,6 +267,8 @@ class DocidTree:
         arrays = {name: getattr(self, name) for name in (*_STRUCTURE, "origin")}
         if not self.trained.all():
             arrays["trained"] = self.trained
+        if self.segments > 1:
+            arrays["segments"] = np.array([self.segments], dtype=np.int32)
         for name in _VECTORS:
             vectors: Vectors | None = getattr(self, name)
             if vectors is not None:
@@ -255,10 +286,11 @@ class DocidTree:
         """
         if not path.exists():
             raise FileNotFoundError(f"{path} does not exist; build the docids first (dsi build-docids).")
-        arrays: dict[str, Any] = read_tensors(path, _ARRAYS, ("trained", "origin", "codes", *_CODECS))
+        arrays: dict[str, Any] = read_tensors(path, _ARRAYS, ("trained", "origin", "segments", "codes", *_CODECS))
         vectors = {name: Vectors((arrays[name],), read_codec(arrays, name)) for name in _VECTORS if name in arrays}
         structure = {name: array for name, array in arrays.items() if name not in _CODECS}
-        tree = cls(**structure | vectors)
+        segments = int(structure.pop("segments", np.ones(1)).clip(1, MOST_PLACES).max(initial=1))
+        tree = cls(**structure | vectors, segments=segments)
         problem = tree._problem()
         if problem:
             raise ValueError(f"{path} does not hold a docid tree ({problem}); build the docids again.")
@@ -269,9 +301,11 @@ class DocidTree:
         inner, documents = self.num_inner, self.num_documents
         if any(len(getattr(self, name)) != inner for name in ("num_children", "doc_start", "doc_end", "centroids")):
             return "arrays of inner nodes differ in length"
-        rows = np.sort(self.doc_rows[self.doc_rows >= 0])
+        rows = np.unique(self.doc_rows[self.doc_rows >= 0])
         if len(self.embeddings) != documents or not np.array_equal(rows, np.arange(len(rows))):
-            return "documents are missing or doubled"
+            return "documents are missing"
+        if self.most_places > MOST_PLACES:
+            return f"a document has more than {MOST_PLACES} docids"
         if len(self.trained) != inner + documents or len(self.origin) not in (0, 32):
             return "what was trained does not fit the nodes"
         if not documents or self.doc_rows.min() < -1 or self.trained.view(np.uint8).max() > 1:
@@ -297,16 +331,11 @@ class DocidTree:
             return "some nodes have no parent, or several"
         branches = first < inner
         own, last = first[branches], (first + count)[branches] - 1
-        if (
-            not np.array_equal(own, 1 + np.cumsum(count[branches]) - count[branches])
-            or (own <= np.flatnonzero(branches)).any()
-        ):
+        if (own != 1 + np.cumsum(count[branches]) - count[branches]).any() or (own <= np.flatnonzero(branches)).any():
             return "inner nodes are not numbered by level"
         if (start[0], end[0]) != (0, documents) or last.max(initial=0) != inner - 1:
             return "some nodes are not below the root"
-        if not np.array_equal((start + inner)[~branches], first[~branches]) or not np.array_equal(
-            (end - start)[~branches], count[~branches]
-        ):
+        if ((start + inner != first) | (end - start != count))[~branches].any():
             return "some children are not their parent's documents"
         followed = np.delete(np.arange(inner), [0, *last])  # by a sibling
         if not np.array_equal(start[branches], start[own]) or not np.array_equal(end[branches], end[last]):
@@ -322,39 +351,9 @@ _ARRAYS: dict[str, tuple[type[np.generic] | tuple[type[np.generic], ...], int]] 
     **_CODECS,
     "trained": (np.bool_, 1),
     "origin": (np.uint8, 1),
+    "segments": (np.int32, 1),
 }
 """{array on disk: element types and dimensions}."""
-
-
-def means_below(embeddings: Floats, doc_start: Ints, doc_end: Ints) -> Floats:
-    """Mean embedding of the documents below each node, a block of documents at a time.
-
-    Args:
-        embeddings: [N, dim] by docid position.
-        doc_start: [I] first docid position below each node.
-        doc_end: [I] one past the last.
-
-    Returns:
-        [I, dim], in a scratch file.
-    """
-    means = scratch_array((len(doc_start), embeddings.shape[1]), np.float32)
-    sizes = (doc_end - doc_start)[:, None]
-    within = doc_start // BLOCK == (doc_end - 1) // BLOCK
-    (several,) = np.nonzero(~within)  # the few nodes that span several blocks
-    sums = np.zeros((len(several), embeddings.shape[1]))
-    nodes = np.flatnonzero(within)[np.argsort(doc_start[within], kind="stable")]
-    starts = range(0, len(embeddings), BLOCK)
-    edges = np.searchsorted(doc_start[nodes], [*starts, len(embeddings)])
-    for number, start in enumerate(starts):
-        block = embeddings[start : start + BLOCK]
-        before = np.zeros((len(block) + 1, block.shape[1]))
-        np.cumsum(block, axis=0, dtype=np.float64, out=before[1:])
-        inside = nodes[edges[number] : edges[number + 1]]
-        means[inside] = (before[doc_end[inside] - start] - before[doc_start[inside] - start]) / sizes[inside]
-        first, last = (np.clip(edge[several] - start, 0, len(block)) for edge in (doc_start, doc_end))
-        sums += before[last] - before[first]
-    means[several] = sums / sizes[several]
-    return means
 
 
 def diagnostics(tree: DocidTree, collisions: int = 0) -> dict[str, object]:
@@ -365,14 +364,15 @@ def diagnostics(tree: DocidTree, collisions: int = 0) -> dict[str, object]:
         collisions: how many documents only their last digit tells from an earlier one, as the scheme counted them.
 
     Returns:
-        documents, inner_nodes, depth; depth_histogram {digits: documents}; mean_fan_out per level; fill per level, the mean
-        fan-out as a share of the largest; entropy per level, of the digit given its node, as a share of the entropy of a
-        uniform choice; collisions.
+        documents; docids, more if documents have several; inner_nodes, depth; depth_histogram {digits: docids}; mean_fan_out by
+        level; fill per level, the mean fan-out as a share of the largest; entropy per level, of the digit given its node, as a
+        share of the entropy of a uniform choice; collisions.
     """
     _, digits = tree.paths(np.arange(tree.num_documents))
     lengths, counts = np.unique((digits >= 0).sum(axis=1), return_counts=True)
     return {
-        "documents": tree.num_documents,
+        "documents": tree.num_rows,
+        "docids": tree.num_documents,
         "inner_nodes": tree.num_inner,
         "depth": tree.depth,
         "depth_histogram": {int(length): int(count) for length, count in zip(lengths, counts, strict=True)},

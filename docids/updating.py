@@ -37,12 +37,13 @@ def remove_documents(tree: DocidTree, rows: NDArray[np.integer]) -> DocidTree:
     return _with_means(smaller, changed)
 
 
-def add_documents(tree: DocidTree, embeddings: Floats) -> DocidTree:
+def add_documents(tree: DocidTree, embeddings: Floats, rows: NDArray[np.integer] | None = None) -> DocidTree:
     """The tree with more documents, which take the next rows of the document table.
 
     Args:
         tree: the docids.
         embeddings: [n, dim] of the new documents.
+        rows: [n] which of the new documents each embedding belongs to, if some have several places; counted from 0.
 
     Raises:
         ValueError: their dimension is not the tree's, or values are not finite.
@@ -55,7 +56,7 @@ def add_documents(tree: DocidTree, embeddings: Floats) -> DocidTree:
     growing = _Growing(tree)
     for embedding in embeddings:
         growing.place(embedding)
-    return growing.assemble(embeddings)
+    return growing.assemble(embeddings, np.arange(len(embeddings)) if rows is None else rows)
 
 
 @dataclass
@@ -190,7 +191,7 @@ class _Growing:
 
     # The result as a tree.
 
-    def assemble(self, embeddings: Floats) -> DocidTree:
+    def assemble(self, embeddings: Floats, rows: NDArray[np.integer]) -> DocidTree:
         """The tree with new node numbers: inner nodes breadth-first, documents in docid order."""
         tree, inner, documents = self.tree, self.tree.num_inner, self.tree.num_documents
         cluster_of_new, digit_of_new = np.array(self.new_places, dtype=np.int64).reshape(-1, 2).T
@@ -213,7 +214,7 @@ class _Growing:
         doc_rows, trained = np.empty(len(position), np.int32), np.zeros(len(parent) + len(position), bool)
         added = position[np.fromiter(self.taken, dtype=np.int64)]
         doc_rows[position[:documents]] = tree.doc_rows
-        doc_rows[added] = documents - tree.num_removed + np.arange(len(added))
+        doc_rows[added] = tree.num_rows + rows
         trained[number[:inner]] = tree.trained[:inner]
         trained[len(parent) + position[:documents]] = tree.trained[inner:]
         trained[len(parent) + added] = False
@@ -232,6 +233,7 @@ class _Growing:
             codes=tree.codes.arranged(source, embeddings) if tree.codes else None,
             trained=trained,
             origin=tree.origin_bytes,
+            segments=tree.segments,
         )
         return _with_means(larger, added)
 

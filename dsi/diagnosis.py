@@ -26,7 +26,7 @@ class Miss:
         query_id: the query.
         doc_id: the relevant document.
         search_error: True if it scores higher than the last document returned.
-        level: level, from 0, at which its node was pruned.
+        level: level, from 0, at which its node was pruned; the last of its nodes, if it has several places.
         margin: score of the lowest node kept at that level, minus its node's (0 if none was kept).
     """
 
@@ -62,10 +62,14 @@ def diagnose(
         doc_id = answers[query_id]
         if doc_id in found:
             continue
-        digits = retriever.tree.digits(int(retriever.tree.positions[retriever.documents.rows[doc_id]]))
         trace, _ = retriever.trace(queries[query_id], k, **options)
         last = min(found.values())
-        level, margin = _left_at(retriever.tree, digits, trace) or (len(digits) - 1, last - score)
+        level, margin = max(
+            _left_at(retriever.tree, digits, trace) or (len(digits) - 1, last - score)
+            for digits in map(
+                retriever.tree.digits, set(retriever.tree.places[retriever.documents.rows[doc_id]].tolist())
+            )
+        )
         misses.append(Miss(query_id, doc_id, score > last, level, margin))
     return misses
 

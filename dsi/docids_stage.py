@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
+from contrastive.blocks import DocumentTexts
 from contrastive.encoder import Encoder
 from docids.clustering import assemble
 from docids.collection import Collection
-from docids.schemes import Docids, DocidsConfig
+from docids.processes import ALONE, Processes
+from docids.schemes import Docids, DocidsConfig, SchemeInput
 from docids.schemes.file import read_docids, write_docids
 from docids.schemes.title import check_titles
 from docids.storage import sha256, write_json
@@ -54,6 +57,48 @@ def _load(name: str) -> Any:
         ) from None
 
 
+def scheme_input(
+    collection: Collection,
+    encoder: Encoder,
+    config: DocidsConfig,
+    embeddings: NDArray[np.float32],
+    points: NDArray[np.float32] | None = None,
+    processes: Processes = ALONE,
+) -> SchemeInput:
+    """Return what a scheme reads of the documents of a collection, or of their segments.
+
+    Args:
+        collection: the documents.
+        encoder: that reads them.
+        config: the settings.
+        embeddings: [N, dim] of the documents, or of their segments.
+        points: [N or documents, any] what to cluster on instead.
+        processes: that share the work.
+    """
+    table, segments = collection.documents, config.segments
+    pieces = DocumentTexts(encoder, table, segments)
+    if segments > 1 and points is not None and len(points) == len(table):
+        points = points[pieces.rows]
+    doc_ids, titles = (_at(table[name], pieces.rows) if segments > 1 else table[name] for name in ("doc_id", "title"))
+    return SchemeInput(
+        embeddings,
+        config,
+        points,
+        doc_ids=doc_ids,
+        titles=titles,
+        texts=pieces if segments > 1 else collection.full_texts(),
+        rows=pieces.rows if segments > 1 else None,
+        title_model=TitleTokens(encoder, config.tokenizer),
+        processes=processes,
+        progress=True,
+    )
+
+
+def _at(column: Sequence[str], rows: NDArray[np.integer]) -> list[str]:
+    values = column[:]
+    return [values[row] for row in rows]
+
+
 def sources_digest(config: DocidsConfig, collection: Collection, embeddings: NDArray[np.float32] | None = None) -> str:
     """Return a digest of what docids are made of beside documents and settings; "" if of nothing else.
 
@@ -83,18 +128,22 @@ def save_made(
     documents: datasets.Dataset,
     folder: Path,
     vectors: VectorsConfig,
+    segments: int = 1,
 ) -> None:
     """Write the tree of docids with the document table and diagnostics, and `docids.tsv` if the digits are other numbers.
 
     Args:
         docids: of a scheme.
-        embeddings: [N, dim] of the documents.
+        embeddings: [N, dim] of the documents, or of their segments.
         documents: their table.
         folder: to write into.
         vectors: how they are kept.
+        segments: of a document, at most.
     """
-    tree = assemble(docids, embeddings).stored_as(vectors)
+    tree = replace(assemble(docids, embeddings), segments=segments).stored_as(vectors)
     save_docids(tree, documents, folder)
     write_json(folder / "diagnostics.json", diagnostics(tree, docids.collisions))
-    if not np.array_equal(docids.paths, tree.paths(tree.positions)[1]):
-        write_docids(folder / "docids.tsv", documents["doc_id"], docids.paths)
+    rows = np.arange(tree.num_rows) if docids.rows is None else docids.rows
+    if docids.rows is not None or not np.array_equal(docids.paths, tree.paths(tree.positions)[1]):
+        doc_ids = documents["doc_id"][:]
+        write_docids(folder / "docids.tsv", [doc_ids[row] for row in rows], docids.paths)

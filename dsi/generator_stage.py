@@ -33,6 +33,7 @@ from dsi.training.examples import DocidExamples, Texts, group_relevant
 from dsi.training.ranking import RankingExamples, train_ranking
 from dsi.training.teacher import Rescore, Teacher
 from dsi.training.trainer import train_generator
+from dsi.trees.places import nearest_places
 from eval.measures import evaluate, mean
 
 logger = logging.getLogger(__name__)
@@ -136,17 +137,33 @@ class GeneratorStage:
 
     def examples(self) -> DocidExamples:
         """Return the indexing and retrieval examples, on cached states, on embeddings, or on texts."""
-        parts, tree = self._parts(), self.tree
-        rows = np.concatenate([part.rows for part in parts])
-        positions = tree.positions[rows]
+        parts = self._parts()
+        inputs = self._inputs(parts)
+        positions = self._places(parts, inputs)
         kinds = np.repeat(np.arange(len(parts)), [len(part.rows) for part in parts])
         texts = [(part.kind, part.texts) for part in parts]
         relevant = {} if self.config.objective.name == "ce" else group_relevant(texts, positions)
+        teacher = None
+        if self.config.objective.distillation and not isinstance(inputs, Texts):
+            teacher = self._teacher(inputs.embeddings, parts)
+        return DocidExamples(inputs, positions, kinds, self.tree, relevant, teacher)
+
+    def _inputs(self, parts: Sequence[Part]) -> StateCache | Embeddings | Texts:
+        """Return what the generator reads of the texts."""
         if self.config.training.train_encoder:
-            return DocidExamples(Texts(self.encoder, texts), positions, kinds, tree, relevant)
-        inputs = self._states(parts) if self.config.generator.reads_states else self._embeddings(parts)
-        teacher = self._teacher(inputs.embeddings, parts) if self.config.objective.distillation else None
-        return DocidExamples(inputs, positions, kinds, tree, relevant, teacher)
+            return Texts(self.encoder, [(part.kind, part.texts) for part in parts])
+        return self._states(parts) if self.config.generator.reads_states else self._embeddings(parts)
+
+    def _places(self, parts: Sequence[Part], inputs: StateCache | Embeddings | Texts) -> NDArray[np.integer]:
+        """Return the docid position of each text's document; if it has several, the place whose vector is nearest to the text.
+
+        So a segment has its own place, and a query that of the segment which answers it best.
+        """
+        rows = np.concatenate([part.rows for part in parts])
+        if self.tree.most_places == 1:
+            return self.tree.positions[rows]
+        vectors = self._embeddings(parts) if isinstance(inputs, Texts) else inputs
+        return nearest_places(self.tree, rows, vectors.embeddings)
 
     def ranking_examples(self) -> RankingExamples:
         """Return the train queries with the documents among which each should find its own."""
@@ -156,7 +173,7 @@ class GeneratorStage:
         texts = [self.collection.queries[query_id] for query_id in pairs]
         cut = self.encoder.query_texts(texts)
         folder = self._folder(Part("query", ["ranking", self.config.dev_queries], np.empty(0, int), cut), states=True)
-        lexical, documents = self.lexical, self.tree.embeddings[self.tree.positions]
+        lexical, documents = self.lexical, self.tree.embeddings[self.tree.places]
         return RankingExamples(
             texts=texts,
             states=StateCache(write_states(self.encoder, "query", cut, folder, self.processes)),
@@ -169,7 +186,11 @@ class GeneratorStage:
         )
 
     def _lexical_weight(self, documents: NDArray[np.float32]) -> float:
-        """Return the weight of the lexical scores beside the dense ones that is best on the dev queries."""
+        """Return the weight of the lexical scores beside the dense ones that is best on the dev queries.
+
+        Args:
+            documents: [documents, places, dim] their vectors.
+        """
         queries = self.collection.query_texts("dev")
         if self.lexical is None or not queries:
             return self.config.search.lexical_weight
@@ -228,7 +249,7 @@ class GeneratorStage:
         """Return the embeddings of all parts; those of whole documents are in the tree."""
         found = []
         for part, folder in zip(parts, self._folders(parts, states=False), strict=True):
-            if part.kind == "document" and self.config.examples.document_segments == 1:
+            if part.kind == "document" and self.config.examples.document_segments == self.tree.segments == 1:
                 found.append(self.tree.embeddings[self.tree.positions])
             else:
                 found.append(encode_blocks(self.encoder, part.texts, part.kind, folder, self.processes))

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from docids.lexical import Lexical, weighted_scores
+from dsi.trees.places import document_scores
 from eval.fusion import best_weights
 from eval.measures import Judgements, Run, evaluate
 
@@ -27,7 +28,7 @@ class HybridScores:
 
     Attributes:
         doc_ids: of the documents.
-        embeddings: [documents, dim] in the same order.
+        embeddings: [documents, places, dim] their vectors in the same order; the best place of each counts.
         lexical: the lexical part; None if there is none.
     """
 
@@ -56,7 +57,7 @@ class HybridScores:
         lexical_run: Runs = {}
         for start in range(0, len(query_ids), _BLOCK):
             own = slice(start, start + _BLOCK)
-            dense = queries[own] @ self.embeddings.T  # [block, documents]
+            dense = document_scores(queries[own], self.embeddings)  # [block, documents]
             weights = None if factors is None else factors[own]
             lexical = (
                 np.zeros_like(dense) if self.lexical is None else weighted_scores(self.lexical, texts[own], weights)

@@ -29,11 +29,11 @@ from contrastive.encoder import Encoder
 from contrastive.sparse import build_lexical, load_lexical
 from contrastive.training import contrastive_rows, hard_negatives, train_encoder
 from docids.collection import Collection, check_collection
-from docids.schemes import SchemeInput, make_docids
+from docids.schemes import make_docids
 from docids.storage import digest, scratch_array, write_json, writing_to
 from docids.tree import DocidTree
 from dsi.config import Config, write_config
-from dsi.docids_stage import TitleTokens, save_made, sources_digest
+from dsi.docids_stage import save_made, scheme_input, sources_digest
 from dsi.generator.pseudo_queries import generate_queries, read_queries_table
 from dsi.generator_stage import GeneratorStage
 from dsi.index import check_no_updates, is_whole, load_docids, load_encoder, write_manifest
@@ -215,28 +215,18 @@ class TrainingRun:
         Args:
             embeddings: [documents, any] to cluster on, in place of the configured ones.
         """
-        with self._stage("docids", sources_digest(self.config.docids, self.collection, embeddings)) as key:
+        config = self.config.docids
+        with self._stage("docids", sources_digest(config, self.collection, embeddings)) as key:
             if not key:
                 return
             encoder, work = self.encoder(), self._stages.work("docids", key)
-            documents = self._embed_documents(encoder, work / "documents")
-            docids = make_docids(
-                SchemeInput(
-                    documents,
-                    self.config.docids,
-                    self._points(encoder, documents, work) if embeddings is None else embeddings,
-                    doc_ids=self.collection.documents["doc_id"],
-                    titles=self.collection.documents["title"],
-                    texts=self.collection.full_texts(),
-                    title_model=TitleTokens(encoder, self.config.docids.tokenizer),
-                    processes=self.processes,
-                    progress=True,
-                )
-            )
+            documents = self._embed_documents(encoder, work / "documents", config.segments)
+            points = self._points(encoder, documents, work) if embeddings is None else embeddings
+            docids = make_docids(scheme_input(self.collection, encoder, config, documents, points, self.processes))
             if not self.processes.is_main:
                 return
             with self._stages.writing("docids", key) as folder:
-                save_made(docids, documents, self.collection.documents, folder, self.config.vectors)
+                save_made(docids, documents, self.collection.documents, folder, self.config.vectors, config.segments)
 
     def _points(self, encoder: Encoder, documents: NDArray[np.float32], work: Path) -> NDArray[np.float32] | None:
         """Return the matrix [documents, any] to cluster on, or None to cluster on the documents' embeddings."""
@@ -244,15 +234,18 @@ class TrainingRun:
         if cluster_on == "queries":
             return self._means_with_queries(encoder, documents, work)
         if cluster_on == "untrained":
-            return self._embed_documents(Encoder.load(self.config.encoder, device=self.device), work / "untrained")
+            untrained = Encoder.load(self.config.encoder, device=self.device)
+            return self._embed_documents(untrained, work / "untrained", self.config.docids.segments)
         return None
 
-    def _embed_documents(self, encoder: Encoder, folder: Path) -> NDArray[np.float32]:
-        """Return the documents' embeddings, memory-mapped from `folder`, or from the store if runs share one."""
+    def _embed_documents(self, encoder: Encoder, folder: Path, segments: int = 1) -> NDArray[np.float32]:
+        """Return the embeddings of documents' segments, memory-mapped from `folder`, or from the store if runs share one."""
         if self._stages.store:
             identity = [encoder.fingerprint, dataclasses.asdict(encoder.config), self.collection.digest]
+            if segments > 1:
+                identity.append(str(segments))
             folder = self._stages.store / "embeddings" / digest(identity)[:16]
-        texts = DocumentTexts(encoder, self.collection.documents)
+        texts = DocumentTexts(encoder, self.collection.documents, segments)
         return encode_blocks(encoder, texts, "document", folder, self.processes)
 
     def train_generator(self) -> None:

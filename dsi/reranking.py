@@ -22,7 +22,7 @@ from dsi.rerankers.features import features_of
 from dsi.rerankers.lookahead import Floats, Ints, LookAheadResult, Reward, look_ahead
 from dsi.rerankers.puct import PuctConfig
 from dsi.search.beam import TreeSearcher
-from dsi.search.beams import SearchResult
+from dsi.search.beams import Answers, SearchResult
 from dsi.search.queries import EncodedQueries, QueryBatch
 from dsi.search.request import SearchRequest
 
@@ -159,7 +159,11 @@ def look_ahead_search(
             reward = _dense_reward(searcher, batch, request)
         else:
             reward = _reranker_reward(documents, searcher, lexical, batch, reranker, ann_temperature)
-        parts.append(look_ahead(searcher, batch, request.k, reward, config, request.alive))
+        places = request.k * searcher.tree.most_places
+        found = look_ahead(searcher, batch, places, reward, config, request.alive)
+        nothing = Answers.empty(len(found.scores), request.k, found.scores)
+        best = nothing.merge(found.positions, found.scores, found.generative, searcher.doc_rows)
+        parts.append(dataclasses.replace(found, **vars(best)))
         rows.append(batch.rows)
     back = torch.cat(rows).argsort()
     names = (field.name for field in dataclasses.fields(LookAheadResult))

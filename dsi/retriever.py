@@ -76,7 +76,7 @@ class GenerativeRetriever(IndexParts):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         generator.check_tree(tree)
-        covered = tree.num_documents - tree.num_removed
+        covered = tree.num_rows
         if len(documents) != covered:
             raise ValueError(f"The docids cover {covered} documents, the document table has {len(documents)}.")
         if encoder.embedding_dim != tree.embeddings.shape[1] or encoder.state_dim != generator.config.d_model:

@@ -11,13 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from typing_extensions import Unpack
 
 from docids.processes import Processes
 from docids.tree import DocidTree
 from dsi.retriever import GenerativeRetriever
 from dsi.search.answers import Hits
-from dsi.search.beams import SearchResult
+from dsi.search.beams import Answers, SearchResult
 from dsi.search.queries import encoded_queries
 from dsi.search.request import SearchOptions
 
@@ -52,11 +53,11 @@ def search_shards(
         allowed = allowed & request.alive[snapshot.tree.num_inner :]
     own = snapshot.search(encoded, dataclasses.replace(request, alive=snapshot.searcher.dense.alive(allowed)))
     parts = processes.gather({name: tensor.cpu() for name, tensor in vars(own).items()})
-    return snapshot.hits(merged([SearchResult(**part) for part in parts], k))
+    return snapshot.hits(merged([SearchResult(**part) for part in parts], k, snapshot.searcher.doc_rows))
 
 
 def own_documents(tree: DocidTree, processes: Processes) -> NDArray[np.bool_]:
-    """[documents] by docid position, True at those of this process: below neighbouring children of the root, evenly shared."""
+    """[places] by docid position, True at those of this process: below neighbouring children of the root, evenly shared."""
     first, children = int(tree.first_child[0]), int(tree.num_children[0])
     ends = tree.doc_end[first : first + children] if first < tree.num_inner else np.arange(1, children + 1)
     bounds, share = np.concatenate([[0], ends]), tree.num_documents / processes.count
@@ -65,12 +66,18 @@ def own_documents(tree: DocidTree, processes: Processes) -> NDArray[np.bool_]:
     return (positions >= start) & (positions < end) & (tree.doc_rows >= 0)
 
 
-def merged(parts: Sequence[SearchResult], k: int) -> SearchResult:
-    """Return the best k documents of results over different documents; ties break in docid order."""
+def merged(parts: Sequence[SearchResult], k: int, doc_rows: Tensor | None = None) -> SearchResult:
+    """Return the best k documents of results over different places; ties break in docid order.
+
+    Args:
+        parts: the results.
+        k: documents per query.
+        doc_rows: [places] the document at each docid position, if some have several places.
+    """
     positions, scores, generative = (
         torch.cat([getattr(part, name) for part in parts], dim=1) for name in ("positions", "scores", "generative")
     )
-    by_docid = positions.argsort(dim=1, stable=True)
-    order = by_docid.gather(1, scores.gather(1, by_docid).argsort(dim=1, descending=True, stable=True))[:, :k]
+    nothing = Answers.empty(len(scores), min(k, scores.shape[1]), scores)
+    best = nothing.merge(positions, scores, generative, doc_rows if doc_rows is None else doc_rows.cpu())
     exact = torch.stack([part.exact for part in parts]).all(dim=0)
-    return SearchResult(positions.gather(1, order), scores.gather(1, order), exact, generative.gather(1, order))
+    return SearchResult(best.positions, best.scores, exact, best.generative)

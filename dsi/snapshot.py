@@ -4,9 +4,8 @@ A snapshot never changes: an update makes a new one. So a search sees all of an 
 snapshot without locks. Knows encoded queries and docid positions, not the folders of an index; users see `dsi.retriever`.
 """
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -99,7 +98,7 @@ class IndexSnapshot:
         if "fusion" in overrides and plain(str, overrides["fusion"], "fusion") == "paper":
             overrides.setdefault("lexical_weight", 0.0)
         overrides.setdefault("beam_width", max(self.search_config.beam_width, k))
-        config = dataclasses.replace(self.search_config, **overrides)
+        config = replace(self.search_config, **overrides)
         self.searcher.check(config)
         if config.alpha:
             self.generator.check_beam(config.beam_width)
@@ -111,8 +110,7 @@ class IndexSnapshot:
         allowed = self.documents.allowed(**filters)
         if allowed is None:
             return None
-        by_position = np.zeros(self.tree.num_documents, dtype=bool)
-        by_position[self.tree.positions] = allowed
+        by_position = allowed[self.tree.doc_rows] & (self.tree.doc_rows >= 0)
         return self.searcher.dense.alive(torch.from_numpy(by_position).to(self.searcher.device))
 
     def search(self, encoded: EncodedQueries, request: SearchRequest, *, show_progress: bool = False) -> SearchResult:
@@ -153,7 +151,10 @@ class IndexSnapshot:
     def follow(
         self, encoded: EncodedQueries, request: SearchRequest, doc_ids: Sequence[Sequence[str]]
     ) -> tuple[Tensor, Tensor]:
-        """Return generative, dense: [queries, documents, depth] scores of the nodes on the paths to each query's documents."""
+        """Return generative, dense: [queries, documents, depth] scores of the nodes on the paths to each query's documents.
+
+        A document with several places has the path to its best one.
+        """
         if not isinstance(doc_ids, Sequence) or isinstance(doc_ids, str):
             raise TypeError(f"doc_ids must be a list of documents for each query, got {doc_ids!r}.")
         lists = [self.documents.rows_of(own, "doc_ids") for own in doc_ids]
@@ -163,9 +164,17 @@ class IndexSnapshot:
                 f"doc_ids must be a list of documents for each of the {encoded.count} queries, equally long and not empty, got "
                 f"{len(lists)} lists of lengths {counts[:10]}."
             )
-        rows = torch.tensor(lists)  # [queries, documents]
-        positions = torch.from_numpy(self.tree.positions).long()[rows]
-        shape = (encoded.count, positions.shape[1], self.tree.depth)
+        places = torch.from_numpy(self.tree.places[np.array(lists)]).long()  # [queries, documents, places]
+        parts = torch.stack(self.follow_places(encoded, request, places.flatten(1))).view(2, *places.shape, -1)
+        best = parts[..., -1].sum(dim=0).argmax(dim=2)  # [queries, documents]
+        generative, dense = parts.take_along_dim(best[None, :, :, None, None], dim=3).squeeze(3)
+        return generative, dense
+
+    def follow_places(
+        self, encoded: EncodedQueries, request: SearchRequest, positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return generative, dense: [queries, n, depth] scores of the nodes on the paths to docid positions [queries, n]."""
+        shape = (*positions.shape, self.tree.depth)
         generative, dense = torch.empty(shape), torch.empty(shape)
         for batch in self._scored(encoded, request):
             own = positions[batch.rows].to(self.searcher.device)
@@ -198,7 +207,7 @@ class IndexSnapshot:
         return answers
 
     def document(self, doc_id: str) -> Document:
-        """Return a document as the index holds it.
+        """Return a document as the index holds it, with the first of its docids.
 
         Raises:
             ValueError: the doc_id is not in the index.
@@ -233,14 +242,16 @@ class IndexSnapshot:
         self, batch: QueryBatch, request: SearchRequest, trace: list[LevelTrace] | None = None
     ) -> SearchResult:
         """Search a batch; if the request is exact, repeat with wider beams for the queries not yet certified."""
+        enough = request.k * self.tree.most_places  # so many nodes lead to k documents
+        wide = with_beam(request, max(request.config.beam_width, enough))
+        request = wide if request.exact else request
         result = self._search_once(batch, request, trace)
+        if request.config.beam_width < enough:  # several places of too few documents may have filled the beam
+            self._repeat(result.positions[:, -1] < 0, batch, wide, result, trace)
         for wider in self._wider(request) if request.exact else ():
             if result.exact.all():
                 break
-            open_ = (~result.exact).nonzero()[:, 0]
-            if trace is not None:
-                trace.clear()
-            result.put(open_, self._search_once(batch.select(open_), wider, trace))
+            self._repeat(~result.exact, batch, wider, result, trace)
         if not torch.isfinite(result.scores).all():  # a certificate on such scores would mean nothing
             config = request.config
             raise ValueError(
@@ -248,6 +259,21 @@ class IndexSnapshot:
                 f"{config.lexical_weight:g}; choose values closer to the scale of the scores."
             )
         return result
+
+    def _repeat(
+        self,
+        again: Tensor,
+        batch: QueryBatch,
+        request: SearchRequest,
+        result: SearchResult,
+        trace: list[LevelTrace] | None,
+    ) -> None:
+        """Search another time for the queries at which `again` [batch] is True, and put what is found into the result."""
+        rows = again.nonzero()[:, 0]
+        if len(rows):
+            if trace is not None:
+                trace.clear()
+            result.put(rows, self._search_once(batch.select(rows), request, trace))
 
     def _search_once(
         self, batch: QueryBatch, request: SearchRequest, trace: list[LevelTrace] | None = None
@@ -262,7 +288,12 @@ class IndexSnapshot:
         width = request.config.beam_width
         spent = self.tree.expansions(width)
         while (spent := spent + self.tree.expansions(width := 4 * width)) <= request.max_expansions:
-            yield dataclasses.replace(request, config=dataclasses.replace(request.config, beam_width=width))
+            yield with_beam(request, width)
+
+
+def with_beam(request: SearchRequest, width: int) -> SearchRequest:
+    """Return the request with another beam width."""
+    return replace(request, config=replace(request.config, beam_width=width))
 
 
 class IndexParts:

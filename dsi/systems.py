@@ -3,6 +3,8 @@
 Knows nothing of measures or tables.
 """
 
+import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -65,8 +67,9 @@ class DenseSystems:
     Args:
         collection: the documents and queries.
         encoder: of the queries.
-        embeddings: [documents, dim] of the documents to search; computed by the encoder by default.
-        doc_ids: of the documents to search, in the order of the embeddings; those of the collection by default.
+        embeddings: [n, dim] of the documents to search; computed by the encoder by default.
+        doc_ids: [n] of the documents to search, in the order of the embeddings; those of the collection by default. One that
+            comes several times has several embeddings, and the best counts.
     """
 
     def __init__(
@@ -86,7 +89,16 @@ class DenseSystems:
         queries = self.collection.query_texts(split)
         if encoded is None:
             encoded = self.encoder.encode(self.encoder.query_texts(list(queries.values())), "query")
-        return dense_run(list(queries), encoded, self.doc_ids, self.embeddings, DEPTH, approximate=approximate)
+        numbers, places = [str(n) for n in range(len(self.doc_ids))], max(Counter(self.doc_ids).values())
+        found = dense_run(list(queries), encoded, numbers, self.embeddings, places * DEPTH, approximate=approximate)
+        return {query_id: self._documents(own) for query_id, own in found.items()}
+
+    def _documents(self, found: Mapping[str, float]) -> dict[str, float]:
+        """Return the hundred best documents, given the scores of embeddings by their number, best first."""
+        best: dict[str, float] = {}
+        for number, score in found.items():
+            best.setdefault(self.doc_ids[int(number)], score)
+        return dict(itertools.islice(best.items(), DEPTH))
 
 
 class IndexSystems:
@@ -101,7 +113,8 @@ class IndexSystems:
     def __init__(self, collection: Collection, retriever: GenerativeRetriever, processes: Processes = ALONE) -> None:
         self.collection, self.retriever, self.processes = collection, retriever, processes
         tree = retriever.tree
-        embeddings, doc_ids = tree.embeddings[tree.positions], list(retriever.documents.rows)  # in the index's order
+        doc_ids = list(retriever.documents.rows)  # in the index's order
+        embeddings, doc_ids = tree.embeddings[tree.by_row], [doc_ids[row] for row in tree.doc_rows[tree.by_row]]
         self.dense = DenseSystems(collection, retriever.encoder, embeddings, doc_ids)
         self._encoded: dict[tuple[str, int], EncodedQueries] = {}
 

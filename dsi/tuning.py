@@ -156,7 +156,7 @@ class _Flat:
     ) -> None:
         self.retriever, self.encoded, self.qrels = retriever, encoded, qrels
         tree, doc_ids = retriever.tree, list(retriever.documents.rows)
-        self.scores = HybridScores(doc_ids, tree.embeddings[tree.positions], retriever.lexical if lexical else None)
+        self.scores = HybridScores(doc_ids, tree.embeddings[tree.places], retriever.lexical if lexical else None)
 
     def best_weight(self, alpha: float) -> float:
         """Return the best weight of the lexical scores; a generator with weight alpha changes them and the dense ones."""

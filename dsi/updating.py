@@ -57,14 +57,16 @@ def with_documents(
         raise ValueError(_taken(next(doc_id for doc_id in doc_ids if doc_id in rows)))
     old, replaced = document_table(content.documents, texts=True), list(rows.values())
     metadata = _metadata_columns([record["metadata"] for record in records], doc_ids, old.schema)
-    embeddings = encoder.encode(encoder.document_texts(titles, texts), "document")
+    segments = encoder.segment_texts(titles, texts, content.tree.segments)
+    embeddings = encoder.encode([text for own in segments for text in own], "document")
+    places = np.repeat(np.arange(len(segments)), [len(own) for own in segments])
     own = {"text": texts} if "text" in old.column_names else {}
     new = pa.table({"doc_id": doc_ids, "title": titles, **own, **metadata}, schema=old.schema)
     full_texts = [f"{title} {text}" for title, text in zip(titles, texts, strict=True)]
     tree = remove_documents(content.tree, np.array(replaced)) if replaced else content.tree
     table = _dataset(_with(_without(old, replaced), new))
     lexical = content.lexical.changed(replaced, table["doc_id"], full_texts) if content.lexical else None
-    return Content(add_documents(tree, embeddings), table, lexical)
+    return Content(add_documents(tree, embeddings, places), table, lexical)
 
 
 def _taken(doc_id: str) -> str:

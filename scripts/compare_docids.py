@@ -24,7 +24,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--output", type=output_folder, required=True, metavar="DIR", help="of everything that is written"
     )
     add_encoder(given)
-    given.add_argument("--schemes", nargs="+", metavar="NAME", help="all that fit the collection by default")
+    given.add_argument(
+        "--schemes", nargs="+", metavar="NAME", help="all that fit the collection; NAME+2: with two segments"
+    )
     given.add_argument("--seeds", type=number(int, 0), nargs="+", default=[0], help="of clustering and training")
     given.add_argument("--digits", action="store_true", help="train a decoder of (level, digit) tokens")
     add_device(given)
@@ -37,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from scripts.experiments.laboratory import Laboratory
 
     for name in arguments.schemes or ():
-        find_scheme(name)
+        find_scheme(name.partition("+")[0])
     config = with_encoder(Config.named(arguments.config), arguments.encoder)
     collection = read_collection(arguments.data, dev_queries=config.dev_queries)
     laboratory = Laboratory(collection, config, arguments.output, arguments.device)

@@ -205,6 +205,25 @@ def test_cells_follow_an_update():
     assert torch.equal(searched(searcher, direct, 300)[0][:, 0], own)
 
 
+@pytest.mark.parametrize("config", [None, VectorsConfig("int8", 8)])
+def test_updates_keep_the_lists_of_codes(config):
+    tree = big_tree(config)
+    kept = searcher_for(tree, random_tied(tree)).near.cells
+    rng = np.random.default_rng(7)
+    for step in range(3):
+        tree = remove_documents(tree, rng.choice(tree.num_documents - tree.num_removed, 150, replace=False))
+        tree = add_documents(tree, rng.normal(size=(40, tree.embeddings.shape[1])).astype(np.float32))
+        searcher, batch = searcher_for(tree, random_tied(tree)), query_batch(tree, 6, step, 0.3)
+        assert searcher.near.cells is kept
+        allowed = torch.from_numpy(rng.random(tree.num_documents) < 0.4)
+        for alive in (None, searcher.dense.alive(allowed)):
+            found = searched(searcher, batch, len(tree.doc_rows) - 1, alive)
+            every = searched(searcher, batch, math.inf, alive)
+            torch.testing.assert_close(found[1], every[1], atol=1e-4, rtol=1e-4)
+            assert (tree.doc_rows[found[0]] >= 0).all()
+    assert 0 < len(searcher.near.later) <= 120
+
+
 MEASURED = """
 import sys
 from pathlib import Path

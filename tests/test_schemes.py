@@ -290,7 +290,10 @@ def test_tokens_are_the_encoders_or_those_of_a_given_tokenizer(encoder, tokenize
     [
         (["a\t1", "b 2", "c\t3"], r"line 2: expected a doc_id, a tab, and digits .*, got 'b 2'"),
         (["a\t1", "b\t2", "c\t3", "", "x\t4"], r"line 5: the document 'x' is not in the collection; remove the line"),
-        (["a\t1", "b\t2", "a\t3"], r"line 3: the document 'a' has line 1 already; remove one"),
+        (
+            ["a\t1", "b\t2", "a\t1", "c\t3"],
+            r"line 1: the docid 1 is equal to that of line 3; give each document its own",
+        ),
         (["a\t1", "b\t", "c\t3"], r"line 2: the document 'b' has no digits; give it at least one"),
         (["a\t1", "b\t2 -1", "c\t3"], r"line 2: a digit must be an integer from 0 to 2147483647, got '-1'"),
         (["a\t1", "b\t2 2147483648", "c\t3"], r"line 2: a digit must be .*, got '2147483648'"),

@@ -13,13 +13,14 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from docids.checks import at_least, names_something, one_of, plain_fields, shown
+from docids.checks import at_least, between, names_something, one_of, plain_fields, shown
 from docids.processes import ALONE, Processes
-from docids.tree import Floats, Ints
+from docids.tree import MOST_PLACES, Floats, Ints
 
-_CLUSTERING = ("branching", "max_leaf_size", "cluster_on", "iterations", "seed")
-_CODING = ("branching", "levels", "cluster_on", "iterations", "seed")
+_CLUSTERING = ("branching", "max_leaf_size", "segments", "cluster_on", "iterations", "seed")
+_CODING = ("branching", "levels", "segments", "cluster_on", "iterations", "seed")
 
 SCHEMES = {
     "kmeans": _CLUSTERING,  # hierarchical k-means (DR-SCL section 3.4)
@@ -29,7 +30,7 @@ SCHEMES = {
     "rkmeans": _CODING,  # k-means of what the levels above leave over
     "pq": _CODING,  # product quantization: a digit a part of the vector
     "title": ("tokenizer",),  # the tokens of the title
-    "file": ("file",),  # read from a file
+    "file": ("file", "segments"),  # read from a file
 }
 """{`DocidsConfig.method`: the settings that it reads}; the scheme is the function `make` of `docids.schemes.METHOD`."""
 ENTRY_POINTS = "dsi.docid_schemes"
@@ -53,6 +54,9 @@ class DocidsConfig:
     """A cluster of at most this many documents is not split."""
     levels: int = 3
     """Digits of a quantizer; documents that share all of them get one more."""
+    segments: int = 1
+    """Pieces of a document's text that get a docid each: the first so many of `encoder.document_length` tokens, each after the
+    title. A short document has fewer. A document scores as its best docid does."""
     cluster_on: str = "documents"
     """"documents"; "queries" for the mean of a document's embedding and those of its train queries and pseudo-queries;
     or "untrained" for the documents' embeddings before contrastive training. The documents' own embeddings score them
@@ -64,15 +68,22 @@ class DocidsConfig:
     tokenizer: str = ""
     """Of method "title": folder or Hub name of a tokenizer; "" for the encoder's."""
     file: str = ""
-    """Of method "file": a line a document, its doc_id, a tab, and digits with spaces between them."""
+    """Of method "file": a line a docid, the doc_id, a tab, and digits with spaces between them. A document may have several
+    lines; with `segments` they are those of its pieces, in order."""
 
     def __post_init__(self) -> None:
         plain_fields(self, "docids.")
         one_of(self, "docids.", cluster_on=_CLUSTER_ON)
         at_least(self, "docids.", branching=2, max_leaf_size=1, levels=1, iterations=1, seed=0)
+        between(self, "docids.", segments=(1, MOST_PLACES))
         if self.method not in SCHEMES:
             one_of(self, "docids.", method=scheme_names())
         self._check_unused()
+        if self.segments > 1 and self.cluster_on == "queries":
+            raise ValueError(
+                'docids.segments must be 1 with cluster_on "queries", whose queries belong to whole documents, got '
+                f'{self.segments}; use cluster_on "documents".'
+            )
         if self.method in ("rq", "pq") and self.branching & (self.branching - 1):
             near = 1 << self.branching.bit_length()
             raise ValueError(
@@ -106,6 +117,8 @@ class TitleModel(Protocol):
 class SchemeInput:
     """What a scheme gets: documents in collection order. It is checked, so a scheme need not.
 
+    If documents have several segments, N counts the segments, and everything is that of a segment or of its document.
+
     Attributes:
         embeddings: [N, dim] the documents' embeddings, perhaps mapped into memory.
         config: the settings.
@@ -113,6 +126,7 @@ class SchemeInput:
         doc_ids: [N] the user's keys, for a scheme that looks documents up; none for the others.
         titles: [N] for a scheme that reads them.
         texts: [N] title and text, read by the slice, for a scheme that reads them.
+        rows: [N] the document of each segment, ascending from 0; None if each document is one.
         title_model: for a scheme that reads titles by the token.
         processes: that share the work; each of them calls the scheme, and each gets the same docids.
         progress: show a progress bar over documents.
@@ -127,6 +141,7 @@ class SchemeInput:
     doc_ids: Sequence[str] = ()
     titles: Sequence[str] = ()
     texts: Sequence[str] = ()
+    rows: NDArray[np.integer] | None = None
     title_model: TitleModel | None = None
     processes: Processes = ALONE
     progress: bool = False
@@ -145,22 +160,26 @@ class SchemeInput:
 
 @dataclass(frozen=True, eq=False)
 class Docids:
-    """What a scheme gives: a path a document. Documents that share a path get one more number each.
+    """What a scheme gives: a path a document, or several. Documents that share a path get one more number each.
 
     Attributes:
         paths: [N, longest] the numbers of each document in collection order, from 0 to 2**31 - 1; -1 past the end. A digit of
             the tree is the rank of the number among its siblings.
-        collisions: how many documents shared the path of an earlier one.
+        rows: [N] the document of each path, ascending from 0, each at least once; None if each has one.
+        collisions: how many paths were those of an earlier document.
 
     Raises:
         ValueError: the paths are of another kind.
     """
 
     paths: Ints
+    rows: NDArray[np.integer] | None = None
     collisions: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         _check_paths(self.paths)
+        if self.rows is not None:
+            _check_rows(self.rows, len(self.paths))
         longest = int((self.paths >= 0).sum(axis=1).max())
         paths, collisions = _told_apart(self.paths[:, :longest].astype(np.int32, copy=False))
         object.__setattr__(self, "paths", paths)
@@ -174,6 +193,12 @@ class Docids:
         [[0, 7], [3, 0], [3, 1]]
         """
         return cls(padded(paths))
+
+    def of_documents(self, rows: NDArray[np.integer]) -> "Docids":
+        """The same paths, which belong to the documents [N] `rows`."""
+        same = dataclasses.replace(self, rows=rows)
+        object.__setattr__(same, "collisions", self.collisions)
+        return same
 
 
 def padded(paths: Sequence[Sequence[int]]) -> Ints:
@@ -195,16 +220,21 @@ def make_docids(documents: SchemeInput) -> Docids:
     """The docids of documents, by the scheme that their config names.
 
     Raises:
-        ValueError: the documents are not what the scheme needs, or it does not give a path a document.
+        ValueError: the documents are not what the scheme needs, or it does not give each a path.
     """
-    method = documents.config.method
+    method, expected = documents.config.method, len(documents.embeddings)
     made = find_scheme(method)(documents)
-    if not isinstance(made, Docids) or len(made.paths) != len(documents.embeddings):
+    if not isinstance(made, Docids) or _covered(made, documents) != expected:
         raise ValueError(
-            f"The docid scheme {method!r} must give Docids with a path for each of {len(documents.embeddings)} documents, "
-            f"got {len(made.paths) if isinstance(made, Docids) else shown(made)}."
+            f"The docid scheme {method!r} must give Docids with a path for each of {expected} documents, "
+            f"got {_covered(made, documents) if isinstance(made, Docids) else shown(made)}."
         )
-    return made
+    return made if documents.rows is None else made.of_documents(documents.rows)
+
+
+def _covered(made: Docids, documents: SchemeInput) -> int:
+    """How many documents have a path, or how many segments if documents consist of several."""
+    return len(made.paths) if made.rows is None or documents.rows is not None else int(made.rows[-1]) + 1
 
 
 def find_scheme(name: str) -> Scheme:
@@ -273,6 +303,15 @@ def _check_paths(paths: Ints) -> None:
         raise ValueError(
             f"A path of a docid scheme must be numbers from 0 to {_LARGEST}, then -1 past its end; document {row} "
             f"(and {int(bad.sum()) - 1} more) has {shown(paths[row].tolist())}."
+        )
+
+
+def _check_rows(rows: NDArray[np.integer], paths: int) -> None:
+    ascends = len(rows) == paths and rows[0] == 0 and np.isin(np.diff(rows), (0, 1)).all()
+    if not ascends or np.bincount(rows).max() > MOST_PLACES:
+        raise ValueError(
+            f"The rows of a docid scheme must say whose each of its {paths} paths is, ascending from 0 without a gap and with "
+            f"at most {MOST_PLACES} paths each, got {shown(rows)}."
         )
 
 

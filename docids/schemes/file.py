@@ -1,18 +1,24 @@
-"""Docids that others made: a file with a line a document, its doc_id, a tab, and numbers with spaces between them."""
+"""Docids that others made: a file with a line a docid, the doc_id, a tab, and numbers with spaces between them.
 
-from collections.abc import Sequence
+A document may have several lines. If documents have segments, it has one for each of its own, in order.
+"""
+
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
+
 from docids.checks import shown
 from docids.lines import text_lines, whole_number
-from docids.schemes import Docids, SchemeInput
+from docids.schemes import Docids, SchemeInput, padded
 from docids.storage import write_text
-from docids.tree import Ints
+from docids.tree import MOST_PLACES, Ints
 
 _LARGEST = 2**31 - 1
-_Lines = dict[str, tuple[int, tuple[int, ...]]]
-"""{doc_id: number of its line, path}."""
+_Lines = dict[str, list[tuple[int, tuple[int, ...]]]]
+"""{doc_id: number of line and path of each of its docids}."""
 
 
 def make(documents: SchemeInput) -> Docids:
@@ -25,33 +31,39 @@ def read_docids(path: Path, doc_ids: Sequence[str]) -> Docids:
 
     Args:
         path: of the file.
-        doc_ids: of all documents, in collection order.
+        doc_ids: of all documents, in collection order; or of all segments, so that some come several times.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: a line that is wrong, a document that is unknown, missing or doubled, or a path that is equal to another
-            or the beginning of another; the message names the line.
+        ValueError: a line that is wrong, a document that is unknown or missing, or has not a line a segment, or a path that is
+            equal to another or the beginning of another; the message names the line.
     """
     if not path.is_file():
         raise FileNotFoundError(f"docids.file names {path}, which does not exist; give the place of a file of docids.")
-    lines = _read(path, frozenset(doc_ids))
-    missing = [doc_id for doc_id in doc_ids if doc_id not in lines]
+    segments = Counter(doc_ids)
+    lines = _read(path, segments.keys())
+    missing = [doc_id for doc_id in segments if doc_id not in lines]
     if missing:
         raise ValueError(
             f"{path} has no line for the document {missing[0]!r} (and {len(missing) - 1} more); give every document of "
             "the collection one."
         )
-    _check_apart(path, sorted(lines.values(), key=lambda line: line[1]))
-    return Docids.of([lines[doc_id][1] for doc_id in doc_ids])
+    if len(segments) < len(doc_ids):
+        _check_segments(path, lines, segments)
+    every = [line for doc_id in segments for line in lines[doc_id]]
+    _check_apart(path, sorted(every, key=lambda line: line[1]))
+    counts = [len(lines[doc_id]) for doc_id in segments]
+    rows = np.repeat(np.arange(len(counts)), counts) if max(counts) > 1 else None
+    return Docids(padded([own for _, own in every]), rows)
 
 
 def write_docids(path: Path, doc_ids: Sequence[str], paths: Ints) -> None:
-    """Write docids [N, longest] as `read_docids` reads them."""
+    """Write docids [N, longest] of documents [N], which may come several times, as `read_docids` reads them."""
     numbers = (" ".join(str(number) for number in row[row >= 0]) for row in paths)
     write_text(path, "".join(f"{doc_id}\t{own}\n" for doc_id, own in zip(doc_ids, numbers, strict=True)))
 
 
-def _read(path: Path, known: frozenset[str]) -> _Lines:
+def _read(path: Path, known: Container[str]) -> _Lines:
     lines: _Lines = {}
     for number, line in text_lines(path):
         source = f"{path}, line {number}"
@@ -62,11 +74,12 @@ def _read(path: Path, known: frozenset[str]) -> _Lines:
             )
         if doc_id not in known:
             raise ValueError(f"{source}: the document {shown(doc_id)} is not in the collection; remove the line.")
-        if doc_id in lines:
-            raise ValueError(f"{source}: the document {doc_id!r} has line {lines[doc_id][0]} already; remove one.")
-        lines[doc_id] = number, tuple(_number(digit, source) for digit in text.split())
-        if not lines[doc_id][1]:
+        digits = tuple(_number(digit, source) for digit in text.split())
+        if not digits:
             raise ValueError(f"{source}: the document {doc_id!r} has no digits; give it at least one.")
+        lines.setdefault(doc_id, []).append((number, digits))
+        if len(lines[doc_id]) > MOST_PLACES:
+            raise ValueError(f"{source}: the document {doc_id!r} has more than {MOST_PLACES} docids; remove some.")
     return lines
 
 
@@ -75,6 +88,16 @@ def _number(digit: str, source: str) -> int:
     if number is None or not 0 <= number <= _LARGEST:
         raise ValueError(f"{source}: a digit must be an integer from 0 to {_LARGEST}, got {shown(digit)}.")
     return number
+
+
+def _check_segments(path: Path, lines: _Lines, segments: Mapping[str, int]) -> None:
+    """Raise ValueError unless every document has a line for each of its segments."""
+    for doc_id, count in segments.items():
+        if len(own := lines[doc_id]) != count:
+            raise ValueError(
+                f"{path}, line {own[-1][0]}: the document {doc_id!r} has {len(own)} docids for {count} segments; give each "
+                "segment one, or set docids.segments to 1."
+            )
 
 
 def _check_apart(path: Path, lines: Sequence[tuple[int, tuple[int, ...]]]) -> None:

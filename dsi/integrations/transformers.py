@@ -77,7 +77,7 @@ class DocidLogitsProcessor(LogitsProcessor):
             raise ValueError(f"tokens must have {tree.fan_out} digits by level, got {sizes}.")
         if any(len(set(own)) < len(own) or min(own) < 0 or end in own for own in tokens):
             raise ValueError("tokens must be different for the digits of a level, at least 0, and none the end token.")
-        _, digits = tree.paths(tree.positions)  # [documents, depth]
+        _, digits = tree.paths(tree.by_row)  # [places, depth]
         rows = np.full(digits.shape, -1, dtype=np.int64)
         for level, own in enumerate(tokens):
             rows[:, level] = np.where(digits[:, level] < 0, -1, np.asarray(own, dtype=np.int64)[digits[:, level]])

@@ -81,10 +81,11 @@ class AddedScores:
         if self.lexical is None:
             nothing = [torch.empty(0)] * len(self.texts)
             return BestAdded([own.long() for own in nothing], nothing, torch.zeros(len(self.texts)))
-        of_rows = None if allowed is None else allowed[self.tree.positions]
+        of_rows = None if allowed is None else np.asarray(allowed[self.tree.places].any(axis=1))
         found = self.lexical.best(self.texts, count, self.factors, of_rows)
-        positions = [torch.from_numpy(self.tree.positions[rows]).long() for rows in found.rows]
-        scores = [torch.from_numpy(np.float32(self.weight) * own) for own in found.scores]
+        positions = [torch.from_numpy(self.tree.places[rows].ravel()).long() for rows in found.rows]
+        gains = (np.float32(self.weight) * own for own in found.scores)
+        scores = [torch.from_numpy(own.repeat(self.tree.most_places)) for own in gains]
         return BestAdded(positions, scores, self.weight * torch.from_numpy(found.rest))
 
     def _lexical(self, n: int, rows: NDArray[np.integer]) -> NDArray[np.float32]:

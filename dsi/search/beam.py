@@ -17,7 +17,8 @@ certificate: if no pruned node scores above the k-th document, the result is the
 bounds; there a result is certified only if nothing was pruned.
 
 A document joins the top k as soon as it is reached. The beam holds inner nodes only, and drops those that cannot beat the
-k-th document. Ties break in docid order. Knows nothing of texts or folders.
+k-th document. Ties break in docid order. A document with several places scores as its best one: the best of all places are the
+best documents, so bounds and certificate hold for documents too. Knows nothing of texts or folders.
 """
 
 import dataclasses
@@ -32,7 +33,7 @@ from dsi.search.decoder import DecoderCache, FastDecoder, TiedCache, TiedDecoder
 from dsi.search.queries import QueryBatch
 from dsi.search.request import ScoredQueries, SearchConfig, SearchRequest
 from dsi.search.scorer import TreeScorer
-from dsi.trees.bounds import BestBelow
+from dsi.trees.bounds import BestBelow, Nearest
 from dsi.trees.dense import NodeScores
 from dsi.trees.objectives import log_prior
 
@@ -49,6 +50,10 @@ class TreeSearcher(TreeScorer):
     def __init__(self, tree: DocidTree, decoder: FastDecoder | TiedDecoder, device: torch.device) -> None:
         super().__init__(tree, decoder, device)
         self.first_child, self.num_children = self.dense.first_child, self.dense.num_children
+        self.doc_rows = None
+        """[places] the document at each docid position, if some have several places."""
+        if tree.most_places > 1:
+            self.doc_rows = torch.from_numpy(tree.doc_rows).long().to(device)
         self._trained = None
         if self.estimates is None and not tree.trained.all():
             self._trained = torch.from_numpy(tree.trained).to(device)
@@ -84,17 +89,30 @@ class TreeSearcher(TreeScorer):
         scores = queries.node_scores
         if not isinstance(scores, BestBelow) or (request.config.uses_decoder and not self.estimating):
             return None
-        best = scores.nearest.top(request.k)
+        best = self._nearest_documents(scores.nearest, request.k)
         if best is None:
             return None
         exact = torch.full((len(best[1]),), scores.nearest.proven, device=self.device) & best[1].isfinite().all(dim=1)
         return SearchResult(*best, exact, torch.zeros_like(best[1]))
 
+    def _nearest_documents(self, nearest: Nearest, k: int) -> tuple[Tensor, Tensor] | None:
+        """Return positions, scores [batch, k] of the best documents; None if others could be among them."""
+        if self.doc_rows is None:
+            return nearest.top(k)
+        nothing = Answers.empty(len(nearest.scores), k, nearest.scores)
+        best = nothing.merge(nearest.positions, nearest.scores, torch.zeros_like(nearest.scores), self.doc_rows)
+        lowest = torch.finfo(nearest.rest.dtype).min
+        known = (best.scores[:, -1] > nearest.rest.clamp(min=lowest)).all()
+        return (best.positions, best.scores) if known else None
+
     def most_answers(self, request: SearchRequest) -> int:
         """Return k, or the number of documents that may be returned if that is less."""
         if request.alive is None:
-            return min(request.k, self.tree.num_documents - self.tree.num_removed)
-        return min(request.k, int(request.alive[self.tree.num_inner :].sum()))
+            return min(request.k, self.tree.num_rows)
+        places = request.alive[self.tree.num_inner :]
+        if self.doc_rows is None:
+            return min(request.k, int(places.sum()))
+        return min(request.k, len(self.doc_rows[places].unique()))
 
     @torch.no_grad()
     def levels(
@@ -283,7 +301,8 @@ class TreeSearcher(TreeScorer):
         is_document = candidates.nodes >= self.tree.num_inner
         if self.tree.holds_documents[level]:
             scores = candidates.score.masked_fill(~is_document, -torch.inf)
-            answers = answers.merge(candidates.nodes - self.tree.num_inner, scores, candidates.generative)
+            found = candidates.nodes - self.tree.num_inner
+            answers = answers.merge(found, scores, candidates.generative, self.doc_rows)
         lost = torch.full_like(answers.scores[:, 0], -torch.inf)
         if level + 1 == self.tree.depth:
             return answers, None, lost

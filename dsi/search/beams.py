@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -11,7 +12,8 @@ class SearchResult:
     """The top k documents of a batch of queries, best first.
 
     Attributes:
-        positions: [batch, k] docid positions; -1 if fewer documents may be returned.
+        positions: [batch, k] docid positions, of a document with several places its best one; -1 if fewer documents may be
+            returned, or if the beam held too many places of too few documents.
         scores: [batch, k] fused scores; -inf at position -1.
         exact: [batch] True if the result is provably the top k of all documents that may be returned.
         generative: [batch, k] the weighted generative part of the scores; the rest is dense.
@@ -84,7 +86,7 @@ class Beam:
 
 @dataclass(frozen=True)
 class Answers:
-    """The top k documents so far, [batch, k], best first."""
+    """The top k documents so far, [batch, k], best first; a document with several places has its best one."""
 
     positions: Tensor
     scores: Tensor
@@ -96,16 +98,41 @@ class Answers:
         nothing = like.new_full((batch, k), -torch.inf)
         return cls(torch.full((batch, k), -1, device=like.device), nothing, nothing)
 
-    def merge(self, positions: Tensor, scores: Tensor, generative: Tensor) -> "Answers":
-        """Return the best of these documents and others [batch, n]; ties break in docid order."""
+    def merge(self, positions: Tensor, scores: Tensor, generative: Tensor, doc_rows: Tensor | None = None) -> "Answers":
+        """Return the best of these documents and others; ties break in docid order.
+
+        Args:
+            positions: [batch, n] of the others.
+            scores: [batch, n].
+            generative: [batch, n].
+            doc_rows: [places] the document at each position, if some documents have several places.
+        """
         positions, scores = torch.cat([self.positions, positions], dim=1), torch.cat([self.scores, scores], dim=1)
-        # Two stable sorts, by docid and then by score, break ties in docid order.
-        in_docid_order = positions.argsort(dim=1, stable=True)
-        by_score = scores.gather(1, in_docid_order).argsort(dim=1, descending=True, stable=True)
-        best = in_docid_order.gather(1, by_score[:, : self.scores.shape[1]])
+        best = _best_first(positions, scores)
+        if doc_rows is not None:
+            scores = scores.masked_fill(_is_worse(best, doc_rows[positions.clamp(0, len(doc_rows) - 1)]), -torch.inf)
+            best = _best_first(positions, scores)
+        best = best[:, : self.scores.shape[1]]
         scores = scores.gather(1, best)
         generative = torch.cat([self.generative, generative], dim=1).gather(1, best)
         return Answers(positions.gather(1, best).masked_fill(scores == -torch.inf, -1), scores, generative)
+
+
+def _best_first(positions: Tensor, scores: Tensor) -> Tensor:
+    """[batch, n] the columns, best first: two stable sorts, by docid and then by score, break ties in docid order."""
+    in_docid_order = positions.argsort(dim=1, stable=True)
+    by_score = scores.gather(1, in_docid_order).argsort(dim=1, descending=True, stable=True)
+    return in_docid_order.gather(1, by_score)
+
+
+def _is_worse(best: Tensor, rows: Tensor) -> Tensor:
+    """[batch, n] True at the columns of documents [batch, n] `rows` that come earlier in the order `best`."""
+    by_row = best.gather(
+        1, rows.gather(1, best).argsort(dim=1, stable=True)
+    )  # [batch, n] columns, best first in each row
+    rows = rows.gather(1, by_row)
+    again = F.pad(rows[:, 1:] == rows[:, :-1], (1, 0))
+    return torch.zeros_like(again).scatter(1, by_row, again)
 
 
 def valid_log_softmax(logits: Tensor, valid: Tensor) -> Tensor:

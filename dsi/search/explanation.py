@@ -19,9 +19,9 @@ class ExplainedNode:
         generative: weighted generative score.
         dense: weighted dense score.
         kept: True if it entered the beam or the top k so far.
-        documents: number of documents below it.
+        documents: number of different documents below it.
         label: the document's title; for an inner node, the title of a document below it.
-        rank: final rank of a document that was returned, else None.
+        rank: final rank of a document that was returned, at the place that won if it has several; else None.
         children: its children that were scored, best first.
     """
 
@@ -135,7 +135,7 @@ def _node(
     kept: bool,
 ) -> ExplainedNode:
     rows = tree.rows_below(node)
-    documents, label = len(rows), titles[int(rows[0])]
+    documents, label = len(set(rows.tolist())), titles[int(rows[0])]
     return ExplainedNode(tree.node_digits(node), generative, dense, kept, documents, label, ranks.get(node))
 
 

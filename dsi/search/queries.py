@@ -172,7 +172,7 @@ def with_scores(
             "use 0, or train with lexical.enabled = true."
         )
     if extra_scores is not None:
-        _check_extra_scores(extra_scores, (encoded.count, tree.num_documents - tree.num_removed))
+        _check_extra_scores(extra_scores, (encoded.count, tree.num_rows))
     words = lexical if lexical_weight else None
     for batch in encoded.batches:
         given = None if extra_scores is None else extra_scores[batch.rows.numpy()]

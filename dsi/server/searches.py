@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from dsi.search.answers import Hits
 from dsi.search.explanation import ExplainedNode
@@ -116,20 +117,22 @@ class Explainer:
         if not nodes or not (self.index.searcher.estimating and config.alpha):
             return {node.digits: node.generative for node in nodes}
         tree = self.index.tree
-        below = [self._doc_id(tree.node(node.digits)) for node in nodes]  # a path to it goes through the node
+        below = torch.tensor(
+            [[self._place(tree.node(node.digits)) for node in nodes]]
+        )  # paths to them go through the nodes
         request = self.index.request("follow", 1, {**self.options, "alpha": 0.0})
-        _, unchanged = self.index.follow(self.encoded, request, [below])
+        _, unchanged = self.index.follow_places(self.encoded, request, below)
         values = unchanged[0].tolist()
         return {node.digits: node.score - own[len(node.digits) - 1] for node, own in zip(nodes, values, strict=True)}
 
-    def _doc_id(self, node: int) -> str:
-        """Return a document at or below a node."""
+    def _place(self, node: int) -> int:
+        """Return the docid position of a document at or below a node."""
         tree = self.index.tree
         start = node - tree.num_inner
         if start < 0:
             start = int(tree.doc_start[node])
             start += int(np.argmax(self._may_be_found()[start : tree.doc_end[node]]))
-        return str(self.index.documents.values_of("doc_id", tree.doc_rows[[[start]]])[0][0])
+        return start
 
     def _may_be_found(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """[places] True at documents that the filter lets through."""
@@ -145,11 +148,11 @@ class Explainer:
             ValueError: the doc_id is not in the index.
         """
         document = self.index.document(doc_id)
+        own, scores = self._best_path(doc_id)
         known = {node.digits: node for level in self.explanation.levels for node in level}
-        scores = [sum(parts) for parts in self._path_parts(doc_id)]
         path = []
-        for level in range(len(document.digits)):
-            digits = document.digits[: level + 1]
+        for level in range(len(own)):
+            digits = own[: level + 1]
             node = known.get(digits)
             number = self.index.tree.node(digits)
             is_document = number >= self.index.tree.num_inner
@@ -157,19 +160,23 @@ class Explainer:
             state = "not reached" if node is None else "kept" if kept else "pruned"
             words = [] if is_document else self.topics.of(number)
             path.append({"digits": digits, "score": finite(scores[level]), "state": state, "words": words})
-        last = known.get(document.digits)
+        last = known.get(own)
         return {
             "doc_id": doc_id,
             "title": document.title,
-            "digits": document.digits,
+            "digits": own,
             "rank": last.rank if last else None,
             "path": path,
-            "reason": self._reason(document.digits, known),
+            "reason": self._reason(own, known),
         }
 
-    def _path_parts(self, doc_id: str) -> list[list[float]]:
-        generative, dense = self.index.follow(self.encoded, self.index.request("follow", 1, self.options), [[doc_id]])
-        return [list(pair) for pair in zip(generative[0, 0].tolist(), dense[0, 0].tolist(), strict=True)]
+    def _best_path(self, doc_id: str) -> tuple[tuple[int, ...], list[float]]:
+        """Return the docid of a document, of several the one that scores best, and the scores of the nodes on the way."""
+        tree, request = self.index.tree, self.index.request("follow", 1, self.options)
+        places = torch.from_numpy(tree.places[self.index.documents.rows_of([doc_id], "target")]).long()
+        scores = torch.add(*self.index.follow_places(self.encoded, request, places))[0]  # [places, depth]
+        best = int(scores[:, -1].argmax())
+        return tree.digits(int(places[0, best])), scores[best].tolist()
 
     def _reason(self, digits: tuple[int, ...], known: Mapping[tuple[int, ...], ExplainedNode]) -> str:
         tree = self.index.tree

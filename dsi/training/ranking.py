@@ -26,6 +26,7 @@ from dsi.generator.ranking import DocumentRanking
 from dsi.generator.states import StateCache
 from dsi.search.words import words_of
 from dsi.trees.objectives import softmax_loss
+from dsi.trees.places import document_scores
 
 Floats = NDArray[np.float32]
 _BLOCK = 256
@@ -42,7 +43,7 @@ class RankingExamples(Dataset):  # type: ignore[type-arg]
         texts: the queries.
         states: their token states and embeddings.
         relevant: rows of the documents that each asks for.
-        documents: [documents, dim] embeddings in the order of the document table.
+        documents: [documents, places, dim] their vectors in the order of the document table; the best place of each counts.
         lexical: the lexical part over them; None to rank by dense scores alone. Only BM25's words get factors.
         lexical_weight: of the lexical scores beside the dense ones.
         encoder: for the tokens of words.
@@ -75,7 +76,7 @@ class RankingExamples(Dataset):  # type: ignore[type-arg]
         embeddings, found = self.states.embeddings, np.empty((len(self), count), dtype=np.int64)
         for start in progress(range(0, len(self), _BLOCK), "candidates", unit="block"):
             own = slice(start, start + _BLOCK)
-            scores = embeddings[own] @ self.documents.T
+            scores = document_scores(embeddings[own], self.documents)
             if self.lexical is not None:
                 scores = scores + np.float32(self.lexical_weight) * self.lexical.scores(list(self.texts[own]))
             found[own] = torch.from_numpy(scores).topk(count, dim=1).indices.numpy()
@@ -154,7 +155,7 @@ class RankingLoss(nn.Module):
 
         Args:
             embeddings: [batch, dim] of the queries.
-            documents: [batch, candidates, dim] embeddings.
+            documents: [batch, candidates, places, dim] embeddings.
             log_counts: [batch, candidates] log frequency among the train queries.
             wanted: [batch, candidates] 1.0 at documents that the query asks for.
             word_states: [batch, words, state_dim].
@@ -174,9 +175,9 @@ class RankingLoss(nn.Module):
         return {"loss": loss + self._loss(scores, 1, log_counts, wanted)}
 
     def _dense(self, embeddings: Tensor, documents: Tensor, *, lexical: bool) -> Tensor:
-        """Return the dense part of the scores, [batch, candidates]."""
+        """Return the dense part of the scores, [batch, candidates]: of each document's best place."""
         queries = self.ranking.queries(embeddings, lexical=lexical, mapped=self.dropout(embeddings))
-        return torch.einsum("bd,bcd->bc", queries, documents)
+        return torch.einsum("bd,bcpd->bcp", queries, documents).amax(dim=2)
 
     def _loss(self, scores: Tensor, kind: int, log_counts: Tensor, wanted: Tensor) -> Tensor:
         logits = scores.float() * self.log_scales[kind].exp() + log_counts

@@ -24,8 +24,8 @@ class Descents:
 
     Attributes:
         run: the answers.
-        alive: [queries, depth] True where the right prefix is still in the beam after a level; from the level of the document
-            on, True if it is among the answers.
+        alive: [queries, depth] True where the right prefix is still in the beam after a level, or one of several; from the
+            level of the document on, True if it is among the answers.
         search_error: [queries] True if the document is missed though it scores higher than the last answer.
     """
 
@@ -64,21 +64,24 @@ def descend(
     """
     searcher, tree = retriever.searcher, retriever.tree
     request = SearchRequest(k, retriever.config_for(k, **options))
-    positions = torch.from_numpy(tree.positions[[retriever.documents.rows[doc_id] for doc_id in answers]]).long()
-    parents, digits = tree.paths(positions.numpy())
-    right = torch.from_numpy(np.where(digits >= 0, tree.first_child[parents] + digits, -1))  # [queries, depth]
-    kept = torch.zeros(right.shape, dtype=torch.bool)
+    places = torch.from_numpy(tree.places[[retriever.documents.rows[doc_id] for doc_id in answers]]).long()
+    parents, digits = tree.paths(places.flatten().numpy())
+    right = torch.from_numpy(np.where(digits >= 0, tree.first_child[parents] + digits, -1)).view(
+        *places.shape, tree.depth
+    )
+    kept = torch.zeros(right.shape, dtype=torch.bool)  # [queries, places, depth]
     result, scores = SearchResult.empty(encoded.count, searcher.most_answers(request)), torch.empty(encoded.count)
     for batch in encoded.batches:
         queries, trace = searcher.score(batch, request), list[LevelTrace]()
         result.put(batch.rows, searcher.search(queries, request, trace))
-        own = positions[batch.rows, None].to(searcher.device)
-        scores[batch.rows] = sum(searcher.follow(queries, request, own))[:, 0, -1].to("cpu", torch.float32)  # type: ignore[index]
+        own = places[batch.rows].to(searcher.device)
+        of_places: torch.Tensor = sum(searcher.follow(queries, request, own))[:, :, -1]  # type: ignore[index]
+        scores[batch.rows] = of_places.amax(dim=1).to("cpu", torch.float32)
         for level, looked_at in enumerate(trace):
-            is_right = looked_at.nodes.cpu() == right[batch.rows, level, None]
-            kept[batch.rows, level] = (is_right & looked_at.kept.cpu()).any(dim=1)
-    found = (result.positions == positions[:, None]).any(dim=1)
+            is_right = looked_at.nodes.cpu()[:, None, :] == right[batch.rows, :, level, None]
+            kept[batch.rows, :, level] = (is_right & looked_at.kept.cpu()[:, None, :]).any(dim=2)
+    found = (result.positions[:, None, :] == places[:, :, None]).any(dim=(1, 2))
     is_inner = (right >= 0) & (right < tree.num_inner)
-    alive = torch.where(is_inner, kept, found[:, None]).int().cumprod(dim=1).bool()
+    alive = torch.where(is_inner, kept, found[:, None, None]).int().cumprod(dim=2).bool().any(dim=1)
     last = result.scores.masked_fill(result.positions < 0, torch.inf).amin(dim=1)
     return Descents(retriever.as_run(encoded.query_ids, result), alive.numpy(), (~found & (scores > last)).numpy())

@@ -17,10 +17,10 @@ import numpy as np
 from docids.clustering import assemble
 from docids.collection import Collection, read_collection
 from docids.records import table_record
-from docids.schemes import SCHEMES, DocidsConfig, SchemeInput, make_docids
+from docids.schemes import SCHEMES, DocidsConfig, make_docids
 from docids.tree import DocidTree
 from dsi.config import Config
-from dsi.docids_stage import TitleTokens
+from dsi.docids_stage import scheme_input
 from dsi.retriever import GenerativeRetriever
 from dsi.search.queries import EncodedQueries, encode_queries
 from dsi.systems import DenseSystems, Run, alone
@@ -89,12 +89,14 @@ class Comparison:
         self._changes = DIGITS if digits else NOTHING
         self.base = laboratory.config(Row(BASELINES, "", self._changes, seeded=()), 0)
 
-    def config(self, method: str, seed: int) -> Config:
-        """The configuration of a scheme."""
-        own = shape(method, len(self.collection.documents), self.base.docids.branching)
+    def config(self, name: str, seed: int) -> Config:
+        """The configuration of a scheme; "NAME+2" is one with two segments a document."""
+        method, _, segments = name.partition("+")
+        own = {"segments": int(segments or 1)}
+        own |= shape(method, len(self.collection.documents), self.base.docids.branching)
         own |= {"seed": seed} if "seed" in SCHEMES.get(method, ()) else {}
         docids = dataclasses.asdict(DocidsConfig(method=method, **own))  # type: ignore[arg-type]
-        row = Row(method, "", {**self._changes, "docids": docids}, seeded=("training", "ranking"))
+        row = Row(name, "", {**self._changes, "docids": docids}, seeded=("training", "ranking"))
         return self.laboratory.config(row, seed)
 
     def baselines(self) -> dict[str, Any]:
@@ -174,16 +176,9 @@ class Comparison:
 
     def _build_seconds(self, config: Config) -> float:
         """Processor time from embeddings to a tree."""
-        documents, embeddings = self.collection.documents, self._dense.embeddings
+        embeddings = self.laboratory.dense(config).embeddings
+        given = scheme_input(self.collection, self._dense.encoder, config.docids, embeddings)
         started = time.process_time()
-        given = SchemeInput(
-            embeddings,
-            config.docids,
-            doc_ids=documents["doc_id"],
-            titles=documents["title"],
-            texts=self.collection.full_texts(),
-            title_model=TitleTokens(self._dense.encoder, config.docids.tokenizer),
-        )
         assemble(make_docids(given), embeddings)
         return round(time.process_time() - started, 2)
 

@@ -1,0 +1,550 @@
+"""Documents with several docids: each is found once, by its best place, whatever the search, the filter and the updates."""
+
+import json
+import math
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import dsi
+from contrastive.blocks import DocumentTexts
+from contrastive.sparse import load_lexical
+from docids.clustering import DocidsConfig, assemble
+from docids.lexical import BM25
+from docids.processes import ALONE, Processes
+from docids.schemes import Docids, SchemeInput, make_docids
+from docids.schemes.file import read_docids, write_docids
+from docids.tree import DocidTree, diagnostics
+from docids.updating import add_documents, remove_documents
+from docids.vectors import VectorsConfig
+from dsi import GenerativeRetriever, SearchConfig
+from dsi.config import read_config
+from dsi.diagnosis import diagnose
+from dsi.docids_stage import save_made
+from dsi.generator_stage import GeneratorStage
+from dsi.index import load_docids
+from dsi.pipeline import TrainingRun
+from dsi.search.added import AddedScores
+from dsi.search.beam import TreeSearcher
+from dsi.search.queries import QueryBatch
+from dsi.search.request import ScoredQueries, SearchRequest
+from dsi.sharding import search_shards
+from dsi.systems import IndexSystems
+from dsi.trees.bounds import BestBelow
+from dsi.trees.places import nearest_places
+from scripts.experiments.docids import Comparison
+from scripts.experiments.laboratory import Laboratory
+from tests.conftest import WIDTH, random_generator, random_queries, random_tied, searcher_for
+from tests.oracles import document_log_p
+from tests.test_graphs import NoWaiting
+from tests.test_near import all_scores, texts
+from tests.test_pipeline import TIED, write_settings
+from tests.test_updates import DOCUMENTS, QUERIES
+
+
+def random_rows(documents: int, most: int, seed: int) -> np.ndarray:
+    """The document of each place; document 0 has as many as there can be."""
+    counts = np.random.default_rng(seed).integers(1, most + 1, size=documents)
+    counts[0] = most
+    return np.repeat(np.arange(documents), counts)
+
+
+def tree_of(rows: np.ndarray, seed: int, **own) -> DocidTree:
+    vectors = np.random.default_rng(seed).normal(size=(len(rows), WIDTH)).astype(np.float32)
+    config = DocidsConfig(**{"branching": 3, "max_leaf_size": 3, "segments": 5, **own})
+    docids = make_docids(SchemeInput(vectors, config, rows=rows))
+    assert docids.rows is rows
+    return assemble(docids, vectors)
+
+
+random_trees = st.builds(
+    lambda documents, most, seed, leaf: tree_of(random_rows(documents, most, seed), seed, max_leaf_size=leaf),
+    st.integers(3, 14), st.integers(2, 4), st.integers(0, 99), st.integers(1, 4),
+)  # fmt: skip
+
+
+def query_batch(tree: DocidTree, seed: int, weight: float) -> QueryBatch:
+    states, mask, embeddings = random_queries(3, seed=seed)
+    bm25, asked = BM25([str(n) for n in range(tree.num_rows)], texts(tree.num_rows, seed)), texts(3, seed + 1)
+    added = AddedScores(asked, tree, bm25, weight) if weight else None
+    return QueryBatch(torch.arange(3), states, mask, embeddings, asked, added)
+
+
+def best_documents(tree: DocidTree, scores: torch.Tensor, k: int) -> list[list[tuple[float, int]]]:
+    """The k best (score, position) of each query, one place a document; scores: [batch, places], -inf if not allowed."""
+    found = []
+    for own in scores.tolist():
+        best = {}
+        for position, score in enumerate(own):
+            row = int(tree.doc_rows[position])
+            if score > -math.inf and score > best.get(row, (-math.inf,))[0]:
+                best[row] = (score, position)
+        found.append(sorted(best.values(), key=lambda each: (-each[0], each[1]))[:k])
+    return found
+
+
+# Search
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    tree=random_trees, k=st.integers(1, 8), extra=st.integers(0, 4), alpha=st.sampled_from([0.0, 0.3, 0.8]),
+    beta=st.sampled_from([0, math.inf]), kind=st.sampled_from(["digits", "tied"]), weight=st.sampled_from([0.0, 0.5]),
+    filtered=st.booleans(), updated=st.booleans(), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_answers_are_the_best_documents_by_their_best_places(
+    tree, k, extra, alpha, beta, kind, weight, filtered, updated, seed
+):
+    generator = random_generator(tree, layers=1, seed=seed) if kind == "digits" else random_tied(tree, seed=seed)
+    decoder = searcher_for(tree, generator).decoder
+    if updated and kind == "tied":
+        new = np.random.default_rng(seed).normal(size=(5, WIDTH)).astype(np.float32)
+        tree = remove_documents(add_documents(tree, new, np.array([0, 0, 1, 1, 1])), np.array([0, tree.num_rows]))
+    searcher, batch = TreeSearcher(tree, decoder, torch.device("cpu")), query_batch(tree, seed, weight)
+    allowed = torch.from_numpy((tree.doc_rows >= 0) & ((tree.doc_rows % 3 > 0) | (not filtered)))
+    alive = searcher.dense.alive(allowed) if filtered else None
+    beta = math.inf if kind == "tied" else beta
+
+    def search(beam_width: int):
+        config = SearchConfig(alpha=alpha, beta=beta, beam_width=beam_width, ann_temperature=0.5)
+        request = SearchRequest(k, config, alive)
+        return searcher.search(searcher.score(batch, request), request), config
+
+    narrow, _ = search(k + extra)
+    wide, config = search(10_000)
+    if kind == "digits":
+        log_p = document_log_p(tree, generator, batch.states, batch.mask)
+        scores = log_p if beta == 0 else alpha * log_p + (1 - alpha) * all_scores(tree, batch, config)
+    else:
+        vectors = searcher.document_queries(batch._replace(embeddings=batch.embeddings), config)
+        scores = all_scores(tree, batch._replace(embeddings=vectors), config)
+    expected = best_documents(tree, scores.masked_fill(~allowed, -torch.inf), k)
+    for query, own in enumerate(expected):
+        positions = wide.positions[query].tolist()
+        rows = tree.doc_rows[positions].tolist()
+        assert len(own) == len(set(rows)) == len(rows) == searcher.most_answers(SearchRequest(k, config, alive))
+        np.testing.assert_allclose(wide.scores[query], [score for score, _ in own], atol=1e-3)
+        np.testing.assert_allclose(scores[query, positions], wide.scores[query], atol=1e-3)  # at the place that won
+        assert wide.exact[query]
+        found = [position for position in narrow.positions[query].tolist() if position >= 0]
+        assert len(set(tree.doc_rows[found].tolist())) == len(found)
+        if narrow.exact[query]:
+            np.testing.assert_allclose(narrow.scores[query], wide.scores[query], atol=1e-3)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(tree=random_trees, k=st.integers(1, 6), seed=st.integers(0, 99), fusion=st.sampled_from(["paper", "estimate"]))
+def test_every_fusion_gives_each_document_once_with_the_score_of_its_best_place(tree, k, seed, fusion):
+    generator = random_tied(tree, seed=seed) if fusion == "estimate" else random_generator(tree, layers=1, seed=seed)
+    searcher, batch = searcher_for(tree, generator), query_batch(tree, seed, 0.0)
+    request = SearchRequest(k, SearchConfig(fusion=fusion, alpha=0.5, beam_width=10_000))
+    queries = searcher.score(batch, request)
+    found = searcher.search(queries, request)
+    every = torch.arange(tree.num_documents).expand(3, -1)
+    generative, dense = searcher.follow(queries, request, every)
+    scores = (generative + dense)[:, :, -1]
+    for query, own in enumerate(best_documents(tree, scores, k)):
+        np.testing.assert_allclose(found.scores[query], [score for score, _ in own], atol=1e-4)
+        assert len(set(tree.doc_rows[found.positions[query].numpy()].ravel().tolist())) == len(own)
+    assert found.exact.all()
+
+
+def test_the_nearest_places_answer_without_a_descent_and_as_the_descent_does():
+    tree = tree_of(random_rows(300, 4, 0), 0)
+    searcher, batch = searcher_for(tree, random_tied(tree)), query_batch(tree, 0, 0.5)
+    request = SearchRequest(10, SearchConfig(alpha=0.5, beam_width=1000))
+    queries = searcher.score(batch, request)
+    assert isinstance(queries.node_scores, BestBelow)
+    short, long = searcher._without_descent(queries, request), searcher.levels(queries, request)
+    assert short is not None
+    assert short.exact.all()
+    assert torch.equal(short.positions, long.positions)
+    torch.testing.assert_close(short.scores, long.scores, atol=1e-5, rtol=1e-5)
+
+
+def test_a_recorded_search_waits_for_no_value_and_finds_the_same_documents():
+    tree = tree_of(random_rows(40, 3, 0), 0)
+    searcher, config = searcher_for(tree, random_generator(tree)), SearchConfig(alpha=0.4, beam_width=30)
+    states, mask, embeddings = random_queries(3)
+    queries = ScoredQueries(states, mask, searcher.node_scores(embeddings, config))
+    request = SearchRequest(5, config)
+    expected = searcher.search(queries, request)
+    searcher.fixed_shape = True
+    with NoWaiting():
+        found = searcher.levels(queries, request)
+    assert torch.equal(found.positions, expected.positions)
+    assert (expected.positions >= 0).all()
+
+
+# Trees and their updates
+
+
+@settings(max_examples=40, deadline=None)
+@given(tree=random_trees, seed=st.integers(0, 99), kind=st.sampled_from(["float32", "int8"]))
+def test_added_documents_take_a_place_a_segment_and_removed_ones_free_all_of_theirs(tree, seed, kind):
+    chance, tree = np.random.default_rng(seed), tree.stored_as(VectorsConfig(kind))
+    names = [f"d{row}" for row in range(tree.num_rows)]
+
+    def docids(own: DocidTree) -> dict[str, set[tuple[int, ...]]]:
+        return {name: {own.digits(int(p)) for p in own.places[row]} for row, name in enumerate(names)}
+
+    for step in range(3):
+        before = docids(tree)
+        rows = random_rows(3, 3, seed + step)
+        tree = add_documents(tree, chance.normal(size=(len(rows), WIDTH)).astype(np.float32), rows)
+        names += [f"n{step}{row}" for row in range(3)]
+        assert tree._problem() == ""
+        assert tree.num_rows == len(names)
+        now = docids(tree)
+        assert {name: now[name] for name in before} == before
+        assert [len(now[f"n{step}{row}"]) for row in range(3)] == np.bincount(rows).tolist()
+        gone = chance.choice(len(names), min(2, len(names) - 1), replace=False)
+        places = tree.num_documents - tree.num_removed - sum(len(now[names[row]]) for row in gone)
+        tree = remove_documents(tree, gone)
+        names = [name for row, name in enumerate(names) if row not in gone]
+        assert tree._problem() == ""
+        assert tree.num_documents - tree.num_removed == places
+        assert docids(tree) == {name: now[name] for name in names}
+
+
+def test_a_tree_knows_the_places_of_a_row_and_keeps_them_on_disk(tmp_path):
+    rows = np.array([0, 0, 0, 1, 2, 2])
+    tree = tree_of(rows, 0)
+    assert (tree.num_rows, tree.num_documents, tree.most_places) == (3, 6, 3)
+    assert diagnostics(tree)["documents"], diagnostics(tree)["docids"] == (3, 6)
+    for row in range(3):
+        own = np.flatnonzero(tree.doc_rows == row)
+        assert sorted(set(tree.places[row].tolist())) == own.tolist()
+        assert tree.positions[row] == own[0]
+    assert tree.doc_rows[tree.by_row].tolist() == rows.tolist()
+    segments = np.random.default_rng(0).normal(size=(6, WIDTH)).astype(np.float32)
+    np.testing.assert_array_equal(nearest_places(tree, rows, segments), nearest_places(tree, rows, 2 * segments))
+    np.testing.assert_array_equal(tree.embeddings[nearest_places(tree, rows, segments)], segments)
+
+    documents = datasets.Dataset.from_dict({"doc_id": ["a", "b", "c"], "title": ["A", "B", "C"]})
+    docids = make_docids(SchemeInput(segments, DocidsConfig(branching=3, max_leaf_size=3, segments=3), rows=rows))
+    save_made(docids, segments, documents, tmp_path, VectorsConfig(), 3)
+    loaded, _ = load_docids(tmp_path)
+    assert (loaded.fingerprint, loaded.segments) == (tree.fingerprint, 3)
+    again = read_docids(
+        tmp_path / "docids.tsv", ["a", "a", "a", "b", "c", "c"]
+    )  # the file has a line a segment, in order
+    np.testing.assert_array_equal(again.paths, docids.paths)
+
+
+# An index
+
+
+@pytest.fixture
+def segments_index(encoder):
+    return index_of(encoder)
+
+
+def segments_of(encoder, documents) -> tuple[list[str], np.ndarray]:
+    own = encoder.segment_texts([d["title"] for d in documents], [d["text"] for d in documents], 3)
+    return [text for each in own for text in each], np.repeat(np.arange(len(own)), [len(each) for each in own])
+
+
+def index_of(encoder) -> GenerativeRetriever:
+    """The first 50 of `DOCUMENTS` by their first three segments, with a random decoder."""
+    old = DOCUMENTS[:50]
+    pieces, rows = segments_of(encoder, old)
+    assert len(rows) > 80
+    documents = datasets.Dataset.from_dict({name: [d[name] for d in old] for name in ("doc_id", "title")})
+    vectors = encoder.encode(pieces, "document")
+    config = DocidsConfig(branching=4, max_leaf_size=4, segments=3)
+    tree = assemble(make_docids(SchemeInput(vectors, config, rows=rows)), vectors)
+    object.__setattr__(tree, "segments", 3)
+    bm25 = BM25(documents["doc_id"], [f"{d['title']} {d['text']}" for d in old], k1=1.2, b=0.5)
+    search = SearchConfig(alpha=0.3, beam_width=12, lexical_weight=0.05)
+    return GenerativeRetriever(encoder, tree, random_generator(tree), documents, search, bm25)
+
+
+def own_scores(retriever, documents, query: str) -> dict[str, float]:
+    """{doc_id: dense score of the best segment}, by definition."""
+    pieces, rows = segments_of(retriever.encoder, documents)
+    queries = retriever.encoder.encode(retriever.encoder.query_texts([query]), "query")
+    scores = retriever.encoder.encode(pieces, "document") @ queries[0]
+    return {d["doc_id"]: float(scores[rows == row].max()) for row, d in enumerate(documents)}
+
+
+def test_an_index_ranks_documents_by_their_best_segments_before_and_after_updates_and_on_disk(encoder, tmp_path):
+    retriever, documents = index_of(encoder), {d["doc_id"]: d for d in DOCUMENTS[:50]}
+
+    def check(own: GenerativeRetriever) -> None:
+        assert len(own.documents) == len(documents) == own.tree.num_rows
+        for query in QUERIES:
+            expected = own_scores(own, list(documents.values()), query)
+            hits = own.search(query, len(documents), alpha=0.0, lexical_weight=0.0)
+            assert {hit.doc_id: pytest.approx(hit.score, abs=1e-4) for hit in hits} == expected
+            assert hits.exact
+            assert len(hits) == len(documents)
+
+    check(retriever)
+    retriever.add(DOCUMENTS[50:60])
+    documents |= {d["doc_id"]: d for d in DOCUMENTS[50:60]}
+    check(retriever)
+    gone = [DOCUMENTS[n]["doc_id"] for n in (0, 7, 55)]
+    retriever.remove(gone)
+    documents = {doc_id: own for doc_id, own in documents.items() if doc_id not in gone}
+    check(retriever)
+    changed = {**DOCUMENTS[3], "text": DOCUMENTS[70]["text"]}
+    retriever.add([changed], replace=True)
+    documents[changed["doc_id"]] = changed
+    check(retriever)
+    retriever.save_pretrained(tmp_path / "index")
+    loaded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
+    check(loaded)
+    loaded.add([DOCUMENTS[0]])
+    documents[DOCUMENTS[0]["doc_id"]] = DOCUMENTS[0]
+    check(loaded)
+    loaded.save_update(tmp_path / "index")
+    check(GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu"))
+
+
+@pytest.mark.parametrize("options", [{}, {"alpha": 1.0, "beta": 0}, {"lexical_weight": 0.5}, {"fusion": "paper"}])
+def test_k_documents_come_whatever_the_beam_and_filters_take_all_places(segments_index, options):
+    retriever = segments_index
+    allow = list(retriever.documents.rows)[5:17]
+    for hits in retriever.search(QUERIES, 12, beam_width=12, allow=allow, **options):
+        assert {hit.doc_id for hit in hits} == set(allow)
+    for hits in retriever.search(QUERIES, 12, beam_width=12, deny=allow, **options):
+        assert len({hit.doc_id for hit in hits} - set(allow)) == 12
+    everything = retriever.search(QUERIES, 50, beam_width=500, **options)
+    for hits, narrow in zip(everything, retriever.search(QUERIES, 5, beam_width=5, **options), strict=True):
+        scores = {hit.doc_id: hit.score for hit in hits}
+        assert len(narrow) == 5
+        assert all(hit.score <= scores[hit.doc_id] + 1e-4 for hit in narrow)
+    encoded = retriever.encode_queries(QUERIES)
+    doc_ids = [[hit.doc_id for hit in hits] for hits in everything]
+    generative, dense = retriever.follow(encoded, doc_ids, **options)
+    scores = torch.tensor([[hit.score for hit in hits] for hits in everything])
+    torch.testing.assert_close((generative + dense)[:, :, -1], scores, atol=1e-4, rtol=1e-4)
+
+
+def test_a_beam_full_of_one_documents_places_is_widened_for_that_query_alone(encoder):
+    retriever = index_of(encoder)
+    vectors = retriever.tree.embeddings[:]
+    rows = np.repeat(np.arange(50), [60, *[1] * 49])
+    vectors = np.concatenate([np.ones((60, vectors.shape[1])), vectors[:49]]).astype(np.float32)
+    config = DocidsConfig(branching=4, max_leaf_size=1, segments=60)
+    tree = assemble(make_docids(SchemeInput(vectors, config, rows=rows)), vectors)
+    full = GenerativeRetriever(encoder, tree, random_generator(tree), retriever.documents.dataset)
+    for hits in full.search(QUERIES, 8, beam_width=8, alpha=0.5, lexical_weight=0.0):
+        assert len({hit.doc_id for hit in hits}) == 8
+        assert all(math.isfinite(hit.score) for hit in hits)
+    together = full.run(QUERIES, 8, beam_width=8, alpha=0.9, lexical_weight=0.0)
+    for number, query in enumerate(QUERIES):
+        alone = full.run([query], 8, beam_width=8, alpha=0.9, lexical_weight=0.0)["0"]
+        assert alone == pytest.approx(together[str(number)], abs=1e-4)
+    assert full.search("gas", 8, beam_width=8, exact=True).exact
+
+
+def test_explanations_show_the_place_that_won(segments_index):
+    hits = segments_index.search("noble gas", 5, beam_width=40)
+    explanation = segments_index.explain("noble gas", 5, beam_width=40)
+    ranked = {node.rank: node for level in explanation.levels for node in level if node.rank}
+    assert [ranked[hit.rank].digits for hit in hits] == [hit.digits for hit in hits]
+    assert [ranked[hit.rank].label for hit in hits] == [hit.title for hit in hits]
+    assert sum(node.documents for node in explanation.roots) >= 50
+    assert max(node.documents for node in explanation.roots) <= 50
+    row, tree = segments_index.documents.rows[hits[0].doc_id], segments_index.tree
+    assert segments_index.get(hits[0].doc_id).digits == tree.digits(int(tree.places[row, 0]))
+
+
+def test_shards_candidates_look_ahead_and_diagnosis_know_a_document_once(segments_index):
+    retriever, parts = segments_index, []
+
+    def kept(own: object) -> list[object]:
+        parts.append(own)
+        return [own]
+
+    for rank in range(3):
+        search_shards(retriever, QUERIES, 9, processes=Processes(rank, 3, kept), beam_width=100)
+    found = search_shards(retriever, QUERIES, 9, processes=Processes(1, 3, lambda own: parts), beam_width=100)
+    for shared, alone in zip(found, retriever.search(QUERIES, 9, beam_width=100), strict=True):
+        assert [hit.doc_id for hit in shared] == [hit.doc_id for hit in alone]
+        assert shared.exact
+    candidates = retriever.candidates(QUERIES, 9)
+    assert all(len(set(own)) == 9 for own in candidates.doc_ids)
+    for hits in retriever.search(QUERIES, 6, method="mcts", simulations=60, alpha=None):
+        assert len({hit.doc_id for hit in hits}) == len(hits) > 0
+    answers = {str(n): doc_id for n, doc_id in enumerate(list(retriever.documents.rows)[:4])}
+    queries = dict(zip(answers, QUERIES, strict=True))
+    scores = retriever.run(queries, 50, beam_width=500)
+    for miss in diagnose(retriever, queries, answers, 3, beam_width=500):
+        last = sorted(scores[miss.query_id].values())[-3]
+        assert miss.search_error == (scores[miss.query_id][miss.doc_id] > last + 1e-5)
+        assert not miss.search_error
+
+
+# Files and settings
+
+
+def file_input(path: Path, lines: list[str], **others) -> SchemeInput:
+    path.write_text("\n".join(lines) + "\n")
+    own = {"doc_ids": ["a", "b", "c"], **others}
+    vectors = np.arange(len(own["doc_ids"]) * WIDTH, dtype=np.float32).reshape(-1, WIDTH)
+    return SchemeInput(vectors, DocidsConfig(method="file", file=str(path), segments=2 if others else 1), **own)
+
+
+def test_a_file_gives_a_document_several_docids_each_with_the_documents_vector(tmp_path):
+    documents = file_input(tmp_path / "docids.tsv", ["b\t1 1", "a\t0", "c\t2", "b\t3 3"])
+    docids = make_docids(documents)
+    assert docids.rows.tolist() == [0, 1, 1, 2]
+    tree = assemble(docids, documents.embeddings)
+    assert {tree.digits(int(p)) for p in tree.places[1]} == {(1, 0), (3, 0)}
+    np.testing.assert_array_equal(tree.embeddings[:], documents.embeddings[tree.doc_rows])
+    assert tree.segments == 1
+    larger = add_documents(tree, documents.embeddings[:1])
+    assert larger.num_rows == 4
+    assert (larger.doc_rows == 3).sum() == 1
+    write_docids(tmp_path / "again.tsv", [["a", "b", "c"][row] for row in docids.rows], docids.paths)
+    np.testing.assert_array_equal(read_docids(tmp_path / "again.tsv", ["a", "b", "c"]).paths, docids.paths)
+
+
+def test_with_segments_the_lines_of_a_document_are_those_of_its_segments(tmp_path):
+    others = {"doc_ids": ["a", "a", "b", "c"], "rows": np.array([0, 0, 1, 2])}
+    documents = file_input(tmp_path / "docids.tsv", ["a\t5", "c\t2", "b\t0", "a\t1"], **others)
+    docids = make_docids(documents)
+    assert docids.paths.tolist() == [[5], [1], [0], [2]]
+    assert docids.rows.tolist() == [0, 0, 1, 2]
+    tree = assemble(docids, documents.embeddings)
+    np.testing.assert_array_equal(tree.embeddings[:], documents.embeddings[[2, 1, 3, 0]])
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (
+            ["a\t1", "b\t2", "c\t3"],
+            r"line 1: the document 'a' has 1 docids for 2 segments; give each segment one, or set",
+        ),
+        (["a\t1", "a\t4", "b\t2", "c\t3", "b\t5"], r"line 5: the document 'b' has 2 docids for 1 segments"),
+        (["a\t1", "a\t1", "b\t2", "c\t3"], r"line 1: the docid 1 is equal to that of line 2"),
+        (
+            [*(f"a\t{n}" for n in range(101)), "b\t200", "c\t300"],
+            r"line 101: the document 'a' has more than 100 docids",
+        ),
+    ],
+)
+def test_a_file_that_does_not_fit_the_segments_is_refused_by_line(lines, message, tmp_path):
+    documents = file_input(tmp_path / "docids.tsv", lines, doc_ids=["a", "a", "b", "c"], rows=np.array([0, 0, 1, 2]))
+    with pytest.raises(ValueError, match=message):
+        make_docids(documents)
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"segments": 0}, r"docids.segments must be between 1 and 100, got 0"),
+        ({"segments": 101}, r"docids.segments must be between 1 and 100, got 101"),
+        ({"segments": 2, "cluster_on": "queries"}, r'docids.segments must be 1 with cluster_on "queries"'),
+        ({"segments": 2, "method": "title"}, r'docids.segments is not read by the docid method "title"'),
+    ],
+)
+def test_settings_that_give_no_segments_are_refused(own, message):
+    with pytest.raises(ValueError, match=message):
+        DocidsConfig(**own)
+
+
+@pytest.mark.parametrize("rows", [[0, 0, 2], [1, 1, 2], [0, 1], [0, 1, 0], [-1, 0, 1]])
+def test_rows_that_do_not_count_documents_are_refused(rows):
+    with pytest.raises(
+        ValueError, match=r"The rows of a docid scheme must say whose each of its 3 paths is, ascending"
+    ):
+        Docids(np.array([[0], [1], [2]]), np.array(rows))
+
+
+def test_a_scheme_that_leaves_out_a_segment_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("docids.schemes.find_scheme", lambda name: lambda documents: Docids.of([[0], [1]]))
+    with pytest.raises(ValueError, match=r"must give Docids with a path for each of 3 documents, got 2"):
+        make_docids(SchemeInput(np.eye(3, dtype=np.float32), DocidsConfig(branching=2), rows=np.array([0, 0, 1])))
+
+
+# The whole line
+
+
+@pytest.mark.parametrize("method", ["kmeans", "rq"])
+def test_an_index_of_segments_is_trained_tuned_searched_and_updated(
+    method, beir, tmp_path, sentence_t5_folder, t5_folder
+):
+    docids = {"method": method, "branching": 4, "max_leaf_size": 10, "segments": 2}
+    config = write_settings(
+        tmp_path / "config.toml", sentence_t5_folder, t5_folder, docids=docids,
+        pseudo_queries={"method": "none"}, contrastive={"loss": "none", "fill_with_pseudo_queries": False},
+        examples={"pseudo_queries_per_document": 0, "document_segments": 2}, training={"epochs": 1.0},
+        **{**TIED, "ranking": {"epochs": 1.0, "batch_size": 8}},
+    )  # fmt: skip
+    collection = dsi.read_collection(beir())
+    run = TrainingRun(tmp_path / "run", collection, read_config(config), "cpu")
+    run.train()
+    diagnosed = json.loads((run.folder / "docids" / "diagnostics.json").read_text())
+    encoder, tree = run.encoder(), run.tree()
+    pieces = DocumentTexts(encoder, collection.documents, 2)
+    assert (diagnosed["documents"], diagnosed["docids"]) == (40, len(pieces)) == (tree.num_rows, tree.num_documents)
+    assert tree.segments == 2
+    lines = (run.folder / "docids" / "docids.tsv").read_text().splitlines()
+    assert [line.split("\t")[0] for line in lines] == [collection.documents["doc_id"][row] for row in pieces.rows]
+
+    # Every segment is trained with its own place, every query with the nearest of its document.
+    lexical = load_lexical(run.folder / "lexical", collection.documents["doc_id"], "cpu")
+    nothing = (np.empty(0, dtype=int), [], "")
+    stage = GeneratorStage(run.config, collection, encoder, tree, lexical, nothing, tmp_path / "states", False, ALONE)
+    examples = stage.examples()
+    np.testing.assert_allclose(
+        tree.embeddings[examples.positions[: len(pieces)]], encoder.encode(pieces[:], "document"), atol=1e-5
+    )
+    of_queries = examples.positions[len(pieces) :]
+    pairs = collection.pairs("train")
+    assert tree.doc_rows[of_queries].tolist() == [row for _, row in pairs]
+    vectors = examples.inputs.embeddings[len(pieces) :]
+    own = np.einsum("nd,nd->n", tree.embeddings[of_queries], vectors)
+    places = tree.embeddings[tree.places[[row for _, row in pairs]]]
+    np.testing.assert_allclose(own, np.einsum("npd,nd->np", places, vectors).max(axis=1), atol=1e-6)
+    assert stage.ranking_examples().documents.shape == (40, 2, tree.embeddings.shape[1])
+
+    retriever = GenerativeRetriever.from_pretrained(run.folder, device="cpu")
+    for hits in retriever.search(QUERIES, 40, beam_width=100):
+        assert len({hit.doc_id for hit in hits}) == 40
+        assert hits.exact
+    dense = IndexSystems(collection, retriever).run_dense("test")
+    found = retriever.run(collection.query_texts("test"), 10, alpha=0.0, lexical_weight=0.0)
+    for query_id, answers in found.items():
+        assert list(answers) == list(dense[query_id])[:10]
+        assert list(answers.values()) == pytest.approx(list(dense[query_id].values())[:10], abs=1e-4)
+    long = {"doc_id": "new", "title": "Gas", "text": "helium is a noble gas of the sun " * 20}
+    retriever.add([long])
+    assert len(set(retriever.tree.places[40].tolist())) == 2
+    retriever.save_update(run.folder)
+    assert GenerativeRetriever.from_pretrained(run.folder, device="cpu").tree.num_rows == 41
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 99), k=st.integers(1, 10), weight=st.sampled_from([0.0, 0.5]), filtered=st.booleans())
+def test_a_search_that_looks_at_some_places_gives_documents_once_with_their_own_scores(seed, k, weight, filtered):
+    tree = tree_of(random_rows(60, 4, seed), seed)
+    searcher, batch = searcher_for(tree, random_tied(tree, seed=seed)), query_batch(tree, seed, weight)
+    alive = searcher.dense.alive(torch.from_numpy(tree.doc_rows % 3 > 0)) if filtered else None
+    config = SearchConfig(alpha=0.0, beam_width=400, probed=50)
+    request = SearchRequest(k, config, alive)
+    found = searcher.search(searcher.score(batch, request), request)
+    scores = all_scores(tree, batch, config)
+    for query, positions in enumerate(found.positions.tolist()):
+        rows = tree.doc_rows[positions].ravel()
+        assert len(set(rows.tolist())) == k
+        assert not filtered or (rows % 3 > 0).all()
+        np.testing.assert_allclose(found.scores[query], scores[query, positions], atol=1e-4)
+    assert not found.exact.any()
+
+
+def test_schemes_are_compared_with_segments_by_name(beir, tmp_path):
+    laboratory = Laboratory(dsi.read_collection(beir()), dsi.Config.named("example"), tmp_path, "cpu")
+    config = Comparison(laboratory, False).config("kmeans+3", 1)
+    assert (config.docids.method, config.docids.segments, config.docids.seed) == ("kmeans", 3, 1)
+    assert Comparison(laboratory, False).config("kmeans", 1).docids.segments == 1

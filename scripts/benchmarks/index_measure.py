@@ -4,7 +4,6 @@ Milliseconds are of the processor: other work on the machine adds nothing to the
 clock on an idle machine. What the clock said is kept beside them.
 """
 
-import gc
 import math
 import multiprocessing
 import statistics
@@ -105,7 +104,6 @@ def _private(system: System, data: Searched) -> float:
     before = private_mib()
     search = system.load(data)
     search(data.queries[:1], system.knobs(data.tree.num_documents)[0])
-    gc.collect()
     return (private_mib() - before) * 2**20
 
 

@@ -1,5 +1,7 @@
 """Memory of this process (Linux), read from /proc. Knows nothing of what uses it."""
 
+import ctypes
+import gc
 import os
 import threading
 from pathlib import Path
@@ -13,9 +15,15 @@ def resident_mib() -> float:
 
 
 def private_mib() -> float:
-    """Private memory of this process in MiB: what the system cannot drop, as it can mapped files."""
+    """Private memory of this process in MiB: what the system cannot drop, as it can mapped files, without what was freed."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return _private() / 2**20
+
+
+def _private() -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) / 1024
+    return 1024 * int(next(line for line in lines if line.startswith("RssAnon")).split()[1])
 
 
 class PrivateMemory:
@@ -37,4 +45,4 @@ class PrivateMemory:
 
     def _sample(self) -> None:
         while not self._done.wait(0.05):
-            self.peak = max(self.peak, int(private_mib() * 2**20))
+            self.peak = max(self.peak, _private())

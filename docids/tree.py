@@ -249,14 +249,15 @@ class DocidTree:
         return rows[rows >= 0]
 
     def stored_as(self, config: VectorsConfig) -> "DocidTree":
-        """The tree with its vectors kept in fewer bytes; those of a product quantiser are of documents, nodes have int8 then.
+        """The tree with its vectors in fewer bytes; a product quantiser is fitted to documents, and nodes have its codes too.
 
         Raises:
             ValueError: the vectors are too few for a product quantiser, or its bytes do not divide their dimension.
         """
         kind, code_bytes = config.kind, config.code_bytes
         embeddings = Vectors.of(self.embeddings, kind, code_bytes)
-        centroids = Vectors.of(self.centroids, "int8" if kind == "pq" else kind)
+        codec = embeddings.codec if kind == "pq" else None  # nodes are few, so they share the documents' codewords
+        centroids = Vectors.encoded(self.centroids, codec) if codec else Vectors.of(self.centroids, kind)
         beside, codes = 0 if kind == "pq" else code_bytes, None
         if beside or len(self.embeddings) > LARGE:
             codes = Vectors.searchable(self.embeddings, beside)

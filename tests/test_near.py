@@ -4,6 +4,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -182,6 +183,14 @@ def test_a_filter_is_applied_inside_the_cells():
     torch.testing.assert_close(scores, true.values, atol=1e-4, rtol=1e-4)  # 500 of 60 allowed ones: all of them
 
 
+def test_words_that_no_document_has_change_nothing():
+    tree = big_tree()
+    searcher, batch = searcher_for(tree, random_tied(tree)), query_batch(tree, 3, 6, 0.4)
+    assert batch.added is not None
+    unknown = batch._replace(added=replace(batch.added, texts=["zz"] * 3))
+    torch.testing.assert_close(searched(searcher, unknown, 900), searched(searcher, batch._replace(added=None), 900))
+
+
 def test_a_decoder_descends_with_bounds_from_cells():
     tree = big_tree(VectorsConfig("int8", 8))
     generator = random_generator(tree, layers=1)
@@ -226,6 +235,7 @@ def test_updates_keep_the_lists_of_codes(config):
 
 MEASURED = """
 import sys
+from dataclasses import replace
 from pathlib import Path
 import faiss, torch
 torch.set_num_threads(1); faiss.omp_set_num_threads(1)

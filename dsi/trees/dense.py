@@ -108,7 +108,7 @@ class DenseScores:
         if n * min(batch, _WIDE) > self.tree.num_inner + self.tree.num_documents:
             scores = torch.cat([self.centroids.dot(queries), self.embeddings.dot(queries)], dim=1).gather(1, flat)
         else:
-            rows = batch if flat.is_cuda else max(1, _BLOCK // (n * dim))  # on a CPU, what its cache holds
+            rows = batch if flat.is_cuda else max(1, _BLOCK // max(1, n * dim))  # on a CPU, what its cache holds
             blocks = zip(queries.split(rows), flat.split(rows), strict=True)
             scores = torch.cat([self._dot(*block) for block in blocks])
         if self._removed is not None:

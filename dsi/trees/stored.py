@@ -7,7 +7,7 @@ from torch import Tensor
 
 from docids.vectors import Product, Scaled, Vectors
 
-_BLOCK = 2**21
+_BLOCK = 2**18
 """Numbers that are decoded at a time when all vectors are read: what a cache holds."""
 
 

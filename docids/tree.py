@@ -258,9 +258,8 @@ class DocidTree:
         embeddings = Vectors.of(self.embeddings, kind, code_bytes)
         codec = embeddings.codec if kind == "pq" else None  # nodes are few, so they share the documents' codewords
         centroids = Vectors.encoded(self.centroids, codec) if codec else Vectors.of(self.centroids, kind)
-        beside, codes = 0 if kind == "pq" else code_bytes, None
-        if beside or len(self.embeddings) > LARGE:
-            codes = Vectors.searchable(self.embeddings, beside)
+        beside = 0 if kind == "pq" else code_bytes
+        codes = Vectors.searchable(self.embeddings, beside) if beside or len(self.embeddings) > LARGE else None
         return replace(self, centroids=centroids, embeddings=embeddings, codes=codes)
 
     def save(self, path: Path) -> None:

@@ -10,7 +10,8 @@ from docids.lexical import BM25
 from scripts.benchmarks.index_data import Clouds, Searched, Words, hardness, write, write_index, write_synthetic
 from scripts.benchmarks.index_measure import DECODER, FUSED
 from scripts.benchmarks.index_report import report
-from scripts.benchmarks.index_systems import K, TreeSearch, code_bytes, routed, systems, trained_router
+from scripts.benchmarks.index_router import routed, trained_router
+from scripts.benchmarks.index_systems import K, TreeSearch, code_bytes, systems
 from scripts.main import main
 from tests.conftest import random_tree
 from tests.test_tree_models import table_rows

@@ -94,10 +94,11 @@ class GraphedSearch:
         scores = queries.node_scores
         if scores is not None:
             scores = dataclasses.replace(scores, **{name: buffers[name] for name in scores.of_queries})  # type: ignore[type-var]
-        buffered = ScoredQueries(buffers["states"], buffers["mask"], scores, buffers.get("embeddings"))
         request = dataclasses.replace(request, alive=buffers.get("alive"))
 
         def search() -> SearchResult:
+            own = None if scores is None else dataclasses.replace(scores)  # type: ignore[type-var]  # nothing is kept of it
+            buffered = ScoredQueries(buffers["states"], buffers["mask"], own, buffers.get("embeddings"))
             return self.searcher.levels(buffered, request)
 
         return buffers, *self._record(search)

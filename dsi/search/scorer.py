@@ -17,8 +17,8 @@ from dsi.trees.cells import NearDocuments
 from dsi.trees.dense import CentroidScores, DenseScores, KnownScores, NodeScores
 from dsi.trees.estimates import EstimatedScores, NodeEstimates
 
-_NEAREST, _PER_ANSWER = 512, 4
-"""So many documents make the scores of nodes, and more if many answers are asked for."""
+_NEAREST, _PER_ANSWER, _IN = 512, 4, 4096
+"""So many documents make the scores of nodes, and more if many answers are asked for, or if they are fewer than one in 4,096."""
 
 
 class TreeScorer:
@@ -118,7 +118,8 @@ class TreeScorer:
 
     def _best_below(self, batch: QueryBatch, queries: Tensor, request: SearchRequest) -> BestBelow:
         """Return the scores of nodes from the nearest documents."""
-        temperature, count = request.config.ann_temperature, max(_NEAREST, _PER_ANSWER * request.k)
+        temperature = request.config.ann_temperature
+        count = max(_NEAREST, _PER_ANSWER * request.k, self.tree.num_documents // _IN)
         alive = self.occupied if request.alive is None else request.alive
         allowed = None if alive is None else alive[self.tree.num_inner :]
         looked_at = request.config.looked_at(self.tree.num_documents)

@@ -18,7 +18,7 @@ from dsi.trees.dense import CentroidScores, DenseScores, KnownScores, NodeScores
 from dsi.trees.estimates import EstimatedScores, NodeEstimates
 
 _NEAREST, _PER_ANSWER, _IN = 512, 4, 4096
-"""So many documents make the scores of nodes, and more if many answers are asked for, or if they are fewer than one in 4,096."""
+"""So many documents make the scores of nodes; more if many answers are asked for, or if they are fewer than one in 4,096."""
 
 
 class TreeScorer:

@@ -90,7 +90,17 @@ class Config:
         at_least(self, dev_queries=0)
         one_of(self, report_to=REPORTS)
         check_together(self.generator, self.objective, self.training, self.ranking)
+        self._check_words()
         self._check_search()
+
+    def _check_words(self) -> None:
+        """Raise ValueError if docid tokens should be a checkpoint's words and docids are not made of its tokens."""
+        docids, decoder = self.docids, self.generator.decoder
+        if self.generator.docid_tokens == "words" and (docids.method, docids.tokenizer) != ("title", decoder):
+            raise ValueError(
+                'generator.docid_tokens = "words" needs docids.method = "title" with docids.tokenizer = generator.decoder '
+                f"({decoder!r}), got {docids.method!r} with {docids.tokenizer!r}."
+            )
 
     def _check_search(self) -> None:
         """Raise ValueError if the trained index could not be searched as `[search]` says."""

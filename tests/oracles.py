@@ -53,6 +53,36 @@ def document_log_p(
     return levels.gather(2, last.expand(len(levels), -1)[:, :, None]).squeeze(2)
 
 
+def margin_of_paths(tree: DocidTree, margins: str, log_p: torch.Tensor, right: int, candidates: Sequence[int]) -> float:
+    """What the path to one document lacks of a margin of 1 before those to other nodes, at each level or for documents only.
+
+    Args:
+        tree: the docids.
+        margins: "prefixes" or "documents".
+        log_p: [documents, depth] of each step, 0 past the end.
+        right: position of the relevant document.
+        candidates: the nodes that are compared.
+    """
+    digits, hinges = tree.digits(right), {}
+    for node in candidates:
+        document, length = prefix(tree, node)
+        if tree.digits(document)[:length] == digits[:length] or (margins == "documents" and node < tree.num_inner):
+            continue
+        own = len(digits) if margins == "documents" else length
+        behind = float(log_p[document, :length].sum() - log_p[right, :own].sum())
+        hinges.setdefault(length, []).append(max(0.0, 1 + behind))
+    if margins == "documents":
+        return max([0.0, *(hinge for same in hinges.values() for hinge in same)])
+    return sum(sum(same) / len(same) for length, same in hinges.items() if length <= len(digits))
+
+
+def prefix(tree: DocidTree, node: int) -> tuple[int, int]:
+    """A document whose path leads through a node, and the number of digits up to the node."""
+    if node >= tree.num_inner:
+        return node - tree.num_inner, len(tree.digits(node - tree.num_inner))
+    return int(tree.doc_start[node]), next(depth for depth, level in enumerate(tree.levels) if node < level.stop)
+
+
 def children_of(tree: DocidTree, node: int) -> range:
     """The children of an inner node."""
     return range(int(tree.first_child[node]), int(tree.first_child[node]) + int(tree.num_children[node]))

@@ -24,6 +24,7 @@ from dsi.trees.families import Families, FamilyTree
 from dsi.trees.objectives import OBJECTIVES, find_objective, objective_loss, phase
 from scripts.experiments.tree_targets import TreeTargets
 from tests.conftest import WIDTH, random_generator, random_queries, random_tree, searcher_for
+from tests.oracles import level_log_p, margin_of_paths
 
 CPU = torch.device("cpu")
 FOR_DIGITS = [name for name in OBJECTIVES if name != "estimate"]
@@ -133,6 +134,23 @@ def test_losses_equal_their_definitions():
     assert objective_loss(find_objective("dtr"), logits, asked, wanted, depths).item() == pytest.approx(level, rel=1e-5)
 
 
+@pytest.mark.parametrize("objective", ["ripor", "ltrgr"])
+def test_margins_compare_the_right_path_with_all_that_the_beam_visits(objective):
+    loss, generator = loss_for(objective, training_beam=2)
+    tree, (states, mask, _), relevant = loss.tree, random_queries(3), torch.tensor([[7], [50], [20]])
+    batch = {"token_states": states, "states_mask": mask, "relevant": relevant}
+    families, asked = loss.ask(find_objective(objective), batch)
+    log_p, margins = level_log_p(tree, generator, states, mask), find_objective(objective).margins
+    ce = -float(sum(log_p[query, right].sum() for query, (right,) in enumerate(relevant.tolist()))) / 3
+    lacking = 0.0
+    for query, (right,) in enumerate(relevant.tolist()):
+        candidates = families.children[query][asked[query]].tolist()
+        lacking += margin_of_paths(tree, margins, log_p[query], right, candidates) / 3
+    assert lacking > 0.5
+    assert loss(generator, batch, 0.9).item() == pytest.approx(ce + lacking, rel=1e-4)
+    assert loss(generator, batch, 0.1).item() == pytest.approx(ce, rel=1e-4)  # learning to generate comes first
+
+
 def test_tdm_comes_first_and_estimated_targets_step_by_step():
     otm, tdm = find_objective("otm"), find_objective("tdm")
     assert phase(otm, 0.29, 0.3, 0.5) == (tdm, 0.0)
@@ -140,6 +158,9 @@ def test_tdm_comes_first_and_estimated_targets_step_by_step():
     assert phase(otm, 0.475, 0.3, 0.5) == (otm, pytest.approx(0.5))
     assert phase(otm, 0.9, 0.3, 0.5) == (otm, 1.0)
     assert phase(find_objective("otm-optest"), 0.9, 0.3, 0.5)[1] == 0.0
+    for name in ("ripor", "ltrgr"):
+        assert phase(find_objective(name), 0.29, 0.3, 0.5) == (find_objective("ce"), 0.0)
+        assert phase(find_objective(name), 0.30, 0.3, 0.5) == (find_objective(name), 0.0)
     for name in ("ce", "plt", "tdm", "man"):
         assert phase(find_objective(name), 0.0, 0.3, 0.5) == (find_objective(name), 0.0)
 
@@ -162,7 +183,8 @@ def examples(encoder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "objective"), [*product(["digits"], FOR_DIGITS), *product(["tied"], FOR_DIGITS[:3] + FOR_DIGITS[-2:])]
+    ("tokens", "objective"),
+    [*product(["digits"], FOR_DIGITS), *product(["tied"], ["ce", "plt", "tdm", "man", "dtr", "ripor"])],
 )
 def test_every_objective_learns_to_find_documents_from_text(tokens, objective, examples, tmp_path):
     config = GeneratorConfig(docid_tokens=tokens, decoder="", num_layers=1, num_heads=4, dropout=0.0)

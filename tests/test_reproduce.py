@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from docids.collection import read_collection
 from docids.processes import Processes
 from dsi.config import Config, write_config
 from dsi.provenance import provenance
@@ -16,7 +17,7 @@ from dsi.trees.objectives import OBJECTIVES
 from eval.measures import mean
 from eval.report import Measured, experiment_table
 from scripts.experiments import dynamic, estimates, figure5, objectives
-from scripts.experiments.laboratory import METHODS
+from scripts.experiments.laboratory import METHODS, Laboratory
 from scripts.experiments.rows import Rows
 from scripts.experiments.tables import REFERENCES, TABLES
 from scripts.main import main
@@ -170,6 +171,56 @@ def test_rows_that_a_collection_does_not_allow_are_named_and_the_others_measured
     assert "has no queries to measure on; add qrels/test.tsv" in capsys.readouterr().err
 
 
+def test_systems_of_other_papers_are_rows_of_one_table(config, data, tmp_path):
+    output = tmp_path / "out"
+    common = ["--data", str(data), "--config", str(config), "--output", str(output), "--device", "cpu"]
+    chosen = ["dense + BM25", "DSI", "NCI", "GENRE", "RIPOR", "LTRGR", "Tied-Atomic", "PAG"]
+    assert main(["reproduce", "papers", *common, "--rows", *chosen]) == 0
+    records = read_rows(output / "papers.json")
+    names = [row.name for row in TABLES["papers"] if any(text in row.name for text in chosen)]
+    assert list(records) == names == [cells[0] for cells in table_rows((output / "papers.md").read_text())[2:]]
+    assert len(names) == 13
+    assert records["RIPOR"]["config"]["objective"]["name"] == "ripor"
+    assert records["DSI, semantic docids"]["config"]["training"]["train_encoder"]
+    depths = {json.loads(path.read_text())["depth"] for path in (output / "runs").glob("*/docids/diagnostics.json")}
+    assert min(depths) == 1 < max(depths)  # atomic docids: every document is a child of the root
+
+
+def test_documents_below_the_beam_are_ranked_by_dense_scores(config, data, tmp_path):
+    collection = read_collection(data)
+    laboratory = Laboratory(collection, Config.named(config), tmp_path / "out", "cpu")
+    run, options = METHODS["clusters-10"](laboratory, laboratory.base)
+    index = laboratory.index(laboratory.base)
+    tree, doc_ids = index.retriever.tree, list(index.retriever.documents.rows)
+    queries, dense = collection.query_texts("test"), index.run_dense("test")
+    assert options["beam_width"] == 10
+    assert run.keys() == queries.keys()
+    reached = 0
+    for query_id, text in queries.items():
+        levels, _ = index.retriever.trace(text, 10, **options)
+        below = {int(node) for level in levels for node in level.nodes[0] if node >= tree.num_inner}
+        assert set(run[query_id]) == {doc_ids[tree.doc_rows[node - tree.num_inner]] for node in below}
+        assert run[query_id] == pytest.approx({doc_id: dense[query_id][doc_id] for doc_id in run[query_id]}, abs=1e-4)
+        reached += len(below) < tree.num_documents
+    assert reached  # some documents are below no node of the beam
+
+
+def test_a_plan_of_words_guides_the_beam_and_joins_the_scores(config, data, tmp_path, monkeypatch):
+    collection = read_collection(data)
+    laboratory = Laboratory(collection, Config.named(config), tmp_path / "out", "cpu")
+    monkeypatch.setattr("scripts.experiments.laboratory.PLANS", (0.3,))
+    run, options = METHODS["planned-10"](laboratory, laboratory.base)
+    index, queries = laboratory.index(laboratory.base), collection.query_texts("test")
+    words = laboratory.words.bm25.scores(list(queries.values()))
+    assert options["weight"] == 0.3
+    for row, query_id in enumerate(queries):
+        found = list(run[query_id])
+        generative, _ = index.retriever.follow([queries[query_id]], [found], alpha=1.0, beta=0.0)
+        expected = [0.3 * words[row, collection.rows[doc_id]] for doc_id in found]
+        scores = 0.5 * generative[0, :, -1].numpy() + 0.5 * np.array(expected)
+        assert list(run[query_id].values()) == pytest.approx(scores.tolist(), abs=1e-3)
+
+
 def test_tables_4_and_5_over_two_seeds_and_the_figure(config, data, tmp_path, capsys, monkeypatch):
     output, drawn, draw = tmp_path / "out", [], figure5.grid_figure
     monkeypatch.setattr(figure5, "grid_figure", lambda values, *_: drawn.append(values))
@@ -206,7 +257,7 @@ def test_tables_4_and_5_over_two_seeds_and_the_figure(config, data, tmp_path, ca
 
 
 def test_objectives_train_on_one_budget_and_are_searched_by_beam(config, data, tmp_path, capsys, monkeypatch):
-    assert {*objectives.NAMES, "estimate"} == set(OBJECTIVES)  # estimate, for tied tokens, has tables of its own
+    assert {*objectives.NAMES, "estimate", "ripor", "ltrgr"} == set(OBJECTIVES)  # these have tables of their own
     names = ("ce", "tdm", "dtr")
     monkeypatch.setattr(objectives, "NAMES", names)
     output, drawn, draw = tmp_path / "out", [], objectives.lines_figure

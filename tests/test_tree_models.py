@@ -193,7 +193,10 @@ def clustered_data(seed: int = 0) -> tuple[csr_matrix, csr_matrix]:
     return csr_matrix(features), csr_matrix(relevant.astype(np.float32))
 
 
-@pytest.mark.parametrize("objective", [name for name in OBJECTIVES if name != "estimate"])
+FOR_LABELS = [name for name, own in OBJECTIVES.items() if own.score != "estimate" and not own.margins]
+
+
+@pytest.mark.parametrize("objective", FOR_LABELS)
 def test_every_objective_learns_to_find_labels(objective, tmp_path, recwarn):
     features, relevant = clustered_data()
     tree = label_tree(features, relevant, DocidsConfig(branching=4, max_leaf_size=4))
@@ -224,6 +227,14 @@ def test_what_does_not_fit_together_is_refused(caplog):
         Objective("beam", "z", "bce", "sigmoid path")
     with pytest.raises(ValueError, match=r"candidates must be one of path, random, .*, got 'all'"):
         Objective("all", "z", "bce", "node")
+    with pytest.raises(
+        ValueError, match=r'candidates must be "path", or "path\+beam" with margins, got .path. with margins'
+    ):
+        Objective("path", "z", "child softmax", "softmax path", "prefixes")
+    with pytest.raises(ValueError, match=r'margins compare scores of paths and need loss "child softmax", got .bce.'):
+        Objective("path+beam", "z", "bce", "sigmoid path", "documents")
+    with pytest.raises(ValueError, match="objective 'ltrgr' compares whole paths"):
+        TreeModelConfig(objective="ltrgr")
     with pytest.raises(ValueError, match="beam_width must be at least 1, got 0"):
         TreeModelConfig(beam_width=0)
     features, relevant = clustered_data()

@@ -8,7 +8,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5PreTrainedModel, T5Stack
 from typing_extensions import Self
 
-from docids.tree import DocidTree
+from docids.tree import DocidTree, Ints
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig
 from dsi.trees.objectives import Objective, find_objective
 
@@ -28,6 +28,7 @@ class Generator(T5PreTrainedModel):
         state_dim: int,
         objective: ObjectiveConfig = ObjectiveConfig(),  # noqa: B008 (frozen)
         seed: int = 0,
+        numbers: Ints | None = None,
     ) -> Self:
         """Return an untrained generator for a tree; its decoder, if any, is fresh or that of a T5 checkpoint.
 
@@ -37,25 +38,32 @@ class Generator(T5PreTrainedModel):
             state_dim: width of the encoder's token states.
             objective: the training objective, which also decides how search ranks nodes.
             seed: of fresh weights.
+            numbers: [N, longest] of the docids in docid order, -1 past the end, for tokens that are words.
 
         Raises:
             ValueError: the checkpoint's width is not the encoder's, or it has fewer layers than asked for.
         """
         torch.manual_seed(seed)
-        t5_config, checkpoint = _decoder_config(config, tree, state_dim, objective, cls._entries(config, tree))
+        t5_config, checkpoint = _decoder_config(config, tree, state_dim, objective, cls._entries(config, tree, numbers))
         generator = cls(t5_config)
         if checkpoint is not None:
             _take_over(generator.decoder, checkpoint, config.decoder)
-        generator._after_creation()
+        generator._after_creation(tree, checkpoint, numbers)
         return generator
 
     @classmethod
-    def _entries(cls, config: GeneratorConfig, tree: DocidTree) -> dict[str, object]:
+    def _entries(cls, config: GeneratorConfig, tree: DocidTree, numbers: Ints | None) -> dict[str, object]:
         """Return what a kind of generator adds to the T5Config, or sets otherwise."""
         return {}
 
-    def _after_creation(self) -> None:
-        """Initialise what transformers' defaults do not suit."""
+    def _after_creation(self, tree: DocidTree, checkpoint: Any, numbers: Ints | None) -> None:
+        """Initialise what transformers' defaults do not suit.
+
+        Args:
+            tree: the docids to generate.
+            checkpoint: the T5 that the decoder is from, if any.
+            numbers: as in `create`.
+        """
 
     @property
     def objective(self) -> Objective:

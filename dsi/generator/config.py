@@ -14,8 +14,9 @@ class GeneratorConfig:
     """The decoder (section `[generator]`)."""
 
     docid_tokens: str = "digits"
-    """What a docid token is: "digits", a (level, digit) pair with weights of its own, as in the paper; or "tied", a node of the
-    tree with the vector that the tree stores (see `dsi.generator.tied`)."""
+    """What a docid token is: "digits", a (level, digit) pair with weights of its own, as in the paper; "tied", a node of the
+    tree with the vector that the tree stores (see `dsi.generator.tied`); or "words", for docids of titles, a token of `decoder`
+    with its weights there (see `dsi.generator.words`)."""
     look_ahead: int = 1
     """With tied tokens, how many levels below a node the vectors lie that stand for it: more is better, and costs `branching`
     times as many products per level; 0 for the node's own vector."""
@@ -39,9 +40,13 @@ class GeneratorConfig:
 
     def __post_init__(self) -> None:
         plain_fields(self, "generator.")
-        one_of(self, "generator.", docid_tokens=("digits", "tied"))
+        one_of(self, "generator.", docid_tokens=("digits", "tied", "words"))
         at_least(self, "generator.", num_heads=1, look_ahead=0)
         between(self, "generator.", num_layers=(0, 1000), feed_forward_dim=(0, 1_000_000))
+        if not self.decoder and self.docid_tokens == "words":
+            raise ValueError(
+                'generator.docid_tokens = "words" needs generator.decoder, a T5 checkpoint that has the words.'
+            )
         if not self.decoder and self.num_layers < 1 and self.docid_tokens == "digits":
             raise ValueError(f"generator.num_layers must be at least 1 without a T5 checkpoint, got {self.num_layers}.")
         below_one(self, ["dropout"], "generator.")
@@ -74,7 +79,7 @@ class ObjectiveConfig:
     random_paths: int = 10
     """Random documents per example whose paths are trained on, in objectives with random candidates."""
     warm_start: float = 0.3
-    """Share of the steps that train "tdm" first, in objectives that need a warmed-up decoder."""
+    """Share of the steps that train "tdm" first ("ce" with margins), in objectives that need a warmed-up decoder."""
     ramp: float = 0.5
     """Share of the remaining steps over which targets move from z to zhat, in objectives with "mixed" targets."""
     dense_temperature: float = 0.0

@@ -5,20 +5,26 @@ from pathlib import Path
 import torch
 
 from contrastive.stored import load_weights
-from docids.tree import DocidTree
+from docids.tree import DocidTree, Ints
 from docids.untrusted import RESTORE, tensor_entries
 from dsi.generator.base import Generator
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig
 from dsi.generator.model import DocidGenerator
 from dsi.generator.stored import read_config
 from dsi.generator.tied import TiedGenerator
+from dsi.generator.words import WordGenerator
 
-KINDS: dict[str, type[Generator]] = {"digits": DocidGenerator, "tied": TiedGenerator}
+KINDS: dict[str, type[Generator]] = {"digits": DocidGenerator, "tied": TiedGenerator, "words": WordGenerator}
 """{docid_tokens: class}."""
 
 
 def create_generator(
-    config: GeneratorConfig, tree: DocidTree, state_dim: int, objective: ObjectiveConfig, seed: int = 0
+    config: GeneratorConfig,
+    tree: DocidTree,
+    state_dim: int,
+    objective: ObjectiveConfig,
+    seed: int = 0,
+    numbers: Ints | None = None,
 ) -> Generator:
     """Return an untrained generator for a tree.
 
@@ -28,11 +34,12 @@ def create_generator(
         state_dim: width of the encoder's token states.
         objective: the training objective, which also decides how search ranks nodes.
         seed: of fresh weights.
+        numbers: [N, longest] of the docids in docid order, -1 past the end, for tokens that are words.
 
     Raises:
         ValueError: the T5 checkpoint's width is not the encoder's, or it has fewer layers than asked for.
     """
-    return KINDS[config.docid_tokens].create(config, tree, state_dim, objective, seed)
+    return KINDS[config.docid_tokens].create(config, tree, state_dim, objective, seed, numbers)
 
 
 def load_generator(folder: Path, device: str | torch.device) -> Generator:

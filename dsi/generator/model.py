@@ -5,11 +5,14 @@ tree instead of T5's 32,128. Softmaxes run over a node's children only, in train
 part of the model; its token states are inputs. Knows the shape of the tree, no documents.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Attention, T5Stack
 
+from docids.tree import DocidTree, Ints
 from dsi.generator.base import Generator
 
 
@@ -26,7 +29,7 @@ class DocidGenerator(Generator):
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.post_init()
 
-    def _after_creation(self) -> None:
+    def _after_creation(self, tree: DocidTree, checkpoint: Any, numbers: Ints | None) -> None:
         """Initialise the output layer for logits of unit size; transformers' default makes them d_model^0.5 times larger."""
         nn.init.normal_(self.head.weight, std=self.config.d_model**-0.5)
 

@@ -11,10 +11,11 @@ from dsi.generator.config import GeneratorConfig, ObjectiveConfig
 
 _LEAST: dict[str, int] = {
     "vocab_size": 1, "d_model": 1, "d_kv": 1, "d_ff": 1, "num_layers": 0, "num_heads": 1, "training_beam": 1,
-    "relative_attention_num_buckets": 2, "embedding_dim": 1, "look_ahead": 0,
+    "relative_attention_num_buckets": 2, "embedding_dim": 1, "look_ahead": 0, "inner_nodes": 1, "nodes": 2,
 }  # fmt: skip
 """{whole number: its least value}."""
-_ONLY_TIED = ("embedding_dim", "look_ahead")
+_ONLY = {"embedding_dim": "tied", "look_ahead": "tied", "inner_nodes": "words", "nodes": "words"}
+"""{entry: the kind of tokens that has it}."""
 _TEXTS = ("docid_tokens", "docids_fingerprint", "objective", "feed_forward_proj")
 _NUMBERS = ("dropout_rate", "layer_norm_epsilon", "initializer_factor")
 _MORE = (
@@ -47,7 +48,7 @@ def read_config(folder: Path) -> T5Config:
 def _problem(record: dict[str, Any]) -> str:
     """What is wrong with the entries; the first word is the entry's name."""
     for name, least in _LEAST.items():
-        value, optional = record.get(name), name in _ONLY_TIED and record["docid_tokens"] != "tied"
+        value, optional = record.get(name), _ONLY.get(name, record["docid_tokens"]) != record["docid_tokens"]
         if not (optional and value is None) and not (type(value) is int and least <= value <= _MOST):
             return f"{name} must be a whole number from {least} to {_MOST}"
     for name in _TEXTS:
@@ -67,5 +68,7 @@ def _problem(record: dict[str, Any]) -> str:
     distance = record.get("relative_attention_max_distance")
     if type(distance) is not int or not record["relative_attention_num_buckets"] < distance <= _MOST:
         return "relative_attention_max_distance must be a whole number above relative_attention_num_buckets"
+    if record["docid_tokens"] == "words":
+        return "" if record["vocab_size"] <= record["nodes"] else "vocab_size must be at most the number of nodes"
     tokens = len(fan_out) if record["docid_tokens"] == "tied" else 1 + sum(fan_out)
     return "" if record["vocab_size"] == tokens else f"vocab_size must be {tokens}, as fan_out says"

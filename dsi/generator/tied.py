@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Stack
 
-from docids.tree import DocidTree
+from docids.tree import DocidTree, Ints
 from dsi.generator.base import Generator
 from dsi.generator.config import GeneratorConfig
 from dsi.generator.ranking import DocumentRanking
@@ -65,7 +65,7 @@ class TiedGenerator(Generator):
         self.post_init()
 
     @classmethod
-    def _entries(cls, config: GeneratorConfig, tree: DocidTree) -> dict[str, object]:
+    def _entries(cls, config: GeneratorConfig, tree: DocidTree, numbers: Ints | None) -> dict[str, object]:
         return {"embedding_dim": tree.embeddings.shape[1], "look_ahead": config.look_ahead, "vocab_size": tree.depth}
 
     @property

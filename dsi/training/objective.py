@@ -23,7 +23,7 @@ from dsi.search.request import ScoredQueries, SearchConfig, SearchRequest
 from dsi.trees.dense import DenseScores, KnownScores
 from dsi.trees.estimates import NodeEstimates
 from dsi.trees.families import Families, FamilyTree
-from dsi.trees.objectives import Objective, find_objective, log_prior, objective_loss, phase, softmax_loss
+from dsi.trees.objectives import Objective, find_objective, log_prior, margin_loss, objective_loss, phase, softmax_loss
 
 _LABELS = ("relevant", "kinds", "taught", "taught_weights")
 """Entries of a batch that are not the model's inputs."""
@@ -57,7 +57,7 @@ class GeneratorLoss:
         self.generator, self.tree, self.config, self.dense, self.dtype = generator, tree, config, dense, dtype
         self.families = FamilyTree(tree, device)
         self.objective = find_objective(config.name)
-        self.tied = generator.config.docid_tokens == "tied"
+        self.tied, self.words = (generator.config.docid_tokens == kind for kind in ("tied", "words"))
         if self.tied:
             largest = self.objective.score != "softmax path"
             self.estimates = NodeEstimates(DenseScores(tree, device), generator.config.look_ahead, largest=largest)
@@ -84,7 +84,7 @@ class GeneratorLoss:
         logits = self._logits(model, features, families).float().masked_fill(~families.exists, -torch.inf)
 
         # Targets: z (Zhuo et al. 2020, eq. 1), or moved towards zhat (eq. 15; Algorithm 1, step 5) or the teacher.
-        wanted = self.families.holds_any(families, batch["relevant"])
+        relevant = wanted = self.families.holds_any(families, batch["relevant"])
         if "taught" in batch:
             taught = self.families.mass(families, batch["taught"], batch["taught_weights"])
             wanted = torch.lerp(wanted, taught, self.config.distillation)
@@ -96,12 +96,18 @@ class GeneratorLoss:
 
         # Loss: DR-SCL eq. 8 ("ce"); Zhuo et al. 2020, eq. 2 (path or random candidates) or eq. 16 (beam; Algorithm 1, step 6).
         logits = logits + self._prior(objective, families, asked)
-        return objective_loss(objective, logits, asked, wanted, families.depths)
+        loss = objective_loss(objective, logits, asked, wanted, families.depths)
+        if objective.margins:
+            compared = asked & (families.children >= self.tree.num_inner) if objective.margins == "documents" else asked
+            scores = path_scores(logits, families)
+            loss = loss + margin_loss(objective.margins, scores, compared, relevant > 0, families.depths)
+        return loss
 
     def _logits(self, model: Any, features: dict[str, Tensor], families: Families) -> Tensor:
         """Return the logits [batch, n, largest fan_out] of the children of all families."""
         if not self.tied:
-            decoded = model(**features, tokens=families.tokens, depths=families.depths, sees=families.sees)
+            tokens = families.parents.clamp(min=0) if self.words else families.tokens
+            decoded = model(**features, tokens=tokens, depths=families.depths, sees=families.sees)
             return decoded["logits"]  # type: ignore[no-any-return]
         said: LevelQueries = model(**features)
         depths, rows = families.depths, torch.arange(len(families.depths), device=families.depths.device)
@@ -214,7 +220,22 @@ def decoder_positions(tree: DocidTree, config: ObjectiveConfig, samples: int = 2
 
     own = find_objective(config.name)
     share = config.warm_start if own.needs_warm_start else 0.0
-    return share * cost(find_objective("tdm")) + (1 - share) * cost(own)
+    return share * cost(own.warm_up) + (1 - share) * cost(own)
+
+
+def path_scores(logits: Tensor, families: Families) -> Tensor:
+    """Return the log-probabilities [batch, n, largest fan-out] of the paths from the root to all children.
+
+    Args:
+        logits: the same shape, -inf where there is no child.
+        families: with all ancestors of each.
+    """
+    own = logits.log_softmax(dim=2).masked_fill(~families.exists, 0.0)  # of the last step
+    children = families.children.flatten(1)[:, None]  # [batch, 1, n * largest fan-out]
+    is_step = (children == families.parents[:, :, None]) & (children >= 0)  # [batch, n, n * largest fan-out]
+    steps = (is_step * own.flatten(1)[:, None]).sum(dim=2)  # [batch, n] the step into each family; 0 into the root's
+    above = torch.einsum("bij,bj->bi", families.sees.to(own.dtype), steps)
+    return above[:, :, None] + own
 
 
 def drop_states(mask: Tensor, share: float) -> Tensor:

@@ -11,11 +11,15 @@
 | otm-mix | beam+random | mixed | bce | node |
 | man | path+beam | z | bce | sigmoid path |
 | dtr | beam+random | z | level softmax | node |
+| ripor | path+beam | z | child softmax, margins of prefixes | softmax path |
+| ltrgr | path+beam | z | child softmax, margin of documents | softmax path |
 | estimate | level | z | level softmax | estimate |
 
 ce is hierarchical softmax (what a docid decoder learns), plt a probabilistic label tree (Jasinska et al. 2016), tdm the
 tree-based deep model (Zhu et al. 2018), otm Algorithm 1 of Zhuo et al. 2020 with its ablations (-BS: no beam, -OptEst: no
 zhat), man PECOS' matcher-aware negatives (Yu et al. 2020), dtr a softmax over a level's candidates (Liu et al. 2024).
+ripor and ltrgr add margins over the decoder's own beam to ce, at every prefix of a docid (Zeng et al. 2024) or for whole docids
+(Li et al. 2024); see `margin_loss`.
 estimate is a softmax over all inner nodes of a level, whose scores estimate the best document below, which is the optimal
 score of a node (Zhuo et al. 2020, Proposition 1); it needs tied tokens.
 
@@ -33,6 +37,9 @@ _CANDIDATES = ("path", "random", "beam", "beam+random", "path+beam", "level")
 _TARGETS = ("z", "zhat", "mixed")
 _LOSSES = ("bce", "child softmax", "level softmax")
 _SCORES = ("softmax path", "sigmoid path", "node", "estimate")
+_MARGINS = ("", "prefixes", "documents")
+_MARGIN = 1.0
+"""By how many nats the right path should be ahead of others."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +55,15 @@ class Objective:
             candidates of a level.
         score: what ranks nodes in search: "softmax path" or "sigmoid path" (sums of log-probabilities along the path), or
             the "node"'s own logit, or its "estimate" of the best document below, while documents keep their own scores.
+        margins: what the loss wants ahead of its rivals in the beam besides: "prefixes", the nodes above a relevant document at
+            every level; "documents", the relevant document itself; or "" for nothing.
     """
 
     candidates: str
     targets: str
     loss: str
     score: str
+    margins: str = ""
 
     def __post_init__(self) -> None:
         for name, allowed in (
@@ -61,6 +71,7 @@ class Objective:
             ("targets", _TARGETS),
             ("loss", _LOSSES),
             ("score", _SCORES),
+            ("margins", _MARGINS),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}.")
@@ -78,15 +89,23 @@ class Objective:
                 f'score "{self.score}" multiplies probabilities given the parent; candidates must have "path", '
                 f"got {self.candidates!r}."
             )
-        if self.loss == "child softmax" and self.candidates != "path":
+        if self.loss == "child softmax" and self.candidates != ("path+beam" if self.margins else "path"):
             raise ValueError(
-                f'loss "child softmax" trains the path alone; candidates must be "path", got {self.candidates!r}.'
+                'loss "child softmax" trains the path alone, and margins need the beam beside it; candidates must be "path", '
+                f'or "path+beam" with margins, got {self.candidates!r} with margins {self.margins!r}.'
             )
+        if self.margins and self.loss != "child softmax":
+            raise ValueError(f'margins compare scores of paths and need loss "child softmax", got {self.loss!r}.')
 
     @property
     def needs_warm_start(self) -> bool:
         """True if candidates or targets come from the model itself, so that it has to be warmed up first."""
-        return self.score == "node" and ("beam" in self.candidates or self.targets != "z")
+        return bool(self.margins) or (self.score == "node" and ("beam" in self.candidates or self.targets != "z"))
+
+    @property
+    def warm_up(self) -> "Objective":
+        """The objective that is trained first, if one is needed."""
+        return OBJECTIVES["ce" if self.margins else "tdm"]
 
     @property
     def forces_relevant(self) -> bool:
@@ -104,6 +123,8 @@ OBJECTIVES = {
     "otm-mix": Objective("beam+random", "mixed", "bce", "node"),
     "man": Objective("path+beam", "z", "bce", "sigmoid path"),
     "dtr": Objective("beam+random", "z", "level softmax", "node"),
+    "ripor": Objective("path+beam", "z", "child softmax", "softmax path", "prefixes"),
+    "ltrgr": Objective("path+beam", "z", "child softmax", "softmax path", "documents"),
     "estimate": Objective("level", "z", "level softmax", "estimate"),
 }
 
@@ -122,17 +143,17 @@ def find_objective(name: str) -> Objective:
 def phase(objective: Objective, done: float, warm_start: float, ramp: float) -> tuple[Objective, float]:
     """The objective at one point of the training, and the share of zhat in the targets there.
 
-    The beam of an untrained model holds no relevant node, and its greedy descent ends nowhere. So tdm is trained first, and
-    "mixed" targets then move from z to zhat step by step.
+    The beam of an untrained model holds no relevant node, and its greedy descent ends nowhere. So another objective is trained
+    first, and "mixed" targets then move from z to zhat step by step.
 
     Args:
         objective: of the training.
         done: share of all steps, in [0, 1).
-        warm_start: share of all steps that train tdm.
+        warm_start: share of all steps that train `objective.warm_up`.
         ramp: share of the remaining steps over which targets move from z to zhat.
     """
     if objective.needs_warm_start and done < warm_start:
-        return OBJECTIVES["tdm"], 0.0
+        return objective.warm_up, 0.0
     late = (done - warm_start) / max(1e-9, ramp * (1 - warm_start))
     return objective, {"z": 0.0, "zhat": 1.0, "mixed": min(1.0, max(0.0, late))}[objective.targets]
 
@@ -170,6 +191,32 @@ def objective_loss(objective: Objective, logits: Tensor, candidates: Tensor, tar
         here = candidates & (depths == depth)[..., None]
         total = total + softmax_loss(logits.masked_fill(~here, -torch.inf).flatten(1), (targets * here).flatten(1))
     return total / len(logits)
+
+
+def margin_loss(margins: str, scores: Tensor, candidates: Tensor, relevant: Tensor, depths: Tensor) -> Tensor:
+    """What the best relevant path lacks of a margin before its rivals, a scalar: averaged over instances.
+
+    "prefixes": at every level with a relevant node, the mean over the other candidates of that level, summed over levels (RIPOR
+    has the squared error to a teacher's margins instead). "documents": one hinge, against the best other document (LTRGR).
+
+    Args:
+        margins: of the objective.
+        scores: [batch, n, largest fan-out] log-probabilities of the paths to nodes.
+        candidates: the same shape, True at the nodes that are compared; for "documents", at documents only.
+        relevant: the same shape, True at relevant documents and the nodes above them.
+        depths: [batch, n] level at which the children of each family are chosen.
+    """
+    total = scores.new_zeros(())
+    levels = range(int(depths.max()) + 1) if margins == "prefixes" else [None]
+    for level in levels:
+        here = candidates if level is None else candidates & (depths == level)[..., None]
+        right = scores.masked_fill(~(here & relevant), -torch.inf).flatten(1).amax(dim=1)  # [batch]
+        rivals = (here & ~relevant).flatten(1)  # [batch, n * largest fan-out]
+        lacking = (_MARGIN + scores.flatten(1) - right[:, None]).masked_fill(~rivals, 0.0).clamp(min=0)
+        lacking = lacking.masked_fill(right[:, None] == -torch.inf, 0.0)
+        per_instance = lacking.amax(dim=1) if level is None else lacking.sum(dim=1) / rivals.sum(dim=1).clamp(min=1)
+        total = total + per_instance.mean()
+    return total
 
 
 def softmax_loss(logits: Tensor, targets: Tensor) -> Tensor:

@@ -10,8 +10,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
 
 from contrastive.blocks import DocumentTexts
 from contrastive.encoder import Encoder
@@ -27,7 +31,7 @@ from dsi.retriever import GenerativeRetriever
 from dsi.stages import stage_seconds
 from dsi.systems import DenseSystems, IndexSystems, Run, WordSystems, alone
 from eval.fusion import reciprocal_rank_fusion
-from eval.measures import STANDARD_MEASURES, evaluate
+from eval.measures import STANDARD_MEASURES, evaluate, mean
 from eval.protocol import SystemResult, overlap_splits
 from scripts.experiments.rows import Rows, write_table
 from scripts.experiments.tables import Row
@@ -35,6 +39,8 @@ from scripts.experiments.tables import Row
 SPLIT = "test"
 ANSWERS = 10
 BEAMS = (10, 20, 50)
+PLANS = (0.03, 0.1, 0.3, 1.0, 3.0)
+"""Weights of BM25 beside log-probabilities that are tried on dev."""
 
 
 @dataclass
@@ -156,7 +162,9 @@ class Laboratory:
     def dense(self, config: Config) -> DenseSystems:
         """Dense search with the encoder of a configuration; no decoder is trained."""
         tree, encoder = self.tree(config), self._training(config).encoder()
-        return DenseSystems(self.collection, encoder, tree.embeddings[tree.positions])
+        doc_ids = list(self.collection.rows)
+        own = [doc_ids[row] for row in tree.doc_rows[tree.by_row]]
+        return DenseSystems(self.collection, encoder, tree.embeddings[tree.by_row], own)
 
     def index(self, config: Config) -> IndexSystems:
         """The trained index of a configuration; the last one stays in memory."""
@@ -224,6 +232,54 @@ def _alone(beam_width: int = 0, **more: Any) -> Method:
     return method
 
 
+def _clusters(beam_width: int) -> Method:
+    """Search with the generator's beam, and rank all documents below its nodes by their dense scores."""
+
+    def method(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
+        index = laboratory.index(config)
+        retriever, doc_ids = index.retriever, list(index.retriever.documents.rows)
+        options = {**alone(retriever), "beam_width": beam_width}
+        queries, tree, run = laboratory.collection.query_texts(SPLIT), retriever.tree, {}
+        embeddings = index.encode(SPLIT, queries).embeddings.float().numpy(force=True)
+        for (query_id, text), embedding in zip(queries.items(), embeddings, strict=True):
+            levels, _ = retriever.trace(text, ANSWERS, **options)
+            nodes = torch.cat([level.nodes[0] for level in levels]).numpy(force=True)
+            positions = nodes[nodes >= tree.num_inner] - tree.num_inner
+            scores, found = tree.embeddings[positions] @ embedding, dict[str, float]()
+            for own in np.argsort(-scores, kind="stable"):
+                found.setdefault(doc_ids[tree.doc_rows[positions[own]]], float(scores[own]))
+            run[query_id] = dict(islice(found.items(), DEPTH))
+        return run, options
+
+    return method
+
+
+def _planned(beam_width: int) -> Method:
+    """Search with the generator's beam, each node helped by the best BM25 score below it; the weight of BM25 is best on dev."""
+
+    def method(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
+        index, bm25 = laboratory.index(config), laboratory.words.bm25
+        retriever, tree, dev = index.retriever, index.retriever.tree, laboratory.collection.qrels["dev"]
+        options: dict[str, Any] = {"fusion": "bound", "alpha": 0.5, "ann_temperature": 1.0, "beam_width": beam_width}
+
+        def search(split: str, weight: float) -> Run:
+            queries = laboratory.collection.query_texts(split)
+            encoded = index.encode(split, queries)
+            dense = encoded.embeddings.float().numpy(force=True) @ tree.embeddings[tree.positions].T
+            extra = (
+                weight * bm25.scores(list(queries.values())) - dense
+            )  # BM25 in place of the dense scores, not beside them
+            return retriever.run(encoded, ANSWERS, extra_scores=extra, **options)
+
+        def quality(weight: float) -> float:
+            return mean(evaluate(search("dev", weight), dev, ["RR@10"])["RR@10"])
+
+        weight = laboratory.processes.first(max(PLANS, key=quality) if dev else 1.0)
+        return search(SPLIT, weight), {**options, "weight": weight}
+
+    return method
+
+
 def _post_hoc(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
     index = laboratory.index(config)
     return index.post_hoc(SPLIT), {"weight": index.post_hoc_weight}
@@ -248,6 +304,8 @@ METHODS: dict[str, Method] = {
     "decoder": _alone(),
     **{f"alone-{beam_width}": _alone(beam_width) for beam_width in BEAMS},
     **{f"estimate-{beam_width}": _alone(beam_width, alpha=0.0) for beam_width in BEAMS},
+    "clusters-10": _clusters(10),
+    "planned-10": _planned(10),
     "paper": _fusion("paper"),
     "bound": _fusion("bound"),
     "hybrid": _fusion("bound", lexical=True),

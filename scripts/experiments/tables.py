@@ -38,6 +38,11 @@ TIED: Changes = {
 AHEAD: Mapping[int, Changes] = {levels: {"generator": {"look_ahead": levels}} for levels in (0, 2)}
 NO_TEACHER: Changes = {"objective": {"distillation": 0.0, "dense_temperature": 0.0}}
 PATHS: Changes = {"objective": {"name": "ce"}, "ranking": {"epochs": 0.0}}
+FLAT: Changes = {"docids": {"max_leaf_size": 1_000_000_000}}  # every document a child of the root
+RQ: Changes = {"docids": {"method": "rq", "branching": 16, "max_leaf_size": 10}}
+ATTENDING: Changes = {"generator": {"num_layers": 1, "num_heads": 6}}
+TITLES: Changes = {"docids": {"method": "title", "branching": 10, "max_leaf_size": 10}}
+CLUSTERS: Changes = {"docids": {"branching": 64, "max_leaf_size": 300}}  # one level of 64, the documents below
 UNTRAINED_DOCIDS: Changes = {"docids": {"cluster_on": "untrained"}}
 
 
@@ -75,6 +80,16 @@ def _cut(length: int) -> Changes:
 def _generator(name: str, method: str, changes: Changes = NOTHING) -> Row:
     """A row of the table "generator", all of whose rows share the encoder and the docids."""
     return Row(name, method, changes, seeded=("training", "ranking"))
+
+
+def _joint(name: str, *changes: Changes) -> Row:
+    """A row of the table "papers" whose encoder and decoder are trained together, on first tokens of documents as in DSI."""
+    return Row(name, "alone-10", _both(DIGITS, WHOLE, _cut(32), *changes))
+
+
+def _frozen(name: str, method: str, *changes: Changes) -> Row:
+    """A row of the table "papers" on the base's encoder."""
+    return _generator(name, method, _both(*changes))
 
 
 def _ablation(name: str, method: str, changes: Changes = NOTHING) -> Row:
@@ -175,8 +190,27 @@ TABLES: dict[str, tuple[Row, ...]] = {
         _ablation("path scores, half teacher", "alone-10", _both(PATHS, _one("objective", distillation=0.5))),
         _ablation("path scores, half teacher, beam 50", "alone-50", _both(PATHS, _one("objective", distillation=0.5))),
     ),
+    "papers": (
+        Row("BM25", "bm25"),
+        _frozen("dense", "dense"),
+        _frozen("dense + BM25", "dense+bm25"),
+        _joint("DSI, naive docids", NO_QG, _one("docids", method="random")),
+        _joint("DSI, atomic docids", NO_QG, FLAT),
+        _joint("DSI, semantic docids", NO_QG),
+        _joint("NCI without its decoder"),
+        _frozen("GENRE, tokens without T5's rows", "alone-10", DIGITS, TITLES),
+        _frozen("RIPOR", "alone-10", DIGITS, RQ, _one("objective", name="ripor")),
+        _frozen("RIPOR without margins", "alone-10", DIGITS, RQ),
+        _frozen("LTRGR", "alone-10", DIGITS, _one("objective", name="ltrgr")),
+        _frozen("LTRGR without margin", "alone-10", DIGITS),
+        _frozen("GDR", "clusters-10", DIGITS, CLUSTERS),
+        _frozen("Tied-Atomic", "alone-10", FLAT, PATHS, NO_TEACHER, AHEAD[0], ATTENDING),
+        _frozen("PAG, BM25 for its words", "planned-10", DIGITS, RQ),
+        _frozen("tied tokens, alone", "estimate-10"),
+        _frozen("dense + BM25 + tied tokens", "hybrid"),
+    ),
 }
-"""The tables: those of the paper (rows of table3 without `published` are not in it), and two of generators."""
+"""The tables: those of the paper (rows of table3 without `published` are not in it), two of generators, one of other papers."""
 
 REFERENCES = {
     "table3": "RRF of BM25 and dense",
@@ -184,5 +218,6 @@ REFERENCES = {
     "table5": "docids by the sentence encoder",
     "generator": "dense + BM25",
     "ablations": "tied tokens, beam 10",
+    "papers": "dense + BM25",
 }
 """The row that the others of a table are tested against."""

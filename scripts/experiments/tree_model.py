@@ -64,7 +64,12 @@ class TreeModelConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if find_objective(self.objective).score == "estimate":
+        objective = find_objective(self.objective)
+        if objective.margins:
+            raise ValueError(
+                f"objective {self.objective!r} compares whole paths, which only docid generators do; choose another one."
+            )
+        if objective.score == "estimate":
             raise ValueError(
                 'objective "estimate" scores nodes by their vectors, which labels have not; choose another one.'
             )

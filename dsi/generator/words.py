@@ -1,0 +1,141 @@
+"""A generator that writes titles in the words of the T5 checkpoint it starts from, as GENRE does (De Cao et al. 2021).
+
+A node of the tree stands for one token of a title. All nodes of a token share one row of the embeddings and one of the output
+layer, whatever their level, and both rows are the checkpoint's: what it knows of a word holds wherever the word stands.
+Softmaxes run over a node's children only. Nodes are numbered as in the tree that the generator was trained for; its shape is
+kept here, so that documents may be added to the tree. Knows no titles and no tokenizer.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import T5Config
+
+from docids.schemes.file import read_docids
+from docids.tree import DocidTree, Ints
+from docids.untrusted import RESTORE
+from dsi.generator.config import GeneratorConfig
+from dsi.generator.model import DocidGenerator
+
+
+class WordGenerator(DocidGenerator):
+    """T5 decoder with the checkpoint's rows of the tokens that the tree holds.
+
+    Args:
+        config: a T5Config for the decoder stack, with the entries that `Generator` names, and how many `inner_nodes`
+            and `nodes` the tree has.
+
+    Attributes:
+        rows: [nodes] row of each node's token; 0, the start token, for the root and for only children without one.
+        first_child: [inner_nodes] as in the tree.
+        num_children: [inner_nodes] as in the tree.
+    """
+
+    rows: Tensor
+    first_child: Tensor
+    num_children: Tensor
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__(config)
+        for name, size in (
+            ("rows", config.nodes),
+            ("first_child", config.inner_nodes),
+            ("num_children", config.inner_nodes),
+        ):
+            self.register_buffer(name, torch.zeros(size, dtype=torch.long))
+
+    @classmethod
+    def _entries(cls, config: GeneratorConfig, tree: DocidTree, numbers: Ints | None) -> dict[str, object]:
+        if numbers is None:
+            raise ValueError('generator.docid_tokens = "words" needs the tokens of the docids; make them of titles.')
+        tokens = np.unique(node_numbers(tree, numbers))
+        nodes = tree.num_inner + tree.num_documents
+        return {"vocab_size": 1 + int((tokens >= 0).sum()), "inner_nodes": tree.num_inner, "nodes": nodes}
+
+    @torch.no_grad()
+    def _after_creation(self, tree: DocidTree, checkpoint: Any, numbers: Ints | None) -> None:
+        """Take the rows of the tree's tokens over from the checkpoint.
+
+        Raises:
+            ValueError: a token that the checkpoint does not have.
+        """
+        assert numbers is not None
+        own = node_numbers(tree, numbers)
+        tokens = np.unique(own[own >= 0])
+        known = min(len(checkpoint.shared.weight), len(checkpoint.lm_head.weight))
+        if tokens[-1] >= known:
+            raise ValueError(
+                f"The docids have the token {tokens[-1]}, the decoder only {known}; take its own tokenizer for docids."
+            )
+        source = torch.from_numpy(np.concatenate([[checkpoint.config.decoder_start_token_id], tokens])).long()
+        scale = checkpoint.config.d_model**-0.5 if checkpoint.config.scale_decoder_outputs else 1.0
+        self.decoder.embed_tokens.weight.copy_(checkpoint.shared.weight[source])
+        self.head.weight.copy_(checkpoint.lm_head.weight[source] * scale)
+        self.rows.copy_(torch.from_numpy(np.where(own < 0, 0, 1 + np.searchsorted(tokens, own))))
+        self.first_child.copy_(torch.from_numpy(tree.first_child))
+        self.num_children.copy_(torch.from_numpy(tree.num_children))
+
+    def check_tree(self, tree: DocidTree) -> None:
+        """Raise ValueError unless this generator was trained for the docids of `tree`, and its own numbers are sound."""
+        super().check_tree(tree)
+        nodes, last = len(self.rows), self.first_child + self.num_children
+        if min(self.rows.min(), self.first_child.min(), self.num_children.min()) < 0 or (
+            self.rows.max() >= self.config.vocab_size or last.max() > nodes
+        ):
+            raise ValueError(f"The generator names tokens or nodes that it does not have; {RESTORE}.")
+
+    def children_of(self, nodes: Tensor, digits: Tensor) -> Tensor:
+        """Return the children [..., digits] of inner nodes [...]; any of them for digits past the last."""
+        most = self.num_children[nodes][..., None] - 1
+        return self.first_child[nodes][..., None] + torch.minimum(digits, most)
+
+    def forward(
+        self, token_states: Tensor, states_mask: Tensor, tokens: Tensor, depths: Tensor, sees: Tensor
+    ) -> dict[str, Tensor]:
+        """Compute the logits of the children of several inner nodes; see `DocidGenerator.forward`.
+
+        Args:
+            token_states: as there, like the others.
+            states_mask: as there.
+            tokens: [batch, n] the nodes themselves.
+            depths: as there.
+            sees: as there.
+        """
+        digits = torch.arange(max(self.config.fan_out), device=tokens.device)
+        hidden = self._hidden(token_states, states_mask, self.rows[tokens], depths, sees)
+        logits = self.head(hidden).gather(2, self.rows[self.children_of(tokens, digits)])  # [batch, n, largest fan-out]
+        return {"logits": logits.masked_fill(digits >= self.num_children[tokens][..., None], -torch.inf)}
+
+
+def node_numbers(tree: DocidTree, numbers: Ints) -> Ints:
+    """Return [nodes] the number with which the way to each node ends; -1 for the root and nodes that have none.
+
+    Args:
+        tree: the docids.
+        numbers: [N, longest] of each docid in docid order, -1 past the end; a digit of the tree is a rank among siblings.
+    """
+    parents, digits = tree.paths(np.arange(tree.num_documents))
+    found = np.full(tree.num_inner + tree.num_documents, -1, dtype=np.int32)
+    for level in range(min(tree.depth, numbers.shape[1])):
+        here = digits[:, level] >= 0
+        found[tree.first_child[parents[here, level]] + digits[here, level]] = numbers[here, level]
+    return found
+
+
+def read_numbers(folder: Path, doc_ids: Sequence[str], tree: DocidTree) -> Ints:
+    """Return the numbers [N, longest] that a docid scheme gave, in docid order; see `dsi.docids_stage.save_made`.
+
+    Args:
+        folder: of the docids.
+        doc_ids: of all documents, in collection order.
+        tree: the docids.
+    """
+    path = folder / "docids.tsv"
+    if not path.exists():
+        return tree.paths(np.arange(tree.num_documents))[1]
+    paths = read_docids(path, doc_ids).paths
+    return paths[np.lexsort(paths.T[::-1])]  # positions count docids in the order of their numbers

@@ -20,7 +20,7 @@ from docids.collection import Collection
 from docids.lexical import Lexical
 from docids.processes import Processes
 from docids.storage import digest
-from docids.tree import DocidTree
+from docids.tree import DocidTree, Ints
 from dsi.config import Config
 from dsi.generator.base import Generator
 from dsi.generator.kinds import create_generator
@@ -70,6 +70,7 @@ class GeneratorStage:
         shared: whether other runs keep theirs there too.
         processes: share the work.
         reports: where losses go.
+        numbers: [N, longest] of the docids in docid order, for tokens that are words.
     """
 
     config: Config
@@ -82,6 +83,7 @@ class GeneratorStage:
     shared: bool
     processes: Processes
     reports: Reports = SILENT
+    numbers: Ints | None = None
 
     def train(self, work: Path) -> tuple[Generator, dict[str, float]]:
         """Return the trained generator, and loss, steps and seconds of its training.
@@ -93,7 +95,8 @@ class GeneratorStage:
         """
         config, training = self.config, self.config.training
         state_dim = self.encoder.state_dim
-        generator = create_generator(config.generator, self.tree, state_dim, config.objective, training.seed)
+        seed, numbers = training.seed, self.numbers
+        generator = create_generator(config.generator, self.tree, state_dim, config.objective, seed, numbers)
         record = {"loss": 0.0, "steps": 0, "seconds": 0.0}
         nothing_to_learn = config.objective.name == "estimate" and self.tree.depth == 1  # the root holds the documents
         if training.epochs and not nothing_to_learn:

@@ -35,6 +35,7 @@ from docids.tree import DocidTree
 from dsi.config import Config, write_config
 from dsi.docids_stage import save_made, scheme_input, sources_digest
 from dsi.generator.pseudo_queries import generate_queries, read_queries_table
+from dsi.generator.words import read_numbers
 from dsi.generator_stage import GeneratorStage
 from dsi.index import check_no_updates, is_whole, load_docids, load_encoder, write_manifest
 from dsi.launch import launch
@@ -259,18 +260,22 @@ class TrainingRun:
 
     def _train_generator(self, key: str) -> None:
         config, encoder = self.config, self.encoder()
-        lexical = load_lexical(self.folder / "lexical", self.collection.documents["doc_id"], self.device)
+        doc_ids, tree = self.collection.documents["doc_id"], self.tree()
+        lexical = load_lexical(self.folder / "lexical", doc_ids, self.device)
+        docids = self._stages.existing("docids", "dsi build-docids")
+        numbers = read_numbers(docids, doc_ids, tree) if config.generator.docid_tokens == "words" else None
         stage = GeneratorStage(
             config,
             self.collection,
             encoder,
-            self.tree(),
+            tree,
             lexical,
             (*self._pseudo_queries(config.examples.pseudo_queries_per_document), self._stages.key("pseudo_queries")),
             (self._stages.store or self.folder) / "states",
             self._stages.store is not None,
             self.processes,
             self._reports,
+            numbers,
         )
         generator, record = stage.train(self._stages.work("generator", key))
         if self.processes.is_main:

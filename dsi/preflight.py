@@ -89,7 +89,7 @@ def _check_decoder(config: Config, encoder: Encoder) -> None:
         raise ValueError(f"generator.num_heads must be at most the encoder's width {width}, got {generator.num_heads}.")
     tree = build_tree(np.eye(2, encoder.embedding_dim, dtype=np.float32), DocidsConfig(branching=2))
     try:
-        create_generator(generator, tree, width, config.objective)
+        create_generator(generator, tree, width, config.objective, numbers=np.array([[0], [1]], dtype=np.int32))
     except OSError as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise FileNotFoundError(

@@ -236,7 +236,7 @@ class TreeSearcher(TreeScorer):
             valid = valid & request.alive[nodes]
         return Beam(
             nodes=nodes.masked_fill(~valid, -1).flatten(1),
-            tokens=self.decoder.tokens(digits, level).expand_as(nodes).flatten(1),
+            tokens=self.decoder.tokens(beam.tokens, digits, level).expand_as(nodes).flatten(1),
             generative=generative.flatten(1),
             dense=dense.flatten(1),
             score=(generative + dense).masked_fill(~valid, -torch.inf).flatten(1),  # DR-SCL eq. 12, in log space

@@ -19,6 +19,7 @@ from contrastive.inference import PackedLinear, for_inference
 from dsi.generator.base import Generator
 from dsi.generator.model import DocidGenerator
 from dsi.generator.tied import LevelQueries, TiedGenerator
+from dsi.generator.words import WordGenerator
 from dsi.trees.estimates import NodeEstimates
 
 
@@ -80,11 +81,14 @@ class FastDecoder:
         self.position_bias = attention.compute_bias(len(config.fan_out), len(config.fan_out))[0].detach()
         self.fan_out = list(config.fan_out)
         self.token_offsets = [1 + sum(self.fan_out[:level]) for level in range(len(self.fan_out))]
-        head = _after_norm(generator.head.weight, stack.final_layer_norm)
-        self.level_heads = head[1:].split(config.fan_out)  # row 0 is the start token
+        self._take_head(generator, _after_norm(generator.head.weight, stack.final_layer_norm))
 
-    def tokens(self, digits: Tensor, level: int) -> Tensor:
-        """Return the docid tokens of digits of a level.
+    def _take_head(self, generator: DocidGenerator, head: Tensor) -> None:
+        """Lay the output layer [vocab_size, d_model] out by level."""
+        self.level_heads = head[1:].split(generator.config.fan_out)  # row 0 is the start token
+
+    def tokens(self, parents: Tensor, digits: Tensor, level: int) -> Tensor:
+        """Return the docid tokens of digits of a level, below nodes with the tokens `parents` [batch, beams].
 
         A digit added after training has no embedding; any serves, as no logits below it are used.
         """
@@ -119,7 +123,14 @@ class FastDecoder:
             past[number][level, 0], past[number][level, 1] = key.flatten(0, 1), value.flatten(0, 1)
             return self._attend(query.flatten(0, 1), past[number][: level + 1]).view_as(query)
 
-        return F.linear(self._layers(self.embeddings[tokens], cache, attend), self.level_heads[level])
+        return self._logits(self._layers(self._embedded(tokens), cache, attend), tokens, level)
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        return self.embeddings[tokens]
+
+    def _logits(self, hidden: Tensor, tokens: Tensor, level: int) -> Tensor:
+        """Return the logits [batch, beams, fan_out] of hidden [batch, beams, d_model], nodes with these tokens."""
+        return F.linear(hidden, self.level_heads[level])
 
     def first_step(self, cache: DecoderCache) -> Tensor:
         """Return the logits of the first level, and cache those of the second, in one pass over the weights.
@@ -224,6 +235,42 @@ class _Layer:
         self.feed_forward: Any = for_inference(dense, together.dtype)
 
 
+class WordDecoder(FastDecoder):
+    """A `WordGenerator`, laid out for search: its tokens are nodes, as they were numbered in training.
+
+    Args:
+        generator: a trained generator; if its weights change, make a new `WordDecoder`.
+        dtype: of weights and arithmetic; the generator's own by default.
+    """
+
+    def _take_head(self, generator: DocidGenerator, head: Tensor) -> None:
+        assert isinstance(generator, WordGenerator)
+        self.generator = generator
+        self.columns, self.level_heads = torch.zeros_like(generator.rows), ()
+        nodes = torch.zeros(1, dtype=torch.long, device=head.device)
+        for fan_out in self.fan_out:
+            digits = torch.arange(fan_out, device=head.device)
+            nodes = generator.children_of(nodes, digits)[digits < generator.num_children[nodes][:, None]]
+            rows, self.columns[nodes] = generator.rows[nodes].unique(return_inverse=True)
+            self.level_heads = (*self.level_heads, head[rows])  # [words of the level, d_model]
+            nodes = nodes[nodes < len(generator.first_child)]
+
+    def tokens(self, parents: Tensor, digits: Tensor, level: int) -> Tensor:
+        """Return the children [batch, beams, fan_out]; any of them for one that was added after training."""
+        return self.generator.children_of(parents.clamp(max=len(self.generator.first_child) - 1), digits)
+
+    def first_step(self, cache: DecoderCache) -> Tensor:
+        """Return the logits of the first level."""
+        return self.step(torch.zeros_like(cache.cross_bias[:, :1, 0, 0], dtype=torch.long), 0, cache)
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        return self.embeddings[self.generator.rows[tokens]]
+
+    def _logits(self, hidden: Tensor, tokens: Tensor, level: int) -> Tensor:
+        children = self.tokens(tokens, torch.arange(self.fan_out[level], device=tokens.device), level)
+        return super()._logits(hidden, tokens, level).gather(2, self.columns[children])
+
+
 class TiedDecoder:
     """A `TiedGenerator`, laid out for search.
 
@@ -238,7 +285,7 @@ class TiedDecoder:
             self.generator.decoder.to(dtype or torch.float32)
         self.score, self.look_ahead = generator.objective.score, int(generator.config.look_ahead)
 
-    def tokens(self, digits: Tensor, level: int) -> Tensor:
+    def tokens(self, parents: Tensor, digits: Tensor, level: int) -> Tensor:
         """Return the digits: a tied token is its node."""
         return digits
 
@@ -270,10 +317,10 @@ def search_decoder(generator: Generator, dtype: torch.dtype | None = None) -> Fa
     """Return a generator laid out for search.
 
     Args:
-        generator: with tokens of either kind.
+        generator: with tokens of any kind.
         dtype: of weights and arithmetic; the generator's own by default.
     """
     if isinstance(generator, TiedGenerator):
         return TiedDecoder(generator, dtype)
     assert isinstance(generator, DocidGenerator)
-    return FastDecoder(generator, dtype)
+    return (WordDecoder if isinstance(generator, WordGenerator) else FastDecoder)(generator, dtype)

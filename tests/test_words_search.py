@@ -1,0 +1,73 @@
+"""Searches in docids of words: against T5's own probabilities, and a whole index that is trained, updated and kept."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+import dsi
+from docids.updating import add_documents
+from dsi.config import Config
+from dsi.search.decoder import WordDecoder
+from dsi.search.request import ScoredQueries, SearchConfig, SearchRequest
+from tests.conftest import WIDTH, random_queries, searcher_for
+from tests.test_words import TITLES, generator, log_p_of_t5, titles
+
+__all__ = ["generator", "titles"]
+ALONE = SearchConfig(alpha=1.0, beta=0.0, beam_width=8)
+
+
+@pytest.mark.parametrize("beam_width", [8, 20])  # wide enough for everything; with and without room for all first words
+def test_a_search_ranks_titles_as_t5_does(titles, generator, t5_folder, beam_width):
+    (tree, numbers), (states, mask, _) = titles, random_queries(3)
+    searcher = searcher_for(tree, generator)
+    assert isinstance(searcher.decoder, WordDecoder)
+    request = SearchRequest(len(TITLES), dataclasses.replace(ALONE, beam_width=beam_width))
+    found = searcher.search(ScoredQueries(states, mask, None), request)
+    expected, order = log_p_of_t5(t5_folder, tree, numbers, states, mask).sort(dim=1, descending=True)
+    torch.testing.assert_close(found.scores, expected, atol=1e-4, rtol=1e-4)
+    assert found.positions.tolist() == order.tolist()
+    followed, _ = searcher.follow(ScoredQueries(states, mask, None), request, order)
+    torch.testing.assert_close(followed[:, :, -1], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_added_documents_leave_the_probabilities_of_the_others(titles, generator, t5_folder):
+    (tree, numbers), (states, mask, _) = titles, random_queries(3)
+    before = log_p_of_t5(t5_folder, tree, numbers, states, mask)
+    grown = add_documents(tree, np.random.default_rng(1).normal(size=(5, WIDTH)).astype(np.float32))
+    searcher, queries = searcher_for(grown, generator), ScoredQueries(states, mask, None)
+    same_documents = torch.from_numpy(grown.positions[tree.doc_rows]).long().expand(3, -1)
+    after = searcher.follow(queries, SearchRequest(8, ALONE), same_documents)[0][:, :, -1]
+    assert (after <= before + 1e-4).all()  # a new sibling takes some of the probability of the others
+    assert ((after - before).abs() < 1e-4).any()  # the others keep theirs
+    request = SearchRequest(13, dataclasses.replace(ALONE, beam_width=13))
+    torch.testing.assert_close(
+        searcher.search(queries, request).scores.exp().sum(dim=1), torch.ones(3), atol=1e-4, rtol=0
+    )
+
+
+def test_an_index_of_titles_is_trained_searched_updated_and_kept(beir, sentence_t5_folder, t5_folder, tmp_path):
+    changes = {
+        "encoder": {"name": str(sentence_t5_folder), "document_length": 16},
+        "pseudo_queries": {"method": "none"},
+        "contrastive": {"loss": "none"},
+        "docids": {"method": "title", "tokenizer": str(t5_folder)},
+        "examples": {"pseudo_queries_per_document": 0},
+        "generator": {"docid_tokens": "words", "decoder": str(t5_folder), "dropout": 0.0},
+        "training": {"epochs": 30.0, "batch_size": 16, "learning_rate": 3e-3},
+        "search": {"fusion": "bound", "alpha": 1.0, "beta": 0.0, "beam_width": 10},
+    }
+    collection = dsi.read_collection(beir())
+    retriever = dsi.train(collection, Config(tune=False).with_changes(changes), tmp_path / "run", device="cpu")
+    queries = collection.query_texts("train")
+    right = collection.qrels["train"]
+    run = retriever.run(queries, 10)
+    hits = sum(max(run[query_id], key=run[query_id].get) in right[query_id] for query_id in queries) / len(queries)
+    assert hits > 0.5  # chance is 1 in 40
+    retriever.add([{"doc_id": "neretva", "title": "Neretva", "text": "A river in Bosnia and Croatia."}])
+    retriever.save_pretrained(tmp_path / "kept")
+    again = dsi.GenerativeRetriever.from_pretrained(tmp_path / "kept", device="cpu")
+    assert again.run(queries, 10) == retriever.run(queries, 10)
+    retriever.remove(["neretva"])
+    assert retriever.run(queries, 10) == run

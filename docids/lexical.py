@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from docids.checks import between, plain_fields
-from docids.postings import Floats, Ints, Postings, postings_arrays, read_postings
+from docids.heads import Damping
+from docids.postings import Floats, Ints, Postings, Rows, postings_arrays, read_postings
 from docids.storage import save_tensors, write_json
 from docids.untrusted import RESTORE, read_json, reading
-from docids.weights import Damping, LexicalCandidates, TermIndex, Terms, Weights
+from docids.weights import LexicalCandidates, TermIndex, Terms, Weights
 
 Factors: TypeAlias = Sequence[NDArray[np.floating]] | None
 
@@ -89,9 +90,14 @@ class Lexical(Protocol):
         """[queries, documents] the scores of all documents."""
 
     def best(
-        self, queries: Sequence[str], count: int, factors: Factors = None, allowed: NDArray[np.bool_] | None = None
+        self,
+        queries: Sequence[str],
+        count: int,
+        factors: Factors = None,
+        allowed: NDArray[np.bool_] | None = None,
+        others: Sequence[Rows] | None = None,
     ) -> LexicalCandidates:
-        """About the `count` best of the allowed documents of each query, and a bound of all others."""
+        """About the `count` best of the allowed documents of each query, a bound of all others, and the scores of some."""
 
     def of(self, query: str, rows: NDArray[np.integer], factors: NDArray[np.floating] | None = None) -> Floats:
         """[rows] the scores of some documents."""

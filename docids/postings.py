@@ -139,17 +139,15 @@ class Postings:
             keep = allowed[rows] if keep is None else keep & allowed[rows]
         return (rows, values) if keep is None else (rows[keep], values[keep])
 
-    def values(self, term: int, rows: Ints) -> Floats:
-        """[rows] the values of a term in some documents; 0 where it is not."""
-        slots, found = rows if self.slots is None else self.slots[rows], np.zeros(len(rows), dtype=np.float32)
-        for part in self.parts:
-            span = part.span(term)
-            if span.start == span.stop:
-                continue
-            documents, wanted = part.lists.indices[span], slots - np.int32(part.first)
-            places = np.searchsorted(documents, wanted).clip(max=len(documents) - 1)
-            found += np.where(documents[places] == wanted, part.lists.data[span][places], 0)
-        return found
+    def values(self, part: Part, term: int, rows: Ints) -> Floats:
+        """[rows] the values that a term has in some documents; 0 where it is not, or where they are in another part."""
+        span = part.span(term)
+        if span.start == span.stop:
+            return np.zeros(len(rows), dtype=np.float32)
+        documents, wanted = part.lists.indices[span], rows if self.slots is None else self.slots[rows]
+        wanted = wanted - np.int32(part.first)
+        places = np.searchsorted(documents, wanted).clip(max=len(documents) - 1)
+        return np.where(documents[places] == wanted, part.lists.data[span][places], np.float32(0))
 
 
 def _terms_of(part: Part, gone: Mask) -> NDArray[np.int64]:

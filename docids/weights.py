@@ -8,24 +8,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from docids.heads import Damping, Head, levels
 from docids.postings import Floats, Ints, Mask, Part, Postings, Rows
 
-_READ = 1 << 17
+_READ = 1 << 15
 """Postings that are read for a query, about: the shortest lists whole, and what weighs most in those that are left."""
-_DEPTHS = (0, *(1 << n for n in range(8, 15)))
-"""How many postings may be read of a list that is left."""
 _TIMES = 4
 """Of the documents asked for: so many postings are read at least; if no more documents are allowed, all of them are scored."""
-_DRIFT = 0.01
-"""The best of a list are found anew when the documents' mean length has changed by this share."""
 _ROUNDING = np.float32(1 + 1e-5)
 """Of sums of float32 in another order."""
+
+
+_NONE, _EMPTY = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
 class Terms(NamedTuple):
@@ -42,67 +41,64 @@ class LexicalCandidates(NamedTuple):
         rows: for each query, rows of the document table, ascending.
         scores: for each query, the complete scores of these documents.
         rest: [queries] at least the score of every other document, and at least 0.
+        others: for each query, the complete scores of the documents that were asked for.
     """
 
     rows: list[Rows]
     scores: list[Floats]
     rest: Floats
+    others: list[Floats]
 
 
-@dataclass(frozen=True)
-class Damping:
-    """What BM25 adds to the count of a term: k1 * (1 - b + b * length / mean length)."""
+class Best(NamedTuple):
+    """The same for one query."""
 
-    k1: float
-    b: float
-    mean: float
-
-    def of(self, lengths: Ints) -> Floats:
-        """[documents] from their lengths."""
-        return (self.k1 * (1 - self.b + self.b * lengths / self.mean)).astype(np.float32)
-
-    def is_near(self, other: "Damping | None") -> bool:
-        """Whether an order by weight with one is good enough for the other."""
-        if other is None or (self.k1, self.b) != (other.k1, other.b):
-            return False
-        return abs(self.mean - other.mean) <= _DRIFT * other.mean
-
-    def bound(self, weight: float, before: "Damping") -> float:
-        """A bound of weights that were at most `weight` with the damping `before`, where only the mean was another.
-
-        A document's damping is at least min(1, ratio of the means) times what it was.
-        """
-        ratio = min(1.0, before.mean / self.mean)
-        return weight / (weight + (1 - weight) * ratio)
+    rows: Rows
+    scores: Floats
+    rest: np.float32
+    others: Floats
 
 
-class _Head(NamedTuple):
-    """The documents of a long list with the highest weights.
+class _List(NamedTuple):
+    """A term's list in a part, as far as it is read.
 
     Attributes:
-        documents: ascending.
+        part: where the list is.
+        number: of the term.
+        factor: of the query.
+        documents: of the part, ascending.
         values: of the term in them.
-        ranks: their order by weight.
-        bounds: for each of `_DEPTHS`, the highest weight that is not read then; 0 if there is none.
-        damping: of these weights.
+        bound: the weights that are not read are at most this.
+        whole: whether all is read.
     """
 
+    part: Part
+    number: int
+    factor: np.float32
     documents: Ints
     values: Floats
-    ranks: Ints
-    bounds: list[float]
-    damping: Damping | None
+    bound: np.float32
+    whole: bool
 
 
 class _Seen(NamedTuple):
-    """What reading lists gives: documents, which may repeat, bounds of their scores, and a bound of the scores of all others.
+    """What reading lists gives.
 
-    The highest bound of a document is one of its score. If `rest` is 0 and no factor is below 0, it is the score.
+    Attributes:
+        rows: documents, which may repeat.
+        sums: of what was read of them, above the bounds of their lists; where one repeats, the largest one counts.
+        bounds: of their scores; the highest one of a document counts.
+        rest: a bound of the scores of all others.
+        others: the sums of the documents that are asked for.
+        left: lists that are not read to the end, and the rows [n] that were read of each, ascending.
     """
 
     rows: Rows
+    sums: Floats
     bounds: Floats
     rest: np.float32
+    others: Floats
+    left: list[tuple[_List, Rows]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,56 +136,72 @@ class Weights:
         """[terms, rows] what each term adds to the scores of some documents."""
         wanted, found = np.asarray(rows, dtype=np.int32), np.zeros((len(terms.numbers), len(rows)), dtype=np.float32)
         for own, number, factor in zip(found, *terms, strict=True):
-            values = self.postings.values(int(number), wanted)
+            values = np.sum([self.postings.values(part, int(number), wanted) for part in self.postings.parts], axis=0)
             held = np.flatnonzero(values)
             own[held] = factor * self.of(values[held], wanted[held])
         return found
 
-    def best(self, terms: Terms, count: int, allowed: Mask | None = None) -> tuple[Rows, Floats, np.float32]:
-        """Up to `count` documents, about the best: their rows, ascending, and scores; and a bound of all others (`rest`).
+    def best(self, terms: Terms, count: int, allowed: Mask | None = None, others: Rows = _NONE) -> Best:
+        """Up to `count` documents, about the best, and other ones that are asked for.
 
         If lists are long, only their highest weights are read. A document's score is at most the sum of the weights that were
         read and, for lists in which it was not seen, of the weights at which reading ended (Fagin's threshold algorithm). Those
         with the highest bounds are scored completely.
-        """
-        terms = _distinct(terms)
-        seen = self._seen(terms, count, allowed)
-        places, limit = _highest(seen.bounds, count)
-        rest = max(seen.rest, limit) * _ROUNDING
-        if seen.rest == 0 and (terms.factors > 0).all():
-            places = places[np.argsort(seen.rows[places])]
-            return seen.rows[places], seen.bounds[places], rest
-        rows = np.unique(seen.rows[places])
-        return rows, self.parts(terms, rows).sum(axis=0), rest
 
-    def _seen(self, terms: Terms, count: int, allowed: Mask | None) -> _Seen:
-        """Documents that are high in some list."""
-        budget = max(_READ, _TIMES * count)
+        Args:
+            terms: the query.
+            count: at most so many documents.
+            allowed: [documents] True at those that count; all by default.
+            others: rows of allowed documents whose scores are wanted too.
+        """
+        terms, budget = _distinct(terms), max(_READ, _TIMES * count)
         if allowed is not None:
             many = np.count_nonzero(allowed)
             if many <= _TIMES * count:
                 rows = np.flatnonzero(allowed)
-                return _Seen(rows, self.parts(terms, rows).sum(axis=0), np.float32(0))
+                scores = self.parts(terms, rows).sum(axis=0)
+                places, limit = _highest(scores, count)
+                places.sort()
+                return Best(rows[places], scores[places], limit * _ROUNDING, self.parts(terms, others).sum(axis=0))
             budget = int(budget * len(allowed) / many)
-        found = [self._seen_in(part, terms, budget, allowed) for part in self.postings.parts]
-        rows, bounds = (np.concatenate(own) for own in ([each[n] for each in found] for n in range(2)))
-        return _Seen(rows, bounds, max(each.rest for each in found))
+        seen = self._seen([list(self._read(part, terms, budget)) for part in self.postings.parts], allowed, others)
+        places, limit = _highest(seen.bounds, count)
+        places = places[np.lexsort((-seen.sums[places], seen.rows[places]))]
+        places = places[np.diff(seen.rows[places], prepend=-1) > 0]  # a document may come twice
+        rows, rest = seen.rows[places], max(seen.rest, limit) * _ROUNDING
+        scores = self._completed(seen.sums[places], rows, seen.left)
+        return Best(rows, scores, rest, self._completed(seen.others, others, seen.left))
 
-    def _seen_in(self, part: Part, terms: Terms, budget: int, allowed: Mask | None) -> _Seen:
-        """The same for one part."""
-        sums = self._zeros()
-        lists, rest = [np.empty(0, np.int64)], np.float32(0)
-        for factor, documents, values, bound in self._read(part, terms, budget):
-            rows, values = self.postings.living(part, documents, values, allowed)
-            sums[rows] += factor * (self.of(values, rows) - bound)  # no document comes twice
-            lists.append(rows)
-            rest += factor * bound
-        gains = []
-        for rows in lists:
+    def _seen(self, parts: Sequence[Sequence[_List]], allowed: Mask | None, others: Rows) -> _Seen:
+        """Documents that are high in some list of the parts, and the sums of all that is read of them."""
+        sums, read, left, rest = self._zeros(), [], [], [np.float32(0)]
+        for part in parts:
+            rest.append(np.float32(sum(own.factor * own.bound for own in part)))
+            for own in part:
+                rows, values = self.postings.living(own.part, own.documents, own.values, allowed)
+                sums[rows] += own.factor * (self.of(values, rows) - own.bound)  # no document comes twice
+                read.append((rows, rest[-1]))
+                left += [] if own.whole else [(own, rows)]
+        found, gains = sums[others], [_EMPTY]
+        for rows, _ in read:
             gains.append(sums[rows])
             sums[rows] = 0  # a document counts where it comes first
         self._idle.append(sums)
-        return _Seen(np.concatenate(lists), np.concatenate(gains) + rest, rest)
+        bounds = [own + bound for own, (_, bound) in zip(gains[1:], read, strict=True)]
+        rows = np.concatenate([_NONE, *(rows for rows, _ in read)])
+        return _Seen(rows, np.concatenate(gains), np.concatenate([_EMPTY, *bounds]), max(rest), found, left)
+
+    def _completed(self, sums: Floats, rows: Rows, left: Sequence[tuple[_List, Rows]]) -> Floats:
+        """[n] the scores of documents in some rows, from the sums of what was read of them."""
+        for own, read in left:
+            seen = _among(rows, read)
+            sums[seen] += own.factor * own.bound  # the rest is in the sum
+            missed = np.flatnonzero(~seen)
+            values = self.postings.values(own.part, own.number, rows[missed].astype(np.int32))
+            held = np.flatnonzero(values)
+            places = missed[held]
+            sums[places] += own.factor * self.of(values[held], rows[places])
+        return sums
 
     def _zeros(self) -> Floats:
         """[documents] made once for each query of a moment; it is given back to `_idle` as it was."""
@@ -198,51 +210,45 @@ class Weights:
         except IndexError:
             return np.zeros(self.postings.documents, dtype=np.float32)
 
-    def _read(self, part: Part, terms: Terms, budget: int) -> Iterator[tuple[np.float32, Ints, Floats, np.float32]]:
-        """For each term its factor, documents of a part, their values, and a bound of the weights that are not read."""
-        heads = []
-        asked = [(part.span(number), number, factor) for number, factor in zip(*terms, strict=True) if factor > 0]
+    def _read(self, part: Part, terms: Terms, budget: int) -> Iterator[_List]:
+        """The lists of terms in a part, as far as they are read; nothing of those that lower scores."""
+        heads, bound = [], np.float32(0)
+        asked = [(part.span(number), int(number), factor) for number, factor in zip(*terms, strict=True)]
         for span, number, factor in sorted(asked, key=lambda own: own[0].stop - own[0].start):
-            if span.stop - span.start <= budget:
-                yield factor, part.lists.indices[span], part.lists.data[span], np.float32(0)
+            if factor <= 0:
+                yield _List(part, number, factor, part.lists.indices[:0], _EMPTY, bound, whole=False)
+            elif span.stop - span.start <= budget:
+                yield _List(part, number, factor, part.lists.indices[span], part.lists.data[span], bound, whole=True)
                 budget -= span.stop - span.start
             else:
-                heads.append((factor, self._head(part, int(number), span)))
-        bounds = [self._bounds(head) for _, head in heads]
-        losses = [factor * own for (factor, _), own in zip(heads, bounds, strict=True)]
-        for (factor, head), own, level in zip(heads, bounds, _levels(losses, budget), strict=True):
-            read = head.ranks < _DEPTHS[level]
-            yield factor, head.documents[read], head.values[read], own[level]
+                heads.append((number, factor, self._head(part, number, span)))
+        bounds = [head.bounds_with(self.damping) for *_, head in heads]
+        losses = [factor * own for (_, factor, _), own in zip(heads, bounds, strict=True)]
+        for (number, factor, head), own, level in zip(heads, bounds, levels(losses, budget), strict=True):
+            yield _List(part, number, factor, *head.best(level), own[level], whole=False)
 
-    def _bounds(self, head: _Head) -> Floats:
-        """[depths] the bounds of a head with the damping of now."""
-        if self.damping is None or head.damping is None:
-            return np.array(head.bounds, dtype=np.float32)
-        return np.array([self.damping.bound(own, head.damping) for own in head.bounds], dtype=np.float32)
-
-    def _head(self, part: Part, term: int, span: slice) -> _Head:
+    def _head(self, part: Part, term: int, span: slice) -> Head:
         """The head of a list, kept for the next query."""
-        head: _Head | None = part.heads.get(term)
+        head: Head | None = part.heads.get(term)
         if head is None or not (self.damping is None or self.damping.is_near(head.damping)):
             head = part.heads[term] = self._make_head(part, span)
         return head
 
-    def _make_head(self, part: Part, span: slice) -> _Head:
+    def _make_head(self, part: Part, span: slice) -> Head:
         documents, values = part.lists.indices[span], part.lists.data[span]
         slots = documents + np.int32(part.first)
         if self.postings.rows is not None:
             alive = self.postings.rows[slots] >= 0
             documents, values, slots = documents[alive], values[alive], self.postings.rows[slots[alive]]
-        losses = -self.of(values, slots)
-        if _DEPTHS[-1] < len(losses):
-            places = np.argpartition(losses, _DEPTHS[-1])[: _DEPTHS[-1] + 1]  # and the first that is not read
-            places.sort()
-            documents, values, losses = documents[places], values[places], losses[places]
-        order = np.argsort(losses)
-        ranks = np.empty(len(order), dtype=np.int32)
-        ranks[order] = np.arange(len(order), dtype=np.int32)
-        bounds = [float(-losses[order[depth]]) if depth < len(order) else 0.0 for depth in _DEPTHS]
-        return _Head(documents, values, ranks, bounds, self.damping)
+        return Head.of(documents, values, self.of(values, slots), self.damping)
+
+
+def _among(rows: Rows, ascending: Rows) -> Mask:
+    """[n] True at the rows that are in the other array."""
+    if not len(ascending):
+        return np.zeros(len(rows), dtype=bool)
+    found: Mask = ascending[np.searchsorted(ascending, rows).clip(max=len(ascending) - 1)] == rows
+    return found
 
 
 def _highest(values: Floats, count: int) -> tuple[Rows, np.float32]:
@@ -253,20 +259,6 @@ def _highest(values: Floats, count: int) -> tuple[Rows, np.float32]:
     above = np.flatnonzero(values > limit)
     ties = np.flatnonzero(values == limit)[: count - len(above)] if limit else above[:0]
     return np.concatenate([above, ties]), limit
-
-
-def _levels(bounds: Sequence[Floats], budget: int) -> list[int]:
-    """How deep to read each list, as a place in `_DEPTHS`: always further where what is not read weighs most."""
-    levels, queue = [0] * len(bounds), [(-float(own[0]), n) for n, own in enumerate(bounds)]
-    heapify(queue)
-    while queue:
-        _, n = heappop(queue)
-        level = levels[n] + 1
-        if level < len(_DEPTHS) and (more := _DEPTHS[level] - _DEPTHS[level - 1]) <= budget:
-            budget -= more
-            levels[n] = level
-            heappush(queue, (-float(bounds[n][level]), n))
-    return levels
 
 
 def _distinct(terms: Terms) -> Terms:
@@ -309,6 +301,7 @@ class TermIndex(ABC):
         count: int,
         factors: Sequence[NDArray[np.floating]] | None = None,
         allowed: Mask | None = None,
+        others: Sequence[Rows] | None = None,
     ) -> LexicalCandidates:
         """About the `count` best documents of each query, none without a term of it, and a bound of all others.
 
@@ -319,13 +312,16 @@ class TermIndex(ABC):
             count: at most so many documents for each.
             factors: as in `scores`.
             allowed: [documents] True at those that count; all by default.
+            others: for each query, rows of allowed documents whose scores are wanted too.
 
         Raises:
             ValueError: as in `scores`.
         """
-        found = [self.weights.best(terms, count, allowed) for terms in self.query_terms(queries, factors)]
-        rows, scores, rest = (list(own) for own in zip(*found, strict=True)) if found else ([], [], [])
-        return LexicalCandidates(rows, scores, np.array(rest, dtype=np.float32))
+        wanted = [_NONE] * len(queries) if others is None else others
+        asked = zip(self.query_terms(queries, factors), wanted, strict=True)
+        found = [self.weights.best(terms, count, allowed, own) for terms, own in asked]
+        rows, scores, rest, known = (list(own) for own in zip(*found, strict=True)) if found else ([], [], [], [])
+        return LexicalCandidates(rows, scores, np.array(rest, dtype=np.float32), known)
 
     def of(self, query: str, rows: NDArray[np.integer], factors: NDArray[np.floating] | None = None) -> Floats:
         """[rows] the scores of some documents.

@@ -39,6 +39,7 @@ from dsi.generator.words import read_numbers
 from dsi.generator_stage import GeneratorStage
 from dsi.index import check_no_updates, is_whole, load_docids, load_encoder, write_manifest
 from dsi.launch import launch
+from dsi.manifest import FORMAT_VERSION
 from dsi.preflight import check_encoder, check_settings
 from dsi.retriever import GenerativeRetriever
 from dsi.stages import StageFolders
@@ -375,7 +376,8 @@ class TrainingRun:
         }.get(stage, [stage])
         settings = [dataclasses.asdict(getattr(self.config, section)) for section in sections]
         earlier = [self._stages.key(name) for name in self._needs(stage)]
-        return digest([stage, settings, earlier, self.collection.digest, self.config.dev_queries, extra])
+        version = FORMAT_VERSION if stage in ("docids", "lexical") else None  # files of another version cannot be read
+        return digest([stage, settings, earlier, self.collection.digest, self.config.dev_queries, extra, version])
 
     @contextmanager
     def _stage(self, name: str, extra: str = "") -> Iterator[str]:

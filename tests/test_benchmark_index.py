@@ -8,16 +8,18 @@ import pytest
 
 from docids.lexical import BM25
 from scripts.benchmarks.index_data import Clouds, Searched, Words, hardness, write, write_index, write_synthetic
-from scripts.benchmarks.index_measure import DECODER, FUSED
+from scripts.benchmarks.index_faiss import K, code_bytes
+from scripts.benchmarks.index_measure import FUSED
 from scripts.benchmarks.index_report import report
 from scripts.benchmarks.index_router import routed, trained_router
-from scripts.benchmarks.index_systems import K, TreeSearch, code_bytes, systems
+from scripts.benchmarks.index_systems import TreeSearch, systems
 from scripts.main import main
 from tests.conftest import random_tree
 from tests.test_tree_models import table_rows
 from tests.tiny_index import QUERIES, TinyIndex
 
 SIZE, DIM = 1200, 16
+LEFT_OUT = ["cells by a linear router", "faiss IVF-PQ", "faiss IVF-PQ fast scan, int8 refined", "faiss HNSW"]
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +27,7 @@ def work(tmp_path_factory):
     folder = tmp_path_factory.mktemp("work")
     write_synthetic(SIZE, DIM, folder / f"{SIZE}x{DIM}")
     data = Searched.load(folder / f"{SIZE}x{DIM}")
-    for system in systems(SIZE, SIZE):
+    for system in systems():
         system.prepare(data)
     return folder
 
@@ -40,12 +42,12 @@ def recall(found, true):
 
 
 def test_every_system_nears_the_exact_answer_as_its_knob_grows(data):
-    flat, *others = systems(SIZE, SIZE)
+    flat, *others = systems()
     true = flat.load(data)(data.queries, 0)
     exact = (data.queries @ data.tree.embeddings[:].T).argsort(axis=1)[:, ::-1][:, :K]
     assert recall(true, exact) == 1
     assert [type(other).__name__ for other in others] == [
-        "Tree", "SmallTree", "RoutedTree", "Lists", "Codes", "RefinedCodes", "Graph"
+        "Tree", "SmallTree", "Descent", "RoutedTree", "Lists", "Codes", "RefinedCodes", "Graph"
     ]  # fmt: skip
     for system in others:
         search, knobs = system.load(data), system.knobs(SIZE)
@@ -54,11 +56,11 @@ def test_every_system_nears_the_exact_answer_as_its_knob_grows(data):
         assert reached[-1] > (0.3 if system.name == "faiss IVF-PQ" else 0.8), system.name
         if system.knob == "probed" and "int8" not in system.name:
             assert reached[-1] == 1
-    assert len(systems(SIZE, SIZE - 1)) == len(others)
+    assert [type(own).__name__ for own in systems(LEFT_OUT)] == ["Flat", "Tree", "SmallTree", "Descent", "Lists"]
 
 
 def test_an_untrained_router_is_the_index_and_a_trained_one_finds_more(data):
-    search, flat = TreeSearch(data.tree), systems(SIZE, 0)[0].load(data)
+    search, flat = TreeSearch(data.tree), systems()[0].load(data)
     true, few = flat(data.queries, 0), 150
     same = TreeSearch(data.tree)
     same.use(routed(search.near.cells, np.eye(DIM, dtype=np.float32), np.ones(1, dtype=np.float32)))
@@ -84,14 +86,14 @@ def test_clouds_and_words_are_as_described(data):
 
 def test_the_command_writes_figures_tables_and_pictures(work, tmp_path, capsys):
     options = ["--sizes", str(SIZE), "--dim", str(DIM), "--rounds", "1", "--work", str(work), "--output", str(tmp_path)]
-    assert main(["benchmark-index", *options, "--hnsw-largest", "0"]) == 0
+    assert main(["benchmark-index", *options, "--leave-out", *LEFT_OUT]) == 0
     printed = capsys.readouterr().out
     record = json.loads((tmp_path / f"index-{SIZE}x{DIM}.json").read_text())
     assert (record["collection"], record["documents"], record["dim"]) == ("synthetic", SIZE, DIM)
-    assert record["left out"] == {"faiss HNSW": "more than 0 documents"}
-    assert "Left out: faiss HNSW" in printed
+    assert record["left out"] == LEFT_OUT
+    assert "Left out: cells by a linear router; faiss" in printed
     exact = {row["scores"]: row["recall@10"] for row in reversed(record["rows"])}  # the first of each kind
-    assert exact == {"dense": 1, FUSED: 1, DECODER: 1}
+    assert exact == {"dense": 1, FUSED: 1}
     for row in record["rows"]:
         assert row["ms at batch 1"] > 0
         assert row["clock ms at batch 64"] > 0
@@ -112,11 +114,11 @@ def test_judgements_give_hits(tmp_path):
     data = Searched.load(tmp_path)
     assert data.seconds is None
     assert data.relevant[3] == [3]
-    for system in systems(1200, 0):
+    for system in systems(LEFT_OUT):
         system.prepare(data)
     from scripts.benchmarks.index_measure import measure
 
-    record = measure(tmp_path, 1, 0)
+    record = measure(tmp_path, 1, LEFT_OUT)
     rows = [row for row in record["rows"] if row["scores"] == "dense" and row["value"] in (0, math.inf)]
     assert all(row["Hit@10"] == 1 for row in rows)
     assert record["systems"]["ours, float32"]["build seconds"] is None
@@ -141,7 +143,11 @@ def test_code_bytes_divide_the_dimension():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [(["--sizes", "100"], "at least 1024"), (["--data", "minipedia"], "--run and --data go together")],
+    [
+        (["--sizes", "100"], "at least 1024"),
+        (["--data", "minipedia"], "--run and --data go together"),
+        (["--leave-out", "faiss Flat"], "--leave-out takes 'ours, float32',"),
+    ],
 )
 def test_wrong_arguments_are_refused(options, message, capsys):
     assert main(["benchmark-index", *options]) == 2

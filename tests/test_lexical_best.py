@@ -6,18 +6,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from docids import weights
+from docids import heads, weights
+from docids.heads import Damping
 from docids.lexical import BM25
 from docids.postings import Postings
-from docids.weights import Damping, Terms, Weights
+from docids.weights import Terms, Weights
 
 
 @pytest.fixture(autouse=True)
 def few_postings_are_read(monkeypatch):
     """So that lists of a few dozen documents are long, and orders by weight are kept that updates made wrong."""
     monkeypatch.setattr(weights, "_READ", 12)
-    monkeypatch.setattr(weights, "_DEPTHS", (0, 2, 4, 8))
-    monkeypatch.setattr(weights, "_DRIFT", 0.5)
+    monkeypatch.setattr(heads, "_DEPTHS", (0, 2, 4, 8))
+    monkeypatch.setattr(heads, "_DRIFT", 0.5)
 
 
 def texts_of(rng: np.random.Generator, size: int) -> list[str]:
@@ -27,7 +28,7 @@ def texts_of(rng: np.random.Generator, size: int) -> list[str]:
 
 def check(found, scores: np.ndarray, count: int, allowed: np.ndarray) -> None:
     """One query's candidates against all its scores."""
-    rows, own, rest = found
+    rows, own, rest, *_ = found
     assert len(rows) <= count
     assert (np.diff(rows) > 0).all()
     assert allowed[rows].all()
@@ -55,7 +56,10 @@ def test_no_other_document_is_above_the_bound(seed, size, count, k1, b, factors,
         scores = bm25.scores(queries, own)
         mask = rng.random(len(texts)) < rng.choice([0.0, 0.1, 0.8]) if filters else None
         allowed = np.ones(len(texts), dtype=bool) if mask is None else mask
-        found = bm25.best(queries, count, own, mask)
+        asked = [rng.permutation(np.flatnonzero(allowed))[:7] for _ in queries]
+        found = bm25.best(queries, count, own, mask, asked)
+        for row, wanted in enumerate(asked):
+            np.testing.assert_allclose(found.others[row], scores[row, wanted], rtol=1e-5, atol=1e-6)
         for row, each in enumerate(zip(*found, strict=True)):
             check(each, scores[row], count, allowed)
             some = rng.integers(0, len(texts), size=5)
@@ -98,7 +102,7 @@ def test_only_what_weighs_most_is_read_of_long_lists(monkeypatch):
     own.best(terms, 3)
     of = Weights.of
     monkeypatch.setattr(Weights, "of", lambda self, values, rows: read.append(len(rows)) or of(self, values, rows))
-    rows, _, rest = own.best(terms, 3)
+    rows, _, rest, _ = own.best(terms, 3)
     assert rows.tolist() == [97, 98, 99]
     assert rest < 2
     assert sum(read) <= 12 + 2 * 3
@@ -108,18 +112,18 @@ def test_an_order_by_weight_stays_when_the_mean_length_moves_a_little():
     texts = [f"w1 {'xx ' * (n % 9)}" for n in range(1000)]
     bm25 = BM25([str(n) for n in range(1000)], texts)
     bm25.best(["w1"], 3)
-    heads = bm25.weights.postings.parts[0].heads
-    assert len(heads) == 1
+    kept = bm25.weights.postings.parts[0].heads
+    assert len(kept) == 1
     longer = bm25.changed([], [str(n) for n in range(1001)], ["w1 " + "yy " * 40])
-    before = {**heads}
+    before = {**kept}
     found, scores = longer.best(["w1"], 3), longer.scores(["w1"])[0]
     assert longer.weights.postings.parts[0].heads == before
     check((found.rows[0], found.scores[0], found.rest[0]), scores, 3, np.ones(1001, dtype=bool))
     assert found.rest[0] == pytest.approx(np.sort(scores)[-4], rel=0.01)
     much = longer.changed([], [str(n) for n in range(1002)], ["zz " * 5000])
     found = much.best(["w1"], 3)
-    assert much.weights.postings.parts[0].heads is heads
-    assert all(heads[term] is not head for term, head in before.items())
+    assert much.weights.postings.parts[0].heads is kept
+    assert all(kept[term] is not head for term, head in before.items())
     check((found.rows[0], found.scores[0], found.rest[0]), much.scores(["w1"])[0], 3, np.ones(1002, dtype=bool))
 
 

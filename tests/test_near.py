@@ -120,6 +120,15 @@ def test_a_certificate_from_few_documents_is_never_contradicted(
         torch.testing.assert_close(found.scores, true.scores, atol=1e-4, rtol=1e-4)
 
 
+def test_what_a_search_of_some_does_not_know_is_guessed_below_all_that_it_knows():
+    nothing = -torch.inf
+    scores = torch.tensor([[0.5, nothing, 0.2], [nothing, nothing, nothing]])
+    nearest = Nearest.of_some(torch.tensor([[7, 90, 3], [90, 90, 90]]), scores)
+    assert nearest.positions.tolist() == [[3, 7, 90], [90, 90, 90]]
+    torch.testing.assert_close(nearest.rest, torch.tensor([0.2, nothing]))
+    assert not nearest.proven
+
+
 def big_tree(config: VectorsConfig | None = None) -> DocidTree:
     tree = random_tree(2000, branching=6, leaf=10)
     return tree if config is None else tree.stored_as(config)

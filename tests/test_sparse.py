@@ -95,7 +95,7 @@ def test_scores_are_sums_of_products_of_weights(folder, monkeypatch):
 def test_the_best_have_their_scores_and_no_other_has_more(folder):
     index = SparseIndex.of_texts(IDS, TEXTS, SparseModel.load(str(folder), "cpu"))
     scores, found = index.scores(QUERIES), index.best(QUERIES, 2, allowed=np.arange(5) != 1)
-    for own, rows, few, rest in zip(scores, *found, strict=True):
+    for own, rows, few, rest in zip(scores, found.rows, found.scores, found.rest, strict=True):
         assert len(rows) <= 2
         np.testing.assert_allclose(few, own[rows], rtol=1e-5)
         assert (np.delete(own, [1, *rows]) <= rest).all()

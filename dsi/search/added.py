@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from docids.lexical import Lexical
 from docids.tree import DocidTree
@@ -17,14 +18,14 @@ class BestAdded(NamedTuple):
     """Documents to which most is added.
 
     Attributes:
-        positions: for each query.
-        scores: what is added for these.
-        rest: [batch] no other document has more.
+        positions: [batch, n]; the number of documents is padding.
+        scores: [batch, n] what is added to these.
+        others: [batch, m] what is added to the documents that were asked for.
     """
 
-    positions: list[Tensor]
-    scores: list[Tensor]
-    rest: Tensor
+    positions: Tensor
+    scores: Tensor
+    others: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,22 +72,27 @@ class AddedScores:
             found += np.stack([self._lexical(n, own) for n, own in enumerate(rows)])
         return torch.from_numpy(found).to(positions.device)
 
-    def best(self, count: int, allowed: NDArray[np.bool_] | None) -> BestAdded:
-        """About the `count` documents of each query with the best lexical scores.
+    def best(self, count: int, allowed: NDArray[np.bool_] | None, others: Tensor) -> BestAdded:
+        """About the documents with the best lexical scores, and the scores of other ones.
 
         Args:
             count: at most so many for each.
             allowed: [documents] by docid position, True at those that count.
+            others: [batch, m] docid positions.
         """
         if self.lexical is None:
-            nothing = [torch.empty(0)] * len(self.texts)
-            return BestAdded([own.long() for own in nothing], nothing, torch.zeros(len(self.texts)))
+            nothing = torch.empty(len(self.texts), 0)
+            return BestAdded(nothing.long(), nothing, torch.zeros(others.shape))
         of_rows = None if allowed is None else np.asarray(allowed[self.tree.places].any(axis=1))
-        found = self.lexical.best(self.texts, count, self.factors, of_rows)
+        rows = self.tree.doc_rows[others.numpy()].astype(np.int64)
+        found = self.lexical.best(self.texts, count, self.factors, of_rows, rows)
         positions = [torch.from_numpy(self.tree.places[rows].ravel()).long() for rows in found.rows]
-        gains = (np.float32(self.weight) * own for own in found.scores)
-        scores = [torch.from_numpy(own.repeat(self.tree.most_places)) for own in gains]
-        return BestAdded(positions, scores, self.weight * torch.from_numpy(found.rest))
+        gains = [
+            torch.from_numpy((np.float32(self.weight) * own).repeat(self.tree.most_places)) for own in found.scores
+        ]
+        documents = pad_sequence(positions, batch_first=True, padding_value=self.tree.num_documents)
+        known = np.float32(self.weight) * np.stack(found.others)
+        return BestAdded(documents, pad_sequence(gains, batch_first=True), torch.from_numpy(known))
 
     def _lexical(self, n: int, rows: NDArray[np.integer]) -> NDArray[np.float32]:
         """[m] what query n adds to the documents in some rows of the table."""

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from dsi.search.added import AddedScores
 from dsi.trees.bounds import Nearest
@@ -44,32 +43,27 @@ class DocumentScores:
 
 
 def nearest_documents(
-    near: NearDocuments, scores: DocumentScores, count: int, looked_at: int, allowed: Tensor | None
+    near: NearDocuments, scores: DocumentScores, count: int, words: int, looked_at: int, allowed: Tensor | None
 ) -> Nearest:
     """About the best documents of each query, by all scores together.
 
     Args:
         near: finds documents of the tree by their vectors.
         scores: of documents.
-        count: so many by their vectors, and so many by their words.
+        count: so many by their vectors.
+        words: and so many by their words.
         looked_at: about how many documents are looked at for their vectors.
         allowed: [documents] True at those that count; all by default.
-
-    Returns:
-        `rest` is what the last of each kind suggests, and not proven.
     """
     mask, added = None if allowed is None else allowed.numpy(), scores.added
     positions = near(scores.queries, _BY_CODES * count, looked_at, mask)
     dots, order = scores.dots(positions).topk(min(count, positions.shape[1]), dim=1)
-    positions, rest = positions.gather(1, order), dots[:, -1]
+    positions = positions.gather(1, order)
     if added is None:
-        return Nearest.of_some(positions, dots / scores.temperature, rest / scores.temperature)
-    gains = added.of(positions.clamp(max=len(scores.dense.tree.doc_rows) - 1))
-    words = added.best(count, mask)
-    of_words = pad_sequence(words.positions, batch_first=True, padding_value=scores.dense.tree.num_documents)
-    found = torch.cat([positions, of_words], dim=1)
-    known = torch.cat([dots + gains, scores.dots(of_words) + pad_sequence(words.scores, batch_first=True)], dim=1)
-    return Nearest.of_some(*_once(found, known / scores.temperature), (rest + words.rest) / scores.temperature)
+        return Nearest.of_some(positions, dots / scores.temperature)
+    best = added.best(words, mask, positions.clamp(max=len(scores.dense.tree.doc_rows) - 1))
+    known = torch.cat([dots + best.others, scores.dots(best.positions) + best.scores], dim=1)
+    return Nearest.of_some(*_once(torch.cat([positions, best.positions], dim=1), known / scores.temperature))
 
 
 def _once(positions: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,8 +17,8 @@ from dsi.trees.cells import NearDocuments
 from dsi.trees.dense import CentroidScores, DenseScores, KnownScores, NodeScores
 from dsi.trees.estimates import EstimatedScores, NodeEstimates
 
-_NEAREST, _PER_ANSWER, _IN = 512, 4, 4096
-"""So many documents make the scores of nodes; more if many answers are asked for, or if they are fewer than one in 4,096."""
+_NEAREST, _PER_ANSWER, _IN = 512, 4, 8192
+"""So many documents make the scores of nodes; more if many answers are asked for, or if they are fewer than one in 8,192."""
 
 
 class TreeScorer:
@@ -119,7 +119,8 @@ class TreeScorer:
     def _best_below(self, batch: QueryBatch, queries: Tensor, request: SearchRequest) -> BestBelow:
         """Return the scores of nodes from the nearest documents."""
         temperature = request.config.ann_temperature
-        count = max(_NEAREST, _PER_ANSWER * request.k, self.tree.num_documents // _IN)
+        words = max(_NEAREST, _PER_ANSWER * request.k)
+        count = max(words, self.tree.num_documents // _IN)
         alive = self.occupied if request.alive is None else request.alive
         allowed = None if alive is None else alive[self.tree.num_inner :]
         looked_at = request.config.looked_at(self.tree.num_documents)
@@ -132,7 +133,7 @@ class TreeScorer:
                 scores = scores.masked_fill(~allowed, -torch.inf)
             return BestBelow.of_nearest(Nearest.of_all(scores, count), self.dense, scores)
         visit = DocumentScores(self.dense, queries, batch.added, temperature)
-        nearest = nearest_documents(self.near, visit, count, int(looked_at), allowed)
+        nearest = nearest_documents(self.near, visit, count, words, int(looked_at), allowed)
         return BestBelow.of_nearest(nearest, self.dense, None, visit)
 
     @cached_property

@@ -43,9 +43,13 @@ class Nearest:
         return cls._in_order(positions.masked_fill(values == -torch.inf, documents), values, rest)
 
     @classmethod
-    def of_some(cls, positions: Tensor, scores: Tensor, rest: Tensor) -> "Nearest":
-        """Documents [batch, n] that an approximate search found, in any order; scores are -inf at padding."""
-        return cls._in_order(positions, scores, rest, proven=False)
+    def of_some(cls, positions: Tensor, scores: Tensor) -> "Nearest":
+        """Documents [batch, n] that an approximate search found, in any order; scores are -inf at padding.
+
+        The guess for the others is the lowest score of these: a higher one draws the beam away from what is known.
+        """
+        lowest = scores.masked_fill(scores == -torch.inf, torch.inf).amin(dim=1)
+        return cls._in_order(positions, scores, lowest.where(lowest < torch.inf, -torch.inf), proven=False)
 
     @classmethod
     def _in_order(cls, positions: Tensor, scores: Tensor, rest: Tensor, *, proven: bool = True) -> "Nearest":

@@ -2,8 +2,8 @@
 
 Each system draws a curve over its own knob: recall@10 of the exact answer against milliseconds a query. The index (the cells
 of its tree; vectors as float32, or as int8 with codes) stands beside flat search, IVF-Flat, IVF-PQ with and without
-refinement, HNSW, and a linear router that chooses the same cells. Searches with BM25, and with a decoder of random weights,
-are measured too.
+refinement, HNSW, a linear router that chooses the same cells, and the beam of a generator alone. The index with BM25 is
+measured too.
 
 Searched are synthetic embeddings of the sizes given, or an index with the test queries of its collection. Systems are built
 first, and measured in a fresh process, alternating. Set OMP_NUM_THREADS for the number of threads that all of them use.
@@ -35,11 +35,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     from docids.storage import write_json, write_text
     from dsi.provenance import provenance
     from scripts.benchmarks.index_report import pictures, report
+    from scripts.benchmarks.index_systems import systems
 
+    systems(arguments.leave_out)  # refuses names that are none
     if arguments.measure:
         from scripts.benchmarks.index_measure import measure
 
-        print(json.dumps(measure(arguments.measure, arguments.rounds, arguments.hnsw_largest)))
+        print(json.dumps(measure(arguments.measure, arguments.rounds, arguments.leave_out)))
         return
     with tempfile.TemporaryDirectory() as temporary:
         work = arguments.work or Path(temporary)
@@ -62,7 +64,7 @@ def _arguments() -> argparse.ArgumentParser:
     given.add_argument("--data", type=collection_folder, metavar="DATA", help="the collection of RUN")
     given.add_argument("--rounds", type=count, default=10, help="of the alternating measurements")
     given.add_argument(
-        "--hnsw-largest", type=number(int, 0), default=1_000_000, metavar="N", help="leave HNSW out of more documents"
+        "--leave-out", nargs="*", default=[], metavar="NAME", help="systems that take too long, or much memory"
     )
     given.add_argument(
         "--output", type=output_folder, default=Path("index"), metavar="DIR", help="of JSON, tables and pictures"
@@ -82,7 +84,7 @@ def _collections(arguments: argparse.Namespace, work: Path) -> "list[tuple[str, 
 def _measured(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """The figures of one collection, built if it is not there."""
     _build(folder, arguments)
-    options = ["--rounds", str(arguments.rounds), "--hnsw-largest", str(arguments.hnsw_largest)]
+    options = ["--rounds", str(arguments.rounds), "--leave-out", *arguments.leave_out]
     command = [sys.executable, "-m", "scripts.benchmarks.index", "--measure", str(folder), *options]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
@@ -103,7 +105,7 @@ def _build(folder: Path, arguments: argparse.Namespace) -> None:
         else:
             write_synthetic(int(folder.name.split("x")[0]), arguments.dim, folder)
     data = Searched.load(folder)
-    for system in systems(data.tree.num_documents, arguments.hnsw_largest):
+    for system in systems(arguments.leave_out):
         system.prepare(data)
 
 

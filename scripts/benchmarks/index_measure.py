@@ -4,13 +4,12 @@ Milliseconds are of the processor: other work on the machine adds nothing to the
 clock on an idle machine. What the clock said is kept beside them.
 """
 
-import math
 import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import faiss
 import numpy as np
@@ -18,74 +17,54 @@ import torch
 from numpy.typing import NDArray
 
 from docids.clustering import DocidsConfig, build_tree
-from docids.lexical import Lexical
 from docids.storage import read_record
 from docids.tree import DocidTree
-from dsi.generator.config import GeneratorConfig
-from dsi.generator.model import DocidGenerator
-from dsi.search.added import AddedScores
-from dsi.search.beam import TreeSearcher
-from dsi.search.decoder import search_decoder
-from dsi.search.queries import QueryBatch
-from dsi.search.request import SearchConfig, SearchRequest
 from scripts.benchmarks.index_data import Searched, hardness
-from scripts.benchmarks.index_systems import (
-    LISTS,
-    Found,
-    K,
-    Lists,
-    Search,
-    SmallTree,
-    System,
-    Tree,
-    TreeSearch,
-    systems,
-)
+from scripts.benchmarks.index_faiss import LISTS, Found, Lists, Search, System
+from scripts.benchmarks.index_systems import SmallTree, Tree, TreeSearch, systems
 from scripts.benchmarks.memory import private_mib
 from scripts.benchmarks.timing import alternate
 
 Row = dict[str, Any]
+Value = TypeVar("Value")
 Asked = Callable[[slice], Found]
 BATCH = 64
-FUSED, DECODER = "dense and BM25", "decoder, dense and BM25"
-_STATES, _WIDTH = 16, 384
+FUSED = "dense and BM25"
 _MATRIX = 1000
 """Queries times dimensions from which faiss multiplies matrices. By default it does so from more on, and flat search for 64
 queries of 384 dimensions takes eight times as long."""
 
 
-def measure(folder: Path, rounds: int, hnsw_largest: int) -> dict[str, Any]:
-    """The figures of one collection, all of whose systems are built."""
+def measure(folder: Path, rounds: int, left_out: Sequence[str]) -> dict[str, Any]:
+    """The figures of one collection, all of whose systems are built but those that are left out, by name."""
     faiss.omp_set_num_threads(threads := torch.get_num_threads())
     faiss.cvar.distance_compute_blas_threshold = _MATRIX
     data = Searched.load(folder)
-    documents = data.tree.num_documents
-    chosen = systems(documents, hnsw_largest)
+    chosen = systems(left_out)
     sizes = {system.name: _sizes(system, data) for system in chosen}  # before this process has threads
+    figures = _alone(hardness, data.tree, data.queries)
     rows, functions = _dense(data, chosen)
-    lexical = data.lexical
-    for own, search in _fused(data, lexical):
+    for own, search in _fused(data, chosen):
         rows.append(own)
         functions.append(search)
     _time(rows, functions, len(data.queries), rounds)
     _rate(rows, data.relevant)
     return {
-        "documents": documents,
+        "documents": data.tree.num_documents,
         "dim": data.queries.shape[1],
         "queries": len(data.queries),
         "threads": threads,
-        "hardness": hardness(data.tree, data.queries),
+        "hardness": figures,
         "systems": sizes,
         "rows": rows,
-        "left out": {} if documents <= hnsw_largest else {"faiss HNSW": f"more than {hnsw_largest:,} documents"},
+        "left out": list(left_out),
     }
 
 
 def _sizes(system: System, data: Searched) -> Row:
     """Bytes a document and what building took."""
     documents, built = data.tree.num_documents, read_record(data.folder / "built.json")
-    with multiprocessing.get_context("fork").Pool(1) as alone:
-        private, adding = alone.apply(_private, (system, data)), alone.apply(_adding, (system, data))
+    private, adding = _alone(_private, system, data), _alone(_adding, system, data)
     seconds = built[system.name] + (built[LISTS] if isinstance(system, Lists) else 0)
     if isinstance(system, Tree):
         seconds = None if data.seconds is None else seconds + data.seconds
@@ -96,6 +75,12 @@ def _sizes(system: System, data: Searched) -> Row:
         "ms to add one": round(1000 * adding, 1),
         "build seconds": None if seconds is None else round(seconds, 1),
     }
+
+
+def _alone(function: Callable[..., Value], *given: object) -> Value:
+    """What a function returns in a process of its own, which gives its memory back."""
+    with multiprocessing.get_context("fork").Pool(1) as process:
+        return process.apply(function, given)
 
 
 def _private(system: System, data: Searched) -> float:
@@ -131,63 +116,20 @@ def _asking(search: Search, data: Searched, value: float) -> Asked:
     return lambda own: search(data.queries[own], value)
 
 
-def _fused(data: Searched, lexical: Lexical) -> list[tuple[Row, Asked]]:
-    """Rows of the index with BM25, and with a decoder too; the first of either kind is exact."""
-    found: list[tuple[Row, Asked]] = []
-    for system in (Tree(), SmallTree()):
+def _fused(data: Searched, chosen: Sequence[System]) -> list[tuple[Row, Asked]]:
+    """Rows of the index with BM25; the first one is exact."""
+    found, lexical = [], data.lexical
+    for system in (own for own in chosen if type(own) in (Tree, SmallTree)):
         tree = DocidTree.load(data.folder / system.files[0])
         search = TreeSearch(tree, lexical, data.lexical_weight)
         for value in sorted(system.knobs(tree.num_documents), reverse=True):
             row = {"scores": FUSED, "system": system.name, "knob": system.knob, "value": value}
             found.append((row, _asking_words(search, data, value)))
-    decoder = Decoder(tree, lexical, data)
-    own = {"scores": DECODER, "system": system.name, "knob": "probed"}
-    every = [({**own, "value": value}, decoder.asking(value)) for value in (math.inf, 0.0)]
-    return [*found, *every]
+    return found
 
 
 def _asking_words(search: TreeSearch, data: Searched, value: float) -> Asked:
     return lambda own: search(data.queries[own], value, data.texts[own])
-
-
-class Decoder:
-    """A search with a decoder of two layers and random weights, on states that an encoder might give.
-
-    Args:
-        tree: what it decodes.
-        lexical: BM25.
-        data: the queries.
-    """
-
-    def __init__(self, tree: DocidTree, lexical: Lexical, data: Searched) -> None:
-        config = GeneratorConfig(decoder="", num_layers=2, num_heads=6)
-        generator = DocidGenerator.create(config, tree, _WIDTH).eval()
-        self.searcher = TreeSearcher(tree, search_decoder(generator), torch.device("cpu"))
-        self.lexical, self.data = lexical, data
-        rng = torch.Generator().manual_seed(0)
-        self.states = torch.randn(BATCH, _STATES, _WIDTH, generator=rng)
-
-    def asking(self, probed: float) -> Asked:
-        """A search with the knob `probed`; 0 is the default of an index."""
-        config = SearchConfig(alpha=0.5, beam_width=K, lexical_weight=self.data.lexical_weight, probed=probed)
-        request = SearchRequest(K, config)
-        all_scored = config.looked_at(self.data.tree.num_documents) == math.inf
-        step = max(1, 2**26 // self.data.tree.num_documents) if all_scored else BATCH
-
-        def search(own: slice) -> Found:
-            starts = range(own.start, own.stop, step)
-            return np.concatenate([self._search(slice(n, min(n + step, own.stop)), request) for n in starts])
-
-        return search
-
-    def _search(self, own: slice, request: SearchRequest) -> Found:
-        texts, embeddings = self.data.texts[own], torch.from_numpy(self.data.queries[own])
-        added = AddedScores(texts, self.searcher.tree, self.lexical, self.data.lexical_weight)
-        states = self.states[: len(texts)]
-        mask = torch.ones(states.shape[:2], dtype=torch.bool)
-        batch = QueryBatch(torch.arange(len(texts)), states, mask, embeddings, texts, added)
-        found: Found = self.searcher.search(self.searcher.score(batch, request), request).positions.numpy()
-        return found
 
 
 class Timed:
@@ -242,5 +184,3 @@ def _rate(rows: list[Row], relevant: Sequence[Sequence[int]]) -> None:
         if relevant:
             hits = [bool(set(own) & set(judged)) for own, judged in zip(found.tolist(), relevant, strict=False)]
             row["Hit@10"] = round(float(np.mean(hits)), 4)
-        if row["scores"] == DECODER:
-            row.pop("Hit@10", None)  # its weights are random

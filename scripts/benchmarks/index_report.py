@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.tables import markdown_table
-from scripts.benchmarks.index_measure import DECODER, FUSED
+from scripts.benchmarks.index_measure import FUSED
 
 Row = dict[str, Any]
 Curves = dict[str, list[tuple[float, float]]]
@@ -17,8 +17,8 @@ def report(record: dict[str, Any]) -> str:
     lines = [f"# {_title(record)}", "", _about(record), ""]
     lines += ["## Milliseconds a query at a recall", "", _by_recall(record), ""]
     lines += ["## Every knob", "", _all_rows(record), ""]
-    for name, reason in record["left out"].items():
-        lines += [f"Left out: {name} ({reason}).", ""]
+    if record["left out"]:
+        lines += [f"Left out: {'; '.join(record['left out'])}.", ""]
     return "\n".join(lines)
 
 
@@ -37,7 +37,7 @@ def _about(record: dict[str, Any]) -> str:
 def _by_recall(record: dict[str, Any]) -> str:
     """For each system the cheapest knob that reaches a recall, and the bytes."""
     rows = []
-    for kind in ("dense", FUSED, DECODER):
+    for kind in ("dense", FUSED):
         names = dict.fromkeys(row["system"] for row in record["rows"] if row["scores"] == kind)
         rows += [[f"{name} ({kind})", *_cheapest(record, kind, name)] for name in names]
     heads = [
@@ -81,7 +81,7 @@ def _all_rows(record: dict[str, Any]) -> str:
 
 def _cells(row: Row, *, judged: bool) -> list[str]:
     value = float(row["value"])
-    shown = "all" if math.isinf(value) else "default" if row["scores"] == DECODER else f"{value:,.0f}"
+    shown = "all" if math.isinf(value) else f"{value:,.0f}"
     knob = f"{row['knob']} {shown}" if row["knob"] else ""
     hit = [f"{row['Hit@10']:.3f}" if "Hit@10" in row else ""] if judged else []
     times = [f"{row[f'ms at batch {batch}']:.3g}" for batch in (1, 64)]

@@ -1,25 +1,16 @@
-"""The systems that the index benchmark compares: each is built into a file, loaded, and searched with a knob.
-
-A search takes queries [n, dim] and the value of the knob, and returns [n, 10] documents, numbered in docid order. Knows nothing
-of times and measures.
-"""
+"""Our systems in the index benchmark, and the list of all."""
 
 import math
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
 
-import faiss as library
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from docids.lexical import Lexical
-from docids.storage import map_tensors, read_record, save_tensors, write_json
+from docids.storage import map_tensors, save_tensors
 from docids.tree import DocidTree
 from docids.updating import add_documents
-from docids.vectors import VectorsConfig, searchable_parts
+from docids.vectors import VectorsConfig
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig
 from dsi.generator.tied import TiedGenerator
 from dsi.search.added import AddedScores
@@ -29,54 +20,23 @@ from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.trees.cells import Cells, NearDocuments
 from scripts.benchmarks.index_data import Searched
+from scripts.benchmarks.index_faiss import (
+    Codes,
+    Flat,
+    Floats,
+    Found,
+    Graph,
+    K,
+    Lists,
+    RefinedCodes,
+    Search,
+    System,
+    code_bytes,
+)
 from scripts.benchmarks.index_router import routed, trained_router
 
-faiss: Any = library  # its stubs lack some keywords
-Floats = NDArray[np.float32]
-Found = NDArray[np.int64]
-Search = Callable[[Floats, float], Found]
-
-K = 10
 _FULL_SCORES = 1 << 26
 """Scores of all documents that are in memory at a time."""
-_REFINED = (10, 100)
-"""faiss re-scores so many times the answers, half of nprobe between these; our search 1,024 documents."""
-LISTS = "lists"
-_BLOCK = 100_000
-
-
-class System(ABC):
-    """One way to find the nearest documents.
-
-    Attributes:
-        name: in tables.
-        knob: what is varied.
-        files: of the collection's folder that it searches.
-    """
-
-    name: str
-    knob: str
-    files: tuple[str, ...]
-
-    @abstractmethod
-    def build(self, data: Searched) -> None:
-        """Write the files."""
-
-    @abstractmethod
-    def load(self, data: Searched) -> Search:
-        """Read the files."""
-
-    @abstractmethod
-    def knobs(self, documents: int) -> list[float]:
-        """The values of the knob for so many documents, ascending."""
-
-    @abstractmethod
-    def add(self, data: Searched) -> Callable[[], object]:
-        """What adds one document to the system as it is in memory; ours searches it once as well."""
-
-    def prepare(self, data: Searched) -> None:
-        """Build once, and keep how long it took."""
-        once(data, self.name, self.build)
 
 
 class Tree(System):
@@ -112,6 +72,32 @@ class SmallTree(Tree):
         """Encode the vectors."""
         size = code_bytes(data.queries.shape[1])
         data.tree.stored_as(VectorsConfig("int8", size)).save(data.folder / self.files[0])
+
+
+class Descent(SmallTree):
+    """A generator alone, whose beam goes down the tree of the index and ranks the documents that it reaches.
+
+    It has tied tokens and is not trained: a trained one asks each level with another vector, at the same cost. It looks at no
+    documents but those that its beam reaches.
+    """
+
+    name, knob = "ours, a generator alone", "beam"
+
+    def prepare(self, data: Searched) -> None:
+        """The index with int8 vectors is built before."""
+        SmallTree().prepare(data)
+        super().prepare(data)
+
+    def build(self, data: Searched) -> None:
+        """Nothing of its own."""
+
+    def load(self, data: Searched) -> Search:
+        """As in `System`."""
+        return TreeSearch(DocidTree.load(data.folder / self.files[0])).descend
+
+    def knobs(self, documents: int) -> list[float]:
+        """10 to 640."""
+        return [10.0 * 2**n for n in range(7)]
 
 
 class RoutedTree(Tree):
@@ -162,218 +148,32 @@ class TreeSearch:
         step = max(1, _FULL_SCORES // documents) if probed >= documents else len(queries)
         texts = texts or [""] * len(queries)
         parts = [slice(start, start + step) for start in range(0, len(queries), step)]
-        return np.concatenate([self._search(queries[own], probed, list(texts[own])) for own in parts])
+        config = SearchConfig(alpha=0.0, beam_width=K, probed=probed)
+        return np.concatenate([self._search(queries[own], config, list(texts[own])) for own in parts])
 
-    def _search(self, queries: Floats, probed: float, texts: list[str]) -> Found:
+    def descend(self, queries: Floats, beam: float) -> Found:
+        """[n, 10] documents that a generator finds alone."""
+        config = SearchConfig(fusion="estimate", alpha=0.0, beam_width=int(beam))
+        return self._search(queries, config, [""] * len(queries))
+
+    def _search(self, queries: Floats, config: SearchConfig, texts: list[str]) -> Found:
         added = AddedScores(texts, self.searcher.tree, self.lexical, self.weight) if self.lexical else None
         states, mask = torch.zeros(len(queries), 1, 1), torch.ones(len(queries), 1, dtype=torch.bool)
         rows, embeddings = torch.arange(len(queries)), torch.from_numpy(queries)
         batch = QueryBatch(rows, states, mask, embeddings, texts, added)
-        request = SearchRequest(K, SearchConfig(alpha=0.0, beam_width=K, probed=probed))
+        request = SearchRequest(K, config)
         return self.searcher.search(self.searcher.score(batch, request), request).positions.numpy()
 
 
-class FaissSystem(System):
-    """An index of faiss in a file, all of it in memory."""
+def systems(left_out: Collection[str] = ()) -> list[System]:
+    """The systems, without some of them by name; flat search, the exact answer, always and first.
 
-    file: str
-
-    @property
-    def files(self) -> tuple[str, ...]:  # type: ignore[override]
-        """As in `System`."""
-        return (self.file,)
-
-    @abstractmethod
-    def make(self, data: Searched) -> Any:
-        """The index, with the documents."""
-
-    def search(self, index: Any, queries: Floats, knob: float) -> Found:
-        """[n, 10] documents."""
-        found: Found = index.search(queries, K)[1]
-        return found
-
-    def build(self, data: Searched) -> None:
-        """As in `System`."""
-        faiss.write_index(self.make(data), str(data.folder / self.file))
-
-    def load(self, data: Searched) -> Search:
-        """As in `System`."""
-        index = faiss.read_index(str(data.folder / self.file))
-        return lambda queries, knob: self.search(index, queries, knob)
-
-    def add(self, data: Searched) -> Callable[[], object]:
-        """As in `System`."""
-        index = faiss.read_index(str(data.folder / self.file))
-        return lambda: index.add(data.queries[:1])
-
-
-class Flat(FaissSystem):
-    """The exact answer."""
-
-    name, knob, file = "faiss Flat", "", "flat.faiss"
-
-    def make(self, data: Searched) -> Any:
-        """As in `FaissSystem`."""
-        index = faiss.IndexFlatIP(data.queries.shape[1])
-        index.add(_points(data))
-        return index
-
-    def knobs(self, documents: int) -> list[float]:
-        """None."""
-        return [0]
-
-
-class Lists(FaissSystem):
-    """An inverted file; all of them have the same lists."""
-
-    name, knob, file = "faiss IVF-Flat", "nprobe", "ivf-flat.faiss"
-
-    def prepare(self, data: Searched) -> None:
-        """As in `System`."""
-        once(data, LISTS, train_lists)
-        super().prepare(data)
-
-    def make(self, data: Searched) -> Any:
-        """As in `FaissSystem`."""
-        index = faiss.IndexIVFFlat(*coarse(data), faiss.METRIC_INNER_PRODUCT)
-        return _filled(index, data)
-
-    def knobs(self, documents: int) -> list[float]:
-        """1, 2, 4, … up to a quarter of the lists."""
-        return [float(2**n) for n in range(20) if 2**n <= max(1, num_lists(documents) // 4)]
-
-    def search(self, index: Any, queries: Floats, knob: float) -> Found:
-        """As in `FaissSystem`."""
-        found: Found = index.search(queries, K, params=faiss.SearchParametersIVF(nprobe=int(knob)))[1]
-        return found
-
-
-class Codes(Lists):
-    """An inverted file with a product quantiser's codes of residuals, as many bytes as ours."""
-
-    name, file = "faiss IVF-PQ", "ivf-pq.faiss"
-
-    def make(self, data: Searched) -> Any:
-        """As in `FaissSystem`."""
-        quantizer, dim, lists = coarse(data)
-        return _filled(faiss.IndexIVFPQ(quantizer, dim, lists, code_bytes(dim), 8, faiss.METRIC_INNER_PRODUCT), data)
-
-
-class RefinedCodes(Codes):
-    """As many bytes, half a byte a part, which faiss scans fastest; the best are scored anew by int8 vectors, as in ours."""
-
-    name, file = "faiss IVF-PQ fast scan, int8 refined", "ivf-pq-int8.faiss"
-
-    def make(self, data: Searched) -> Any:
-        """As in `FaissSystem`."""
-        quantizer, dim, lists = coarse(data)
-        plain = faiss.IndexIVFPQ(quantizer, dim, lists, 2 * code_bytes(dim), 4, faiss.METRIC_INNER_PRODUCT)
-        base = faiss.IndexIVFPQFastScan(_filled(plain, data))
-        exact = faiss.IndexScalarQuantizer(base.d, faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT)
-        exact.train(_sample(data, 100_000))
-        exact.add(_points(data))
-        index = faiss.IndexRefine(base, exact)
-        index.own_fields = index.own_refine_index = False
-        self.parts = base, exact
-        return index
-
-    def search(self, index: Any, queries: Floats, knob: float) -> Found:
-        """As in `FaissSystem`."""
-        lists, factor = faiss.SearchParametersIVF(nprobe=int(knob)), float(np.clip(knob / 2, *_REFINED))
-        given = faiss.IndexRefineSearchParameters(k_factor=factor, base_index_params=lists)
-        found: Found = index.search(queries, K, params=given)[1]
-        return found
-
-
-class Graph(FaissSystem):
-    """A navigable graph with 32 links a document."""
-
-    name, knob, file = "faiss HNSW", "efSearch", "hnsw.faiss"
-
-    def make(self, data: Searched) -> Any:
-        """As in `FaissSystem`."""
-        index = faiss.IndexHNSWFlat(data.queries.shape[1], 32, faiss.METRIC_INNER_PRODUCT)
-        index.add(_points(data))
-        return index
-
-    def knobs(self, documents: int) -> list[float]:
-        """16 to 1,024."""
-        return [float(2**n) for n in range(4, 11)]
-
-    def search(self, index: Any, queries: Floats, knob: float) -> Found:
-        """As in `FaissSystem`."""
-        found: Found = index.search(queries, K, params=faiss.SearchParametersHNSW(efSearch=int(knob)))[1]
-        return found
-
-
-def systems(documents: int, hnsw_largest: int) -> list[System]:
-    """The systems for so many documents, flat search first."""
-    every = [Flat(), Tree(), SmallTree(), RoutedTree(), Lists(), Codes(), RefinedCodes()]
-    return [*every, Graph()] if documents <= hnsw_largest else every
-
-
-def code_bytes(dim: int) -> int:
-    """Bytes of codes: those that a large index has by default."""
-    return searchable_parts(dim) // 2
-
-
-def num_lists(documents: int) -> int:
-    """Of an inverted file."""
-    return int(4 * math.sqrt(documents))
-
-
-def train_lists(data: Searched) -> None:
-    """Write the means of the lists, by k-means of 64 documents a list, and the list of each document."""
-    count = num_lists(data.tree.num_documents)
-    means = faiss.Kmeans(
-        data.queries.shape[1], count, niter=10, seed=0, max_points_per_centroid=64, min_points_per_centroid=1
-    )
-    means.train(_sample(data, 64 * count))
-    own = [means.index.search(block, 1)[1][:, 0] for _, block in _blocks(data)]
-    save_tensors(
-        {"means": means.centroids, "list_of": np.concatenate(own).astype(np.int32)},
-        data.folder / f"{LISTS}.safetensors",
-    )
-
-
-def coarse(data: Searched) -> tuple[Any, int, int]:
-    """The quantizer that chooses lists, the dimension, and how many lists there are."""
-    means = np.array(map_tensors(data.folder / f"{LISTS}.safetensors")["means"])
-    quantizer = faiss.IndexFlatIP(means.shape[1])
-    quantizer.add(means)
-    return quantizer, means.shape[1], len(means)
-
-
-def once(data: Searched, name: str, build: Callable[[Searched], None]) -> None:
-    """Build what is not there yet, and keep how long it took in `built.json`."""
-    record = data.folder / "built.json"
-    built = read_record(record)
-    if name not in built:
-        started = time.process_time()
-        build(data)
-        write_json(record, {**built, name: round(time.process_time() - started, 1)})
-
-
-def _filled(index: Any, data: Searched) -> Any:
-    index.train(_sample(data, 65_536))
-    lists = map_tensors(data.folder / f"{LISTS}.safetensors")["list_of"].astype(np.int64)
-    for start, block in _blocks(data):
-        ids = np.arange(start, start + len(block))
-        arrays = [faiss.swig_ptr(own) for own in (block, ids, lists[start:])]
-        index.add_core(len(block), *arrays)
-    return index
-
-
-def _blocks(data: Searched) -> Iterator[tuple[int, Floats]]:
-    for start in range(0, data.tree.num_documents, _BLOCK):
-        yield start, np.ascontiguousarray(data.tree.embeddings[start : start + _BLOCK])
-
-
-def _points(data: Searched) -> Floats:
-    return np.ascontiguousarray(data.tree.embeddings[:])
-
-
-def _sample(data: Searched, count: int) -> Floats:
-    total = data.tree.num_documents
-    rows = np.random.default_rng(0).choice(total, min(count, total), replace=False)
-    return np.ascontiguousarray(data.tree.embeddings[np.sort(rows)])
+    Raises:
+        ValueError: a name that is none, or that of flat search.
+    """
+    others = [Tree(), SmallTree(), Descent(), RoutedTree(), Lists(), Codes(), RefinedCodes(), Graph()]
+    names = [system.name for system in others]
+    for name in left_out:
+        if name not in names:
+            raise ValueError(f"--leave-out takes {', '.join(map(repr, names))}, got {name!r}.")
+    return [Flat(), *(system for system in others if system.name not in left_out)]

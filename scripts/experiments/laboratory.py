@@ -39,7 +39,7 @@ from scripts.experiments.tables import Row
 SPLIT = "test"
 ANSWERS = 10
 BEAMS = (10, 20, 50)
-PLANS = (0.03, 0.1, 0.3, 1.0, 3.0)
+PLANS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 """Weights of BM25 beside log-probabilities that are tried on dev."""
 
 

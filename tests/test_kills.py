@@ -22,6 +22,7 @@ from dsi.pipeline import TrainingRun
 from dsi.search.answers import Hits
 from dsi.stages import StageFolders
 from scripts.main import main
+from tests.conftest import thin_out
 from tests.kills import fork, kill_within, status_of
 from tests.test_pipeline import write_settings
 
@@ -47,7 +48,7 @@ def config(tmp_path, sentence_t5_folder, t5_folder) -> Path:
 @pytest.fixture
 def train(beir, config) -> Callable[[Path], None]:
     """Trains a tiny index in a folder."""
-    common = ["train", "--config", str(config), "--data", str(beir()), "--device", "cpu", "--output"]
+    common = ["train", "--config", str(config), "--data", str(thin_out(beir(), dev=4)), "--device", "cpu", "--output"]
 
     def run(folder: Path) -> None:
         if main([*common, str(folder)]):
@@ -154,6 +155,17 @@ def test_a_stage_alone_refuses_damaged_input_and_the_store_is_not_believed(confi
     first.all_stages()
     assert not first.seconds  # the store is whole again
     assert outputs(tmp_path / "a") == outputs(tmp_path / "b") == whole
+
+
+def test_a_store_gives_no_docids_in_the_format_of_another_version(config, beir, tmp_path, monkeypatch):
+    collection, store = dsi.read_collection(beir()), tmp_path / "store"
+    for name, made in (("a", {"encoder", "pseudo_queries", "docids"}), ("b", set()), ("c", {"docids"})):
+        if name == "c":
+            monkeypatch.setattr("dsi.pipeline.FORMAT_VERSION", 99)
+        run = TrainingRun(tmp_path / name, collection, read_config(config), "cpu", store)
+        for stage in (run.generate_queries, run.train_encoder, run.build_docids):
+            stage()
+        assert run.seconds.keys() == made
 
 
 def test_a_stage_is_up_to_date_if_its_files_are_and_those_it_was_made_from(tmp_path):

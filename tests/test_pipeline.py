@@ -1,13 +1,15 @@
 """The whole line as a user runs it, on 40 documents with tiny T5 models: commands, resuming after SIGKILL, two processes."""
 
 import dataclasses
+import gc
+import importlib
 import io
 import json
+import math
 import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -31,12 +33,11 @@ from dsi import GenerativeRetriever, load_rerankers, systems
 from dsi.config import CONFIGS, Config, config_names, from_dict, read_config, write_config
 from dsi.generator.kinds import load_generator
 from dsi.pipeline import TrainingRun
+from scripts.experiments import figure5
 from scripts.main import main
 from tests.conftest import thin_out, write_collection
 from tests.kills import fork, status_of
-
-ROOT = Path(__file__).parent.parent
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+from tests.together import together
 
 
 def write_settings(path: Path, encoder_folder: Path, t5_folder: Path, **sections: dict[str, object]) -> Path:
@@ -48,7 +49,7 @@ def write_settings(path: Path, encoder_folder: Path, t5_folder: Path, **sections
             "contrastive": {"epochs": 1.0, "batch_size": 16, "temperature": 0.1, "fill_with_pseudo_queries": True},
             "docids": {"branching": 4, "max_leaf_size": 4},
             "generator": {"decoder": str(t5_folder)},
-            "training": {"epochs": 6.0, "batch_size": 16, "learning_rate": 2e-3},
+            "training": {"epochs": 2.0, "batch_size": 16, "learning_rate": 2e-3},
             "search": {"beam_width": 10},
         },
         "test",
@@ -62,6 +63,7 @@ TIED: dict[str, dict[str, object]] = {
     "objective": {"name": "estimate", "distillation": 0.5, "dense_temperature": 0.1},
     "ranking": {"epochs": 6.0, "batch_size": 8},
 }
+LONGER: dict[str, object] = {"epochs": 6.0}
 
 
 @pytest.fixture
@@ -85,7 +87,7 @@ def trained(whole, tmp_path):
 
 
 def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path, capsys, monkeypatch):
-    data, run = thin_out(beir(), dev=2, test=3), tmp_path / "run"
+    data, run = thin_out(beir(), dev=6, test=3), tmp_path / "run"
     common = ["--data", str(data), "--output", str(run), "--device", "cpu"]
     assert main(["train-generator", "--config", str(config), *common]) == 2
     assert "run `dsi train-encoder`" in capsys.readouterr().err
@@ -204,8 +206,8 @@ def test_texts_of_documents_are_never_in_memory_all(
 def test_a_killed_training_goes_on_to_the_same_index(
     sections, killed_in, beir, tmp_path, sentence_t5_folder, t5_folder
 ):
-    config = write_settings(tmp_path / "config.toml", sentence_t5_folder, t5_folder, **sections)
-    data, whole, killed = beir(), tmp_path / "whole", tmp_path / "killed"
+    config = write_settings(tmp_path / "config.toml", sentence_t5_folder, t5_folder, **sections, training=LONGER)
+    data, whole, killed = thin_out(beir(), dev=4), tmp_path / "whole", tmp_path / "killed"
     train = ["train", "--config", str(config), "--data", str(data), "--device", "cpu", "--output"]
     assert main([*train, str(whole)]) == 0
     process = fork(lambda: main([*train, str(killed)]))
@@ -294,16 +296,30 @@ def test_calls_with_something_else_than_a_collection_or_a_device_say_what_they_t
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_several_processes_do_what_one_does(processes, beir, tmp_path, sentence_bert_folder, t5_folder):
+def test_several_processes_do_what_one_does(processes, beir, tmp_path, sentence_bert_folder, t5_folder, monkeypatch):
     """Every stage starts from what one process made before it, so that only the stage itself is compared."""
+    monkeypatch.setattr(figure5, "ALPHAS", (0.0, 0.3, 1.0))
+    monkeypatch.setattr(figure5, "BETAS", (0.0, 1.0, math.inf))
+    monkeypatch.setattr(figure5, "grid_figure", lambda *_: None)
     data = thin_out(beir(), dev=2, test=5)
     one, results = tmp_path / "one", [tmp_path / "one.json", tmp_path / "several.json"]
-    config = write_settings(tmp_path / "one.toml", sentence_bert_folder, t5_folder, generator={"dropout": 0.0})
+    config = write_settings(
+        tmp_path / "one.toml", sentence_bert_folder, t5_folder, generator={"dropout": 0.0}, training=LONGER
+    )
     config.write_text(config.read_text().replace('cluster_on = "documents"', 'cluster_on = "queries"'))
     shared = halved(config, processes)
-    tied = write_settings(tmp_path / "tied.toml", sentence_bert_folder, t5_folder, **TIED)
+    tied = write_settings(
+        tmp_path / "tied.toml",
+        sentence_bert_folder,
+        t5_folder,
+        **(TIED | {"ranking": {"epochs": 2.0, "batch_size": 8}}),
+    )
     whole = tmp_path / "whole.toml"
-    whole.write_text(shared.read_text().replace("train_encoder = false", "train_encoder = true"))
+    whole.write_text(
+        shared.read_text()
+        .replace("train_encoder = false", "train_encoder = true")
+        .replace("epochs = 6.0", "epochs = 3.0")
+    )
     assert main(["train", "--config", str(config), "--data", str(data), "--output", str(one), "--device", "cpu"]) == 0
     evaluate = [str(one), "--data", str(data), "--device", "cpu", "--results"]
     assert main(["evaluate", *evaluate, str(results[0])]) == 0
@@ -325,7 +341,7 @@ def test_several_processes_do_what_one_does(processes, beir, tmp_path, sentence_
     tables = ["--config", str(short), "--data", str(data), "--output", str(tmp_path / "tables"), "--device", "cpu"]
     table3 = ["experiments.reproduce", "table3", *tables, "--rows", "whole text", "fused (paper)", "after search"]
     commands += [table3, ["experiments.reproduce", "figure5", *tables]]
-    printed = accelerate(processes, commands)
+    printed = together(processes, lambda: run_commands(commands), tmp_path)
 
     check_encoders(read_config(config), one / "encoder", tmp_path / "encoder" / "encoder")
     trees = [DocidTree.load(run / "docids" / "docids.safetensors") for run in (one, tmp_path / "docids")]
@@ -362,7 +378,7 @@ def check_tied(config: Path, data: Path, one: Path, several: Path) -> None:
 def check_tables(folder: Path, table3: list[str], printed: str) -> None:
     """One process, on what several have trained, measures what they measured."""
     assert printed.count("table3, seed 0: ") == 3
-    assert printed.count("figure5: alpha") == 45
+    assert printed.count("figure5: alpha") == 1 + 2 * 3
     text, rows = (folder / "table3.md").read_text(), json.loads((folder / "table3.json").read_text())["rows"]
     assert len(rows) == 3
     (folder / "table3.json").unlink()
@@ -450,24 +466,11 @@ def test_rerankers_are_trained_measured_and_searched_with(config, beir, tmp_path
     assert "there are both, my-lambdasmart" in capsys.readouterr().err
 
 
-RUNS_COMMANDS = """
-import gc, importlib, json, sys
-for module, *arguments in json.loads(sys.argv[1]):
-    importlib.import_module(f"scripts.{module}").main(arguments)
-    gc.freeze()  # as in conftest.py
-"""
-
-
-def accelerate(processes: int, commands: list[list[str]]) -> str:
-    """What several modules of scripts, each with its arguments, print under one `accelerate launch`."""
-    # --multi_gpu is accelerate's name for its torchrun launcher; with --device cpu the processes talk through gloo.
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", str(processes),
-              "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--no_python"]  # fmt: skip
-    done = subprocess.run(
-        [*launch, sys.executable, "-c", RUNS_COMMANDS, json.dumps(commands)],
-        cwd=ROOT, env=ENVIRONMENT, check=True, capture_output=True, text=True,
-    )  # fmt: skip
-    return done.stdout
+def run_commands(commands: list[list[str]]) -> None:
+    """Run several modules of scripts, each with its arguments."""
+    for module, *arguments in commands:
+        importlib.import_module(f"scripts.{module}").main(arguments)
+        gc.freeze()  # as in conftest.py
 
 
 def test_configurations_survive_writing_and_unknown_keys_name_the_nearest(tmp_path):

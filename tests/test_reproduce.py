@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import Trainer
 
 from docids.collection import read_collection
 from docids.processes import Processes
@@ -25,6 +26,12 @@ from tests.conftest import thin_out
 from tests.test_tree_models import table_rows
 
 
+@pytest.fixture(autouse=True)
+def no_checkpoints(monkeypatch):
+    """None of these trainings is killed."""
+    monkeypatch.setattr(Trainer, "_save_checkpoint", lambda *_: None)
+
+
 @pytest.fixture
 def config(tmp_path, sentence_t5_folder, t5_folder):
     changes = {
@@ -34,7 +41,7 @@ def config(tmp_path, sentence_t5_folder, t5_folder):
         "docids": {"branching": 4, "max_leaf_size": 4},
         "examples": {"pseudo_queries_per_document": 2},
         "generator": {"decoder": str(t5_folder)},
-        "training": {"epochs": 1.0, "batch_size": 16, "learning_rate": 2e-3},
+        "training": {"epochs": 1.0, "batch_size": 64, "learning_rate": 2e-3},
         "search": {"beam_width": 10},
     }
     write_config(Config().with_changes(changes), tmp_path / "config.toml")
@@ -43,7 +50,7 @@ def config(tmp_path, sentence_t5_folder, t5_folder):
 
 @pytest.fixture
 def data(beir):
-    return thin_out(beir(), dev=2, test=2)
+    return thin_out(beir(), dev=6, test=2)
 
 
 def read_rows(path: Path) -> dict[str, dict[str, Any]]:

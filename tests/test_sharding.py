@@ -1,30 +1,31 @@
 """One search shared by processes gives what one process gives."""
 
 import json
-import subprocess
 import sys
 
 import numpy as np
 import pytest
+from accelerate.commands.launch import launch_command, launch_command_parser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from docids.processes import Processes
+from dsi import GenerativeRetriever
+from dsi.launch import launch
 from dsi.sharding import own_documents, search_shards
 from tests.conftest import random_tree
+from tests.kills import fork, status_of
 from tests.test_updates import QUERIES, small_index
+from tests.together import together
 
 PROGRAM = """
-import json, sys
+import pathlib, sys
 from dsi.launch import launch
-from dsi.retriever import GenerativeRetriever
-from dsi.sharding import search_shards
 
-processes, retriever = launch("cpu"), GenerativeRetriever.from_pretrained(sys.argv[1], device="cpu")
-found = search_shards(retriever, ["the danube", "noble gases"], 7, processes=processes, **json.loads(sys.argv[2]))
-if processes.is_main:
-    print(processes.count, json.dumps([[*own, own.exact] for own in found]))
+processes = launch("cpu")
+pathlib.Path(sys.argv[1], str(processes.rank)).write_text(repr(processes.gather((processes.rank, processes.count))))
 """
+"""For real processes, which import everything: no more than what a launcher decides."""
 
 
 @settings(max_examples=40, deadline=None)
@@ -65,20 +66,28 @@ def test_merged_answers_are_those_of_one_process(encoder, options):
 
 
 def test_two_processes_search_as_one(encoder, tmp_path):
-    retriever = small_index(encoder)
+    retriever, queries = small_index(encoder), ["the danube", "noble gases"]
     retriever.save_pretrained(tmp_path / "index")
-    options = {"exact": True}
-    launcher = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1",
-                "--mixed_precision", "no", "--dynamo_backend", "no", "--no_python"]  # fmt: skip
-    program = [sys.executable, "-c", PROGRAM, str(tmp_path / "index"), json.dumps(options)]
-    done = subprocess.run(
-        [sys.executable, *launcher, *program], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    count, found = done.stdout.strip().splitlines()[-1].split(" ", 1)
-    assert count == "2"
-    expected = retriever.search(["the danube", "noble gases"], 7, exact=True)
-    for own, other in zip(json.loads(found), expected, strict=True):
+
+    def search() -> None:
+        processes, own = launch("cpu"), GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
+        found = search_shards(own, queries, 7, processes=processes, exact=True)
+        if processes.is_main:
+            (tmp_path / "found.json").write_text(json.dumps([processes.count, [[*hits, hits.exact] for hits in found]]))
+
+    together(2, search, tmp_path)
+    count, found = json.loads((tmp_path / "found.json").read_text())
+    assert count == 2
+    expected = retriever.search(queries, 7, exact=True)
+    for own, other in zip(found, expected, strict=True):
         assert own.pop() is True
         assert [hit[2] for hit in own] == [hit.doc_id for hit in other]
         np.testing.assert_allclose([hit[1] for hit in own], [hit.score for hit in other], rtol=1e-4, atol=1e-4)
+
+
+def test_processes_of_a_launcher_know_each_other(tmp_path):
+    launcher = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1",
+                "--mixed_precision", "no", "--dynamo_backend", "no", "--no_python"]  # fmt: skip
+    asked = launch_command_parser().parse_args([*launcher, sys.executable, "-c", PROGRAM, str(tmp_path)])
+    assert status_of(fork(lambda: launch_command(asked))) == 0
+    assert [(tmp_path / rank).read_text() for rank in "01"] == ["[(0, 2), (1, 2)]"] * 2

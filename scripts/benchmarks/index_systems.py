@@ -77,8 +77,8 @@ class SmallTree(Tree):
 class Descent(SmallTree):
     """A generator alone, whose beam goes down the tree of the index and ranks the documents that it reaches.
 
-    It has tied tokens and is not trained: a trained one asks each level with another vector, at the same cost. It looks at no
-    documents but those that its beam reaches.
+    It has tied tokens without look-ahead, and is not trained: a trained one asks each level with another vector, at the same
+    cost. It looks at no documents but those that its beam reaches.
     """
 
     name, knob = "ours, a generator alone", "beam"
@@ -128,7 +128,7 @@ class TreeSearch:
     """
 
     def __init__(self, tree: DocidTree, lexical: Lexical | None = None, weight: float = 0.0) -> None:
-        config = GeneratorConfig(docid_tokens="tied", decoder="", num_layers=0)
+        config = GeneratorConfig(docid_tokens="tied", decoder="", num_layers=0, look_ahead=0)
         generator = TiedGenerator.create(config, tree, tree.embeddings.shape[1], ObjectiveConfig("estimate"))
         self.searcher = TreeSearcher(tree, search_decoder(generator.eval()), torch.device("cpu"))
         self.lexical, self.weight = lexical, weight

@@ -376,8 +376,8 @@ class TrainingRun:
         }.get(stage, [stage])
         settings = [dataclasses.asdict(getattr(self.config, section)) for section in sections]
         earlier = [self._stages.key(name) for name in self._needs(stage)]
-        version = FORMAT_VERSION if stage in ("docids", "lexical") else None  # files of another version cannot be read
-        return digest([stage, settings, earlier, self.collection.digest, self.config.dev_queries, extra, version])
+        version = [FORMAT_VERSION] if stage in ("docids", "lexical") else []  # files of another one cannot be read
+        return digest([stage, settings, earlier, self.collection.digest, self.config.dev_queries, extra, *version])
 
     @contextmanager
     def _stage(self, name: str, extra: str = "") -> Iterator[str]:

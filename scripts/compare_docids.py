@@ -3,7 +3,7 @@
 Measured for each: the generator alone and fused, where its search loses the right prefix, the tree, documents added after
 training, and queries with a typo. Rows share what they have in common (OUTPUT/store), and each is written as soon as it is
 measured, so a killed command continues with the next. Files are OUTPUT/NAME.json, .values.json.gz, .md and .svg, where NAME is
-"tied" or "digits", the docid tokens.
+"tied" or "digits", the docid tokens; with --without-added "tied-trained" or "digits-trained".
 """
 
 import sys
@@ -29,6 +29,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     given.add_argument("--seeds", type=number(int, 0), nargs="+", default=[0], help="of clustering and training")
     given.add_argument("--digits", action="store_true", help="train a decoder of (level, digit) tokens")
+    given.add_argument(
+        "--without-added",
+        action="store_true",
+        help="leave out documents added later, and half of the training with them",
+    )
     add_device(given)
     arguments = given.parse_args(argv)
     load_libraries()
@@ -44,7 +49,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     collection = read_collection(arguments.data, dev_queries=config.dev_queries)
     laboratory = Laboratory(collection, config, arguments.output, arguments.device)
     names = arguments.schemes or schemes_for(collection)
-    laboratory.say(compare(laboratory, names, arguments.seeds, digits=arguments.digits))
+    laboratory.say(
+        compare(laboratory, names, arguments.seeds, digits=arguments.digits, add=not arguments.without_added)
+    )
 
 
 if __name__ == "__main__":

@@ -76,6 +76,14 @@ def test_schemes_are_measured_beside_each_other_and_a_killed_command_continues(c
     assert again["title", 0]["systems"] == rows["title", 0]["systems"]
 
 
+def test_without_documents_added_later_half_is_trained(command, tmp_path, capsys):
+    assert command("--schemes", "kmeans", "--without-added") == 0
+    assert "Documents added after training" not in capsys.readouterr().out
+    output = tmp_path / "out"
+    assert "added" not in found_in(output / "tied-trained.json")["kmeans", 0]
+    assert [len(list((output / "store" / stage).iterdir())) for stage in ("encoder", "generator")] == [1, 1]
+
+
 def test_digits_and_names_of_schemes(command, tmp_path, capsys, monkeypatch):
     own = {**docids.DIGITS, "generator": {"docid_tokens": "digits", "num_layers": 1, "num_heads": 4}}
     monkeypatch.setattr(docids, "DIGITS", {**own, "examples": {}, "training": {"epochs": 1.0}})

@@ -55,7 +55,9 @@ def shape(method: str, documents: int, branching: int) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if name in SCHEMES.get(method, ())}
 
 
-def compare(laboratory: Laboratory, names: Sequence[str], seeds: Sequence[int], *, digits: bool = False) -> str:
+def compare(
+    laboratory: Laboratory, names: Sequence[str], seeds: Sequence[int], *, digits: bool = False, add: bool = True
+) -> str:
     """Train and measure every scheme under every seed; tables and picture are written after each seed.
 
     Args:
@@ -63,9 +65,10 @@ def compare(laboratory: Laboratory, names: Sequence[str], seeds: Sequence[int], 
         names: of schemes.
         seeds: of clustering and training.
         digits: train a decoder of (level, digit) tokens, not the generator of the configuration.
+        add: measure documents that are added later too, for which encoder and generators are trained once more.
     """
-    comparison, text = Comparison(laboratory, digits), ""
-    experiment = comparison.base.generator.docid_tokens
+    comparison, text = Comparison(laboratory, digits, add), ""
+    experiment = comparison.base.generator.docid_tokens + ("" if add else "-trained")
     laboratory.kept(experiment, BASELINES, 0, comparison.base, comparison.baselines)
     for seed in seeds:  # one seed of every scheme before the next seed of any
         for name in names:
@@ -82,10 +85,11 @@ class Comparison:
     Args:
         laboratory: trains.
         digits: with (level, digit) tokens.
+        add: with documents that are added later.
     """
 
-    def __init__(self, laboratory: Laboratory, digits: bool) -> None:
-        self.laboratory, self.collection = laboratory, laboratory.collection
+    def __init__(self, laboratory: Laboratory, digits: bool, add: bool) -> None:
+        self.laboratory, self.collection, self.add = laboratory, laboratory.collection, add
         self._changes = DIGITS if digits else NOTHING
         self.base = laboratory.config(Row(BASELINES, "", self._changes, seeded=()), 0)
 
@@ -129,10 +133,10 @@ class Comparison:
             },
             **self._systems(runs),
         }
-        added = self._added(
-            config, {beam: own.run for beam, own in descents.items()}
-        )  # last: it trains in the same folder
-        return {**found, "added": added}
+        if not self.add:
+            return found
+        trained = {beam: own.run for beam, own in descents.items()}
+        return {**found, "added": self._added(config, trained)}  # last: it trains in the same folder
 
     def _systems(self, runs: Mapping[str, Run]) -> dict[str, Any]:
         """Means by split and values per query of some runs."""

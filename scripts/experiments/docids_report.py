@@ -44,7 +44,7 @@ def write_report(output: Path, experiment: str, names: Sequence[str], seeds: Seq
         *(f"## {title}\n\n{_quality(records, values, system)}" for system, title in SYSTEMS.items()),
         f"## Where the search loses the right prefix\n\n{_lost(records)}",
         f"## The trees\n\n{_trees(records)}",
-        f"## Documents added after training\n\n{_added(records)}",
+        *([f"## Documents added after training\n\n{_added(records)}"] if _have_added(records) else []),
         f"## Queries with a typo\n\n{_typos(records, baselines)}",
     ]
     text = "\n\n".join(parts)
@@ -127,6 +127,10 @@ def _trees(records: Records) -> str:
         f"{markdown_table(heads, rows)}\n\n{legend}\n\nEntropy of the digits, 1 is even:\n\n{entropy}\n\n"
         f"Fill, the mean number of children as a share of the largest:\n\n{fill}"
     )
+
+
+def _have_added(records: Records) -> bool:
+    return all("added" in record["found"] for own in records.values() for record in own)
 
 
 def _added(records: Records) -> str:

@@ -67,7 +67,7 @@ def compare(
         digits: train a decoder of (level, digit) tokens, not the generator of the configuration.
         add: measure documents that are added later too, for which encoder and generators are trained once more.
     """
-    comparison, text = Comparison(laboratory, digits, add), ""
+    comparison, text = Comparison(laboratory, digits=digits, add=add), ""
     experiment = comparison.base.generator.docid_tokens + ("" if add else "-trained")
     laboratory.kept(experiment, BASELINES, 0, comparison.base, comparison.baselines)
     for seed in seeds:  # one seed of every scheme before the next seed of any
@@ -88,7 +88,7 @@ class Comparison:
         add: with documents that are added later.
     """
 
-    def __init__(self, laboratory: Laboratory, digits: bool, add: bool) -> None:
+    def __init__(self, laboratory: Laboratory, *, digits: bool, add: bool) -> None:
         self.laboratory, self.collection, self.add = laboratory, laboratory.collection, add
         self._changes = DIGITS if digits else NOTHING
         self.base = laboratory.config(Row(BASELINES, "", self._changes, seeded=()), 0)

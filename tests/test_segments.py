@@ -547,4 +547,4 @@ def test_schemes_are_compared_with_segments_by_name(beir, tmp_path):
     laboratory = Laboratory(dsi.read_collection(beir()), dsi.Config.named("example"), tmp_path, "cpu")
     config = Comparison(laboratory, digits=False, add=True).config("kmeans+3", 1)
     assert (config.docids.method, config.docids.segments, config.docids.seed) == ("kmeans", 3, 1)
-    assert Comparison(laboratory, False).config("kmeans", 1).docids.segments == 1
+    assert Comparison(laboratory, digits=False, add=True).config("kmeans", 1).docids.segments == 1

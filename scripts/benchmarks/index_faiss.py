@@ -26,6 +26,8 @@ Search = Callable[[Floats, float], Found]
 K = 10
 _REFINED = (10, 100)
 """faiss re-scores so many times the answers, half of nprobe between these; our search 1,024 documents."""
+_WIDER = 4
+"""Codes that are all there is have so many times the bytes of codes with vectors beside them: a small index in memory."""
 LISTS = "lists"
 _BLOCK = 100_000
 
@@ -140,18 +142,19 @@ class Lists(FaissSystem):
 
 
 class Codes(Lists):
-    """An inverted file with a product quantiser's codes of residuals, as many bytes as ours."""
+    """An inverted file with a product quantiser's codes of residuals: about as many bytes as the index keeps in memory."""
 
     name, file = "faiss IVF-PQ", "ivf-pq.faiss"
 
     def make(self, data: Searched) -> Any:
         """As in `FaissSystem`."""
         quantizer, dim, lists = coarse(data)
-        return _filled(faiss.IndexIVFPQ(quantizer, dim, lists, code_bytes(dim), 8, faiss.METRIC_INNER_PRODUCT), data)
+        size = max(n for n in range(1, _WIDER * code_bytes(dim) + 1) if dim % n == 0)
+        return _filled(faiss.IndexIVFPQ(quantizer, dim, lists, size, 8, faiss.METRIC_INNER_PRODUCT), data)
 
 
 class RefinedCodes(Codes):
-    """As many bytes, half a byte a part, which faiss scans fastest; the best are scored anew by int8 vectors, as in ours."""
+    """Codes of half a byte a part, as large as ours, which faiss scans fastest; the best are scored by int8, as in ours."""
 
     name, file = "faiss IVF-PQ fast scan, int8 refined", "ivf-pq-int8.faiss"
 
@@ -198,7 +201,7 @@ class Graph(FaissSystem):
 
 
 def code_bytes(dim: int) -> int:
-    """Bytes of codes: those that a large index has by default."""
+    """Bytes of a code in a large index."""
     return searchable_parts(dim) // 2
 
 

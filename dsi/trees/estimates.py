@@ -80,12 +80,22 @@ class NodeEstimates:
         own = self._whole_level(level) if nodes is None else self._vectors_below(nodes, level)
         weight = size_weight * scale if self.largest else size_weight
         values = own.vectors @ queries.T * scale + (own.size_terms * weight)[:, None]  # [vectors, batch]
-        padded = values.new_full((*own.exists.shape, len(queries)), torch.finfo(values.dtype).min)
-        padded = padded.masked_scatter(own.exists[:, :, None], values)  # [nodes, g, batch]
-        return self._combine(padded.transpose(1, 2)).T
+        return self._combine_runs(values, own.owners).T
 
     def _combine(self, values: Tensor) -> Tensor:
         return values.amax(dim=-1) if self.largest else values.logsumexp(dim=-1)
+
+    def _combine_runs(self, values: Tensor, owners: Tensor) -> Tensor:
+        """[nodes, batch] from the values [vectors, batch] of what stands for the nodes, not padded to the widest node."""
+        places = owners[:, None].expand_as(values)
+        most = values.new_full((int(owners[-1]) + 1, values.shape[1]), -torch.inf).scatter_reduce(
+            0, places, values, "amax"
+        )
+        if self.largest:
+            return most
+        most = most.detach()
+        shares = (values - most[owners]).exp()
+        return most + shares.new_zeros(most.shape).index_add(0, owners, shares).log()
 
     def _size_terms_of(self, nodes: Tensor) -> Tensor:
         inner = nodes < self.tree.num_inner
@@ -120,16 +130,16 @@ class NodeEstimates:
     def _vectors_below(self, nodes: Tensor, level: int) -> "_Vectors":
         below, exists = (each[0] for each in self._below(nodes[None], level))  # [nodes, g]
         own = below[exists]
-        return _Vectors(self.dense.vectors(own), self._size_terms_of(own), exists)
+        return _Vectors(self.dense.vectors(own), self._size_terms_of(own), exists.nonzero()[:, 0])
 
 
 @dataclass(frozen=True)
 class _Vectors:
-    """What stands for some nodes: vectors [n, dim], their size terms [n], and the places [nodes, g] that they fill in order."""
+    """What stands for some nodes: vectors [n, dim], their size terms [n], and the place of the node [n], ascending."""
 
     vectors: Tensor
     size_terms: Tensor
-    exists: Tensor
+    owners: Tensor
 
 
 @dataclass(frozen=True)

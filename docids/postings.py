@@ -86,7 +86,7 @@ class Postings:
         gone[leaving if self.slots is None else self.slots[leaving]] = True
         lost = [_terms_of(part, gone[part.first : part.end]) for part in self.parts]
         parts = [
-            Part(part.lists, part.first, {term: head for term, head in part.heads.items() if not own[term]})
+            Part(part.lists, part.first, {term: head for term, head in part.heads.copy().items() if not own[term]})
             for part, own in zip(self.parts, lost, strict=True)
         ]
         frequencies = self.frequencies.copy()
@@ -156,7 +156,7 @@ def _terms_of(part: Part, gone: Mask) -> NDArray[np.int64]:
     few = np.flatnonzero(gone)
     if not len(few):
         return np.zeros(len(starts) - 1, dtype=np.int64)
-    places = []
+    places = [np.empty(0, dtype=np.int64)]
     for start in range(0, len(documents), _BLOCK):
         block = documents[start : start + _BLOCK]
         found = (

@@ -200,7 +200,7 @@ def lists_problem(
         values: [entries] one a number, finite.
         most: how many numbers there are.
     """
-    if not len(starts) or starts[0] or starts[-1] != len(numbers) or (np.diff(starts) < 0).any():
+    if not len(starts) or starts[0] or starts[-1] != len(numbers) or (starts[1:] < starts[:-1]).any():
         return "lists do not lie one after another"
     if len(numbers) != len(values) or (len(numbers) and (numbers.min() < 0 or numbers.max() >= most)):
         return "lists name documents that there are not"

@@ -27,6 +27,7 @@ LARGE = 262_144
 _LARGEST = 127
 _CODEWORDS, _FEW_CODEWORDS = 256, 16
 _TRAIN_VECTORS = 65_536
+_TOO_LARGE = 1e15
 _PARTS, _PART = 32, 8
 """Codes to search by have at least so many parts, and parts of at most so many dimensions."""
 
@@ -117,7 +118,7 @@ class Product:
         """Codewords of a sample of vectors, by k-means; `parts` divides their dimension.
 
         Raises:
-            ValueError: there are fewer vectors than 256 codewords.
+            ValueError: there are fewer vectors than 256 codewords, or they are too long.
         """
         n, dim = vectors.shape
         if n < codewords == _CODEWORDS:
@@ -127,7 +128,10 @@ class Product:
         sample = np.random.default_rng(seed).choice(n, min(max(n, codewords), _TRAIN_VECTORS), replace=n < codewords)
         quantizer = faiss.ProductQuantizer(dim, parts, codewords.bit_length() - 1)
         quantizer.cp.seed, quantizer.cp.min_points_per_centroid = seed, 1
-        quantizer.train(np.ascontiguousarray(vectors[np.sort(sample)]))
+        points = np.ascontiguousarray(vectors[np.sort(sample)])
+        if not np.abs(points).max() < _TOO_LARGE:  # faiss ends the process
+            raise ValueError(f"Embeddings that get codes must be below {_TOO_LARGE:g}, got {np.abs(points).max():g}.")
+        quantizer.train(points)
         return cls(faiss.vector_to_array(quantizer.centroids).reshape(parts, codewords, -1).copy())
 
     @property

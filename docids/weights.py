@@ -166,8 +166,7 @@ class Weights:
             budget = int(budget * len(allowed) / many)
         seen = self._seen([list(self._read(part, terms, budget)) for part in self.postings.parts], allowed, others)
         places, limit = _highest(seen.bounds, count)
-        places = places[np.lexsort((-seen.sums[places], seen.rows[places]))]
-        places = places[np.diff(seen.rows[places], prepend=-1) > 0]  # a document may come twice
+        places = places[np.argsort(seen.rows[places])]
         rows, rest = seen.rows[places], max(seen.rest, limit) * _ROUNDING
         scores = self._completed(seen.sums[places], rows, seen.left)
         return Best(rows, scores, rest, self._completed(seen.others, others, seen.left))
@@ -185,7 +184,9 @@ class Weights:
         found, gains = sums[others], [_EMPTY]
         for rows, _ in read:
             gains.append(sums[rows])
-            sums[rows] = 0  # a document counts where it comes first
+            sums[rows] = -np.inf  # a document counts where it comes first
+        for rows, _ in read:
+            sums[rows] = 0
         self._idle.append(sums)
         bounds = [own + bound for own, (_, bound) in zip(gains[1:], read, strict=True)]
         rows = np.concatenate([_NONE, *(rows for rows, _ in read)])

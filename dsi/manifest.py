@@ -4,6 +4,7 @@ An index may come from a stranger, who can make the sums fit anything. So they t
 whoever loads it, and here what it is: a regular file inside the folder, and none that could run code. Opens no part.
 """
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -70,8 +71,8 @@ def search_config(manifest: dict[str, Any], source: str = "manifest.json") -> Se
         ValueError: an unknown setting, or a wrong type or value.
     """
     record = manifest["search"]
-    if record.get("beta") == "inf":  # JSON has no infinity
-        record = {**record, "beta": float("inf")}
+    endless = (name for name in ("beta", "probed") if record.get(name) == "inf")  # JSON has no infinity
+    record = {**record, **dict.fromkeys(endless, math.inf)}
     return from_dict(SearchConfig, record, f"{source}: search")
 
 

@@ -1,11 +1,13 @@
 """An index from a stranger runs nothing, hangs nothing and crashes nothing: a change in its files is an error or harmless."""
 
 import json
+import math
 import os
 import pickle
 import re
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -326,6 +328,11 @@ def test_a_header_ends_within_its_file(stranger, length):
         ("indptr", lambda own: own[1:], "there is not one list a term"),
         ("indptr", lambda own: np.delete(own, 5), "there is not one list a term"),
         ("indptr", lambda own: np.where(own == own.max(), np.int32(10**9), own), "do not lie one after another"),
+        (
+            "indptr",
+            lambda own: np.r_[own[:1], np.int32([2 * 10**9, -(2 * 10**9)]), own[3:]],
+            "do not lie one after another",
+        ),
         ("data", lambda own: own * np.float32(np.nan), "not finite"),
         ("data", lambda own: own[1:], "documents that there are not"),
         ("data", lambda own: own * 0, "not above 0"),
@@ -496,6 +503,14 @@ def test_a_manifest_that_says_what_it_should_not(stranger, change, words):
     edit_json(stranger / "manifest.json", lambda manifest: manifest.update(change))
     with pytest.raises(ValueError, match=re.escape(words)):
         GenerativeRetriever.from_pretrained(stranger, device="cpu")
+
+
+def test_a_manifest_keeps_settings_without_an_end(stranger, tmp_path):
+    retriever = GenerativeRetriever.from_pretrained(stranger, device="cpu")
+    retriever.search_config = replace(retriever.search_config, probed=math.inf, beta=math.inf)
+    retriever.save_pretrained(tmp_path / "saved")
+    loaded = GenerativeRetriever.from_pretrained(tmp_path / "saved", device="cpu")
+    assert loaded.search_config == retriever.search_config
 
 
 @pytest.mark.parametrize(

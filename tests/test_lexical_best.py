@@ -158,3 +158,19 @@ def test_saved_are_the_words_of_this_index_alone(tmp_path):
     loaded = BM25.load(tmp_path, ["a"])
     assert loaded.terms("helium neon") == bm25.terms("helium neon")
     assert bm25.run({"q": "helium gas"}, 3) == loaded.run({"q": "helium gas"}, 3)
+
+
+def test_scores_are_true_when_weights_have_fallen_below_the_bounds_of_their_lists():
+    texts = ["alpha beta cc dd" if n % 2 else "xx yy zz vv" for n in range(200)]
+    bm25 = BM25([str(n) for n in range(200)], texts, 0.9, 0.4)
+    bm25.best(["alpha beta"], 5)  # orders the lists, for the mean length of now
+    longer = bm25.changed([], [str(n) for n in range(201)], ["uu " * 100])
+    found, scores = longer.best(["alpha beta"], 5), longer.scores(["alpha beta"])[0]
+    assert len(found.rows[0]) == 5
+    check((found.rows[0], found.scores[0], found.rest[0]), scores, 5, np.ones(201, dtype=bool))
+
+
+def test_documents_without_a_word_can_leave():
+    bm25 = BM25(["a"], ["neon gas"]).changed([], ["a", "b"], ["the"]).changed([1], ["a"], [])
+    np.testing.assert_array_equal(bm25.scores(["neon"]), BM25(["a"], ["neon gas"]).scores(["neon"]))
+    assert BM25(["a", "b"], ["", ""]).changed([0], ["b"], []).scores(["neon"]).tolist() == [[0.0]]

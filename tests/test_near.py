@@ -125,7 +125,7 @@ def test_what_a_search_of_some_does_not_know_is_guessed_below_all_that_it_knows(
     scores = torch.tensor([[0.5, nothing, 0.2], [nothing, nothing, nothing]])
     nearest = Nearest.of_some(torch.tensor([[7, 90, 3], [90, 90, 90]]), scores)
     assert nearest.positions.tolist() == [[3, 7, 90], [90, 90, 90]]
-    torch.testing.assert_close(nearest.rest, torch.tensor([0.2, nothing]))
+    torch.testing.assert_close(nearest.rest, torch.tensor([0.2, 0.0]))
     assert not nearest.proven
 
 
@@ -140,6 +140,37 @@ def searched(
     request = SearchRequest(10, SearchConfig(alpha=alpha, beam_width=20, probed=probed), alive)
     found = searcher.search(searcher.score(batch, request), request)
     return found.positions, found.scores, found.exact
+
+
+@pytest.mark.parametrize("probed", [-1, 0.125, math.nan])
+def test_a_number_of_documents_to_look_at_is_one_or_more(probed):
+    with pytest.raises(
+        ValueError, match=r"probed must be a number of documents from 1 on, inf for all, or 0 to choose"
+    ):
+        SearchConfig(probed=probed)
+
+
+def test_many_equal_scores_at_the_last_rank_are_an_answer(monkeypatch):
+    monkeypatch.setattr(scorer, "_NEAREST", 20)
+    points = np.random.default_rng(0).normal(size=(300, 16)).astype(np.float32)
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    points[50:250:2] = points[0]
+    tree = build_tree(points, DocidsConfig(branching=4, max_leaf_size=8))
+    states, mask, _ = random_queries(1)
+    batch = QueryBatch(torch.arange(1), states, mask, torch.from_numpy(points[:1]), [""])
+    for probed in (math.inf, 299):
+        _, scores, exact = searched(searcher_for(tree, random_tied(tree)), batch, probed)
+        torch.testing.assert_close(scores, torch.ones(1, 10))
+        assert exact.tolist() == [probed == math.inf]
+
+
+def test_a_query_that_is_near_nothing_gets_answers():
+    tree = big_tree(VectorsConfig("int8", 8))
+    searcher, batch = searcher_for(tree, random_tied(tree)), query_batch(tree, 2, 1, 0.0)
+    batch.embeddings[0] = 0
+    positions, scores, _ = searched(searcher, batch, 300)
+    assert (positions >= 0).all()
+    assert (scores[0] == 0).all()
 
 
 def test_cells_partition_the_documents():
@@ -240,6 +271,15 @@ def test_updates_keep_the_lists_of_codes(config):
             torch.testing.assert_close(found[1], every[1], atol=1e-4, rtol=1e-4)
             assert (tree.doc_rows[found[0]] >= 0).all()
     assert 0 < len(searcher.near.later) <= 120
+
+
+def test_a_tree_from_before_an_update_finds_what_the_update_removed():
+    before = big_tree(VectorsConfig("int8", 8))
+    after, batch = remove_documents(before, np.arange(1500)), query_batch(before, 5, 1, 0.0)
+    searched(searcher_for(after, random_tied(after)), batch, 100)  # makes the cells
+    searcher = searcher_for(before, random_tied(before))
+    found, every = searched(searcher, batch, 1999), searched(searcher, batch, math.inf)
+    torch.testing.assert_close(found[1], every[1], atol=1e-4, rtol=1e-4)
 
 
 MEASURED = """

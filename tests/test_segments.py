@@ -231,9 +231,7 @@ def test_a_tree_knows_the_places_of_a_row_and_keeps_them_on_disk(tmp_path):
     save_made(docids, segments, documents, tmp_path, VectorsConfig(), 3)
     loaded, _ = load_docids(tmp_path)
     assert (loaded.fingerprint, loaded.segments) == (tree.fingerprint, 3)
-    again = read_docids(
-        tmp_path / "docids.tsv", ["a", "a", "a", "b", "c", "c"]
-    )  # the file has a line a segment, in order
+    again = read_docids(tmp_path / "docids.tsv", [*"aaabcc"], segmented=True)  # a line a segment, in order
     np.testing.assert_array_equal(again.paths, docids.paths)
 
 
@@ -418,6 +416,14 @@ def test_with_segments_the_lines_of_a_document_are_those_of_its_segments(tmp_pat
     np.testing.assert_array_equal(tree.embeddings[:], documents.embeddings[[2, 1, 3, 0]])
 
 
+def test_a_line_too_many_is_named_where_every_text_is_one_segment(tmp_path):
+    documents = file_input(tmp_path / "docids.tsv", ["a\t1", "a\t4", "b\t2", "c\t3"], rows=np.arange(3))
+    with pytest.raises(
+        ValueError, match=r"line 2: the document 'a' has 2 docids for 1 segments; give each segment one"
+    ):
+        make_docids(documents)
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
@@ -540,6 +546,7 @@ def test_a_search_that_looks_at_some_places_gives_documents_once_with_their_own_
         assert len(set(rows.tolist())) == k
         assert not filtered or (rows % 3 > 0).all()
         np.testing.assert_allclose(found.scores[query], scores[query, positions], atol=1e-4)
+        np.testing.assert_allclose(found.scores[query], scores[query][tree.places[rows]].amax(dim=1), atol=1e-4)
     assert not found.exact.any()
 
 

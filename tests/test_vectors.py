@@ -105,6 +105,13 @@ def test_codes_that_cannot_be_are_refused(config, message):
         random_tree(50).stored_as(config)
 
 
+def test_values_that_would_end_the_process_are_refused():
+    points = np.random.default_rng(0).normal(size=(50, 32)).astype(np.float32)
+    points[3, 5] = 1e20
+    with pytest.raises(ValueError, match=r"Embeddings that get codes must be below 1e\+15, got 1e\+20"):
+        Product.fit(points, 8, 16)
+
+
 def test_settings_out_of_range_are_refused():
     with pytest.raises(ValueError, match=r"vectors\.kind must be one of float32, float16, int8, pq, got 'int4'"):
         VectorsConfig("int4")

@@ -102,7 +102,7 @@ class TreeSearcher(TreeScorer):
         nothing = Answers.empty(len(nearest.scores), k, nearest.scores)
         best = nothing.merge(nearest.positions, nearest.scores, torch.zeros_like(nearest.scores), self.doc_rows)
         lowest = torch.finfo(nearest.rest.dtype).min
-        known = (best.scores[:, -1] > nearest.rest.clamp(min=lowest)).all()
+        known = (best.scores[:, -1] >= nearest.rest.clamp(min=lowest)).all()
         return (best.positions, best.scores) if known else None
 
     def most_answers(self, request: SearchRequest) -> int:

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from docids.tree import DocidTree
 from dsi.search.added import AddedScores
 from dsi.trees.bounds import Nearest
 from dsi.trees.cells import NearDocuments
@@ -59,16 +61,26 @@ def nearest_documents(
     positions = near(scores.queries, _BY_CODES * count, looked_at, mask)
     dots, order = scores.dots(positions).topk(min(count, positions.shape[1]), dim=1)
     positions = positions.gather(1, order)
+    tree = scores.dense.tree
+    if tree.most_places > 1:  # a document has the score of its best place
+        positions = _all_places(positions, tree)
+        positions, dots = _once(positions, scores.dots(positions), tree.num_documents)
     if added is None:
         return Nearest.of_some(positions, dots / scores.temperature)
-    best = added.best(words, mask, positions.clamp(max=len(scores.dense.tree.doc_rows) - 1))
+    best = added.best(words, mask, positions.clamp(max=tree.num_documents - 1))
     known = torch.cat([dots + best.others, scores.dots(best.positions) + best.scores], dim=1)
-    return Nearest.of_some(*_once(torch.cat([positions, best.positions], dim=1), known / scores.temperature))
+    positions = torch.cat([positions, best.positions], dim=1)
+    return Nearest.of_some(*_once(positions, known / scores.temperature, tree.num_documents))
 
 
-def _once(positions: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Documents [batch, n], some of them twice, and their scores: ascending, and -inf where one is there already."""
+def _once(positions: Tensor, scores: Tensor, padding: int) -> tuple[Tensor, Tensor]:
+    """Documents [batch, n] and their scores, with padding for what is there already, whose score is -inf."""
     positions, order = positions.sort(dim=1)
-    scores = scores.gather(1, order)
-    scores[:, 1:] = scores[:, 1:].masked_fill(positions[:, 1:] == positions[:, :-1], -torch.inf)
-    return positions, scores
+    again = F.pad(positions[:, 1:] == positions[:, :-1], (1, 0))
+    return positions.masked_fill(again, padding), scores.gather(1, order).masked_fill(again, -torch.inf)
+
+
+def _all_places(positions: Tensor, tree: DocidTree) -> Tensor:
+    """[batch, n * most_places] all places of the documents at positions [batch, n]; some are there several times."""
+    places = torch.from_numpy(tree.places[tree.doc_rows[positions.clamp(max=tree.num_documents - 1)]]).long()
+    return places.masked_fill(positions[:, :, None] == tree.num_documents, tree.num_documents).flatten(1)

@@ -69,8 +69,10 @@ class SearchConfig:
             raise ValueError(
                 f"lexical_weight must be between 0 (dense scores alone) and 1e6, got {self.lexical_weight}."
             )
-        if not self.probed >= 0:
-            raise ValueError(f"probed must be a number of documents, inf for all, or 0 to choose, got {self.probed}.")
+        if not (self.probed == 0 or self.probed >= 1):
+            raise ValueError(
+                f"probed must be a number of documents from 1 on, inf for all, or 0 to choose, got {self.probed}."
+            )
         if self.lexical_weight and self.fusion == "paper":
             raise ValueError(
                 'lexical_weight needs fusion "bound" or "estimate", got "paper": centroids have no BM25 score.'

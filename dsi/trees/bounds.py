@@ -46,10 +46,11 @@ class Nearest:
     def of_some(cls, positions: Tensor, scores: Tensor) -> "Nearest":
         """Documents [batch, n] that an approximate search found, in any order; scores are -inf at padding.
 
-        The guess for the others is the lowest score of these: a higher one draws the beam away from what is known.
+        The guess for the others is the lowest score of these: a higher one draws the beam away from what is known. It is 0 if
+        there are none.
         """
         lowest = scores.masked_fill(scores == -torch.inf, torch.inf).amin(dim=1)
-        return cls._in_order(positions, scores, lowest.where(lowest < torch.inf, -torch.inf), proven=False)
+        return cls._in_order(positions, scores, lowest.where(lowest < torch.inf, 0.0), proven=False)
 
     @classmethod
     def _in_order(cls, positions: Tensor, scores: Tensor, rest: Tensor, *, proven: bool = True) -> "Nearest":
@@ -62,7 +63,7 @@ class Nearest:
             return None
         order = self.scores.argsort(dim=1, descending=True, stable=True)[:, :k]
         scores = self.scores.gather(1, order)
-        if not (scores[:, -1] > self.rest.where(self.rest > -torch.inf, -torch.finfo(scores.dtype).max)).all():
+        if not (scores[:, -1] >= self.rest.where(self.rest > -torch.inf, -torch.finfo(scores.dtype).max)).all():
             return None
         return self.positions.gather(1, order), scores
 

@@ -49,12 +49,13 @@ class Cells:
     def of(cls, estimates: NodeEstimates) -> "Cells":
         """The cells of a tree, by its estimates without look-ahead; made of its codes, or of codes that are made for it.
 
-        The first call makes them; trees that updates make of this one have the same.
+        The first call makes them; trees that updates make of this one have the same. A tree from before those updates can hold
+        more documents, and has them made anew.
         """
-        kept = estimates.tree.embeddings.kept
-        if "cells" not in kept:
-            kept["cells"] = cls._made(estimates)
-        found: Cells = kept["cells"]
+        kept, stored = estimates.tree.embeddings.kept, len(estimates.tree.embeddings.parts[0])
+        found: Cells | None = kept.get("cells")
+        if found is None or found.edges[-1] < np.count_nonzero(stored_rows(estimates.tree) < stored):
+            found = kept["cells"] = cls._made(estimates)
         return found
 
     @classmethod

@@ -112,9 +112,14 @@ class DenseScores:
             blocks = zip(queries.split(rows), flat.split(rows), strict=True)
             scores = torch.cat([self._dot(*block) for block in blocks])
         if self._removed is not None:
-            positions = (flat - self.tree.num_inner).clamp(min=0)
-            scores = scores.masked_fill((flat >= self.tree.num_inner) & self._removed[positions], -torch.inf)
+            scores = scores.masked_fill(self.is_removed(flat), -torch.inf)
         return scores.view_as(nodes)
+
+    def is_removed(self, nodes: Tensor) -> Tensor:
+        """[…] True at documents that were removed, for nodes […]."""
+        if self._removed is None:
+            return torch.zeros_like(nodes, dtype=torch.bool)
+        return (nodes >= self.tree.num_inner) & self._removed[(nodes - self.tree.num_inner).clamp(min=0)]
 
     def _dot(self, queries: Tensor, nodes: Tensor) -> Tensor:
         own = self.vectors(nodes.flatten()).view(*nodes.shape, queries.shape[1])

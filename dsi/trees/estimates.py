@@ -12,6 +12,7 @@ softmax over children gives the share of each child in all that lies below them.
 Search scores the nodes it visits; training scores whole levels. Knows nothing of decoders.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -60,10 +61,33 @@ class NodeEstimates:
             scale: scalar, or [batch, 1, 1]; inside the log-sum-exp where that is used.
             size_weight: scalar, or [batch, 1, 1].
         """
+        if level is not None and self._is_most_of(level, nodes[0].numel()):
+            return self._among_all(queries, nodes.flatten(1), level, scale, size_weight).view_as(nodes)
         below, exists = self._below(nodes.flatten(1), level)  # [batch, nodes, g]
         values = self.dense.dot(queries, below) * scale
         values = values + self._size_terms_of(below) * (size_weight * scale if self.largest else size_weight)
         return self._combine(values.masked_fill(~exists, -torch.inf)).view_as(nodes)
+
+    def _is_most_of(self, level: int, count: int) -> bool:
+        """Whether so many nodes, padded to the widest, read more vectors than all inner nodes chosen at that level have."""
+        padded = count * math.prod(self.tree.fan_out[level + 1 :][: self.look_ahead])
+        return level + 1 < self.tree.depth and padded > self._sizes[level]
+
+    def _among_all(self, queries: Tensor, nodes: Tensor, level: int, scale: Tensor, size_weight: Tensor) -> Tensor:
+        """[batch, n] as `of`, by way of all inner nodes of the level."""
+        first, every = self.tree.levels[level + 1].start, self.of_level(queries, level, scale, size_weight)
+        found = every.gather(1, (nodes - first).clamp(0, every.shape[1] - 1))
+        if not self.tree.holds_documents[level]:
+            return found
+        return torch.where(nodes < self.tree.num_inner, found, self.dense.dot(queries, nodes) * scale)
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        """How many vectors stand for all inner nodes that are chosen at each level."""
+        tree, inner = self.tree, [level.stop - level.start for level in self.tree.levels]
+        below = [int(tree.num_children[own][tree.first_child[own] >= tree.num_inner].sum()) for own in tree.levels]
+        ends = [start + self.look_ahead for start in range(1, tree.depth + 1)]
+        return [sum(below[end - self.look_ahead : end]) + sum(inner[end : end + 1]) for end in ends]
 
     def of_level(
         self, queries: Tensor, level: int, scale: Tensor, size_weight: Tensor, nodes: Tensor | None = None
@@ -77,20 +101,18 @@ class NodeEstimates:
             size_weight: as in `of`.
             nodes: [n] some inner nodes of that level; all by default.
         """
-        own = self._whole_level(level) if nodes is None else self._vectors_below(nodes, level)
+        own = self._whole_level(level) if nodes is None else self._vectors_below(nodes)
         weight = size_weight * scale if self.largest else size_weight
         values = own.vectors @ queries.T * scale + (own.size_terms * weight)[:, None]  # [vectors, batch]
-        return self._combine_runs(values, own.owners).T
+        return self._combine_runs(values, own).T
 
     def _combine(self, values: Tensor) -> Tensor:
         return values.amax(dim=-1) if self.largest else values.logsumexp(dim=-1)
 
-    def _combine_runs(self, values: Tensor, owners: Tensor) -> Tensor:
+    def _combine_runs(self, values: Tensor, own: "_Vectors") -> Tensor:
         """[nodes, batch] from the values [vectors, batch] of what stands for the nodes, not padded to the widest node."""
-        places = owners[:, None].expand_as(values)
-        most = values.new_full((int(owners[-1]) + 1, values.shape[1]), -torch.inf).scatter_reduce(
-            0, places, values, "amax"
-        )
+        owners, nothing = own.owners, values.new_full((own.nodes, values.shape[1]), -torch.inf)
+        most = nothing.scatter_reduce(0, owners[:, None].expand_as(values), values, "amax")
         if self.largest:
             return most
         most = most.detach()
@@ -124,13 +146,20 @@ class NodeEstimates:
         if level not in self._levels:
             nodes = self.tree.levels[level + 1]
             every = torch.arange(nodes.start, nodes.stop, device=self.dense.device)
-            self._levels[level] = self._vectors_below(every, level)
+            self._levels[level] = self._vectors_below(every)
         return self._levels[level]
 
-    def _vectors_below(self, nodes: Tensor, level: int) -> "_Vectors":
-        below, exists = (each[0] for each in self._below(nodes[None], level))  # [nodes, g]
-        own = below[exists]
-        return _Vectors(self.dense.vectors(own), self._size_terms_of(own), exists.nonzero()[:, 0])
+    def _vectors_below(self, nodes: Tensor) -> "_Vectors":
+        below, owners = nodes, torch.arange(len(nodes), device=nodes.device)
+        for _ in range(self.look_ahead):
+            inner, own = below < self.tree.num_inner, below.clamp(max=self.tree.num_inner - 1)
+            count = torch.where(inner, self.dense.num_children[own], 1)  # a document stands for itself
+            first = torch.where(inner, self.dense.first_child[own], below) - (count.cumsum(0) - count)
+            below = first.repeat_interleave(count) + torch.arange(int(count.sum()), device=nodes.device)
+            owners = owners.repeat_interleave(count)
+        stays = ~self.dense.is_removed(below)
+        below, owners = below[stays], owners[stays]
+        return _Vectors(self.dense.vectors(below), self._size_terms_of(below), owners, len(nodes))
 
 
 @dataclass(frozen=True)
@@ -140,6 +169,7 @@ class _Vectors:
     vectors: Tensor
     size_terms: Tensor
     owners: Tensor
+    nodes: int
 
 
 @dataclass(frozen=True)

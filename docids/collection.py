@@ -87,9 +87,10 @@ class Collection:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of all its files and of the choice of dev queries; results are recomputed when it changes."""
-        files = sorted(path for path in self.folder.rglob("*") if path.suffix in (".jsonl", ".gz", ".tsv"))
-        return digest([[sha256(path) for path in files], list(self.qrels["dev"])])
+        """sha256 of the files it is read from and of the choice of dev queries; results are recomputed when it changes."""
+        files = [_find(self.folder, name) for name in ("corpus.jsonl", "queries.jsonl")]
+        files += [path for split in SPLITS if (path := self.folder / "qrels" / f"{split}.tsv").exists()]
+        return digest([[sha256(path) for path in sorted(files)], list(self.qrels["dev"])])
 
     def pairs(self, split: str) -> list[tuple[str, int]]:
         """(query_id, document row) for every positive judgement of a split, in file order."""

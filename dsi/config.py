@@ -148,6 +148,18 @@ def read_config(name: str | Path) -> Config:
     return from_dict(Config, _with_base(path, []), str(path))
 
 
+def read_dev_queries(run: Path) -> int:
+    """Read how many dev queries a trained run has cut; other settings are not read, as its docid scheme may be missing here.
+
+    Raises:
+        FileNotFoundError: the run has no `config.toml`.
+        ValueError: as `read_config`.
+    """
+    path = _find(run / "config.toml", Path())
+    read = {name: value for name, value in _with_base(path, []).items() if name == "dev_queries"}
+    return from_dict(Config, read, str(path)).dev_queries
+
+
 def _find(name: str | Path, folder: Path) -> Path:
     """Return the file of a configuration: a path relative to `folder`, or a name that ships with the package."""
     if not isinstance(name, str | Path):

@@ -1,8 +1,9 @@
 """What the stage that makes docids reads beside the documents, and what it writes."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
-from contrastive.blocks import DocumentTexts
+from contrastive.blocks import DocumentTexts, encode_blocks
 from contrastive.encoder import Encoder
 from docids.clustering import assemble
 from docids.collection import Collection
 from docids.processes import ALONE, Processes
-from docids.schemes import Docids, DocidsConfig, SchemeInput
+from docids.schemes import ENTRY_POINTS, SCHEMES, Docids, DocidsConfig, SchemeInput
 from docids.schemes.file import read_docids, write_docids
 from docids.schemes.title import check_titles
-from docids.storage import sha256, write_json
+from docids.storage import scratch_array, sha256, write_json
 from docids.tree import diagnostics
 from docids.vectors import VectorsConfig
 from dsi.index import save_docids
@@ -100,7 +101,7 @@ def _at(column: Sequence[str], rows: NDArray[np.integer]) -> list[str]:
 
 
 def sources_digest(config: DocidsConfig, collection: Collection, embeddings: NDArray[np.float32] | None = None) -> str:
-    """Return a digest of what docids are made of beside documents and settings; "" if of nothing else.
+    """Return what docids are made of beside documents and settings, as digests, names and versions; "" if of nothing else.
 
     Args:
         config: may name a file of docids, or ask for titles; both are checked.
@@ -111,15 +112,64 @@ def sources_digest(config: DocidsConfig, collection: Collection, embeddings: NDA
         FileNotFoundError: there is no such file.
         ValueError: the file is not one of this collection's docids, or titles are missing.
     """
+    package = _package(config.method)
     if embeddings is not None:
-        return hashlib.sha256(np.ascontiguousarray(embeddings).data).hexdigest()
+        return package + hashlib.sha256(np.ascontiguousarray(embeddings).data).hexdigest()
     documents = collection.documents
     if config.method == "title":
         check_titles(documents["title"], documents["doc_id"])
     if config.method != "file":
-        return ""
+        return package
     read_docids(Path(config.file), documents["doc_id"])
     return sha256(Path(config.file))
+
+
+def _package(method: str) -> str:
+    """Return name and version of the package that brings a docid scheme; "" for one of ours."""
+    own = entry_points(group=ENTRY_POINTS, name=method) if method not in SCHEMES else ()
+    return "".join(f"{point.dist.name} {point.dist.version} " for point in own if point.dist)
+
+
+def train_queries(collection: Collection, encoder: Encoder) -> dict[int, list[str]]:
+    """Return {document row: its train queries as the encoder reads them}."""
+    queries: dict[int, list[str]] = {}
+    pairs = collection.pairs("train")
+    texts = encoder.query_texts([collection.queries[query_id] for query_id, _ in pairs])
+    for (_, row), text in zip(pairs, texts, strict=True):
+        queries.setdefault(row, []).append(text)
+    return queries
+
+
+def flat(queries: Mapping[int, Sequence[str]]) -> tuple[NDArray[np.integer], list[str]]:
+    """Flatten {document row: texts} to rows and texts."""
+    rows = np.repeat(np.fromiter(queries, dtype=np.int64), [len(own) for own in queries.values()])
+    return rows, [text for own in queries.values() for text in own]
+
+
+def means_with_queries(
+    encoder: Encoder,
+    documents: NDArray[np.float32],
+    queries: Mapping[str, tuple[NDArray[np.integer], Sequence[str]]],
+    work: Path,
+    processes: Processes = ALONE,
+) -> NDArray[np.float32]:
+    """Return the mean [documents, dim] of each document's embedding and those of its queries, in a scratch file.
+
+    Args:
+        encoder: that reads the queries.
+        documents: [documents, dim] their embeddings.
+        queries: {kind: document rows, texts}.
+        work: folder for the embeddings of queries.
+        processes: that share the work.
+    """
+    means, counts = scratch_array(documents.shape, np.float32), np.ones(len(documents), dtype=np.float32)
+    means[:] = documents
+    for kind, (rows, texts) in queries.items():
+        if len(rows):
+            np.add.at(means, rows, encode_blocks(encoder, texts, "query", work / kind, processes))
+            np.add.at(counts, rows, 1)
+    means /= counts[:, None]
+    return means
 
 
 def save_made(

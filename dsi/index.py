@@ -114,26 +114,35 @@ def is_whole(folder: Path) -> bool:
     return True
 
 
+def generation_of(folder: Path) -> int:
+    """Return the generation of the index in `folder`, new or not: above 1 if documents were added, or removed."""
+    updates = [int(found[1]) for entry in folder.glob("docids-*") if (found := _GENERATION.fullmatch(entry.name))]
+    # without a manifest the folders tell
+    return int(read_record(folder / "manifest.json").get("generation", max(updates, default=1)))
+
+
 def check_no_updates(folder: Path, *, discard: bool = False) -> None:
-    """Raise ValueError if documents were added to the index in `folder`, or removed: training again would undo that.
+    """Raise ValueError if the index in `folder` was updated: training again would undo that.
 
     Args:
-        folder: of a run, new or not.
-        discard: remove what the updates wrote instead; the docids are built again then.
+        folder: of a run, new or not; what a killed update left there is removed.
+        discard: the updates may go. They stay until training replaces a part of the index.
     """
-    path = folder / "manifest.json"
-    updates = [int(found[1]) for entry in folder.glob("docids-*") if (found := _GENERATION.fullmatch(entry.name))]
-    generation = read_record(path).get("generation", max(updates, default=1))  # without a manifest the folders tell
+    generation = generation_of(folder)
     if generation > 1 and not discard:
         raise ValueError(
             f"{folder} was updated since it was trained (generation {generation}); training again would drop the added "
             "documents and bring back the removed ones. Train into another folder, or say that the updates may go "
             "(--discard-updates, discard_updates=True)."
         )
-    if generation > 1:
-        path.unlink(missing_ok=True)
-    if folder.exists():
+    if generation == 1 and folder.exists():
         _remove_generations(folder, _CHANGING)
+
+
+def retire(folder: Path) -> None:
+    """Make `folder` no index until a manifest is written again, and remove what updates wrote; parts of generation 1 stay."""
+    (folder / "manifest.json").unlink(missing_ok=True)
+    _remove_generations(folder, _CHANGING)
 
 
 def load_index(folder: Path, device: str | None) -> tuple[Parts, str]:

@@ -30,14 +30,14 @@ from contrastive.sparse import build_lexical, load_lexical
 from contrastive.training import contrastive_rows, hard_negatives, train_encoder
 from docids.collection import Collection, check_collection
 from docids.schemes import make_docids
-from docids.storage import digest, scratch_array, write_json, writing_to
+from docids.storage import digest, write_json, writing_to
 from docids.tree import DocidTree
 from dsi.config import Config, write_config
-from dsi.docids_stage import save_made, scheme_input, sources_digest
+from dsi.docids_stage import flat, means_with_queries, save_made, scheme_input, sources_digest, train_queries
 from dsi.generator.pseudo_queries import generate_queries, read_queries_table
 from dsi.generator.words import read_numbers
 from dsi.generator_stage import GeneratorStage
-from dsi.index import check_no_updates, is_whole, load_docids, load_encoder, write_manifest
+from dsi.index import check_no_updates, generation_of, is_whole, load_docids, load_encoder, retire, write_manifest
 from dsi.launch import launch
 from dsi.manifest import FORMAT_VERSION
 from dsi.preflight import check_encoder, check_settings
@@ -115,9 +115,14 @@ class TrainingRun:
         self.processes = launch(device)
         self._reports = Reports(config.report_to, folder / "logs")
         self._stages, self._discard_updates = StageFolders(folder, store, self.processes), discard_updates
-        with self.writing():
-            if self.processes.is_main:
-                write_config(config, folder / "config.toml")
+        self._depth = 0
+        with self._alone():
+            if not (folder / "manifest.json").exists():  # a finished index keeps its settings if others are refused
+                self._write_config()
+
+    def _write_config(self) -> None:
+        if self.processes.is_main:
+            write_config(self.config, self.folder / "config.toml")
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -128,10 +133,24 @@ class TrainingRun:
     def writing(self) -> Iterator[None]:
         """Let nobody else write to the folder of the run; each stage does so, and this keeps it from one to the next.
 
+        When the outermost block ends well, `config.toml` holds the settings of this run.
+
         Raises:
             BlockingIOError: another process trains in the folder, or updates the index there.
             ValueError: the index there was updated, and updates may not be discarded.
         """
+        with self._alone():
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+            if not self._depth:
+                self._write_config()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the lock of the folder; raises on all processes what the first one is refused for."""
         refusal = None
         with ExitStack() as held:
             if self.processes.is_main:
@@ -190,7 +209,7 @@ class TrainingRun:
             if not key:
                 return
             encoder = Encoder.load(self.config.encoder, device=self.device)
-            check_encoder(self.config, encoder, self.processes)
+            check_encoder(self.config, encoder, len(self.collection.documents), self.processes)
             config, work = self.config.contrastive, self._stages.work("encoder", key)
             if config.loss != "none":
                 train_encoder(encoder, self._contrastive_rows(encoder, work), config, work, self._reports)
@@ -199,7 +218,7 @@ class TrainingRun:
                     encoder.save(folder)
 
     def _contrastive_rows(self, encoder: Encoder, work: Path) -> datasets.Dataset:
-        config, queries, negatives = self.config.contrastive, self._train_queries(encoder), {}
+        config, queries, negatives = self.config.contrastive, train_queries(self.collection, encoder), {}
         if config.hard_negatives:
             embeddings = self._embed_documents(encoder, work / "documents")
             negatives = hard_negatives(encoder, embeddings, queries, config.hard_negatives)
@@ -234,7 +253,11 @@ class TrainingRun:
         """Return the matrix [documents, any] to cluster on, or None to cluster on the documents' embeddings."""
         cluster_on = self.config.docids.cluster_on
         if cluster_on == "queries":
-            return self._means_with_queries(encoder, documents, work)
+            queries, (rows, texts) = train_queries(self.collection, encoder), self._pseudo_queries()
+            pseudo = rows, QueryTexts(encoder, texts)
+            return means_with_queries(
+                encoder, documents, {"train": flat(queries), "pseudo": pseudo}, work, self.processes
+            )
         if cluster_on == "untrained":
             untrained = Encoder.load(self.config.encoder, device=self.device)
             return self._embed_documents(untrained, work / "untrained", self.config.docids.segments)
@@ -289,6 +312,8 @@ class TrainingRun:
     def _finish(self) -> None:
         """Write the manifest if it is missing or does not fit the files or `[search]`; the index has to be tuned then."""
         if self.processes.is_main:
+            if generation_of(self.folder) > 1:
+                retire(self.folder)
             if not is_whole(self.folder):
                 encoder = load_encoder(self.folder, self.config.encoder, self.device)
                 tree, _ = load_docids(self.folder / "docids")
@@ -303,7 +328,7 @@ class TrainingRun:
         config = self.config.lexical
         if not config.enabled:
             if self.processes.is_main and (self.folder / "lexical").exists():
-                (self.folder / "manifest.json").unlink(missing_ok=True)
+                retire(self.folder)
                 shutil.rmtree(self.folder / "lexical")
             return
         with self._stage("lexical") as key:
@@ -325,14 +350,6 @@ class TrainingRun:
         tree, _ = load_docids(self._stages.existing("docids", "dsi build-docids"))
         return tree
 
-    def _train_queries(self, encoder: Encoder) -> dict[int, list[str]]:
-        queries: dict[int, list[str]] = {}
-        pairs = self.collection.pairs("train")
-        texts = encoder.query_texts([self.collection.queries[query_id] for query_id, _ in pairs])
-        for (_, row), text in zip(pairs, texts, strict=True):
-            queries.setdefault(row, []).append(text)
-        return queries
-
     def _pseudo_queries(self, most: int = sys.maxsize) -> tuple[NDArray[np.integer], Sequence[str]]:
         """Return document row and text of the pseudo-queries, at most `most` per document; the texts stay on disk."""
         if self.config.pseudo_queries.method == "none" or not most:
@@ -340,18 +357,6 @@ class TrainingRun:
         path = self._stages.existing("pseudo_queries", "dsi generate-queries") / "queries.jsonl"
         table, rows = read_queries_table(path, most), self.collection.rows
         return np.fromiter((rows[doc_id] for doc_id in in_blocks(table["doc_id"])), dtype=np.int64), table["text"]
-
-    def _means_with_queries(self, encoder: Encoder, documents: NDArray[np.float32], work: Path) -> NDArray[np.float32]:
-        means, counts = scratch_array(documents.shape, np.float32), np.ones(len(documents), dtype=np.float32)
-        means[:] = documents
-        pseudo_rows, pseudo = self._pseudo_queries()
-        kinds = {"train": _flat(self._train_queries(encoder)), "pseudo": (pseudo_rows, QueryTexts(encoder, pseudo))}
-        for kind, (rows, texts) in kinds.items():
-            if len(rows):
-                np.add.at(means, rows, encode_blocks(encoder, texts, "query", work / kind, self.processes))
-                np.add.at(counts, rows, 1)
-        means /= counts[:, None]
-        return means
 
     def _needs(self, stage: str) -> list[str]:
         """Return the earlier stages whose output a stage reads."""
@@ -386,9 +391,5 @@ class TrainingRun:
             key = self.processes.first(self._key(name, extra))
             with self._stages.stage(name, key, self._needs(name)) as has_to_run:
                 yield key if has_to_run else ""
-
-
-def _flat(queries: dict[int, list[str]]) -> tuple[NDArray[np.integer], list[str]]:
-    """Flatten {document row: texts} to rows and texts."""
-    rows = np.repeat(np.fromiter(queries, dtype=np.int64), [len(own) for own in queries.values()])
-    return rows, [text for own in queries.values() for text in own]
+            if has_to_run:
+                self._write_config()

@@ -12,15 +12,18 @@ import numpy as np
 
 from contrastive.encoder import EXAMPLE_ENCODER, Encoder
 from contrastive.training import NO_QUERIES
-from docids.clustering import build_tree
+from docids.clustering import assemble, build_tree
 from docids.collection import Collection
 from docids.processes import Processes
-from docids.schemes import DocidsConfig, check_branching
+from docids.schemes import Docids, DocidsConfig, check_branching, find_scheme
 from docids.untrusted import RESTORE
 from dsi.config import Config
+from dsi.docids_stage import TitleTokens
 from dsi.generator.kinds import create_generator
 from dsi.generator_stage import NO_DEV_QUERIES
 
+_FEW_VECTORS = 256
+"""A product quantiser needs no more."""
 _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 
@@ -29,9 +32,10 @@ def check_settings(config: Config, collection: Collection) -> None:
 
     Raises:
         FileNotFoundError: a setting names a folder that does not exist.
-        ValueError: too few documents for the docids, or no queries for the encoder or to measure on.
+        ValueError: no such docid scheme, too few documents for it, or no queries for the encoder or to measure on.
     """
-    check_branching(len(collection.documents), config.docids)
+    find_scheme(config.docids.method)
+    check_branching(len(collection.documents) * config.docids.segments, config.docids)  # short texts have fewer
     for setting, name in _models(config):
         if not _HUB_NAME.fullmatch(name) and not Path(name).exists():
             raise FileNotFoundError(
@@ -58,14 +62,23 @@ def _models(config: Config) -> Iterator[tuple[str, str]]:
     yield "pseudo_queries.method", config.pseudo_queries.method
 
 
-def check_encoder(config: Config, encoder: Encoder, processes: Processes) -> None:
-    """Raise if the decoder does not fit the encoder, or an index with this encoder could not be loaded.
+def check_encoder(config: Config, encoder: Encoder, documents: int, processes: Processes) -> None:
+    """Raise if decoder, docids or vectors do not fit the encoder, or an index with this encoder could not be loaded.
+
+    Args:
+        config: the settings.
+        encoder: before it is trained.
+        documents: how many there are.
+        processes: that share the work.
 
     Raises:
-        FileNotFoundError: there is no such decoder.
-        ValueError: widths that do not fit, or a module that an index may not hold.
+        FileNotFoundError: there is no such decoder, or no such tokenizer for docids.
+        ValueError: widths that do not fit, too few documents for codes, or a module that an index may not hold.
     """
     _check_decoder(config, encoder)
+    _check_vectors(config, encoder, documents)
+    if config.docids.method == "title":
+        TitleTokens(encoder, config.docids.tokenizer)
     problem = processes.first(_storage_problem(config, encoder) if processes.is_main else "")
     if problem:
         raise ValueError(f"The encoder {config.encoder.name!r} cannot be part of an index: {problem}.")
@@ -80,6 +93,13 @@ def _storage_problem(config: Config, encoder: Encoder) -> str:
         except ValueError as error:
             return str(error).replace(f"{folder}/", "").rstrip(".").removesuffix(f"; {RESTORE}")
     return ""
+
+
+def _check_vectors(config: Config, encoder: Encoder, documents: int) -> None:
+    """Store a few vectors as those of the documents will be; raises what storing them would."""
+    few = _FEW_VECTORS if config.docids.segments > 1 else min(documents, _FEW_VECTORS)  # a document may have several
+    vectors = np.random.default_rng(0).normal(size=(few, encoder.embedding_dim)).astype(np.float32)
+    assemble(Docids.of([[row] for row in range(few)]), vectors).stored_as(config.vectors)
 
 
 def _check_decoder(config: Config, encoder: Encoder) -> None:

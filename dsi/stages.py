@@ -19,6 +19,8 @@ from typing import Any
 from docids.processes import Processes
 from docids.progress import Bar
 from docids.storage import digest, folder_sums, read_record, recover_folder, replace_folder, sha256
+from dsi.index import retire
+from dsi.manifest import PARTS
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +79,7 @@ class StageFolders:
                 "files": folder_sums(folder),
             }
             (folder / _RECORD).write_text(json.dumps(record, indent=1) + "\n")
+            self._retire(name)
         if self.store:
             with replace_folder(self.store / name / key[:16]) as shared:
                 _link_files(self.folder / name, shared)
@@ -114,18 +117,23 @@ class StageFolders:
         return {file.removeprefix(f"{name}/"): value for file, value in listed.items() if file.startswith(f"{name}/")}
 
     def _is_done(self, name: str, key: str, needs: Sequence[str]) -> bool:
-        """True if the output is there, perhaps now from the store; otherwise the folder is no index until the run ends."""
+        """True if the output is there, perhaps now from the store."""
         recover_folder(self.folder / name)
         self._needed[name] = needed = {stage: _output(_record(self.folder / stage)) for stage in needs}
         if _is_intact(self.folder / name, key, needed, self._listed(name)):
             return True
-        (self.folder / "manifest.json").unlink(missing_ok=True)
         shared = self.store and self.store / name / key[:16]
         if not shared or not _is_intact(shared, key, needed, {}):
             return False
         with replace_folder(self.folder / name) as folder:
             _link_files(shared, folder)
+            self._retire(name)
         return True
+
+    def _retire(self, name: str) -> None:
+        """Before a part of the index is replaced: the folder is no index from now on until the run ends."""
+        if name in PARTS:
+            retire(self.folder)
 
     def _work_folder(self, name: str, key: str) -> Path:
         return self.folder / "checkpoints" / f"{name}-{key[:12]}"

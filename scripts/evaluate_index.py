@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     load_libraries()
     from docids.collection import read_collection
     from docids.storage import file_name
-    from dsi.config import read_config
+    from dsi.config import read_dev_queries
     from dsi.evaluation import evaluate
     from dsi.launch import launch
     from dsi.manifest import read_manifest
@@ -35,15 +35,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     from eval.trec import write_run
 
     retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device, dtype=arguments.dtype)
-    config = read_config(arguments.run / "config.toml")
-    collection = read_collection(arguments.data, dev_queries=config.dev_queries)
+    collection = read_collection(arguments.data, dev_queries=read_dev_queries(arguments.run))
     processes = launch(arguments.device)
     evaluation = evaluate(
         retriever,
         collection,
         arguments.split,
         depth=arguments.depth,
-        untrained=config.encoder if arguments.untrained else None,
+        untrained=retriever.encoder.config if arguments.untrained else None,
         other_fusion=_other(retriever) if arguments.other_fusion else None,
         rerankers=_chains(arguments.run, arguments.rerank, arguments.device),
         candidates=arguments.candidates or 50,

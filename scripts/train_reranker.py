@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = _parse(argv)
     load_libraries()
     from docids.collection import read_collection
-    from dsi.config import read_config
+    from dsi.config import read_dev_queries
     from dsi.reranker_training import train_reranker
     from dsi.reranking import load_rerankers, reranker_folder
     from dsi.retriever import GenerativeRetriever
@@ -30,8 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     reranker_folder(arguments.run, arguments.name or arguments.kind)  # raises on a bad name before the work
     after = load_rerankers(arguments.run, arguments.after)
     retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device)
-    config = read_config(arguments.run / "config.toml")
-    collection = read_collection(arguments.data, dev_queries=config.dev_queries)
+    collection = read_collection(arguments.data, dev_queries=read_dev_queries(arguments.run))
     trained = train_reranker(
         retriever,
         collection,

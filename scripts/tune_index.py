@@ -20,12 +20,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = arguments.parse_args(argv)
     load_libraries()
     from docids.collection import read_collection
-    from dsi.config import read_config
+    from dsi.config import read_dev_queries
     from dsi.manifest import read_manifest, search_config
     from dsi.tuning import tune_index
 
-    dev_queries = read_config(given.run / "config.toml").dev_queries
-    tune_index(given.run, read_collection(given.data, dev_queries=dev_queries), given.device)
+    collection = read_collection(given.data, dev_queries=read_dev_queries(given.run))
+    tune_index(given.run, collection, given.device)
     print(f"{given.run} searches with {search_config(read_manifest(given.run))}")
 
 

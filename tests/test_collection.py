@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from docids.collection import cut_dev, read_collection
 from docids.lexical import BM25
+from docids.storage import digest, sha256
 from tests.conftest import MINIPEDIA
 
 DOC = '{"_id": "a", "title": "A", "text": "first"}'
@@ -125,6 +126,35 @@ def test_results_are_recomputed_when_the_cut_changes(beir):
     digests = [read_collection(folder, dev_queries=n, seed=seed).digest for n, seed in ((3, 0), (3, 0), (5, 0), (5, 1))]
     assert len(set(digests)) == 3
     assert digests[0] == digests[1]
+
+
+def test_the_digest_of_a_plain_folder_is_that_of_all_its_files(beir):
+    folder = beir()
+    collection = read_collection(folder)
+    files = sorted(path for path in folder.rglob("*") if path.suffix in (".jsonl", ".gz", ".tsv"))
+    assert len(files) == 5
+    assert collection.digest == digest([[sha256(path) for path in files], list(collection.qrels["dev"])])
+    packed = gzip.compress((folder / "corpus.jsonl").read_bytes(), mtime=0)
+    (folder / "corpus.jsonl").unlink()
+    (folder / "corpus.jsonl.gz").write_bytes(packed)
+    files[0] = folder / "corpus.jsonl.gz"
+    again = read_collection(folder)
+    assert again.digest == digest([[sha256(path) for path in files], list(collection.qrels["dev"])])
+
+
+def test_only_files_that_are_read_change_the_digest(beir):
+    folder = beir()
+    before = read_collection(folder).digest
+    for name in ("docids.tsv", "run/docids/docids.tsv", "run/pseudo_queries/queries.jsonl", "qrels/other.tsv"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("a\t1\n")
+    assert read_collection(folder).digest == before
+    for name in ("corpus.jsonl", "queries.jsonl", "qrels/train.tsv", "qrels/dev.tsv", "qrels/test.tsv"):
+        text = (folder / name).read_text()
+        (folder / name).write_text(text + "\n")
+        assert read_collection(folder).digest != before
+        (folder / name).write_text(text)
+    assert read_collection(folder).digest == before
 
 
 def relevant(judged):

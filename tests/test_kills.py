@@ -46,12 +46,12 @@ def config(tmp_path, sentence_t5_folder, t5_folder) -> Path:
 
 
 @pytest.fixture
-def train(beir, config) -> Callable[[Path], None]:
+def train(beir, config) -> Callable[..., None]:
     """Trains a tiny index in a folder."""
     common = ["train", "--config", str(config), "--data", str(thin_out(beir(), dev=4)), "--device", "cpu", "--output"]
 
-    def run(folder: Path) -> None:
-        if main([*common, str(folder)]):
+    def run(folder: Path, *more: str) -> None:
+        if main([*common, str(folder), *more]):
             raise RuntimeError
 
     return run
@@ -79,6 +79,26 @@ def test_training_killed_at_writes_ends_as_if_not(train, tmp_path):
             break
     assert status == 0
     assert writes > 100
+    assert seen(killed) == seen(whole)
+
+
+def test_discarding_updates_killed_at_writes_leaves_the_updated_index_or_ends_as_a_training(train, tmp_path):
+    whole, killed, states = tmp_path / "whole", tmp_path / "killed", []
+    train(whole)
+    shutil.copytree(whole, killed)
+    update(killed, tmp_path, "new")
+    for writes in range(3, 10_000, 5):
+        status = status_of(fork(lambda: train(killed, "--discard-updates"), dies_at_write=writes))
+        if status != 9:
+            break
+        if not (killed / "manifest.json").exists():
+            states.append("none")
+            continue
+        index = GenerativeRetriever.from_pretrained(killed, device="cpu")
+        states.append("updated" if "new" in index.documents.rows else "trained")
+    assert status == 0
+    assert list(dict.fromkeys(states))[:2] == ["updated", "none"]
+    assert states == sorted(states, key=["updated", "none", "trained"].index)
     assert seen(killed) == seen(whole)
 
 

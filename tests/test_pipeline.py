@@ -29,7 +29,7 @@ from contrastive.blocks import QueryTexts
 from contrastive.encoder import Encoder, state_fingerprint
 from docids.collection import read_collection
 from docids.tree import DocidTree
-from dsi import GenerativeRetriever, load_rerankers, systems
+from dsi import GenerativeRetriever, load_rerankers, pipeline, systems
 from dsi.config import CONFIGS, Config, config_names, from_dict, read_config, write_config
 from dsi.generator.kinds import load_generator
 from dsi.pipeline import TrainingRun
@@ -257,6 +257,78 @@ def test_training_again_never_drops_updates_silently(config, beir, trained, caps
     assert "new" not in GenerativeRetriever.from_pretrained(run, device="cpu").documents.rows
     assert not list(run.glob("*-2"))
     assert (run / "docids-backup").exists()
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    """All files of a run but what a training that began can go on from."""
+    files = {path.relative_to(run) for path in run.rglob("*") if path.is_file()}
+    return {str(path): (run / path).read_bytes() for path in files if path.parts[0] not in ("checkpoints", "states")}
+
+
+LARGE_STEPS = {"learning_rate": 1e20}
+REFUSED: dict[str, tuple[dict[str, dict[str, object]], str]] = {
+    "by the collection": ({"docids": {"branching": 41}}, "fewer than docids.branching"),
+    "by a file": ({"docids": {"method": "file", "file": "/no/file", "branching": 10, "max_leaf_size": 10}}, "/no/file"),
+    "by the encoder": ({"encoder": {"document_length": 15}, "generator": {"num_layers": 3}}, "fewer num_layers"),
+    "as it diverges": ({"contrastive": LARGE_STEPS}, "diverged"),
+}
+"""{how: changes of the configuration, message}."""
+
+
+@pytest.mark.parametrize("how", REFUSED)
+@pytest.mark.parametrize("updated", [False, True])
+def test_a_training_that_writes_no_stage_leaves_the_index_as_it_is(updated, how, config, beir, trained):
+    changes, message = REFUSED[how]
+    if updated:
+        retriever = GenerativeRetriever.from_pretrained(trained, device="cpu")
+        retriever.remove(["neon"])
+        retriever.save_update(trained)
+    before, refused = contents(trained), read_config(config).with_changes(changes)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        dsi.train(dsi.read_collection(beir()), refused, trained, device="cpu", discard_updates=True)
+    assert contents(trained) == before
+    assert ("neon" in GenerativeRetriever.from_pretrained(trained, device="cpu").documents.rows) is not updated
+
+
+def test_updates_are_discarded_when_the_first_part_is_replaced(config, beir, trained, monkeypatch):
+    retriever = GenerativeRetriever.from_pretrained(trained, device="cpu")
+    retriever.remove(["neon"])
+    retriever.save_update(trained)
+    seen = []
+    made = pipeline.make_docids
+
+    def make(documents):
+        seen.append((trained / "manifest.json").exists() and (trained / "docids-2").exists())
+        return made(documents)
+
+    monkeypatch.setattr(pipeline, "make_docids", make)
+    settings = read_config(config).with_changes({"search": {"beam_width": 9}})
+    again = dsi.train(dsi.read_collection(beir()), settings, trained, device="cpu", discard_updates=True)
+    assert seen == [True]
+    assert "neon" in again.documents.rows
+    assert not list(trained.glob("*-2"))
+    assert read_config(trained / "config.toml") == settings
+
+
+def test_updates_are_discarded_where_a_kill_left_the_parts_that_were_trained(config, beir, trained, tmp_path):
+    parts = {name: shutil.copytree(trained / name, tmp_path / name) for name in ("docids", "lexical")}
+    retriever = GenerativeRetriever.from_pretrained(trained, device="cpu")
+    retriever.remove(["neon"])
+    retriever.save_update(trained)
+    for name, folder in parts.items():
+        shutil.copytree(folder, trained / name)
+    again = dsi.train(dsi.read_collection(beir()), config, trained, device="cpu", discard_updates=True)
+    assert "neon" in again.documents.rows
+    assert not list(trained.glob("*-2"))
+
+
+def test_stages_that_are_up_to_date_take_new_settings_of_later_ones(config, beir, trained):
+    settings = read_config(config).with_changes({"training": {"epochs": 1.0}})
+    write_config(settings, config)
+    common = ["--data", str(beir()), "--output", str(trained), "--device", "cpu"]
+    assert main(["train-encoder", "--config", str(config), *common]) == 0
+    assert read_config(trained / "config.toml") == settings
+    assert (trained / "manifest.json").exists()
 
 
 def test_an_update_between_the_stages_of_a_training_is_not_dropped(config, beir, trained):

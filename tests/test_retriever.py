@@ -5,6 +5,8 @@ import inspect
 import json
 import re
 import shutil
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import datasets
@@ -14,12 +16,15 @@ import torch
 
 import dsi
 from contrastive.encoder import state_fingerprint
-from docids.clustering import DocidsConfig, build_tree
+from docids.clustering import DocidsConfig, assemble, build_tree
 from docids.lexical import BM25
+from docids.schemes import Docids
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.diagnosis import diagnose, diagnosis_table
 from dsi.rerankers.learned import LinearReranker
 from dsi.search.answers import Hit, Hits
+from dsi.search.beams import LevelTrace
+from dsi.search.explanation import explain
 from dsi.search.request import SearchOptions, SearchRequest
 from tests.conftest import MINIPEDIA, WIDTH, random_generator, random_tree
 
@@ -411,6 +416,28 @@ def test_explain_shows_the_way_to_the_answers_and_what_was_pruned(retriever):
             assert f"─ - {'.'.join(map(str, node.digits))}  {node.score:.3f}" in printed
     kept_inner = [sum(n.kept and n.documents > 1 for n in level) for level in explanation.levels]
     assert max(kept_inner) <= 3
+
+
+def test_a_docid_longer_than_pythons_stack_is_explained():
+    depth = sys.getrecursionlimit() + 50
+    longer = np.tile(np.arange(depth) % 2, (2, 1))
+    longer[1, -1] = 2
+    tree = assemble(Docids.of([[2], *longer.tolist()]), np.eye(3, dtype=np.float32))
+    node, trace = 0, []
+    while node < tree.num_inner:
+        children = tree.first_child[node] + np.arange(tree.num_children[node])
+        scores = torch.zeros(1, len(children))
+        kept = torch.ones(1, len(children), dtype=torch.bool)
+        trace.append(LevelTrace(torch.from_numpy(children)[None], scores, -scores, kept))
+        node = int(children[0])
+    started = time.perf_counter()
+    explanation = explain("q", tree, ["a", "b", "c"], SearchConfig(), trace, [0])
+    lines = str(explanation).splitlines()
+    assert time.perf_counter() - started < 5
+    assert [len(node.digits) for node in explanation.levels[-1]] == [tree.depth] * 2
+    for level, own in list(zip(trace, explanation.levels, strict=True))[::150]:
+        assert [tree.node(node.digits) for node in own] == level.nodes[0].tolist()
+    assert len(lines) == 2 + sum(map(len, explanation.levels))
 
 
 def test_saved_and_loaded_answers_alike(retriever, tmp_path):

@@ -30,6 +30,7 @@ from dsi.config import read_config
 from dsi.docids_stage import TitleTokens
 from dsi.integrations.transformers import DocidLogitsProcessor
 from dsi.pipeline import TrainingRun
+from scripts.build_docids import read_embeddings
 from scripts.main import main
 from tests.conftest import WIDTH
 from tests.test_docids import shared, walk
@@ -232,6 +233,63 @@ def test_equal_documents_share_their_code_and_get_a_last_digit(method):
     assert build_tree(points, config).depth == 4
 
 
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ([0.5, 1.7], "[0.5, 1.7]"),
+        ([1.0], "[1.0]"),
+        ("12", "'12'"),
+        (["3"], "['3']"),
+        ([[1]], "[[1]]"),
+        ([[1], [2, 3]], "[[1], [2, 3]]"),
+        ([float("nan")], "[nan]"),
+        ([None], "[None]"),
+        (None, "None"),
+        (7, "7"),
+        ([2**63], "[9223372036854775808]"),
+        (np.array([0.25]), "[0.25]"),
+        (np.array([[1]]), "[[1]]"),
+        (np.array([2**63], dtype=np.uint64), "[9223372036854775808]"),
+    ],
+)
+def test_a_path_that_is_no_sequence_of_integers_is_refused_with_its_document(path, said):
+    message = f"A path of a docid scheme must be integers from 0 to 2147483647; document 1 has {said}."
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Docids.of([[1], path, [3]])
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint32, np.uint64, np.int8, np.int64])
+def test_paths_are_integers_of_any_width(kind):
+    expected = Docids.of([[0, 7], [3], [3]]).paths
+    np.testing.assert_array_equal(Docids.of([np.array(own, dtype=kind) for own in ([0, 7], [3], [3])]).paths, expected)
+    docids = Docids(np.array([[0, 7], [3, 0], [3, 1]], dtype=kind), np.array([0, 0, 1], dtype=kind))
+    np.testing.assert_array_equal(docids.paths, expected)
+    tree = assemble(docids, embeddings_of(2))
+    assert [tree.places[row].tolist() for row in range(2)] == [[0, 1], [2, 2]]
+
+
+@pytest.mark.parametrize("bad", [np.ones((3000, 3)), np.ones((3000, 3), dtype=object), np.ones((2, 2, 2), dtype=int)])
+def test_an_array_that_holds_no_paths_is_refused_on_one_line(bad):
+    message = f"must be integers [documents, longest], got an array of {bad.dtype} {list(bad.shape)}."
+    with pytest.raises(ValueError, match=f"{re.escape(message)}$"):
+        Docids(bad)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([0, 1, 1], "[0, 1, 1]"),
+        (np.array([0.0, 1.0, 1.0]), "an array of float64 [3]"),
+        (np.array([[0], [1], [1]]), "an array of int64 [3, 1]"),
+        (np.array([], dtype=int), "an array of int64 [0]"),
+        (np.array([0, 2, 2], dtype=np.uint8), "an array of uint8 [3]"),
+    ],
+)
+def test_rows_that_are_no_integers_are_refused_on_one_line(rows, said):
+    with pytest.raises(ValueError, match=rf"The rows of a docid scheme must say .*, got {re.escape(said)}\.$"):
+        Docids(np.array([[0], [1], [2]]), rows)
+
+
 # Titles
 
 
@@ -339,6 +397,11 @@ def test_a_file_of_docids_gives_ranks(tmp_path):
         ({"method": "rkmeans", "max_leaf_size": 5}, "docids.max_leaf_size is not read"),
         ({"method": "title", "file": "x"}, "docids.file is not read"),
         ({"method": "kmeans", "tokenizer": "x"}, "docids.tokenizer is not read"),
+        (
+            {"method": "random", "cluster_on": "queries"},
+            "docids.cluster_on is not read by the docid method \"random\"; leave it at 'documents', got 'queries'",
+        ),
+        ({"method": "random", "iterations": 5}, "docids.iterations is not read"),
         ({"method": "rkmeans", "levels": 0}, "docids.levels must be at least 1, got 0"),
     ],
 )
@@ -348,10 +411,77 @@ def test_settings_that_a_scheme_cannot_use_are_refused(own, message):
 
 
 def test_embeddings_to_cluster_on_are_refused_where_nothing_is_clustered():
-    points = embeddings_of(5)
-    with pytest.raises(ValueError, match='The docid method "title" clusters nothing; leave out the embeddings'):
-        SchemeInput(points, DocidsConfig(method="title"), points[:, :3])
-    SchemeInput(points, DocidsConfig(method="title"))  # and needs no more documents than branching
+    points = embeddings_of(10)
+    for method in ("title", "random"):
+        with pytest.raises(ValueError, match=f'The docid method "{method}" clusters nothing; leave out the embeddings'):
+            SchemeInput(points, DocidsConfig(method=method), points[:, :3])
+    SchemeInput(points[:5], DocidsConfig(method="title"))  # and needs no more documents than branching
+
+
+@pytest.mark.parametrize("method", ["kmeans", "random", "rq"])
+def test_one_document_is_told_of_the_schemes_that_take_it(method):
+    message = f'The docid method "{method}" needs at least 2 documents, got 1; add documents, or use method "title" or "file".'
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        build_tree(embeddings_of(1), DocidsConfig(method=method, branching=2))
+
+
+@pytest.mark.parametrize("method", ["title", "file"])
+def test_one_document_has_a_docid_of_its_title_or_a_file(method, tmp_path):
+    tree = scheme_tree(method, 1, tmp_path)
+    check_walk(tree)
+    assert tree.num_documents == 1
+
+
+# Embeddings to cluster on, in a file
+
+
+def test_embeddings_of_any_number_type_are_read_from_a_file(tmp_path):
+    path, points = tmp_path / "points.npy", 8 * embeddings_of(6)
+    for kind in (np.float16, np.float32, np.float64, np.int8, np.uint8, ">f4"):
+        np.save(path, np.asfortranarray(np.abs(points).astype(kind)))
+        read = read_embeddings(path)
+        assert read.dtype == np.float32
+        np.testing.assert_array_equal(read, np.abs(points).astype(kind).astype(np.float32))
+
+
+def written(path: Path, array: np.ndarray) -> None:
+    with path.open("wb") as file:
+        np.save(file, array)
+
+
+@pytest.mark.parametrize(
+    ("write", "said"),
+    [
+        (lambda path: path.write_bytes(b""), "a file that NumPy cannot read"),
+        (lambda path: path.write_text("0.5 1.5\n"), "a file that NumPy cannot read"),
+        (lambda path: path.write_bytes(b"\x93NUMPY\x01\x00\x06\x00{'a': "), "a file that NumPy cannot read"),
+        (lambda path: path.write_bytes(b"\x93NUMPY\x01\x00\x04\x00{{{("), "a file that NumPy cannot read"),
+        (lambda path: written(path, np.array([[None]])), "a file that NumPy cannot read"),
+        (lambda path: np.savez(path.open("wb"), np.ones((3, 2))), "a file that NumPy cannot read"),
+        (lambda path: written(path, np.array([["a"], ["b"]])), "an array of <U1 [2, 1]"),
+        (lambda path: written(path, np.ones((3, 2), complex)), "an array of complex128 [3, 2]"),
+        (lambda path: written(path, np.ones((3, 2), bool)), "an array of bool [3, 2]"),
+        (lambda path: written(path, np.ones(3)), "an array of float64 [3]"),
+        (lambda path: written(path, np.ones((1, 3, 2))), "an array of float64 [1, 3, 2]"),
+        (lambda path: written(path, np.zeros((), [("x", "f4")])), "an array of [('x', '<f4')] []"),
+    ],
+)
+def test_a_file_that_holds_no_embeddings_is_refused_by_name(write, said, tmp_path, encoder, capsys):
+    path, run = tmp_path / "points.npy", tmp_path / "run"
+    write(path)
+    given = ["--data", "minipedia", "--output", str(run), "--device", "cpu", "--embeddings", str(path)]
+    assert main(["build-docids", *given]) == 2
+    expected = f"dsi: {path} must be a .npy file of numbers [documents, dim], got {said}; write it with numpy.save."
+    assert capsys.readouterr().err.splitlines()[-1] == expected
+    assert not (run / "encoder").exists()
+
+
+def test_half_a_file_of_embeddings_is_refused_by_name(tmp_path):
+    path = tmp_path / "points.npy"
+    written(path, embeddings_of(6))
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))} must be a .npy file of numbers"):
+        read_embeddings(path)
 
 
 # Schemes of others
@@ -392,6 +522,29 @@ def test_a_name_that_no_scheme_has_is_refused_with_those_there_are(foreign):
         DocidsConfig(method="words")
     with pytest.raises(ValueError, match=r"There is no docid scheme 'words'; use one of kmeans, .*, letters"):
         find_scheme("words")
+
+
+@pytest.mark.parametrize(
+    ("module", "cause"),
+    [
+        (None, "No module named 'letter_docids'"),
+        ("import no_such_module", "No module named 'no_such_module'"),
+        ("def build(): ...", "module 'letter_docids' has no attribute 'make'"),
+        ("make = [1, 2]", "it is no function but [1, 2]"),
+        ("def make(:", "invalid syntax (letter_docids.py, line 1)"),
+        ("raise RuntimeError('first\\nsecond')", "first"),
+        ("raise RuntimeError", "RuntimeError"),
+    ],
+)
+def test_a_scheme_that_cannot_be_loaded_is_refused_with_its_entry_point(foreign, tmp_path, module, cause):
+    place = tmp_path / "site" / "letter_docids.py"
+    place.unlink() if module is None else place.write_text(module)
+    message = (
+        f"The docid scheme 'letters' (letter_docids:make) cannot be loaded: {cause}; repair or remove the package that "
+        "brings it."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        find_scheme("letters")
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,14 @@ import dsi
 from contrastive import training as contrastive_training
 from contrastive.encoder import Encoder, EncoderConfig
 from docids import checks
+from docids.processes import ALONE
 from dsi import pipeline
 from dsi.config import Config, read_config
 from dsi.pipeline import TrainingRun
+from dsi.preflight import check_encoder, check_settings
 from scripts.main import main
 from tests.conftest import WIDTH
+from tests.foreign import install
 from tests.test_pipeline import TIED, write_settings
 
 NUMBERS = [
@@ -137,6 +140,7 @@ def test_a_value_in_a_message_is_short():
 
 # What can be checked before the first stage.
 
+SCHEME: dict[str, object] = {"branching": 10, "max_leaf_size": 10}
 QUICK: dict[str, dict[str, object]] = {"contrastive": {"loss": "none"}, "training": {"epochs": 1.0}}
 
 
@@ -162,14 +166,24 @@ def settings(tmp_path, sentence_t5_folder, t5_folder):
         ),
         ({"lexical": {"model": "/no/splade"}}, FileNotFoundError, "lexical.model names the folder /no/splade"),
         ({"pseudo_queries": {"method": "/no/t5"}}, FileNotFoundError, "pseudo_queries.method names the folder /no/t5"),
+        (
+            {"docids": SCHEME | {"method": "gone"}},
+            ValueError,
+            r"scheme 'gone' \(no_such_module:make\) cannot be loaded",
+        ),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused_before_the_first_stage(
-    changes, error, message, settings, beir, tmp_path
+    changes, error, message, settings, beir, tmp_path, monkeypatch
 ):
+    install(tmp_path / "site", monkeypatch, gone="no_such_module:make")
     with pytest.raises(error, match=message):
         dsi.train(dsi.read_collection(beir()), settings.with_changes(changes), tmp_path / "run", device="cpu")
     assert not (tmp_path / "run" / "pseudo_queries").exists()
+
+
+def test_segments_count_as_documents_for_branching(settings, beir):
+    check_settings(settings.with_changes({"docids": {"branching": 41, "segments": 2}}), dsi.read_collection(beir()))
 
 
 def test_an_encoder_without_queries_is_refused_before_the_first_stage(settings, beir, tmp_path):
@@ -179,6 +193,46 @@ def test_an_encoder_without_queries_is_refused_before_the_first_stage(settings, 
         with pytest.raises(ValueError, match="There are no queries to train the encoder on"):
             dsi.train(collection, settings.with_changes({"contrastive": changes}), tmp_path / "run", device="cpu")
     assert not (tmp_path / "run" / "pseudo_queries").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        (
+            {"docids": SCHEME | {"method": "title", "tokenizer": "no/tokens"}},
+            FileNotFoundError,
+            "tokenizer 'no/tokens'",
+        ),
+        (
+            {"docids": SCHEME | {"method": "title", "tokenizer": "."}},
+            FileNotFoundError,
+            "tokenizer '.' cannot be loaded",
+        ),
+        ({"vectors": {"kind": "pq", "code_bytes": 7}}, ValueError, "code_bytes must divide .*, 32, got 7"),
+        ({"vectors": {"code_bytes": 32}}, ValueError, "Twice vectors.code_bytes must divide .*, 32, got 32"),
+        ({"vectors": {"kind": "pq", "code_bytes": 8}}, ValueError, "need at least 256 documents, got 40"),
+    ],
+)
+def test_docids_or_vectors_that_do_not_fit_are_refused_before_the_encoder_is_trained(
+    changes, error, message, settings, beir, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)  # a folder without a tokenizer
+    monkeypatch.setattr(pipeline, "train_encoder", lambda *_: pytest.fail("the encoder was trained"))
+    with pytest.raises(error, match=message):
+        dsi.train(dsi.read_collection(beir()), settings.with_changes(changes), tmp_path / "run", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("vectors", "documents", "segments"),
+    [
+        ({"kind": "pq", "code_bytes": 8}, 256, 1),
+        ({"kind": "pq", "code_bytes": 8}, 100, 3),  # perhaps 300 vectors
+        ({"kind": "int8", "code_bytes": 16}, 1, 1),
+    ],
+)
+def test_vectors_that_fit_are_not_refused(vectors, documents, segments, settings):
+    config = settings.with_changes({"vectors": vectors, "docids": {"segments": segments}})
+    check_encoder(config, Encoder.load(config.encoder, device="cpu"), documents, ALONE)
 
 
 FRESH: dict[str, object] = {"decoder": "", "num_layers": 1}

@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
+from operator import index
 from typing import Protocol
 
 import numpy as np
@@ -25,7 +26,7 @@ _CODING = ("branching", "levels", "segments", "cluster_on", "iterations", "seed"
 SCHEMES = {
     "kmeans": _CLUSTERING,  # hierarchical k-means (DR-SCL section 3.4)
     "balanced": _CLUSTERING,  # k-means whose clusters differ in size by at most one
-    "random": _CLUSTERING,  # digits that mean nothing: a control
+    "random": ("branching", "max_leaf_size", "segments", "seed"),  # digits that mean nothing: a control
     "rq": _CODING,  # residual quantization with a beam, by faiss
     "rkmeans": _CODING,  # k-means of what the levels above leave over
     "pq": _CODING,  # product quantization: a digit a part of the vector
@@ -64,7 +65,7 @@ class DocidsConfig:
     iterations: int = 20
     """Of k-means."""
     seed: int = 0
-    """Of k-means; one seed gives one tree."""
+    """Of k-means, or of what is drawn at random; one seed gives one tree."""
     tokenizer: str = ""
     """Of method "title": folder or Hub name of a tokenizer; "" for the encoder's."""
     file: str = ""
@@ -76,8 +77,11 @@ class DocidsConfig:
         one_of(self, "docids.", cluster_on=_CLUSTER_ON)
         at_least(self, "docids.", branching=2, max_leaf_size=1, levels=1, iterations=1, seed=0)
         between(self, "docids.", segments=(1, MOST_PLACES))
-        if self.method not in SCHEMES:
-            one_of(self, "docids.", method=scheme_names())
+        if self.method not in SCHEMES and self.method not in (names := scheme_names()):
+            raise ValueError(
+                f"docids.method must be one of {', '.join(names)}, got {shown(self.method)}; the scheme of another package "
+                "needs that package."
+            )
         self._check_unused()
         if self.segments > 1 and self.cluster_on == "queries":
             raise ValueError(
@@ -132,7 +136,8 @@ class SchemeInput:
         progress: show a progress bar over documents.
 
     Raises:
-        ValueError: fewer documents than `branching`, shapes that do not fit, or values that are not finite.
+        ValueError: fewer documents than `branching`, shapes that do not fit, values that are not finite, or something else to
+            cluster on where nothing is clustered.
     """
 
     embeddings: Floats
@@ -191,6 +196,9 @@ class Docids:
 
         >>> Docids.of([[0, 7], [3], [3]]).paths.tolist()
         [[0, 7], [3, 0], [3, 1]]
+
+        Raises:
+            ValueError: a path is no sequence of such numbers.
         """
         return cls(padded(paths))
 
@@ -202,11 +210,26 @@ class Docids:
 
 
 def padded(paths: Sequence[Sequence[int]]) -> Ints:
-    """[paths, longest] paths of any lengths as one array, -1 past their ends."""
-    rows = np.full((len(paths), max(map(len, paths), default=0)), -1, dtype=np.int64)
-    for row, path in zip(rows, paths, strict=True):
-        row[: len(path)] = path
+    """[paths, longest] paths of any lengths as one array, -1 past their ends.
+
+    Raises:
+        ValueError: a path is no sequence of integers that int64 can hold.
+    """
+    numbers = [_integers(path, document) for document, path in enumerate(paths)]
+    rows = np.full((len(numbers), max(map(len, numbers), default=0)), -1, dtype=np.int64)
+    for row, own in zip(rows, numbers, strict=True):
+        row[: len(own)] = own
     return rows  # type: ignore[return-value]
+
+
+def _integers(path: Sequence[int], document: int) -> NDArray[np.int64]:
+    try:
+        return np.fromiter(map(index, path), np.int64)  # a cast would cut 0.9 to 0 and read "12" as a number
+    except (TypeError, OverflowError):
+        own = path.tolist() if isinstance(path, np.ndarray) else path
+        raise ValueError(
+            f"A path of a docid scheme must be integers from 0 to {_LARGEST}; document {document} has {shown(own)}."
+        ) from None
 
 
 class Scheme(Protocol):
@@ -244,15 +267,14 @@ def find_scheme(name: str) -> Scheme:
     'docids.schemes.kmeans'
 
     Raises:
-        ValueError: there is none; the message lists those there are.
+        ValueError: there is none, and the message lists those there are; or that of another package cannot be loaded.
     """
     if name in SCHEMES:
         scheme: Scheme = importlib.import_module(f"docids.schemes.{name}").make
         return scheme
     for point in _foreign():
         if point.name == name:
-            found: Scheme = point.load()
-            return found
+            return _load(point)
     raise ValueError(f"There is no docid scheme {name!r}; use one of {', '.join(scheme_names())}.")
 
 
@@ -265,9 +287,28 @@ def _foreign() -> Sequence[EntryPoint]:
     return list(entry_points(group=ENTRY_POINTS))
 
 
+def _load(point: EntryPoint) -> Scheme:
+    try:
+        scheme: Scheme = point.load()
+        cause = "" if callable(scheme) else f"it is no function but {shown(scheme)}"
+    except Exception as error:  # whatever the other package raises
+        cause = str(error).partition("\n")[0] or type(error).__name__
+    if cause:
+        raise ValueError(
+            f"The docid scheme {point.name!r} ({point.value}) cannot be loaded: {cause}; repair or remove the package that "
+            "brings it."
+        )
+    return scheme
+
+
 def check_branching(documents: int, config: DocidsConfig) -> None:
     """Raise ValueError if there are too few documents for one split."""
     if documents < config.branching and "branching" in SCHEMES.get(config.method, ()):
+        if documents < 2:
+            raise ValueError(
+                f'The docid method "{config.method}" needs at least 2 documents, got {documents}; add documents, or use method '
+                '"title" or "file".'
+            )
         raise ValueError(
             f"The collection has {documents} documents, fewer than docids.branching = {config.branching}; "
             f"set branching to at most {documents}."
@@ -294,8 +335,8 @@ def _check_finite(name: str, array: Floats) -> None:
 
 
 def _check_paths(paths: Ints) -> None:
-    if not isinstance(paths, np.ndarray) or paths.ndim != 2 or not paths.size or paths.dtype.kind != "i":
-        raise ValueError(f"The paths of a docid scheme must be integers [documents, longest], got {shown(paths)}.")
+    if not _are_integers(paths, 2) or not paths.size:
+        raise ValueError(f"The paths of a docid scheme must be integers [documents, longest], got {_kind(paths)}.")
     bad = (paths < -1).any(axis=1) | (paths > _LARGEST).any(axis=1) | (paths[:, 0] < 0)  # [N]
     bad |= ((paths[:, 1:] >= 0) & (paths[:, :-1] < 0)).any(axis=1)
     if bad.any():
@@ -307,12 +348,21 @@ def _check_paths(paths: Ints) -> None:
 
 
 def _check_rows(rows: NDArray[np.integer], paths: int) -> None:
-    ascends = len(rows) == paths and rows[0] == 0 and np.isin(np.diff(rows), (0, 1)).all()
-    if not ascends or np.bincount(rows).max() > MOST_PLACES:
+    ascends = _are_integers(rows, 1) and len(rows) == paths and rows[0] == 0 and np.isin(np.diff(rows), (0, 1)).all()
+    if not ascends or np.bincount(rows.astype(np.int64)).max() > MOST_PLACES:
         raise ValueError(
             f"The rows of a docid scheme must say whose each of its {paths} paths is, ascending from 0 without a gap and with "
-            f"at most {MOST_PLACES} paths each, got {shown(rows)}."
+            f"at most {MOST_PLACES} paths each, got {_kind(rows)}."
         )
+
+
+def _are_integers(value: object, ndim: int) -> bool:
+    return isinstance(value, np.ndarray) and value.ndim == ndim and value.dtype.kind in "iu"
+
+
+def _kind(value: object) -> str:
+    """A value for a message, on one line also if it is an array."""
+    return f"an array of {value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else shown(value)
 
 
 def _told_apart(paths: Ints) -> tuple[Ints, int]:

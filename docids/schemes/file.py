@@ -23,15 +23,16 @@ _Lines = dict[str, list[tuple[int, tuple[int, ...]]]]
 
 def make(documents: SchemeInput) -> Docids:
     """The docids in `config.file`; raises what `read_docids` does."""
-    return read_docids(Path(documents.config.file), documents.doc_ids)
+    return read_docids(Path(documents.config.file), documents.doc_ids, segmented=documents.rows is not None)
 
 
-def read_docids(path: Path, doc_ids: Sequence[str]) -> Docids:
+def read_docids(path: Path, doc_ids: Sequence[str], *, segmented: bool = False) -> Docids:
     """The docids of documents in a file.
 
     Args:
         path: of the file.
-        doc_ids: of all documents, in collection order; or of all segments, so that some come several times.
+        doc_ids: of all documents, in collection order.
+        segmented: they are those of all segments, so that some come several times.
 
     Raises:
         FileNotFoundError: no such file.
@@ -48,7 +49,7 @@ def read_docids(path: Path, doc_ids: Sequence[str]) -> Docids:
             f"{path} has no line for the document {missing[0]!r} (and {len(missing) - 1} more); give every document of "
             "the collection one."
         )
-    if len(segments) < len(doc_ids):
+    if segmented:
         _check_segments(path, lines, segments)
     every = [line for doc_id in segments for line in lines[doc_id]]
     _check_apart(path, sorted(every, key=lambda line: line[1]))

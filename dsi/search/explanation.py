@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from docids.tree import DocidTree
 from dsi.search.beams import LevelTrace
 from dsi.search.request import SearchConfig
@@ -66,7 +68,7 @@ class Explanation:
             f"beam {self.config.beam_width})",
             f"score = {'generative + dense' if self._has_parts else self._whole}{words}; + kept, - pruned, # final rank",
         ]
-        return "\n".join([*head, *_lines(self.roots, "", parts=self._has_parts)])
+        return "\n".join([*head, *_lines(self.roots, parts=self._has_parts)])
 
     @property
     def _has_parts(self) -> bool:
@@ -105,7 +107,8 @@ def explain(
         lexical: name of the lexical scores.
     """
     ranks = {tree.num_inner + position: rank for rank, position in enumerate(positions, start=1) if position >= 0}
-    known: dict[tuple[int, ...], ExplainedNode] = {}
+    above = {0: ExplainedNode((), 0.0, 0.0, kept=True, documents=tree.num_documents, label="")}  # the root
+    roots = above[0].children
     levels: list[list[ExplainedNode]] = []
     for level in trace:
         entries = zip(
@@ -115,14 +118,24 @@ def explain(
             level.kept[0].tolist(),
             strict=True,
         )
-        nodes = [_node(tree, titles, ranks, *entry) for entry in entries if entry[0] >= 0]
-        nodes.sort(key=lambda node: -node.score)
-        for node in nodes:
-            known[node.digits] = node
-            if len(node.digits) > 1:
-                known[node.digits[:-1]].children.append(node)
-        levels.append(nodes)
-    return Explanation(query, config, levels, levels[0] if levels else [], lexical)
+        scored = sorted((entry for entry in entries if entry[0] >= 0), key=lambda entry: -(entry[1] + entry[2]))
+        level_nodes: dict[int, ExplainedNode] = {}
+        parents = _parents(tree, list(above), [entry[0] for entry in scored])
+        for parent, (node, *scores) in zip(parents, scored, strict=True):
+            digits = (*above[parent].digits, node - int(tree.first_child[parent]))
+            level_nodes[node] = _node(tree, titles, ranks, node, digits, *scores)
+            above[parent].children.append(level_nodes[node])
+        levels.append(list(level_nodes.values()))
+        above = level_nodes
+    return Explanation(query, config, levels, roots, lexical)
+
+
+def _parents(tree: DocidTree, above: Sequence[int], nodes: Sequence[int]) -> list[int]:
+    """Return the parent of each node; all are among the nodes `above`."""
+    inner = np.array([node for node in above if node < tree.num_inner], dtype=np.int64)
+    inner = inner[tree.first_child[inner].argsort()]
+    found: list[int] = inner[tree.first_child[inner].searchsorted(nodes, side="right") - 1].tolist()
+    return found
 
 
 def _node(
@@ -130,28 +143,42 @@ def _node(
     titles: Sequence[str],
     ranks: dict[int, int],
     node: int,
+    digits: tuple[int, ...],
     generative: float,
     dense: float,
     kept: bool,
 ) -> ExplainedNode:
     rows = tree.rows_below(node)
     documents, label = len(set(rows.tolist())), titles[int(rows[0])]
-    return ExplainedNode(tree.node_digits(node), generative, dense, kept, documents, label, ranks.get(node))
+    return ExplainedNode(digits, generative, dense, kept, documents, label, ranks.get(node))
 
 
-def _lines(nodes: Sequence[ExplainedNode], indent: str, *, parts: bool) -> list[str]:
+def _lines(nodes: Sequence[ExplainedNode], *, parts: bool) -> list[str]:
+    """Return the lines of a tree; a docid may be longer than Python's stack is deep."""
+    lines, waiting = [], _below(nodes, "", parts=parts)[::-1]
+    while waiting:
+        line, children, indent = waiting.pop()
+        lines.append(line)
+        waiting += _below(children, indent, parts=parts)[::-1]
+    return lines
+
+
+def _below(
+    nodes: Sequence[ExplainedNode], indent: str, *, parts: bool
+) -> list[tuple[str, Sequence[ExplainedNode], str]]:
+    """Return, for each node that is shown, its line, its children and their indent."""
     kept = [node for node in nodes if node.kept]
     pruned = [node for node in nodes if not node.kept]
     shown = kept + pruned[:_PRUNED_SHOWN]
     hidden = len(pruned) - _PRUNED_SHOWN
-    lines = []
+    entries: list[tuple[str, Sequence[ExplainedNode], str]] = []
     for number, node in enumerate(shown):
         last = number == len(shown) - 1 and hidden <= 0
-        lines.append(f"{indent}{'└─' if last else '├─'} {_line(node, parts=parts)}")
-        lines += _lines(node.children, indent + ("   " if last else "│  "), parts=parts)
+        line = f"{indent}{'└─' if last else '├─'} {_line(node, parts=parts)}"
+        entries.append((line, node.children, indent + ("   " if last else "│  ")))
     if hidden > 0:
-        lines.append(f"{indent}└─ - and {hidden} more pruned")
-    return lines
+        entries.append((f"{indent}└─ - and {hidden} more pruned", (), ""))
+    return entries
 
 
 def _line(node: ExplainedNode, *, parts: bool) -> str:

@@ -1,0 +1,24 @@
+"""Docid schemes that another package brings, installed for one test."""
+
+from pathlib import Path
+
+import pytest
+
+LETTERS = """
+from docids.schemes import Docids
+
+
+def make(documents):
+    return Docids.of([[ord(text[0]), len(text.split())] for text in documents.texts])
+"""
+
+
+def install(site: Path, patch: pytest.MonkeyPatch, version: str = "1.0", **schemes: str) -> None:
+    """Put a distribution "foreign" on the path, with a module `own_letters` and entry points {name: place}."""
+    info = site / "foreign.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (site / "own_letters.py").write_text(LETTERS)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: foreign\nVersion: {version}\n")
+    rows = ["[dsi.docid_schemes]", *(f"{name} = {place}" for name, place in schemes.items())]
+    (info / "entry_points.txt").write_text("\n".join(rows))
+    patch.syspath_prepend(site)

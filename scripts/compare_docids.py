@@ -38,13 +38,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = given.parse_args(argv)
     load_libraries()
     from docids.collection import read_collection
-    from docids.schemes import find_scheme
     from dsi.config import Config
     from scripts.experiments.docids import compare, schemes_for
     from scripts.experiments.laboratory import Laboratory
 
-    for name in arguments.schemes or ():
-        find_scheme(name.partition("+")[0])
     config = with_encoder(Config.named(arguments.config), arguments.encoder)
     collection = read_collection(arguments.data, dev_queries=config.dev_queries)
     laboratory = Laboratory(collection, config, arguments.output, arguments.device)

@@ -2,17 +2,19 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from docids.lexical import BM25
+from dsi.retriever import GenerativeRetriever
 from scripts.benchmarks.index_data import Clouds, Searched, Words, hardness, write, write_index, write_synthetic
 from scripts.benchmarks.index_faiss import K, code_bytes
 from scripts.benchmarks.index_measure import FUSED
 from scripts.benchmarks.index_report import report
 from scripts.benchmarks.index_router import routed, trained_router
-from scripts.benchmarks.index_systems import TreeSearch, systems
+from scripts.benchmarks.index_systems import RoutedTree, TreeSearch, systems
 from scripts.main import main
 from tests.conftest import random_tree
 from tests.test_tree_models import table_rows
@@ -127,7 +129,7 @@ def test_judgements_give_hits(tmp_path):
 
 def test_an_index_brings_its_queries_judgements_and_words(encoder, tmp_path):
     tiny = TinyIndex(encoder, tmp_path)
-    write_index(tiny.index, tiny.collection_read, tmp_path / "work")
+    write_index(tiny.index, tiny.collection_read, tmp_path / "work", 40)
     data = Searched.load(tmp_path / "work")
     assert data.texts == QUERIES
     judged = [tiny.ids[data.tree.doc_rows[position]] for (position,) in data.relevant]
@@ -135,6 +137,15 @@ def test_an_index_brings_its_queries_judgements_and_words(encoder, tmp_path):
     np.testing.assert_allclose(data.queries, tiny.retriever.encode_queries(QUERIES).embeddings, atol=1e-5)
     np.testing.assert_array_equal(data.lexical.scores(QUERIES), tiny.retriever.lexical.scores(QUERIES))
     assert (data.lexical_weight, data.seconds) == (0.05, None)
+    with pytest.raises(ValueError, match="'cells by a linear router' needs train queries"):
+        RoutedTree().build(replace(data, train=data.train[:0]))
+    with pytest.raises(ValueError, match="must have at least 41 documents, got 40"):
+        write_index(tiny.index, tiny.collection_read, tmp_path / "work", 41)
+    small = GenerativeRetriever.from_pretrained(tiny.index, device="cpu")
+    small.keep_vectors("int8", 8)
+    small.save_pretrained(tmp_path / "small")
+    with pytest.raises(ValueError, match="must have a lexical part, vectors of kind float32"):
+        write_index(tmp_path / "small", tiny.collection_read, tmp_path / "work", 40)
 
 
 def test_code_bytes_divide_the_dimension():
@@ -145,6 +156,7 @@ def test_code_bytes_divide_the_dimension():
     ("options", "message"),
     [
         (["--sizes", "100"], "at least 1024"),
+        (["--dim", "66"], "--dim must be a multiple of 16, so that codes have whole bytes, got 66"),
         (["--data", "minipedia"], "--run and --data go together"),
         (["--leave-out", "faiss Flat"], "--leave-out takes 'ours, float32',"),
     ],

@@ -3,25 +3,31 @@
 import json
 import re
 from collections import Counter
+from importlib.metadata import EntryPoint
 
 import numpy as np
 import pytest
 
 import dsi
 from docids.clustering import DocidsConfig, build_tree
-from docids.schemes import SCHEMES
+from docids.schemes import ENTRY_POINTS, SCHEMES
+from dsi.config import Config
 from dsi.diagnosis import diagnose, errors_by_level
 from dsi.search.request import SearchConfig
 from dsi.systems import alone
 from scripts.experiments import docids
 from scripts.experiments.descents import descend
 from scripts.experiments.docids_report import SYSTEMS
+from scripts.experiments.laboratory import Laboratory
 from scripts.experiments.rows import Rows
 from scripts.experiments.typos import with_typos
+from scripts.experiments.updates import hold_out, without
 from scripts.main import main
 from tests.conftest import random_generator, random_tied
 from tests.test_pipeline import TIED, write_settings
 from tests.test_tree_models import table_rows
+
+SEGMENTS = ("", "x", "0", "-1", "1.5", "101")
 
 
 @pytest.fixture
@@ -34,6 +40,18 @@ def command(beir, tmp_path, sentence_t5_folder, t5_folder):
     )  # fmt: skip
     given = ["--data", str(beir()), "--config", str(config), "--output", str(tmp_path / "out"), "--device", "cpu"]
     return lambda *more: main(["compare-docids", *given, *more])
+
+
+def base(folder) -> Config:
+    """The configuration of `command`."""
+    return Config.named(folder / "config.toml")
+
+
+def keep_judgements(folder, split: str, wanted) -> None:
+    """Remove the judgements of all documents but those that are wanted."""
+    path = folder / "qrels" / f"{split}.tsv"
+    head, *rows = path.read_text().splitlines()
+    path.write_text("\n".join([head, *(row for row in rows if wanted(row.split("\t")[1]))]))
 
 
 def found_in(path) -> dict[tuple[str, int], dict]:
@@ -87,11 +105,100 @@ def test_without_documents_added_later_half_is_trained(command, tmp_path, capsys
 def test_digits_and_names_of_schemes(command, tmp_path, capsys, monkeypatch):
     own = {**docids.DIGITS, "generator": {"docid_tokens": "digits", "num_layers": 1, "num_heads": 4}}
     monkeypatch.setattr(docids, "DIGITS", {**own, "examples": {}, "training": {"epochs": 1.0}})
-    assert command("--schemes", "pq", "--digits", "--seeds", "0", "1") == 0
+    with (tmp_path / "collection" / "qrels" / "test.tsv").open("a") as judgements:
+        judgements.write("\nargon.1\targon\t0")  # the only judgement of its query
+    assert command("--schemes", "pq", "--digits", "--seeds", "0", "1", "0") == 0
     assert {seed for name, seed in found_in(tmp_path / "out" / "digits.json") if name == "pq"} == {0, 1}
     assert "over 2 seeds" in capsys.readouterr().out
     assert command("--schemes", "words") == 2
     assert "There is no docid scheme 'words'; use one of kmeans" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        *((["kmeans", f"kmeans+{own}"], f"from 1 to 100 segments a document, got 'kmeans+{own}'") for own in SEGMENTS),
+        (["+2"], "There is no docid scheme ''; use one of kmeans"),
+        (["kmeans", "title+2"], 'docids.segments is not read by the docid method "title"; leave it at 1, got 2'),
+        (["kmeans", "file"], 'The scheme "file" reads docids and makes none, so it cannot be compared; leave it out'),
+        (["kmeans", "--seeds", "0", "9999999999"], "docids.seed must be at most 1000000000, got 9999999999"),
+        (["kmeans", "title"], "document 'helium' (and 0 more) has none"),
+    ],
+)
+def test_a_row_that_cannot_be_measured_is_refused_before_training(command, tmp_path, capsys, given, message):
+    corpus = tmp_path / "collection" / "corpus.jsonl"
+    first, *others = corpus.read_text().splitlines()
+    corpus.write_text("\n".join([json.dumps({**json.loads(first), "title": " "}), *others]))
+    assert command("--schemes", *given) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out" / "store").exists()
+
+
+@pytest.mark.parametrize("among", [True, False])
+def test_queries_must_ask_for_documents_added_later_and_for_others(command, tmp_path, capsys, among):
+    collection = dsi.read_collection(tmp_path / "collection")
+    added = {collection.documents[row]["doc_id"] for row in hold_out(collection, docids.HELD_OUT_SEED)}
+    keep_judgements(tmp_path / "collection", "test", lambda doc_id: (doc_id in added) == among)
+    assert command("--schemes", "kmeans") == 2
+    asked = (4, 4) if among else (36, 0)
+    assert (
+        "Test queries ask for {} documents, of which {} are among the 4 that".format(*asked) in capsys.readouterr().err
+    )
+    assert not (tmp_path / "out" / "store").exists()
+    laboratory = Laboratory(dsi.read_collection(tmp_path / "collection"), base(tmp_path), tmp_path / "out", "cpu")
+    docids.Comparison(laboratory, digits=False, add=False).check([])
+
+
+def test_what_is_missing_without_the_documents_added_later_is_refused_before_training(command, tmp_path):
+    collection = dsi.read_collection(tmp_path / "collection")
+    added = {collection.documents[row]["doc_id"] for row in hold_out(collection, docids.HELD_OUT_SEED)}
+    keep_judgements(tmp_path / "collection", "dev", added.__contains__)
+    config = base(tmp_path).with_changes({"training": {"evaluate_every": 5}})
+    laboratory = Laboratory(dsi.read_collection(tmp_path / "collection"), config, tmp_path / "out", "cpu")
+    with pytest.raises(ValueError, match=r"^Without the documents that are added .* dev .* Or give --without-added\.$"):
+        docids.compare(laboratory, ["kmeans"], [0])
+    assert not (tmp_path / "out" / "store").exists()
+
+
+def test_the_part_without_some_documents_is_of_this_collection_with_its_own_dev_queries(command, tmp_path):
+    folder, kept = tmp_path / "collection", []
+    (folder / "qrels" / "dev.tsv").unlink()
+    for documents in (40, 38):
+        lines = (folder / "corpus.jsonl").read_text().splitlines()[:documents]
+        (folder / "corpus.jsonl").write_text("\n".join(lines))
+        doc_ids = [json.loads(line)["_id"] for line in lines]
+        for split in ("train", "test"):
+            keep_judgements(folder, split, doc_ids.__contains__)
+        whole = dsi.read_collection(folder, dev_queries=0)
+        part = without(Laboratory(whole, base(tmp_path), tmp_path / "out", "cpu"), [0, 1]).collection
+        assert list(part.rows) == doc_ids[2:]
+        assert part.qrels["dev"] == {}
+        assert part.qrels["train"] == {
+            q: own for q, own in whole.qrels["train"].items() if own.keys() <= part.rows.keys()
+        }
+        kept.append(part.folder)
+    assert kept[0] != kept[1]
+
+
+def test_dense_search_is_that_of_whole_documents_and_schemes_of_other_packages_have_the_seed(
+    command, tmp_path, monkeypatch
+):
+    collection, config = dsi.read_collection(tmp_path / "collection"), base(tmp_path)
+
+    def comparison(docids_config):
+        laboratory = Laboratory(collection, config.with_changes({"docids": docids_config}), tmp_path / "out", "cpu")
+        return docids.Comparison(laboratory, digits=False, add=False)
+
+    assert comparison({}).base == config  # rows that were measured before are found by it
+    assert comparison({"segments": 3}).base == config
+    lines = (f"{doc_id}\t{row} {piece}\n" for row, doc_id in enumerate(collection.rows) for piece in range(3))
+    (tmp_path / "docids.tsv").write_text("".join(lines))
+    of_file = {"method": "file", "file": str(tmp_path / "docids.tsv"), "branching": 10, "max_leaf_size": 10}
+    made = comparison({**of_file, "segments": 3})
+    made.check([])
+    assert made.base.docids == DocidsConfig(method="file", file=of_file["file"])
+    monkeypatch.setattr("docids.schemes._foreign", lambda: [EntryPoint("letters", "json:dumps", ENTRY_POINTS)])
+    assert [made.config(name, 7).docids.seed for name in ("letters", "kmeans", "title")] == [7, 7, 0]
 
 
 def test_trees_are_of_one_size_and_titles_need_titles(beir):

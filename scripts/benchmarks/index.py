@@ -23,12 +23,14 @@ from scripts.libraries import load_libraries
 from scripts.main import run_command
 from scripts.values import collection_folder, count, index_folder, number, output_folder
 
-_FEWEST = 1024
+_FEWEST, _DIMS = 1024, 16
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Build and measure each collection; write JSON, tables and pictures after each."""
     arguments = _arguments().parse_args(argv)
+    if arguments.dim % _DIMS:
+        raise ValueError(f"--dim must be a multiple of {_DIMS}, so that codes have whole bytes, got {arguments.dim}.")
     if (arguments.run is None) != (arguments.data is None):
         raise ValueError("--run and --data go together: an index, and the collection whose test queries it answers.")
     load_libraries()
@@ -59,7 +61,7 @@ def _arguments() -> argparse.ArgumentParser:
     given = parser("benchmark-index", __doc__)
     sizes = number(int, _FEWEST)
     given.add_argument("--sizes", type=sizes, nargs="+", default=[10_000, 100_000], help="synthetic documents")
-    given.add_argument("--dim", type=number(int, 8), default=64, help="of their embeddings")
+    given.add_argument("--dim", type=count, default=64, help="of their embeddings")
     given.add_argument("--run", type=index_folder, metavar="RUN", help="an index to measure instead")
     given.add_argument("--data", type=collection_folder, metavar="DATA", help="the collection of RUN")
     given.add_argument("--rounds", type=count, default=10, help="of the alternating measurements")
@@ -76,9 +78,12 @@ def _arguments() -> argparse.ArgumentParser:
 
 def _collections(arguments: argparse.Namespace, work: Path) -> "list[tuple[str, Path]]":
     """(name of the results, folder) of each collection."""
+    from docids.storage import sha256
+
     if arguments.run:
-        return [("index", work / "index")]
-    return [(f"index-{size}x{arguments.dim}", work / f"{size}x{arguments.dim}") for size in sorted(arguments.sizes)]
+        return [("index", work / f"index-{sha256(arguments.run / 'manifest.json')[:16]}")]
+    sizes = sorted(set(arguments.sizes))
+    return [(f"index-{size}x{arguments.dim}", work / f"{size}x{arguments.dim}") for size in sizes]
 
 
 def _measured(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -101,7 +106,7 @@ def _build(folder: Path, arguments: argparse.Namespace) -> None:
 
     if not (folder / "facts.json").exists():
         if arguments.run:
-            write_index(arguments.run, read_collection(arguments.data), folder)
+            write_index(arguments.run, read_collection(arguments.data), folder, _FEWEST)
         else:
             write_synthetic(int(folder.name.split("x")[0]), arguments.dim, folder)
     data = Searched.load(folder)

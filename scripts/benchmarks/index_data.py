@@ -112,16 +112,19 @@ def write(
     write_json(folder / "facts.json", facts)
 
 
-def write_index(run: Path, data: "Collection", folder: Path) -> None:
-    """A finished index and the test queries of its collection, encoded."""
+def write_index(run: Path, data: "Collection", folder: Path, fewest: int) -> None:
+    """A finished index of so many documents or more, and the test queries of its collection, encoded."""
     from dsi.retriever import GenerativeRetriever
 
     retriever = GenerativeRetriever.from_pretrained(run, device="cpu")
     tree, lexical, encoder = retriever.tree, retriever.lexical, retriever.encoder
-    if lexical is None or tree.num_removed:
+    if lexical is None or tree.num_removed or tree.most_places > 1 or tree.embeddings.dtype != np.float32:
         raise ValueError(
-            f"{run} must have a lexical part and no removed documents; train an index with lexical.enabled."
+            f"{run} must have a lexical part, vectors of kind float32, one docid a document and no removed documents; train an "
+            "index with lexical.enabled, vectors.kind and docids.segments by default."
         )
+    if tree.num_documents < fewest:
+        raise ValueError(f"{run} must have at least {fewest:,} documents, got {tree.num_documents:,}.")
     texts = dict(list(data.query_texts("test").items())[:JUDGED_QUERIES])
     train = list(data.query_texts("train").values())[:TRAIN_QUERIES]
     rows = retriever.documents.rows

@@ -142,7 +142,7 @@ class Lists(FaissSystem):
 
 
 class Codes(Lists):
-    """An inverted file with a product quantiser's codes of residuals: about as many bytes as the index keeps in memory."""
+    """An inverted file with a product quantiser's codes of residuals: about as many bytes as ours has in memory, or more."""
 
     name, file = "faiss IVF-PQ", "ivf-pq.faiss"
 

@@ -106,7 +106,9 @@ class RoutedTree(Tree):
     name, files = "cells by a linear router", ("docids.safetensors", "router.safetensors")
 
     def build(self, data: Searched) -> None:
-        """Train the map."""
+        """Train the map; raise ValueError without queries to train it on."""
+        if not len(data.train):
+            raise ValueError(f'{self.name!r} needs train queries; add qrels/train.tsv, or --leave-out "{self.name}".')
         flat = Flat().load(data)
         save_tensors(trained_router(TreeSearch(data.tree).near.cells, data.train, flat), data.folder / self.files[1])
 

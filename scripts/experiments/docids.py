@@ -14,11 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from docids.checks import shown
 from docids.clustering import assemble
-from docids.collection import Collection, read_collection
+from docids.collection import Collection
+from docids.lines import whole_number
 from docids.records import table_record
-from docids.schemes import SCHEMES, DocidsConfig, make_docids
-from docids.tree import DocidTree
+from docids.schemes import SCHEMES, DocidsConfig, find_scheme, make_docids
+from docids.tree import MOST_PLACES, DocidTree
 from dsi.config import Config
 from dsi.docids_stage import scheme_input
 from dsi.retriever import GenerativeRetriever
@@ -29,9 +31,9 @@ from eval.protocol import overlap_splits
 from scripts.experiments.descents import Descents, descend
 from scripts.experiments.docids_report import BASELINES, BEAMS, MEASURES, TYPOS, write_report
 from scripts.experiments.laboratory import ANSWERS, SPLIT, Laboratory
-from scripts.experiments.tables import DIGITS, NOTHING, Row
+from scripts.experiments.tables import DIGITS, NOTHING, Changes, Row
 from scripts.experiments.typos import with_typos
-from scripts.experiments.updates import hold_out, write_without
+from scripts.experiments.updates import hold_out, without
 
 _BATCH = 128
 HELD_OUT_SEED = 0
@@ -42,6 +44,27 @@ def schemes_for(collection: Collection) -> list[str]:
     """The schemes that can be compared on a collection: all but "file", and "title" only where every document has one."""
     titled = all(title.strip() for title in collection.documents["title"])
     return [name for name in SCHEMES if name != "file" and (titled or name != "title")]
+
+
+def parse_name(name: str) -> tuple[str, int]:
+    """The scheme and the number of segments of a row.
+
+    >>> parse_name("kmeans"), parse_name("kmeans+2")
+    (('kmeans', 1), ('kmeans', 2))
+
+    Raises:
+        ValueError: there is no such scheme, it makes no docids, or the number is none or out of range.
+    """
+    method, plus, text = name.partition("+")
+    find_scheme(method)
+    if method == "file":
+        raise ValueError('The scheme "file" reads docids and makes none, so it cannot be compared; leave it out.')
+    segments = whole_number(text) if plus else 1
+    if segments is None or not 1 <= segments <= MOST_PLACES:
+        raise ValueError(
+            f"A scheme must be NAME or NAME+N, with N from 1 to {MOST_PLACES} segments a document, got {shown(name)}."
+        )
+    return method, segments
 
 
 def shape(method: str, documents: int, branching: int) -> dict[str, int]:
@@ -66,8 +89,13 @@ def compare(
         seeds: of clustering and training.
         digits: train a decoder of (level, digit) tokens, not the generator of the configuration.
         add: measure documents that are added later too, for which encoder and generators are trained once more.
+
+    Raises:
+        FileNotFoundError: a setting names a folder that does not exist.
+        ValueError: a row cannot be measured; nothing has been trained then.
     """
-    comparison, text = Comparison(laboratory, digits=digits, add=add), ""
+    comparison, text, seeds = Comparison(laboratory, digits=digits, add=add), "", list(dict.fromkeys(seeds))
+    comparison.check([comparison.config(name, seed) for name in names for seed in seeds])
     experiment = comparison.base.generator.docid_tokens + ("" if add else "-trained")
     laboratory.kept(experiment, BASELINES, 0, comparison.base, comparison.baselines)
     for seed in seeds:  # one seed of every scheme before the next seed of any
@@ -91,24 +119,46 @@ class Comparison:
     def __init__(self, laboratory: Laboratory, *, digits: bool, add: bool) -> None:
         self.laboratory, self.collection, self.add = laboratory, laboratory.collection, add
         self._changes = DIGITS if digits else NOTHING
-        self.base = laboratory.config(Row(BASELINES, "", self._changes, seeded=()), 0)
+        whole: Changes = {"docids": {"segments": 1}, **self._changes}  # as the schemes without +N have it
+        self.base = laboratory.config(Row(BASELINES, "", whole, seeded=()), 0)
+
+    def check(self, configs: Sequence[Config]) -> None:
+        """Raise what the baselines, or schemes with these configurations, could not be measured for; trains nothing."""
+        for config in (self.base, *configs):
+            self.laboratory.check(config)
+        if self.add:
+            self._check_added(configs)
+
+    def _check_added(self, configs: Sequence[Config]) -> None:
+        asked, added = set(self._answers.values()), self._held_out_ids
+        if asked.isdisjoint(added) or asked <= added:
+            raise ValueError(
+                f"Test queries ask for {len(asked)} documents, of which {len(asked & added)} are among the {len(added)} that "
+                "are added after training; some must be, and some not. Add test queries, or give --without-added."
+            )
+        for config in configs:
+            try:
+                self._part.check(config)
+            except ValueError as error:
+                raise ValueError(
+                    f"Without the documents that are added after training: {error} Or give --without-added."
+                ) from None
 
     def config(self, name: str, seed: int) -> Config:
         """The configuration of a scheme; "NAME+2" is one with two segments a document."""
-        method, _, segments = name.partition("+")
-        own = {"segments": int(segments or 1)}
-        own |= shape(method, len(self.collection.documents), self.base.docids.branching)
-        own |= {"seed": seed} if "seed" in SCHEMES.get(method, ()) else {}
+        method, segments = parse_name(name)
+        own = {"segments": segments, **shape(method, len(self.collection.documents), self.base.docids.branching)}
+        own |= {"seed": seed} if "seed" in SCHEMES.get(method, ("seed",)) else {}  # another package's may read it
         docids = dataclasses.asdict(DocidsConfig(method=method, **own))  # type: ignore[arg-type]
         row = Row(name, "", {**self._changes, "docids": docids}, seeded=("training", "ranking"))
         return self.laboratory.config(row, seed)
 
     def baselines(self) -> dict[str, Any]:
         """Dense search and BM25, without docids; all schemes share the encoder and what it has embedded here."""
-        words, runs = self.laboratory.words.bm25, {}
-        for kind, encoded in (("", self._queries), (TYPOS, self._typos)):
-            runs[f"dense{kind}"] = self._dense.run(SPLIT, encoded.embeddings.float().numpy())
-            runs[f"BM25{kind}"] = words.run(dict(zip(encoded.query_ids, encoded.texts, strict=True)), ANSWERS)
+        queries, runs = self.collection.query_texts(SPLIT), {}
+        for kind, texts in (("", queries), (TYPOS, with_typos(queries))):
+            runs[f"dense{kind}"] = self._dense.run(SPLIT, self._encode(texts).embeddings.float().numpy())
+            runs[f"BM25{kind}"] = self.laboratory.words.bm25.run(texts, ANSWERS)
         return self._systems(runs)
 
     def measure(self, config: Config) -> dict[str, Any]:
@@ -161,13 +211,10 @@ class Comparison:
 
     def _added(self, config: Config, trained: Mapping[int, Run]) -> dict[str, Any]:
         """Queries of documents that were held out and added after training, and the same ones trained with them."""
-        part = Laboratory(self._part, self.laboratory.base, self.laboratory.output, self.laboratory.device)
-        retriever = part.index(
-            config.with_changes({"ranking": {"epochs": 0.0}})
-        ).retriever  # dense scores rank documents
+        dense = config.with_changes({"ranking": {"epochs": 0.0}})  # dense scores rank documents
+        retriever, added = self._part.index(dense).retriever, self._held_out_ids
         retriever.add([table_record(self.collection.documents[row]) for row in self._held_out])
-        added = {self.collection.documents[row]["doc_id"] for row in self._held_out}
-        texts = {q: text for q, text in self.collection.query_texts(SPLIT).items() if self._answers[q] in added}
+        texts = {q: text for q, text in self._texts.items() if self._answers[q] in added}
         encoded = retriever.encode_queries(texts, batch_size=_BATCH)
         found: dict[str, Any] = {"documents": len(added), "queries": len(texts)}
         qrels = {query_id: self.collection.qrels[SPLIT][query_id] for query_id in texts}
@@ -195,26 +242,32 @@ class Comparison:
         return hold_out(self.collection, HELD_OUT_SEED)
 
     @cached_property
-    def _part(self) -> Collection:
-        folder = self.laboratory.output / f"without-{HELD_OUT_SEED}"
-        if self.laboratory.processes.is_main and not folder.exists():
-            write_without(self.collection, self._held_out, folder)
-        self.laboratory.processes.wait()
-        return read_collection(folder)
+    def _held_out_ids(self) -> set[str]:
+        return {self.collection.documents[row]["doc_id"] for row in self._held_out}
+
+    @cached_property
+    def _part(self) -> Laboratory:
+        """Trains without the documents that are added later."""
+        return without(self.laboratory, self._held_out)
 
     @cached_property
     def _answers(self) -> dict[str, str]:
-        """The first relevant document of each test query."""
+        """The first relevant document of each test query that has one."""
         pairs = self.collection.pairs(SPLIT)
         return {query_id: self.collection.documents[row]["doc_id"] for query_id, row in reversed(pairs)}
 
     @cached_property
+    def _texts(self) -> dict[str, str]:
+        """The test queries that have an answer."""
+        return {q: text for q, text in self.collection.query_texts(SPLIT).items() if q in self._answers}
+
+    @cached_property
     def _queries(self) -> EncodedQueries:
-        return self._encode(self.collection.query_texts(SPLIT))
+        return self._encode(self._texts)
 
     @cached_property
     def _typos(self) -> EncodedQueries:
-        return self._encode(with_typos(self.collection.query_texts(SPLIT)))
+        return self._encode(with_typos(self._texts))
 
     def _encode(self, texts: Mapping[str, str]) -> EncodedQueries:
         return encode_queries(self._dense.encoder, texts, batch_size=_BATCH)

@@ -31,7 +31,7 @@ def write_report(output: Path, experiment: str, names: Sequence[str], seeds: Seq
     """The tables of the schemes that were measured, written to OUTPUT/EXPERIMENT.md, and a picture of their trees.
 
     Raises:
-        ValueError: nothing has been measured under these seeds.
+        ValueError: nothing has been measured under these seeds, or a row has no values per query.
     """
     rows = Rows(output / f"{experiment}.json")
     records = {name: [record for seed in seeds if (record := rows.find(name, seed))] for name in names}
@@ -39,7 +39,7 @@ def write_report(output: Path, experiment: str, names: Sequence[str], seeds: Seq
     baselines = rows.find(BASELINES, 0)
     if not records or baselines is None:
         raise ValueError(f"{rows.path} has no scheme under these seeds; `dsi compare-docids` measures them.")
-    values = rows.values()
+    values = rows.values((name, record["seed"]) for name, own in records.items() for record in own)
     parts = [
         *(f"## {title}\n\n{_quality(records, values, system)}" for system, title in SYSTEMS.items()),
         f"## Where the search loses the right prefix\n\n{_lost(records)}",

@@ -102,7 +102,7 @@ def _first_part(laboratory: Laboratory, parts: Parts) -> Collection:
     if laboratory.processes.is_main and not folder.exists():
         write_without(laboratory.collection, [row for part in parts[1:] for row in part], folder)
     laboratory.processes.wait()
-    return read_collection(folder)
+    return read_collection(folder, dev_queries=0)  # the dev queries are in it
 
 
 class GrowingIndex:

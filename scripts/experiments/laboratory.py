@@ -23,9 +23,11 @@ from docids.collection import Collection
 from docids.storage import digest
 from docids.tree import DocidTree
 from dsi.config import Config
+from dsi.docids_stage import sources_digest
 from dsi.hybrid import DEPTH
 from dsi.launch import launch
 from dsi.pipeline import TrainingRun
+from dsi.preflight import check_settings
 from dsi.provenance import provenance
 from dsi.retriever import GenerativeRetriever
 from dsi.stages import stage_seconds
@@ -63,8 +65,10 @@ class Laboratory:
     device: str | None = None
 
     def __post_init__(self) -> None:
-        if not self.collection.qrels[SPLIT]:
-            raise ValueError(f"{self.collection.folder} has no queries to measure on; add qrels/{SPLIT}.tsv.")
+        if not self.collection.pairs(SPLIT):
+            raise ValueError(
+                f"{self.collection.folder} has no queries to measure on; add qrels/{SPLIT}.tsv with relevant documents."
+            )
         self.processes = launch(self.device)
         self._index: tuple[Config, IndexSystems] | None = None
 
@@ -146,6 +150,11 @@ class Laboratory:
         """What every row says of itself first."""
         collection = {"name": self.collection.folder.name, "digest": self.collection.digest}
         return {"row": name, "seed": seed, "key": key, "collection": collection}
+
+    def check(self, config: Config) -> None:
+        """Raise what training with a configuration would be refused for; trains nothing."""
+        check_settings(config, self.collection)
+        sources_digest(config.docids, self.collection)
 
     # The parts of methods.
 

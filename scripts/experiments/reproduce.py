@@ -100,7 +100,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--report-only", action="store_true", help="write tables and figures again from what is in OUTPUT"
     )
     add_device(given)
-    return given.parse_args(argv)
+    arguments = given.parse_args(argv)
+    arguments.seeds = list(dict.fromkeys(arguments.seeds))
+    return arguments
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -8,7 +8,8 @@ command at a time write into an OUTPUT: of two, one may lose a row, and measures
 import gzip
 import json
 import os
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ class Rows:
 
     def records(self) -> list[dict[str, Any]]:
         """All rows, in the order in which they were first measured."""
-        return json.loads(self.path.read_text(encoding="utf-8"))["rows"] if self.path.exists() else []
+        return list(self._load(self.path)["rows"]) if self.path.exists() else []
 
     def find(self, row: str, seed: int, key: str | None = None) -> dict[str, Any] | None:
         """The record of a row under a seed, if there is one (and if it was measured under this key)."""
@@ -50,13 +51,21 @@ class Rows:
             self._put_values(record["row"], record["seed"], values)
         write_json(self.path, {"rows": _replaced(self.records(), record)})
 
-    def values(self) -> dict[tuple[str, int], Values]:
-        """{(row, seed): values per query} of all rows that have them."""
+    def values(self, wanted: Iterable[tuple[str, int]] = ()) -> dict[tuple[str, int], Values]:
+        """{(row, seed): values per query} of all rows that have them.
+
+        Raises:
+            ValueError: a row that is wanted has none.
+        """
         content, found = self._read_values(), {}
         for own in content["rows"]:
             query_ids = content["queries"][own["queries"]]
             by_query = {name: dict(zip(query_ids, each, strict=True)) for name, each in own["values"].items()}
             found[own["row"], own["seed"]] = by_query
+        if without := [row for row, seed in wanted if (row, seed) not in found]:
+            raise ValueError(
+                f"{self.values_path} has no values of {', '.join(without)}; remove {self.path.name} to measure its rows again."
+            )
         return found
 
     def _put_values(self, row: str, seed: int, values: Values) -> None:
@@ -71,10 +80,21 @@ class Rows:
 
     def _read_values(self) -> dict[str, Any]:
         """{"queries": {name: query_ids}, "rows": [{row, seed, queries, values: {measure: one value a query}}]}."""
-        if not self.values_path.exists():
-            return {"queries": {}, "rows": []}
-        content: dict[str, Any] = json.loads(gzip.decompress(self.values_path.read_bytes()))
-        return content
+        return self._load(self.values_path) if self.values_path.exists() else {"queries": {}, "rows": []}
+
+    def _load(self, path: Path) -> dict[str, Any]:
+        """The JSON object in one of the two files; raises ValueError if it is damaged."""
+        try:
+            content = path.read_bytes()
+            found = json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
+        except (ValueError, EOFError, gzip.BadGzipFile, zlib.error):
+            found = None
+        if not isinstance(found, dict) or not isinstance(found.get("rows"), list):
+            raise ValueError(
+                f"{path} is damaged; restore it, or remove {self.path.name} and {self.values_path.name} to measure their rows "
+                "again."
+            )
+        return found
 
 
 def write_table(output: Path, table: str, seeds: Sequence[int]) -> str:
@@ -92,9 +112,8 @@ def write_table(output: Path, table: str, seeds: Sequence[int]) -> str:
             raise FileNotFoundError(
                 f"{path} does not exist; `dsi reproduce {table}` with --data and --config measures it."
             )
-    records, values = {(each["row"], each["seed"]): each for each in rows.records()}, rows.values()
-    if without := [name for name, seed in records if seed in seeds and (name, seed) not in values]:
-        raise ValueError(f"{rows.values_path} has no values of {', '.join(without)}; measure these rows again.")
+    records = {(each["row"], each["seed"]): each for each in rows.records()}
+    values = rows.values(key for key in records if key[1] in seeds)
     measured = []
     for row in TABLES[table]:
         keys = [(row.name, seed) for seed in seeds if (row.name, seed) in records]

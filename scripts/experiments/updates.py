@@ -14,7 +14,7 @@ import numpy as np
 
 from docids.collection import Collection, read_collection
 from docids.records import table_record
-from docids.storage import replace_folder, write_json, write_text
+from docids.storage import digest, replace_folder, write_json, write_text
 from dsi.provenance import provenance
 from dsi.systems import IndexSystems
 from eval.measures import evaluate, mean
@@ -30,11 +30,7 @@ def reproduce(laboratory: Laboratory, seed: int) -> str:
     """Train with and without a tenth of the documents, add it, measure; the decoder is trained on top of dense search."""
     collection, row = laboratory.collection, next(row for row in TABLES["table3"] if row.changes == ON_DENSE)
     config, rows = laboratory.config(row, seed), hold_out(laboratory.collection, seed)
-    folder = laboratory.output / f"without-{seed}"
-    if laboratory.processes.is_main and not folder.exists():
-        write_without(collection, rows, folder)
-    laboratory.processes.wait()
-    part = Laboratory(read_collection(folder), laboratory.base, laboratory.output, laboratory.device)
+    part = without(laboratory, rows)
     found = measure_updates(collection, part.index(config), laboratory.index(config), rows)
     if not laboratory.processes.is_main:
         return ""
@@ -48,6 +44,17 @@ def hold_out(collection: Collection, seed: int) -> list[int]:
     """Rows of a tenth of the documents, at random."""
     count = len(collection.documents)
     return sorted(np.random.default_rng(seed).choice(count, round(HELD_OUT * count), replace=False).tolist())
+
+
+def without(laboratory: Laboratory, rows: list[int]) -> Laboratory:
+    """A laboratory that trains without some documents, on a collection that is written to a folder in OUTPUT."""
+    collection, processes = laboratory.collection, laboratory.processes
+    folder = laboratory.output / f"without-{digest([collection.digest, rows])[:16]}"
+    if processes.is_main and not folder.exists():
+        write_without(collection, rows, folder)
+    processes.wait()
+    part = read_collection(folder, dev_queries=0)  # those of the collection were written
+    return Laboratory(part, laboratory.base, laboratory.output, laboratory.device)
 
 
 def write_without(collection: Collection, rows: list[int], folder: Path) -> None:

@@ -98,6 +98,18 @@ def test_estimates_are_those_of_their_definition(tree, look_ahead, largest, chan
             torch.testing.assert_close(some, whole[:, ::2])
 
 
+def test_vectors_of_large_levels_are_not_kept(monkeypatch):
+    tree = random_tree(400, branching=4, leaf=4)
+    queries, one = random_queries(3)[2], torch.ones(())
+    every = torch.arange(tree.levels[2].start, tree.levels[2].stop).repeat(3, 2)
+    kept = NodeEstimates(DenseScores(tree, CPU), 1)
+    found = kept.of(queries, every, 1, one, 0.3 * one)
+    monkeypatch.setattr("dsi.trees.estimates._KEPT", 10)
+    large = NodeEstimates(DenseScores(tree, CPU), 1)
+    torch.testing.assert_close(large.of(queries, every, 1, one, 0.3 * one), found)
+    assert (len(kept._levels), len(large._levels)) == (1, 0)
+
+
 def children_slices(tree: DocidTree, nodes: slice) -> list[tuple[int, int]]:
     return list(zip(tree.first_child[nodes].tolist(), tree.num_children[nodes].tolist(), strict=True))
 

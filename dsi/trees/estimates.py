@@ -25,6 +25,8 @@ from dsi.trees.dense import DenseScores
 
 SIZE_WEIGHT = 0.09
 """Weight of the bonus before training; chosen on dev queries."""
+_KEPT = 32_768
+"""A search keeps up to so many vectors of a level as floats."""
 
 
 class NodeEstimates:
@@ -75,7 +77,9 @@ class NodeEstimates:
 
     def _among_all(self, queries: Tensor, nodes: Tensor, level: int, scale: Tensor, size_weight: Tensor) -> Tensor:
         """[batch, n] as `of`, by way of all inner nodes of the level."""
-        first, every = self.tree.levels[level + 1].start, self.of_level(queries, level, scale, size_weight)
+        kept = self._sizes[level] <= _KEPT or self.dense.fixed_shape
+        every = self.of_level(queries, level, scale, size_weight, None if kept else self._nodes_of(level))
+        first = self.tree.levels[level + 1].start
         found = every.gather(1, (nodes - first).clamp(0, every.shape[1] - 1))
         if not self.tree.holds_documents[level]:
             return found
@@ -144,10 +148,13 @@ class NodeEstimates:
 
     def _whole_level(self, level: int) -> "_Vectors":
         if level not in self._levels:
-            nodes = self.tree.levels[level + 1]
-            every = torch.arange(nodes.start, nodes.stop, device=self.dense.device)
-            self._levels[level] = self._vectors_below(every)
+            self._levels[level] = self._vectors_below(self._nodes_of(level))
         return self._levels[level]
+
+    def _nodes_of(self, level: int) -> Tensor:
+        """[n] the inner nodes that are chosen at a level."""
+        nodes = self.tree.levels[level + 1]
+        return torch.arange(nodes.start, nodes.stop, device=self.dense.device)
 
     def _vectors_below(self, nodes: Tensor) -> "_Vectors":
         below, owners = nodes, torch.arange(len(nodes), device=nodes.device)

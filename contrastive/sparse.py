@@ -23,7 +23,7 @@ from sentence_transformers.util import load_file_path
 
 from contrastive.encoder import PLURALS, check_device, without_bars
 from contrastive.stored import check_finite, check_model, check_tokens
-from docids.lexical import BM25, Factors, Lexical, LexicalConfig
+from docids.lexical import BM25, Lexical, LexicalConfig
 from docids.postings import Postings, postings_arrays, read_postings
 from docids.progress import Bar
 from docids.storage import save_tensors
@@ -157,14 +157,8 @@ class SparseIndex(TermIndex):
         """[documents] number of terms with a weight."""
         return np.bincount(self.postings.merged().indices, minlength=self.postings.documents).astype(np.int32)
 
-    def query_terms(self, queries: Sequence[str], factors: Factors) -> list[Terms]:
-        """The vectors of queries.
-
-        Raises:
-            ValueError: there are factors, which are for the words of BM25.
-        """
-        if factors is not None:
-            raise ValueError("Learned sparse vectors take no factors of words; leave them out.")
+    def query_terms(self, queries: Sequence[str]) -> list[Terms]:
+        """The vectors of queries."""
         vectors = self.model.encode(queries, "query") if len(queries) else sparse.csr_array((0, 1), dtype=np.float32)
         rows = [slice(*ends) for ends in pairwise(vectors.indptr.tolist())]
         return [Terms(vectors.indices[own].astype(np.int64), vectors.data[own]) for own in rows]
@@ -174,7 +168,7 @@ class SparseIndex(TermIndex):
         doc_ids, query_ids, found = self.doc_ids[:], list(queries), dict[str, dict[str, float]]()
         for start in range(0, len(query_ids), _BLOCK):
             block = query_ids[start : start + _BLOCK]
-            terms = self.query_terms([queries[query_id] for query_id in block], None)
+            terms = self.query_terms([queries[query_id] for query_id in block])
             for query_id, own in zip(block, terms, strict=True):
                 scores = self.weights.scores(own)
                 documents = np.flatnonzero(scores > 0)

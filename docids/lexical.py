@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol
 
 import bm25s
 import numpy as np
@@ -21,12 +21,10 @@ from scipy import sparse
 
 from docids.checks import between, plain_fields
 from docids.heads import Damping
-from docids.postings import Floats, Ints, Postings, Rows, postings_arrays, read_postings
+from docids.postings import Floats, Ints, Postings, postings_arrays, read_postings
 from docids.storage import save_tensors, write_json
 from docids.untrusted import RESTORE, read_json, reading
-from docids.weights import LexicalCandidates, TermIndex, Terms, Weights
-
-Factors: TypeAlias = Sequence[NDArray[np.floating]] | None
+from docids.weights import TermIndex, Terms, Weights
 
 BM25_MODEL = "bm25"
 """Names BM25 in a configuration."""
@@ -73,10 +71,7 @@ class LexicalConfig:
 
 
 class Lexical(Protocol):
-    """The lexical part of an index: a score per document that is a sum over terms of the query.
-
-    `factors` multiply the parts of that sum: for each query one array, with a factor for each of its terms.
-    """
+    """The lexical part of an index: a score per document that is a sum over terms of the query."""
 
     @property
     def name(self) -> str:
@@ -86,21 +81,15 @@ class Lexical(Protocol):
     def lengths(self) -> Ints:
         """[documents] number of terms of each."""
 
-    def scores(self, queries: Sequence[str], factors: Factors = None) -> Floats:
+    @property
+    def weights(self) -> Weights:
+        """The weights of terms in documents."""
+
+    def query_terms(self, queries: Sequence[str]) -> list[Terms]:
+        """Queries as terms that documents have, and what multiplies their weights."""
+
+    def scores(self, queries: Sequence[str]) -> Floats:
         """[queries, documents] the scores of all documents."""
-
-    def best(
-        self,
-        queries: Sequence[str],
-        count: int,
-        factors: Factors = None,
-        allowed: NDArray[np.bool_] | None = None,
-        others: Sequence[Rows] | None = None,
-    ) -> LexicalCandidates:
-        """About the `count` best of the allowed documents of each query, a bound of all others, and the scores of some."""
-
-    def of(self, query: str, rows: NDArray[np.integer], factors: NDArray[np.floating] | None = None) -> Floats:
-        """[rows] the scores of some documents."""
 
     def run(self, queries: Mapping[str, str], k: int) -> dict[str, dict[str, float]]:
         """The k best documents of each query; those that share no term with it are left out."""
@@ -110,22 +99,6 @@ class Lexical(Protocol):
 
     def save(self, folder: Path) -> None:
         """Write it into a folder."""
-
-
-class QueryTerm(NamedTuple):
-    """A word of a query that BM25 scores.
-
-    Attributes:
-        word: in lower case.
-        start: its first character in the query.
-        end: the character after its last one.
-        rarity: its inverse document frequency, log(1 + (N - n + 0.5) / (n + 0.5)) for a word in n of N documents.
-    """
-
-    word: str
-    start: int
-    end: int
-    rarity: float
 
 
 class BM25(TermIndex):
@@ -182,52 +155,18 @@ class BM25(TermIndex):
         other.weigh(self.k1, self.b)
         return other
 
-    def terms(self, query: str) -> list[QueryTerm]:
-        """The words of a query that are scored, in order, repeats included: no stop words, and none that no document has.
+    def query_terms(self, queries: Sequence[str]) -> list[Terms]:
+        """Queries as the numbers of their words, each with its rarity: no stop words, and none that no document has."""
+        numbers = [self._numbers(query) for query in queries]
+        return [Terms(own, self._rarity(own)) for own in numbers]
 
-        >>> bm25 = BM25(["a", "b"], ["rivers of Europe", "noble gases"])
-        >>> [(term.word, term.start, term.end) for term in bm25.terms("Rivers, and rivers of Asia")]
-        [('rivers', 0, 6), ('rivers', 12, 18)]
-        """
-        words, numbers = self._scored_words(query)
-        # Of each character in lower case, its place in the query: "İ" becomes two characters.
-        origin = [place for place, character in enumerate(query) for _ in character.lower()]
-        rarity = self._rarity(numbers).tolist()
-        places = [(word[0], origin[word.start()], origin[word.end() - 1] + 1) for word in words]
-        return [QueryTerm(*place, own) for place, own in zip(places, rarity, strict=True)]
-
-    def query_terms(self, queries: Sequence[str], factors: Factors) -> list[Terms]:
-        """Queries as the numbers of their `terms`, each with its rarity times the given factor.
-
-        Raises:
-            ValueError: not one array of factors a query, or not one factor a term.
-        """
-        if factors is not None and len(factors) != len(queries):
-            raise ValueError(f"factors must be one array a query, got {len(factors)} for {len(queries)} queries.")
-        found = []
-        for row, query in enumerate(queries):
-            numbers = self._scored_words(query)[1]
-            own = self._rarity(numbers)
-            if factors is not None and np.shape(factors[row]) != numbers.shape:
-                raise ValueError(
-                    f"factors of query {row} must be [{len(numbers)}], one factor for each of its `terms`, got "
-                    f"{list(np.shape(factors[row]))}."
-                )
-            found.append(Terms(numbers, own if factors is None else own * np.asarray(factors[row], dtype=np.float32)))
-        return found
-
-    def parts(self, query: str, documents: NDArray[np.integer]) -> Floats:
-        """[terms, documents] the part of the score of some documents that each of a query's `terms` contributes."""
-        return self.weights.parts(self.query_terms([query], None)[0], documents)
-
-    def _scored_words(self, query: str) -> tuple[list[re.Match[str]], NDArray[np.int64]]:
-        """The words of a query that documents have, in its lower-cased text, and their terms' numbers."""
-        frequencies = (
-            self._postings.frequencies
-        )  # 0: the vocabulary keeps the words of removed documents, and of later ones
-        numbers = ((word, self._vocabulary.get(word[0], len(frequencies))) for word in _words(query))
-        found = [(word, number) for word, number in numbers if number < len(frequencies) and frequencies[number]]
-        return [word for word, _ in found], np.array([number for _, number in found], dtype=np.int64)
+    def _numbers(self, query: str) -> NDArray[np.int64]:
+        """[terms] the numbers of a query's words that documents have, in order, repeats included."""
+        # 0 for words of removed documents, which the vocabulary keeps; words of later documents are beyond the end.
+        frequencies = self._postings.frequencies
+        numbers = (self._vocabulary.get(word, len(frequencies)) for word in _words(query))
+        own = [number for number in numbers if number < len(frequencies) and frequencies[number]]
+        return np.array(own, dtype=np.int64)
 
     def _own_words(self) -> dict[str, int]:
         """{word: number} without the words of later updates."""
@@ -242,7 +181,7 @@ class BM25(TermIndex):
     def run(self, queries: Mapping[str, str], k: int) -> dict[str, dict[str, float]]:
         """The k best documents of each query; those that share no word with it are left out."""
         doc_ids, k = self.doc_ids[:], min(k, len(self.doc_ids))
-        words = [[word[0] for word in _words(query)] for query in queries.values()]
+        words = [list(_words(query)) for query in queries.values()]
         documents, scores = self._library.retrieve(words, k=k, show_progress=False)
         return {
             query_id: {doc_ids[d]: float(s) for d, s in zip(row, row_scores, strict=True) if s > 0}
@@ -309,13 +248,6 @@ def _are_numbered(vocabulary: Mapping[str, Any]) -> bool:
     return set(map(type, numbers)) <= {int} and sorted(numbers) == list(range(len(numbers)))
 
 
-def weighted_scores(lexical: Lexical, queries: Sequence[str], weights: Sequence[NDArray[np.floating]] | None) -> Floats:
-    """[queries, documents] the scores of any lexical part; `weights` of terms count for BM25 only."""
-    if weights is None or not isinstance(lexical, BM25):
-        return lexical.scores(queries)
-    return lexical.scores(queries, weights)
-
-
 def _read(texts: Sequence[str], vocabulary: dict[str, int]) -> tuple[sparse.csr_array, Ints]:
     """How often each term occurs [terms, texts], and the number of terms of each text; adds new words to the vocabulary."""
     terms, lengths = [np.empty(0, dtype=np.int32)], []
@@ -333,6 +265,6 @@ def _read(texts: Sequence[str], vocabulary: dict[str, int]) -> tuple[sparse.csr_
     return counts.T.tocsr(), np.array(lengths, dtype=np.int32)
 
 
-def _words(text: str) -> Iterator[re.Match[str]]:
+def _words(text: str) -> Iterator[str]:
     """The words of a text in lower case, as bm25s reads them, without English stop words."""
-    return (word for word in _WORD.finditer(text.lower()) if word[0] not in _STOP_WORDS)
+    return (word for word in _WORD.findall(text.lower()) if word not in _STOP_WORDS)

@@ -92,7 +92,8 @@ def map_tensors(path: Path) -> dict[str, NDArray[Any]]:
         if end > size:
             raise ValueError(f"it ends within {name}")
         dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
-        arrays[name] = np.memmap(path, dtype, "c", start, shape) if end > start else np.empty(shape, dtype)
+        mapped = np.memmap(path, dtype, "c", start, shape) if end > start else np.empty(shape, dtype)
+        arrays[name] = mapped.view(np.ndarray)  # indexing a memmap takes a microsecond longer
     return arrays
 
 

@@ -28,6 +28,10 @@ _LARGEST = 127
 _CODEWORDS, _FEW_CODEWORDS = 256, 16
 _TRAIN_VECTORS = 65_536
 _TOO_LARGE = 1e15
+_WIDE = 8
+"""Reading a vector for one query costs up to this many times its share of a matrix product for a batch of queries."""
+_DECODED = 2**18
+"""Numbers that are decoded at a time when all vectors are multiplied: what a cache holds."""
 _PARTS, _PART = 32, 8
 """Codes to search by have at least so many parts, and parts of at most so many dimensions."""
 
@@ -41,7 +45,7 @@ class VectorsConfig:
     are those of the vectors as they are kept."""
     code_bytes: int = 0
     """Bytes of a vector's codes. With kind "pq" they are the vectors, and a divisor of the dimension. With another kind they
-    are beside the vectors, a large index is searched by them (`search.probed`), and twice as many divide the dimension; 0
+    are beside the vectors, a large index is searched by them, and twice as many divide the dimension; 0
     chooses: none up to 262,144 documents, else a sixteenth of the dimension, and at least 16."""
 
     def __post_init__(self) -> None:
@@ -253,8 +257,7 @@ class Vectors:
         """Some vectors [..., dim]; those of a slice are not copied where they are float32 and in order."""
         if isinstance(rows, int | np.integer):
             return self[[int(rows)]][0]
-        codes = self.stored(rows)
-        return self.codec.decode(codes) if self.codec else codes.astype(np.float32, copy=False)
+        return self._decoded(self.stored(rows))
 
     def stored(self, rows: "slice | Numbers | list[int]") -> Numbers:
         """The numbers of some vectors, as they are kept."""
@@ -274,6 +277,43 @@ class Vectors:
         for start in range(0, len(self), BLOCK):
             found[start : start + BLOCK] = self.stored(slice(start, start + BLOCK))
         return found
+
+    def take(self, rows: Numbers) -> Floats:
+        """[n, dim] the vectors in some rows [n]; like indexing, and faster for few rows."""
+        if self.order is None and self._is_plain:
+            return self.parts[0].take(rows, axis=0)
+        return self[rows]
+
+    def products(self, queries: Floats) -> Floats:
+        """[batch, n] dot products of queries [batch, dim] with all vectors."""
+        found = np.empty((len(queries), sum(map(len, self.parts))), dtype=np.float32)
+        start = 0
+        for part in self.parts:
+            rows = max(1, len(part) if self._is_plain else _DECODED // self.shape[1])
+            for block in (part[first : first + rows] for first in range(0, len(part), rows)):
+                np.matmul(queries, self._decoded(block).T, out=found[:, start : start + len(block)])
+                start += len(block)
+        return found if self.order is None else found[:, self.order]
+
+    def products_of(self, queries: Floats, rows: Numbers) -> Floats:
+        """[batch, m] dot products of queries [batch, dim] with their own vectors, in rows [batch, m].
+
+        Reads these vectors only, or all of them where that is less work.
+        """
+        batch, m = rows.shape
+        if m * min(batch, _WIDE) >= len(self):
+            return np.take_along_axis(self.products(queries), rows, axis=1)
+        found = np.empty((batch, m), dtype=np.float32)
+        for query, own, row in zip(queries, found, rows, strict=True):
+            np.matmul(self[row], query, out=own)
+        return found
+
+    @property
+    def _is_plain(self) -> bool:
+        return self.codec is None and self.dtype == np.float32
+
+    def _decoded(self, codes: Numbers) -> Floats:
+        return self.codec.decode(codes) if self.codec else codes.astype(np.float32, copy=False)
 
     def arranged(self, source: NDArray[np.integer], new: Floats) -> "Vectors":
         """Vectors in another order; none of those that are there is copied.

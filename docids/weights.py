@@ -34,24 +34,15 @@ class Terms(NamedTuple):
     factors: Floats
 
 
-class LexicalCandidates(NamedTuple):
-    """About the best documents of each query, and a bound of all others.
+class Best(NamedTuple):
+    """About the best documents of a query, and a bound of all others.
 
     Attributes:
-        rows: for each query, rows of the document table, ascending.
-        scores: for each query, the complete scores of these documents.
-        rest: [queries] at least the score of every other document, and at least 0.
-        others: for each query, the complete scores of the documents that were asked for.
+        rows: [n] of the document table, ascending.
+        scores: [n] their complete scores.
+        rest: at least the score of every other document, and at least 0.
+        others: [m] the complete scores of the documents that were asked for.
     """
-
-    rows: list[Rows]
-    scores: list[Floats]
-    rest: Floats
-    others: list[Floats]
-
-
-class Best(NamedTuple):
-    """The same for one query."""
 
     rows: Rows
     scores: Floats
@@ -277,63 +268,12 @@ class TermIndex(ABC):
         """Of the documents' terms."""
 
     @abstractmethod
-    def query_terms(self, queries: Sequence[str], factors: Sequence[NDArray[np.floating]] | None) -> list[Terms]:
-        """Queries as terms that documents have; each term's own factor multiplied by the given one."""
+    def query_terms(self, queries: Sequence[str]) -> list[Terms]:
+        """Queries as terms that documents have, and what multiplies their weights."""
 
-    def scores(self, queries: Sequence[str], factors: Sequence[NDArray[np.floating]] | None = None) -> Floats:
-        """[queries, documents] the scores of all documents.
-
-        Args:
-            queries: their texts.
-            factors: for each query, one factor for each of its terms, which multiplies that term's part of the score; 1 by
-                default.
-
-        Raises:
-            ValueError: not one array a query, or not one factor a term.
-        """
+    def scores(self, queries: Sequence[str]) -> Floats:
+        """[queries, documents] the scores of all documents."""
         found = np.zeros((len(queries), self.weights.postings.documents), dtype=np.float32)
-        for own, terms in zip(found, self.query_terms(queries, factors), strict=True):
+        for own, terms in zip(found, self.query_terms(queries), strict=True):
             own[:] = self.weights.scores(terms)
         return found
-
-    def best(
-        self,
-        queries: Sequence[str],
-        count: int,
-        factors: Sequence[NDArray[np.floating]] | None = None,
-        allowed: Mask | None = None,
-        others: Sequence[Rows] | None = None,
-    ) -> LexicalCandidates:
-        """About the `count` best documents of each query, none without a term of it, and a bound of all others.
-
-        Looks at no more documents than it needs.
-
-        Args:
-            queries: their texts.
-            count: at most so many documents for each.
-            factors: as in `scores`.
-            allowed: [documents] True at those that count; all by default.
-            others: for each query, rows of allowed documents whose scores are wanted too.
-
-        Raises:
-            ValueError: as in `scores`.
-        """
-        wanted = [_NONE] * len(queries) if others is None else others
-        asked = zip(self.query_terms(queries, factors), wanted, strict=True)
-        found = [self.weights.best(terms, count, allowed, own) for terms, own in asked]
-        rows, scores, rest, known = (list(own) for own in zip(*found, strict=True)) if found else ([], [], [], [])
-        return LexicalCandidates(rows, scores, np.array(rest, dtype=np.float32), known)
-
-    def of(self, query: str, rows: NDArray[np.integer], factors: NDArray[np.floating] | None = None) -> Floats:
-        """[rows] the scores of some documents.
-
-        Args:
-            query: its text.
-            rows: of the document table, in any order.
-            factors: one for each of its terms; 1 by default.
-
-        Raises:
-            ValueError: not one factor a term.
-        """
-        (terms,) = self.query_terms([query], None if factors is None else [factors])
-        return self.weights.parts(terms, rows).sum(axis=0)

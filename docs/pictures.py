@@ -1,8 +1,9 @@
 """The site's pictures that are not results: `python docs/pictures.py RUN` writes them into docs/pictures.
 
 * beam.svg: a real search, drawn from `retriever.explain` of the index in RUN (`dsi example` makes it);
-* targets.svg: a tree of eight documents with the best probability below each node (Zhuo et al. 2020, Figure 1);
-* beam-widths.svg: quality and time by beam width (experiments/nq10k.md).
+* targets.svg: a tree of eight documents with the best probability below each node (Zhuo et al. 2020, Figure 1).
+
+beam-widths.svg is a result: `dsi evaluate RUN --data DIR --beam-widths 5 10 20 40 80 --beam-figure docs/pictures/beam-widths`.
 """
 
 import sys
@@ -10,16 +11,11 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
-import matplotlib
-from matplotlib.figure import Figure
-
 import dsi
 from dsi.search.explanation import ExplainedNode
 
 FOLDER = Path(__file__).parent / "pictures"
 QUERY = "which capitals are on the danube"
-BEAM_WIDTHS = {10: (89.00, 99.05, 100.0, 4.5), 20: (89.00, 99.05, 100.0, 5.0), 50: (89.00, 99.05, 100.0, 5.1)}
-"""{beam width: Hit@1, Hit@10, certified %, ms a query}: NQ passages, nq10k-small, `dsi evaluate --beam-widths 10 20 50`."""
 
 KEPT, ANSWER, PRUNED, TEXT, LINE = "#3f51b5", "#c75300", "#757575", "#212121", "#c5cae9"
 ROW, COLUMN = 26, 225
@@ -35,21 +31,23 @@ class Box:
 
 
 def beam_box(node: ExplainedNode) -> Box:
-    """An explained node with what was kept below it, the best pruned node, and how many more there were."""
+    """An explained node with what is below it."""
     colour = ANSWER if node.rank else KEPT if node.kept else PRUNED
     what = node.label if node.documents == 1 else f"{node.documents} documents"
     mark = f"#{node.rank} " if node.rank else ""
     digits = ".".join(map(str, node.digits))
-    return Box(f"{mark}{digits} · {what} · {node.score:.2f}", colour, beam_boxes(node.children))
+    score = "not scored" if node.score is None else f"{node.score:.2f}"
+    found = f" (by {' and '.join(node.found_by)})" if node.found_by and "walk" not in node.found_by else ""
+    return Box(f"{mark}{digits} · {what} · {score}{found}", colour, beam_boxes(node.children))
 
 
 def beam_boxes(nodes: list[ExplainedNode]) -> list[Box]:
-    """The kept nodes in order of score, then the pruned ones in one line."""
-    kept = [beam_box(node) for node in nodes if node.kept]
-    pruned = [node for node in nodes if not node.kept]
-    if pruned:
-        kept.append(Box(f"{len(pruned)} pruned, best {max(node.score for node in pruned):.2f}", PRUNED))
-    return kept
+    """The nodes that were kept or lead to an answer, in order of score, then the others in one line."""
+    shown = [beam_box(node) for node in nodes if node.kept or node.children]
+    others = [node.score for node in nodes if not (node.kept or node.children) and node.score is not None]
+    if others:
+        shown.append(Box(f"{len(others)} more, best {max(others):.2f}", PRUNED))
+    return shown
 
 
 def tree_svg(root: Box, title: str, column: int = COLUMN) -> str:
@@ -99,7 +97,7 @@ def beam_svg(run: Path) -> str:
     retriever = dsi.GenerativeRetriever.from_pretrained(run, device="cpu")
     explanation = retriever.explain(QUERY, k=3, beam_width=3)
     root = Box(f"{len(retriever.documents)} documents", KEPT, beam_boxes(explanation.roots))
-    return tree_svg(root, f"“{QUERY}”: a beam of 3 (blue: kept, grey: pruned, orange: the answers)")
+    return tree_svg(root, f"“{QUERY}”: a beam of 3 (blue: kept, grey: not kept, orange: the answers)")
 
 
 def targets_svg() -> str:
@@ -128,36 +126,12 @@ def targets_svg() -> str:
     return tree_svg(root, "A beam of one, guided by the best document below each node", 170)
 
 
-def beam_widths_figure(path: Path) -> None:
-    """Two panels: what a wider beam finds, and what it costs."""
-    figure = Figure(figsize=(7.5, 2.9), layout="constrained")
-    quality, cost = figure.subplots(1, 2)
-    widths = [str(width) for width in BEAM_WIDTHS]
-    hit1, hit10, certified, milliseconds = zip(*BEAM_WIDTHS.values(), strict=True)
-    for name, values, colour in (
-        ("certified exact", certified, ANSWER),
-        ("Hit@10", hit10, KEPT),
-        ("Hit@1", hit1, "#00796b"),
-    ):
-        quality.plot(widths, values, marker="o", label=name, color=colour)
-    quality.set(title="what it finds", xlabel="beam width", ylabel="percent", ylim=(84, 101.5))
-    quality.legend(loc="center right", fontsize="small")
-    bars = cost.bar(widths, milliseconds, color=KEPT, width=0.5)
-    cost.bar_label(bars, fmt="%g")
-    cost.set(title="what it costs", xlabel="beam width", ylabel="ms a query, after the encoder", ylim=(0, 43))
-    for axes in (quality, cost):
-        axes.spines[["top", "right"]].set_visible(False)
-    with matplotlib.rc_context({"svg.hashsalt": path.name}):  # the same file every time
-        figure.savefig(path, metadata={"Date": None})
-
-
 def main() -> None:
     """Write the pictures; the beam from the index that the command line names."""
     FOLDER.mkdir(exist_ok=True)
     if len(sys.argv) > 1:
         (FOLDER / "beam.svg").write_text(beam_svg(Path(sys.argv[1])), encoding="utf-8")
     (FOLDER / "targets.svg").write_text(targets_svg(), encoding="utf-8")
-    beam_widths_figure(FOLDER / "beam-widths.svg")
 
 
 if __name__ == "__main__":

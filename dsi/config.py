@@ -2,7 +2,6 @@
 
 import dataclasses
 import difflib
-import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from dsi.generator.config import (
     ExamplesConfig,
     GeneratorConfig,
     ObjectiveConfig,
-    RankingConfig,
+    QueryMapConfig,
     TrainingConfig,
     check_together,
 )
@@ -55,8 +54,8 @@ class Config:
     dev_queries: int = 500
     """Number of train queries set aside for tuning if the collection has no dev split."""
     tune: bool = True
-    """Choose lexical_weight and alpha (with fusion "paper": alpha, beta and ann_temperature) on the dev queries after
-    training."""
+    """Choose the weights of documents' scores, alpha and the beam (with fusion "paper": alpha, beta and ann_temperature) on the
+    dev queries after training."""
     report_to: str = "none"
     """Where the losses of encoder and generator are reported while they are trained: "none", "tensorboard" (files in
     RUN/logs) or "wandb"; changes nothing of what is trained."""
@@ -80,8 +79,8 @@ class Config:
     """Training objective of the decoder."""
     training: TrainingConfig = field(default_factory=TrainingConfig)
     """How the decoder is trained."""
-    ranking: RankingConfig = field(default_factory=RankingConfig)
-    """How the scores of documents are trained."""
+    query_map: QueryMapConfig = field(default_factory=QueryMapConfig)
+    """How the query map of documents' scores is trained."""
     search: SearchConfig = field(default_factory=SearchConfig)
     """How the index is searched by default."""
 
@@ -89,7 +88,7 @@ class Config:
         plain_fields(self)
         at_least(self, dev_queries=0)
         one_of(self, report_to=REPORTS)
-        check_together(self.generator, self.objective, self.training, self.ranking)
+        check_together(self.generator, self.objective, self.training, self.query_map)
         self._check_words()
         self._check_search()
 
@@ -104,14 +103,17 @@ class Config:
 
     def _check_search(self) -> None:
         """Raise ValueError if the trained index could not be searched as `[search]` says."""
-        search, estimating = self.search, self.objective.name == "estimate"
-        if search.fusion == "estimate" and not estimating:
-            raise ValueError(f'search.fusion "estimate" needs objective.name "estimate", got {self.objective.name!r}.')
-        if estimating and (search.fusion == "paper" or search.beta != math.inf):
+        search, tied = self.search, self.generator.docid_tokens == "tied"
+        if not tied and search.lexical_weight and (search.fusion == "paper" or not search.beta):
             raise ValueError(
-                'objective.name "estimate" needs search.fusion "bound" or "estimate" with search.beta inf, got '
-                f"{search.fusion!r} with beta {search.beta:g}."
+                f'search.lexical_weight needs tied tokens or search.fusion "bound", got {search.lexical_weight} with '
+                f"{self.generator.docid_tokens!r} tokens and fusion {search.fusion!r}."
             )
+        for name in ("query_map_weight", "token_weight"):
+            if not tied and getattr(search, name):
+                raise ValueError(
+                    f'search.{name} needs generator.docid_tokens "tied", got {self.generator.docid_tokens!r}.'
+                )
 
     @classmethod
     def named(cls, name: "str | Path | Config") -> "Config":

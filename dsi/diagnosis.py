@@ -1,8 +1,8 @@
 """Why documents were missed: by the search, or by the model.
 
-A miss is a search error if the relevant document scores higher than the last document returned: a wider beam would have found
-it. Otherwise it is a model error. The level at which the relevant document's node left the beam, and its margin there, show
-where the tree or the decoder goes wrong first. Knows nothing of how scores are made.
+A miss is a search error if the relevant document scores higher than the last document returned: "exact" finds it. Otherwise it
+is a model error. The level at which the relevant document's node left the beam, and its margin there, show where the walk goes
+wrong first. Knows nothing of how scores are made.
 """
 
 from collections.abc import Mapping
@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing_extensions import Unpack
 
 from docids.collection import Collection
-from docids.tree import DocidTree
 from dsi.retriever import GenerativeRetriever
-from dsi.search.beams import LevelTrace
+from dsi.search.explanation import Explanation
 from dsi.search.request import SearchOptions
 from eval.tables import markdown_table
 
@@ -26,7 +25,7 @@ class Miss:
         query_id: the query.
         doc_id: the relevant document.
         search_error: True if it scores higher than the last document returned.
-        level: level, from 0, at which its node was pruned; the last of its nodes, if it has several places.
+        level: level, from 0, at which the node above its best place was pruned; that of the document if none was.
         margin: score of the lowest node kept at that level, minus its node's (0 if none was kept).
     """
 
@@ -53,24 +52,19 @@ def diagnose(
         k: documents per query.
         **options: see `SearchOptions`.
     """
-    encoded = retriever.encode_queries(queries)
-    run = retriever.run(encoded, k, **options)
-    generative, dense = retriever.follow(encoded, [[answers[query_id]] for query_id in queries], **options)
-    scores = (generative + dense)[:, 0, -1].tolist()
-    misses = []
-    for (query_id, found), score in zip(run.items(), scores, strict=True):
-        doc_id = answers[query_id]
-        if doc_id in found:
+    index, encoded = retriever.snapshot, retriever.encode_queries(queries)
+    request = index.request("diagnose", k, options)
+    run = index.run(encoded, request)
+    followed = index.follow(encoded, request, [[answers[query_id]] for query_id in queries])
+    scores, misses = followed.scores[:, 0].tolist(), []
+    for row, (query_id, found) in enumerate(run.items()):
+        if answers[query_id] in found:
             continue
-        trace, _ = retriever.trace(queries[query_id], k, **options)
         last = min(found.values())
-        level, margin = max(
-            _left_at(retriever.tree, digits, trace) or (len(digits) - 1, last - score)
-            for digits in map(
-                retriever.tree.digits, set(retriever.tree.places[retriever.documents.rows[doc_id]].tolist())
-            )
-        )
-        misses.append(Miss(query_id, doc_id, score > last, level, margin))
+        explanation = retriever.explain(queries[query_id], k, **options)
+        digits = index.tree.digits(int(followed.positions[row, 0]))
+        level, margin = _left_at(explanation, digits) or (len(digits) - 1, last - scores[row])
+        misses.append(Miss(query_id, answers[query_id], scores[row] > last, level, margin))
     return misses
 
 
@@ -84,17 +78,13 @@ def diagnose_split(
     return diagnose(retriever, queries, answers, k), len(queries)
 
 
-def _left_at(tree: DocidTree, digits: tuple[int, ...], trace: list[LevelTrace]) -> tuple[int, float] | None:
-    """Return the level at which a document's node was pruned, and its margin to the lowest node kept there.
-
-    None if the document was in the top k until documents with longer docids pushed it out.
-    """
-    for level, looked_at in enumerate(trace[: len(digits)]):
-        node = tree.node(digits[: level + 1])
-        scores, kept = looked_at.score[0], looked_at.kept[0]
-        own = looked_at.nodes[0] == node
-        if not (own & kept).any():
-            return level, float(scores[kept].min() - scores[own][0]) if kept.any() else 0.0
+def _left_at(explanation: Explanation, digits: tuple[int, ...]) -> tuple[int, float] | None:
+    """Return the level at which a node above a document was pruned, and its margin to the lowest node kept there."""
+    for level, nodes in enumerate(explanation.levels[: len(digits) - 1]):
+        own = [node for node in nodes if node.digits == digits[: level + 1]]
+        if own and own[0].score is not None and not own[0].kept:
+            kept = [node.score for node in nodes if node.kept and node.score is not None and node.rank is None]
+            return level, min(kept) - own[0].score if kept else 0.0
     return None
 
 

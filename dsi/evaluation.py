@@ -1,7 +1,8 @@
 """Measures an index beside its baselines: BM25, dense search, reciprocal rank fusion (RRF), dense + BM25.
 
 All systems search the same collection, with weights chosen on the same dev queries. The index is measured as users search it:
-with its own beam, ten documents per query. Knows nothing of how runs are made; see `dsi.systems`.
+with its own beam, ten documents per query, and beside two controls, words without a walk and a walk without the generator.
+Knows nothing of how runs are made; see `dsi.systems`.
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from contrastive.encoder import Encoder, EncoderConfig
+from contrastive.encoder import Encoder
 from docids.checks import plain
 from docids.collection import SPLITS, Collection, check_collection, compare_documents
 from docids.processes import ALONE, Processes
@@ -23,6 +24,8 @@ from dsi.provenance import provenance
 from dsi.rerankers.candidates import Reranker
 from dsi.reranking import rerank
 from dsi.retriever import GenerativeRetriever
+from dsi.search.engine import Method
+from dsi.search.generate import WordsOnly
 from dsi.systems import DenseSystems, IndexSystems, Run, WordSystems, alone
 from eval.fusion import reciprocal_rank_fusion
 from eval.measures import STANDARD_MEASURES, mean
@@ -32,7 +35,11 @@ from eval.protocol import Splits, SystemResult, overlap_splits, randomisation_te
 ANSWERS = 10
 """Documents per query, the default of `search`."""
 _TESTED = ("Hit@1", "Hit@10")
-_RRF, _DENSE, _DENSE_AND = "RRF of BM25 and dense", "Dense (DPR-style)", "Dense + "
+_RRF, _DENSE, _UNTRAINED, _DENSE_AND = "RRF of BM25 and dense", "dense", "dense, encoder untrained", "dense + "
+GENERATE, EXACT, ALONE_ROW = "generate", "exact", "decoder only"
+_WALK_BEAM = 40
+"""Beam of the row without words that is the same for every index."""
+_READ, _TIME = "vectors read", "ms per query"
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,7 @@ class Evaluation:
     about: dict[str, Any]
 
     def __str__(self) -> str:
-        return f"{table(self.rows, self.splits)}\n\n{self.significance()}\n\n{self.summary()}"
+        return f"{table(self.rows, self.splits, more=(_READ, _TIME))}\n\n{self.significance()}\n\n{self.summary()}"
 
     __repr__ = __str__
 
@@ -116,10 +123,9 @@ def evaluate(
     split: str = "test",
     *,
     depth: int = ANSWERS,
-    untrained: EncoderConfig | None = None,
-    other_fusion: str | None = None,
+    untrained: bool = False,
     rerankers: Mapping[str, Sequence[Reranker]] | None = None,
-    candidates: int = 50,
+    rerank_depth: int = 50,
     processes: Processes = ALONE,
 ) -> Evaluation:
     """Measure an index and its baselines.
@@ -137,12 +143,10 @@ def evaluate(
         collection: its collection. The baselines BM25 and `untrained` search the collection's documents, all others the
             index's; if these differ, a warning counts them.
         split: judgements to measure on: "test", "dev" or "train".
-        depth: documents per query that the index returns. If it exceeds the beam width, the beam is widened and the row's name
-            says so; deeper measures (Recall@100) are reported if depth reaches them.
-        untrained: adds dense search with this encoder, before training.
-        other_fusion: adds this fusion, tuned on dev.
-        rerankers: {name: rerankers}, one more row each: the index's first `candidates` documents, reranked.
-        candidates: number of documents that are reranked.
+        depth: documents per query that the index returns; deeper measures (Recall@100) are reported if depth reaches them.
+        untrained: adds dense search with the encoder as it was before training, which encodes the collection anew.
+        rerankers: {name: rerankers}, one more row each: the index's first `rerank_depth` documents, reranked.
+        rerank_depth: number of documents that are reranked.
         processes: share the searching.
 
     Raises:
@@ -158,8 +162,8 @@ def evaluate(
     compare_documents(collection, retriever.documents.rows)
     systems = _Systems(retriever, collection, split, depth, processes)
     systems.add_baselines(untrained)
-    index = systems.add_index(other_fusion)
-    systems.add_reranked(rerankers or {}, candidates)
+    index = systems.add_index()
+    systems.add_reranked(rerankers or {}, rerank_depth)
     rows, runs = systems.measure()
     splits = overlap_splits(collection.qrels[split], collection.overlap_documents(split))
     about = {
@@ -185,45 +189,54 @@ class _Systems:
         self._runs: dict[str, Run] = {}
         self._is_main = processes.is_main
 
-    def add_baselines(self, untrained: EncoderConfig | None) -> None:
+    def add_baselines(self, untrained: bool) -> None:
         def bm25() -> tuple[Run, dict[str, Any]]:
             words = WordSystems(self.collection, tuned=self.split != "dev")
             return words.run(self.split), words.options
 
-        def dense_of(config: EncoderConfig) -> tuple[Run, dict[str, Any]]:
-            encoder = Encoder.load(config, device=str(self.retriever.device))
+        def before_training() -> tuple[Run, dict[str, Any]]:
+            encoder = Encoder.load(self.retriever.encoder.config, device=str(self.retriever.device))
             return DenseSystems(self.collection, encoder).run(self.split), {}
 
         self._rows["BM25"] = bm25
         if untrained:
-            self._rows["Dense, before contrastive training"] = lambda: dense_of(untrained)
+            self._rows[_UNTRAINED] = before_training
         self._rows[_DENSE] = lambda: (self.systems.run_dense(self.split), {})
         self._rows[_RRF] = lambda: (
             reciprocal_rank_fusion([self._runs["BM25"], self._runs[_DENSE]]),
             {"k": 60},
         )
 
-    def add_index(self, other_fusion: str | None) -> str:
+    def add_index(self) -> str:
         """Add the index, searched in several ways; returns the name of the row with its own search config."""
-        own, tuned = self.retriever.search_config, self.systems.tune
-        beam = f", beam {self.depth}" if self.depth > own.beam_width else ""
-        lexical = self.retriever.lexical.name if own.lexical_weight and self.retriever.lexical else ""
+        lexical, index = self.retriever.lexical, self.retriever.snapshot
         if lexical:
-            self._add(f"{_DENSE_AND}{lexical}", lambda: tuned(own.fusion, lexical=True, decoder=False))
-        self._add(f"DR-SCL, decoder only{beam}", lambda: alone(self.retriever))
-        if other_fusion:
-            self._add(f'DR-SCL, fused ("{other_fusion}"){beam}', lambda: tuned(other_fusion))
-        if lexical:
-            self._add(f'DR-SCL, fused ("{own.fusion}"){beam}', lambda: tuned(own.fusion))
-        name = f'DR-SCL, fused ("{own.fusion}"){f" + {lexical}" if lexical else ""}{beam}'
-        self._add(name, dict)
-        return name
+            self._add(f"{_DENSE_AND}{lexical.name}", lambda: self.systems.tune(learned=False))
+        if index.is_tied:
+            self._add_controls()
+        else:
+            self._add(ALONE_ROW, lambda: alone(self.retriever))
+        own = index.search_config.method
+        for name in (EXACT, GENERATE) if own == EXACT else (GENERATE, EXACT):
+            self._add(name, lambda name=name: {"method": name})  # type: ignore[misc]
+        return own
 
-    def _add(self, name: str, options: Callable[[], Mapping[str, Any]]) -> None:
+    def _add_controls(self) -> None:
+        """Add what the parts of a walk earn: words without a walk, walks without words, and a walk by the encoder alone."""
+        width = self.retriever.search_config.beam_width
+        if self.retriever.lexical and self.retriever.search_config.lexical_weight:
+            self._add("words only", lambda: {"method": GENERATE}, WordsOnly)
+        for beam_width in dict.fromkeys((_WALK_BEAM, width)):
+            changes = {"method": GENERATE, "beam_width": beam_width, "lexical_weight": 0.0}
+            self._add(f"walk, no words, beam {beam_width}", lambda changes=changes: changes)  # type: ignore[misc]
+        if self.retriever.search_config.alpha:
+            self._add("generate, walk by the encoder alone", lambda: {"method": GENERATE, "alpha": 0.0})
+
+    def _add(self, name: str, changes: Callable[[], Mapping[str, Any]], method: type[Method] | None = None) -> None:
         def searched() -> tuple[Run, dict[str, Any]]:
-            own = dict(options())
-            used = self.retriever.config_for(self.depth, **own)
-            return self.systems.run(self.split, self.depth, **own), dataclasses.asdict(used)
+            found = self.systems.search(self.split, self.depth, method, **changes())
+            cost = {_READ: round(found.read), _TIME: round(found.milliseconds, 3)}
+            return found.run, {**dataclasses.asdict(found.config), **cost}
 
         self._rows[name] = searched
 
@@ -240,7 +253,7 @@ class _Systems:
             started = time.perf_counter()
             run = rerank(found[0], chain).as_run()
             milliseconds = round(1000 * (time.perf_counter() - started) / max(len(run), 1), 2)
-            return run, {"candidates": k, "milliseconds a query": milliseconds}
+            return run, {"rerank depth": k, _TIME: milliseconds}
 
         for name, chain in rerankers.items():
             self._rows[f"+ {name}"] = lambda chain=chain: row(chain)  # type: ignore[misc]

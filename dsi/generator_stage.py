@@ -30,7 +30,7 @@ from dsi.hybrid import HybridScores
 from dsi.rerankers.cross_encoder import CrossEncoderReranker
 from dsi.retriever import GenerativeRetriever
 from dsi.training.examples import DocidExamples, Texts, group_relevant
-from dsi.training.ranking import RankingExamples, train_ranking
+from dsi.training.query_map import QueryMapExamples, train_query_map
 from dsi.training.teacher import Rescore, Teacher
 from dsi.training.trainer import train_generator
 from dsi.trees.places import nearest_places
@@ -98,20 +98,20 @@ class GeneratorStage:
         seed, numbers = training.seed, self.numbers
         generator = create_generator(config.generator, self.tree, state_dim, config.objective, seed, numbers)
         record = {"loss": 0.0, "steps": 0, "seconds": 0.0}
-        nothing_to_learn = config.objective.name == "estimate" and self.tree.depth == 1  # the root holds the documents
+        nothing_to_learn = isinstance(generator, TiedGenerator) and self.tree.depth == 1  # the root holds the documents
         if training.epochs and not nothing_to_learn:
             trained_too = self.encoder if training.train_encoder else None
             quality = self._quality(generator) if training.evaluate_every else None
             examples, objective = self.examples(), config.objective
             record = train_generator(generator, examples, objective, training, work, trained_too, quality, self.reports)
-        if config.ranking.epochs and not self.collection.pairs("train"):
-            logger.warning("There are no train queries to train the scores of documents on; they stay as they are.")
-        elif config.ranking.epochs and isinstance(generator, TiedGenerator):
-            train_ranking(
-                generator.ranking,
-                self.ranking_examples(),
-                config.ranking,
-                work / "ranking",
+        if config.query_map.epochs and not self.collection.pairs("train"):
+            logger.warning("There are no train queries to train the query map on; documents keep their scores.")
+        elif config.query_map.epochs and isinstance(generator, TiedGenerator):
+            train_query_map(
+                generator,
+                self.query_map_examples(),
+                config.query_map,
+                work / "query_map",
                 use_cpu=self.encoder.model.device.type == "cpu",
                 reports=self.reports,
             )
@@ -168,24 +168,23 @@ class GeneratorStage:
         vectors = self._embeddings(parts) if isinstance(inputs, Texts) else inputs
         return nearest_places(self.tree, rows, vectors.embeddings)
 
-    def ranking_examples(self) -> RankingExamples:
+    def query_map_examples(self) -> QueryMapExamples:
         """Return the train queries with the documents among which each should find its own."""
         pairs: dict[str, list[int]] = {}
         for query_id, row in self.collection.pairs("train"):
             pairs.setdefault(query_id, []).append(row)
         texts = [self.collection.queries[query_id] for query_id in pairs]
         cut = self.encoder.query_texts(texts)
-        folder = self._folder(Part("query", ["ranking", self.config.dev_queries], np.empty(0, int), cut), states=True)
-        lexical, documents = self.lexical, self.tree.embeddings[self.tree.places]
-        return RankingExamples(
+        part = Part("query", ["query map", self.config.dev_queries], np.empty(0, int), cut)
+        documents = self.tree.embeddings[self.tree.places]
+        return QueryMapExamples(
             texts=texts,
-            states=StateCache(write_states(self.encoder, "query", cut, folder, self.processes)),
+            embeddings=encode_blocks(self.encoder, cut, "query", self._folder(part, states=False), self.processes),
             relevant=list(pairs.values()),
             documents=documents,
-            lexical=lexical,
+            lexical=self.lexical,
             lexical_weight=self._lexical_weight(documents),
-            encoder=self.encoder,
-            config=self.config.ranking,
+            config=self.config.query_map,
         )
 
     def _lexical_weight(self, documents: NDArray[np.float32]) -> float:

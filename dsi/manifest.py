@@ -15,7 +15,7 @@ from docids.untrusted import RESTORE, check_file, check_folder, is_inside, read_
 from dsi.config import from_dict
 from dsi.search.request import SearchConfig
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 PARTS = ("encoder", "docids", "generator", "lexical")
 _TABLES = ("parts", "encoder", "search", "fingerprints", "versions", "files")
 _KINDS = {"generation": int, **dict.fromkeys(_TABLES, dict)}
@@ -71,8 +71,8 @@ def search_config(manifest: dict[str, Any], source: str = "manifest.json") -> Se
         ValueError: an unknown setting, or a wrong type or value.
     """
     record = manifest["search"]
-    endless = (name for name in ("beta", "probed") if record.get(name) == "inf")  # JSON has no infinity
-    record = {**record, **dict.fromkeys(endless, math.inf)}
+    if record.get("beta") == "inf":  # JSON has no infinity
+        record = {**record, "beta": math.inf}
     return from_dict(SearchConfig, record, f"{source}: search")
 
 

@@ -368,7 +368,7 @@ class TrainingRun:
         }
         if config.examples.pseudo_queries_per_document:
             needs["generator"].append("pseudo_queries")
-        if config.ranking.epochs:
+        if config.query_map.epochs:
             needs["generator"].append("lexical")
         return needs.get(stage, [])
 
@@ -377,7 +377,7 @@ class TrainingRun:
         sections = {
             "encoder": ["encoder", "contrastive"],
             "docids": ["docids", "vectors"],
-            "generator": ["generator", "examples", "objective", "training", "ranking"],
+            "generator": ["generator", "examples", "objective", "training", "query_map"],
         }.get(stage, [stage])
         settings = [dataclasses.asdict(getattr(self.config, section)) for section in sections]
         earlier = [self._stages.key(name) for name in self._needs(stage)]

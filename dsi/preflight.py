@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from contrastive.encoder import EXAMPLE_ENCODER, Encoder
+from contrastive.encoder import OFFLINE, Encoder
 from contrastive.training import NO_QUERIES
 from docids.clustering import assemble, build_tree
 from docids.collection import Collection
@@ -51,7 +51,7 @@ def check_settings(config: Config, collection: Collection) -> None:
 
 def _models(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (setting, name) of the models that are to be loaded."""
-    if config.encoder.name != EXAMPLE_ENCODER:
+    if config.encoder.name not in OFFLINE:
         yield "encoder.name", config.encoder.name
     if config.generator.decoder:
         yield "generator.decoder", config.generator.decoder

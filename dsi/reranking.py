@@ -1,30 +1,23 @@
-"""Rerankers applied to what a search found: candidates, `rerank`, look-ahead by a reranker, and rerankers on disk.
+"""Rerankers applied to what a search found: candidates, `rerank`, and rerankers on disk.
 
 Takes the parts of an index that it needs. Knows nothing of retrievers.
 """
 
-import dataclasses
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from docids.lexical import Lexical
-from docids.tree import DocidTree
 from dsi.documents import DocumentTable
 from dsi.manifest import read_manifest
 from dsi.rerankers.candidates import Candidates, Reranker, load_reranker
 from dsi.rerankers.cross_encoder import CrossEncoderReranker
 from dsi.rerankers.features import features_of
-from dsi.rerankers.lookahead import Floats, Ints, LookAheadResult, Reward, look_ahead
-from dsi.rerankers.puct import PuctConfig
-from dsi.search.beam import TreeSearcher
-from dsi.search.beams import Answers, SearchResult
-from dsi.search.queries import EncodedQueries, QueryBatch
-from dsi.search.request import SearchRequest
+from dsi.search.engine import Engine
+from dsi.search.queries import EncodedQueries
+from dsi.search.results import SearchResult
 
 _CROSS_ENCODER = "cross-encoder:"
 
@@ -59,44 +52,40 @@ def rerank(candidates: Candidates, rerankers: Reranker | Sequence[Reranker]) -> 
             f"rerank() takes the Candidates that retriever.candidates(…) returns, got {type(candidates).__name__}."
         )
     several = rerankers if isinstance(rerankers, Sequence) and not isinstance(rerankers, str) else [rerankers]
-    for reranker in [_checked(own, "rerankers") for own in several]:
+    for reranker in [_checked(own) for own in several]:
         candidates = reranker.rerank(candidates)
     return candidates
 
 
-def _checked(reranker: object, name: str) -> Reranker:
+def _checked(reranker: object) -> Reranker:
     if not isinstance(reranker, Reranker):
         raise TypeError(
-            f"{name} must be a Reranker, or a list of them for dsi.rerank, got {reranker!r} of type "
+            f"rerankers must be a Reranker or a list of them, got {reranker!r} of type "
             f"{type(reranker).__name__}; dsi.load_rerankers(RUN, [NAME]) reads saved ones."
         )
     return reranker
 
 
 def candidates_of(
-    tree: DocidTree,
+    engine: Engine,
     documents: DocumentTable,
-    searcher: TreeSearcher,
     lexical: Lexical | None,
     encoded: EncodedQueries,
     result: SearchResult,
-    ann_temperature: float,
     *,
     features: bool = True,
 ) -> Candidates:
     """The answers of a search as rerankers read them.
 
     Args:
-        tree: the docids.
+        engine: the tree, and the scores of its nodes, for the features.
         documents: the document table.
-        searcher: decoder and centroids, for the features.
         lexical: BM25 or learned sparse vectors, if the index has them.
         encoded: the queries.
         result: their answers, rows in the order of the queries.
-        ann_temperature: divides the centroids' scores in the features.
-        features: compute them; takes another pass of the decoder over the answers.
+        features: compute them; takes another pass of the generator over the answers.
     """
-    positions = result.positions.numpy(force=True)  # [queries, k]
+    tree, positions = engine.tree, result.positions  # [queries, k]
     valid = positions >= 0
     found = np.maximum(positions, 0)
     rows = tree.doc_rows[found]
@@ -108,98 +97,22 @@ def candidates_of(
     titles = lists("title")
     computed, names = np.zeros((*positions.shape, 0), dtype=np.float32), tuple[str, ...]()
     if features:
-        computed, names = features_of(searcher, lexical, encoded, result, titles, ann_temperature)
+        computed, names = features_of(engine, lexical, encoded, result, titles)
     _, digits = tree.paths(found.ravel())  # [queries * k, depth]
     return Candidates(
         queries=encoded.texts,
         doc_ids=lists("doc_id"),
         titles=titles,
-        scores=result.scores.double().numpy(force=True),
+        scores=result.scores.astype(np.float64),
         digits=np.where(valid[:, :, None], digits.reshape(*positions.shape, digits.shape[1]), -1),
         query_embeddings=encoded.embeddings.float().numpy(),
         embeddings=tree.embeddings[found] * valid[:, :, None],
         features=computed,
         names=names,
         query_ids=encoded.query_ids,
-        exact=result.exact.numpy(force=True),
+        exact=result.exact,
         texts_of=documents.texts_of if documents.has_texts else None,
     )
-
-
-def look_ahead_search(
-    documents: DocumentTable,
-    searcher: TreeSearcher,
-    lexical: Lexical | None,
-    batches: Iterable[QueryBatch],
-    request: SearchRequest,
-    ann_temperature: float,
-) -> LookAheadResult:
-    """The documents of highest reward that Monte Carlo tree search finds on the docid tree (`method="mcts"`).
-
-    Args:
-        documents: the document table.
-        searcher: the tree and the decoder, whose probabilities guide the search.
-        lexical: BM25 or learned sparse vectors, if the index has them; for the features that the reward reads.
-        batches: the queries, with what is added to their dense scores; every query once.
-        request: k, simulations, filter and reward: a reranker that scores single documents, or None for the dense and
-            lexical score.
-        ann_temperature: as in `candidates_of`.
-
-    Returns:
-        Results in the order of the queries.
-
-    Raises:
-        TypeError: the reward is no reranker.
-    """
-    reranker = None if request.reward is None else _checked(request.reward, "reward")
-    config = PuctConfig(request.simulations, exploration=2.0, backup="max", unvisited="parent", once=True)
-    rows, parts = [], []
-    for batch in batches:
-        if reranker is None:
-            reward = _dense_reward(searcher, batch, request)
-        else:
-            reward = _reranker_reward(documents, searcher, lexical, batch, reranker, ann_temperature)
-        places = request.k * searcher.tree.most_places
-        found = look_ahead(searcher, batch, places, reward, config, request.alive)
-        nothing = Answers.empty(len(found.scores), request.k, found.scores)
-        best = nothing.merge(found.positions, found.scores, found.generative, searcher.doc_rows)
-        parts.append(dataclasses.replace(found, **vars(best)))
-        rows.append(batch.rows)
-    back = torch.cat(rows).argsort()
-    names = (field.name for field in dataclasses.fields(LookAheadResult))
-    return LookAheadResult(*(torch.cat([getattr(part, name) for part in parts])[back] for name in names))
-
-
-def _dense_reward(searcher: TreeSearcher, batch: QueryBatch, request: SearchRequest) -> Reward:
-    config = dataclasses.replace(request.config, fusion="bound", beta=math.inf)
-    queries = searcher.document_queries(batch, config)
-    added = None if batch.added is None else batch.added.of_all().to(queries.device)
-    scores = searcher.node_scores(queries, config, None, added)
-    assert scores is not None  # beta is not 0
-    leaves = scores.of_queries["scores"][:, searcher.tree.num_inner :]  # [batch, documents]
-    known = leaves.numpy(force=True) * config.ann_temperature
-    return lambda queries, positions: known[queries, positions]
-
-
-def _reranker_reward(
-    documents: DocumentTable,
-    searcher: TreeSearcher,
-    lexical: Lexical | None,
-    batch: QueryBatch,
-    reranker: Reranker,
-    ann_temperature: float,
-) -> Reward:
-    parts = searcher.tree, documents, searcher, lexical
-
-    def reward(queries: Ints, positions: Ints) -> Floats:
-        own = batch.select(torch.from_numpy(queries))._replace(rows=torch.arange(len(queries)))
-        encoded = EncodedQueries([str(number) for number in range(len(queries))], [own])
-        nothing = torch.zeros(len(queries), 1)
-        single = SearchResult(torch.from_numpy(positions)[:, None], nothing, nothing[:, 0].bool(), nothing)
-        candidates = candidates_of(*parts, encoded, single, ann_temperature, features=reranker.uses_features)
-        return np.asarray(reranker.score(candidates)[:, 0])
-
-    return reward
 
 
 def binding(manifest: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from typing import Any, overload
 
 import datasets
 import torch
-from torch import Tensor
 from typing_extensions import Unpack
 
 from contrastive.encoder import Encoder
@@ -26,11 +25,12 @@ from dsi.generator.base import Generator
 from dsi.index import check_known, index_state, load_index, save_docids, updating, write_manifest, write_update
 from dsi.rerankers.candidates import Candidates
 from dsi.search.answers import Document, Hits
-from dsi.search.beams import LevelTrace, SearchResult
 from dsi.search.decoder import search_decoder
+from dsi.search.engine import Followed
 from dsi.search.explanation import Explanation
 from dsi.search.queries import EncodedQueries, encode_queries, encoded_queries
 from dsi.search.request import SearchConfig, SearchOptions, shows_options
+from dsi.search.results import SearchResult
 from dsi.snapshot import IndexParts, IndexSnapshot
 from dsi.updating import Content, with_documents, with_texts, without_documents
 
@@ -40,10 +40,9 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class GenerativeRetriever(IndexParts):
     """An index that can be searched, explained and updated.
 
-    Every search takes the options of `dsi.search.request.SearchOptions` by name: `alpha`, `beta`, `fusion`, `ann_temperature`,
-    `beam_width` and `lexical_weight` override the index's search config; `allow`, `deny` and `where` filter; `extra_scores` are
-    added to the dense scores; `exact` and `max_expansions` request a certified result; `method`, `reward` and `simulations`
-    select Monte Carlo tree search. None is the same as leaving an option out.
+    Every search takes the options of `dsi.search.request.SearchOptions` by name: `method`, `beam_width`, `candidates`, `alpha`,
+    `lexical_weight` and `token_weight` override the index's search config; `allow`, `deny` and `where` filter; `extra_scores`
+    are added to the documents' scores. None is the same as leaving an option out.
 
     Example:
         >>> import dsi
@@ -126,7 +125,7 @@ class GenerativeRetriever(IndexParts):
 
         Example:
             >>> hits = retriever.search("noble gases", k=3, where="doc_id <> 'neon'")
-            >>> hits, more = retriever.search(["noble gases", "rivers of europe"], beam_width=20)
+            >>> hits, more = retriever.search(["noble gases", "rivers of europe"], method="exact")
 
         Args:
             queries: one query, a list of queries, or the output of `encode_queries`.
@@ -138,8 +137,7 @@ class GenerativeRetriever(IndexParts):
 
         Raises:
             TypeError: an option does not exist.
-            ValueError: an empty query, an option out of range or not used, k > beam_width, an unknown doc_id or column in a
-                filter.
+            ValueError: an empty query, an option out of range or not used, an unknown doc_id or column in a filter.
         """
         if isinstance(queries, Mapping):
             raise TypeError("search() takes a text or a list of texts; run() takes {query_id: text}.")
@@ -152,7 +150,7 @@ class GenerativeRetriever(IndexParts):
     def search_encoded(
         self, encoded: EncodedQueries, k: int = 10, *, show_progress: bool = False, **options: Unpack[SearchOptions]
     ) -> SearchResult:
-        """Return the tensors of `search`, rows in the order of the queries."""
+        """Return the arrays of `search`, rows in the order of the queries."""
         if not isinstance(encoded, EncodedQueries):
             raise TypeError(f"search_encoded() takes what encode_queries() returns, got {encoded!r}.")
         index = self._index
@@ -172,16 +170,10 @@ class GenerativeRetriever(IndexParts):
 
     @shows_options
     def explain(self, query: str, k: int = 5, **options: Unpack[SearchOptions]) -> Explanation:
-        """Return a search level by level: nodes kept and pruned, with both scores; prints as a tree."""
+        """Search, and return how: nodes kept and pruned level by level, and the parts of each hit's score; prints as a tree."""
         index = self._index
         request = index.request("explain", k, options)
         return index.explain(query, encoded_queries(index.encoder, [query]), request)[0]
-
-    @shows_options
-    def trace(self, query: str, k: int = 5, **options: Unpack[SearchOptions]) -> tuple[list[LevelTrace], SearchResult]:
-        """Return the candidates of every level of one search, and its result, as tensors."""
-        index = self._index
-        return index.trace(encoded_queries(index.encoder, [query]), index.request("trace", k, options))
 
     @shows_options
     def follow(
@@ -189,8 +181,8 @@ class GenerativeRetriever(IndexParts):
         queries: Sequence[str] | EncodedQueries,
         doc_ids: Sequence[Sequence[str]],
         **options: Unpack[SearchOptions],
-    ) -> tuple[Tensor, Tensor]:
-        """Return the scores of the nodes on the paths to given documents, whether or not a search reaches them.
+    ) -> Followed:
+        """Return how the paths to given documents are scored, whether or not a search finds them.
 
         Args:
             queries: texts, or the output of `encode_queries`.
@@ -198,10 +190,11 @@ class GenerativeRetriever(IndexParts):
             **options: options of the search whose scores are wanted.
 
         Returns:
-            generative, dense: [queries, documents, depth]; the last level holds the two parts of the documents' scores.
+            Scores of the nodes by level, [queries, documents, depth], and the parts of the documents' scores.
         """
         index = self._index
-        return index.follow(encoded_queries(index.encoder, queries), index.request("follow", 1, options), doc_ids)
+        encoded = encoded_queries(index.encoder, queries)
+        return index.follow(encoded, index.request("follow", 1, options), doc_ids)
 
     @shows_options
     def candidates(
@@ -253,8 +246,9 @@ class GenerativeRetriever(IndexParts):
     def add(self, documents: Iterable[Mapping[str, Any]], *, replace: bool = False) -> None:
         """Make new documents searchable at once, without training; no other document's docid changes.
 
-        A document descends the centroids to its cluster. Dense scores and BM25 treat it like any other; the decoder gives it
-        the mean probability of its siblings. Searches may run meanwhile; each sees all of the new documents or none.
+        A document descends the centroids to its cluster. The walk, dense scores and BM25 treat it like any other; with docid
+        tokens that have weights of their own, the decoder gives it the mean probability of its siblings. Searches may run
+        meanwhile; each sees all of the new documents or none.
 
         Args:
             documents: each with doc_id (or _id), text and optionally title and metadata, as in corpus.jsonl.

@@ -1,94 +1,104 @@
-"""Quality and cost of search on one split, by beam width and by look-ahead simulations, as Markdown tables.
+"""Quality and cost of search by beam width, as a Markdown table and a picture. Knows nothing of how searches work."""
 
-Knows nothing of how searches work.
-"""
-
+import dataclasses
 import time
-from collections.abc import Callable, Sequence
-
-import torch
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from docids.collection import Collection
-from dsi.rerankers.lookahead import LookAheadResult
 from dsi.retriever import GenerativeRetriever
-from dsi.search.beams import SearchResult
-from dsi.systems import alone
+from dsi.search.request import SearchRequest
+from dsi.tuning import agreement
+from eval.figures import lines_figure
 from eval.measures import evaluate, mean
 from eval.tables import markdown_table
 
-_ANSWERS = 10
-_TIME = "ms per query, after the encoder"
+ANSWERS = 10
+_MEASURES = ("Hit@1", "Hit@10")
 
 
-class _Table:
-    """A table with one row per way of searching the queries of a split."""
+@dataclass(frozen=True)
+class BeamRow:
+    """One beam width.
 
-    def __init__(self, retriever: GenerativeRetriever, collection: Collection, split: str) -> None:
-        self.retriever, self.qrels = retriever, collection.qrels[split]
-        self.encoded = retriever.encode_queries(collection.query_texts(split), show_progress=True)
-        self.rows: list[list[str]] = []
-
-    def add(self, name: str, search: Callable[[], SearchResult], further: Callable[[SearchResult], str]) -> None:
-        started = time.perf_counter()
-        result = search()
-        milliseconds = 1000 * (time.perf_counter() - started) / self.encoded.count
-        measured = evaluate(self.retriever.as_run(self.encoded.query_ids, result), self.qrels, ["Hit@1", "Hit@10"])
-        hits = [f"{100 * mean(values):.2f}" for values in measured.values()]
-        self.rows.append([name, *hits, further(result), f"{milliseconds:.1f}"])
-
-
-def beam_table(retriever: GenerativeRetriever, collection: Collection, split: str, beam_widths: Sequence[int]) -> str:
-    """Return one row per beam width: quality of the top ten, share of certified results, time."""
-    table = _Table(retriever, collection, split)
-
-    def certified(result: SearchResult) -> str:
-        return f"{100 * result.exact.float().mean():.1f} %"
-
-    for width in beam_widths:
-        k = min(_ANSWERS, width)
-        table.add(
-            str(width),
-            lambda k=k, width=width: retriever.search_encoded(table.encoded, k, beam_width=width),  # type: ignore[misc]
-            certified,
-        )
-    return markdown_table(["beam width", "Hit@1", "Hit@10", "certified exact", _TIME], table.rows)
-
-
-def look_ahead_table(
-    retriever: GenerativeRetriever, collection: Collection, split: str, simulations: Sequence[int]
-) -> str:
-    """Return one row per search that ranks by the document's dense and BM25 score, with the inner nodes it expands.
-
-    The searches are decoder-only beams, reranked by that score, and look-ahead with that score as reward.
+    Attributes:
+        name: of the row.
+        beam_width: nodes kept per level; 0 for "exact".
+        hits: Hit@1 and Hit@10, in percent.
+        agree: share of the exact top ten that was found.
+        read: vectors of nodes and documents that were scored, a query.
+        milliseconds: a query, after the encoder.
     """
-    table = _Table(retriever, collection, split)
 
-    def expansions(result: SearchResult) -> str:
-        count = result.expansions.float().mean() if isinstance(result, LookAheadResult) else float("nan")
-        return f"{count:.1f}"
+    name: str
+    beam_width: int
+    hits: tuple[float, float]
+    agree: float
+    read: float
+    milliseconds: float
 
-    for width in (2, 5, 10, 20):
-        table.add(
-            f"decoder, beam {width}, then the document's score",
-            lambda width=width: _ranked_by_document(retriever, table, width),  # type: ignore[misc]
-            lambda _, width=width: f"{retriever.tree.expansions(width):.1f}",  # type: ignore[misc]
+
+def beam_rows(
+    retriever: GenerativeRetriever, collection: Collection, split: str, beam_widths: Sequence[int]
+) -> list[BeamRow]:
+    """Return one row per beam width, with the index's alpha and with the encoder alone (alpha 0), and "exact"."""
+    index, qrels = retriever.snapshot, collection.qrels[split]
+    encoded = retriever.encode_queries(collection.query_texts(split), show_progress=True)
+    config = dataclasses.replace(index.search_config, method="exact")
+    exact = index.search(encoded, SearchRequest(ANSWERS, config))
+
+    def row(name: str, beam_width: int, alpha: float = config.alpha) -> BeamRow:
+        own = (
+            dataclasses.replace(config, method="generate", beam_width=beam_width, alpha=alpha) if beam_width else config
         )
-    for count in simulations:
-        table.add(
-            f"look-ahead, {count} simulations",
-            lambda count=count: retriever.search_encoded(table.encoded, _ANSWERS, method="mcts", simulations=count),  # type: ignore[misc]
-            expansions,
+        started = time.perf_counter()
+        result = index.search(encoded, SearchRequest(ANSWERS, own))
+        milliseconds = 1000 * (time.perf_counter() - started) / max(encoded.count, 1)
+        measured = evaluate(index.as_run(encoded.query_ids, result), qrels, _MEASURES)
+        first, ten = (100 * mean(values) for values in measured.values())
+        return BeamRow(
+            name, beam_width, (first, ten), agreement(result, exact), float(result.read.mean()), milliseconds
         )
-    return markdown_table(["search", "Hit@1", "Hit@10", "inner nodes per query", _TIME], table.rows)
+
+    rows = [row(f"beam {width}", width) for width in beam_widths]
+    if index.is_tied and config.alpha:
+        rows += [row(f"beam {width}, encoder alone", width, alpha=0.0) for width in beam_widths]
+    return [*rows, row("exact", 0)]
 
 
-def _ranked_by_document(retriever: GenerativeRetriever, table: _Table, width: int) -> SearchResult:
-    """Search with a decoder-only beam, and rank the documents found by their own dense and BM25 scores."""
-    found = retriever.search_encoded(table.encoded, width, beam_width=width, **alone(retriever))
-    runs = retriever.as_run(table.encoded.query_ids, found).values()
-    doc_ids = [[*own, *own[:1] * (width - len(own))] for own in map(list, runs)]
-    _, dense = retriever.follow(table.encoded, doc_ids, alpha=0.0)
-    scores = dense[:, :, -1].masked_fill(found.positions < 0, -torch.inf)
-    order = scores.argsort(dim=1, descending=True, stable=True)[:, :_ANSWERS]
-    positions = found.positions.gather(1, order)
-    return SearchResult(positions, scores.gather(1, order), found.exact, torch.zeros(positions.shape))
+def beam_table(rows: Sequence[BeamRow]) -> str:
+    """Return the rows as a Markdown table."""
+    heads = [
+        "search",
+        "Hit@1",
+        "Hit@10",
+        "share of the exact top ten",
+        "vectors read",
+        "ms per query, after the encoder",
+    ]
+    cells = [
+        [
+            row.name,
+            *(f"{hit:.2f}" for hit in row.hits),
+            f"{row.agree:.4f}",
+            f"{row.read:.0f}",
+            f"{row.milliseconds:.2f}",
+        ]
+        for row in rows
+    ]
+    return markdown_table(heads, cells)
+
+
+def beam_figure(rows: Sequence[BeamRow], path: Path) -> None:
+    """Draw the share of the exact top ten against the vectors read, as PATH.png and PATH.svg."""
+    trained = [row for row in rows if row.beam_width and "encoder alone" not in row.name]
+    alone = [row for row in rows if "encoder alone" in row.name]
+    curves = {"generator": trained, "encoder alone": alone}
+    lines_figure(
+        {name: {round(row.read): row.agree for row in own} for name, own in curves.items() if own},
+        "vectors read",
+        "share of the exact top ten",
+        "What a search finds, by what it reads",
+        path,
+    )

@@ -3,9 +3,13 @@
 Knows nothing of measures or tables.
 """
 
+import dataclasses
 import itertools
+import math
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -17,9 +21,11 @@ from contrastive.encoder import Encoder
 from docids.collection import Collection
 from docids.lexical import BM25
 from docids.processes import ALONE, Processes
-from dsi.hybrid import DEPTH
+from dsi.hybrid import DEPTH, HybridScores
 from dsi.retriever import GenerativeRetriever
+from dsi.search.engine import Method
 from dsi.search.queries import EncodedQueries
+from dsi.search.request import SearchConfig, SearchRequest
 from dsi.tuning import choose
 from eval.baselines import dense_run, tune_bm25
 from eval.fusion import best_weight, interpolate
@@ -30,10 +36,9 @@ _BATCH = 128
 
 
 def alone(retriever: GenerativeRetriever) -> dict[str, Any]:
-    """Return the search options for the generator alone: neither dense scores of documents outside the beam nor BM25."""
-    if retriever.searcher.estimating:
-        return {"fusion": "estimate", "alpha": 1.0, "lexical_weight": 0.0}
-    return {"alpha": 1.0, "beta": 0.0, "lexical_weight": 0.0}
+    """Return the settings of `[search]` for the generator alone: neither the encoder's scores of nodes nor words."""
+    tied = retriever.snapshot.is_tied
+    return {"method": "generate", "alpha": 1.0, "lexical_weight": 0.0, **({} if tied else {"beta": 0.0})}
 
 
 class WordSystems:
@@ -101,8 +106,25 @@ class DenseSystems:
         return dict(itertools.islice(best.items(), DEPTH))
 
 
+@dataclass(frozen=True)
+class Searched:
+    """A run of an index, and its cost.
+
+    Attributes:
+        run: {query_id: {doc_id: score}}.
+        config: the search config that was used.
+        read: how many vectors were scored a query.
+        milliseconds: a query, after the encoder.
+    """
+
+    run: Run
+    config: SearchConfig
+    read: float
+    milliseconds: float
+
+
 class IndexSystems:
-    """An index searched with any options, and the dense search of its own encoder.
+    """An index searched with any settings, and the dense search of its own encoder.
 
     Args:
         collection: the documents and queries.
@@ -118,24 +140,49 @@ class IndexSystems:
         self.dense = DenseSystems(collection, retriever.encoder, embeddings, doc_ids)
         self._encoded: dict[tuple[str, int], EncodedQueries] = {}
 
-    def run(self, split: str, k: int = DEPTH, **options: Any) -> Run:
-        """Return the top k documents of each query of a split under some search options; the index's own by default."""
+    def run(self, split: str, k: int = DEPTH, **changes: Any) -> Run:
+        """Return the top k documents of each query of a split, with some settings of `[search]` changed."""
+        return self.search(split, k, **changes).run
+
+    def search(self, split: str, k: int = DEPTH, control: type[Method] | None = None, **changes: Any) -> "Searched":
+        """Return the top k documents of each query of a split, and what finding them cost.
+
+        Args:
+            split: of the collection.
+            k: documents per query.
+            control: a method in place of those of the index.
+            **changes: settings of `[search]`.
+        """
+        index = self.retriever.snapshot
+        request = SearchRequest(k, dataclasses.replace(index.search_config, **changes))
+        method = control(index.engine) if control else None  # type: ignore[call-arg]
+        read: list[int] = []
+        started = time.perf_counter()
 
         def search(own: dict[str, str]) -> Run:
-            return self.retriever.run(self.encode(split, own), k, **options)
+            nonlocal read, started
+            encoded = self.encode(split, own)
+            started = time.perf_counter()
+            result = index.search(encoded, request, method=method)
+            read = result.read.tolist()
+            return index.as_run(encoded.query_ids, result)
 
-        return self.processes.merge(self.collection.query_texts(split), search)
+        run = self.processes.merge(self.collection.query_texts(split), search)
+        milliseconds = 1000 * (time.perf_counter() - started) / max(len(run), 1)
+        every = [one for part in self.processes.gather(read) for one in part]
+        return Searched(run, request.config, float(np.mean(every)) if every else 0.0, milliseconds)
 
     def run_dense(self, split: str) -> Run:
         """Return the top hundred documents of each query of a split by flat dense search."""
         return self.dense.run(split, self.encode(split, self.collection.query_texts(split)).embeddings.float().numpy())
 
-    def scores(self, split: str, doc_ids: Mapping[str, str], **options: Any) -> dict[str, float]:
+    def scores(self, split: str, doc_ids: Mapping[str, str], **changes: Any) -> dict[str, float]:
         """Return {query_id: score of one given document}, whether or not a search finds it."""
-        encoded = self.encode(split, self.collection.query_texts(split))
+        index, encoded = self.retriever.snapshot, self.encode(split, self.collection.query_texts(split))
         own = [[doc_ids[query_id]] for query_id in encoded.query_ids]
-        generative, dense = self.retriever.follow(encoded, own, **options)
-        return dict(zip(encoded.query_ids, (generative + dense)[:, 0, -1].tolist(), strict=True))
+        request = SearchRequest(1, dataclasses.replace(index.search_config, **changes))
+        followed = index.follow(encoded, request, own)
+        return dict(zip(encoded.query_ids, followed.scores[:, 0].tolist(), strict=True))
 
     def encode(self, split: str, own: Mapping[str, str]) -> EncodedQueries:
         """Return queries of a split, all or this process's share, encoded once."""
@@ -146,18 +193,34 @@ class IndexSystems:
             )
         return self._encoded[key]
 
-    def tune(self, fusion: str, *, lexical: bool = False, decoder: bool = True) -> dict[str, Any]:
-        """Return the best search options on dev, with or without BM25 and the decoder; without dev queries, the index's own.
+    def tune(self, *, learned: bool = True, lexical: bool = True, **changes: Any) -> dict[str, Any]:
+        """Return the best settings of `[search]` on dev, and `changes`; without dev queries, the index's own.
 
         All processes get those of rank 0, in case scores differ in the last digit.
+
+        Args:
+            learned: also weigh the generator and what it learned for documents' scores; without it, the result is for "exact".
+            lexical: also weigh words.
+            **changes: settings of `[search]` that are not chosen.
         """
-        if not self.collection.qrels["dev"]:
-            own = self.retriever.search_config
-            alpha, lexical_weight = own.alpha if decoder else 0.0, own.lexical_weight if lexical else 0.0
-            return {"fusion": fusion, "alpha": alpha, "lexical_weight": lexical_weight}
+        index, qrels = self.retriever.snapshot, self.collection.qrels["dev"]
+        changes = {**changes, **({} if learned else self._without()), **({} if lexical else {"lexical_weight": 0.0})}
+        if not qrels:
+            return changes
         dev = self.encode("dev", self.collection.query_texts("dev"))
-        tuning = choose(self.retriever, self.collection, dev, fusion, lexical=lexical, decoder=decoder)
-        return self.processes.first(tuning.best)
+        if learned:
+            own = dataclasses.replace(index.search_config, **changes)
+            index = dataclasses.replace(index, search_config=own, lexical=index.lexical if lexical else None)
+            return self.processes.first({**changes, **choose(index, dev, qrels).best})
+        scores = HybridScores(list(index.documents.rows), index.tree.embeddings[index.tree.places], index.lexical)
+        vectors = dev.embeddings.float().numpy()
+        weight = scores.best_weight(dev.query_ids, vectors, dev.texts, qrels) if lexical else 0.0
+        return self.processes.first({**changes, "lexical_weight": weight})
+
+    def _without(self) -> dict[str, Any]:
+        """Return settings without what was learned; with tokens that have weights of their own, by fusion "bound"."""
+        own = {"method": "exact", "alpha": 0.0, "query_map_weight": 0.0}
+        return own if self.retriever.snapshot.is_tied else {**own, "fusion": "bound", "beta": math.inf}
 
     @cached_property
     def post_hoc_weight(self) -> float:

@@ -64,16 +64,26 @@ def measure_system(name: str, run: Run, qrels: Judgements, **settings: Any) -> S
 
 
 def table(
-    results: Sequence[SystemResult], splits: Splits, measures: Sequence[str] = ("Hit@1", "Hit@5", "Hit@10")
+    results: Sequence[SystemResult],
+    splits: Splits,
+    measures: Sequence[str] = ("Hit@1", "Hit@5", "Hit@10"),
+    more: Sequence[str] = (),
 ) -> str:
-    """A Markdown table: a row per system, a column per split with the measures in it, in percent."""
+    """A Markdown table: a row per system, a column per split with the measures in it, in percent.
+
+    Args:
+        results: the systems.
+        splits: the columns.
+        measures: in each cell.
+        more: settings that get a column of their own, if a system has them.
+    """
     heads = [f"{split} {' / '.join(measures)} ({len(query_ids)})" for split, query_ids in splits.items()]
     rows = []
     for result in results:
         means = result.means(splits)
         cells = [" / ".join(_cell(means[split][measure]) for measure in measures) for split in splits]
-        rows.append([result.name, *cells])
-    return markdown_table(["system", *heads], rows)
+        rows.append([result.name, *cells, *(str(result.settings.get(name, "")) for name in more)])
+    return markdown_table(["system", *heads, *more], rows)
 
 
 def _cell(value: float) -> str:
@@ -112,9 +122,18 @@ def supported_setting(
     values = [evaluate(search(setting), qrels, [measure])[measure] for setting in settings]
     tried = [(dict(setting), mean(own)) for setting, own in zip(settings, values, strict=True)]
     best = max(range(len(tried)), key=lambda number: tried[number][1])
-    gains = _differences(values[best], values[0])
+    return tried[best if supported_gain(values[best], values[0]) else 0][0], tried
+
+
+def supported_gain(a: Mapping[str, float], b: Mapping[str, float]) -> bool:
+    """True if the mean paired difference a - b over queries exceeds its standard error.
+
+    >>> supported_gain({"q1": 1.0, "q2": 0.5}, {"q1": 0.5, "q2": 0.5})
+    False
+    """
+    gains = _differences(a, b)
     error = float(gains.std(ddof=1)) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
-    return tried[best if float(gains.mean()) > error else 0][0], tried
+    return float(gains.mean()) > error
 
 
 def randomisation_test(

@@ -60,37 +60,20 @@ def add_device(arguments: argparse.ArgumentParser, *, dtype: bool = False) -> No
         )
 
 
-def add_search_options(arguments: argparse.ArgumentParser, *, methods: bool = True) -> None:
+def add_search_options(arguments: argparse.ArgumentParser) -> None:
     """Add an argument for each search option that fits on a command line."""
     group = arguments.add_argument_group("search options", "the index's own by default")
-    group.add_argument("--alpha", type=number(float, 0, 1), help="the generator's weight in [0, 1]")
+    group.add_argument("--method", choices=("generate", "exact"), help="walk down the tree, or score all documents")
+    group.add_argument("--beam-width", type=count, help="nodes kept per level")
+    group.add_argument("--candidates", type=count, help="documents that the walk and the words each contribute")
     group.add_argument(
-        "--beta",
-        type=number(float, 0),
-        help="levels with dense scores: inf for all, 0 for the decoder only",
+        "--alpha", type=number(float, 0, 1), help="the generator's weight in [0, 1], the rest is the encoder's"
     )
-    group.add_argument("--fusion", choices=("bound", "estimate", "paper"), help="how nodes are scored")
-    group.add_argument("--ann-temperature", type=number(float, 0), help="divides the dense scores")
-    group.add_argument("--beam-width", type=count, help="inner nodes kept per level")
-    group.add_argument(
-        "--lexical-weight", type=number(float, 0), help="weight of the lexical scores beside the dense ones"
-    )
-    group.add_argument(
-        "--probed", type=number(float, 0), help="about how many documents are looked at: inf for all, 0 to choose"
-    )
+    group.add_argument("--lexical-weight", type=number(float, 0), help="weight of the lexical scores of documents")
+    group.add_argument("--token-weight", type=number(float, 0), help="weight of late interaction")
     group.add_argument("--allow", nargs="+", metavar="DOC_ID", help="only these documents may be returned")
     group.add_argument("--deny", nargs="+", metavar="DOC_ID", help="these documents must not be returned")
     group.add_argument("--where", metavar="CONDITION", help="filter on metadata: lang = 'en' and year > 2000")
-    group.add_argument(
-        "--exact", action="store_true", default=None, help="widen the beam until the result is certified"
-    )
-    group.add_argument("--max-expansions", type=count, help="with --exact: most inner nodes expanded per query")
-    if not methods:
-        return
-    group.add_argument(
-        "--method", choices=("beam", "mcts"), help="mcts: Monte Carlo tree search by the document's score"
-    )
-    group.add_argument("--simulations", type=count, help="with mcts: simulations per query")
 
 
 def search_options(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -42,10 +42,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         collection,
         arguments.split,
         depth=arguments.depth,
-        untrained=retriever.encoder.config if arguments.untrained else None,
-        other_fusion=_other(retriever) if arguments.other_fusion else None,
+        untrained=arguments.untrained,
         rerankers=_chains(arguments.run, arguments.rerank, arguments.device),
-        candidates=arguments.candidates or 50,
+        rerank_depth=arguments.rerank_depth or 50,
         processes=processes,
     )
     if not processes.is_main:
@@ -69,9 +68,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     arguments.add_argument("--untrained", action="store_true", help="also dense search before contrastive training")
     arguments.add_argument(
-        "--other-fusion", action="store_true", help="also the fusion the index does not use, tuned on dev"
-    )
-    arguments.add_argument(
         "--diagnose",
         action="store_true",
         help="search errors and model errors, by the level where the document was pruned",
@@ -84,21 +80,21 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         type=count,
         nargs="+",
         metavar="N",
-        help="also quality, certified results and time at these beam widths",
+        help="also quality, vectors read and time at these beam widths",
     )
     arguments.add_argument(
-        "--look-ahead", type=count, nargs="+", metavar="N", help="also Monte Carlo tree search with N simulations"
+        "--beam-figure", type=output_file, metavar="PATH", help="the same as a figure: PATH.png and PATH.svg"
     )
     arguments.add_argument(
         "--rerank",
         nargs="+",
         default=[],
         metavar="NAME",
-        help="also rerankers of RUN/rerank, one row each (A+B: one after another), over --candidates documents; or "
+        help="also rerankers of RUN/rerank, one row each (A+B: one after another), over --rerank-depth documents; or "
         "cross-encoder:MODEL, a Hub name or a folder",
     )
     arguments.add_argument(
-        "--candidates", type=count, metavar="K", help="documents that --rerank reorders; 50 by default"
+        "--rerank-depth", type=count, metavar="K", help="documents that --rerank reorders; 50 by default"
     )
     arguments.add_argument("--results", type=output_file, help="write search configs, measures and hardware as JSON")
     arguments.add_argument(
@@ -106,17 +102,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add_device(arguments, dtype=True)
     given = arguments.parse_args(argv)
-    if given.candidates and not given.rerank:
+    if given.rerank_depth and not given.rerank:
         raise ValueError(
-            "--candidates says how many answers --rerank reorders; give --rerank NAME too, or leave it out."
+            "--rerank-depth says how many answers --rerank reorders; give --rerank NAME too, or leave it out."
         )
+    if given.beam_figure and not given.beam_widths:
+        raise ValueError("--beam-figure draws the rows of --beam-widths; give both, or neither.")
     return given
-
-
-def _other(retriever: "GenerativeRetriever") -> str:
-    if retriever.search_config.fusion != "bound":
-        return "bound"
-    return "estimate" if retriever.searcher.estimating else "paper"
 
 
 def _chains(index: Path, names: Sequence[str], device: str | None) -> "dict[str, list[Reranker]]":
@@ -132,7 +124,7 @@ def _chains(index: Path, names: Sequence[str], device: str | None) -> "dict[str,
 def _print_tables(arguments: argparse.Namespace, retriever: "GenerativeRetriever", collection: "Collection") -> None:
     """Print the other tables that were asked for."""
     from dsi.diagnosis import diagnose_split, diagnosis_table, errors_by_level
-    from dsi.search_tables import beam_table, look_ahead_table
+    from dsi.search_tables import beam_figure, beam_rows, beam_table
     from eval.figures import bars_figure
 
     split, figure = arguments.split, arguments.diagnosis_figure
@@ -143,9 +135,10 @@ def _print_tables(arguments: argparse.Namespace, retriever: "GenerativeRetriever
             title = "Where the right document's node left the beam"
             bars_figure(errors_by_level(misses), "level of the docid", "queries without their document", title, figure)
     if arguments.beam_widths:
-        print(f"\n{beam_table(retriever, collection, split, arguments.beam_widths)}")
-    if arguments.look_ahead:
-        print(f"\n{look_ahead_table(retriever, collection, split, arguments.look_ahead)}")
+        rows = beam_rows(retriever, collection, split, arguments.beam_widths)
+        print(f"\n{beam_table(rows)}")
+        if arguments.beam_figure:
+            beam_figure(rows, arguments.beam_figure)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`dsi explain`: print a search level by level as a tree: nodes kept and pruned, with both scores.
+"""`dsi explain`: print a search as a tree: nodes kept and pruned level by level, and the parts of each hit's score.
 
 Takes the options of `dsi search`. From Python: `retriever.explain`.
 """
@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_index(arguments)
     arguments.add_argument("query", type=query_text, metavar="QUERY", help="a text")
     arguments.add_argument("-k", type=count, default=5, help="documents")
-    add_search_options(arguments, methods=False)  # only a beam can be explained
+    add_search_options(arguments)
     add_device(arguments, dtype=True)
     given = arguments.parse_args(argv)
     load_libraries()

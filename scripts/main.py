@@ -10,7 +10,7 @@ _GROUPS = {
     "everyday": {
         "example": ("example", "train, measure and search the collection that ships, offline"),
         "train": ("train", "train and tune an index; resumable"),
-        "tune": ("tune_index", "choose the fusion weights of an index on dev queries"),
+        "tune": ("tune_index", "choose weights, alpha and the beam of an index on dev queries"),
         "evaluate": ("evaluate_index", "measure an index against BM25, dense search and RRF"),
         "search": ("search_index", "search an index"),
         "explain": ("explain_search", "show how a query found its documents"),

@@ -1,8 +1,8 @@
 """`dsi search`: search an index, at a prompt with history, in a pipe, with --query, or with a file of queries.
 
-At the prompt, a query searches, `:explain QUERY` shows the search level by level, `:quit` (or Ctrl-D) leaves. A line in a pipe
-that fails gives a message, or with --json an object with "error"; the others are answered, and the exit status is 2. --queries
-with --run writes a TREC run. --rerank orders the first --candidates answers anew.
+At the prompt, a query searches, `:explain QUERY` shows how its documents were found, `:quit` (or Ctrl-D) leaves. A line in a
+pipe that fails gives a message, or with --json an object with "error"; the others are answered, and the exit status is 2.
+--queries with --run writes a TREC run. --rerank orders the first --rerank-depth answers anew.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device, dtype=arguments.dtype)
     names = arguments.rerank.split("+") if arguments.rerank else []
     rerankers = load_rerankers(arguments.run, names, device=arguments.device) if names else []
-    k, most = arguments.k, max(arguments.k, arguments.candidates or 50)
+    k, most = arguments.k, max(arguments.k, arguments.rerank_depth or 50)
     searches = _Searches(retriever, search_options(arguments), k, rerankers, most, arguments.json)
     if queries:
         searches.write_run(queries, arguments)
@@ -67,13 +67,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="a reranker of RUN/rerank (A+B: one after another), or cross-encoder:MODEL, a Hub name or a folder",
     )
     arguments.add_argument(
-        "--candidates", type=count, metavar="N", help="answers that --rerank reorders; 50 by default"
+        "--rerank-depth", type=count, metavar="N", help="answers that --rerank reorders; 50 by default"
     )
     add_search_options(arguments)
     add_device(arguments, dtype=True)
     given = arguments.parse_args(argv)
-    if given.candidates and not given.rerank:
-        raise ValueError("--candidates says how many answers --rerank reorders; give --rerank too, or leave it out.")
+    if given.rerank_depth and not given.rerank:
+        raise ValueError("--rerank-depth says how many answers --rerank reorders; give --rerank too, or leave it out.")
     if (given.queries is None) != (given.output is None):
         raise ValueError("--queries FILE and --run OUT belong together; give both, or neither.")
     if given.queries and (given.query is not None or given.json):
@@ -179,7 +179,7 @@ class _Searches:
 
 
 def _show_text(query: str, hits: "Hits") -> None:
-    print(f"{query}{'' if hits.exact else '  (not certified as the exact top k)'}")
+    print(f"{query}{'  (proven to be the exact top k)' if hits.exact else ''}")
     for hit in hits:
         print(f"{hit.rank:4d}  {hit.score:9.4f}  {hit.doc_id}  {hit.title}  [{'.'.join(map(str, hit.digits))}]")
     sys.stdout.flush()

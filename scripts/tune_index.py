@@ -1,4 +1,4 @@
-"""`dsi tune`: choose the fusion weights of an index on dev queries, and write them to its manifest.
+"""`dsi tune`: choose weights, alpha and the beam of an index on dev queries, and write them to its manifest.
 
 An index that was tuned since its last training or update is left as it is. From Python: `dsi.tune`.
 """

@@ -244,20 +244,18 @@ def _options(chance: Random) -> tuple[dict[str, Any], list[str]]:
     values = {
         "alpha": [0.0, 0.5, 1.0],
         "beam_width": [40, 3],
-        "ann_temperature": [0.5, 1e-3],
+        "candidates": [5, 100],
         "lexical_weight": [0.0, 0.3],
-        "beta": [0.0, 1.0],
-        "exact": [True],
+        "token_weight": [0.0, 0.1],
+        "method": ["generate", "exact"],
         "where": [condition(chance)[0], "yaer = 1"],
         "allow": [ids[:5], ["missing"]],
         "deny": [ids[3:9]],
-        "fusion": ["bound", "paper", "estimate"],
-        "max_expansions": [100],
     }
     options = {name: chance.choice(own) for name, own in values.items() if chance.random() < 0.2}
     line = []
     for name, value in options.items():
-        written = [] if value is True else value if isinstance(value, list) else [str(value)]
+        written = value if isinstance(value, list) else [str(value)]
         line += [f"--{name.replace('_', '-')}", *written]
     return options, line
 

@@ -34,13 +34,15 @@ from transformers import (
 
 from contrastive.encoder import Encoder, EncoderConfig
 from docids.clustering import DocidsConfig, build_tree
+from docids.lexical import Lexical
 from docids.tree import DocidTree
 from dsi.generator.base import Generator
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig
 from dsi.generator.model import DocidGenerator
 from dsi.generator.tied import TiedGenerator
-from dsi.search.beam import TreeSearcher
+from dsi.search.beam import BeamSearch
 from dsi.search.decoder import search_decoder
+from dsi.search.queries import QueryBatch
 
 MINIPEDIA = Path(__file__).parent.parent / "docids" / "minipedia"
 WIDTH = 32
@@ -204,22 +206,23 @@ def random_queries(batch: int, *, seed: int = 0, longest: int = 9) -> tuple[torc
     return states, torch.arange(longest) < lengths, torch.randn(batch, WIDTH, generator=rng)
 
 
-def random_tied(
-    tree: DocidTree, *, layers: int = 0, look_ahead: int = 1, seed: int = 0, objective: str = "estimate"
-) -> TiedGenerator:
+def random_batch(batch: int, *, seed: int = 0, longest: int = 9) -> QueryBatch:
+    """`random_queries` as a search takes them."""
+    return QueryBatch(torch.arange(batch), *random_queries(batch, seed=seed, longest=longest), [""] * batch)
+
+
+def random_tied(tree: DocidTree, *, layers: int = 0, seed: int = 0) -> TiedGenerator:
     """A tied generator whose maps are not zero."""
-    config = GeneratorConfig(
-        docid_tokens="tied", decoder="", num_layers=layers, num_heads=4, feed_forward_dim=64, look_ahead=look_ahead
-    )
-    generator = TiedGenerator.create(config, tree, WIDTH, ObjectiveConfig(objective), seed).eval()
+    config = GeneratorConfig(docid_tokens="tied", decoder="", num_layers=layers, num_heads=4, feed_forward_dim=64)
+    generator = TiedGenerator.create(config, tree, WIDTH, ObjectiveConfig("estimate"), seed).eval()
     with torch.no_grad():
         for name, weight in generator.named_parameters():
-            if name in ("maps", "states_maps", "ranking.maps", "biases"):
+            if name in ("maps", "states_maps", "query_map"):
                 weight.normal_(std=0.1)
         generator.size_weights.uniform_(0.0, 0.5)
         generator.log_scales.uniform_(-0.5, 0.5)
     return generator
 
 
-def searcher_for(tree: DocidTree, generator: Generator) -> TreeSearcher:
-    return TreeSearcher(tree, search_decoder(generator), torch.device("cpu"))
+def beam_search_for(tree: DocidTree, generator: Generator, lexical: Lexical | None = None) -> BeamSearch:
+    return BeamSearch(tree, search_decoder(generator), torch.device("cpu"), lexical)

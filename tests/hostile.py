@@ -39,7 +39,7 @@ def use(folder: Path, reranker: str = "") -> None:
     retriever = dsi.GenerativeRetriever.from_pretrained(folder, device="cpu")
     rerankers = dsi.load_rerankers(folder, reranker) if reranker else []
     try:
-        for options in ({}, {"exact": True}, {"alpha": 0.0}, {"deny": [retriever.documents.dataset["doc_id"][0]]}):
+        for options in ({}, {"method": "exact"}, {"alpha": 0.0}, {"deny": [retriever.documents.dataset["doc_id"][0]]}):
             retriever.search(QUERIES, k=5, **options)
         candidates = retriever.candidates(QUERIES, k=5)
         for own in rerankers:

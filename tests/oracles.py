@@ -1,7 +1,7 @@
 """Slow, literal implementations that tests compare the library with: one query, one document, one node at a time."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -9,7 +9,6 @@ import torch
 from docids.tree import DocidTree
 from dsi.generator.model import DocidGenerator
 from dsi.generator.reference import transformers_logits
-from dsi.generator.tied import LevelQueries
 
 
 def chain_logits(
@@ -104,77 +103,54 @@ def estimated_target(tree: DocidTree, scores: Sequence[float], relevant: Sequenc
     return max(estimated_target(tree, scores, relevant, child) for child in tied)
 
 
-def bm25_scores(documents: Sequence[list[str]], asked: Sequence[tuple[str, float]], k1: float, b: float) -> list[float]:
-    """BM25 (Lucene's) of documents that are lists of words, for words with a factor each; no stop words are dropped."""
+def bm25_scores(documents: Sequence[list[str]], query: Sequence[str], k1: float, b: float) -> list[float]:
+    """BM25 (Lucene's) of documents that are lists of words, for the words of a query; no stop words are dropped."""
     mean, scores = sum(map(len, documents)) / len(documents), []
     for own in documents:
         score = 0.0
-        for word, factor in asked:
+        for word in query:
             having = sum(word in other for other in documents)
             rarity = math.log(1 + (len(documents) - having + 0.5) / (having + 0.5))
             if word in own:
                 damping = k1 * (1 - b + b * len(own) / mean)
-                score += factor * rarity * own.count(word) / (own.count(word) + damping)
+                score += rarity * own.count(word) / (own.count(word) + damping)
         scores.append(score)
     return scores
 
 
-def estimate(
-    tree: DocidTree,
-    query: torch.Tensor,
-    node: int,
-    look_ahead: int,
-    scale: float,
-    size_weight: float,
-    largest: bool = True,
-) -> torch.Tensor:
-    """`scale` times the estimate of one node, by its definition (`dsi.trees.estimates`); `largest` as in `NodeEstimates`."""
-    if node >= tree.num_inner:
-        return scale * (query @ torch.from_numpy(tree.embeddings[node - tree.num_inner]))
-    if look_ahead:
-        below = [
-            estimate(tree, query, child, look_ahead - 1, scale, size_weight, largest)
-            for child in children_of(tree, node)
-        ]
-        return torch.stack(below).amax() if largest else torch.stack(below).logsumexp(0)
+def bonus(tree: DocidTree, node: int) -> float:
+    """spread times sqrt(2 ln size) of the documents below an inner node that were not removed (`dsi.trees.bonus`)."""
     positions = range(int(tree.doc_start[node]), int(tree.doc_end[node]))
     own = tree.embeddings[[position for position in positions if tree.doc_rows[position] >= 0]].astype(np.float64)
-    center, count = tree.centroids[node].astype(np.float64), max(len(own), 1)
-    variance = max(0.0, float((own**2).sum(axis=1).mean() - (center**2).sum())) if len(own) else 0.0
-    size = np.sqrt(variance * 2 * np.log(count)) * scale if largest else np.log(count)
-    return scale * (query @ torch.from_numpy(tree.centroids[node])) + size_weight * size
+    if not len(own):
+        return 0.0
+    variance = max(0.0, float((own**2).sum(axis=1).mean() - (tree.centroids[node].astype(np.float64) ** 2).sum()))
+    return math.sqrt(variance * 2 * math.log(len(own)))
 
 
-def estimate_log_p(tree: DocidTree, said: LevelQueries, look_ahead: int) -> torch.Tensor:
-    """[batch, documents] the log-probability of each document under softmaxes of tied tokens over children, node by node."""
-    result = torch.zeros(len(said.queries), tree.num_documents)
-    parents, digits = tree.paths(np.arange(tree.num_documents))
-    for query in range(len(result)):
-        for document in range(tree.num_documents):
-            for level in range(int((digits[document] >= 0).sum())):
-                scale, weight = float(said.scales[level]), float(said.size_weights[level])
-                own = [
-                    estimate(tree, said.queries[query, level], child, look_ahead, scale, weight, largest=False)
-                    for child in children_of(tree, int(parents[document, level]))
-                ]
-                result[query, document] += torch.stack(own).log_softmax(0)[digits[document, level]]
-    return result
+def walk(
+    tree: DocidTree,
+    scores: Callable[[int, int], float],
+    beam_width: int,
+    allowed: Sequence[bool],
+    ends: Callable[[int], bool] | None = None,
+) -> tuple[list[int], bool]:
+    """The nodes where a walk ends, and whether it pruned any, one node at a time.
 
-
-def estimate_beam(
-    tree: DocidTree, said: LevelQueries, query: int, documents: torch.Tensor, look_ahead: int, beam_width: int, k: int
-) -> list[int]:
-    """The docid positions of one query's answers by a beam search on estimates, one node at a time; documents: [documents]
-    scores."""
-    beam, reached = [0], []
-    for level in range(tree.depth):
-        children = [child for node in beam for child in children_of(tree, node)]
-        reached += [child - tree.num_inner for child in children if child >= tree.num_inner]
-        weight = float(said.size_weights[level])
-        scores = {
-            child: float(estimate(tree, said.queries[query, level], child, look_ahead, 1.0, weight))
-            for child in children
-            if child < tree.num_inner
-        }
-        beam = sorted(sorted(scores, key=lambda node: -scores[node])[:beam_width])
-    return sorted(sorted(reached), key=lambda position: -float(documents[position]))[:k]
+    Args:
+        tree: the docids.
+        scores: of a node that is chosen at a level.
+        beam_width: nodes kept per level.
+        allowed: [places] True at documents that may be returned.
+        ends: whether a walk ends at a node; by default at those whose children are documents.
+    """
+    ends = ends or (lambda node: int(tree.first_child[node]) >= tree.num_inner)
+    beam, last, pruned, level = [0], [], False, 0
+    while beam:
+        last += [node for node in beam if ends(node)]
+        children = [child for node in beam if not ends(node) for child in children_of(tree, node)]
+        alive = [child for child in children if any(allowed[tree.doc_start[child] : tree.doc_end[child]])]
+        beam = sorted(sorted(alive, key=lambda node: -scores(level, node))[:beam_width])
+        pruned |= len(beam) < len(alive)
+        level += 1
+    return last, pruned

@@ -71,7 +71,7 @@ def test_no_module_has_the_name_of_a_public_function():
 def test_modules_open_with_what_they_do_and_stay_short(path):
     text = (ROOT / path).read_text(encoding="utf-8")
     assert ast.get_docstring(ast.parse(text)), f"{path} has no docstring"
-    assert len(text.splitlines()) <= 400
+    assert len(text.splitlines()) <= 600
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef):
             assert node.end_lineno - node.lineno < 70, f"{path}: {node.name} is too long"
@@ -121,11 +121,9 @@ except ModuleNotFoundError as error:
 @pytest.mark.parametrize(
     "module",
     [
+        *(f"dsi.search.{name}" for name in ("results", "walk")),
         *(f"eval.{name}" for name in ("measures", "fusion", "protocol", "tables", "report")),
-        *(
-            f"docids.{name}"
-            for name in ("processes", "storage", "collection", "lexical", "schemes", "natural_questions")
-        ),
+        *(f"docids.{name}" for name in ("processes", "storage", "collection", "schemes", "natural_questions")),
     ],
 )
 def test_examples_in_docstrings_hold(module):

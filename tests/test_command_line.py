@@ -23,7 +23,7 @@ from scripts import libraries
 from scripts.main import COMMANDS, main, run_command
 from scripts.queries_file import read_queries_file
 from scripts.values import index_folder
-from tests.conftest import MINIPEDIA, random_generator
+from tests.conftest import MINIPEDIA, random_tied
 
 ROOT = Path(__file__).parent.parent
 HEAVY = ("torch", "transformers", "sklearn", "datasets", "faiss", "scipy")
@@ -100,9 +100,11 @@ def no_libraries(monkeypatch):
         ("search {index} --query noble -k 0", "argument -k: must be a whole number, at least 1, got '0'"),
         ("search {index} --query noble -k abc", "argument -k: must be a whole number, at least 1, got 'abc'"),
         ("search {index} --query noble --alpha 2", "argument --alpha: must be a number, from 0 to 1, got '2'"),
-        ("search {index} --query noble --beta nan", "argument --beta: must be a number, at least 0, got 'nan'"),
+        ("search {index} --query noble --beta 2", "unrecognized arguments: --beta 2; see dsi search --help"),
+        ("search {index} --query noble --exact", "unrecognized arguments: --exact; see dsi search --help"),
+        ("search {index} --query noble --method mcts", "argument --method: invalid choice: 'mcts'"),
         ("search {index} --query noble --dtype half", "argument --dtype: invalid choice: 'half'"),
-        ("search {index} --query noble --candidates 3", "give --rerank too"),
+        ("search {index} --query noble --rerank-depth 3", "give --rerank too"),
         ("search {index} --queries {file}", "--queries FILE and --run OUT belong together"),
         ("search {index} --queries {file} --run {index}", "is a folder; name a file to write"),
         ("search {index} --queries {index} --run out", "is a folder, not a file"),
@@ -111,7 +113,7 @@ def no_libraries(monkeypatch):
         ("explain {index} noble -k -3", "argument -k: must be a whole number, at least 1, got '-3'"),
         ("evaluate {index} --data {missing}", "does not exist; name a folder in BEIR layout, or minipedia"),
         ("evaluate {index} --data {file}", "is a file; name the folder of a collection"),
-        ("evaluate {index} --data minipedia --candidates 5", "give --rerank NAME too"),
+        ("evaluate {index} --data minipedia --rerank-depth 5", "give --rerank NAME too"),
         ("evaluate {index} --data minipedia --depth 0", "argument --depth: must be a whole number"),
         ("tune {missing} --data minipedia", "holds no finished index"),
         ("update {index} --add {missing}", "is no file that exists"),
@@ -346,8 +348,8 @@ def index(tmp_path_factory, sentence_t5_folder):
     texts = encoder.document_texts([r["title"] for r in rows], [r["text"] for r in rows])
     tree = build_tree(encoder.encode(texts, "document"), DocidsConfig(branching=4, max_leaf_size=4))
     folder = tmp_path_factory.mktemp("command-line") / "index"
-    config = SearchConfig(alpha=0.3, beam_width=12)
-    GenerativeRetriever(encoder, tree, random_generator(tree), documents, config).save_pretrained(str(folder))
+    config = SearchConfig(alpha=0.3, beam_width=4)
+    GenerativeRetriever(encoder, tree, random_tied(tree), documents, config).save_pretrained(str(folder))
     return folder
 
 

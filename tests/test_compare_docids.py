@@ -1,5 +1,6 @@
 """`dsi compare-docids`: schemes beside each other on 40 documents, and its figures against slow, literal ones."""
 
+import dataclasses
 import json
 import re
 from collections import Counter
@@ -13,12 +14,12 @@ from docids.clustering import DocidsConfig, build_tree
 from docids.schemes import ENTRY_POINTS, SCHEMES
 from dsi.config import Config
 from dsi.diagnosis import diagnose, errors_by_level
-from dsi.search.request import SearchConfig
+from dsi.search.request import SearchConfig, SearchRequest
 from dsi.systems import alone
 from scripts.experiments import docids
 from scripts.experiments.descents import descend
 from scripts.experiments.docids_report import SYSTEMS
-from scripts.experiments.laboratory import Laboratory
+from scripts.experiments.laboratory import Laboratory, answer
 from scripts.experiments.rows import Rows
 from scripts.experiments.typos import with_typos
 from scripts.experiments.updates import hold_out, without
@@ -36,7 +37,7 @@ def command(beir, tmp_path, sentence_t5_folder, t5_folder):
     config = write_settings(
         tmp_path / "config.toml", sentence_t5_folder, t5_folder, pseudo_queries={"method": "none"},
         contrastive={"loss": "none", "fill_with_pseudo_queries": False}, training={"epochs": 1.0},
-        examples={"pseudo_queries_per_document": 0}, **{**TIED, "ranking": {"epochs": 0.0}},
+        examples={"pseudo_queries_per_document": 0}, **{**TIED, "query_map": {"epochs": 0.0}},
     )  # fmt: skip
     given = ["--data", str(beir()), "--config", str(config), "--output", str(tmp_path / "out"), "--device", "cpu"]
     return lambda *more: main(["compare-docids", *given, *more])
@@ -193,7 +194,7 @@ def test_dense_search_is_that_of_whole_documents_and_schemes_of_other_packages_h
     assert comparison({"segments": 3}).base == config
     lines = (f"{doc_id}\t{row} {piece}\n" for row, doc_id in enumerate(collection.rows) for piece in range(3))
     (tmp_path / "docids.tsv").write_text("".join(lines))
-    of_file = {"method": "file", "file": str(tmp_path / "docids.tsv"), "branching": 10, "max_leaf_size": 10}
+    of_file = {"method": "file", "file": str(tmp_path / "docids.tsv"), "branching": 0, "max_leaf_size": 10}
     made = comparison({**of_file, "segments": 3})
     made.check([])
     assert made.base.docids == DocidsConfig(method="file", file=of_file["file"])
@@ -224,7 +225,7 @@ def test_survival_and_search_errors_are_those_of_single_traced_searches(kind, be
     vectors = encoder.encode(encoder.document_texts(documents["title"], documents["text"]), "document")
     tree = build_tree(vectors, DocidsConfig(branching=3, max_leaf_size=3))
     generator = random_tied(tree) if kind == "tied" else random_generator(tree)
-    config = SearchConfig(fusion="estimate" if kind == "tied" else "bound", lexical_weight=0.0)
+    config = SearchConfig(fusion="bound")
     retriever = dsi.GenerativeRetriever(encoder, tree, generator, documents, config, None)
     pairs = list(reversed(collection.pairs("test")))[::10]
     answers = {query_id: documents[row]["doc_id"] for query_id, row in pairs}
@@ -235,22 +236,23 @@ def test_survival_and_search_errors_are_those_of_single_traced_searches(kind, be
         options = {**alone(retriever), "beam_width": beam_width}
         found = descend(retriever, encoded, list(answers.values()), k, **options)
         assert {q: set(run) for q, run in found.run.items()} == {
-            q: set(run) for q, run in retriever.run(encoded, k, **options).items()
+            q: set(run) for q, run in answer(retriever, encoded, k, **options).items()
         }
         for row, (query_id, text) in enumerate(queries.items()):
             digits = tree.digits(int(tree.positions[collection.rows[answers[query_id]]]))
-            trace, _ = retriever.trace(text, k, **options)
+            request = SearchRequest(k, dataclasses.replace(config, **options))
+            explained, _ = retriever.snapshot.explain(text, retriever.encode_queries([text]), request)
+            kept = {node.digits for level in explained.levels for node in level if node.kept}
             expected, alive = [], True
             for level in range(tree.depth):
                 if level < len(digits) - 1:  # an inner node
-                    own = trace[level] if level < len(trace) else None
-                    node = tree.node(digits[: level + 1])
-                    alive &= own is not None and node in own.nodes[own.kept].tolist()
+                    alive &= digits[: level + 1] in kept
                 else:
                     alive &= answers[query_id] in found.run[query_id]
                 expected.append(alive)
             assert found.alive[row].tolist() == expected
-        errors = errors_by_level(diagnose(retriever, queries, answers, k, **options))
+        retriever.search_config = dataclasses.replace(config, **options)
+        errors = errors_by_level(diagnose(retriever, queries, answers, k))
         assert dict(enumerate(found.search_errors)) == {
             level: errors["search errors"].get(level, 0) for level in range(tree.depth)
         }

@@ -160,13 +160,13 @@ def test_models_that_cannot_score_pairs_are_refused(index, model, tmp_path, toke
 
 def test_evaluate_reads_the_texts_of_the_collection(index, collection, model, capsys, retriever):
     name, results = f"cross-encoder:{model}", index / "results.json"
-    common = [str(index), "--data", str(collection.folder), "--device", "cpu", "--rerank", name, "--candidates", "6"]
+    common = [str(index), "--data", str(collection.folder), "--device", "cpu", "--rerank", name, "--rerank-depth", "6"]
     assert main(["evaluate", *common, "--results", str(results)]) == 0
     assert f"| + {name} " in capsys.readouterr().out
     found = json.loads(results.read_text())["systems"][f"+ {name}"]
-    assert found["settings"]["candidates"] == 6
+    assert found["settings"]["rerank depth"] == 6
     retriever.keep_texts(collection.documents)
-    evaluation = dsi.evaluate(retriever, collection, rerankers={"x": [CrossEncoderReranker(model)]}, candidates=6)
+    evaluation = dsi.evaluate(retriever, collection, rerankers={"x": [CrossEncoderReranker(model)]}, rerank_depth=6)
     assert np.mean([*evaluation.row("+ x").values["Hit@1"].values()]) == pytest.approx(
         found["Total"]["Hit@1"] / 100, abs=1e-3
     )
@@ -179,12 +179,12 @@ def test_search_reranks(index, collection, model, capsys, retriever):
     assert "this index keeps titles only" in capsys.readouterr().err
     assert main(["update", str(index), "--texts", str(collection.folder), "--device", "cpu"]) == 0
     capsys.readouterr()
-    assert main(["search", *common, "--rerank", name, "--candidates", "7"]) == 0
+    assert main(["search", *common, "--rerank", name, "--rerank-depth", "7"]) == 0
     printed = json.loads(capsys.readouterr().out)
     retriever.keep_texts(collection.documents)
     (best,) = dsi.rerank(retriever.candidates([QUERIES[0]], k=7), CrossEncoderReranker(model)).hits()
     assert [hit["doc_id"] for hit in printed["hits"]] == [hit.doc_id for hit in best[:3]]
-    assert main(["search", *common, "--candidates", "7"]) == 2
+    assert main(["search", *common, "--rerank-depth", "7"]) == 2
     assert "give --rerank too" in capsys.readouterr().err
     save_reranker(LinearReranker({"similarity": -1.0}), index, "far")
     assert main(["search", *common, "--rerank", f"{name}+far"]) == 0

@@ -57,14 +57,13 @@ class Lists:
         return prior / np.maximum(prior.sum(axis=1, keepdims=True), 1), values
 
 
-@pytest.mark.parametrize("backup", ["mean", "max"])
-def test_search_finds_the_best_of_all_permutations(backup):
+def test_search_finds_the_best_of_all_permutations():
     _, labels = made_up(n=10, k=7)
     reward = AlphaNdcg(labels, 4)
     every = np.array(list(permutations(range(7), 4)))
     best = [reward.of(np.full(len(every), row), every).max() for row in range(10)]
     evaluator = Lists(reward, 7, 4, value=True)
-    search = Puct(evaluator, 10, 4, PuctConfig(1000, exploration=1.0, backup=backup), moves=4)
+    search = Puct(evaluator, 10, 4, PuctConfig(1000, exploration=1.0), moves=4)
     lists = np.full((10, 4), -1)
     for position in range(4):
         search.simulate()
@@ -73,16 +72,6 @@ def test_search_finds_the_best_of_all_permutations(backup):
         search.advance(lists[:, position])
     np.testing.assert_allclose(reward.of(np.arange(10), lists), best, atol=1e-12)
     assert len(set(evaluator.asked)) == len(evaluator.asked)  # no node is asked for twice
-
-
-def test_terminal_nodes_can_be_visited_once():
-    _, labels = made_up(n=2, k=4)
-    reward = AlphaNdcg(labels, 2)
-    evaluator = Lists(reward, 4, 2, value=True)
-    search = Puct(evaluator, 2, 2, PuctConfig(50, once=True))
-    search.simulate()
-    assert len(evaluator.asked) == 2 * (1 + 4 + 12)  # all lists, each once
-    assert search.root_visits.sum(axis=1).tolist() == [16, 16]  # and then nothing is left to do
 
 
 def test_visits_and_means_are_those_of_the_simulations():
@@ -313,7 +302,6 @@ def test_pyversity_orders_all_candidates(strategy, tmp_path):
     [
         (lambda: PuctConfig(simulations=0), "simulations must be at least 1, got 0"),
         (lambda: PuctConfig(exploration=-1), "exploration must be at least 0"),
-        (lambda: PuctConfig(backup="median"), "backup must be one of mean, max, got 'median'"),
         (lambda: M2DivConfig(teacher="x"), "teacher must be one of search, reinforce, got 'x'"),
         (lambda: M2DivConfig(positions=0), "positions must be at least 1, got 0"),
         (lambda: AlphaNdcg(np.zeros((1, 2, 1), bool), 2, alpha=1), r"alpha must be in \[0, 1\), got 1"),

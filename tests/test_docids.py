@@ -208,7 +208,7 @@ def test_arrays_that_are_no_tree_are_refused(tmp_path, name, change, problem):
 
 def test_fewer_documents_than_the_branching_is_refused():
     with pytest.raises(ValueError, match=r"3 documents, fewer than docids.branching = 10; set branching to at most 3"):
-        build_tree(GROUPS[:3], DocidsConfig())
+        build_tree(GROUPS[:3], DocidsConfig(branching=10))
 
 
 def test_embeddings_that_are_not_finite_are_refused():

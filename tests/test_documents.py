@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import product
 
 import datasets
 import numpy as np
@@ -12,7 +13,7 @@ from docids.clustering import DocidsConfig, build_tree
 from docids.collection import read_collection
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.documents import DocumentTable
-from tests.conftest import random_generator
+from tests.conftest import random_tied
 
 ONE_QUERY = {"queries": '{"_id": "q", "text": "q"}', "test": "query-id\tcorpus-id\tscore\nq\ta\t1\n"}
 LANGUAGES, YEARS = ["en", "de", "fr", None], [1990, 2005, 2020]
@@ -35,8 +36,8 @@ def retriever(folder, encoder):
     documents = read_collection(folder).documents
     texts = encoder.document_texts(list(documents["title"]), list(documents["text"]))
     tree = build_tree(encoder.encode(texts, "document"), DocidsConfig(branching=3, max_leaf_size=3))
-    settings = SearchConfig(alpha=0.4, beam_width=10)
-    return GenerativeRetriever(encoder, tree, random_generator(tree), documents, settings)
+    settings = SearchConfig(alpha=0.4, beam_width=3)
+    return GenerativeRetriever(encoder, tree, random_tied(tree), documents, settings)
 
 
 CONDITIONS = [
@@ -56,11 +57,11 @@ CONDITIONS = [
 @pytest.mark.parametrize(("sql", "expression", "expected"), CONDITIONS)
 def test_conditions_return_the_best_of_what_they_let_through(retriever, sql, expression, expected):
     right = np.array([bool(expected(n)) for n in range(40)])
-    every = [hit.doc_id for hit in retriever.search("rivers and capitals", k=40, beam_width=40)]
+    every = [hit.doc_id for hit in retriever.search("rivers and capitals", k=40, method="exact")]
     best = [doc_id for doc_id in every if right[retriever.documents.rows[doc_id]]]
-    for where in (sql, expression, right):
+    for where, method in product((sql, expression, right), ("generate", "exact")):
         if where is not None:
-            found = retriever.search("rivers and capitals", k=10, where=where, exact=True)
+            found = retriever.search("rivers and capitals", k=10, where=where, method=method)
             assert [hit.doc_id for hit in found] == best[:10]
             assert found.exact
 
@@ -215,7 +216,7 @@ def test_columns_take_values_of_their_type_only(encoder):
         {"doc_id": ["a", "b", "c", "d"], "title": list("abcd"), "n": [1, 2, 3, 4], "x": [0.5] * 4, "flag": [True] * 4}
     )
     tree = build_tree(encoder.encode(["passage: " + name for name in "abcd"], "document"), DocidsConfig(branching=2))
-    retriever = GenerativeRetriever(encoder, tree, random_generator(tree), documents)
+    retriever = GenerativeRetriever(encoder, tree, random_tied(tree), documents)
     for name, value in [("n", 1.9), ("n", 2.0), ("n", True), ("x", True), ("x", "1"), ("flag", 1), ("flag", "true")]:
         with pytest.raises(ValueError, match=rf"Document 'new': metadata '{name}' must be of type .*, got {value!r}"):
             retriever.add([{**NEW, "metadata": {name: value}}])

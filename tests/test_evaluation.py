@@ -8,7 +8,7 @@ import dsi
 from docids.clustering import DocidsConfig, build_tree
 from docids.lexical import BM25
 from dsi.systems import IndexSystems
-from tests.conftest import random_generator
+from tests.conftest import random_tied
 
 LEFT = "documents are in the collection only"
 
@@ -24,9 +24,9 @@ def retriever(collection, encoder):
     texts = encoder.document_texts(documents["title"][:], documents["text"][:])
     tree = build_tree(encoder.encode(texts, "document"), DocidsConfig(branching=3, max_leaf_size=3))
     words = BM25(documents["doc_id"], collection.full_texts())
-    config = dsi.SearchConfig(alpha=0.0, lexical_weight=0.1, beam_width=10)
+    config = dsi.SearchConfig(alpha=0.5, lexical_weight=0.1, beam_width=3)
     without_texts = documents.remove_columns(["text"])
-    return dsi.GenerativeRetriever(encoder, tree, random_generator(tree), without_texts, config, lexical=words)
+    return dsi.GenerativeRetriever(encoder, tree, random_tied(tree), without_texts, config, lexical=words)
 
 
 def replace_first(retriever, collection):
@@ -46,7 +46,7 @@ def test_the_order_of_an_updated_index_changes_no_result(retriever, collection, 
     assert dsi.tune(retriever, collection).best["lexical_weight"] == pytest.approx(tuned["lexical_weight"], rel=1e-2)
     after = dsi.evaluate(retriever, collection)
     for row in before.rows:
-        if row.name.startswith(("BM25", "Dense", "RRF")):
+        if row.name.startswith(("BM25", "dense", "RRF")):
             assert after.row(row.name).values == row.values
     assert LEFT not in caplog.text
 
@@ -60,7 +60,7 @@ def test_documents_that_differ_are_counted_and_missing_ones_are_not_found(retrie
     assert f"differ: 1 {LEFT} (no search finds them), 2 in the index only" in caplog.text
     of_gone = [query_id for query_id, judged in collection.qrels["test"].items() if judged == {gone: 1}]
     assert of_gone
-    for name in ("Dense (DPR-style)", evaluation.index):
+    for name in ("dense", evaluation.index):
         values = evaluation.row(name).values["Hit@10"]
         assert values.keys() == collection.qrels["test"].keys()
         assert not any(values[query_id] for query_id in of_gone)

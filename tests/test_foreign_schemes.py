@@ -23,7 +23,7 @@ def trained(beir, tmp_path, sentence_t5_folder, t5_folder):
             tmp_path / "config.toml", sentence_t5_folder, t5_folder, tune=False, dev_queries=7,
             docids={"method": "letters", "branching": 10, "max_leaf_size": 10}, pseudo_queries={"method": "none"},
             contrastive={"loss": "none", "fill_with_pseudo_queries": False}, training={"epochs": 1.0},
-            examples={"pseudo_queries_per_document": 0}, **{**TIED, "ranking": {"epochs": 0.0}},
+            examples={"pseudo_queries_per_document": 0}, **{**TIED, "query_map": {"epochs": 0.0}},
         )  # fmt: skip
         data = thin_out(beir(), dev=6, test=6)
         run = TrainingRun(tmp_path / "run", dsi.read_collection(data), read_config(config), "cpu")
@@ -49,7 +49,7 @@ def test_an_index_is_measured_tuned_and_reranked_without_the_package(trained, tm
     (tmp_path / "site").rename(tmp_path / "elsewhere")
     common = [str(run.folder), "--data", str(data), "--device", "cpu"]
     assert main(["evaluate", *common, "--untrained", "--results", str(tmp_path / "results.json")]) == 0
-    assert "Dense, before" in capsys.readouterr().out
+    assert "dense, encoder untrained" in capsys.readouterr().out
     assert "letters" in json.loads((tmp_path / "results.json").read_text())["config"]
     assert main(["tune", *common]) == 0
     assert main(["train-reranker", *common, "--kind", "ranknet", "--k", "5"]) == 0

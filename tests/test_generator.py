@@ -16,7 +16,7 @@ from dsi.generator.config import (
     ExamplesConfig,
     GeneratorConfig,
     ObjectiveConfig,
-    RankingConfig,
+    QueryMapConfig,
     TrainingConfig,
     check_together,
 )
@@ -351,16 +351,16 @@ def test_settings_of_training_and_examples_are_checked():
     with pytest.raises(ValueError, match=r"training.epochs must be at least 0, got -1"):
         TrainingConfig(epochs=-1.0)
     with pytest.raises(ValueError, match=r'must be above 0, got 0: only generator.docid_tokens = "tied" makes sense'):
-        check_together(FRESH, CE, TrainingConfig(epochs=0.0), RankingConfig())
+        check_together(FRESH, CE, TrainingConfig(epochs=0.0), QueryMapConfig())
     with pytest.raises(ValueError, match=r"examples\.document_segments must be at least 1, got 0"):
         ExamplesConfig(document_segments=0)
     together = TrainingConfig(train_encoder=True)
     with pytest.raises(
         ValueError, match=r"'otm' searches with the encoder's states, which training\.train_encoder changes"
     ):
-        check_together(FRESH, ObjectiveConfig("otm"), together, RankingConfig())
+        check_together(FRESH, ObjectiveConfig("otm"), together, QueryMapConfig())
     with pytest.raises(ValueError, match="train_encoder changes the encoder"):
-        check_together(FRESH, ObjectiveConfig(dense_temperature=0.1), together, RankingConfig())
+        check_together(FRESH, ObjectiveConfig(dense_temperature=0.1), together, QueryMapConfig())
 
 
 def test_dropped_states_are_a_share_of_the_tokens_and_never_all(encoder, tmp_path):

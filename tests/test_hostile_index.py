@@ -50,7 +50,7 @@ def index(tmp_path_factory, sentence_t5_folder):
     columns = {"doc_id": "_id", "title": "title", "text": "text"}
     documents = datasets.Dataset.from_dict({name: [record[key] for record in RECORDS] for name, key in columns.items()})
     tree = build_tree(encoder.encode(documents["title"], "document"), DocidsConfig(branching=4, max_leaf_size=4))
-    config = SearchConfig(alpha=0.3, beam_width=12, lexical_weight=0.05)
+    config = SearchConfig(alpha=0.3, beam_width=12, lexical_weight=0.05, fusion="bound")
     bm25 = BM25(documents["doc_id"], documents["text"])
     retriever = GenerativeRetriever(encoder, tree, random_generator(tree, layers=1), documents, config, bm25)
     folder = tmp_path_factory.mktemp("from a stranger") / "index"
@@ -475,7 +475,7 @@ def test_the_generator_knows_the_docids(encoder, tmp_path, tied):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"format_version": 4}, "manifest.json has format version 4, this version reads 3"),
+        ({"format_version": 3}, "manifest.json has format version 3, this version reads 4"),
         ({"format_version": None}, "manifest.json has format version None"),
         ({"parts": None}, "manifest.json: parts must be of type dict, got None"),
         ({"files": ["x"]}, "manifest.json: files must be of type dict"),
@@ -507,7 +507,7 @@ def test_a_manifest_that_says_what_it_should_not(stranger, change, words):
 
 def test_a_manifest_keeps_settings_without_an_end(stranger, tmp_path):
     retriever = GenerativeRetriever.from_pretrained(stranger, device="cpu")
-    retriever.search_config = replace(retriever.search_config, probed=math.inf, beta=math.inf)
+    retriever.search_config = replace(retriever.search_config, beta=math.inf)
     retriever.save_pretrained(tmp_path / "saved")
     loaded = GenerativeRetriever.from_pretrained(tmp_path / "saved", device="cpu")
     assert loaded.search_config == retriever.search_config

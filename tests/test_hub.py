@@ -16,7 +16,7 @@ from docids.lexical import BM25
 from docids.storage import write_json
 from dsi import GenerativeRetriever, SearchConfig
 from scripts.main import main
-from tests.conftest import MINIPEDIA, random_generator
+from tests.conftest import MINIPEDIA, random_tied
 from tests.hub_server import TOKEN, serve
 
 QUERIES = ["noble gas", "which metal is light"]
@@ -32,9 +32,9 @@ def index(tmp_path_factory, sentence_t5_folder):
     documents = datasets.Dataset.from_dict({name: [record[key] for record in records] for name, key in columns.items()})
     tree = build_tree(encoder.encode(documents["title"], "document"), DocidsConfig(branching=4, max_leaf_size=4))
     bm25 = BM25(documents["doc_id"], [record["text"] for record in records])
-    config = SearchConfig(alpha=0.3, beam_width=12, lexical_weight=0.05)
+    config = SearchConfig(alpha=0.3, beam_width=4, lexical_weight=0.05)
     folder = tmp_path_factory.mktemp("run") / "index"
-    GenerativeRetriever(encoder, tree, random_generator(tree), documents, config, bm25).save_pretrained(folder)
+    GenerativeRetriever(encoder, tree, random_tied(tree), documents, config, bm25).save_pretrained(folder)
     for name in ("config.toml", "states/0.bin", "pseudo_queries/queries.jsonl", "checkpoints/model.pt"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("secret")

@@ -21,7 +21,7 @@ from docids.lexical import BM25
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.snapshot import IndexSnapshot
 from eval.measures import evaluate, mean
-from tests.conftest import MINIPEDIA, random_generator
+from tests.conftest import MINIPEDIA, random_tied
 
 ADAPTERS = {"pyterrier": "num_results", "langchain": "k", "llama_index": "similarity_top_k"}
 """{module: how it calls the number of documents}"""
@@ -53,8 +53,8 @@ def retriever(sentence_t5_folder):
         DocidsConfig(branching=4, max_leaf_size=4),
     )
     documents, lexical = datasets.Dataset.from_dict(columns), BM25(columns["doc_id"], columns["text"])
-    settings = SearchConfig(alpha=0.3, beam_width=12)
-    return GenerativeRetriever(encoder, tree, random_generator(tree), documents, settings, lexical)
+    settings = SearchConfig(alpha=0.3, beam_width=4)
+    return GenerativeRetriever(encoder, tree, random_tied(tree), documents, settings, lexical)
 
 
 @pytest.fixture(scope="module")
@@ -95,9 +95,17 @@ def test_a_missing_library_is_named_with_its_remedy(name, library, extra, monkey
     ("options", "error", "message"),
     [
         ({"beam_with": 3}, TypeError, "DocidRetriever() has no option 'beam_with'; did you mean 'beam_width'?"),
+        ({"fusion": "bound"}, TypeError, "DocidRetriever() has no option 'fusion'; there are k, method, beam_width, "),
+        ({"exact": True}, TypeError, "DocidRetriever() has no option 'exact'; "),
+        (
+            {"method": "exact", "beam_width": 9},
+            ValueError,
+            'DocidRetriever() does not use beam_width with method "exact", which scores all documents',
+        ),
+        ({"token_weight": 1}, ValueError, "token_weight is 1, but this index has no token vectors; use 0."),
         ({"COUNT": 0}, ValueError, "COUNT must be at least 1, got 0."),
         ({"COUNT": "5"}, ValueError, "COUNT must be an integer, got '5'."),
-        ({"alpha": 2}, ValueError, "alpha must be in [0, 1] (the decoder's weight), got 2"),
+        ({"alpha": 2}, ValueError, "alpha must be in [0, 1] (the generator's weight), got 2"),
         ({"where": "yeer > 3"}, ValueError, "no such column: yeer; the nearest is year"),
         ({"retriever": 3}, TypeError, "retriever must be a GenerativeRetriever or the folder of an index, got 3."),
         ({"retriever": "no-index"}, FileNotFoundError, "no-index holds no finished index"),
@@ -142,19 +150,19 @@ def test_frames_of_queries_become_frames_of_documents(pt, retriever):
     import pandas as pd
 
     topics = pd.DataFrame({"qid": [7, 3, 7], "query": QUERIES, "mark": list("abc")}, index=[5, 5, 0])
-    search = adapter("pyterrier").DocidRetriever(retriever, num_results=4, where="year > 2000", exact=True)
+    search = adapter("pyterrier").DocidRetriever(retriever, num_results=4, where="year > 2000", method="exact")
     found = search(topics)
     assert list(found.columns) == ["qid", "query", "mark", "docno", "score", "rank"]
     assert list(found.index) == list(range(12))
     assert list(found["rank"]) == [0, 1, 2, 3] * 3
     assert list(found["qid"]) == [7] * 4 + [3] * 4 + [7] * 4
     assert list(found["mark"]) == [*"aaaabbbbcccc"]
-    expected = retriever.search(QUERIES, k=4, where="year > 2000", exact=True)
+    expected = retriever.search(QUERIES, k=4, where="year > 2000", method="exact")
     assert list(found["docno"]) == [hit.doc_id for hits in expected for hit in hits]
     assert list(found["score"]) == [hit.score for hits in expected for hit in hits]
     assert list(topics.columns) == ["qid", "query", "mark"]  # what was given is as it was
     assert search.search(QUERY)["docno"].tolist() == [hit.doc_id for hit in expected[0]]
-    assert repr(search) == "DocidRetriever(num_results=4, where='year > 2000', exact=True)"
+    assert repr(search) == "DocidRetriever(num_results=4, where='year > 2000', method='exact')"
 
 
 def test_a_query_may_find_fewer_documents_or_none(pt, retriever):

@@ -1,4 +1,4 @@
-"""BM25: the weights are the library's, updates are as if made anew, what is saved is mapped; a query's words have weights."""
+"""BM25: the weights are the library's, updates are as if made anew, what is saved is mapped."""
 
 import math
 import shutil
@@ -59,71 +59,50 @@ def words_of(texts: list[str]) -> list[list[str]]:
     return bm25s.tokenize(texts, stopwords="en", show_progress=False, return_ids=False)
 
 
-def test_terms_of_a_query_by_hand():
+def test_the_terms_of_a_query_have_the_rarity_of_its_words():
     bm25 = BM25(["a", "b", "c"], ["The Danube in Vienna", "vienna, Vienna", "neon"])
-    terms = bm25.terms("Is VIENNA on the Danube? Vienna, a mars-vienna!")
-    assert [(term.word, term.start, term.end) for term in terms] == [
-        ("vienna", 3, 9), ("danube", 17, 23), ("vienna", 25, 31), ("vienna", 40, 46)
-    ]  # fmt: skip
+    (terms,) = bm25.query_terms(["Is VIENNA on the Danube? Vienna, a mars-vienna!"])
     rarities = [math.log(1 + (3 - n + 0.5) / (n + 0.5)) for n in (2, 1, 2, 2)]  # in so many of three documents
-    assert [term.rarity for term in terms] == pytest.approx(rarities)
-    assert bm25.terms("the mars") == []
-
-
-def test_terms_have_their_places_in_the_query_as_it_was_written():
-    bm25 = BM25(["a"], ["stanbul izmir"])
-    query = "İstanbul İzmir İİ izmir"  # each "İ" becomes two characters in lower case, the second no letter
-    assert [query[term.start : term.end] for term in bm25.terms(query)] == ["stanbul", "izmir"]
+    assert terms.factors == pytest.approx(rarities)
+    vienna, danube, *others = terms.numbers.tolist()
+    assert others == [vienna] * 2
+    assert vienna != danube
+    assert [len(own.numbers) for own in bm25.query_terms(["the mars", ""])] == [0, 0]
 
 
 @settings(deadline=None, max_examples=60)
 @given(query=st.text(st.sampled_from("abWİ_ä1 -'.\n"), max_size=40), words=st.sets(st.text("abw_ä1i", min_size=2)))
 def test_terms_are_the_words_that_the_library_scores(query, words):
-    bm25 = BM25(["x", "y"], [" ".join(sorted(words)), "ab bw"])
-    (asked,), (own, more) = words_of([query]), words_of([" ".join(sorted(words)), "ab bw"])
-    terms = bm25.terms(query)
-    assert [term.word for term in terms] == [word for word in asked if word in {*own, *more}]
-    for term in terms:
-        assert query[term.start : term.end].lower().startswith(term.word)
-        assert 0 <= term.start < term.end <= len(query)
+    texts = [" ".join(sorted(words)), "ab bw"]
+    bm25 = BM25(["x", "y"], texts)
+    (asked,), documents = words_of([query]), words_of(texts)
+    known = [word for word in asked if any(word in own for own in documents)]
+    (terms,) = bm25.query_terms([query])
+    counts = [[own.count(word) for word in known] for own in documents]
+    assert bm25.weights.postings.merged()[terms.numbers].toarray().T.tolist() == counts
 
 
 @settings(deadline=None, max_examples=30)
 @given(seed=st.integers(0, 1000), k1=st.sampled_from([0.0, 0.9, 2.0]), b=st.sampled_from([0.0, 0.4, 1.0]))
-def test_weights_multiply_the_parts_of_the_sum(seed, k1, b):
+def test_scores_are_sums_over_the_terms_of_a_query(seed, k1, b):
     rng, texts = np.random.default_rng(seed), texts_of(seed)
     bm25, documents = BM25([str(n) for n in range(len(texts))], texts, k1, b), words_of(texts)
     queries = [" ".join(f"w{word}" for word in rng.geometric(0.2, size=6)) for _ in range(3)]
-    asked = [[term.word for term in bm25.terms(query)] for query in queries]
-    weights = [rng.normal(size=len(words)) for words in asked]
-    found = bm25.scores(queries, weights)
-    for row, (words, own) in enumerate(zip(asked, weights, strict=True)):
-        expected = bm25_scores(documents, list(zip(words, own, strict=True)), k1, b)
-        np.testing.assert_allclose(found[row], expected, atol=2e-5)
-    ones = [np.ones(len(words)) for words in asked]
-    np.testing.assert_array_equal(bm25.scores(queries, ones), bm25.scores(queries))
+    for found, query in zip(bm25.scores(queries), queries, strict=True):
+        np.testing.assert_allclose(found, bm25_scores(documents, query.split(), k1, b), atol=2e-5)
 
 
-def test_terms_and_weights_after_loading_and_after_an_update(tmp_path):
+def test_terms_after_loading_and_after_an_update(tmp_path):
     texts = [*texts_of(3), "w1 solitary"]
     doc_ids = [str(n) for n in range(len(texts))]
     bm25 = BM25(doc_ids, texts)
     bm25.save(tmp_path)
     loaded, query = BM25.load(tmp_path, doc_ids), "W1 solitary w2 w1"
-    weights = [np.array([0.5, 2.0, 0.0, 3.0])]
-    assert loaded.terms(query) == bm25.terms(query)
-    np.testing.assert_array_equal(loaded.scores([query], weights), bm25.scores([query], weights))
+    for own, other in zip(loaded.query_terms([query])[0], bm25.query_terms([query])[0], strict=True):
+        np.testing.assert_array_equal(own, other)
+    np.testing.assert_array_equal(loaded.scores([query]), bm25.scores([query]))
     fresh = BM25([*doc_ids[:-1], "new"], [*texts[:-1], "w2"])
     changed = loaded.changed([len(texts) - 1], fresh.doc_ids, ["w2"])
-    assert changed.terms(query) == fresh.terms(query)
-    assert [term.word for term in changed.terms(query)] == ["w1", "w2", "w1"]  # no document has the other word now
-    weights = [np.array([0.5, 0.0, 3.0])]
-    np.testing.assert_allclose(changed.scores([query], weights), fresh.scores([query], weights), rtol=1e-5)
-
-
-def test_weights_that_do_not_fit_are_refused():
-    bm25 = BM25(["a"], ["neon gas"])
-    with pytest.raises(ValueError, match="factors must be one array a query, got 1 for 2 queries"):
-        bm25.scores(["neon", "gas"], [np.ones(1)])
-    with pytest.raises(ValueError, match=r"factors of query 1 must be \[2\], .* got \[1\]"):
-        bm25.scores(["gas", "neon gas"], [np.ones(1), np.ones(1)])
+    assert len(changed.query_terms([query])[0].numbers) == 3  # no document has the other word now
+    np.testing.assert_allclose(changed.query_terms([query])[0].factors, fresh.query_terms([query])[0].factors)
+    np.testing.assert_allclose(changed.scores([query]), fresh.scores([query]), rtol=1e-5)

@@ -10,7 +10,7 @@ from docids import heads, weights
 from docids.heads import Damping
 from docids.lexical import BM25
 from docids.postings import Postings
-from docids.weights import Terms, Weights
+from docids.weights import Best, Terms, Weights
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,11 @@ def texts_of(rng: np.random.Generator, size: int) -> list[str]:
     return [" ".join(f"w{word}" for word in rng.geometric(0.3, size=rng.integers(0, 12))) for _ in range(size)]
 
 
-def check(found, scores: np.ndarray, count: int, allowed: np.ndarray) -> None:
+def best_of(bm25: BM25, query: str, count: int) -> Best:
+    return bm25.weights.best(*bm25.query_terms([query]), count)
+
+
+def check(found: Best, scores: np.ndarray, count: int, allowed: np.ndarray) -> None:
     """One query's candidates against all its scores."""
     rows, own, rest, *_ = found
     assert len(rows) <= count
@@ -42,29 +46,24 @@ def check(found, scores: np.ndarray, count: int, allowed: np.ndarray) -> None:
 @settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 10**6), size=st.integers(1, 120), count=st.integers(1, 40), k1=st.sampled_from([0.0, 0.9, 2.0]),
-    b=st.sampled_from([0.0, 0.4, 1.0]), factors=st.sampled_from(["none", "above 0", "any"]), filters=st.booleans(),
-    updates=st.integers(0, 4),
+    b=st.sampled_from([0.0, 0.4, 1.0]), filters=st.booleans(), updates=st.integers(0, 4),
 )  # fmt: skip
-def test_no_other_document_is_above_the_bound(seed, size, count, k1, b, factors, filters, updates):
+def test_no_other_document_is_above_the_bound(seed, size, count, k1, b, filters, updates):
     rng = np.random.default_rng(seed)
     texts = texts_of(rng, size)
     bm25 = BM25([str(n) for n in range(size)], texts, k1, b)
     queries = ["w1 w2 w3 w1", "w9", "nothing", " ".join(f"w{word}" for word in rng.geometric(0.2, size=6))]
     for _ in range(updates + 1):
-        scale = [rng.normal(size=len(bm25.terms(query))) for query in queries]
-        own = {"none": None, "above 0": [np.exp(each) for each in scale], "any": scale}[factors]
-        scores = bm25.scores(queries, own)
+        scores = bm25.scores(queries)
         mask = rng.random(len(texts)) < rng.choice([0.0, 0.1, 0.8]) if filters else None
         allowed = np.ones(len(texts), dtype=bool) if mask is None else mask
-        asked = [rng.permutation(np.flatnonzero(allowed))[:7] for _ in queries]
-        found = bm25.best(queries, count, own, mask, asked)
-        for row, wanted in enumerate(asked):
-            np.testing.assert_allclose(found.others[row], scores[row, wanted], rtol=1e-5, atol=1e-6)
-        for row, each in enumerate(zip(*found, strict=True)):
-            check(each, scores[row], count, allowed)
+        for own, terms in zip(scores, bm25.query_terms(queries), strict=True):
+            wanted = rng.permutation(np.flatnonzero(allowed))[:7]
+            found = bm25.weights.best(terms, count, mask, wanted)
+            np.testing.assert_allclose(found.others, own[wanted], rtol=1e-5, atol=1e-6)
+            check(found, own, count, allowed)
             some = rng.integers(0, len(texts), size=5)
-            parts = bm25.of(queries[row], some, None if own is None else own[row])
-            np.testing.assert_allclose(parts, scores[row, some], rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(bm25.weights.parts(terms, some).sum(axis=0), own[some], rtol=1e-5, atol=1e-6)
         removed = rng.choice(len(texts), rng.integers(0, len(texts)), replace=False).tolist()
         more = texts_of(rng, int(rng.integers(1, 30)))
         texts = [text for row, text in enumerate(texts) if row not in set(removed)] + more
@@ -87,12 +86,12 @@ def test_the_best_by_one_word_are_found_and_nothing_is_left_of_a_rare_one():
     bm25 = BM25(
         [str(n) for n in range(60)], ["w1 " * (n % 7 + 1) + "xx " * 3 for n in range(57)] + ["rare w1"] * 3, 0.9, 0
     )
-    found = bm25.best(["w1", "rare"], 4)
-    best = np.sort(np.argsort(-bm25.scores(["w1"])[0], kind="stable")[:4])
-    np.testing.assert_allclose(found.scores[0], bm25.scores(["w1"])[0, best])
-    assert found.rows[1].tolist() == [57, 58, 59]
-    assert found.rest[1] == 0
-    assert bm25.best([], 4).rows == []
+    found = best_of(bm25, "w1", 4)
+    highest = np.sort(np.argsort(-bm25.scores(["w1"])[0], kind="stable")[:4])
+    np.testing.assert_allclose(found.scores, bm25.scores(["w1"])[0, highest])
+    rare = best_of(bm25, "rare", 4)
+    assert rare.rows.tolist() == [57, 58, 59]
+    assert rare.rest == 0
 
 
 def test_only_what_weighs_most_is_read_of_long_lists(monkeypatch):
@@ -111,20 +110,20 @@ def test_only_what_weighs_most_is_read_of_long_lists(monkeypatch):
 def test_an_order_by_weight_stays_when_the_mean_length_moves_a_little():
     texts = [f"w1 {'xx ' * (n % 9)}" for n in range(1000)]
     bm25 = BM25([str(n) for n in range(1000)], texts)
-    bm25.best(["w1"], 3)
+    best_of(bm25, "w1", 3)
     kept = bm25.weights.postings.parts[0].heads
     assert len(kept) == 1
     longer = bm25.changed([], [str(n) for n in range(1001)], ["w1 " + "yy " * 40])
     before = {**kept}
-    found, scores = longer.best(["w1"], 3), longer.scores(["w1"])[0]
+    found, scores = best_of(longer, "w1", 3), longer.scores(["w1"])[0]
     assert longer.weights.postings.parts[0].heads == before
-    check((found.rows[0], found.scores[0], found.rest[0]), scores, 3, np.ones(1001, dtype=bool))
-    assert found.rest[0] == pytest.approx(np.sort(scores)[-4], rel=0.01)
+    check(found, scores, 3, np.ones(1001, dtype=bool))
+    assert found.rest == pytest.approx(np.sort(scores)[-4], rel=0.01)
     much = longer.changed([], [str(n) for n in range(1002)], ["zz " * 5000])
-    found = much.best(["w1"], 3)
+    found = best_of(much, "w1", 3)
     assert much.weights.postings.parts[0].heads is kept
     assert all(kept[term] is not head for term, head in before.items())
-    check((found.rows[0], found.scores[0], found.rest[0]), much.scores(["w1"])[0], 3, np.ones(1002, dtype=bool))
+    check(found, much.scores(["w1"])[0], 3, np.ones(1002, dtype=bool))
 
 
 def test_an_update_copies_no_list_that_stays_and_small_parts_are_merged():
@@ -138,8 +137,7 @@ def test_an_update_copies_no_list_that_stays_and_small_parts_are_merged():
         assert len(parts) <= 4
     fresh = BM25([str(n) for n in range(500)], texts)
     np.testing.assert_allclose(bm25.scores(["w1 w2 new39 new7"]), fresh.scores(["w1 w2 new39 new7"]), rtol=1e-5)
-    assert first.terms("new39") == []  # the vocabulary is one, but not the words that documents have
-    assert [term.word for term in bm25.terms("new39")] == ["new39"]
+    assert [len(own.query_terms(["new39"])[0].numbers) for own in (first, bm25)] == [0, 1]  # they share the vocabulary
 
 
 def test_lists_are_made_anew_when_most_documents_have_left():
@@ -156,18 +154,18 @@ def test_saved_are_the_words_of_this_index_alone(tmp_path):
     bm25.changed([], ["a", "b"], ["helium"])
     bm25.save(tmp_path)
     loaded = BM25.load(tmp_path, ["a"])
-    assert loaded.terms("helium neon") == bm25.terms("helium neon")
+    assert [own.query_terms(["helium neon"])[0].numbers.tolist() for own in (loaded, bm25)] == [[0], [0]]
     assert bm25.run({"q": "helium gas"}, 3) == loaded.run({"q": "helium gas"}, 3)
 
 
 def test_scores_are_true_when_weights_have_fallen_below_the_bounds_of_their_lists():
     texts = ["alpha beta cc dd" if n % 2 else "xx yy zz vv" for n in range(200)]
     bm25 = BM25([str(n) for n in range(200)], texts, 0.9, 0.4)
-    bm25.best(["alpha beta"], 5)  # orders the lists, for the mean length of now
+    best_of(bm25, "alpha beta", 5)  # orders the lists, for the mean length of now
     longer = bm25.changed([], [str(n) for n in range(201)], ["uu " * 100])
-    found, scores = longer.best(["alpha beta"], 5), longer.scores(["alpha beta"])[0]
-    assert len(found.rows[0]) == 5
-    check((found.rows[0], found.scores[0], found.rest[0]), scores, 5, np.ones(201, dtype=bool))
+    found, scores = best_of(longer, "alpha beta", 5), longer.scores(["alpha beta"])[0]
+    assert len(found.rows) == 5
+    check(found, scores, 5, np.ones(201, dtype=bool))
 
 
 def test_documents_without_a_word_can_leave():

@@ -1,5 +1,6 @@
 """`dsi reproduce` on 40 documents with tiny T5 models: every way to answer, shared stages, resuming, tables and figures."""
 
+import dataclasses
 import gzip
 import json
 from pathlib import Path
@@ -14,10 +15,13 @@ from docids.collection import read_collection
 from docids.processes import Processes
 from dsi.config import Config, write_config
 from dsi.provenance import provenance
+from dsi.search.request import SearchConfig, SearchRequest
+from dsi.search.results import Trace
 from dsi.trees.objectives import OBJECTIVES
 from eval.measures import mean
 from eval.report import Measured, experiment_table
-from scripts.experiments import dynamic, estimates, figure5, objectives
+from scripts.experiments import dynamic, figure5, objectives
+from scripts.experiments.descents import one_by_one
 from scripts.experiments.laboratory import METHODS, Laboratory
 from scripts.experiments.rows import Rows
 from scripts.experiments.tables import REFERENCES, TABLES
@@ -208,12 +212,12 @@ def test_rows_that_a_collection_does_not_allow_are_named_and_the_others_measured
 def test_systems_of_other_papers_are_rows_of_one_table(config, data, tmp_path):
     output = tmp_path / "out"
     common = ["--data", str(data), "--config", str(config), "--output", str(output), "--device", "cpu"]
-    chosen = ["dense + BM25", "DSI", "NCI", "GENRE", "RIPOR", "LTRGR", "Tied-Atomic", "PAG"]
+    chosen = ["dense + BM25", "DSI", "NCI", "GENRE", "RIPOR", "LTRGR", "PAG"]
     assert main(["reproduce", "papers", *common, "--rows", *chosen]) == 0
     records = read_rows(output / "papers.json")
     names = [row.name for row in TABLES["papers"] if any(text in row.name for text in chosen)]
     assert list(records) == names == [cells[0] for cells in table_rows((output / "papers.md").read_text())[2:]]
-    assert len(names) == 13
+    assert len(names) == 12
     assert records["RIPOR"]["config"]["objective"]["name"] == "ripor"
     assert records["DSI, semantic docids"]["config"]["training"]["train_encoder"]
     depths = {json.loads(path.read_text())["depth"] for path in (output / "runs").glob("*/docids/diagnostics.json")}
@@ -226,13 +230,15 @@ def test_documents_below_the_beam_are_ranked_by_dense_scores(config, data, tmp_p
     run, options = METHODS["clusters-10"](laboratory, laboratory.base)
     index = laboratory.index(laboratory.base)
     tree, doc_ids = index.retriever.tree, list(index.retriever.documents.rows)
-    queries, dense = collection.query_texts("test"), index.run_dense("test")
+    snapshot, encoded = index.retriever.snapshot, index.encode("test", collection.query_texts("test"))
+    request = SearchRequest(10, dataclasses.replace(snapshot.search_config, **options))
+    dense, reached = index.run_dense("test"), 0
     assert options["beam_width"] == 10
-    assert run.keys() == queries.keys()
-    reached = 0
-    for query_id, text in queries.items():
-        levels, _ = index.retriever.trace(text, 10, **options)
-        below = {int(node) for level in levels for node in level.nodes[0] if node >= tree.num_inner}
+    assert run.keys() == collection.query_texts("test").keys()
+    for row, batch in one_by_one(encoded):
+        query_id, trace = encoded.query_ids[row], Trace()
+        snapshot.engine.methods["generate"].retrieve(batch, request, trace)
+        below = {int(node) for level in trace.levels for node in level.nodes[0] if node >= tree.num_inner}
         assert set(run[query_id]) == {doc_ids[tree.doc_rows[node - tree.num_inner]] for node in below}
         assert run[query_id] == pytest.approx({doc_id: dense[query_id][doc_id] for doc_id in run[query_id]}, abs=1e-4)
         reached += len(below) < tree.num_documents
@@ -245,13 +251,14 @@ def test_a_plan_of_words_guides_the_beam_and_joins_the_scores(config, data, tmp_
     monkeypatch.setattr("scripts.experiments.laboratory.PLANS", (0.3,))
     run, options = METHODS["planned-10"](laboratory, laboratory.base)
     index, queries = laboratory.index(laboratory.base), collection.query_texts("test")
+    snapshot = index.retriever.snapshot
     words = laboratory.words.bm25.scores(list(queries.values()))
     assert options["weight"] == 0.3
     for row, query_id in enumerate(queries):
         found = list(run[query_id])
-        generative, _ = index.retriever.follow([queries[query_id]], [found], alpha=1.0, beta=0.0)
-        expected = [0.3 * words[row, collection.rows[doc_id]] for doc_id in found]
-        scores = 0.5 * generative[0, :, -1].numpy() + 0.5 * np.array(expected)
+        request = SearchRequest(1, SearchConfig(alpha=1.0, beta=0.0))
+        log_p = snapshot.follow(index.retriever.encode_queries([queries[query_id]]), request, [found]).scores[0]
+        scores = 0.5 * log_p + 0.5 * 0.3 * np.array([words[row, collection.rows[doc_id]] for doc_id in found])
         assert list(run[query_id].values()) == pytest.approx(scores.tolist(), abs=1e-3)
 
 
@@ -328,10 +335,7 @@ def test_objectives_train_on_one_budget_and_are_searched_by_beam(config, data, t
     for system in ("decoder-alone", "fused"):
         assert (output / f"objectives-{system}.png").stat().st_size > 5_000
     assert main(["reproduce", "updates", "--output", str(output), "--report-only"]) == 2
-    assert (
-        "--report-only makes tables and dynamic, estimates, figure5, objectives again, not updates"
-        in capsys.readouterr().err
-    )
+    assert "--report-only makes tables and dynamic, figure5, objectives again, not updates" in capsys.readouterr().err
 
 
 def test_of_several_processes_the_first_alone_writes_rows(config, data, tmp_path, monkeypatch):
@@ -476,28 +480,3 @@ def test_the_hardware_of_a_result_says_what_its_speed_depends_on(monkeypatch):
     assert hardware.endswith(f" without bfloat16, {torch.get_num_threads()} threads, 1 x A100, 2 x H200")
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
     assert " with bfloat16, " in provenance()["hardware"]
-
-
-def test_search_errors_are_counted_by_look_ahead_beam_and_level(data, tmp_path, capsys, sentence_t5_folder):
-    config = tmp_path / "tied.toml"
-    config.write_text(
-        f'base = "small"\n[encoder]\nname = "{sentence_t5_folder}"\n[contrastive]\nloss = "none"\n'
-        "[docids]\nbranching = 3\nmax_leaf_size = 3\n[training]\nepochs = 1.0\n[ranking]\nepochs = 1.0\n"
-    )
-    output = tmp_path / "out"
-    common = ["estimates", "--output", str(output), "--data", str(data), "--config", str(config), "--device", "cpu"]
-    assert main(["reproduce", *common]) == 0
-    printed = capsys.readouterr().out
-    rows = read_rows(output / "estimates.json")
-    assert set(rows) == {"look-ahead 0", "look-ahead 1", "look-ahead 2"}
-    for row in rows.values():
-        found = row["found"]
-        for beam_width in estimates.BEAMS:
-            own = found[f"beam {beam_width}"]
-            assert sum(own["search errors"].values()) + own["model errors"] <= found["queries"]
-        assert not found["beam 50"]["search errors"]  # no level of so small a tree has more nodes
-    assert (output / "estimates.md").read_text().strip() in printed
-    assert main(["reproduce", *common, "--report-only"]) == 0
-    (output / "estimates.json").unlink()
-    assert main(["reproduce", *common, "--report-only"]) == 2
-    assert "lacks 'look-ahead 0' of seed 0" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Features against brute force; reranked searches, look-ahead, and rerankers on disk and in training."""
+"""Features against brute force; reranked searches, and rerankers on disk and in training."""
 
 import numpy as np
 import pytest
@@ -14,8 +14,6 @@ from dsi.reranker_training import cross_validate, judge_candidates, train_rerank
 from dsi.rerankers.candidates import Candidates, Reranker, load_reranker
 from dsi.rerankers.features import words
 from dsi.rerankers.learned import FeatureReranker, LinearReranker
-from dsi.rerankers.lookahead import look_ahead
-from dsi.rerankers.puct import PuctConfig
 from dsi.reranking import save_reranker
 from eval.measures import evaluate, mean
 from scripts.main import main
@@ -32,7 +30,7 @@ def retriever(beir, encoder):
     texts = encoder.document_texts(list(documents["title"]), list(documents["text"]))
     tree = build_tree(encoder.encode(texts, "document"), DocidsConfig(branching=3, max_leaf_size=3))
     lexical = BM25(documents["doc_id"], collection.full_texts())
-    settings = SearchConfig(alpha=0.4, beam_width=20, ann_temperature=0.1, lexical_weight=0.1)
+    settings = SearchConfig(fusion="bound", alpha=0.4, beam_width=20, ann_temperature=0.1, lexical_weight=0.1)
     return GenerativeRetriever(encoder, tree, random_generator(tree), documents, settings, lexical)
 
 
@@ -97,12 +95,12 @@ def first_document(tree, node):
 
 
 def _log_ann(retriever, embedding, hit):
-    """DR-SCL eq. 9 along the path of a document, by definition."""
+    """log P_ANN along the path of a document, by definition (DR-SCL eq. 10)."""
     tree, node, total = retriever.tree, 0, 0.0
     for digit in hit.digits:
         children = children_of(tree, node)
         vectors = [tree.centroids[c] if c < tree.num_inner else tree.embeddings[c - tree.num_inner] for c in children]
-        scores = np.array(vectors) @ embedding / retriever.search_config.ann_temperature
+        scores = np.array(vectors) @ embedding / 0.05  # of features, whatever the search divides by
         total += scores[digit] - np.log(np.exp(scores - scores.max()).sum()) - scores.max()
         node = children[digit]
     return total
@@ -166,7 +164,7 @@ def test_exact_says_what_the_search_said(retriever):
     searched = [hits.exact for hits in retriever.search(QUERIES, k=3, **narrow)]
     candidates = retriever.candidates(QUERIES, k=3, **narrow)
     assert [hits.exact for hits in dsi.rerank(candidates, Backwards()).hits()] == searched
-    sure = retriever.candidates(QUERIES, k=3, exact=True, **narrow)
+    sure = retriever.candidates(QUERIES, k=3, method="exact", alpha=0.3)
     assert [hits.exact for hits in dsi.rerank(sure, Backwards()).hits()] == [True] * 3
     assert sorted(set(searched)) == [False, True]
     assert sure.select(np.array([2, 0])).query_ids == ["2", "0"]
@@ -232,51 +230,6 @@ def test_a_reranker_beside_an_index_is_bound_to_it(retriever, tmp_path):
         ValueError, match=r"no reranker of the kind 'by magic'; this version knows .*backwards, by feature"
     ):
         load_reranker(record.parent)
-
-
-def test_look_ahead_finds_what_the_reward_likes_best(retriever):
-    """With enough simulations: the documents of highest dense and lexical score, as flat search has them."""
-    flat = retriever.search(QUERIES, k=5, alpha=0.0)
-    found = retriever.search(QUERIES, k=5, method="mcts", simulations=400)
-    for own, best in zip(found, flat, strict=True):
-        assert [hit.doc_id for hit in own] == [hit.doc_id for hit in best]
-        assert not own.exact
-    scale = retriever.search_config.ann_temperature
-    assert [hit.score for hit in found[0]] == pytest.approx([hit.score * scale for hit in flat[0]], rel=1e-4)
-
-
-def test_look_ahead_goes_by_any_reranker_and_keeps_to_filters(retriever):
-    reranker = LinearReranker({"title words": 1.0, "digits": 1e-3})
-    found = retriever.search(QUERIES, k=3, method="mcts", reward=reranker, simulations=200)
-    scores = reranker.score(retriever.candidates(QUERIES, k=40, beam_width=40))
-    for row, own in enumerate(found):
-        assert [hit.score for hit in own] == pytest.approx(np.sort(scores[row])[::-1][:3].tolist(), abs=1e-6)
-    allowed = list(retriever.documents.dataset["doc_id"][5:9])
-    for own in retriever.search(QUERIES, k=4, method="mcts", simulations=50, allow=allowed):
-        assert sorted(hit.doc_id for hit in own) == sorted(allowed)
-    retriever.remove([hit.doc_id for hit in found[0]])
-    again = retriever.search(QUERIES[0], k=3, method="mcts", reward=reranker, simulations=200)
-    assert not {hit.doc_id for hit in again} & {hit.doc_id for hit in found[0]}
-    with pytest.raises(ValueError, match="method must be one of beam, mcts, got 'dfs'"):
-        retriever.search(QUERIES[0], method="dfs")
-    with pytest.raises(TypeError, match=r"reward must be a Reranker.*got 'mmr' of type str"):
-        retriever.search(QUERIES[0], method="mcts", reward="mmr")
-
-
-def test_look_ahead_asks_the_decoder_once_a_node(retriever):
-    (batch,) = retriever.encode_queries(QUERIES).batches
-    asked = []
-
-    def reward(queries, positions):
-        asked.append(len(queries))
-        return np.zeros(len(queries))
-
-    first = look_ahead(retriever.searcher, batch, 1, reward, PuctConfig(1, backup="max", once=True))
-    assert asked == [3, 3]  # the roots, and one simulation
-    assert (first.expansions <= 2 * retriever.tree.depth).all()
-    many = look_ahead(retriever.searcher, batch, 40, reward, PuctConfig(500, backup="max", once=True))
-    assert (many.positions >= 0).all()
-    assert (many.expansions == retriever.tree.num_inner).all()  # each inner node once, however often it is passed
 
 
 def test_a_reranker_is_trained_from_python(retriever, beir, tmp_path):

@@ -21,21 +21,42 @@ from docids.lexical import BM25
 from docids.schemes import Docids
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.diagnosis import diagnose, diagnosis_table
-from dsi.rerankers.learned import LinearReranker
+from dsi.search import generate
 from dsi.search.answers import Hit, Hits
-from dsi.search.beams import LevelTrace
-from dsi.search.explanation import explain
+from dsi.search.engine import Followed
+from dsi.search.explanation import Found, explain
 from dsi.search.request import SearchOptions, SearchRequest
-from tests.conftest import MINIPEDIA, WIDTH, random_generator, random_tree
+from dsi.search.results import LevelTrace, SearchResult, Trace
+from dsi.search.walk import Walk
+from tests.conftest import MINIPEDIA, WIDTH, random_generator, random_tied, random_tree
+
+RECORDS = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()]
+QUERIES = ["rivers", "noble gas", "the emperor of austria", "advertising signs", "capitals on the danube", "bees"]
+
+
+def index_of(
+    encoder, *, tied: bool, count: int = 60, leaf: int = 4, words: bool = False, **config
+) -> GenerativeRetriever:
+    """The first documents of Minipedia with a random generator."""
+    rows = RECORDS[:count]
+    documents = datasets.Dataset.from_dict({"doc_id": [r["_id"] for r in rows], "title": [r["title"] for r in rows]})
+    texts = encoder.document_texts([r["title"] for r in rows], [r["text"] for r in rows])
+    tree = build_tree(encoder.encode(texts, "document"), DocidsConfig(branching=4, max_leaf_size=leaf))
+    generator = random_tied(tree) if tied else random_generator(tree)
+    lexical = BM25(documents["doc_id"], [r["text"] for r in rows], k1=1.2, b=0.5) if words else None
+    search = SearchConfig(**{"alpha": 0.3, "beam_width": 4, **config})
+    return GenerativeRetriever(encoder, tree, generator, documents, search, lexical)
 
 
 @pytest.fixture
 def retriever(encoder):
-    rows = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:60]]
-    documents = datasets.Dataset.from_dict({"doc_id": [r["_id"] for r in rows], "title": [r["title"] for r in rows]})
-    texts = encoder.document_texts([r["title"] for r in rows], [r["text"] for r in rows])
-    tree = build_tree(encoder.encode(texts, "document"), DocidsConfig(branching=4, max_leaf_size=4))
-    return GenerativeRetriever(encoder, tree, random_generator(tree), documents, SearchConfig(alpha=0.3, beam_width=12))
+    return index_of(encoder, tied=True)
+
+
+@pytest.fixture
+def digits(encoder):
+    """An index with (level, digit) tokens."""
+    return index_of(encoder, tied=False, fusion="bound", ann_temperature=0.02, beam_width=12)
 
 
 def test_one_query_gives_hits_and_several_give_lists(retriever):
@@ -49,101 +70,162 @@ def test_one_query_gives_hits_and_several_give_lists(retriever):
         assert titles[hit.doc_id] == hit.title
         assert retriever.tree.node(hit.digits) >= retriever.tree.num_inner
     queries = ["a much longer query about rivers and capitals", "neon"]
-    several = retriever.search(queries, k=10, alpha=0.7, beta=None, beam_width=20)
+    several = retriever.search(queries, k=10, alpha=0.7, candidates=None, beam_width=20)
     assert [len(found) for found in several] == [10, 10]
     (alone,) = retriever.search(["neon"], k=10, alpha=0.7, beam_width=20)
     assert [hit.doc_id for hit in alone] == [hit.doc_id for hit in several[1]]
 
 
-def test_alpha_zero_is_flat_dense_search(retriever):
-    query = "gas that glows in advertising signs"
-    hits = retriever.search(query, k=8, alpha=0.0, beam_width=8)
-    embedding = retriever.encoder.encode(retriever.encoder.query_texts([query]), "query")[0]
-    scores = retriever.tree.embeddings[:] @ embedding
-    assert [hit.doc_id for hit in hits] == [
-        retriever.documents.dataset[int(retriever.tree.doc_rows[p])]["doc_id"]
-        for p in np.argsort(-scores, kind="stable")[:8]
-    ]
-    assert hits.exact
+def dense_scores(retriever, queries) -> np.ndarray:
+    """[queries, documents] in the order of the document table."""
+    embeddings = retriever.encode_queries(queries).embeddings.numpy()
+    return embeddings @ retriever.tree.embeddings[retriever.tree.positions].T
 
 
-def test_filters_hold_inside_the_beam_at_any_selectivity(retriever):
-    query, doc_ids = "long rivers of europe", list(retriever.documents.dataset["doc_id"])
-    everything = retriever.search(query, k=60, beam_width=60)
-    ranked = [hit.doc_id for hit in everything]
-    scores = {hit.doc_id: hit.score for hit in everything}
-    for allow in (doc_ids[:30], ranked[-2:], [ranked[-1]], set(doc_ids)):
-        hits = retriever.search(query, k=5, allow=allow, exact=True)
-        assert [hit.doc_id for hit in hits] == [doc_id for doc_id in ranked if doc_id in allow][:5]
-        assert [hit.score for hit in hits] == pytest.approx([scores[hit.doc_id] for hit in hits], abs=1e-4)
+def check_best(retriever, hits: Hits, scores: np.ndarray) -> None:
+    """The hits are the best of all documents, with these scores [documents]."""
+    own = [scores[retriever.documents.rows[hit.doc_id]] for hit in hits]
+    assert [hit.score for hit in hits] == pytest.approx(own, rel=1e-5, abs=1e-6)
+    assert own == pytest.approx(np.sort(scores)[::-1][: len(hits)], rel=1e-5, abs=1e-6)
+
+
+def test_exact_search_is_flat_dense_search(retriever):
+    for hits, scores in zip(
+        retriever.search(QUERIES, 8, method="exact"), dense_scores(retriever, QUERIES), strict=True
+    ):
+        assert len(hits) == 8
         assert hits.exact
-    hits = retriever.search(query, k=5, deny=ranked[:3], exact=True)
+        check_best(retriever, hits, scores)
+
+
+def test_generate_finds_less_with_a_narrow_beam_and_all_with_a_wide_one(retriever):
+    scores = dense_scores(retriever, QUERIES)
+    rows, missed = retriever.documents.rows, 0
+    for hits, own in zip(retriever.search(QUERIES, 5, beam_width=2), scores, strict=True):
+        assert [hit.score for hit in hits] == pytest.approx([own[rows[hit.doc_id]] for hit in hits], rel=1e-5)
+        assert not hits.exact
+        missed += hits[0].score < own.max() - 1e-5
+    assert missed
+    for hits, own in zip(retriever.search(QUERIES, 5, beam_width=100), scores, strict=True):
+        assert hits.exact
+        check_best(retriever, hits, own)
+
+
+def test_a_default_search_walks_once_a_query_and_reads_a_small_part(encoder, monkeypatch):
+    retriever = index_of(encoder, tied=True, count=len(RECORDS), leaf=2, words=True, lexical_weight=0.05, candidates=5)
+    walk, walked = Walk.of_query, []
+    monkeypatch.setattr(Walk, "of_query", lambda *given: walked.append(given) or walk(*given))
+    found = retriever.search_encoded(retriever.encode_queries(QUERIES), k=5)
+    assert len(walked) == len(QUERIES)
+    nodes, documents = retriever.tree.num_inner, len(retriever.documents)
+    assert documents > 100
+    assert (found.read > 5).all()
+    assert (found.read < (nodes + documents) / 4).all()
+    assert not found.exact.any()
+    walked.clear()
+    everything = retriever.search_encoded(retriever.encode_queries(QUERIES), k=5, method="exact")
+    assert (everything.read == documents).all()
+    assert everything.exact.all()
+    assert not walked
+
+
+@pytest.mark.parametrize("outright", [0, 1000])
+def test_filters_hold_inside_the_walk_at_any_selectivity(retriever, monkeypatch, outright):
+    monkeypatch.setattr(generate, "_OUTRIGHT", outright)
+    query, doc_ids = "long rivers of europe", list(retriever.documents.dataset["doc_id"])
+    ranked = [hit.doc_id for hit in retriever.search(query, k=60, method="exact")]
+    (scores,) = dense_scores(retriever, [query])
+    for allow in (doc_ids[:30], ranked[-2:], [ranked[-1]], set(doc_ids)):
+        for options in ({"method": "exact"}, {"beam_width": 1}, {"beam_width": 100}):
+            hits = retriever.search(query, k=5, allow=allow, **options)
+            assert len(hits) == min(5, len(allow))
+            assert {hit.doc_id for hit in hits} <= set(allow)
+            own = [scores[retriever.documents.rows[hit.doc_id]] for hit in hits]
+            assert [hit.score for hit in hits] == pytest.approx(own, rel=1e-5)  # a filter changes no score
+            if hits.exact:
+                assert [hit.doc_id for hit in hits] == [doc_id for doc_id in ranked if doc_id in allow][:5]
+            assert hits.exact or (options == {"beam_width": 1} and not outright)
+    hits = retriever.search(query, k=5, deny=ranked[:3], beam_width=100)
     assert [hit.doc_id for hit in hits] == ranked[3:8]
-    hits = retriever.search(query, k=5, allow=ranked[:3], deny=[ranked[1]], exact=True)
+    hits = retriever.search(query, k=5, allow=ranked[:3], deny=[ranked[1]])
     assert [hit.doc_id for hit in hits] == [ranked[0], ranked[2]]
-    nothing = retriever.search(query, k=5, allow=[])
-    assert nothing == []
-    assert nothing.exact
+    for method in ("generate", "exact"):
+        nothing = retriever.search(query, k=5, allow=[], method=method)
+        assert nothing == []
+        assert nothing.exact
     assert [len(hits) for hits in retriever.search(["river", "neon"], k=5, allow=doc_ids[:2])] == [2, 2]
 
 
-def test_exact_search_widens_until_the_answer_is_certified(retriever):
-    queries = ["rivers", "noble gas", "the emperor of austria", "advertising signs"]
-    wide = retriever.search(queries, k=3, alpha=0.3, ann_temperature=0.02, beam_width=60)
-    narrow = retriever.search(queries, k=3, alpha=0.3, ann_temperature=0.02, beam_width=3)
-    assert not all(hits.exact for hits in narrow)  # or there were nothing to widen
-    widened = retriever.search(queries, k=3, alpha=0.3, ann_temperature=0.02, beam_width=3, exact=True)
-    assert all(hits.exact for hits in widened)
-    for a, b in zip(wide, widened, strict=True):
+def test_exact_search_over_paths_equals_a_beam_that_prunes_nothing(digits):
+    wide = digits.search(QUERIES, k=3, beam_width=60)
+    narrow = digits.search(QUERIES, k=3, beam_width=3)
+    assert not all(hits.exact for hits in narrow)
+    everything = digits.search(QUERIES, k=3, method="exact")
+    assert all(hits.exact for hits in everything)
+    for a, b, few in zip(wide, everything, narrow, strict=True):
         assert [hit.doc_id for hit in a] == [hit.doc_id for hit in b]
-    stopped = retriever.search(
-        queries, k=3, alpha=0.3, ann_temperature=0.02, beam_width=3, exact=True, max_expansions=1
-    )
-    assert stopped == narrow
-    assert [hits.exact for hits in stopped] == [hits.exact for hits in narrow]
+        assert not few.exact or [hit.doc_id for hit in few] == [hit.doc_id for hit in b]
 
 
-def test_extra_scores_of_documents_join_the_dense_ones(retriever):
+def test_the_beam_over_paths_is_at_least_as_wide_as_k(digits):
+    assert [len(hits) for hits in digits.search(QUERIES[:2], k=20, beam_width=1)] == [20, 20]
+    assert len(digits.search("river", k=80)) == 60
+
+
+@pytest.mark.parametrize("method", ["generate", "exact"])
+def test_extra_scores_of_documents_are_added(retriever, method):
     queries = ["long rivers of europe", "neon"]
     extra = np.random.default_rng(0).normal(size=(2, 60))
-    found = retriever.search(queries, k=5, alpha=0.0, ann_temperature=1.0, extra_scores=extra)
-    encoder, tree = retriever.encoder, retriever.tree
-    embeddings = encoder.encode(encoder.query_texts(queries), "query")
-    scores = embeddings @ tree.embeddings[tree.positions].T + extra
-    for hits, row in zip(found, scores, strict=True):
-        assert hits.exact
-        assert [hit.doc_id for hit in hits] == [
-            retriever.documents.dataset[int(d)]["doc_id"] for d in np.argsort(-row)[:5]
-        ]
-        assert [hit.score for hit in hits] == pytest.approx(np.sort(row)[::-1][:5].tolist(), abs=1e-5)
-    everything = retriever.search(queries, k=60, beam_width=60, extra_scores=extra)
-    narrow = retriever.search(queries, k=3, beam_width=3, extra_scores=extra, exact=True)
-    assert [[hit.doc_id for hit in hits[:3]] for hits in everything] == [
-        [hit.doc_id for hit in hits] for hits in narrow
-    ]
+    scores = dense_scores(retriever, queries) + extra
+    for hits, own in zip(retriever.search(queries, k=5, method=method, extra_scores=extra), scores, strict=True):
+        assert hits.exact  # all documents are among the `candidates` by extra_scores
+        check_best(retriever, hits, own)
     with pytest.raises(ValueError, match=r"extra_scores must be \[queries, documents\] = \(1, 60\), got \(2, 60\)"):
         retriever.search("river", extra_scores=extra)
-    with pytest.raises(ValueError, match='extra_scores need fusion "bound" or "estimate", got "paper"'):
-        retriever.search(queries, fusion="paper", extra_scores=extra)
 
 
-def test_bm25_joins_the_dense_scores_and_is_saved_with_the_index(retriever, tmp_path):
-    texts = [json.loads(line)["text"] for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()]
-    bm25 = BM25(retriever.documents.dataset["doc_id"], texts[:60], k1=1.2, b=0.5)
-    parts = (retriever.encoder, retriever.tree, retriever.generator, retriever.documents.dataset)
-    retriever = GenerativeRetriever(*parts, retriever.search_config, bm25)
+def test_extra_scores_find_documents_that_no_walk_reaches(retriever):
+    extra = np.zeros((1, 60))
+    worst = int(np.argmin(dense_scores(retriever, ["river"])))
+    extra[0, worst] = 100.0
+    hits = retriever.search("river", k=1, beam_width=2, candidates=3, extra_scores=extra)
+    assert hits[0].doc_id == list(retriever.documents.rows)[worst]
+    explanation = retriever.explain("river", k=1, beam_width=2, candidates=3, extra_scores=extra)
+    (first,) = (node for level in explanation.levels for node in level if node.rank == 1)
+    assert first.found_by == ("extra scores",)
+    plain = retriever.explain("river", k=1, beam_width=2, candidates=3)
+    nodes, others = (
+        [(node.digits, node.score, node.kept) for level in each.levels for node in level if node.documents > 1]
+        for each in (explanation, plain)
+    )
+    walked = {digits for digits, *_ in others}
+    assert [node for node in nodes if node[0] in walked] == others  # they steer no walk
+
+
+def test_extra_scores_and_words_join_paths_with_bounds(encoder):
+    digits = index_of(encoder, tied=False, words=True, fusion="bound", ann_temperature=0.02, beam_width=12)
+    scores = digits.lexical.scores(QUERIES)
+    by_hand = digits.search(QUERIES, k=8, extra_scores=np.float32(0.5) * scores)
+    assert digits.search(QUERIES, k=8, lexical_weight=0.5) == by_hand
+    assert digits.search(QUERIES, k=8, lexical_weight=0.0) != by_hand
+
+
+def test_bm25_joins_the_dense_scores_and_is_saved_with_the_index(encoder, tmp_path):
+    retriever = index_of(encoder, tied=True, words=True)
+    bm25 = retriever.lexical
     queries = ["light noble gas", "electric current", "of the"]
-    by_hand = retriever.search(queries, k=8, extra_scores=np.float32(0.5) * bm25.scores(queries))
+    scores = dense_scores(retriever, queries) + np.float32(0.5) * bm25.scores(queries)
+    for hits, own in zip(retriever.search(queries, k=8, lexical_weight=0.5, method="exact"), scores, strict=True):
+        check_best(retriever, hits, own)
     found = retriever.search(queries, k=8, lexical_weight=0.5)
-    assert found == by_hand
     assert found != retriever.search(queries, k=8, lexical_weight=0)
-    alone = retriever.search(queries[1], k=3, alpha=0.0, lexical_weight=1e6)
+    assert found != retriever.search(queries, k=8)  # the index's own weight is 0
+    alone = retriever.search(queries[1], k=3, beam_width=1, lexical_weight=1e6)
     words = np.argsort(-bm25.scores(queries)[1], kind="stable")[:1]
     assert alone[0].doc_id == bm25.doc_ids[int(words[0])]
 
     retriever.search_config = dataclasses.replace(retriever.search_config, lexical_weight=0.5)
-    assert "with BM25, weight 0.5" in str(retriever.explain(queries[0]))
-    assert retriever.search(queries, k=8, fusion="paper")  # centroids have no BM25 score: it stays out
+    assert "of a document = dense + 0.5 BM25" in str(retriever.explain(queries[0]))
     retriever.save_pretrained(tmp_path / "index")
     loaded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
     assert (loaded.lexical.k1, loaded.lexical.b) == (1.2, 0.5)
@@ -153,13 +235,7 @@ def test_bm25_joins_the_dense_scores_and_is_saved_with_the_index(retriever, tmp_
         GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
 
 
-def test_lexical_weight_out_of_place_is_refused(retriever, tmp_path):
-    with pytest.raises(ValueError, match=r"lexical_weight is 0\.5, but this index has no lexical part"):
-        retriever.search("neon", lexical_weight=0.5)
-    with pytest.raises(ValueError, match=r"lexical_weight must be between 0 .* and 1e6, got -1"):
-        retriever.search("neon", lexical_weight=-1)
-    with pytest.raises(ValueError, match='lexical_weight needs fusion "bound" or "estimate", got "paper"'):
-        retriever.search("neon", lexical_weight=0.5, fusion="paper")
+def test_the_lexical_part_of_other_documents_is_refused(retriever, tmp_path):
     BM25(["a", "b"], ["neon", "helium"]).save(tmp_path / "lexical")
     with pytest.raises(ValueError, match="covers 2 documents, the document table has 60"):
         BM25.load(tmp_path / "lexical", retriever.documents.dataset["doc_id"])
@@ -184,7 +260,6 @@ def test_non_ascii_and_unknown_words_are_answered(retriever):
 CALLS = {
     "search": lambda r, **options: r.search("river", 5, **options),
     "explain": lambda r, **options: r.explain("river", 5, **options),
-    "trace": lambda r, **options: r.trace("river", 5, **options),
     "run": lambda r, **options: r.run({"q": "river"}, 5, **options),
     "follow": lambda r, **options: r.follow(["river"], [["gold"]], **options),
     "candidates": lambda r, **options: r.candidates(["river"], 5, **options),
@@ -199,53 +274,31 @@ def test_every_call_takes_the_same_options_and_refuses_a_misspelt_one(retriever,
     assert "options" not in shown
     with pytest.raises(TypeError, match=rf"{name}\(\) has no option 'beam_with'; did you mean 'beam_width'\?"):
         CALLS[name](retriever, beam_with=None)
-    CALLS[name](retriever, alpha=0.2, beam_width=8, where="doc_id <> 'neon'", deny=["helium"], exact=True)
+    CALLS[name](retriever, alpha=0.2, beam_width=8, where="doc_id <> 'neon'", deny=["helium"], method="generate")
     CALLS[name](retriever, **dict.fromkeys(SearchOptions.__annotations__))  # None: as the index has it
 
 
 def test_the_options_are_those_of_the_record():
-    record = {field.name for field in dataclasses.fields(SearchRequest)} - {"k", "config", "alive"}
+    record = {field.name for field in dataclasses.fields(SearchRequest)} - {"k", "config", "allowed"}
     config = {field.name for field in dataclasses.fields(SearchConfig)}
-    assert set(SearchOptions.__annotations__) == record | config | {"allow", "deny", "where"}
+    own = {"beta", "query_map_weight", "fusion", "ann_temperature"}  # of an index, not of a call
+    assert set(SearchOptions.__annotations__) == record | (config - own) | {"allow", "deny", "where"}
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"reward": LinearReranker({"BM25": 1.0})}, 'does not use reward with method "beam", only with "mcts"'),
-        ({"simulations": 5}, 'does not use simulations with method "beam", only with "mcts"'),
-        ({"method": "mcts", "exact": True}, 'does not use exact with method "mcts", only with "beam"'),
-        ({"method": "mcts", "beam_width": 20}, 'does not use beam_width with method "mcts", only with "beam"'),
-        ({"method": "mcts", "alpha": 0.0}, 'does not use alpha with method "mcts", only with "beam"'),
-        ({"max_expansions": 9}, "uses max_expansions only with exact=True"),
-        ({"method": "greedy"}, "method must be one of beam, mcts, got 'greedy'"),
-        (
-            {"extra_scores": np.zeros((1, 60)), "beta": 0},
-            "extra_scores join the dense scores, which take no part with beta",
-        ),
-    ],
-)
-def test_options_that_a_search_does_not_use_are_refused(retriever, options, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        retriever.search("river", **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"exact": "no"}, "exact must be True or False, got 'no'"),
+        ({"method": True}, "method must be a string, got True"),
         ({"k": 2.5}, "k must be an integer, got 2.5"),
         ({"k": "5"}, "k must be an integer, got '5'"),
         ({"k": True}, "k must be an integer, got True"),
         ({"alpha": "0.5"}, "alpha must be a number, got '0.5'"),
         ({"beam_width": 10.0}, "beam_width must be an integer, got 10.0"),
-        ({"max_expansions": "3", "exact": True}, "max_expansions must be an integer, got '3'"),
-        ({"method": "mcts", "simulations": 1.5}, "simulations must be an integer, got 1.5"),
+        ({"candidates": "3"}, "candidates must be an integer, got '3'"),
         ({"allow": 3}, "allow must be a list or set of doc_ids, got 3"),
         ({"allow": [None]}, "allow must hold doc_ids, which are strings, got None"),
         ({"deny": [["neon"]]}, "deny must hold doc_ids, which are strings, got ['neon']"),
-        ({"lexical_weight": 1e300}, "lexical_weight must be between 0 (dense scores alone) and 1e6, got 1e+300"),
-        ({"ann_temperature": 1e-300}, "ann_temperature must be between 1e-6 and 1e6, got 1e-300"),
+        ({"lexical_weight": 1e300}, "lexical_weight must be between 0 (leave it out) and 1e6, got 1e+300"),
         (
             {"extra_scores": np.full((1, 60), np.nan)},
             "extra_scores must be finite, from -1e30 to 1e30, got nan for query 0",
@@ -264,25 +317,26 @@ def test_values_of_the_wrong_type_or_size_are_refused(retriever, options, messag
         retriever.search("river", **options)
 
 
-@pytest.mark.parametrize("temperature", [1e-6, 1e6])
+@pytest.mark.parametrize("method", ["generate", "exact"])
 @pytest.mark.parametrize("size", [-1e30, 1e30])
-def test_the_largest_values_give_finite_scores(retriever, temperature, size):
+def test_the_largest_values_give_finite_scores(retriever, digits, method, size):
     extra = np.zeros((1, 60))
     extra[0, 7] = size
-    options = {"ann_temperature": temperature, "extra_scores": extra}
-    for method in ({"exact": True}, {"method": "mcts"}):
-        hits = retriever.search("river", k=12, **options, **method)
-        assert len(hits) == 12
-        assert np.isfinite([hit.score for hit in hits]).all()
+    for index in (retriever, digits):
+        for temperature in (1e-6, 1e6):
+            index.search_config = dataclasses.replace(index.search_config, ann_temperature=temperature)
+            hits = index.search("river", k=12, method=method, extra_scores=extra)
+            assert len(hits) == 12
+            assert np.isfinite([hit.score for hit in hits]).all()
 
 
 def test_doc_ids_may_be_any_iterable_and_numpy_takes_part(retriever):
     doc_ids = list(retriever.documents.rows)
     found = retriever.search(
-        "river", k=np.int64(2), allow=np.array(doc_ids[:2]), alpha=np.float32(0.3), exact=np.bool_(True)
+        "river", k=np.int64(2), allow=np.array(doc_ids[:2]), alpha=np.float32(0.3), method=np.str_("generate")
     )
     assert {hit.doc_id for hit in found} == set(doc_ids[:2])
-    denied = retriever.search("river", k=60, beam_width=60, deny=np.array(doc_ids[:2]))
+    denied = retriever.search("river", k=60, deny=np.array(doc_ids[:2]))
     assert {hit.doc_id for hit in denied} == set(doc_ids[2:])
     by_dictionary = retriever.search("river", k=2, allow=dict.fromkeys(doc_ids[:2]))
     assert by_dictionary == found
@@ -311,31 +365,54 @@ def test_iterators_of_doc_ids_are_read(retriever):
         retriever.add({"doc_id": "d1", "text": "a river"})
 
 
-def test_only_a_beam_can_be_explained(retriever):
-    with pytest.raises(ValueError, match='Only a beam search can be traced and explained, got method "mcts"'):
-        retriever.explain("river", method="mcts")
-
-
 @pytest.mark.parametrize("options", [
     {"allow": ["neon", "gold", "jupiter", "muon", "hooke-s-law"]},
     {"deny": ["FIRST"]},
     {"where": "doc_id > 'n'"},
     {"extra_scores": np.linspace(0, 30, 60)[None]},
-    {"exact": True, "ann_temperature": 0.02, "beam_width": 3},
+    {"method": "exact"},
+    {"beam_width": 1, "k": 30},
 ])  # fmt: skip
-def test_explain_shows_the_search_that_was_answered_under_any_option(retriever, options):
+def test_explain_shows_the_search_that_answered_under_any_option(retriever, digits, options):
     query = "which capitals are on the danube"
-    plain = retriever.search(query, k=3)
-    if "deny" in options:
-        options = {"deny": [plain[0].doc_id]}
-    hits = retriever.search(query, k=3, **options)
-    assert [hit.doc_id for hit in hits] != [hit.doc_id for hit in plain] or "exact" in options
-    explanation = retriever.explain(query, k=3, **options)
-    ranked = {node.rank: node for level in explanation.levels for node in level if node.rank}
-    assert {rank: node.digits for rank, node in ranked.items()} == {hit.rank: hit.digits for hit in hits}
-    for hit in hits:
-        assert ranked[hit.rank].score == pytest.approx(hit.score, abs=1e-4)
-        assert ranked[hit.rank].label == hit.title
+    for index in (retriever, digits):
+        plain, own = index.search(query, k=3), {"k": 3, **options}
+        if "deny" in own:
+            own["deny"] = [plain[0].doc_id]
+        hits = index.search(query, **own)
+        changes = own.keys() & {"allow", "deny", "where", "extra_scores"}
+        assert not changes or [hit.doc_id for hit in hits] != [hit.doc_id for hit in plain]
+        explanation = index.explain(query, **own)
+        ranked = {node.rank: node for level in explanation.levels for node in level if node.rank}
+        assert {rank: node.digits for rank, node in ranked.items()} == {hit.rank: hit.digits for hit in hits}
+        for hit in hits:
+            assert ranked[hit.rank].score == pytest.approx(hit.score, rel=1e-5)
+            assert sum(ranked[hit.rank].parts.values()) == pytest.approx(hit.score, rel=1e-4)
+            assert ranked[hit.rank].label == hit.title
+
+
+def test_explain_shows_the_walk_that_search_made(retriever, monkeypatch):
+    """Documents, their scores, and the nodes kept are those of the search itself."""
+    query, walk, reached = "which capitals are on the danube", Walk.of_query, []
+    monkeypatch.setattr(Walk, "of_query", lambda *given: reached.append(walk(*given)) or reached[-1])
+    hits = retriever.search(query, k=5)
+    (searched,) = reached
+    explanation = retriever.explain(query, k=5)
+    assert len(reached) == 2
+    tree = retriever.tree
+    kept = [node for level in explanation.levels for node in level if node.kept and node.rank is None]
+    ends = {tree.node(node.digits) for node in kept}
+    assert set(searched.nodes.tolist()) == {node for node in ends if tree.first_child[node] >= tree.num_inner}
+    below = [node for level in explanation.levels for node in level if tree.node(node.digits) >= tree.num_inner]
+    result = retriever.search_encoded(retriever.encode_queries([query]), k=100, candidates=60)
+    docids = [tree.digits(position) for position in result.positions[0].tolist()]
+    scores = dict(zip(docids, result.scores[0].tolist(), strict=True))
+    for node in below:
+        assert node.score == pytest.approx(scores[node.digits], rel=1e-5)
+    assert sorted(below, key=lambda node: -node.score)[:5] == sorted(
+        [node for node in below if node.rank], key=lambda node: node.rank
+    )
+    assert [node.label for node in below if node.rank == 1] == [hits[0].title]
 
 
 @pytest.mark.parametrize(
@@ -374,12 +451,11 @@ def test_explain_shows_the_search_that_was_answered_under_any_option(retriever, 
         (lambda r: setattr(r, "search_config", 3), "search_config must be a SearchConfig, got 3"),
         (
             lambda r: dsi.rerank(r.candidates(["river"]), ["name"]),
-            "rerankers must be a Reranker, .* got 'name' of type str",
+            "rerankers must be a Reranker or a list of them, got 'name' of type str",
         ),
         (lambda r: r.get("nope"), "get names the doc_id 'nope', which is not in the index"),
         (lambda r: r.get(3), "get must hold doc_ids, which are strings, got 3"),
-        (lambda r: r.search("river", 10, beam_width=5), r"k must be between 1 and 5 \(the beam width\), got 10"),
-        (lambda r: r.search("river", 0), "k must be between 1 and"),
+        (lambda r: r.search("river", 0), r"k must be at least 1, got 0\."),
         (lambda r: r.search("river", 5, alpha=2), r"alpha must be in \[0, 1\] .* got 2"),
         (lambda r: r.search("river", 5, allow=["nope"]), "allow names the doc_id 'nope', which is not in the index"),
         (
@@ -393,29 +469,30 @@ def test_bad_calls_are_named(retriever, call, message):
         call(retriever)
 
 
-def test_explain_shows_the_way_to_the_answers_and_what_was_pruned(retriever):
+def test_explain_shows_the_way_to_the_answers_and_what_was_pruned(retriever, digits):
     query = "which capitals are on the danube"
-    explanation = retriever.explain(query, k=3, beam_width=3)
-    hits = retriever.search(query, k=3, beam_width=3)
-    ranked = {node.rank: node for level in explanation.levels for node in level if node.rank}
-    assert [ranked[n].label for n in (1, 2, 3)] == [hit.title for hit in hits]
-    for hit in hits:
-        node = ranked[hit.rank]
-        assert node.digits == hit.digits
-        assert node.score == pytest.approx(hit.score, abs=1e-5)
-        for length in range(1, len(hit.digits)):  # every ancestor was kept, and scores only fall on the way down
-            (above,) = [n for n in explanation.levels[length - 1] if n.digits == hit.digits[:length]]
-            assert above.kept
-            assert above.score >= node.score - 1e-5
-    assert any(not node.kept for level in explanation.levels for node in level)
-    printed = str(explanation)
-    assert query in printed
-    assert f"#1 {'.'.join(map(str, hits[0].digits))}" in printed
-    for level in explanation.levels:  # of a level's pruned nodes at least the best one below each parent is shown
-        for node in [node for node in level if not node.kept][:1]:
-            assert f"─ - {'.'.join(map(str, node.digits))}  {node.score:.3f}" in printed
-    kept_inner = [sum(n.kept and n.documents > 1 for n in level) for level in explanation.levels]
-    assert max(kept_inner) <= 3
+    for index in (retriever, digits):
+        explanation = index.explain(query, k=3, beam_width=3)
+        hits = index.search(query, k=3, beam_width=3)
+        ranked = {node.rank: node for level in explanation.levels for node in level if node.rank}
+        assert [ranked[n].label for n in (1, 2, 3)] == [hit.title for hit in hits]
+        for hit in hits:
+            node = ranked[hit.rank]
+            assert node.digits == hit.digits
+            assert node.found_by == ("walk",)
+            for length in range(1, len(hit.digits)):  # every ancestor was kept
+                (above,) = [n for n in explanation.levels[length - 1] if n.digits == hit.digits[:length]]
+                assert above.kept
+                assert index is retriever or above.score >= node.score - 1e-5  # path scores only fall on the way down
+        assert any(not node.kept for level in explanation.levels for node in level)
+        printed = str(explanation)
+        assert query in printed
+        assert f"#1 {'.'.join(map(str, hits[0].digits))}" in printed
+        for level in explanation.levels:  # of a level's pruned nodes at least the best one below each parent is shown
+            for node in [node for node in level if not node.kept][:1]:
+                assert f"─ - {'.'.join(map(str, node.digits))}  {node.score:.3f}" in printed
+        kept_inner = [sum(n.kept and n.documents > 1 for n in level) for level in explanation.levels]
+        assert max(kept_inner) <= 3
 
 
 def test_a_docid_longer_than_pythons_stack_is_explained():
@@ -423,20 +500,22 @@ def test_a_docid_longer_than_pythons_stack_is_explained():
     longer = np.tile(np.arange(depth) % 2, (2, 1))
     longer[1, -1] = 2
     tree = assemble(Docids.of([[2], *longer.tolist()]), np.eye(3, dtype=np.float32))
-    node, trace = 0, []
+    node, trace = 0, Trace()
     while node < tree.num_inner:
         children = tree.first_child[node] + np.arange(tree.num_children[node])
-        scores = torch.zeros(1, len(children))
-        kept = torch.ones(1, len(children), dtype=torch.bool)
-        trace.append(LevelTrace(torch.from_numpy(children)[None], scores, -scores, kept))
+        scores, kept = np.zeros((1, len(children)), dtype=np.float32), np.ones((1, len(children)), dtype=bool)
+        trace.levels.append(LevelTrace(children[None], scores, kept))
         node = int(children[0])
+    result = SearchResult.empty(1, 1)
+    result.positions[0, 0], result.scores[0, 0] = 0, 1.0
+    followed = Followed(np.zeros((1, 1), dtype=int), np.zeros((1, 1, tree.depth), dtype=np.float32), {})
     started = time.perf_counter()
-    explanation = explain("q", tree, ["a", "b", "c"], SearchConfig(), trace, [0])
+    explanation = explain("q", tree, ["a", "b", "c"], SearchConfig(), Found(trace, result, followed), "", tied=True)
     lines = str(explanation).splitlines()
     assert time.perf_counter() - started < 5
     assert [len(node.digits) for node in explanation.levels[-1]] == [tree.depth] * 2
-    for level, own in list(zip(trace, explanation.levels, strict=True))[::150]:
-        assert [tree.node(node.digits) for node in own] == level.nodes[0].tolist()
+    for level, own in list(zip(trace.levels, explanation.levels, strict=True))[::150]:
+        assert sorted(tree.node(node.digits) for node in own) == level.nodes[0].tolist()
     assert len(lines) == 2 + sum(map(len, explanation.levels))
 
 
@@ -453,7 +532,7 @@ def test_saved_and_loaded_answers_alike(retriever, tmp_path):
 def test_threads_get_the_answers_that_one_thread_gets(retriever):
     doc_ids = list(retriever.documents.dataset["doc_id"])
     calls = [
-        ("rivers", {}), ("noble gas", {"exact": True}), ("the emperor of austria and his long, long reign", {"alpha": 0.0}),
+        ("rivers", {}), ("noble gas", {"method": "exact"}), ("the emperor of austria and his long, long reign", {"alpha": 0.0}),
         ("neon", {"allow": doc_ids[:7]}), (["bees", "advertising signs on a rainy night"], {"beam_width": 4}),
     ]  # fmt: skip
     alone = [retriever.search(query, k=4, **options) for query, options in calls]
@@ -470,20 +549,19 @@ def test_threads_get_the_answers_that_one_thread_gets(retriever):
 
 
 def test_misses_are_search_errors_or_model_errors(retriever):
-    texts = ["rivers", "noble gas", "the emperor of austria", "advertising signs", "capitals on the danube", "bees"]
-    queries, settings = {f"q{n}": text for n, text in enumerate(texts)}, {"alpha": 0.3, "ann_temperature": 0.02}
-    everything = retriever.run(queries, k=60, beam_width=60, **settings)
-    narrow = retriever.run(queries, k=2, beam_width=2, **settings)
-    docids = {hit.doc_id: hit.digits for hit in retriever.search("rivers", k=60, beam_width=60)}
+    queries = {f"q{n}": text for n, text in enumerate(QUERIES)}
+    everything = retriever.run(queries, k=60, method="exact")
+    narrow = retriever.run(queries, k=2, beam_width=2)
+    docids = {hit.doc_id: hit.digits for hit in retriever.search("rivers", k=60)}
     found = 0
     for place in range(0, 60, 7):  # the right document at every depth of the true ranking
         answers = {query_id: sorted(run, key=run.get, reverse=True)[place] for query_id, run in everything.items()}
-        misses = {miss.query_id: miss for miss in diagnose(retriever, queries, answers, k=2, beam_width=2, **settings)}
+        misses = {miss.query_id: miss for miss in diagnose(retriever, queries, answers, k=2, beam_width=2)}
         assert set(misses) == {query_id for query_id in queries if answers[query_id] not in narrow[query_id]}
         for query_id, miss in misses.items():
             assert miss.search_error == (everything[query_id][miss.doc_id] > min(narrow[query_id].values()))
             digits = docids[miss.doc_id]
-            kept = {node.digits for level in retriever.explain(queries[query_id], 2, beam_width=2, **settings).levels
+            kept = {node.digits for level in retriever.explain(queries[query_id], 2, beam_width=2).levels
                     for node in level if node.kept}  # fmt: skip
             assert all(digits[:level] in kept for level in range(1, miss.level + 1))
             assert digits[: miss.level + 1] not in kept or miss.level == len(digits) - 1
@@ -533,7 +611,7 @@ def test_broken_indexes_are_refused_and_the_part_is_named(retriever, tmp_path):
     folder = broken("version")
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps({**manifest, "format_version": 99}))
-    with pytest.raises(ValueError, match="format version 99, this version reads 3"):
+    with pytest.raises(ValueError, match="format version 99, this version reads 4"):
         GenerativeRetriever.from_pretrained(folder)
     folder = broken("mixed")
     manifest["fingerprints"]["encoder"] = "0" * 64
@@ -563,20 +641,17 @@ def test_searching_leaves_no_gradients_and_changes_no_weights(retriever):
 
 def test_an_index_remembers_what_its_decoder_was_taught_and_warns_of_a_wider_beam(retriever, tmp_path, recwarn):
     otm = random_generator(retriever.tree, objective="otm")
-    index = GenerativeRetriever(
-        retriever.encoder, retriever.tree, otm, retriever.documents.dataset, SearchConfig(beam_width=10)
-    )
-    index.save_pretrained(tmp_path / "index")
+    parts, config = (retriever.encoder, retriever.tree, otm), SearchConfig(beam_width=10, fusion="bound")
+    GenerativeRetriever(*parts, retriever.documents.dataset, config).save_pretrained(tmp_path / "index")
     loaded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
     assert len(loaded.search("noble gases", k=10)) == 10
     assert loaded.search("noble gases", alpha=0.0, beam_width=50).exact  # dense search alone: no decoder, no warning
+    assert loaded.search("noble gases", k=3, method="exact").exact
     assert not recwarn
     with pytest.warns(
         UserWarning, match=r"objective 'otm' and a beam of 10; nodes outside that .* a beam of 50 may find worse"
     ):
         loaded.search("noble gases", beam_width=50)
-    everything = loaded.search("noble gases", k=3, beam_width=10, exact=True)
-    assert everything.exact  # nothing was pruned in the end
     (first,) = loaded.search("noble gases", k=1)
     shown = f"#1 {'.'.join(map(str, first.digits))}  {first.score:.3f} = "
     assert shown in str(loaded.explain("noble gases", k=1))

@@ -389,11 +389,17 @@ def test_a_file_of_docids_gives_ranks(tmp_path):
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        ({"method": "rq"}, 'branching must be a power of two with method "rq", got 10; set it to 8 or 16'),
+        (
+            {"method": "rq", "branching": 10},
+            'branching must be a power of two with method "rq", got 10; set it to 8 or 16',
+        ),
         ({"method": "pq", "branching": 3}, "set it to 2 or 4"),
         ({"method": "file"}, "docids.file must name a file of docids, got ''"),
         ({"method": "kmeans", "levels": 4}, 'levels is not read by the docid method "kmeans"; leave it at 3, got 4'),
-        ({"method": "title", "branching": 8}, 'branching is not read by the docid method "title"; leave it at 10'),
+        (
+            {"method": "title", "branching": 8},
+            'branching is not read by the docid method "title"; leave it at 0, got 8',
+        ),
         ({"method": "rkmeans", "max_leaf_size": 5}, "docids.max_leaf_size is not read"),
         ({"method": "title", "file": "x"}, "docids.file is not read"),
         ({"method": "kmeans", "tokenizer": "x"}, "docids.tokenizer is not read"),
@@ -588,12 +594,12 @@ def train(beir, tmp_path, sentence_t5_folder, t5_folder, store):
     """Train an index of 40 documents with some settings of docids."""
 
     def run_of(**docids: object) -> TrainingRun:
-        settings = {"branching": 10, "max_leaf_size": 10, **docids}
+        settings = {"branching": 0, "max_leaf_size": 10, **docids}
         config = write_settings(
             tmp_path / "config.toml", sentence_t5_folder, t5_folder, docids=settings, tune=False,
             pseudo_queries={"method": "none"}, contrastive={"loss": "none", "fill_with_pseudo_queries": False},
             examples={"pseudo_queries_per_document": 0}, training={"epochs": 1.0},
-            **{**TIED, "ranking": {"epochs": 0.0}},
+            **{**TIED, "query_map": {"epochs": 0.0}},
         )  # fmt: skip
         run = TrainingRun(tmp_path / "run", dsi.read_collection(beir()), read_config(config), "cpu", store)
         run.train()
@@ -606,7 +612,7 @@ def check_updates(folder: Path) -> None:
     """An index finds every document, and keeps all docids when one comes and one goes."""
     retriever = GenerativeRetriever.from_pretrained(folder, device="cpu")
     check_walk(retriever.tree)
-    found = retriever.search("noble gas", k=5, exact=True)
+    found = retriever.search("noble gas", k=5, method="exact")
     every = retriever.search("noble gas", k=40, beam_width=40)
     assert found.exact
     assert [hit.doc_id for hit in found] == [hit.doc_id for hit in every][:5]

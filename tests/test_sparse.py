@@ -18,7 +18,7 @@ from docids.collection import read_collection
 from docids.lexical import BM25, LexicalConfig
 from dsi import GenerativeRetriever, SearchConfig
 from scripts.main import main
-from tests.conftest import WIDTH, random_generator
+from tests.conftest import WIDTH, random_tied
 from tests.test_docs import TINY
 
 QUERIES = ["which capitals are on the danube", "a noble gas", "river"]
@@ -94,14 +94,13 @@ def test_scores_are_sums_of_products_of_weights(folder, monkeypatch):
 
 def test_the_best_have_their_scores_and_no_other_has_more(folder):
     index = SparseIndex.of_texts(IDS, TEXTS, SparseModel.load(str(folder), "cpu"))
-    scores, found = index.scores(QUERIES), index.best(QUERIES, 2, allowed=np.arange(5) != 1)
-    for own, rows, few, rest in zip(scores, found.rows, found.scores, found.rest, strict=True):
+    for own, terms in zip(index.scores(QUERIES), index.query_terms(QUERIES), strict=True):
+        rows, few, rest, _ = index.weights.best(terms, 2, allowed=np.arange(5) != 1)
         assert len(rows) <= 2
         np.testing.assert_allclose(few, own[rows], rtol=1e-5)
         assert (np.delete(own, [1, *rows]) <= rest).all()
-    np.testing.assert_allclose(index.of(QUERIES[0], np.array([3, 0, 3])), scores[0, [3, 0, 3]], rtol=1e-5)
-    with pytest.raises(ValueError, match="take no factors of words"):
-        index.best(QUERIES, 2, [np.ones(1)] * 3)
+        some = np.array([3, 0, 3])
+        np.testing.assert_allclose(index.weights.parts(terms, some).sum(axis=0), own[some], rtol=1e-5)
 
 
 def test_weights_below_0_are_refused(folder, monkeypatch):
@@ -185,22 +184,24 @@ def retriever(beir, encoder, folder):
     texts = encoder.document_texts(list(documents["title"]), list(documents["text"]))
     tree = build_tree(encoder.encode(texts, "document"), DocidsConfig(branching=3, max_leaf_size=3))
     lexical = SparseIndex.of_texts(documents["doc_id"], collection.full_texts(), SparseModel.load(str(folder), "cpu"))
-    config = SearchConfig(alpha=0.2, beam_width=12, ann_temperature=0.1, lexical_weight=0.05)
-    return GenerativeRetriever(encoder, tree, random_generator(tree), documents, config, lexical)
+    config = SearchConfig(alpha=0.2, beam_width=3, lexical_weight=0.05)
+    return GenerativeRetriever(encoder, tree, random_tied(tree), documents, config, lexical)
 
 
-def test_the_beam_is_exact_where_it_says_so(retriever):
-    everything = retriever.search(QUERIES, k=5, beam_width=100)
-    for alpha in (0.0, 0.2):
-        wide = retriever.search(QUERIES, k=5, beam_width=100, alpha=alpha)
-        certified = retriever.search(QUERIES, k=5, alpha=alpha, exact=True)
-        assert all(hits.exact for hits in certified)
-        assert [[hit.doc_id for hit in hits] for hits in certified] == [[hit.doc_id for hit in hits] for hits in wide]
-    assert everything != retriever.search(QUERIES, k=5, beam_width=100, lexical_weight=0.0)
-    assert "with learned sparse, weight 0.05" in str(retriever.explain(QUERIES[0]))
-    flat = retriever.search(QUERIES, k=5, alpha=0.0, lexical_weight=1e6)
-    scores, doc_ids = retriever.lexical.scores(QUERIES), retriever.documents.dataset["doc_id"]
-    assert [hits[0].doc_id for hits in flat] == [doc_ids[n] for n in scores.argmax(axis=1)]
+def test_it_joins_the_scores_of_documents_and_finds_some(retriever):
+    encoded, lexical = retriever.encode_queries(QUERIES), retriever.lexical.scores(QUERIES)
+    dense = encoded.embeddings.numpy() @ retriever.tree.embeddings[retriever.tree.positions].T
+    rows = retriever.documents.rows
+    everything = retriever.search(encoded, k=40, method="exact")
+    for hits, own in zip(everything, dense + np.float32(0.05) * lexical, strict=True):
+        assert hits.exact
+        assert [hit.score for hit in hits] == pytest.approx(np.sort(own)[::-1], rel=1e-5)
+        assert [hit.score for hit in hits] == pytest.approx([own[rows[hit.doc_id]] for hit in hits], rel=1e-5)
+    for hits, words in zip(retriever.search(encoded, k=3, beam_width=1, lexical_weight=1e6), lexical, strict=True):
+        assert words[rows[hits[0].doc_id]] == words.max()  # wherever it lies
+    by_words = retriever.explain(QUERIES[0], k=3, beam_width=1, lexical_weight=1e6)
+    assert "of a document = dense + 1e+06 learned sparse" in str(by_words)
+    assert "words" in next(node for level in by_words.levels for node in level if node.rank == 1).found_by
     assert retriever.candidates(QUERIES, k=3).names[-5:-1] == (
         "learned sparse", "learned sparse, share of the best", "learned sparse, 1 / rank", "words of the document"
     )  # fmt: skip
@@ -230,7 +231,7 @@ def test_a_run_is_trained_tuned_and_measured_with_it(beir, sentence_bert_folder,
     words.save_pretrained(str(tmp_path / "words"), create_model_card=False)
     collection, run, tiny = read_collection(beir(), dev_queries=20), tmp_path / "run", tmp_path / "tiny.toml"
     tiny.write_text(
-        TINY.format(encoder=sentence_bert_folder.as_posix())
+        TINY.format(encoder=sentence_bert_folder.as_posix()).replace("[search]", '[search]\nfusion = "bound"')
         + f'[lexical]\nmodel = "{(tmp_path / "words").as_posix()}"\n'
     )
     retriever = dsi.train(collection, tiny, run, device="cpu")
@@ -242,6 +243,6 @@ def test_a_run_is_trained_tuned_and_measured_with_it(beir, sentence_bert_folder,
     capsys.readouterr()
     assert main(["evaluate", str(run), "--data", str(collection.folder), "--device", "cpu"]) == 0
     printed = capsys.readouterr().out
-    assert '| DR-SCL, fused ("bound") + learned sparse ' in printed
-    assert "\n  Dense + learned sparse: " in printed
+    assert "\n| generate " in printed
+    assert "\n  dense + learned sparse: " in printed
     assert "\n| BM25 " in printed  # the baseline stays what it was

@@ -1,5 +1,6 @@
 """Tree models: targets and beams against slow definitions and the paper's numbers, every objective, bad input."""
 
+import dataclasses
 import json
 import math
 
@@ -12,9 +13,7 @@ from scipy.sparse import csr_matrix
 
 from docids.clustering import DocidsConfig
 from docids.tree import DocidTree
-from dsi.search.beam import TreeSearcher
-from dsi.search.request import ScoredQueries, SearchConfig, SearchRequest
-from dsi.trees.dense import KnownScores
+from dsi.search.request import SearchConfig, SearchRequest
 from dsi.trees.families import FamilyTree
 from dsi.trees.objectives import OBJECTIVES, Objective, find_objective
 from eval.measures import regret
@@ -22,7 +21,7 @@ from scripts.experiments.toy import complete_tree, toy, toy_table
 from scripts.experiments.tree_model import TreeModel, TreeModelConfig, label_tree
 from scripts.experiments.tree_targets import TreeTargets, ranking_scores
 from scripts.main import main
-from tests.conftest import random_generator, random_tree, searcher_for
+from tests.conftest import beam_search_for, random_batch, random_generator, random_tree
 from tests.oracles import children_of, estimated_target
 
 shapes = {"documents": st.integers(4, 60), "branching": st.sampled_from([2, 3, 10]), "seed": st.integers(0, 1000)}
@@ -58,11 +57,17 @@ def test_ranking_by_the_best_document_below_loses_nothing_at_any_beam(documents,
     assert found.tolist() == eta.topk(k, dim=1).indices.tolist()  # Proposition 1
     assert regret(eta.numpy(), found.numpy()).max() == 0
     # The retriever's own search over node scores is the same beam.
-    searcher = TreeSearcher(tree, searcher_for(tree, random_generator(tree, layers=1)).decoder, torch.device("cpu"))
-    states, mask = torch.zeros(3, 1, 32), torch.ones(3, 1, dtype=torch.bool)
-    request = SearchRequest(k, SearchConfig(alpha=0.0, beam_width=k))
-    result = searcher.search(ScoredQueries(states, mask, KnownScores(scores)), request)
+    search, batch = beam_search_for(tree, random_generator(tree, layers=1)), random_batch(3)
+    queries = search.queries(batch, SearchRequest(k, SearchConfig(alpha=0.0)))
+    of_nodes = dataclasses.replace(queries.config, fusion="bound")  # a node's score is its own, no sum along the path
+    queries = dataclasses.replace(queries, config=of_nodes, node_scores=lambda nodes: _gather(scores, nodes))
+    result = search.result(search.descend(queries, k, k, None))
     assert result.positions.tolist() == found.tolist()
+
+
+def _gather(scores: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
+    """[batch, …] scores [batch, nodes] of nodes [batch, …]."""
+    return scores.gather(1, nodes.flatten(1)).view_as(nodes)
 
 
 @settings(max_examples=10, deadline=None)

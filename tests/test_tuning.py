@@ -1,18 +1,21 @@
-"""Fusion weights chosen on dev queries, and kept where the dev queries tell nothing."""
+"""Weights, alpha and beam chosen on dev queries, and weights kept where the dev queries tell nothing."""
 
+import copy
 import dataclasses
 import json
 
 import pytest
+import torch
 
 import dsi
 from dsi.config import read_config
 from dsi.hybrid import supported_weights
-from dsi.tuning import is_tuned, tune_index
+from dsi.tuning import ALPHAS, BEAMS, is_tuned, tune_index
+from tests.conftest import WIDTH
 from tests.test_pipeline import TIED, write_settings
 
 UNTRAINED: dict[str, dict[str, object]] = {
-    "contrastive": {"loss": "none"}, "training": {"epochs": 0.0}, "ranking": {"epochs": 0.0},
+    "contrastive": {"loss": "none"}, "training": {"epochs": 0.0}, "query_map": {"epochs": 0.0},
     "docids": {"method": "random"}, "search": {"alpha": 0.6, "lexical_weight": 0.25},
 }  # fmt: skip
 
@@ -27,22 +30,23 @@ def test_judgements_without_a_relevant_document_change_nothing(settings, beir, t
     collection, run = dsi.read_collection(beir()), tmp_path / "run"
     for judged in collection.qrels["dev"].values():
         judged.update(dict.fromkeys(judged, 0))
-    assert dsi.train(collection, settings, run, device="cpu").search_config == settings.search
-    assert "No dev query has a document that is judged relevant; the fusion weights stay as they are" in caplog.text
-    assert json.loads((run / "tuning.json").read_text())["best"]["lexical_weight"] == 0.25
+    config = dsi.train(collection, settings, run, device="cpu").search_config
+    assert "No dev query has a relevant document; the weights of documents' scores stay as they are" in caplog.text
+    assert config.lexical_weight == 0.25
+    best = json.loads((run / "tuning.json").read_text())["best"]
+    assert best == {"alpha": config.alpha, "beam_width": config.beam_width}
     assert is_tuned(run)
     assert not tune_index(run, collection, "cpu")
 
 
-def test_documents_that_are_all_alike_change_nothing(settings, beir, tmp_path, caplog):
+def test_a_part_that_tells_no_documents_apart_gets_no_weight(settings, beir, tmp_path):
     corpus = "\n".join(json.dumps({"_id": f"d{row}", "title": "", "text": "one text"}) for row in range(12))
     queries = "\n".join(json.dumps({"_id": f"q{row}", "text": f"one query {row}"}) for row in range(6))
     judged = [f"q{row}\td{row}\t1" for row in range(6)]
     header = "query-id\tcorpus-id\tscore\n"
     data = beir(corpus, queries, train=header + "\n".join(judged[:3]), dev=header + "\n".join(judged[3:]))
-    retriever = dsi.train(dsi.read_collection(data), settings, tmp_path / "run", device="cpu")
-    assert retriever.search_config == settings.search
-    assert "All fusion weights do equally well on the dev queries; they stay as they are" in caplog.text
+    config = dsi.train(dsi.read_collection(data), settings, tmp_path / "run", device="cpu").search_config
+    assert (config.lexical_weight, config.query_map_weight) == (0.0, 0.0)
 
 
 def test_an_index_that_changed_is_not_tuned(settings, beir, tmp_path):
@@ -54,14 +58,41 @@ def test_an_index_that_changed_is_not_tuned(settings, beir, tmp_path):
     assert not is_tuned(tmp_path / "run")
 
 
-def test_tuning_acts_on_the_weights_alone(settings, beir, tmp_path, monkeypatch):
+def test_the_beam_is_the_smallest_that_finds_what_exact_finds(settings, beir, tmp_path):
     collection = dsi.read_collection(beir())
     retriever = dsi.train(collection, settings.with_changes({"tune": False}), tmp_path / "run", device="cpu")
-    search, asked = retriever.run, []
-    monkeypatch.setattr(retriever, "run", lambda *given, **options: asked.append(options) or search(*given, **options))
+    assert retriever.search_config == settings.search
     tuning = dsi.tune(retriever, collection)
     assert retriever.search_config == dataclasses.replace(settings.search, **tuning.best) != settings.search
-    assert asked == [options for options, _ in tuning.tried]  # nothing is searched besides
+    assert sorted(tuning.best) == ["alpha", "beam_width", "lexical_weight", "query_map_weight"]
+    queries = list(collection.query_texts("dev").values())
+    best = [{hit.doc_id for hit in hits} for hits in retriever.search(queries, method="exact")]
+    shares = {}
+    for beam_width in (*BEAMS[: BEAMS.index(tuning.best["beam_width"])], tuning.best["beam_width"]):
+        found = [{hit.doc_id for hit in hits} for hits in retriever.search(queries, beam_width=beam_width)]
+        shares[beam_width] = sum(len(own & ten) for own, ten in zip(found, best, strict=True)) / (10 * len(queries))
+    tried = {setting["beam_width"]: share for setting, share in tuning.tried if "beam_width" in setting}
+    assert {width: pytest.approx(share) for width, share in shares.items()} == {width: tried[width] for width in shares}
+    *narrow, last = shares.values()
+    assert last >= 0.98
+    assert all(share < 0.99 for share in narrow)
+
+
+def test_alpha_is_the_one_whose_walks_reach_most_and_an_untrained_generator_has_1(settings, beir, tmp_path):
+    collection = dsi.read_collection(beir())
+    retriever = dsi.train(collection, settings.with_changes({"tune": False}), tmp_path / "run", device="cpu")
+    assert [setting for setting, _ in dsi.tune(retriever, collection).tried if "alpha" in setting] == [{"alpha": 1.0}]
+    astray = copy.deepcopy(retriever.generator)
+    with torch.no_grad():
+        astray.maps.copy_(-3 * torch.eye(WIDTH))
+    retriever = dsi.GenerativeRetriever(
+        retriever.encoder, retriever.tree, astray, retriever.documents.dataset, settings.search, retriever.lexical
+    )
+    tuning = dsi.tune(retriever, collection)
+    shares = {setting["alpha"]: share for setting, share in tuning.tried if "alpha" in setting}
+    assert list(shares) == list(ALPHAS)
+    alike = [alpha for alpha, share in shares.items() if share >= max(shares.values()) - 0.001]
+    assert tuning.best["alpha"] == max(alike) < 1
 
 
 def test_a_weight_needs_a_gain():

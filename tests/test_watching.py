@@ -42,10 +42,10 @@ def test_all_trainings_are_reported_to_tensorboard(config, beir, tmp_path):
     for command in ("generate-queries", "train-encoder", "build-docids", "train-generator"):
         assert main([command, *common, "--report-to", "tensorboard"]) == 0
     assert read_config(run / "config.toml") == changed.with_changes({"report_to": "tensorboard"})
-    encoder, generator, ranking = (scalars(run / "logs" / name) for name in ("encoder", "generator", "ranking"))
+    encoder, generator, query_map = (scalars(run / "logs" / name) for name in ("encoder", "generator", "query map"))
     assert len(encoder["train/loss"]) > 3
-    assert [step for step, _ in ranking["train/loss"]] == list(range(1, len(ranking["train/loss"]) + 1))
-    assert len(ranking["train/loss"]) > 10
+    assert [step for step, _ in query_map["train/loss"]] == list(range(1, len(query_map["train/loss"]) + 1))
+    assert len(query_map["train/loss"]) > 10
     losses = [value for _, value in generator["train/loss"]]
     assert losses[-1] < losses[0]
     steps, hits = zip(*generator["eval/Hit@1"], strict=True)

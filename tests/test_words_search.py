@@ -4,14 +4,13 @@ import dataclasses
 
 import numpy as np
 import pytest
-import torch
 
 import dsi
 from docids.updating import add_documents
 from dsi.config import Config
 from dsi.search.decoder import WordDecoder
-from dsi.search.request import ScoredQueries, SearchConfig, SearchRequest
-from tests.conftest import WIDTH, random_queries, searcher_for
+from dsi.search.request import SearchConfig, SearchRequest
+from tests.conftest import WIDTH, beam_search_for, random_batch
 from tests.test_words import TITLES, generator, log_p_of_t5, titles
 
 __all__ = ["generator", "titles"]
@@ -20,31 +19,29 @@ ALONE = SearchConfig(alpha=1.0, beta=0.0, beam_width=8)
 
 @pytest.mark.parametrize("beam_width", [8, 20])  # wide enough for everything; with and without room for all first words
 def test_a_search_ranks_titles_as_t5_does(titles, generator, t5_folder, beam_width):
-    (tree, numbers), (states, mask, _) = titles, random_queries(3)
-    searcher = searcher_for(tree, generator)
-    assert isinstance(searcher.decoder, WordDecoder)
+    (tree, numbers), batch = titles, random_batch(3)
+    search = beam_search_for(tree, generator)
+    assert isinstance(search.decoder, WordDecoder)
     request = SearchRequest(len(TITLES), dataclasses.replace(ALONE, beam_width=beam_width))
-    found = searcher.search(ScoredQueries(states, mask, None), request)
-    expected, order = log_p_of_t5(t5_folder, tree, numbers, states, mask).sort(dim=1, descending=True)
-    torch.testing.assert_close(found.scores, expected, atol=1e-4, rtol=1e-4)
-    assert found.positions.tolist() == order.tolist()
-    followed, _ = searcher.follow(ScoredQueries(states, mask, None), request, order)
-    torch.testing.assert_close(followed[:, :, -1], expected, atol=1e-4, rtol=1e-4)
+    expected, order = log_p_of_t5(t5_folder, tree, numbers, batch.states, batch.mask).sort(dim=1, descending=True)
+    for method in ("generate", "exact"):
+        found = search.methods[method].retrieve(batch, request)
+        np.testing.assert_allclose(found.scores, expected, atol=1e-4, rtol=1e-4)
+        assert found.positions.tolist() == order.tolist()
+    followed = search.follow(batch, request, tree.doc_rows[order.numpy()])
+    np.testing.assert_allclose(followed.scores, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_added_documents_leave_the_probabilities_of_the_others(titles, generator, t5_folder):
-    (tree, numbers), (states, mask, _) = titles, random_queries(3)
-    before = log_p_of_t5(t5_folder, tree, numbers, states, mask)
+    (tree, numbers), batch = titles, random_batch(3)
+    before = log_p_of_t5(t5_folder, tree, numbers, batch.states, batch.mask).numpy()
     grown = add_documents(tree, np.random.default_rng(1).normal(size=(5, WIDTH)).astype(np.float32))
-    searcher, queries = searcher_for(grown, generator), ScoredQueries(states, mask, None)
-    same_documents = torch.from_numpy(grown.positions[tree.doc_rows]).long().expand(3, -1)
-    after = searcher.follow(queries, SearchRequest(8, ALONE), same_documents)[0][:, :, -1]
+    search, same_documents = beam_search_for(grown, generator), np.tile(tree.doc_rows, (3, 1))
+    after = search.follow(batch, SearchRequest(8, ALONE), same_documents).scores
     assert (after <= before + 1e-4).all()  # a new sibling takes some of the probability of the others
-    assert ((after - before).abs() < 1e-4).any()  # the others keep theirs
-    request = SearchRequest(13, dataclasses.replace(ALONE, beam_width=13))
-    torch.testing.assert_close(
-        searcher.search(queries, request).scores.exp().sum(dim=1), torch.ones(3), atol=1e-4, rtol=0
-    )
+    assert (np.abs(after - before) < 1e-4).any()  # the others keep theirs
+    found = search.methods["exact"].retrieve(batch, SearchRequest(13, ALONE))
+    np.testing.assert_allclose(np.exp(found.scores).sum(axis=1), 1.0, atol=1e-4)
 
 
 def test_an_index_of_titles_is_trained_searched_updated_and_kept(beir, sentence_t5_folder, t5_folder, tmp_path):

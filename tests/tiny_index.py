@@ -1,6 +1,7 @@
 """A tiny index for random trials: every document's score by definition, searches, updates and calls with wrong arguments."""
 
 import copy
+import dataclasses
 import json
 import shutil
 import threading
@@ -19,8 +20,9 @@ from docids.collection import read_collection
 from docids.lexical import BM25
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.config import write_config
+from dsi.search import generate
 from dsi.search.answers import Hits
-from tests.conftest import MINIPEDIA, random_generator
+from tests.conftest import MINIPEDIA, random_generator, random_tied
 from tests.grammars import condition, words
 from tests.oracles import document_log_p
 from tests.trials import Case
@@ -42,15 +44,16 @@ RECORDS = [
 
 
 class TinyIndex:
-    """An index with a random decoder, BM25 and metadata, in a folder beside its collection.
+    """An index with tied tokens, random weights, BM25 and metadata, in a folder beside its collection.
 
     Attributes:
         retriever: loaded; not to be changed.
-        index: its folder.
+        paths: the same documents with a decoder over paths of (level, digit) tokens.
+        index: folder of `retriever`.
         collection: its collection's folder.
         collection_read: the same, read.
         ids: doc_ids in collection order.
-        parts: {"decoder", "dense", "words": [queries, documents] in collection order}, computed one document at a time.
+        parts: {"decoder", "dense", "map", "words": [queries, documents] in collection order}, computed one document at a time.
     """
 
     def __init__(self, encoder: Encoder, folder: Path) -> None:
@@ -61,32 +64,39 @@ class TinyIndex:
         vectors = encoder.encode(encoder.document_texts(titles, texts), "document")
         tree = build_tree(vectors, DocidsConfig(branching=4, max_leaf_size=3))
         bm25 = BM25(self.ids, [f"{title} {text}" for title, text in zip(titles, texts, strict=True)])
-        config = SearchConfig(alpha=0.3, beam_width=8, lexical_weight=0.05)
+        config = SearchConfig(alpha=0.3, beam_width=2, candidates=5, lexical_weight=0.05, query_map_weight=0.5)
         self.index, self.collection = folder / "index", folder / "collection"
-        built = GenerativeRetriever(encoder, tree, random_generator(tree, layers=1), documents, config, bm25)
+        built = GenerativeRetriever(encoder, tree, random_tied(tree), documents, config, bm25)
         built.save_pretrained(self.index)
         write_config(dsi.Config(), self.index / "config.toml")
         self.retriever = GenerativeRetriever.from_pretrained(self.index, device="cpu")
+        decoder, by_paths = random_generator(tree, layers=1), SearchConfig(alpha=0.3, beam_width=8, fusion="bound")
+        self.paths = GenerativeRetriever(encoder, tree, decoder, documents, by_paths, bm25)
         self.parts = self._parts(vectors)
         _write_collection(self.collection)
         self.collection_read = read_collection(self.collection)
 
     def _parts(self, vectors: np.ndarray) -> dict[str, np.ndarray]:
-        own, rows = self.retriever, self.retriever.tree.doc_rows
-        decoder, dense = np.zeros((len(QUERIES), len(rows))), np.zeros((len(QUERIES), len(rows)))
+        own, rows = self.paths, self.paths.tree.doc_rows
+        decoder, dense, mapped = (np.zeros((len(QUERIES), len(rows))) for _ in range(3))
+        query_map = self.retriever.generator.query_map.detach().numpy()
         for number, query in enumerate(QUERIES):
             states, mask, embedding = own.encoder.forward(own.encoder.query_texts([query]), "query")
             decoder[number, rows] = document_log_p(own.tree, own.generator, states, mask)[0].numpy()
             dense[number] = vectors @ embedding[0].numpy()
+            mapped[number] = vectors @ (query_map @ embedding[0].numpy())
         assert own.lexical is not None
-        return {"decoder": decoder, "dense": dense, "words": own.lexical.scores(QUERIES)}
+        return {"decoder": decoder, "dense": dense, "map": mapped, "words": own.lexical.scores(QUERIES)}
 
-    def scores(self, config: SearchConfig, extra: np.ndarray | float = 0.0) -> np.ndarray:
-        """[queries, documents] with fusion "bound", by definition."""
-        if config.beta == 0:
-            return self.parts["decoder"]
-        dense = (self.parts["dense"] + config.lexical_weight * self.parts["words"] + extra) / config.ann_temperature
-        return config.alpha * self.parts["decoder"] + (1 - config.alpha) * dense
+    def scores(self, config: SearchConfig, extra: np.ndarray | float = 0.0, *, tied: bool = True) -> np.ndarray:
+        """[queries, documents] of tied tokens, or of paths with fusion "bound", by definition."""
+        parts = self.parts
+        if not tied and config.beta == 0:
+            return parts["decoder"]
+        scores = parts["dense"] + config.lexical_weight * parts["words"] + extra
+        if tied:
+            return scores + config.query_map_weight * parts["map"]
+        return config.alpha * parts["decoder"] + (1 - config.alpha) * scores / config.ann_temperature
 
     def own_retriever(self) -> GenerativeRetriever:
         """One that may be changed."""
@@ -97,40 +107,57 @@ class TinyIndex:
     # Searches, against the scores of all documents
 
     def searches(self, chance: Random, folder: Path) -> Case:
-        """Right options; the answer is that of looking at every document."""
-        options, allowed = self._options(chance)
-        k = chance.choice([1, 2, 5, 8, 20, 40, 100])
+        """Right options of either method over either kind of tokens; the answer is judged by the scores of all documents."""
+        tied = chance.random() < 0.7
+        retriever, (options, allowed) = (self.retriever if tied else self.paths), self._options(chance, tied=tied)
+        k, config = chance.choice([1, 2, 5, 8, 20, 40, 100]), {} if tied else self._path_config(chance)
+        if config.get("beta") == 0:
+            options = {name: value for name, value in options.items() if name not in ("lexical_weight", "extra_scores")}
+        few = chance.choice([0, 10, 1000])  # from so many allowed documents on, a filter is applied inside the walk
 
-        def check(answers: list[Hits]) -> None:
-            config = self.retriever.config_for(k, **options)
-            extra = options.get("extra_scores", 0.0)
-            for hits, expected in zip(answers, self.scores(config, extra), strict=True):
-                check_hits(
-                    hits, dict(zip(self.ids, expected, strict=True)), allowed, k, sure=bool(options.get("exact"))
-                )
+        def call() -> tuple[SearchConfig, list[Hits]]:
+            own, generate._OUTRIGHT = copy.copy(retriever), few
+            own._updating = threading.Lock()
+            own.search_config = dataclasses.replace(retriever.search_config, **config)
+            return own.config_for(k, **options), own.search(QUERIES, k, **options)
 
-        return Case(f"k={k} {options}", lambda: self.retriever.search(QUERIES, k, **options), good=True, check=check)
+        def check(answer: tuple[SearchConfig, list[Hits]]) -> None:
+            used, answers = answer
+            expected = self.scores(used, options.get("extra_scores", 0.0), tied=tied)
+            for hits, own in zip(answers, expected, strict=True):
+                scores = dict(zip(self.ids, own, strict=True))
+                check_hits(hits, scores, allowed, k, sure=used.method == "exact")
 
-    def _options(self, chance: Random) -> tuple[dict[str, Any], set[str]]:
+        return Case(f"k={k} tied={tied} outright={few} {config} {options}", call, good=True, check=check)
+
+    def _path_config(self, chance: Random) -> dict[str, Any]:
+        """Settings of an index that scores paths, which no call changes."""
+        beta = {"beta": 0.0} if chance.random() < 0.2 else {}
+        return {"ann_temperature": chance.choice([1e-3, 0.05, 0.7, 1.0, 1e3]), **beta}
+
+    def _options(self, chance: Random, *, tied: bool) -> tuple[dict[str, Any], set[str]]:
         """Right options of a search, and the doc_ids that they allow."""
         sample = [chance.sample(self.ids, chance.choice([0, 1, 5, 30])) for _ in range(2)]
         where, test = condition(chance)
         rng = np.random.default_rng(chance.randrange(10**6))
+        method = chance.choice(["generate", "generate", "exact"])
         values = {
             "alpha": chance.choice([0, 0.0, 0.2, 0.7, 1.0, np.float64(0.5)]),
-            "beta": chance.choice([0, INF]),
-            "ann_temperature": chance.choice([1e-3, 0.05, 0.7, 1, 1e3]),
-            "beam_width": chance.choice([100, 100, np.int64(101)]),
+            "beam_width": chance.choice([1, 2, 5, 100, np.int64(101)]),
+            "candidates": chance.choice([1, 3, np.int32(10), 100]),
             "lexical_weight": chance.choice([0, 0.1, 3.0]),
+            "token_weight": 0,
             "extra_scores": rng.normal(size=(len(QUERIES), len(self.ids))),
-            "exact": True,
             "allow": chance.choice([list, set, tuple])(sample[0]),
             "deny": sample[1],
             "where": where,
         }
-        options: dict[str, Any] = {name: value for name, value in values.items() if chance.random() < 0.3}
-        if options.get("beta") == 0:
-            options.pop("extra_scores", None)
+        unused = {"beam_width", "candidates", *(["alpha"] if tied else [])} if method == "exact" else set()
+        unused |= set() if tied else {"candidates"}
+        options: dict[str, Any] = {
+            name: value for name, value in values.items() if name not in unused and chance.random() < 0.3
+        }
+        options["method"] = method
         allowed = {record["_id"] for record in RECORDS if "where" not in options or test(record["metadata"])}
         allowed &= set(options.get("allow", self.ids))
         return options, allowed - set(options.get("deny", []))
@@ -213,7 +240,7 @@ def check_hits(hits: Hits, scores: dict[str, float], allowed: set[str], k: int, 
     assert len(found) == len(set(found)) == min(k, len(allowed)), f"{len(found)} answers of {len(allowed)} for k = {k}"
     assert set(found) <= allowed, f"not allowed: {set(found) - allowed}"
     assert [hit.rank for hit in hits] == list(range(1, len(hits) + 1))
-    scale = max(1.0, *map(abs, scores.values())) * 1e-4
+    scale = max(1.0, *map(abs, scores.values())) * 1e-5
     own = [hit.score for hit in hits]
     assert np.allclose(own, [scores[doc_id] for doc_id in found], rtol=0, atol=scale), (
         f"{own} for {[scores[d] for d in found]}"
@@ -232,12 +259,14 @@ def check_content(retriever: GenerativeRetriever, model: dict[str, Any]) -> None
         document, metadata = retriever.get(doc_id), record.get("metadata", {})
         assert document.title == record["title"]
         assert document.metadata == {name: value for name, value in metadata.items() if value is not None}
-    hits = retriever.search(QUERIES[0], len(model) + 5, alpha=0, lexical_weight=0)
-    encoder = retriever.encoder
+    hits = retriever.search(QUERIES[0], len(model) + 5, lexical_weight=0)
+    encoder, query_map = retriever.encoder, retriever.generator.query_map.detach().numpy()
     texts = encoder.document_texts(
         [model[hit.doc_id]["title"] for hit in hits], [model[hit.doc_id]["text"] for hit in hits]
     )
-    expected = encoder.encode(texts, "document") @ encoder.encode(encoder.query_texts([QUERIES[0]]), "query")[0]
+    query = encoder.encode(encoder.query_texts([QUERIES[0]]), "query")[0]
+    query = query + retriever.search_config.query_map_weight * query_map @ query
+    expected = encoder.encode(texts, "document") @ query
     assert [hit.doc_id for hit in hits] != [] and len(hits) == len(model)  # noqa: PT018
     assert np.allclose([hit.score for hit in hits], expected, atol=1e-4)
 

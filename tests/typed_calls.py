@@ -3,23 +3,23 @@
 An ignored error that does not occur is an error itself (`warn_unused_ignores`), so a signature that loses its options fails.
 """
 
-from torch import Tensor
 from typing_extensions import assert_type
 
 import dsi
 from dsi import Candidates, Evaluation, GenerativeRetriever, Hits
-from dsi.search.beams import LevelTrace, SearchResult
+from dsi.search.engine import Followed
 from dsi.search.explanation import Explanation
+from dsi.search.results import SearchResult
 
 
 def options_are_typed(retriever: GenerativeRetriever) -> None:
-    assert_type(retriever.search("a query", k=5, beam_width=20, where="year > 2000", exact=True), Hits)
+    assert_type(retriever.search("a query", k=5, beam_width=20, where="year > 2000", candidates=50), Hits)
     assert_type(retriever.search(["one", "two"], alpha=0.5, deny=["d1"]), list[Hits])
-    assert_type(retriever.explain("a query", fusion="paper", beta=2.0), Explanation)
-    assert_type(retriever.trace("a query", lexical_weight=0.1), tuple[list[LevelTrace], SearchResult])
-    assert_type(retriever.run({"q1": "a query"}, k=100, ann_temperature=0.05), dict[str, dict[str, float]])
-    assert_type(retriever.follow(["a query"], [["d1"]], allow=["d1"]), tuple[Tensor, Tensor])
-    assert_type(retriever.candidates(["a query"], k=50, features=False, method="mcts", simulations=10), Candidates)
+    assert_type(retriever.explain("a query", method="exact"), Explanation)
+    assert_type(retriever.search_encoded(retriever.encode_queries(["a query"]), lexical_weight=0.1), SearchResult)
+    assert_type(retriever.run({"q1": "a query"}, k=100, token_weight=0.0), dict[str, dict[str, float]])
+    assert_type(retriever.follow(["a query"], [["d1"]], allow=["d1"]), Followed)
+    assert_type(retriever.candidates(["a query"], k=50, features=False, alpha=0.5), Candidates)
 
 
 def documents_are_typed(retriever: GenerativeRetriever) -> None:
@@ -35,7 +35,7 @@ def documents_are_typed(retriever: GenerativeRetriever) -> None:
 def misspelt_options_are_errors(retriever: GenerativeRetriever) -> None:
     retriever.search("a query", beam_with=20)  # type: ignore[call-overload]
     retriever.explain("a query", beam_with=20)  # type: ignore[call-arg]
-    retriever.trace("a query", beam_with=20)  # type: ignore[call-arg]
+    retriever.search_encoded(retriever.encode_queries(["a query"]), beam_with=20)  # type: ignore[call-arg]
     retriever.run({"q1": "a query"}, beam_with=20)  # type: ignore[call-arg]
     retriever.follow(["a query"], [["d1"]], beam_with=20)  # type: ignore[call-arg]
     retriever.candidates(["a query"], beam_with=20)  # type: ignore[call-arg]
@@ -43,7 +43,7 @@ def misspelt_options_are_errors(retriever: GenerativeRetriever) -> None:
 
 def options_of_another_type_are_errors(retriever: GenerativeRetriever) -> None:
     retriever.search("a query", beam_width="wide")  # type: ignore[call-overload]
-    retriever.explain("a query", exact="no")  # type: ignore[arg-type]
+    retriever.explain("a query", candidates="many")  # type: ignore[arg-type]
 
 
 def the_line_of_the_readme() -> None:

@@ -37,6 +37,9 @@ SCHEMES = {
 ENTRY_POINTS = "dsi.docid_schemes"
 """Other packages name their schemes in this group of entry points."""
 
+MOST_CLUSTERS = 64
+"""A split makes at most this many clusters, unless the configuration says how many."""
+_CODEWORDS = 16
 _CLUSTER_ON = ("documents", "queries", "untrained")
 _LARGEST = 2**31 - 1
 
@@ -49,8 +52,9 @@ class DocidsConfig:
     """The scheme: "kmeans" (the paper), "balanced" (k-means whose clusters differ in size by at most one), "random"
     (digits that mean nothing: a control), "rq", "rkmeans" or "pq" (quantizers), "title" (tokens of titles), "file", or
     the name of one that another package brings."""
-    branching: int = 10
-    """Clusters a split; digits a level. "rq" and "pq" need a power of two."""
+    branching: int = 0
+    """Clusters a split; digits a level. 0 chooses: as many as clusters half as large as `max_leaf_size` need, so that few
+    are split again, and at most 64; 16 for quantizers. "rq" and "pq" need a power of two."""
     max_leaf_size: int = 10
     """A cluster of at most this many documents is not split."""
     levels: int = 3
@@ -75,13 +79,15 @@ class DocidsConfig:
     def __post_init__(self) -> None:
         plain_fields(self, "docids.")
         one_of(self, "docids.", cluster_on=_CLUSTER_ON)
-        at_least(self, "docids.", branching=2, max_leaf_size=1, levels=1, iterations=1, seed=0)
+        at_least(self, "docids.", branching=0, max_leaf_size=1, levels=1, iterations=1, seed=0)
         between(self, "docids.", segments=(1, MOST_PLACES))
         if self.method not in SCHEMES and self.method not in (names := scheme_names()):
             raise ValueError(
                 f"docids.method must be one of {', '.join(names)}, got {shown(self.method)}; the scheme of another package "
                 "needs that package."
             )
+        if self.branching == 1:
+            raise ValueError("docids.branching must be at least 2, or 0 to choose, got 1.")
         self._check_unused()
         if self.segments > 1 and self.cluster_on == "queries":
             raise ValueError(
@@ -96,6 +102,20 @@ class DocidsConfig:
             )
         if self.method == "file":
             names_something(self, "docids.", file="a file of docids")
+
+    def clusters(self, documents: int) -> int:
+        """Return into how many clusters one of so many documents is split.
+
+        >>> DocidsConfig(max_leaf_size=20).clusters(100)
+        10
+        """
+        chosen = self.branching or min(MOST_CLUSTERS, -(-2 * documents // self.max_leaf_size))
+        return min(max(2, chosen), documents)
+
+    @property
+    def codewords(self) -> int:
+        """Values of a quantizer's digit."""
+        return self.branching or _CODEWORDS
 
     def _check_unused(self) -> None:
         """Raise ValueError if a setting that the method does not read is not its default."""
@@ -303,14 +323,17 @@ def _load(point: EntryPoint) -> Scheme:
 
 def check_branching(documents: int, config: DocidsConfig) -> None:
     """Raise ValueError if there are too few documents for one split."""
-    if documents < config.branching and "branching" in SCHEMES.get(config.method, ()):
-        if documents < 2:
-            raise ValueError(
-                f'The docid method "{config.method}" needs at least 2 documents, got {documents}; add documents, or use method '
-                '"title" or "file".'
-            )
+    if "branching" not in SCHEMES.get(config.method, ()):
+        return
+    if documents < 2:
         raise ValueError(
-            f"The collection has {documents} documents, fewer than docids.branching = {config.branching}; "
+            f'The docid method "{config.method}" needs at least 2 documents, got {documents}; add documents, or use method '
+            '"title" or "file".'
+        )
+    least = config.codewords if "levels" in SCHEMES[config.method] else config.branching
+    if documents < least:
+        raise ValueError(
+            f"The collection has {documents} documents, fewer than docids.branching = {least}; "
             f"set branching to at most {documents}."
         )
 

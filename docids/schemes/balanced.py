@@ -16,7 +16,7 @@ def make(documents: SchemeInput) -> Docids:
 
 def _split(points: Floats, rows: Ints, config: DocidsConfig) -> Ints:
     subset = np.ascontiguousarray(points[rows])
-    found = train_kmeans(subset, min(config.branching, len(rows)), config)
+    found = train_kmeans(subset, config.clusters(len(rows)), config)
     return _assign(subset, np.asarray(found.centroids))
 
 

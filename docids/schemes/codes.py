@@ -29,7 +29,7 @@ def code(documents: SchemeInput, train: Train) -> Docids:
 
 def _code(documents: SchemeInput, train: Train) -> Ints:
     points, config = documents.points, documents.config
-    size = min(len(points), config.branching * TRAIN_POINTS_PER_CENTROID)
+    size = min(len(points), config.codewords * TRAIN_POINTS_PER_CENTROID)
     sample = np.random.default_rng(config.seed).choice(len(points), size, replace=False)
     encode = train(np.ascontiguousarray(points[np.sort(sample)], dtype=np.float32), config)
     blocks = []

@@ -37,7 +37,7 @@ def train_kmeans(points: Floats, k: int, config: DocidsConfig) -> faiss.Kmeans:
 
 def _split_together(points: Floats, rows: Ints, config: DocidsConfig, processes: Processes) -> Ints:
     """`_split` of a large cluster, block by block: no process holds all of its points."""
-    k, block = config.branching, splits.BLOCK
+    k, block = config.clusters(len(rows)), splits.BLOCK
     size = min(len(rows), k * TRAIN_POINTS_PER_CENTROID)
     sample = np.random.default_rng(config.seed).choice(len(rows), size, replace=False)
     found = train_kmeans(points[np.sort(rows[sample])], k, config)
@@ -51,7 +51,7 @@ def _split_together(points: Floats, rows: Ints, config: DocidsConfig, processes:
 
 
 def _split(points: Floats, rows: Ints, config: DocidsConfig) -> Ints:
-    subset, k = np.ascontiguousarray(points[rows]), min(config.branching, len(rows))
+    subset, k = np.ascontiguousarray(points[rows]), config.clusters(len(rows))
     distances, labels = train_kmeans(subset, k, config).index.search(subset, 1)  # [rows, 1] each
     return _fill_empty(labels[:, 0].astype(np.int32), distances[:, 0], k)
 

@@ -14,7 +14,7 @@ def make(documents: SchemeInput) -> Docids:
 
 
 def _train(points: Floats, config: DocidsConfig) -> Coder:
-    bits, missing = config.branching.bit_length() - 1, -points.shape[1] % config.levels
+    bits, missing = config.codewords.bit_length() - 1, -points.shape[1] % config.levels
 
     def padded(block: Floats) -> Floats:
         """The points with zeros after them, so that all parts are of one width."""

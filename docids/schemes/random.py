@@ -15,4 +15,4 @@ def make(documents: SchemeInput) -> Docids:
 
 
 def _split(points: Floats, rows: Ints, config: DocidsConfig) -> Ints:
-    return (np.arange(len(rows)) * min(config.branching, len(rows)) // len(rows)).astype(np.int32)
+    return (np.arange(len(rows)) * config.clusters(len(rows)) // len(rows)).astype(np.int32)

@@ -16,7 +16,7 @@ def make(documents: SchemeInput) -> Docids:
 def _train(points: Floats, config: DocidsConfig) -> Coder:
     left, indexes, codewords = points, [], []
     for _ in range(config.levels):
-        found = train_kmeans(left, config.branching, config)
+        found = train_kmeans(left, config.codewords, config)
         indexes.append(found.index)
         codewords.append(np.asarray(found.centroids))
         left = left - codewords[-1][found.index.search(left, 1)[1][:, 0]]

@@ -13,7 +13,7 @@ def make(documents: SchemeInput) -> Docids:
 
 
 def _train(points: Floats, config: DocidsConfig) -> Coder:
-    bits = config.branching.bit_length() - 1
+    bits = config.codewords.bit_length() - 1
     quantizer = faiss.ResidualQuantizer(points.shape[1], config.levels, bits)
     quantizer.cp.niter, quantizer.cp.seed = config.iterations, config.seed + 1
     quantizer.cp.min_points_per_centroid = 1

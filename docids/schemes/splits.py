@@ -29,7 +29,7 @@ def split_from_root(
 
     Args:
         documents: what to cluster.
-        split: one cluster into at most `branching`.
+        split: one cluster into `config.clusters`.
         doc_rows: [N] the documents in their first order, which is changed in place; the collection's by default.
         together: splits large clusters.
     """

@@ -17,9 +17,6 @@ class GeneratorConfig:
     """What a docid token is: "digits", a (level, digit) pair with weights of its own, as in the paper; "tied", a node of the
     tree with the vector that the tree stores (see `dsi.generator.tied`); or "words", for docids of titles, a token of `decoder`
     with its weights there (see `dsi.generator.words`)."""
-    look_ahead: int = 1
-    """With tied tokens, how many levels below a node the vectors lie that stand for it: more is better, and costs `branching`
-    times as many products per level; 0 for the node's own vector."""
     decoder: str = "google-t5/t5-base"
     """A T5 checkpoint (Hub name or folder) to take decoder weights from, or "" for a fresh T5 stack as wide as the
     encoder."""
@@ -41,7 +38,7 @@ class GeneratorConfig:
     def __post_init__(self) -> None:
         plain_fields(self, "generator.")
         one_of(self, "generator.", docid_tokens=("digits", "tied", "words"))
-        at_least(self, "generator.", num_heads=1, look_ahead=0)
+        at_least(self, "generator.", num_heads=1)
         between(self, "generator.", num_layers=(0, 1000), feed_forward_dim=(0, 1_000_000))
         if not self.decoder and self.docid_tokens == "words":
             raise ValueError(
@@ -125,10 +122,10 @@ class ObjectiveConfig:
 
 
 @dataclass(frozen=True)
-class RankingConfig:
-    """How the scores of documents are trained (section `[ranking]`): see `dsi.generator.ranking`.
+class QueryMapConfig:
+    """How the query map of documents' scores is trained (section `[query_map]`): see `dsi.training.query_map`.
 
-    That is done after the generator, on top of dense search with BM25, on the train queries.
+    That is done after the generator, beside dense search with BM25, on the train queries.
     """
 
     epochs: float = 0.0
@@ -140,7 +137,7 @@ class RankingConfig:
     weight_decay: float = 0.1
     """Of AdamW."""
     dropout: float = 0.1
-    """Rate, of embeddings and states on their way into the maps."""
+    """Rate, of embeddings on their way into the map."""
     candidates: int = 100
     """Documents among which a query should find its own: the first of dense search with BM25."""
     smoothing: float = 0.1
@@ -151,10 +148,10 @@ class RankingConfig:
     """Of shuffling."""
 
     def __post_init__(self) -> None:
-        plain_fields(self, "ranking.")
-        at_least(self, "ranking.", epochs=0, batch_size=1, weight_decay=0, candidates=2, seed=0)
-        above_zero(self, ["learning_rate", "smoothing"], "ranking.")
-        below_one(self, ["dropout"], "ranking.")
+        plain_fields(self, "query_map.")
+        at_least(self, "query_map.", epochs=0, batch_size=1, weight_decay=0, candidates=2, seed=0)
+        above_zero(self, ["learning_rate", "smoothing"], "query_map.")
+        below_one(self, ["dropout"], "query_map.")
 
 
 @dataclass(frozen=True)
@@ -195,21 +192,22 @@ class TrainingConfig:
 
 
 def check_together(
-    generator: GeneratorConfig, objective: ObjectiveConfig, training: TrainingConfig, ranking: RankingConfig
+    generator: GeneratorConfig, objective: ObjectiveConfig, training: TrainingConfig, query_map: QueryMapConfig
 ) -> None:
     """Raise ValueError if settings of different sections contradict each other."""
     if not training.epochs and generator.docid_tokens != "tied":
         raise ValueError(
             'training.epochs must be above 0, got 0: only generator.docid_tokens = "tied" makes sense without training.'
         )
-    if ranking.epochs and objective.name != "estimate":
+    if (objective.name == "estimate") != (generator.docid_tokens == "tied"):
         raise ValueError(
-            f'ranking.epochs trains scores of documents, which need objective.name "estimate", got {objective.name!r}; use 0.'
+            'objective.name "estimate" and generator.docid_tokens "tied" go together: both score nodes by their vectors; got '
+            f"{objective.name!r} with {generator.docid_tokens!r}."
         )
-    if objective.name == "estimate" and generator.docid_tokens != "tied":
+    if query_map.epochs and generator.docid_tokens != "tied":
         raise ValueError(
-            'objective.name "estimate" scores nodes by their vectors and needs generator.docid_tokens = "tied", '
-            f"got {generator.docid_tokens!r}."
+            'query_map.epochs trains scores of documents, which need generator.docid_tokens = "tied", got '
+            f"{generator.docid_tokens!r}; use 0."
         )
     if not training.train_encoder:
         return

@@ -11,10 +11,10 @@ from dsi.generator.config import GeneratorConfig, ObjectiveConfig
 
 _LEAST: dict[str, int] = {
     "vocab_size": 1, "d_model": 1, "d_kv": 1, "d_ff": 1, "num_layers": 0, "num_heads": 1, "training_beam": 1,
-    "relative_attention_num_buckets": 2, "embedding_dim": 1, "look_ahead": 0, "inner_nodes": 1, "nodes": 2,
+    "relative_attention_num_buckets": 2, "embedding_dim": 1, "inner_nodes": 1, "nodes": 2,
 }  # fmt: skip
 """{whole number: its least value}."""
-_ONLY = {"embedding_dim": "tied", "look_ahead": "tied", "inner_nodes": "words", "nodes": "words"}
+_ONLY = {"embedding_dim": "tied", "inner_nodes": "words", "nodes": "words"}
 """{entry: the kind of tokens that has it}."""
 _TEXTS = ("docid_tokens", "docids_fingerprint", "objective", "feed_forward_proj")
 _NUMBERS = ("dropout_rate", "layer_norm_epsilon", "initializer_factor")

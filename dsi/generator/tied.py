@@ -1,15 +1,18 @@
 """A generator whose docid tokens are tied to the vectors of the tree's nodes, so that it knows what its digits mean.
 
 It turns a query into one query vector a level, q_l = z + A_l z + W_l h_l: z is the query's embedding, A_l and W_l are linear
-maps, and h_l is what a T5 decoder over the token states says at position l; with num_layers = 0 there is no decoder and no W_l.
-Scores of nodes are made of q_l and the vectors that the tree stores (`dsi.trees.estimates`). A_l and W_l are zero at first, so
-an untrained generator descends the tree by the encoder's own scores. Nothing is learned for a single node: a document that is
-added later is scored like any other. Knows no tree but its shape.
+maps, and h_l is the output of a T5 decoder over the token states at position l; with num_layers = 0 there is no decoder and no
+W_l. A node is scored by q_l and the vector that the tree stores (`dsi.search.walk`): level queries do not depend on the path.
+A_l and W_l are zero at first: an untrained generator descends the tree by the encoder's own scores. Nothing is learned for a
+single node, and a document that is added later is scored like any other. A further map, M, changes the query that scores
+documents: (z + m M z).e_d. Knows no tree but its shape.
 """
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Stack
@@ -17,29 +20,24 @@ from transformers.models.t5.modeling_t5 import T5Stack
 from docids.tree import DocidTree, Ints
 from dsi.generator.base import Generator
 from dsi.generator.config import GeneratorConfig
-from dsi.generator.ranking import DocumentRanking
-from dsi.trees.estimates import SIZE_WEIGHT
+from dsi.trees.bonus import SIZE_WEIGHT
 
 _SCALE = 20.0
 """Factor of the scores in a softmax before training: cosines at a temperature of 0.05."""
-_NEUTRAL = 0.4
-"""The cosine that leaves a node the probability it has by its size, in sigmoids, before training."""
 
 
-class LevelQueries(NamedTuple):
-    """What a tied generator says of a batch of queries; level 0 chooses among the children of the root.
+class LevelOutputs(NamedTuple):
+    """Outputs of a tied generator for a batch of queries; level 0 chooses among the children of the root.
 
     Attributes:
         queries: [batch, depth, embedding_dim] that score the inner nodes of each level.
-        scales: [depth] factor of the scores in softmaxes and sigmoids.
-        size_weights: [depth] weight of the sizes of nodes in their scores.
-        biases: [depth] added to the scores in sigmoids; estimates do not use them.
+        scales: [depth] factor of the scores in the softmax over a level, in training.
+        size_weights: [depth] weight of the nodes' bonus in their scores.
     """
 
     queries: Tensor
     scales: Tensor
     size_weights: Tensor
-    biases: Tensor
 
 
 class TiedGenerator(Generator):
@@ -47,18 +45,16 @@ class TiedGenerator(Generator):
 
     Args:
         config: a T5Config for the decoder stack, with the entries that `Generator` names, and `embedding_dim`, the width of
-            embeddings, and `look_ahead`, as in `GeneratorConfig`.
+            embeddings.
     """
 
     def __init__(self, config: T5Config) -> None:
         super().__init__(config)
         depth, dim = len(config.fan_out), config.embedding_dim
-        path = self.objective.score == "softmax path"
         self.maps = nn.Parameter(torch.zeros(depth, dim, dim))
-        self.ranking = DocumentRanking(dim, config.d_model)
+        self.query_map = nn.Parameter(torch.zeros(dim, dim))
         self.log_scales = nn.Parameter(torch.full((depth,), _SCALE).log())
-        self.size_weights = nn.Parameter(torch.full((depth,), 1.0 if path else SIZE_WEIGHT))
-        self.biases = nn.Parameter(torch.full((depth,), -_SCALE * _NEUTRAL))
+        self.size_weights = nn.Parameter(torch.full((depth,), SIZE_WEIGHT))
         if config.num_layers:
             self.decoder = T5Stack(config)
             self.states_maps = nn.Parameter(torch.zeros(depth, dim, config.d_model))
@@ -66,7 +62,7 @@ class TiedGenerator(Generator):
 
     @classmethod
     def _entries(cls, config: GeneratorConfig, tree: DocidTree, numbers: Ints | None) -> dict[str, object]:
-        return {"embedding_dim": tree.embeddings.shape[1], "look_ahead": config.look_ahead, "vocab_size": tree.depth}
+        return {"embedding_dim": tree.embeddings.shape[1], "vocab_size": tree.depth}
 
     @property
     def reads_states(self) -> bool:
@@ -75,7 +71,7 @@ class TiedGenerator(Generator):
 
     def forward(
         self, embeddings: Tensor, token_states: Tensor | None = None, states_mask: Tensor | None = None
-    ) -> LevelQueries:
+    ) -> LevelOutputs:
         """Compute the queries of all levels.
 
         Args:
@@ -87,11 +83,32 @@ class TiedGenerator(Generator):
         if self.reads_states:
             # Position l of the decoder stands for level l, and so does token l.
             tokens = torch.arange(len(self.maps), device=embeddings.device).expand(len(embeddings), -1)
-            read = {"encoder_hidden_states": token_states, "encoder_attention_mask": states_mask}
-            hidden = self.decoder(input_ids=tokens, **read).last_hidden_state  # [batch, depth, d_model]
+            inputs = {"encoder_hidden_states": token_states, "encoder_attention_mask": states_mask}
+            hidden = self.decoder(input_ids=tokens, **inputs).last_hidden_state  # [batch, depth, d_model]
             queries = queries + torch.einsum("lij,blj->bli", self.states_maps, hidden.to(self.states_maps.dtype))
-        # Copies, because data parallel training takes a parameter that is itself an output for unused.
-        biases = (
-            self.biases.clone() if self.objective.loss == "bce" else self.biases.detach()
-        )  # they cancel in a softmax
-        return LevelQueries(queries, self.log_scales.exp(), self.size_weights.clone(), biases)
+        # A copy, because data parallel training takes a parameter that is itself an output for unused.
+        return LevelOutputs(queries, self.log_scales.exp(), self.size_weights.clone())
+
+    @torch.no_grad()
+    def level_queries(self, embeddings: Tensor, token_states: Tensor, states_mask: Tensor) -> NDArray[np.float32]:
+        """[batch, depth, embedding_dim] the queries of all levels, for a search; see `forward`."""
+        if self.reads_states:
+            token_states = token_states.to(self.decoder.dtype)
+        return self(embeddings.float(), token_states, states_mask).queries.float().numpy(force=True)
+
+    def row_of(self, level: int) -> int:
+        """Return which of the level queries scores the nodes chosen at a level; updates can make a tree deeper."""
+        return min(level, len(self.maps) - 1)
+
+    def map_array(self, level: int) -> NDArray[np.float32]:
+        """[embedding_dim, embedding_dim] A_l, on the CPU."""
+        return self.maps[self.row_of(level)].detach().numpy(force=True)
+
+    def size_weight(self, level: int) -> float:
+        """Return the weight of the nodes' bonus at a level."""
+        return float(self.size_weights[self.row_of(level)].detach())
+
+    @property
+    def query_map_array(self) -> NDArray[np.float32]:
+        """[embedding_dim, embedding_dim] M, on the CPU."""
+        return self.query_map.detach().numpy(force=True)

@@ -72,8 +72,8 @@ def _results(record: dict[str, Any], own: str) -> list[EvalResult] | None:
 def _head(name: str) -> str:
     return f"""# {name}
 
-An index for generative document retrieval: a search descends a tree of document identifiers (docids), guided by a generator,
-a sentence encoder and lexical scores. Made with `dr-scl`.
+An index for generative document retrieval: a search walks down a tree of document identifiers (docids) by the scores of a
+generator and a sentence encoder, and ranks the documents that it reaches, and the best by words. Made with `dr-scl`.
 
 ```python
 import dsi

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.checks import at_least, one_of
+from docids.checks import at_least
 
 Ints = NDArray[np.integer]
 Floats = NDArray[np.floating]
@@ -57,20 +57,13 @@ class PuctConfig:
     Attributes:
         simulations: in a call of `Puct.simulate`.
         exploration: c, the weight of the prior's term.
-        backup: "mean" of the values found below an action (M2Div, AlphaGo Zero), or "max", the best of them.
-        unvisited: Q of an action that was not tried: "zero" (M2Div), or "parent", the value of its node.
-        once: visit each terminal node once; a node below which everything was visited is not entered again.
     """
 
     simulations: int = 200
     exploration: float = 3.0
-    backup: str = "mean"
-    unvisited: str = "zero"
-    once: bool = False
 
     def __post_init__(self) -> None:
         at_least(self, simulations=1, exploration=0)
-        one_of(self, backup=("mean", "max"), unvisited=("zero", "parent"))
 
 
 class Puct:
@@ -163,14 +156,10 @@ class Puct:
             self._children[problems, parents, actions] = own
             nodes[problems] = own
         self._back_up(path, self._value[self._all, nodes])
-        if self.config.once:
-            self._close(path)
 
     def _select(self, problems: Ints, nodes: Ints) -> Ints:
         prior, visits = self.prior[problems, nodes], self.visits[problems, nodes]
         values = self.values[problems, nodes]
-        if self.config.unvisited == "parent":
-            values = np.where(visits > 0, values, self._value[problems, nodes][:, None])
         bonus = prior * np.sqrt(visits.sum(axis=1, keepdims=True) + EPSILON) / (1 + visits)
         return np.where(prior > 0, values + self.config.exploration * bonus, -np.inf).argmax(axis=1)
 
@@ -178,18 +167,8 @@ class Puct:
         for problems, nodes, actions in path:
             index = problems, nodes, actions
             visits, values, new = self.visits[index], self.values[index], found[problems]
-            if self.config.backup == "mean":
-                self.values[index] = (values * visits + new) / (visits + 1)
-            else:
-                self.values[index] = np.where(visits > 0, np.maximum(values, new), new)
+            self.values[index] = (values * visits + new) / (visits + 1)
             self.visits[index] = visits + 1
-
-    def _close(self, path: list[tuple[Ints, Ints, Ints]]) -> None:
-        """Remove actions that lead to nothing new from the prior, from the ends of the paths upwards."""
-        for problems, nodes, actions in reversed(path):
-            children = self._children[problems, nodes, actions]
-            done = ~(self.prior[problems, children] > 0).any(axis=1)
-            self.prior[problems[done], nodes[done], actions[done]] = 0
 
     def _add(self, problems: Ints, parents: Ints, actions: Ints) -> Floats:
         """Add and evaluate a new node in each of some problems; returns the priors [m, actions]."""

@@ -1,239 +1,379 @@
-"""Constrained beam search over the docid tree with fused scores (DR-SCL section 3.5, and our "bound" fusion).
+"""Constrained beam search over the docid tree, for (level, digit) and word tokens (DR-SCL section 3.5, and our "bound" fusion).
 
 Two scores add up to rank a node:
 
 * generative: alpha times the decoder's log-probability. Objectives with a path score sum log P_T5 along the path (a softmax
   over a node's children, or a sigmoid per child); objectives with score "node" use the node's own log sigmoid;
 * dense: with fusion "paper", (1 - alpha) times the sum of log P_ANN along the path (eq. 10-12); with fusion "bound",
-  (1 - alpha) times the largest document score below the node.
+  (1 - alpha) times the largest document score z.e_d + w BM25(d) below the node.
 
-A generator with objective "estimate" has no part of its own in a node's score. It changes the query vector that scores
-documents, with weight alpha; and with fusion "estimate" it estimates the best document below each node that the beam visits, so
-that no other document is looked at.
-
-Below level beta a node keeps the dense score of its ancestor at level beta; beta = 0 uses the decoder only. Path sums and
-dense scores never increase from a node to its children, so a node's score bounds every document below it. This gives a
-certificate: if no pruned node scores above the k-th document, the result is the exact top k. "Node" scores and estimates are no
-bounds; there a result is certified only if nothing was pruned.
+Below level beta a node keeps the dense score of its ancestor at level beta; beta = 0 uses the decoder alone. The score of the
+path to a document is the document's score. Path sums and dense scores never increase from a node to its children, so a node's
+score bounds every document below it: if no pruned node scores above the k-th document, the result is the exact top k. "Node"
+scores are no bounds; there a result is certified only if nothing was pruned.
 
 A document joins the top k as soon as it is reached. The beam holds inner nodes only, and drops those that cannot beat the
-k-th document. Ties break in docid order. A document with several places scores as its best one: the best of all places are the
-best documents, so bounds and certificate hold for documents too. Knows nothing of texts or folders.
+k-th document. Ties break in docid order. A document with several places scores as its best one. Knows nothing of texts.
 """
 
 import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from docids.lexical import Lexical
 from docids.tree import DocidTree
-from dsi.search.beams import Answers, Beam, LevelTrace, SearchResult, level_trace, valid_log_softmax
-from dsi.search.decoder import DecoderCache, FastDecoder, TiedCache, TiedDecoder
+from dsi.search.decoder import DecoderCache, FastDecoder
+from dsi.search.engine import DigitScores, Engine, Followed, Method, Siblings, count_documents
 from dsi.search.queries import QueryBatch
-from dsi.search.request import ScoredQueries, SearchConfig, SearchRequest
-from dsi.search.scorer import TreeScorer
-from dsi.trees.bounds import BestBelow, Nearest
-from dsi.trees.dense import NodeScores
+from dsi.search.request import SearchConfig, SearchRequest
+from dsi.search.results import WALK, Ints, LevelTrace, SearchResult, Trace
+from dsi.trees.dense import DenseScores
 from dsi.trees.objectives import log_prior
 
+NodeScores = Callable[[Tensor], Tensor]
+"""Dense scores [batch, …] of nodes [batch, …], for a batch of queries."""
 
-class TreeSearcher(TreeScorer):
-    """Beam search over one tree with one decoder.
+_ROWS = 8_192
+"""An exact search runs the decoder over about this many nodes at a time."""
+_ROUNDING = 1e-4
+"""One path may differ by this much between two batches of other shapes, relative to its score and one more."""
+_FEATURE_TEMPERATURE = 0.05
+"""Of the encoder's softmaxes over siblings, which features of rerankers read."""
+
+
+@dataclass(frozen=True)
+class Beam:
+    """Nodes and scores, [batch, n], in docid order; padding has node -1, score -inf. `parent` indexes the previous beam."""
+
+    nodes: Tensor
+    tokens: Tensor
+    generative: Tensor
+    dense: Tensor
+    score: Tensor
+    parent: Tensor
+
+    @classmethod
+    def root(cls, batch: int, device: torch.device) -> "Beam":
+        """Return the beam before the first level."""
+        zeros, scores = (torch.zeros(batch, 1, dtype=kind, device=device) for kind in (torch.long, torch.float32))
+        return cls(zeros, zeros, scores, scores, scores, zeros)
+
+    def take(self, columns: Tensor, score: Tensor) -> "Beam":
+        """Return the entries at columns [batch, m], with other scores; -inf makes padding of an entry."""
+        nodes = self.nodes.masked_fill(score == -torch.inf, -1)
+        fields = (nodes, self.tokens, self.generative, self.dense, score, self.parent)
+        return Beam(*(field.gather(1, columns) for field in fields))
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The top k documents so far, [batch, k], best first; a document with several places has its best one."""
+
+    positions: Tensor
+    scores: Tensor
+
+    @classmethod
+    def empty(cls, batch: int, k: int, device: torch.device) -> "Answers":
+        """Return no documents yet."""
+        nothing = torch.full((batch, k), -torch.inf, device=device)
+        return cls(torch.full((batch, k), -1, device=device), nothing)
+
+    def merge(self, positions: Tensor, scores: Tensor, doc_rows: Tensor | None = None) -> "Answers":
+        """Return the best of these documents and others; ties break in docid order.
+
+        Args:
+            positions: [batch, n] of the others.
+            scores: [batch, n].
+            doc_rows: [places] the document at each position, if some documents have several places.
+        """
+        positions, scores = torch.cat([self.positions, positions], dim=1), torch.cat([self.scores, scores], dim=1)
+        best = _best_first(positions, scores)
+        if doc_rows is not None:
+            scores = scores.masked_fill(_is_worse(best, doc_rows[positions.clamp(0, len(doc_rows) - 1)]), -torch.inf)
+            best = _best_first(positions, scores)
+        best = best[:, : self.scores.shape[1]]
+        scores = scores.gather(1, best)
+        return Answers(positions.gather(1, best).masked_fill(scores == -torch.inf, -1), scores)
+
+
+def _best_first(positions: Tensor, scores: Tensor) -> Tensor:
+    """[batch, n] the columns, best first: two stable sorts, by docid and then by score, break ties in docid order."""
+    in_docid_order = positions.argsort(dim=1, stable=True)
+    by_score = scores.gather(1, in_docid_order).argsort(dim=1, descending=True, stable=True)
+    return in_docid_order.gather(1, by_score)
+
+
+def _is_worse(best: Tensor, rows: Tensor) -> Tensor:
+    """[batch, n] True at the columns of documents [batch, n] `rows` that come earlier in the order `best`."""
+    # [batch, n] columns, best first in each row
+    by_row = best.gather(1, rows.gather(1, best).argsort(dim=1, stable=True))
+    rows = rows.gather(1, by_row)
+    again = F.pad(rows[:, 1:] == rows[:, :-1], (1, 0))
+    return torch.zeros_like(again).scatter(1, by_row, again)
+
+
+def valid_log_softmax(logits: Tensor, valid: Tensor) -> Tensor:
+    """Return the log-softmax over the valid entries of the last dimension, at most 0; other entries are 0."""
+    log_p = logits.masked_fill(~valid, torch.finfo(logits.dtype).min).log_softmax(dim=-1)
+    return log_p.masked_fill(~valid, 0.0).clamp(max=0.0)
+
+
+class PathScores(NamedTuple):
+    """Scores of the nodes on the paths to given documents, [batch, documents, depth]; past a docid's end, the document's.
+
+    Attributes:
+        generative: weighted generative scores.
+        dense: weighted dense scores.
+        siblings: per level, the children of the nodes on the paths: nodes and generative scores [batch, documents * fan_out],
+            -1 and -inf where there is none, and True at those that are on the paths.
+    """
+
+    generative: Tensor
+    dense: Tensor
+    siblings: list[tuple[Tensor, Tensor, Tensor]]
+
+
+class Descent(NamedTuple):
+    """What a descent through the levels found."""
+
+    answers: Answers
+    pruned: Tensor
+    read: Tensor
+
+
+@dataclass(frozen=True)
+class _Queries:
+    """A batch of queries for one descent.
+
+    Attributes:
+        batch: the queries.
+        config: how nodes are scored.
+        node_scores: dense scores of nodes; None if they take no part.
+        alive: [nodes] True at documents that may be returned and at nodes above them; None if all may.
+    """
+
+    batch: QueryBatch
+    config: SearchConfig
+    node_scores: NodeScores | None
+    alive: Tensor | None
+
+
+class BeamSearch(Engine):
+    """Search over one tree with one decoder: "generate" by a beam, "exact" over all paths.
 
     Args:
         tree: the docids.
         decoder: the generator, laid out for search.
         device: of tree and decoder.
+        lexical: BM25 or learned sparse vectors of the documents, if the index has them.
     """
 
-    def __init__(self, tree: DocidTree, decoder: FastDecoder | TiedDecoder, device: torch.device) -> None:
-        super().__init__(tree, decoder, device)
-        self.first_child, self.num_children = self.dense.first_child, self.dense.num_children
+    def __init__(
+        self, tree: DocidTree, decoder: FastDecoder, device: torch.device, lexical: Lexical | None = None
+    ) -> None:
+        self.tree, self.decoder, self.device, self.lexical = tree, decoder, device, lexical
+        self.dense = DenseScores(tree, device)
         self.doc_rows = None
         """[places] the document at each docid position, if some have several places."""
         if tree.most_places > 1:
             self.doc_rows = torch.from_numpy(tree.doc_rows).long().to(device)
-        self._trained = None
-        if self.estimates is None and not tree.trained.all():
-            self._trained = torch.from_numpy(tree.trained).to(device)
+        self._trained = None if tree.trained.all() else torch.from_numpy(tree.trained).to(device)
 
-    def alone(self, batch: QueryBatch, ann_temperature: float) -> tuple[ScoredQueries, SearchRequest]:
-        """Return the queries and the request of a search that scores nodes by the generator alone.
+    @cached_property
+    def _occupied(self) -> Tensor | None:
+        """[nodes] True where a document that was not removed is, or lies below; None if none was removed."""
+        if not self.tree.num_removed:
+            return None
+        return self.dense.alive(torch.from_numpy(self.tree.doc_rows >= 0).to(self.device))
+
+    @cached_property
+    def methods(self) -> Mapping[str, Method]:
+        """The methods of search."""
+        return {"generate": BestPaths(self), "exact": AllPaths(self)}
+
+    def follow(self, batch: QueryBatch, request: SearchRequest, rows: Ints) -> Followed:
+        """Return how the paths to documents [batch, n], rows of the document table, are scored; a filter changes no score."""
+        places = self.tree.places[rows].reshape(len(rows), -1)  # [batch, n * places]
+        paths = self.follow_paths(batch, request, torch.from_numpy(places).long().to(self.device))
+        shape = (*rows.shape, self.tree.most_places, -1)
+        generative, dense = (each.numpy(force=True).reshape(shape) for each in paths[:2])
+        best = (generative + dense)[:, :, :, -1].argmax(axis=2)[:, :, None, None]
+        generative, dense = (np.take_along_axis(each, best, axis=2)[:, :, 0] for each in (generative, dense))
+        positions = np.take_along_axis(places.reshape(shape[:-1]), best[:, :, :, 0], axis=2)[:, :, 0]
+        _, digits = self.tree.paths(positions.ravel())
+        nodes = np.where(digits.reshape(generative.shape) >= 0, generative + dense, np.nan)
+        return Followed(positions, nodes, {"generator": generative[:, :, -1], "encoder": dense[:, :, -1]})
+
+    def digit_scores(self, batch: QueryBatch, positions: Ints) -> DigitScores:
+        """Return log-probabilities of the digits of docids [batch, n], from softmaxes over siblings."""
+        return DigitScores.from_siblings(list(self._siblings(batch, positions)))
+
+    def _siblings(self, batch: QueryBatch, positions: Ints) -> Iterator[Siblings]:
+        """Yield for each level the scores of the nodes on the paths and their siblings, by generator and by encoder."""
+        on_device = torch.from_numpy(positions).long().to(self.device)
+        alone = SearchRequest(1, SearchConfig(alpha=1.0, beta=0.0))
+        paths = self.follow_paths(batch, alone, on_device)
+        digits = self.tree.paths(positions.ravel())[1].reshape(*positions.shape, -1)
+        for level, (nodes, generative, _) in enumerate(paths.siblings):
+            shape = (*positions.shape, -1)
+            dense = self.dense.dot(batch.embeddings.float(), nodes.clamp(min=0)) / _FEATURE_TEMPERATURE
+            by_generator, by_encoder, valid = (
+                each.numpy(force=True).reshape(shape) for each in (generative, dense, nodes >= 0)
+            )
+            yield Siblings(by_generator, by_encoder, valid, np.maximum(digits[:, :, level], 0))
+
+    def result(self, found: Descent) -> SearchResult:
+        """Return what a descent found, with a certificate if nothing that was pruned could be better."""
+        answers = found.answers
+        bounds = self.decoder.score != "node"
+        exact = found.pruned <= (answers.scores[:, -1] if bounds else -torch.inf)
+        positions = answers.positions.numpy(force=True)
+        sources = np.where(positions >= 0, np.uint8(WALK), np.uint8(0))
+        return SearchResult(
+            positions, answers.scores.numpy(force=True), exact.numpy(force=True), found.read.numpy(force=True), sources
+        )
+
+    def queries(self, batch: QueryBatch, request: SearchRequest) -> _Queries:
+        """Return a batch with all that scores and filters nodes."""
+        alive = self._occupied
+        if request.allowed is not None:
+            alive = self.dense.alive(torch.from_numpy(request.allowed).to(self.device))
+        return _Queries(batch, request.config, self.node_scores(batch, request), alive)
+
+    def node_scores(self, batch: QueryBatch, request: SearchRequest) -> NodeScores | None:
+        """Return the dense scores of nodes: by centroid with fusion "paper", of the best document below with "bound"."""
+        config, queries = request.config, batch.embeddings.float()
+        if config.beta == 0:
+            return None
+        if config.fusion == "paper":
+            scaled = queries / config.ann_temperature
+            return lambda nodes: self.dense.dot(scaled, nodes)
+        documents = self.dense.document_scores(queries)
+        if config.lexical_weight and self.lexical is not None:
+            words = np.float32(config.lexical_weight) * self.lexical.scores(batch.texts)
+            documents = documents + torch.from_numpy(words[:, self.tree.doc_rows]).to(self.device)
+        if request.extra_scores is not None:
+            extra = np.asarray(request.extra_scores[batch.rows.numpy()], dtype=np.float32)
+            documents = documents + torch.from_numpy(extra[:, self.tree.doc_rows]).to(self.device)
+        every = self.dense.largest(documents / config.ann_temperature)  # [batch, nodes]
+        return lambda nodes: every.gather(1, nodes.flatten(1)).view_as(nodes)
+
+    def descend(
+        self, queries: _Queries, k: int, beam_width: int, reached: Tensor | None, trace: Trace | None = None
+    ) -> Descent:
+        """Run through all levels: expand the beam, then keep the best candidates.
 
         Args:
-            batch: the queries; what is added to their dense scores is left out.
-            ann_temperature: divides estimates; log-probabilities have none.
+            queries: what is searched.
+            k: documents per query.
+            beam_width: inner nodes kept per level.
+            reached: [batch] a score that k documents are known to reach; nodes below it are dropped, if scores are bounds.
+            trace: receives one `LevelTrace` a level.
         """
-        config = SearchConfig(alpha=1.0, beta=0.0)
-        if self.estimating:
-            config = SearchConfig(fusion="estimate", alpha=1.0, ann_temperature=ann_temperature)
-        request = SearchRequest(1, config)
-        return self.score(batch._replace(added=None), request), request
-
-    def search(
-        self, queries: ScoredQueries, request: SearchRequest, trace: list[LevelTrace] | None = None
-    ) -> SearchResult:
-        """Return the top k documents of a batch of queries.
-
-        Args:
-            queries: their token states and node scores.
-            request: k, scoring, beam width, filter.
-            trace: if given, receives one `LevelTrace` per level.
-        """
-        request = dataclasses.replace(request, k=self.most_answers(request))
-        return (trace is None and self._without_descent(queries, request)) or self.levels(queries, request, trace)
-
-    def _without_descent(self, queries: ScoredQueries, request: SearchRequest) -> SearchResult | None:
-        """Return the best of the nearest documents, if their scores are all that counts; None if the answer is below nodes."""
-        scores = queries.node_scores
-        if not isinstance(scores, BestBelow) or (request.config.uses_decoder and not self.estimating):
-            return None
-        best = self._nearest_documents(scores.nearest, request.k)
-        if best is None:
-            return None
-        exact = torch.full((len(best[1]),), scores.nearest.proven, device=self.device) & best[1].isfinite().all(dim=1)
-        return SearchResult(*best, exact, torch.zeros_like(best[1]))
-
-    def _nearest_documents(self, nearest: Nearest, k: int) -> tuple[Tensor, Tensor] | None:
-        """Return positions, scores [batch, k] of the best documents; None if others could be among them."""
-        if self.doc_rows is None:
-            return nearest.top(k)
-        nothing = Answers.empty(len(nearest.scores), k, nearest.scores)
-        best = nothing.merge(nearest.positions, nearest.scores, torch.zeros_like(nearest.scores), self.doc_rows)
-        lowest = torch.finfo(nearest.rest.dtype).min
-        known = (best.scores[:, -1] >= nearest.rest.clamp(min=lowest)).all()
-        return (best.positions, best.scores) if known else None
-
-    def most_answers(self, request: SearchRequest) -> int:
-        """Return k, or the number of documents that may be returned if that is less."""
-        if request.alive is None:
-            return min(request.k, self.tree.num_rows)
-        places = request.alive[self.tree.num_inner :]
-        if self.doc_rows is None:
-            return min(request.k, int(places.sum()))
-        return min(request.k, len(self.doc_rows[places].unique()))
-
-    @torch.no_grad()
-    def levels(
-        self, queries: ScoredQueries, request: SearchRequest, trace: list[LevelTrace] | None = None
-    ) -> SearchResult:
-        """Run `search` with k capped by `most_answers`; with `fixed_shape`, no step depends on a tensor's value."""
-        # Start at the root.
-        if request.alive is None:
-            request = dataclasses.replace(request, alive=self.occupied)
-        config, batch, k = request.config, len(queries.states), request.k
-        root = Beam.root(batch, self.device)
-        beam: Beam | None = root
-        answers = Answers.empty(batch, k, root.score)
-        pruned = torch.full((batch,), -torch.inf, device=self.device)  # [batch] best score pruned so far
-        cache = self._start(queries, config)
-        # Does a node's score bound those below it?
-        bounds = config.fusion != "estimate" and (cache is None or self.decoder.score != "node")
-
-        # Descend level by level: expand the beam, then keep the best candidates.
+        batch, bounds = len(queries.batch.texts), self.decoder.score != "node"
+        beam: Beam | None = Beam.root(batch, self.device)
+        answers = Answers.empty(batch, k, self.device)
+        pruned = torch.full((batch,), -torch.inf, device=self.device)  # best score pruned so far
+        read = torch.zeros(batch, dtype=torch.long, device=self.device)
+        cache = self._start(queries)
         for level in range(self.tree.depth):
-            if beam is None or not (self.fixed_shape or (beam.score > -torch.inf).any()):
+            if beam is None or not (beam.score > -torch.inf).any():
                 break
             if cache is not None and level > 0:
                 cache.select(beam.parent)
-            candidates = self._expand(beam, level, queries.node_scores, request, cache)
-            answers, beam, lost = self._select(candidates, level, answers, config.beam_width, bounds)
+            candidates = self._expand(beam, level, queries, cache, beam_width)
+            read += (candidates.nodes >= 0).sum(dim=1)
+            answers, beam, lost = self._select(candidates, level, answers, beam_width, reached if bounds else None)
             pruned = torch.maximum(pruned, lost)
             if trace is not None:
-                trace.append(level_trace(candidates, beam, answers, self.tree.num_inner))
-
-        # Certify: nothing pruned scores above the k-th document. Scores that overflowed prove nothing.
-        exact = pruned <= (answers.scores[:, -1] if bounds else -torch.inf)
-        exact &= answers.scores.isfinite().all(dim=1)
-        if isinstance(queries.node_scores, BestBelow):
-            exact &= queries.node_scores.nearest.proven
-        return SearchResult(answers.positions, answers.scores, exact, answers.generative)
+                trace.levels.append(_level_trace(candidates, beam, answers, self.tree.num_inner))
+        return Descent(answers, pruned, read)
 
     @torch.no_grad()
-    def follow(
-        self,
-        queries: ScoredQueries,
-        request: SearchRequest,
-        positions: Tensor,
-        trace: list[LevelTrace] | None = None,
-        levels: int | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def follow_paths(
+        self, batch: QueryBatch, request: SearchRequest, positions: Tensor, levels: int | None = None
+    ) -> PathScores:
         """Return the scores of the nodes on the paths to given documents, whether or not a search reaches them.
 
         Args:
-            queries: as in `search`.
+            batch: the queries.
             request: how nodes are scored; a filter changes no score.
             positions: [batch, m] docid positions.
-            trace: if given, receives one `LevelTrace` per level: all children of the nodes on the paths, [batch, m * fan_out].
             levels: how many levels to score; all by default.
-
-        Returns:
-            generative, dense: [batch, m, depth] scores of the node at each level; past the end of a docid, the document's.
         """
-        batch, m = positions.shape
         digits = torch.from_numpy(self.tree.paths(positions.flatten().numpy(force=True))[1]).long().to(self.device)
-        digits = digits.view(batch, m, self.tree.depth)
-        request = SearchRequest(1, request.config)
-        root = Beam.root(batch, self.device)
+        digits = digits.view(*positions.shape, self.tree.depth)
+        queries = _Queries(batch, request.config, self.node_scores(batch, request), None)
+        root = Beam.root(len(positions), self.device)
         beam = root.take(torch.zeros_like(positions), root.score)
-        cache = self._start(queries, request.config)
+        cache = self._start(queries)
         generative: list[Tensor] = []
         dense: list[Tensor] = []
+        siblings = []
         for level, fan_out in enumerate(self.tree.fan_out[:levels]):
-            candidates = self._expand(beam, level, queries.node_scores, request, cache)
+            candidates = self._expand(beam, level, queries, cache, 0)
             # [batch, m] where each path's next node is among the candidates [batch, m * fan_out]
-            columns = torch.arange(m, device=self.device) * fan_out + digits[:, :, level].clamp(min=0)
-            if trace is not None:
-                kept = torch.zeros_like(candidates.nodes, dtype=torch.bool).scatter(1, columns, True)
-                trace.append(LevelTrace(candidates.nodes, candidates.generative, candidates.dense, kept))
+            columns = torch.arange(positions.shape[1], device=self.device) * fan_out + digits[:, :, level].clamp(min=0)
+            taken = torch.zeros_like(candidates.nodes, dtype=torch.bool).scatter(1, columns, value=True)
+            siblings.append((candidates.nodes, candidates.generative, taken))
             is_document = candidates.nodes >= self.tree.num_inner
             beam = candidates.take(columns, candidates.score.masked_fill(is_document, -torch.inf))
             ended = digits[:, :, level] < 0  # [batch, m]
             for found, own in ((generative, beam.generative), (dense, beam.dense)):
                 found.append(torch.where(ended, found[-1], own) if found else own)
-        return torch.stack(generative, dim=2), torch.stack(dense, dim=2)
+        return PathScores(torch.stack(generative, dim=2), torch.stack(dense, dim=2), siblings)
 
-    def _expand(
-        self,
-        beam: Beam,
-        level: int,
-        node_scores: NodeScores | None,
-        request: SearchRequest,
-        cache: DecoderCache | TiedCache | None,
-    ) -> Beam:
+    @torch.no_grad()
+    def kept_nodes(self, states: Tensor, mask: Tensor, beam_width: int) -> Tensor:
+        """[batch, n] the nodes that a search by the decoder alone keeps (Zhuo et al. 2020, eq. 3); -1 at padding.
+
+        Args:
+            states: [batch, length, d_model] encoder states.
+            mask: [batch, length] True at real tokens.
+            beam_width: nodes per level, and documents.
+        """
+        rows = torch.arange(len(states))
+        batch = QueryBatch(rows, states, mask, states[:, 0], [""] * len(states))
+        queries, trace = _Queries(batch, SearchConfig(alpha=1.0, beta=0.0), None, self._occupied), Trace()
+        self.descend(queries, min(beam_width, self.tree.num_rows), beam_width, None, trace)
+        kept = [np.where(level.kept, level.nodes, -1) for level in trace.levels]
+        return torch.from_numpy(np.concatenate(kept, axis=1)).to(states.device)
+
+    def _expand(self, beam: Beam, level: int, queries: _Queries, cache: DecoderCache | None, beam_width: int) -> Beam:
         """Return all children of the beam with their scores, [batch, beams * fan_out], in docid order."""
         # The children, [batch, beams, fan_out]; `valid` is False past a node's last child.
-        config = request.config
+        config = queries.config
         digits = torch.arange(self.tree.fan_out[level], device=self.device)  # [fan_out]
         parents = beam.nodes.clamp(min=0)  # [batch, beams]
-        valid = (digits < self.num_children[parents][:, :, None]) & (beam.score > -torch.inf)[:, :, None]
-        nodes = (self.first_child[parents][:, :, None] + digits).masked_fill(~valid, 0)
-        weighs = level < config.beta  # is the dense score used at this level (m <= beta in eq. 12)?
+        valid = (digits < self.dense.num_children[parents][:, :, None]) & (beam.score > -torch.inf)[:, :, None]
+        nodes = (self.dense.first_child[parents][:, :, None] + digits).masked_fill(~valid, 0)
+        fused = level < config.beta  # is the dense score used at this level (m <= beta in eq. 12)?
 
         # The generative score: alpha log P_T5 along the path (DR-SCL eq. 9, 11).
         generative = beam.generative[:, :, None].expand_as(nodes)
         if cache is not None:
-            logits = self._logits(beam, nodes, level, cache, config.beam_width)
-            weight = config.alpha if weighs or (config.fusion == "bound" and config.beta > 0) else 1.0
+            logits = self._logits(beam, level, cache, beam_width)
+            weight = config.alpha if fused or (config.fusion == "bound" and config.beta > 0) else 1.0
             log_p, adds_up = self._log_probabilities(logits.float(), nodes, valid, level)
             generative = generative.masked_fill(~adds_up, 0.0) + weight * log_p
 
         # The dense score: a sum along the path ("paper"), or the node's own ("bound").
         dense = beam.dense[:, :, None].expand_as(nodes)
-        if weighs and node_scores is not None:
-            values = node_scores.of(nodes, level)
-            if config.fusion == "estimate":
-                is_document = nodes >= self.tree.num_inner
-                generative, dense = values.masked_fill(is_document, 0.0), values.masked_fill(~is_document, 0.0)
-            elif config.fusion == "paper":
-                dense = dense + (1 - config.alpha) * valid_log_softmax(values, valid)  # DR-SCL eq. 10, 11
-            else:
-                dense = values if self.estimating else (1 - config.alpha) * values
+        if fused and queries.node_scores is not None:
+            values = (1 - config.alpha) * _softmax_if(config.fusion == "paper", queries.node_scores(nodes), valid)
+            dense = dense + values if config.fusion == "paper" else values  # DR-SCL eq. 10, 11
 
         # A filter excludes nodes after the softmaxes, so it changes no score.
-        if request.alive is not None:
-            valid = valid & request.alive[nodes]
+        if queries.alive is not None:
+            valid = valid & queries.alive[nodes]
         return Beam(
             nodes=nodes.masked_fill(~valid, -1).flatten(1),
             tokens=self.decoder.tokens(beam.tokens, digits, level).expand_as(nodes).flatten(1),
@@ -243,24 +383,16 @@ class TreeSearcher(TreeScorer):
             parent=torch.arange(beam.nodes.shape[1], device=self.device)[:, None].expand(nodes.shape).flatten(1),
         )
 
-    def _start(self, queries: ScoredQueries, config: SearchConfig) -> DecoderCache | TiedCache | None:
-        """Return what the decoder keeps of the queries, None if it does not score nodes step by step."""
-        if not config.uses_decoder or self.estimating:
+    def _start(self, queries: _Queries) -> DecoderCache | None:
+        """Return what the decoder keeps of the queries, None if it takes no part."""
+        config = queries.config
+        if not (config.alpha > 0 or config.beta == 0 or (config.fusion == "paper" and config.beta < self.tree.depth)):
             return None
-        if isinstance(self.decoder, TiedDecoder):
-            assert queries.embeddings is not None
-            return TiedCache(self.decoder.read(queries.embeddings, queries.states, queries.mask))
-        return self.decoder.start(queries.states, queries.mask)
+        return self.decoder.start(queries.batch.states, queries.batch.mask)
 
-    def _logits(
-        self, beam: Beam, nodes: Tensor, level: int, cache: DecoderCache | TiedCache, beam_width: int
-    ) -> Tensor:
+    def _logits(self, beam: Beam, level: int, cache: DecoderCache, beam_width: int) -> Tensor:
         """Return the decoder's logits [batch, beams, fan_out] of the beam's children."""
-        if isinstance(cache, TiedCache):
-            assert self.estimates is not None
-            return cache.logits(self.estimates, nodes, level)
-        assert isinstance(self.decoder, FastDecoder)
-        one_beam = level == 0 and nodes.shape[1] == 1
+        one_beam = level == 0 and beam.nodes.shape[1] == 1
         if one_beam and self.tree.depth > 1 and self.tree.fan_out[0] <= beam_width:
             return self.decoder.first_step(cache)
         return self.decoder.step(beam.tokens, level, cache)
@@ -279,7 +411,7 @@ class TreeSearcher(TreeScorer):
         if self._trained is not None:
             logits = F.pad(logits, (0, nodes.shape[2] - logits.shape[2]))
             known = valid & self._trained[nodes]
-            counted = valid if self.occupied is None else known | (valid & self.occupied[nodes])
+            counted = valid if self._occupied is None else known | (valid & self._occupied[nodes])
             mean = (
                 logits.masked_fill(~known, -torch.inf).logsumexp(dim=2, keepdim=True) - known.sum(2, keepdim=True).log()
             )
@@ -291,7 +423,7 @@ class TreeSearcher(TreeScorer):
         return logits.masked_fill(~valid, 0.0), adds_up
 
     def _select(
-        self, candidates: Beam, level: int, answers: Answers, beam_width: int, bounds: bool
+        self, candidates: Beam, level: int, answers: Answers, beam_width: int, reached: Tensor | None
     ) -> tuple[Answers, Beam | None, Tensor]:
         """Return the updated top k, the next beam (None after the last level), and the best score pruned [batch].
 
@@ -301,20 +433,116 @@ class TreeSearcher(TreeScorer):
         is_document = candidates.nodes >= self.tree.num_inner
         if self.tree.holds_documents[level]:
             scores = candidates.score.masked_fill(~is_document, -torch.inf)
-            found = candidates.nodes - self.tree.num_inner
-            answers = answers.merge(found, scores, candidates.generative, self.doc_rows)
+            answers = answers.merge(candidates.nodes - self.tree.num_inner, scores, self.doc_rows)
         lost = torch.full_like(answers.scores[:, 0], -torch.inf)
         if level + 1 == self.tree.depth:
             return answers, None, lost
 
         # The best inner nodes are the next beam.
-        below = self.tree.levels[level + 1]
         score = candidates.score.masked_fill(is_document, -torch.inf)
-        if bounds:
-            score = score.masked_fill(score < answers.scores[:, -1:], -torch.inf)
+        if self.decoder.score != "node":
+            needed = answers.scores[:, -1] if reached is None else torch.maximum(answers.scores[:, -1], reached)
+            score = score.masked_fill(score < needed[:, None], -torch.inf)
         order = score.argsort(dim=1, descending=True, stable=True)
-        width = min(beam_width, below.stop - below.start)
+        width = min(beam_width, max(1, int((score > -torch.inf).sum(dim=1).max())))
         if order.shape[1] > width:
             lost = score.gather(1, order[:, width : width + 1])[:, 0]
         kept = order[:, :width].sort(dim=1).values  # back to docid order
         return answers, candidates.take(kept, score), lost
+
+
+class BestPaths(Method):
+    """The documents at the end of the best paths that a beam finds.
+
+    Args:
+        search: the beam search.
+    """
+
+    def __init__(self, search: BeamSearch) -> None:
+        self.search = search
+
+    @torch.no_grad()
+    def retrieve(self, batch: QueryBatch, request: SearchRequest, trace: Trace | None = None) -> SearchResult:
+        """Return the top k documents of a batch of queries.
+
+        A query for which fewer than k are found has its beam doubled, until there are k or nothing is pruned.
+        """
+        search = self.search
+        k = min(request.k, count_documents(search.tree, request.allowed))
+        result = SearchResult.empty(len(batch.texts), k)
+        rows, width = np.arange(len(batch.texts)), max(request.config.beam_width, k * search.tree.most_places)
+        while k and len(rows):
+            own = batch if len(rows) == len(batch.texts) else batch.select(torch.from_numpy(rows))
+            if trace is not None:
+                trace.levels, trace.beam_width = [], width
+            found = search.descend(search.queries(own, request), k, width, None, trace)
+            part = search.result(found)
+            result.put(rows, part)
+            rows = rows[(part.found < k) & (found.pruned > -torch.inf).numpy(force=True)]
+            width *= 2
+        return result
+
+
+class AllPaths(Method):
+    """The documents at the end of the best of all paths.
+
+    The answers of a beam give a score that k documents reach. Nodes below it are dropped where scores are bounds, and no other.
+
+    Args:
+        search: the beam search.
+    """
+
+    def __init__(self, search: BeamSearch) -> None:
+        self.search = search
+
+    @torch.no_grad()
+    def retrieve(self, batch: QueryBatch, request: SearchRequest, trace: Trace | None = None) -> SearchResult:
+        """Return the top k of all documents that may be returned."""
+        search = self.search
+        first = BestPaths(search).retrieve(batch, request)
+        k = first.positions.shape[1]
+        result = SearchResult.empty(len(batch.texts), k)
+        step = max(1, _ROWS // search.tree.num_inner)
+        for start in range(0, len(batch.texts) if k else 0, step):
+            rows = np.arange(start, min(start + step, len(batch.texts)))
+            queries = search.queries(batch.select(torch.from_numpy(rows)), request)
+            reached = torch.from_numpy(first.scores[rows, -1]).to(search.device)
+            reached = reached - _ROUNDING * (1 + reached.abs())
+            nothing = torch.zeros(len(rows), dtype=torch.long, device=search.device)
+            whole = Descent(
+                Answers.empty(len(rows), k, search.device),
+                torch.full_like(reached, -torch.inf),
+                nothing,
+            )
+            for alive in self._shares(queries.alive):
+                found = search.descend(dataclasses.replace(queries, alive=alive), k, search.tree.num_inner, reached)
+                answers = whole.answers.merge(found.answers.positions, found.answers.scores, search.doc_rows)
+                whole = Descent(answers, whole.pruned, whole.read + found.read)
+            result.put(rows, search.result(whole))
+            result.exact[rows] = True
+        if trace is not None:
+            trace.positions, trace.scores, trace.sources = result.positions, result.scores, result.sources
+        return result
+
+    def _shares(self, alive: Tensor | None) -> "list[Tensor | None]":
+        """Return parts of the tree, searched one after the other: True at what may be returned in each."""
+        search, tree = self.search, self.search.tree
+        if tree.num_inner <= _ROWS:
+            return [alive]
+        bounds = np.linspace(0, tree.num_documents, -(-tree.num_inner // _ROWS) + 1).astype(int).tolist()
+        positions = torch.arange(tree.num_documents, device=search.device)
+        allowed = torch.ones_like(positions, dtype=torch.bool) if alive is None else alive[tree.num_inner :]
+        return [search.dense.alive(allowed & (positions >= a) & (positions < b)) for a, b in pairwise(bounds)]
+
+
+def _softmax_if(softmax: bool, values: Tensor, valid: Tensor) -> Tensor:
+    return valid_log_softmax(values, valid) if softmax else values
+
+
+def _level_trace(candidates: Beam, beam: Beam | None, answers: Answers, num_inner: int) -> LevelTrace:
+    """Return the candidates of a level, and which of them went into the next beam or the answers."""
+    # [batch, k + beam_width] nodes in the top k or the next beam
+    alive = torch.cat([answers.positions + num_inner, *([] if beam is None else [beam.nodes])], dim=1)
+    kept = (candidates.nodes[:, :, None] == alive[:, None, :]).any(dim=2) & (candidates.nodes >= 0)
+    fields = (candidates.nodes, candidates.score, kept)
+    return LevelTrace(*(field.numpy(force=True) for field in fields))

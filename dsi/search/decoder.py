@@ -2,8 +2,8 @@
 
 Computes the same numbers as `DocidGenerator.decoder`. It is faster because cross-attention keys and values are computed once
 per query and shared by its beams; query, key and value projections are one matrix product; the norms' constants are folded into
-the weights, which are packed for the CPU; and only the digits of the current level get logits. A generator with tied tokens is
-read once per query (`TiedDecoder`). Knows nothing of trees, scores or fusion.
+the weights, which are packed for the CPU; and only the digits of the current level get logits. Knows nothing of trees, scores
+or fusion.
 """
 
 import copy
@@ -18,9 +18,8 @@ from torch import Tensor
 from contrastive.inference import PackedLinear, for_inference
 from dsi.generator.base import Generator
 from dsi.generator.model import DocidGenerator
-from dsi.generator.tied import LevelQueries, TiedGenerator
+from dsi.generator.tied import TiedGenerator
 from dsi.generator.words import WordGenerator
-from dsi.trees.estimates import NodeEstimates
 
 
 @dataclass
@@ -271,56 +270,17 @@ class WordDecoder(FastDecoder):
         return super()._logits(hidden, tokens, level).gather(2, self.columns[children])
 
 
-class TiedDecoder:
-    """A `TiedGenerator`, laid out for search.
-
-    Args:
-        generator: a trained generator; if its weights change, make a new `TiedDecoder`.
-        dtype: of the T5 decoder's weights and arithmetic, if there is one; the rest is float32.
-    """
-
-    def __init__(self, generator: TiedGenerator, dtype: torch.dtype | None = None) -> None:
-        self.generator = copy.deepcopy(generator).eval().requires_grad_(False)
-        if generator.reads_states:
-            self.generator.decoder.to(dtype or torch.float32)
-        self.score, self.look_ahead = generator.objective.score, int(generator.config.look_ahead)
-
-    def tokens(self, parents: Tensor, digits: Tensor, level: int) -> Tensor:
-        """Return the digits: a tied token is its node."""
-        return digits
-
-    @torch.no_grad()
-    def read(self, embeddings: Tensor, token_states: Tensor, states_mask: Tensor) -> LevelQueries:
-        """Return the queries of all levels for a batch; see `TiedGenerator.forward`."""
-        if self.generator.reads_states:
-            token_states = token_states.to(self.generator.decoder.dtype)
-        return self.generator(embeddings.float(), token_states, states_mask)  # type: ignore[no-any-return]
-
-
-@dataclass
-class TiedCache:
-    """What a tied generator says of a batch of queries; nothing in it depends on the beam."""
-
-    said: LevelQueries
-
-    def select(self, beams: Tensor) -> None:
-        """Do nothing: there is no past."""
-
-    def logits(self, estimates: NodeEstimates, nodes: Tensor, level: int) -> Tensor:
-        """Return the logits [batch, …] of nodes [batch, …], children that are chosen at `level`."""
-        said, own = self.said, min(level, len(self.said.scales) - 1)
-        scores = estimates.of(said.queries[:, own], nodes, level, said.scales[own], said.size_weights[own])
-        return scores + said.biases[own]
-
-
-def search_decoder(generator: Generator, dtype: torch.dtype | None = None) -> FastDecoder | TiedDecoder:
+def search_decoder(generator: Generator, dtype: torch.dtype | None = None) -> FastDecoder | TiedGenerator:
     """Return a generator laid out for search.
 
     Args:
         generator: with tokens of any kind.
-        dtype: of weights and arithmetic; the generator's own by default.
+        dtype: of a decoder's weights and arithmetic; the generator's own by default. All else is float32.
     """
     if isinstance(generator, TiedGenerator):
-        return TiedDecoder(generator, dtype)
+        generator = copy.deepcopy(generator).eval().requires_grad_(requires_grad=False)
+        if generator.reads_states:
+            generator.decoder.to(dtype or torch.float32)
+        return generator
     assert isinstance(generator, DocidGenerator)
     return (WordDecoder if isinstance(generator, WordGenerator) else FastDecoder)(generator, dtype)

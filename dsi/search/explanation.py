@@ -1,45 +1,45 @@
-"""Explains a search: its levels as data and as a printed tree. Knows nothing of models."""
+"""Explains a search: its levels as data, and as a printed tree. Knows nothing of models."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from docids.tree import DocidTree
-from dsi.search.beams import LevelTrace
+from dsi.search.engine import Followed
 from dsi.search.request import SearchConfig
+from dsi.search.results import EXTRA, WALK, WORDS, SearchResult, Trace
 
 _PRUNED_SHOWN = 2
+_NAMES = {WALK: "walk", WORDS: "words", EXTRA: "extra scores"}
 
 
 @dataclass
 class ExplainedNode:
-    """A node that the search scored.
+    """A node of the docid tree: one that the search scored, or one above a document that was returned.
 
     Attributes:
         digits: its path.
-        generative: weighted generative score.
-        dense: weighted dense score.
-        kept: True if it entered the beam or the top k so far.
+        score: what ranked it; for a document, its score. None for a node that was not scored.
+        kept: True if it entered the beam, or is a document that was returned.
         documents: number of different documents below it.
         label: the document's title; for an inner node, the title of a document below it.
         rank: final rank of a document that was returned, at the place that won if it has several; else None.
+        found_by: for a document, what found it: "walk", "words", "extra scores".
+        parts: for a document that was returned, {name: what that part contributes to its score}.
         children: its children that were scored, best first.
     """
 
     digits: tuple[int, ...]
-    generative: float
-    dense: float
+    score: float | None
     kept: bool
     documents: int
     label: str
     rank: int | None = None
+    found_by: tuple[str, ...] = ()
+    parts: dict[str, float] = field(default_factory=dict)
     children: list["ExplainedNode"] = field(default_factory=list)
-
-    @property
-    def score(self) -> float:
-        """The score that the node was ranked by."""
-        return self.generative + self.dense
 
 
 @dataclass
@@ -48,52 +48,62 @@ class Explanation:
 
     Attributes:
         query: its text.
-        config: the search config.
+        config: the search config that was used; the beam is the one that answered.
         levels: the nodes of each level, best first.
         roots: the first level.
-        lexical: name of the lexical scores.
+        read: how many vectors of nodes and documents were scored.
+        total: how many documents the index has.
+        lexical: name of the lexical scores, "" if they take no part.
+        tied: whether docid tokens are tied to the tree's vectors.
     """
 
     query: str
     config: SearchConfig
     levels: list[list[ExplainedNode]]
     roots: list[ExplainedNode]
-    lexical: str = "BM25"
+    read: int
+    total: int
+    lexical: str = ""
+    tied: bool = True
 
     def __str__(self) -> str:
-        weight = self.config.lexical_weight
-        words = f" (with {self.lexical}, weight {weight:.3g})" if weight else ""
-        head = [
-            f'"{self.query}"  ({self.config.fusion} fusion, alpha {self.config.alpha:g}, beta {self.config.beta:g}, '
-            f"beam {self.config.beam_width})",
-            f"score = {'generative + dense' if self._has_parts else self._whole}{words}; + kept, - pruned, # final rank",
-        ]
-        return "\n".join([*head, *_lines(self.roots, parts=self._has_parts)])
+        config, read = self.config, "vectors read" if self.tied else "nodes scored"
+        if config.method == "exact":
+            how = "exact: all documents scored"
+        else:
+            how = f"generate, alpha {config.alpha:g}, beam {config.beam_width}: {self.read} {read}"
+        head = f'"{self.query}"  ({how}, {self.total} documents)'
+        return "\n".join([head, f"{self._meaning}; + kept, - pruned, # final rank", *_lines(self.roots)])
 
     @property
-    def _has_parts(self) -> bool:
-        """Whether generative and dense scores add up; a generator with tied tokens changes the dense ones instead."""
-        return any(node.generative and node.dense for level in self.levels for node in level)
-
-    @property
-    def _whole(self) -> str:
-        return (
-            "estimate of the best document below"
-            if self.config.fusion == "estimate"
-            else "that of the best document below"
-        )
+    def _meaning(self) -> str:
+        config = self.config
+        words = f" + {config.lexical_weight:.3g} {self.lexical}" if self.lexical else ""
+        if self.tied:
+            mapped = " + query map" if config.query_map_weight else ""
+            return f"score of a node = q.v + bonus, of a document = dense{mapped}{words}"
+        dense = f"that of the best document below{words}" if config.fusion == "bound" else "centroids along the path"
+        return f"score = generator along the path + {dense}"
 
     __repr__ = __str__
 
 
+class Found(NamedTuple):
+    """How one search came about.
+
+    Attributes:
+        trace: of the search.
+        result: its answer.
+        followed: the paths to the documents of the answer, in order.
+    """
+
+    trace: Trace
+    result: SearchResult
+    followed: Followed
+
+
 def explain(
-    query: str,
-    tree: DocidTree,
-    titles: Sequence[str],
-    config: SearchConfig,
-    trace: Sequence[LevelTrace],
-    positions: Sequence[int],
-    lexical: str = "BM25",
+    query: str, tree: DocidTree, titles: Sequence[str], config: SearchConfig, found: Found, lexical: str, *, tied: bool
 ) -> Explanation:
     """Return the `Explanation` of a search for one query.
 
@@ -102,88 +112,124 @@ def explain(
         tree: the docids.
         titles: of the documents, in collection order; only those shown are read.
         config: the search config that was used.
-        trace: of the search (batch of 1).
-        positions: docid positions of the documents found, best first.
-        lexical: name of the lexical scores.
+        found: how the search came about.
+        lexical: name of the lexical scores, "" if they take no part.
+        tied: whether docid tokens are tied to the tree's vectors.
     """
-    ranks = {tree.num_inner + position: rank for rank, position in enumerate(positions, start=1) if position >= 0}
-    above = {0: ExplainedNode((), 0.0, 0.0, kept=True, documents=tree.num_documents, label="")}  # the root
-    roots = above[0].children
-    levels: list[list[ExplainedNode]] = []
-    for level in trace:
-        entries = zip(
-            level.nodes[0].tolist(),
-            level.generative[0].tolist(),
-            level.dense[0].tolist(),
-            level.kept[0].tolist(),
-            strict=True,
-        )
-        scored = sorted((entry for entry in entries if entry[0] >= 0), key=lambda entry: -(entry[1] + entry[2]))
-        level_nodes: dict[int, ExplainedNode] = {}
-        parents = _parents(tree, list(above), [entry[0] for entry in scored])
-        for parent, (node, *scores) in zip(parents, scored, strict=True):
-            digits = (*above[parent].digits, node - int(tree.first_child[parent]))
-            level_nodes[node] = _node(tree, titles, ranks, node, digits, *scores)
-            above[parent].children.append(level_nodes[node])
-        levels.append(list(level_nodes.values()))
-        above = level_nodes
-    return Explanation(query, config, levels, roots, lexical)
+    return _Builder(tree, titles, found).explanation(query, config, lexical, tied=tied)
 
 
-def _parents(tree: DocidTree, above: Sequence[int], nodes: Sequence[int]) -> list[int]:
-    """Return the parent of each node; all are among the nodes `above`."""
-    inner = np.array([node for node in above if node < tree.num_inner], dtype=np.int64)
-    inner = inner[tree.first_child[inner].argsort()]
-    found: list[int] = inner[tree.first_child[inner].searchsorted(nodes, side="right") - 1].tolist()
-    return found
+class _Builder:
+    """Puts the nodes of a trace, and the documents, at their places in the tree."""
+
+    def __init__(self, tree: DocidTree, titles: Sequence[str], found: Found) -> None:
+        self.tree, self.titles, self.found = tree, titles, found
+        self.known: dict[tuple[int, ...], ExplainedNode] = {}
+        self._add_scored()
+        self._add_returned()
+        self._add_others()
+
+    def explanation(self, query: str, config: SearchConfig, lexical: str, *, tied: bool) -> Explanation:
+        levels: list[list[ExplainedNode]] = [[] for _ in range(max(map(len, self.known), default=0))]
+        for node in sorted(self.known.values(), key=lambda node: (node.score is None, -(node.score or 0), node.digits)):
+            levels[len(node.digits) - 1].append(node)
+            if len(node.digits) > 1:
+                self.known[node.digits[:-1]].children.append(node)
+        width = self.found.trace.beam_width or config.beam_width
+        used = SearchConfig(**{**vars(config), "beam_width": width})
+        read = int(self.found.result.read[0]) if len(self.found.result.read) else 0
+        return Explanation(query, used, levels, levels[0] if levels else [], read, self.tree.num_rows, lexical, tied)
+
+    def _digits(self, nodes: np.ndarray) -> list[tuple[int, ...]]:
+        """Return the paths of nodes."""
+        tree, inner = self.tree, nodes < self.tree.num_inner
+        positions = np.where(inner, tree.doc_start[np.where(inner, nodes, 0)], nodes - tree.num_inner)
+        _, digits = tree.paths(positions)
+        above = np.searchsorted([level.start for level in tree.levels], nodes, side="right") - 1
+        lengths = np.where(inner, above, (digits >= 0).sum(axis=1))
+        return [tuple(own[:length]) for own, length in zip(digits.tolist(), lengths.tolist(), strict=True)]
+
+    def _add_scored(self) -> None:
+        """Add the nodes that the search scored on its way."""
+        levels = [(level.nodes[0], level.scores[0], level.kept[0]) for level in self.found.trace.levels]
+        if not levels:
+            return
+        nodes, scores, kept = (np.concatenate(each) for each in zip(*levels, strict=True))
+        nodes, scores, kept = (each[nodes >= 0] for each in (nodes, scores, kept))
+        for entry in zip(self._digits(nodes), nodes.tolist(), scores.tolist(), kept.tolist(), strict=True):
+            self._add(*entry)
+
+    def _add(self, digits: tuple[int, ...], node: int, score: float | None, kept: bool) -> ExplainedNode:
+        rows = self.tree.rows_below(node)
+        label = self.titles[int(rows[0])] if len(rows) else ""
+        self.known[digits] = ExplainedNode(digits, score, kept, len(set(rows.tolist())), label)
+        return self.known[digits]
+
+    def _add_returned(self) -> None:
+        """Add the documents of the answer, and the nodes above them that the walk did not score."""
+        result, followed, tree = self.found.result, self.found.followed, self.tree
+        for column, position in enumerate(result.positions[0].tolist()):
+            if position < 0:
+                continue
+            digits = tree.digits(position)
+            for length in range(1, len(digits)):
+                if digits[:length] not in self.known:
+                    self._add(digits[:length], tree.node(digits[:length]), None, kept=False)
+            node = self._add(digits, tree.num_inner + position, float(result.scores[0, column]), kept=True)
+            node.rank, node.found_by = column + 1, _found_by(int(result.sources[0, column]))
+            node.parts = {name: float(values[0, column]) for name, values in followed.parts.items()}
+
+    def _add_others(self) -> None:
+        """Add the documents that were scored completely and not returned, below nodes that were kept."""
+        trace = self.found.trace
+        if not trace.positions.shape[1]:
+            return
+        entries = zip(trace.positions[0].tolist(), trace.scores[0].tolist(), trace.sources[0].tolist(), strict=True)
+        for position, score, source in entries:
+            if position < 0 or score == -np.inf:
+                continue
+            digits = self.tree.digits(position)
+            above = self.known.get(digits[:-1])
+            if digits not in self.known and (above is None if len(digits) == 1 else above is not None and above.kept):
+                self._add(digits, self.tree.num_inner + position, score, kept=False).found_by = _found_by(source)
 
 
-def _node(
-    tree: DocidTree,
-    titles: Sequence[str],
-    ranks: dict[int, int],
-    node: int,
-    digits: tuple[int, ...],
-    generative: float,
-    dense: float,
-    kept: bool,
-) -> ExplainedNode:
-    rows = tree.rows_below(node)
-    documents, label = len(set(rows.tolist())), titles[int(rows[0])]
-    return ExplainedNode(digits, generative, dense, kept, documents, label, ranks.get(node))
+def _found_by(source: int) -> tuple[str, ...]:
+    return tuple(name for bit, name in _NAMES.items() if source & bit)
 
 
-def _lines(nodes: Sequence[ExplainedNode], *, parts: bool) -> list[str]:
+def _lines(nodes: Sequence[ExplainedNode]) -> list[str]:
     """Return the lines of a tree; a docid may be longer than Python's stack is deep."""
-    lines, waiting = [], _below(nodes, "", parts=parts)[::-1]
+    lines, waiting = [], _below(nodes, "")[::-1]
     while waiting:
         line, children, indent = waiting.pop()
         lines.append(line)
-        waiting += _below(children, indent, parts=parts)[::-1]
+        waiting += _below(children, indent)[::-1]
     return lines
 
 
-def _below(
-    nodes: Sequence[ExplainedNode], indent: str, *, parts: bool
-) -> list[tuple[str, Sequence[ExplainedNode], str]]:
+def _below(nodes: Sequence[ExplainedNode], indent: str) -> list[tuple[str, Sequence[ExplainedNode], str]]:
     """Return, for each node that is shown, its line, its children and their indent."""
-    kept = [node for node in nodes if node.kept]
-    pruned = [node for node in nodes if not node.kept]
-    shown = kept + pruned[:_PRUNED_SHOWN]
+    needed = [node for node in nodes if node.kept or node.children]
+    pruned = [node for node in nodes if not (node.kept or node.children)]
+    shown = needed + pruned[:_PRUNED_SHOWN]
     hidden = len(pruned) - _PRUNED_SHOWN
     entries: list[tuple[str, Sequence[ExplainedNode], str]] = []
     for number, node in enumerate(shown):
         last = number == len(shown) - 1 and hidden <= 0
-        line = f"{indent}{'└─' if last else '├─'} {_line(node, parts=parts)}"
+        line = f"{indent}{'└─' if last else '├─'} {_line(node)}"
         entries.append((line, node.children, indent + ("   " if last else "│  ")))
     if hidden > 0:
-        entries.append((f"{indent}└─ - and {hidden} more pruned", (), ""))
+        what = "pruned" if pruned[0].documents > 1 else "not returned"
+        entries.append((f"{indent}└─ - and {hidden} more {what}", (), ""))
     return entries
 
 
-def _line(node: ExplainedNode, *, parts: bool) -> str:
+def _line(node: ExplainedNode) -> str:
     mark = f"#{node.rank}" if node.rank else "+" if node.kept else "-"
     what = node.label if node.documents == 1 else f"{node.documents} documents, e.g. {node.label}"
     digits = ".".join(map(str, node.digits))
-    sum_of = f" = {node.generative:.3f} + {node.dense:.3f}" if parts else ""
-    return f"{mark} {digits}  {node.score:.3f}{sum_of}  {what}"
+    score = "not scored" if node.score is None else f"{node.score:.3f}"
+    parts = " + ".join(f"{value:.3f} {name}" for name, value in node.parts.items())
+    found = f"  (found by {' and '.join(node.found_by)})" if node.found_by and "walk" not in node.found_by else ""
+    return f"{mark} {digits}  {score}{f' = {parts}' if len(node.parts) > 1 else ''}  {what}{found}"

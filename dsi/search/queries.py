@@ -1,6 +1,6 @@
 """Encoded queries: one pass of the encoder serves many searches. Knows nothing of trees."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,13 +11,7 @@ from torch import Tensor
 
 from contrastive.encoder import Encoder
 from docids.checks import plain, text
-from docids.lexical import BM25, Lexical
 from docids.progress import progress
-from docids.tree import DocidTree
-from dsi.search.added import AddedScores
-
-LARGEST_EXTRA = 1e30
-"""Bound of `extra_scores`: further ones could overflow float32."""
 
 
 class QueryBatch(NamedTuple):
@@ -29,7 +23,6 @@ class QueryBatch(NamedTuple):
         mask: [n, length] True at real tokens.
         embeddings: [n, embedding_dim].
         texts: the queries, without the encoder's prompt.
-        added: what joins their dense scores.
     """
 
     rows: Tensor
@@ -37,17 +30,16 @@ class QueryBatch(NamedTuple):
     mask: Tensor
     embeddings: Tensor
     texts: list[str]
-    added: AddedScores | None = None
 
     def select(self, which: Tensor) -> "QueryBatch":
         """Return the queries at the indices `which`."""
-        added = None if self.added is None else self.added.select(which)
         texts = [self.texts[n] for n in which.tolist()]
-        return QueryBatch(self.rows[which], self.states[which], self.mask[which], self.embeddings[which], texts, added)
+        return QueryBatch(self.rows[which], self.states[which], self.mask[which], self.embeddings[which], texts)
 
-
-WordFactors = Callable[[QueryBatch, BM25], Sequence[NDArray[np.floating]]]
-"""A function that gives one factor for each of the `terms` of each query."""
+    @property
+    def vectors(self) -> NDArray[np.float32]:
+        """[n, embedding_dim] embeddings on the CPU."""
+        return self.embeddings.float().numpy(force=True)
 
 
 @dataclass(frozen=True)
@@ -143,57 +135,3 @@ def _query(query: object, name: str) -> str:
     if "\0" in query:
         raise ValueError(f"{name} must be a text without NUL characters, got {query!r}.")
     return text(query, name)
-
-
-def with_scores(
-    encoded: EncodedQueries,
-    tree: DocidTree,
-    lexical: Lexical | None,
-    lexical_weight: float,
-    extra_scores: NDArray[np.floating] | None,
-    factors: WordFactors | None = None,
-) -> Iterator[QueryBatch]:
-    """Yield the batches with the scores that join the dense ones: weighted lexical ones, and the caller's own.
-
-    Args:
-        encoded: the queries.
-        tree: the docids.
-        lexical: BM25 or learned sparse vectors of the document table, if the index has them.
-        lexical_weight: weight of the lexical scores; 0 leaves them out.
-        extra_scores: [queries, rows of the document table].
-        factors: of the words of BM25; 1 by default.
-
-    Raises:
-        ValueError: extra_scores are no such array or not finite, or lexical_weight is set but the index has no lexical part.
-    """
-    if lexical_weight and lexical is None:
-        raise ValueError(
-            f"lexical_weight is {lexical_weight:g}, but this index has no lexical part; "
-            "use 0, or train with lexical.enabled = true."
-        )
-    if extra_scores is not None:
-        _check_extra_scores(extra_scores, (encoded.count, tree.num_rows))
-    words = lexical if lexical_weight else None
-    for batch in encoded.batches:
-        given = None if extra_scores is None else extra_scores[batch.rows.numpy()]
-        if words is not None or given is not None:
-            weights = factors(batch, words) if factors is not None and isinstance(words, BM25) else None
-            batch = batch._replace(added=AddedScores(batch.texts, tree, words, lexical_weight, weights, given))
-        yield batch
-
-
-def _check_extra_scores(extra_scores: object, expected: tuple[int, int]) -> None:
-    if not isinstance(extra_scores, np.ndarray) or extra_scores.dtype.kind not in "fiu":
-        got = (
-            f"an array of {extra_scores.dtype}" if isinstance(extra_scores, np.ndarray) else type(extra_scores).__name__
-        )
-        raise ValueError(f"extra_scores must be a NumPy array of floats [queries, documents] = {expected}, got {got}.")
-    if extra_scores.shape != expected:
-        raise ValueError(f"extra_scores must be [queries, documents] = {expected}, got {extra_scores.shape}.")
-    good = np.abs(extra_scores, dtype=np.float64) <= LARGEST_EXTRA
-    if not good.all():
-        query, row = np.argwhere(~good)[0].tolist()
-        raise ValueError(
-            f"extra_scores must be finite, from -1e30 to 1e30, got {extra_scores[query, row]} for query {query} and document "
-            f"row {row}; exclude a document with `deny`."
-        )

@@ -126,7 +126,7 @@ async def _within_limit(request: Request, future: "Future[Any]") -> Any:
     try:
         return await asyncio.wait_for(asyncio.wrap_future(future), seconds)
     except (asyncio.TimeoutError, TimeoutError):
-        message = f"The search took longer than {seconds:g} s; try again later, with fewer queries or a narrower beam."
+        message = f"The search took longer than {seconds:g} s; try again later, or with fewer queries."
         raise HTTPException(503, message, {"Retry-After": "1"}) from None
 
 
@@ -158,7 +158,7 @@ def _add_searches(app: FastAPI) -> None:
         answers = list(await _within_limit(request, found))
         return {"answers": answers, "milliseconds": round(1000 * (time.perf_counter() - started), 1)}
 
-    @app.post("/explain", summary="Show a search level by level, and where a document was lost")
+    @app.post("/explain", summary="Show how a search came about, and why a document is not among the answers")
     async def explain(request: Request, service: Served, body: ExplainBody) -> dict[str, Any]:
         found = service.explain(body.query, body.k, body.options(), body.doc_id)
         explained: dict[str, Any] = await _within_limit(request, found)

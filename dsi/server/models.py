@@ -7,7 +7,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-NOT_IN_JSON = ("extra_scores", "reward")
+from dsi.search.request import METHODS
+
+NOT_IN_JSON = ("extra_scores",)
 """Search options whose values are Python objects."""
 _QUERY = "which capitals are on the danube"
 
@@ -23,20 +25,17 @@ class SearchFields(BaseModel):
     model_config = ConfigDict(extra="allow")  # the library names the option that was meant
 
     k: Any = Field(10, description="Documents per query.", json_schema_extra={"type": "integer", "minimum": 1})
+    method: Any = _field("string", "Walk down the tree, or score all documents.", "generate", enum=list(METHODS))
+    beam_width: Any = _field("integer", "Nodes kept per level.", 20, minimum=1)
+    candidates: Any = _field("integer", "Documents that the walk and the words each contribute.", 100, minimum=1)
     alpha: Any = _field("number", "Weight of the generator.", 0.3, minimum=0, maximum=1)
-    beta: Any = _field("number", "Levels with dense scores; 0 for the decoder only.", 2, minimum=0)
-    fusion: Any = _field("string", "How nodes are scored.", "bound", enum=["bound", "estimate", "paper"])
-    ann_temperature: Any = _field("number", "Divides the dense scores.", 0.05, minimum=1e-6, maximum=1e6)
-    beam_width: Any = _field("integer", "Inner nodes kept per level, at least k.", 20, minimum=1)
-    lexical_weight: Any = _field("number", "Weight of BM25 beside the dense scores.", 0.03, minimum=0, maximum=1e6)
-    probed: Any = _field("number", "About how many documents are looked at; 0 chooses.", 32_768, minimum=0)
+    lexical_weight: Any = _field("number", "Weight of BM25 in a document's score.", 0.03, minimum=0, maximum=1e6)
+    token_weight: Any = _field(
+        "number", "Weight of late interaction in a document's score.", 0.1, minimum=0, maximum=1e6
+    )
     allow: Any = _field("array", "Only these documents may be returned.", ["danube"], items={"type": "string"})
     deny: Any = _field("array", "These documents must not be returned.", ["volga"], items={"type": "string"})
     where: Any = _field("string", "A condition on the metadata.", "lang = 'en' and year > 2000")
-    exact: Any = _field("boolean", "Widen the beam until the answer is certified.", True)
-    max_expansions: Any = _field("integer", "With exact: most inner nodes expanded per query.", 10_000, minimum=1)
-    method: Any = _field("string", "Beam search or Monte Carlo tree search.", "beam", enum=["beam", "mcts"])
-    simulations: Any = _field("integer", "With mcts: simulations per query.", 100, minimum=1)
 
     def options(self) -> dict[str, Any]:
         """Return the search options that were given.
@@ -59,7 +58,7 @@ class SearchBody(SearchFields):
 
     query: Any = _field("string", "One query; or give queries.", _QUERY)
     queries: Any = _field("array", "Several queries.", ["noble gases", "rivers of europe"], items={"type": "string"})
-    parts: bool = Field(False, description="Add what generator, encoder and BM25 contribute to each score.")
+    parts: bool = Field(False, description="Add what each part of the score contributes to it.")
 
     def texts(self) -> list[Any]:
         """Return the queries.
@@ -80,7 +79,7 @@ class ExplainBody(SearchFields):
     model_config = ConfigDict(json_schema_extra={"examples": [{"query": _QUERY, "k": 3, "doc_id": "nile"}]})
 
     query: Any = _field("string", "The query.", _QUERY)
-    doc_id: Any = _field("string", "A document: is it among the answers, and if not, where was it lost?", "nile")
+    doc_id: Any = _field("string", "A document: is it among the answers, and if not, why?", "nile")
 
 
 class AddBody(BaseModel):

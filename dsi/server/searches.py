@@ -2,21 +2,24 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 
 from dsi.search.answers import Hits
 from dsi.search.explanation import ExplainedNode
 from dsi.search.queries import EncodedQueries, encode_queries
 from dsi.search.request import SearchRequest
-from dsi.server.parts import score_parts
+from dsi.search.results import SearchResult
 from dsi.server.topics import Topics
 from dsi.snapshot import IndexSnapshot
 
 _PRUNED_SHOWN = 8
 """Pruned children of a node that are shown, the best ones."""
+_TOLERANCE = 1e-5
+"""Scores that are relatively closer than this are equal: the order of sums decides between them."""
 
 Json = dict[str, Any]
 
@@ -32,15 +35,13 @@ def answers(
     """
     encoded = encode_queries(index.encoder, queries)
     request = index.request("search", k, options)
-    if parts and request.method != "beam":
-        raise ValueError('Only the scores of a beam search have parts; leave out parts, or method "mcts".')
     found = index.hits(index.search(encoded, request))
     shown = [
         {"query": query, "exact": hits.exact, "hits": [_hit(hit._asdict()) for hit in hits]}
         for query, hits in zip(queries, found, strict=True)
     ]
-    if parts:
-        _add_parts(index, encoded, options, found, shown)
+    if parts and any(found):
+        _add_parts(index, encoded, request, found, shown)
     return shown
 
 
@@ -49,12 +50,12 @@ def _hit(fields: Json) -> Json:
 
 
 def _add_parts(
-    index: IndexSnapshot, encoded: EncodedQueries, options: Mapping[str, Any], found: Sequence[Hits], shown: list[Json]
+    index: IndexSnapshot, encoded: EncodedQueries, request: SearchRequest, found: Sequence[Hits], shown: list[Json]
 ) -> None:
-    all_parts = score_parts(index, encoded, options, [[hit.doc_id for hit in hits] for hits in found])
-    for answer, own in zip(shown, all_parts[:, :, -1].tolist(), strict=True):
-        for hit, parts in zip(answer["hits"], own, strict=False):
-            hit["parts"] = dict(zip(("generator", "encoder", "lexical"), parts, strict=True))
+    followed = index.follow(encoded, request, [[hit.doc_id for hit in hits] for hits in found])
+    for row, answer in enumerate(shown):
+        for column, hit in enumerate(answer["hits"]):
+            hit["parts"] = {name: float(values[row, column]) for name, values in followed.parts.items()}
 
 
 class Explainer:
@@ -73,152 +74,180 @@ class Explainer:
     """
 
     def __init__(self, index: IndexSnapshot, topics: Topics, query: str, k: int, options: Mapping[str, Any]) -> None:
-        self.index, self.topics, self.options = index, topics, options
+        self.index, self.topics = index, topics
         self.encoded = encode_queries(index.encoder, [query])
         self.request: SearchRequest = index.request("explain", k, options)
         self.explanation, self.result = index.explain(query, self.encoded, self.request)
-        self.generator = self._generator_parts()
+
+    @cached_property
+    def _scores_nodes(self) -> bool:
+        """Whether the search scored inner nodes, not documents alone."""
+        nodes = (node for level in self.explanation.levels for node in level)
+        return any(node.score is not None and not self._is_document(node) for node in nodes)
 
     def picture(self) -> Json:
-        """Return the beam as a tree: kept nodes, the best pruned ones, and how many more there were."""
-        levels = self.explanation.levels
+        """Return the search as a tree: nodes kept, the best ones pruned, how many more there were, and the documents."""
+        explanation = self.explanation
         return {
-            "query": self.explanation.query,
-            "config": shown_config(self.request.config),
+            "query": explanation.query,
+            "config": shown_config(explanation.config),
             "exact": bool(self.result.exact[0]),
-            "levels": [{"scored": len(level), "kept": sum(node.kept for node in level)} for level in levels],
-            "children": [self._shown(node) for node in _chosen(self.explanation.roots)],
-            "pruned": _pruned(self.explanation.roots),
+            "walked": self._scores_nodes and self.request.config.method == "generate",
+            "read": explanation.read,
+            "levels": [self._counts(level) for level in explanation.levels],
+            **self._below(explanation.roots),
         }
+
+    def _counts(self, level: Sequence[ExplainedNode]) -> Json:
+        scored = [node for node in level if node.score is not None and not self._is_document(node)]
+        answers = sum(node.rank is not None for node in level)
+        return {"scored": len(scored), "kept": sum(node.kept for node in scored), "answers": answers}
+
+    def _below(self, nodes: Sequence[ExplainedNode]) -> Json:
+        """Return nodes: those that were kept or lead to an answer, the best others, and the number of these."""
+        needed = [node for node in nodes if node.kept or node.children]
+        others = [node for node in nodes if not (node.kept or node.children)]
+        return {"children": [self._shown(node) for node in needed + others[:_PRUNED_SHOWN]], "pruned": len(others)}
 
     def _shown(self, node: ExplainedNode) -> Json:
-        number = self.index.tree.node(node.digits)
-        is_document = number >= self.index.tree.num_inner
-        shown: Json = {
+        is_document = self._is_document(node)
+        return {
             "digits": node.digits,
             "score": node.score,
-            "generator": self.generator[node.digits],
-            "rest": node.score - self.generator[node.digits],
             "kept": node.kept,
             "rank": node.rank,
+            "found_by": node.found_by,
+            "parts": node.parts,
             "documents": node.documents,
             "title": node.label if is_document else None,
-            "words": [] if is_document else self.topics.of(number),
+            "words": [] if is_document else self.topics.of(self.index.tree.node(node.digits)),
+            **(self._below(node.children) if node.children else {}),
         }
-        if node.children:
-            shown["children"] = [self._shown(child) for child in _chosen(node.children)]
-            shown["pruned"] = _pruned(node.children)
-        return shown
 
-    def _generator_parts(self) -> dict[tuple[int, ...], float]:
-        """Return {digits: what the generator contributes to the score} of all nodes that were scored."""
-        nodes = [node for level in self.explanation.levels for node in level]
-        config = self.request.config
-        if not nodes or not (self.index.searcher.estimating and config.alpha):
-            return {node.digits: node.generative for node in nodes}
-        tree = self.index.tree
-        below = torch.tensor(
-            [[self._place(tree.node(node.digits)) for node in nodes]]
-        )  # paths to them go through the nodes
-        request = self.index.request("follow", 1, {**self.options, "alpha": 0.0})
-        _, unchanged = self.index.follow_places(self.encoded, request, below)
-        values = unchanged[0].tolist()
-        return {node.digits: node.score - own[len(node.digits) - 1] for node, own in zip(nodes, values, strict=True)}
-
-    def _place(self, node: int) -> int:
-        """Return the docid position of a document at or below a node."""
-        tree = self.index.tree
-        start = node - tree.num_inner
-        if start < 0:
-            start = int(tree.doc_start[node])
-            start += int(np.argmax(self._may_be_found()[start : tree.doc_end[node]]))
-        return start
-
-    def _may_be_found(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """[places] True at documents that the filter lets through."""
-        tree, alive = self.index.tree, self.request.alive
-        return tree.doc_rows >= 0 if alive is None else alive[tree.num_inner :].numpy(force=True)
+    def _is_document(self, node: ExplainedNode) -> bool:
+        return self.index.tree.node(node.digits) >= self.index.tree.num_inner
 
     # Why is a document not here?
 
     def target(self, doc_id: str) -> Json:
-        """Return where a document was lost, or its rank: its path, with scores, and a sentence.
+        """Return why a document is not among the answers, or its rank: its path, with scores, and a sentence.
 
         Raises:
             ValueError: the doc_id is not in the index.
         """
         document = self.index.document(doc_id)
-        own, scores = self._best_path(doc_id)
-        known = {node.digits: node for level in self.explanation.levels for node in level}
-        path = []
-        for level in range(len(own)):
-            digits = own[: level + 1]
-            node = known.get(digits)
-            number = self.index.tree.node(digits)
-            is_document = number >= self.index.tree.num_inner
-            kept = node is not None and bool(node.rank if is_document else node.kept)
-            state = "not reached" if node is None else "kept" if kept else "pruned"
-            words = [] if is_document else self.topics.of(number)
-            path.append({"digits": digits, "score": finite(scores[level]), "state": state, "words": words})
-        last = known.get(own)
+        followed = self.index.follow(self.encoded, self.request, [[doc_id]])
+        position, score = int(followed.positions[0, 0]), float(followed.scores[0, 0])
+        rank = self._rank(self.result, position)
+        path = self._path(position, followed.nodes[0, 0].tolist(), rank)
         return {
             "doc_id": doc_id,
             "title": document.title,
-            "digits": own,
-            "rank": last.rank if last else None,
+            "digits": path[-1]["digits"],
+            "rank": rank,
             "path": path,
-            "reason": self._reason(own, known),
+            "reason": self._reason(position, score, rank, path),
         }
 
-    def _best_path(self, doc_id: str) -> tuple[tuple[int, ...], list[float]]:
-        """Return the docid of a document, of several the one that scores best, and the scores of the nodes on the way."""
-        tree, request = self.index.tree, self.index.request("follow", 1, self.options)
-        places = torch.from_numpy(tree.places[self.index.documents.rows_of([doc_id], "target")]).long()
-        scores = torch.add(*self.index.follow_places(self.encoded, request, places))[0]  # [places, depth]
-        best = int(scores[:, -1].argmax())
-        return tree.digits(int(places[0, best])), scores[best].tolist()
+    def _path(self, position: int, scores: Sequence[float], rank: int | None) -> list[Json]:
+        """Return the nodes on the way to a docid position, with what the search did with each."""
+        tree, known, state = self.index.tree, self._known, "kept"
+        digits, path = tree.digits(position), []
+        for level in range(1, len(digits) + 1):
+            own = digits[:level]
+            node = known.get(own)
+            if level == len(digits):
+                state = "answer" if rank else "not an answer"
+            elif node is not None and node.score is not None:
+                state = "kept" if node.kept else "pruned"
+            else:
+                state = "not scored" if state in ("kept", "not scored") else "not reached"
+            words = [] if level == len(digits) else self.topics.of(tree.node(own))
+            path.append({"digits": own, "score": scores[level - 1], "state": state, "words": words})
+        return path
 
-    def _reason(self, digits: tuple[int, ...], known: Mapping[tuple[int, ...], ExplainedNode]) -> str:
-        tree = self.index.tree
-        position = tree.node(digits) - tree.num_inner
-        if not self._may_be_found()[position]:
+    @cached_property
+    def _known(self) -> dict[tuple[int, ...], ExplainedNode]:
+        return {node.digits: node for level in self.explanation.levels for node in level}
+
+    def _rank(self, result: SearchResult, position: int) -> int | None:
+        """Return the rank of the document at a docid position in a result; None if it is not there."""
+        rows = self.index.tree.doc_rows
+        found = result.positions[0, : result.found[0]]
+        places = np.flatnonzero(rows[found] == rows[position]).tolist()
+        return places[0] + 1 if places else None
+
+    def _reason(self, position: int, score: float, rank: int | None, path: Sequence[Json]) -> str:
+        if rank:
+            return f"It is here, at rank {rank}."
+        if self.request.allowed is not None and not self.request.allowed[position]:
             return "The filter excludes it."
-        found = known.get(digits)
-        if found and found.rank:
-            return f"It is here, at rank {found.rank}."
-        k, last = self._last()
-        if found:
-            return f"It was scored, but {found.score:.3f} is less than the {last:.3f} of the last answer, number {k}."
-        lost = next(
-            (known[digits[:n]] for n in range(1, len(digits)) if digits[:n] in known and not known[digits[:n]].kept),
-            None,
-        )
+        k, last = int(self.result.found[0]), _last(self.result)
+        if math.isclose(score, last, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE / 10):
+            return f"Its score {score:.3f} is that of the last answer, number {k}, up to rounding."
+        own, other = _distinct(score, last)
+        if score < last:
+            return f"Its score {own} is less than the {other} of the last answer, number {k}."
+        lost, remedy = self._lost(path), self._remedy(position, score)
+        return f"Its score {own} is more than the {other} of the last answer, number {k}, but {lost} {remedy}"
+
+    def _lost(self, path: Sequence[Json]) -> str:
+        """Return at which node the walk lost a document, or that it had better candidates."""
+        lost = next((step["digits"] for step in path if step["state"] == "pruned"), None)
         if lost is None:
-            return "The search ended before it came to this document."
-        name, level = ".".join(map(str, lost.digits)), len(lost.digits)
-        kept = [node.score for node in self.explanation.levels[level - 1] if node.kept and node.children]
-        if kept and lost.score < min(kept) and len(kept) >= self.request.config.beam_width:
-            return (
-                f"Its node {name} left the beam at level {level}: it scores {lost.score:.3f}, the last of the {len(kept)} "
-                f"nodes kept {min(kept):.3f}. A wider beam would keep it."
-            )
+            if self.explanation.lexical:
+                return f"neither its vector nor its words made it one of the candidates ({self.request.pool} each)."
+            return f"its vector did not make it one of the {self.request.pool} candidates."
+        level = self.explanation.levels[len(lost) - 1]
+        kept = [node.score for node in level if node.kept and node.score is not None and not self._is_document(node)]
+        own, other = _distinct(self._known[lost].score or 0.0, min(kept))
         return (
-            f"Its node {name} was dropped at level {level}: no document below it scores more than {lost.score:.3f}, and the "
-            f"last answer, number {k}, scores {last:.3f}."
+            f"its node {'.'.join(map(str, lost))} left the walk at level {len(lost)}: it scores {own}, the last node kept "
+            f"{other}."
         )
 
-    def _last(self) -> tuple[int, float]:
-        scores = [score for score in self.result.scores[0].tolist() if math.isfinite(score)]
-        return len(scores), scores[-1] if scores else -math.inf
+    def _remedy(self, position: int, score: float) -> str:
+        """Return which search returns a document that this one misses, found by searching."""
+        config = self.explanation.config
+        width = config.beam_width
+        while width < self.index.tree.num_inner:  # that many are never pruned
+            width *= 2
+            found = self._search(beam_width=width)
+            if self._rank(found, position):
+                return f"A beam of {width} returns it."
+            if _last(found) > score:
+                return f"With a beam of {width}, {_others(found)} higher."
+        if self._rank(self._search(method="exact"), position):
+            return 'No wider beam returns it; method "exact" does.'
+        return f"Of all documents, {_others(self.result)} higher."
+
+    def _search(self, **changes: Any) -> SearchResult:
+        config = replace(self.request.config, **changes)
+        return self.index.search(self.encoded, replace(self.request, config=config))
 
 
-def _chosen(nodes: Sequence[ExplainedNode]) -> list[ExplainedNode]:
-    """Return the kept nodes, and the best pruned ones."""
-    return [node for node in nodes if node.kept] + [node for node in nodes if not node.kept][:_PRUNED_SHOWN]
+def _last(result: SearchResult) -> float:
+    """Return the score of the last answer to one query."""
+    count = int(result.found[0])
+    return float(result.scores[0, count - 1]) if count else -math.inf
 
 
-def _pruned(nodes: Sequence[ExplainedNode]) -> int:
-    return sum(not node.kept for node in nodes)
+def _others(result: SearchResult) -> str:
+    count = int(result.found[0])
+    return "another document scores" if count == 1 else f"{count} other documents score"
+
+
+def _distinct(a: float, b: float) -> tuple[str, str]:
+    """Return two numbers with as many decimals as tell them apart, three at least.
+
+    >>> _distinct(0.12341, 0.12338)
+    ('0.12341', '0.12338')
+    """
+    for decimals in range(3, 8):
+        texts = f"{a:.{decimals}f}", f"{b:.{decimals}f}"
+        if texts[0] != texts[1]:
+            break
+    return texts
 
 
 def shown_config(config: Any) -> Json:

@@ -91,12 +91,14 @@ class Service:
         return {
             "documents": len(index.documents),
             "depth": index.tree.depth,
+            "tied": index.is_tied,
             "search_config": shown_config(index.search_config),
             "lexical": index.lexical.name if index.lexical else None,
             "columns": {name: str(feature.dtype) for name, feature in features.items()},
             "writable": settings.writable,
             "limits": {
-                name: getattr(settings, name) for name in ("max_queries", "max_query_length", "max_k", "max_beam_width")
+                name: getattr(settings, name)
+                for name in ("max_queries", "max_query_length", "max_k", "max_beam_width", "max_candidates")
             },
         }
 

@@ -11,8 +11,6 @@ from docids.checks import above_zero, at_least, plain_fields
 TOKEN = "DSI_TOKEN"
 """Environment variable that holds the bearer token of a writable server."""
 _SETTINGS = "DSI_SERVER"
-MOST_STEPS = 10_000
-"""Largest `max_expansions` and `simulations` that a request may ask for."""
 
 
 class TooLargeError(ValueError):
@@ -44,7 +42,9 @@ class ServerSettings:
     max_k: int = 100
     """Documents per query."""
     max_beam_width: int = 500
-    """Inner nodes kept per level."""
+    """Nodes kept per level."""
+    max_candidates: int = 10_000
+    """Documents that the walk and the words each contribute."""
     timeout: float = 30.0
     """Seconds until a search is given up, with 503."""
     max_body: int = 8_000_000
@@ -53,7 +53,7 @@ class ServerSettings:
     def __post_init__(self) -> None:
         plain_fields(self)
         at_least(self, max_wait=0, max_batch=1, max_waiting=1, max_queries=1, max_query_length=1, max_k=1)
-        at_least(self, max_beam_width=1, max_body=1)
+        at_least(self, max_beam_width=1, max_candidates=1, max_body=1)
         above_zero(self, ["timeout"])
 
     def check_token(self) -> str:
@@ -91,8 +91,8 @@ class ServerSettings:
                     f"Query {number} must have at most {self.max_query_length:,} characters on this server, got "
                     f"{len(query):,}; shorten it."
                 )
-        most = {"k": self.max_k, "beam_width": self.max_beam_width, "max_expansions": MOST_STEPS}
-        for name, bound in {**most, "simulations": MOST_STEPS}.items():
+        most = {"k": self.max_k, "beam_width": self.max_beam_width, "candidates": self.max_candidates}
+        for name, bound in most.items():
             value = k if name == "k" else options.get(name)
             if isinstance(value, int | float) and value > bound:
                 raise TooLargeError(f"{name} must be at most {bound:,} on this server, got {value}.")

@@ -15,13 +15,11 @@ from torch import Tensor
 from docids.tree import DocidTree
 from dsi.generator.base import Generator
 from dsi.generator.config import ObjectiveConfig
-from dsi.generator.tied import LevelQueries
-from dsi.search.beam import TreeSearcher
-from dsi.search.beams import LevelTrace
+from dsi.generator.tied import LevelOutputs
+from dsi.search.beam import BeamSearch
 from dsi.search.decoder import search_decoder
-from dsi.search.request import ScoredQueries, SearchConfig, SearchRequest
-from dsi.trees.dense import DenseScores, KnownScores
-from dsi.trees.estimates import NodeEstimates
+from dsi.trees.bonus import bonuses
+from dsi.trees.dense import DenseScores
 from dsi.trees.families import Families, FamilyTree
 from dsi.trees.objectives import Objective, find_objective, log_prior, margin_loss, objective_loss, phase, softmax_loss
 
@@ -59,10 +57,10 @@ class GeneratorLoss:
         self.objective = find_objective(config.name)
         self.tied, self.words = (generator.config.docid_tokens == kind for kind in ("tied", "words"))
         if self.tied:
-            largest = self.objective.score != "softmax path"
-            self.estimates = NodeEstimates(DenseScores(tree, device), generator.config.look_ahead, largest=largest)
+            self._vectors = torch.from_numpy(tree.centroids[:]).to(device)  # [inner nodes, dim]
+            self._bonuses = torch.from_numpy(bonuses(tree)).to(device)
         self._level_sizes = torch.tensor(tree.level_sizes, dtype=torch.float32, device=device)
-        self._searcher: TreeSearcher | None = None
+        self._beam_search: BeamSearch | None = None
 
     def __call__(self, model: Any, batch: dict[str, Tensor], done: float) -> Tensor:
         """Return the loss in nats per example, averaged over the batch.
@@ -73,10 +71,9 @@ class GeneratorLoss:
             done: share of the training steps that are done.
         """
         features = {name: value for name, value in batch.items() if name not in _LABELS}
-        if not self.tied:
-            features.pop("embeddings", None)
-        if self.objective.candidates == "level":
+        if self.tied:
             return self._level_loss(model(**features), batch)
+        features.pop("embeddings", None)
 
         # Candidates (Algorithm 1, step 4), and the logits of all families in one pass.
         objective, towards_zhat = phase(self.objective, done, self.config.warm_start, self.config.ramp)
@@ -105,27 +102,19 @@ class GeneratorLoss:
 
     def _logits(self, model: Any, features: dict[str, Tensor], families: Families) -> Tensor:
         """Return the logits [batch, n, largest fan_out] of the children of all families."""
-        if not self.tied:
-            tokens = families.parents.clamp(min=0) if self.words else families.tokens
-            decoded = model(**features, tokens=tokens, depths=families.depths, sees=families.sees)
-            return decoded["logits"]  # type: ignore[no-any-return]
-        said: LevelQueries = model(**features)
-        depths, rows = families.depths, torch.arange(len(families.depths), device=families.depths.device)
-        queries = said.queries[rows[:, None], depths].flatten(0, 1)  # [batch * n, dim]
-        scale, size_weight, bias = (each[depths].view(-1, 1, 1) for each in said[1:])
-        children = families.children.clamp(min=0).flatten(0, 1)  # [batch * n, largest fan_out]
-        scores = self.estimates.of(queries, children, None, scale, size_weight)
-        return (scores + bias[:, 0]).view_as(families.children)
+        tokens = families.parents.clamp(min=0) if self.words else families.tokens
+        decoded = model(**features, tokens=tokens, depths=families.depths, sees=families.sees)
+        return decoded["logits"]  # type: ignore[no-any-return]
 
-    def _level_loss(self, said: LevelQueries, batch: dict[str, Tensor]) -> Tensor:
+    def _level_loss(self, outputs: LevelOutputs, batch: dict[str, Tensor]) -> Tensor:
         """Return the cross-entropy of the softmax over the inner nodes of each level, summed over levels."""
         positions, weights = self._labels(batch)
         loss = weights.new_zeros(())
         for level, wanted in enumerate(self.families.at_depths(positions)[1:]):  # wanted: [batch, m]
             nodes = self._sampled(level, wanted)
-            scores = self.estimates.of_level(
-                said.queries[:, level], level, said.scales[level], said.size_weights[level], nodes
-            ).float()  # [batch, nodes]
+            own = self.tree.levels[level + 1] if nodes is None else nodes
+            scores = outputs.queries[:, level].float() @ self._vectors[own].T  # [batch, nodes]
+            scores = outputs.scales[level] * (scores + outputs.size_weights[level] * self._bonuses[own])
             first = self.tree.levels[level + 1].start
             columns = wanted - first if nodes is None else torch.searchsorted(nodes, wanted)
             there = wanted >= 0
@@ -174,18 +163,14 @@ class GeneratorLoss:
 
     def _beam(self, batch: dict[str, Tensor]) -> Tensor:
         """Return the inner nodes [batch, m] that beam search with the current decoder keeps (Zhuo et al. 2020, eq. 3)."""
-        width, trace, embeddings = self.config.training_beam, list[LevelTrace](), batch.get("embeddings")
-        states = batch["token_states"] if "token_states" in batch else batch["embeddings"][:, None]
+        states = batch["token_states"]
         mask = batch.get("states_mask", torch.ones_like(states[:, :, 0], dtype=torch.bool))
         with torch.autocast(states.device.type, enabled=False):
             decoder = search_decoder(self.generator, self.dtype)
-            if self._searcher is None:
-                self._searcher = TreeSearcher(self.tree, decoder, states.device)
-            self._searcher.decoder = decoder
-            alone = SearchConfig(alpha=1.0, beta=0.0, beam_width=width)
-            queries = ScoredQueries(states, mask, None, embeddings)
-            self._searcher.search(queries, SearchRequest(width, alone), trace)
-        nodes = torch.cat([level.nodes.masked_fill(~level.kept, -1) for level in trace], dim=1)
+            if self._beam_search is None:
+                self._beam_search = BeamSearch(self.tree, decoder, states.device)
+            self._beam_search.decoder = decoder
+            nodes = self._beam_search.kept_nodes(states, mask, self.config.training_beam)
         root = nodes.new_zeros(len(nodes), 1)
         return torch.cat([root, nodes.masked_fill(nodes >= self.tree.num_inner, -1)], dim=1)
 
@@ -276,4 +261,4 @@ class DenseLogits:
         """
         documents = self.scores.document_scores(embeddings.float()) / self.temperature + self.log_frequencies[kinds]
         nodes = self.scores.log_sum(documents)  # [batch, nodes]
-        return KnownScores(nodes).of(children.clamp(min=0))
+        return nodes.gather(1, children.clamp(min=0).flatten(1)).view_as(children)

@@ -1,9 +1,8 @@
 """`dsi benchmark-decoding`: our search against `generate` of transformers with a trie callback, in one run.
 
 All use the same random model, queries and beam, the decoder alone, and include the encoder. generate runs in float32, ours in
-float32 and in bfloat16. Tied tokens (float32, fusion "estimate") are measured beside (level, digit) tokens, with a decoder of
-the same shape and without one. Measurements alternate, and medians are reported. The floor is the time of the multiplications
-alone, at the rate that this machine reaches on a large float32 matrix product.
+float32 and in bfloat16. Measurements alternate, and medians are reported. The floor is the time of the multiplications alone,
+at the rate that this machine reaches on a large float32 matrix product.
 """
 
 import argparse
@@ -34,10 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     rate = matmul_rate()
     print(f"float32 matrix product: {rate / 1e9:.0f} GFLOP/s on {torch.get_num_threads()} threads")
-    print(
-        "ms/query  documents  batch   generate     ours  ratio  bfloat16  ratio    floor     tied  ratio   pooled  ratio"
-        "  identical"
-    )
+    print("ms/query  documents  batch   generate     ours  ratio  bfloat16  ratio    floor  identical")
     rows = []
     for shape in arguments.shapes:
         for documents in arguments.documents:
@@ -47,7 +43,6 @@ def main(argv: Sequence[str] | None = None) -> None:
                 print(
                     f"{m.shape:9} {m.documents:9}  {m.batch:5}  {m.generate_ms:9.1f} {m.ours_ms:8.1f}  {m.ratio:4.1f}x"
                     f"  {m.bfloat16_ms:8.1f}  {m.bfloat16_ratio:4.1f}x {m.floor_ms:8.1f}"
-                    f" {m.tied_ms:8.1f} {m.tied_ratio:5.2f}x {m.pooled_ms:8.1f} {m.pooled_ratio:5.2f}x"
                     f"  {'yes' if m.identical else 'NO'}",
                     flush=True,
                 )

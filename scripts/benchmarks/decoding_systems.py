@@ -14,14 +14,12 @@ from transformers import T5Config, T5EncoderModel
 from contrastive.inference import PackedLinear, for_inference
 from docids.clustering import DocidsConfig, build_tree
 from docids.tree import DocidTree
-from dsi.generator.config import GeneratorConfig, ObjectiveConfig
 from dsi.generator.model import DocidGenerator
 from dsi.generator.reference import T5_VOCAB_SIZE, GenerateBaseline
-from dsi.generator.tied import TiedGenerator
-from dsi.search.beam import TreeSearcher
-from dsi.search.decoder import FastDecoder, TiedDecoder
+from dsi.search.beam import BeamSearch
+from dsi.search.decoder import FastDecoder
 from dsi.search.queries import QueryBatch
-from dsi.search.request import ScoredQueries, SearchConfig, SearchRequest
+from dsi.search.request import SearchConfig, SearchRequest
 from scripts.benchmarks.timing import alternate
 
 Search = Callable[[], tuple[Tensor, Tensor]]
@@ -33,8 +31,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 class Measurement:
     """One row: milliseconds a query, ratios, and whether our float32 answers are those of generate.
 
-    `ratio` and `bfloat16_ratio` are the times of generate over ours; `tied_ratio` and `pooled_ratio` those of tied tokens, with
-    a decoder and without one, over ours in float32.
+    `ratio` and `bfloat16_ratio` are the times of generate over ours.
     """
 
     shape: str
@@ -47,10 +44,6 @@ class Measurement:
     bfloat16_ms: float
     bfloat16_ratio: float
     floor_ms: float
-    tied_ms: float
-    tied_ratio: float
-    pooled_ms: float
-    pooled_ratio: float
     identical: bool
 
 
@@ -77,35 +70,25 @@ class Systems:
         nn.init.normal_(generator.head.weight, std=3 * settings["d_model"] ** -0.5)
         self.encoder, self.baseline = encoder, GenerateBaseline(generator, tree)
         self.encoders = {dtype: for_inference(encoder, dtype) for dtype in DTYPES}
-        self.digits = {dtype: TreeSearcher(tree, FastDecoder(generator, dtype), CPU) for dtype in DTYPES}
-        self.tied = tied_searchers(tree, settings)
-        self.digits_request = SearchRequest(beam_width, SearchConfig(alpha=1.0, beta=0, beam_width=beam_width))
-        self.tied_request = SearchRequest(beam_width, SearchConfig(fusion="estimate", beam_width=beam_width))
+        self.engines = {dtype: BeamSearch(tree, FastDecoder(generator, dtype), CPU) for dtype in DTYPES}
+        self.request = SearchRequest(beam_width, SearchConfig(alpha=1.0, beta=0, beam_width=beam_width))
 
     def of(self, tokens: Tensor) -> list[Search]:
-        """The searches for queries: generate, (level, digit) tokens in both dtypes, tied tokens with a decoder and without."""
-        own = [partial(self._digits, tokens, dtype) for dtype in DTYPES]
-        return [partial(self._generate, tokens), *own, *(partial(self._tied, tokens, layers) for layers in self.tied)]
+        """The searches for queries: generate, then ours in both dtypes."""
+        return [partial(self._generate, tokens), *(partial(self._ours, tokens, dtype) for dtype in DTYPES)]
 
-    def _states(self, tokens: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def _ours(self, tokens: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
-            return self.encoders[dtype](tokens).last_hidden_state, torch.ones_like(tokens, dtype=torch.bool)
-
-    def _digits(self, tokens: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        queries = ScoredQueries(*self._states(tokens, dtype), None)
-        result = self.digits[dtype].search(queries, self.digits_request)
-        return result.positions, result.scores
-
-    def _tied(self, tokens: Tensor, layers: int) -> tuple[Tensor, Tensor]:
-        searcher, (states, mask) = self.tied[layers], self._states(tokens, torch.float32)
-        queries = QueryBatch(torch.arange(len(tokens)), states, mask, states.mean(dim=1), [])
-        result = searcher.search(searcher.score(queries, self.tied_request), self.tied_request)
-        return result.positions, result.scores
+            states = self.encoders[dtype](tokens).last_hidden_state
+        mask, texts = torch.ones_like(tokens, dtype=torch.bool), [""] * len(tokens)
+        batch = QueryBatch(torch.arange(len(tokens)), states, mask, states[:, 0], texts)
+        result = self.engines[dtype].methods["generate"].retrieve(batch, self.request)
+        return torch.from_numpy(result.positions), torch.from_numpy(result.scores)
 
     def _generate(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             states = self.encoder(tokens).last_hidden_state
-        k = self.digits_request.k
+        k = self.request.k
         return self.baseline.search(states, torch.ones_like(tokens, dtype=torch.bool), k, k)
 
 
@@ -126,7 +109,7 @@ def measure(
     for batch in arguments.batches:
         functions = systems.of(torch.randint(2, 32_000, (batch, arguments.query_tokens)))
         seconds, results = alternate(functions, max(2, arguments.rounds // (1 + batch // 8)))
-        generate, ours, bfloat16, tied, pooled = seconds
+        generate, ours, bfloat16 = seconds
         to_ms = 1000 / batch
         rows.append(
             Measurement(
@@ -140,30 +123,10 @@ def measure(
                 bfloat16_ms=round(bfloat16 * to_ms, 2),
                 bfloat16_ratio=round(generate / bfloat16, 2),
                 floor_ms=round(flops(settings, systems.tree, batch, arguments) / rate * to_ms, 2),
-                tied_ms=round(tied * to_ms, 2),
-                tied_ratio=round(tied / ours, 2),
-                pooled_ms=round(pooled * to_ms, 2),
-                pooled_ratio=round(pooled / ours, 2),
                 identical=_identical(*results[:2]),
             )
         )
     return rows
-
-
-def tied_searchers(tree: DocidTree, settings: dict[str, int]) -> dict[int, TreeSearcher]:
-    """{decoder layers: search with tied tokens}: as many layers as the shape has, and none."""
-    found = {}
-    for layers in (settings["num_layers"], 0):
-        config = GeneratorConfig(
-            docid_tokens="tied",
-            decoder="",
-            num_layers=layers,
-            num_heads=settings["num_heads"],
-            feed_forward_dim=settings["d_ff"],
-        )
-        generator = TiedGenerator.create(config, tree, settings["d_model"], ObjectiveConfig("estimate"))
-        found[layers] = TreeSearcher(tree, TiedDecoder(generator), CPU)
-    return found
 
 
 def _identical(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> bool:

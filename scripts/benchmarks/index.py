@@ -1,12 +1,12 @@
 """`dsi benchmark-index`: the index beside faiss at equal milliseconds and equal bytes.
 
-Each system draws a curve over its own knob: recall@10 of the exact answer against milliseconds a query. The index (the cells
-of its tree; vectors as float32, or as int8 with codes) stands beside flat search, IVF-Flat, IVF-PQ with and without
-refinement, HNSW, a linear router that chooses the same cells, and the beam of a generator alone. The index with BM25 is
-measured too.
+Each system draws a curve over its own knob: recall@10 of the exact answer against milliseconds a query. The index (methods
+"generate" and "exact"; vectors as float32, or as int8 with codes) stands beside flat search, IVF-Flat, IVF-PQ with and without
+refinement, and HNSW. Times are those of each part of a search: of the walk alone, of words alone, of both, and of the encoder.
 
-Searched are synthetic embeddings of the sizes given, or an index with the test queries of its collection. Systems are built
-first, and measured in a fresh process, alternating. Set OMP_NUM_THREADS for the number of threads that all of them use.
+Searched are synthetic embeddings of the sizes given, or an index with the test queries of its collection, and its encoder.
+Systems are built first, and measured in a fresh process, alternating, at one query a call and at 64. Set OMP_NUM_THREADS for
+the number of threads that all of them use.
 """
 
 import argparse

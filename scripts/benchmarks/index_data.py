@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
-QUERIES, TRAIN_QUERIES = 256, 2048
-"""Of a synthetic collection; the second ones train the router, and are the most that it trains on."""
+QUERIES = 256
+"""Of a synthetic collection."""
 JUDGED_QUERIES = 1024
 """At most so many test queries of an index."""
 LEXICAL_WEIGHT = 0.01
@@ -62,28 +62,28 @@ class Searched:
         folder: where it lies, and what systems build of it.
         tree: with the embeddings.
         queries: [n, dim].
-        train: [m, dim] queries to train on.
         texts: of the queries.
         relevant: for each query, the documents judged relevant; empty if there are no judgements.
         lexical_weight: of `lexical`.
         seconds: that building the tree took; None if it was there.
+        run: folder of the index that it was taken from; None if it is synthetic.
     """
 
     folder: Path
     tree: DocidTree
     queries: Floats
-    train: Floats
     texts: list[str]
     relevant: list[list[int]]
     lexical_weight: float
     seconds: float | None
+    run: str | None
 
     @classmethod
     def load(cls, folder: Path) -> "Searched":
         """What `write` wrote."""
         tensors, facts = map_tensors(folder / "queries.safetensors"), read_record(folder / "facts.json")
         tree = DocidTree.load(folder / "docids.safetensors")
-        return cls(folder, tree, np.array(tensors["queries"]), np.array(tensors["train"]), **facts)
+        return cls(folder, tree, np.array(tensors["queries"]), **facts)
 
     @property
     def lexical(self) -> Lexical:
@@ -97,19 +97,20 @@ def write(
     folder: Path,
     tree: DocidTree,
     lexical: Lexical,
-    queries: tuple[Floats, Floats],
+    queries: Floats,
     texts: Sequence[str],
     relevant: Sequence[Sequence[int]] = (),
     lexical_weight: float = LEXICAL_WEIGHT,
     seconds: float | None = None,
+    run: Path | None = None,
 ) -> None:
     """Write a collection; `Searched` describes its parts. The facts come last: a folder with them is complete."""
     folder.mkdir(parents=True, exist_ok=True)
     tree.save(folder / "docids.safetensors")
     lexical.save(folder / "lexical")
-    save_tensors(dict(zip(("queries", "train"), queries, strict=True)), folder / "queries.safetensors")
+    save_tensors({"queries": queries}, folder / "queries.safetensors")
     facts = {"texts": list(texts), "relevant": list(relevant), "lexical_weight": lexical_weight, "seconds": seconds}
-    write_json(folder / "facts.json", facts)
+    write_json(folder / "facts.json", {**facts, "run": None if run is None else str(run.resolve())})
 
 
 def write_index(run: Path, data: "Collection", folder: Path, fewest: int) -> None:
@@ -126,26 +127,25 @@ def write_index(run: Path, data: "Collection", folder: Path, fewest: int) -> Non
     if tree.num_documents < fewest:
         raise ValueError(f"{run} must have at least {fewest:,} documents, got {tree.num_documents:,}.")
     texts = dict(list(data.query_texts("test").items())[:JUDGED_QUERIES])
-    train = list(data.query_texts("train").values())[:TRAIN_QUERIES]
     rows = retriever.documents.rows
     judged = [[doc_id for doc_id, grade in data.qrels["test"][query_id].items() if grade > 0] for query_id in texts]
     relevant = [[int(tree.positions[rows[doc_id]]) for doc_id in own if doc_id in rows] for own in judged]
-    asked, known = (encoder.encode(encoder.query_texts(own), "query") for own in (list(texts.values()), train))
+    asked = encoder.encode(encoder.query_texts(list(texts.values())), "query")
     weight = retriever.search_config.lexical_weight or LEXICAL_WEIGHT
-    write(folder, tree, lexical, (asked, known), list(texts.values()), relevant, weight)
+    write(folder, tree, lexical, asked, list(texts.values()), relevant, weight, run=run)
 
 
 def write_synthetic(size: int, dim: int, folder: Path, seed: int = 0) -> None:
-    """A synthetic collection, its tree (64 children, clusters of 64) included."""
+    """A synthetic collection, its tree included: that of the configuration "small"."""
     clouds = Clouds(size, dim, seed)
-    points, asked, train = clouds.documents, clouds.queries(QUERIES), clouds.queries(TRAIN_QUERIES)
+    points, (asked, rows) = clouds.documents, clouds.queries(QUERIES)
     words = Words(clouds.clusters, seed)
-    texts = [words.query(int(row)) for row in asked[1]]
+    texts = [words.query(int(row)) for row in rows]
     lexical = BM25([""] * size, words)
     started = time.process_time()
-    tree = build_tree(points, DocidsConfig(branching=min(64, size // 4), max_leaf_size=64), progress=True)
+    tree = build_tree(points, DocidsConfig(max_leaf_size=20), progress=True)
     tree = tree.stored_as(VectorsConfig())
-    write(folder, tree, lexical, (asked[0], train[0]), texts, seconds=round(time.process_time() - started, 1))
+    write(folder, tree, lexical, asked, texts, seconds=round(time.process_time() - started, 1))
 
 
 class Clouds:

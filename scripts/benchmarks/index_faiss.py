@@ -1,14 +1,13 @@
 """The systems of faiss in the index benchmark, and what a system is: built into a file, loaded, and searched with a knob.
 
-A search takes queries [n, dim] and the value of the knob, and returns [n, 10] documents, numbered in docid order. Knows nothing
-of times and measures.
+A search takes queries [n, dim] and the value of the knob. Knows nothing of times and measures.
 """
 
 import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import faiss as library
 import numpy as np
@@ -20,15 +19,30 @@ from scripts.benchmarks.index_data import Searched
 
 faiss: Any = library  # its stubs lack some keywords
 Floats = NDArray[np.float32]
-Found = NDArray[np.int64]
+Ints = NDArray[np.integer]
+
+
+class Found(NamedTuple):
+    """What a search finds.
+
+    Attributes:
+        documents: [n, 10] numbered in docid order, best first; -1 where there are fewer.
+        read: [n] how many vectors of nodes and documents were scored for each query; None if the system does not count them.
+    """
+
+    documents: Ints
+    read: Ints | None = None
+
+
 Search = Callable[[Floats, float], Found]
 
 K = 10
 _REFINED = (10, 100)
-"""faiss re-scores so many times the answers, half of nprobe between these; our search 1,024 documents."""
+"""faiss re-scores so many times the answers, half of nprobe between these; ours two hundred documents."""
 _WIDER = 4
 """Codes that are all there is have so many times the bytes of codes with vectors beside them: a small index in memory."""
 LISTS = "lists"
+_NEVER = 2**30
 _BLOCK = 100_000
 
 
@@ -61,9 +75,14 @@ class System(ABC):
     def add(self, data: Searched) -> Callable[[], object]:
         """What adds one document to the system as it is in memory; ours searches it once as well."""
 
+    @property
+    def built_as(self) -> str:
+        """The name of its build, which systems with the same files share."""
+        return self.name
+
     def prepare(self, data: Searched) -> None:
         """Build once, and keep how long it took."""
-        once(data, self.name, self.build)
+        once(data, self.built_as, self.build)
 
 
 class FaissSystem(System):
@@ -80,9 +99,9 @@ class FaissSystem(System):
     def make(self, data: Searched) -> Any:
         """The index, with the documents."""
 
-    def search(self, index: Any, queries: Floats, knob: float) -> Found:
+    def search(self, index: Any, queries: Floats, knob: float) -> Ints:
         """[n, 10] documents."""
-        found: Found = index.search(queries, K)[1]
+        found: Ints = index.search(queries, K)[1]
         return found
 
     def build(self, data: Searched) -> None:
@@ -92,7 +111,7 @@ class FaissSystem(System):
     def load(self, data: Searched) -> Search:
         """As in `System`."""
         index = faiss.read_index(str(data.folder / self.file))
-        return lambda queries, knob: self.search(index, queries, knob)
+        return lambda queries, knob: Found(self.search(index, queries, knob))
 
     def add(self, data: Searched) -> Callable[[], object]:
         """As in `System`."""
@@ -135,9 +154,9 @@ class Lists(FaissSystem):
         """1, 2, 4, … up to a quarter of the lists."""
         return [float(2**n) for n in range(20) if 2**n <= max(1, num_lists(documents) // 4)]
 
-    def search(self, index: Any, queries: Floats, knob: float) -> Found:
+    def search(self, index: Any, queries: Floats, knob: float) -> Ints:
         """As in `FaissSystem`."""
-        found: Found = index.search(queries, K, params=faiss.SearchParametersIVF(nprobe=int(knob)))[1]
+        found: Ints = index.search(queries, K, params=faiss.SearchParametersIVF(nprobe=int(knob)))[1]
         return found
 
 
@@ -171,11 +190,11 @@ class RefinedCodes(Codes):
         self.parts = base, exact
         return index
 
-    def search(self, index: Any, queries: Floats, knob: float) -> Found:
+    def search(self, index: Any, queries: Floats, knob: float) -> Ints:
         """As in `FaissSystem`."""
         lists, factor = faiss.SearchParametersIVF(nprobe=int(knob)), float(np.clip(knob / 2, *_REFINED))
         given = faiss.IndexRefineSearchParameters(k_factor=factor, base_index_params=lists)
-        found: Found = index.search(queries, K, params=given)[1]
+        found: Ints = index.search(queries, K, params=given)[1]
         return found
 
 
@@ -194,10 +213,15 @@ class Graph(FaissSystem):
         """16 to 1,024."""
         return [float(2**n) for n in range(4, 11)]
 
-    def search(self, index: Any, queries: Floats, knob: float) -> Found:
+    def search(self, index: Any, queries: Floats, knob: float) -> Ints:
         """As in `FaissSystem`."""
-        found: Found = index.search(queries, K, params=faiss.SearchParametersHNSW(efSearch=int(knob)))[1]
+        found: Ints = index.search(queries, K, params=faiss.SearchParametersHNSW(efSearch=int(knob)))[1]
         return found
+
+
+def set_for(batch: int) -> None:
+    """Make faiss multiply matrices for several queries, and not for one; by default it can take eight times as long."""
+    faiss.cvar.distance_compute_blas_threshold = 1 if batch > 1 else _NEVER
 
 
 def code_bytes(dim: int) -> int:

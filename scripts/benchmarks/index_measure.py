@@ -7,21 +7,20 @@ clock on an idle machine. What the clock said is kept beside them.
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import faiss
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from docids.clustering import DocidsConfig, build_tree
 from docids.storage import read_record
-from docids.tree import DocidTree
+from dsi.retriever import GenerativeRetriever
 from scripts.benchmarks.index_data import Searched, hardness
-from scripts.benchmarks.index_faiss import LISTS, Found, Lists, Search, System
-from scripts.benchmarks.index_systems import SmallTree, Tree, TreeSearch, systems
+from scripts.benchmarks.index_faiss import LISTS, Floats, Found, Ints, Lists, Search, System, set_for
+from scripts.benchmarks.index_systems import WORDS_ONLY, Exact, Generate, TreeSearch, systems
 from scripts.benchmarks.memory import private_mib
 from scripts.benchmarks.timing import alternate
 
@@ -30,25 +29,20 @@ Value = TypeVar("Value")
 Asked = Callable[[slice], Found]
 BATCH = 64
 FUSED = "dense and BM25"
-_MATRIX = 1000
-"""Queries times dimensions from which faiss multiplies matrices. By default it does so from more on, and flat search for 64
-queries of 384 dimensions takes eight times as long."""
 
 
 def measure(folder: Path, rounds: int, left_out: Sequence[str]) -> dict[str, Any]:
     """The figures of one collection, all of whose systems are built but those that are left out, by name."""
     faiss.omp_set_num_threads(threads := torch.get_num_threads())
-    faiss.cvar.distance_compute_blas_threshold = _MATRIX
     data = Searched.load(folder)
     chosen = systems(left_out)
     sizes = {system.name: _sizes(system, data) for system in chosen}  # before this process has threads
     figures = _alone(hardness, data.tree, data.queries)
-    rows, functions = _dense(data, chosen)
-    for own, search in _fused(data, chosen):
-        rows.append(own)
-        functions.append(search)
-    _time(rows, functions, len(data.queries), rounds)
-    _rate(rows, data.relevant)
+    asked = [*_dense(data, chosen), *_fused(data, chosen), *_encoder(data)]
+    rows = [row for row, _ in asked]
+    answers = _time(rows, [search for _, search in asked], len(data.queries), rounds)
+    encoder = rows.pop() if data.run else None
+    _rate(rows, answers, data.relevant)
     return {
         "documents": data.tree.num_documents,
         "dim": data.queries.shape[1],
@@ -56,6 +50,7 @@ def measure(folder: Path, rounds: int, left_out: Sequence[str]) -> dict[str, Any
         "threads": threads,
         "hardness": figures,
         "systems": sizes,
+        "encoder": encoder,
         "rows": rows,
         "left out": list(left_out),
     }
@@ -65,8 +60,8 @@ def _sizes(system: System, data: Searched) -> Row:
     """Bytes a document and what building took."""
     documents, built = data.tree.num_documents, read_record(data.folder / "built.json")
     private, adding = _alone(_private, system, data), _alone(_adding, system, data)
-    seconds = built[system.name] + (built[LISTS] if isinstance(system, Lists) else 0)
-    if isinstance(system, Tree):
+    seconds = built[system.built_as] + (built[LISTS] if isinstance(system, Lists) else 0)
+    if isinstance(system, Exact):
         seconds = None if data.seconds is None else seconds + data.seconds
     disk = sum((data.folder / name).stat().st_size for name in system.files)
     return {
@@ -100,36 +95,45 @@ def _adding(system: System, data: Searched) -> float:
     return time.process_time() - started
 
 
-def _dense(data: Searched, chosen: Sequence[System]) -> tuple[list[Row], list[Asked]]:
-    """A row for each system and knob, and what searches; the first one is exact."""
-    rows: list[Row] = []
-    functions: list[Asked] = []
+def _dense(data: Searched, chosen: Sequence[System]) -> Iterator[tuple[Row, Asked]]:
+    """Yield a row for each system and knob, and what searches; the first one is exact."""
     for system in chosen:
         search = system.load(data)
         for value in system.knobs(data.tree.num_documents):
-            rows.append({"scores": "dense", "system": system.name, "knob": system.knob, "value": value})
-            functions.append(_asking(search, data, value))
-    return rows, functions
+            yield _row("dense", system, value), _asking(search, data, value)
+
+
+def _row(scores: str, system: System, value: float) -> Row:
+    exact = {"exact": system.exact.name} if isinstance(system, Generate) else {}
+    return {"scores": scores, "system": system.name, "knob": system.knob, "value": value, **exact}
 
 
 def _asking(search: Search, data: Searched, value: float) -> Asked:
     return lambda own: search(data.queries[own], value)
 
 
-def _fused(data: Searched, chosen: Sequence[System]) -> list[tuple[Row, Asked]]:
-    """Rows of the index with BM25; the first one is exact."""
-    found, lexical = [], data.lexical
-    for system in (own for own in chosen if type(own) in (Tree, SmallTree)):
-        tree = DocidTree.load(data.folder / system.files[0])
-        search = TreeSearch(tree, lexical, data.lexical_weight)
-        for value in sorted(system.knobs(tree.num_documents), reverse=True):
-            row = {"scores": FUSED, "system": system.name, "knob": system.knob, "value": value}
-            found.append((row, _asking_words(search, data, value)))
-    return found
+def _fused(data: Searched, chosen: Sequence[System]) -> Iterator[tuple[Row, Asked]]:
+    """Yield rows of the index with words, and last those of words alone; the first one is exact."""
+    lexical = data.lexical
+    for system in chosen:
+        if isinstance(system, Exact):
+            search = system.search(data, lexical)
+            for value in system.knobs(data.tree.num_documents):
+                yield _row(FUSED, system, value), _asking_words(search, data, value)
+    alone = TreeSearch(data.tree, WORDS_ONLY, lexical, data.lexical_weight)
+    row = {"scores": FUSED, "system": WORDS_ONLY, "knob": "", "value": 0, "exact": Exact.name}
+    yield row, _asking_words(alone, data, 0)
 
 
 def _asking_words(search: TreeSearch, data: Searched, value: float) -> Asked:
     return lambda own: search(data.queries[own], value, data.texts[own])
+
+
+def _encoder(data: Searched) -> Iterator[tuple[Row, Callable[[slice], Floats]]]:
+    """Yield a row for the encoder of the index that is searched, and what encodes; nothing for synthetic embeddings."""
+    if data.run:
+        encoder = GenerativeRetriever.from_pretrained(data.run, device="cpu").encoder
+        yield {}, lambda own: encoder.encode(encoder.query_texts(data.texts[own]), "query")
 
 
 class Timed:
@@ -140,10 +144,10 @@ class Timed:
         seconds: of the processor, a call.
     """
 
-    def __init__(self, search: Asked, queries: int, batch: int) -> None:
+    def __init__(self, search: Callable[[slice], Any], queries: int, batch: int) -> None:
         starts = range(0, max(queries - batch, 0) + 1, batch)
         self._search, self._batches = search, [slice(start, start + min(batch, queries)) for start in starts]
-        self.answers: list[Found] = []
+        self.answers: list[Any] = []
         self.seconds: list[float] = []
 
     @property
@@ -160,9 +164,10 @@ class Timed:
             self.answers.append(found)
 
 
-def _time(rows: list[Row], functions: Sequence[Asked], queries: int, rounds: int) -> None:
-    """Write milliseconds a query and the answers into the rows."""
+def _time(rows: list[Row], functions: Sequence[Callable[[slice], Any]], queries: int, rounds: int) -> list[list[Any]]:
+    """Write milliseconds a query into the rows; return the answers of each function, batch by batch."""
     for batch in (1, BATCH):
+        set_for(batch)
         timed = [Timed(function, queries, batch) for function in functions]
         wanted = rounds if batch == 1 else max(rounds, timed[0].batches)
         wall, _ = alternate(timed, wanted)
@@ -170,17 +175,26 @@ def _time(rows: list[Row], functions: Sequence[Asked], queries: int, rounds: int
         for row, own, seconds in zip(rows, timed, wall, strict=True):
             row[f"ms at batch {batch}"] = round(1000 * statistics.median(own.seconds[1:]) / asked, 4)
             row[f"clock ms at batch {batch}"] = round(1000 * seconds / asked, 4)
-            row["answers"] = np.concatenate(own.answers)
+    return [own.answers for own in timed]
 
 
-def _rate(rows: list[Row], relevant: Sequence[Sequence[int]]) -> None:
-    """Put recall of the exact answer and Hit@10 in the place of the answers."""
-    exact: dict[str, NDArray[np.int64]] = {}
-    for row in rows:
-        found = row.pop("answers")
-        true = exact.setdefault(row["scores"], found)
-        shared = (found[:, :, None] == true[:, None]).any(axis=2)
-        row["recall@10"] = round(float(shared.mean()), 4)
+def _rate(rows: list[Row], answers: list[list[Found]], relevant: Sequence[Sequence[int]]) -> None:
+    """Write recall of the exact answer, agreement with the index's own, and the vectors read."""
+    exact: dict[tuple[str, str], Ints] = {}
+    true: dict[str, Ints] = {}
+    for row, own in zip(rows, answers, strict=False):
+        found, kind = np.concatenate([part.documents for part in own]), row["scores"]
+        exact[kind, row["system"]] = found
+        row["recall@10"] = shared(found, true.setdefault(kind, found))
+        if (agreed := exact.get((kind, row.pop("exact", "")))) is not None:
+            row["agree@10"] = shared(found, agreed)
+        if own[0].read is not None:
+            row["vectors read"] = round(float(np.mean([part.read for part in own])), 1)
         if relevant:
-            hits = [bool(set(own) & set(judged)) for own, judged in zip(found.tolist(), relevant, strict=False)]
+            hits = [bool(set(some) & set(judged)) for some, judged in zip(found.tolist(), relevant, strict=False)]
             row["Hit@10"] = round(float(np.mean(hits)), 4)
+
+
+def shared(found: Ints, true: Ints) -> float:
+    """Return the share of true documents [queries, 10] among those that were found [queries, 10]."""
+    return round(float((found[:, :, None] == true[:, None]).any(axis=2).mean()), 4)

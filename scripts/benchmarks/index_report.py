@@ -28,9 +28,13 @@ def _title(record: dict[str, Any]) -> str:
 
 def _about(record: dict[str, Any]) -> str:
     facts = ", ".join(f"{name} {value:g}" for name, value in record["hardness"].items())
+    encoder = record["encoder"]
+    times = (encoder[f"ms at batch {batch}"] for batch in (1, 64)) if encoder else ()
+    encoding = f" Encoding a query takes {' / '.join(f'{time:.3g}' for time in times)} more." if encoder else ""
     return (
-        f"{record['queries']} queries, {record['threads']} thread(s), milliseconds of the processor. Recall is that of the "
-        f"exact ten by the same scores. Private bytes must stay in memory, mapped files need not. The data: {facts}."
+        f"{record['queries']} queries, {record['threads']} thread(s), milliseconds of the processor.{encoding} Recall is that "
+        "of the exact ten by the same scores, agreement that of the exact ten by the vectors as the index keeps them. Private "
+        f"bytes must stay in memory, mapped files need not. The data: {facts}."
     )
 
 
@@ -72,7 +76,9 @@ def _all_rows(record: dict[str, Any]) -> str:
         "system",
         "knob",
         "recall@10",
+        "agree@10",
         *(["Hit@10"] if judged else []),
+        "vectors read",
         "ms at batch 1",
         "ms at batch 64",
     ]
@@ -80,12 +86,12 @@ def _all_rows(record: dict[str, Any]) -> str:
 
 
 def _cells(row: Row, *, judged: bool) -> list[str]:
-    value = float(row["value"])
-    shown = "all" if math.isinf(value) else f"{value:,.0f}"
-    knob = f"{row['knob']} {shown}" if row["knob"] else ""
-    hit = [f"{row['Hit@10']:.3f}" if "Hit@10" in row else ""] if judged else []
+    knob = f"{row['knob']} {row['value']:,.0f}" if row["knob"] else ""
+    shares = ("recall@10", "agree@10", *(["Hit@10"] if judged else []))
+    found = [f"{row[name]:.3f}" if name in row else "" for name in shares]
+    read = f"{row['vectors read']:,.0f}" if "vectors read" in row else ""
     times = [f"{row[f'ms at batch {batch}']:.3g}" for batch in (1, 64)]
-    return [row["scores"], row["system"], knob, f"{row['recall@10']:.3f}", *hit, *times]
+    return [row["scores"], row["system"], knob, *found, read, *times]
 
 
 def pictures(record: dict[str, Any], path: Path) -> None:

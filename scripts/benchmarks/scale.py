@@ -1,10 +1,11 @@
 """`dsi benchmark-scale`: time, memory and bytes as a collection grows, with synthetic embeddings and random weights.
 
 For each size, the tree is built and written in one process, mapped and searched in a fresh one. Searches are timed alternating,
-with batches of eight queries and beam and answers ten. The decoder alone and "paper" fusion look at the children of a beam, so
-they grow with the depth of the tree; "bound" fusion looks at every document first, as flat search does, or at those of a few
-cells in a large index. The usual ways to constrain decoding, a trie of nested dictionaries and a sorted array searched by
-bisection, are timed on the same prefixes.
+with batches of eight queries and ten answers. With tied tokens, "generate" has the default beam: it looks at the children of
+the nodes that it keeps and at the documents below the last ones, by codes in a large index; "exact" looks at all documents, as
+flat search does. With (level, digit) tokens and a beam of ten, the decoder alone and "paper" fusion grow with the depth of the
+tree; "bound" fusion looks at every document first. The usual ways to constrain decoding, a trie of nested dictionaries and a
+sorted array searched by bisection, are timed on the same prefixes.
 """
 
 import argparse
@@ -57,11 +58,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 def measure(size: int, dim: int, rounds: int) -> dict[str, Any]:
     """The figures of one size: builds and writes here, loads and searches in a fresh process."""
     from docids.clustering import DocidsConfig, build_tree
+    from docids.vectors import VectorsConfig
     from scripts.benchmarks.docids import clustered_points
 
     points = clustered_points(size, dim, topics=max(10, size // 500))
     started = time.perf_counter()
-    tree = build_tree(points, DocidsConfig(), progress=True)
+    tree = build_tree(points, DocidsConfig(), progress=True).stored_as(VectorsConfig())
     build_seconds = time.perf_counter() - started
     structure = ("first_child", "num_children", "doc_start", "doc_end", "doc_rows", "trained")
     with tempfile.TemporaryDirectory() as folder:
@@ -101,6 +103,10 @@ def table(rows: Sequence[dict[str, Any]], fits: dict[str, float]) -> str:
     for name in rows[0]["ms a query"]:
         grows = f" (grows with documents^{fits[name]:g})" if fits else ""
         lines.append([f"ms a query, {name}{grows}", *(str(row["ms a query"][name]) for row in rows)])
+    lines += [
+        [f"vectors read a query, {name}", *(f"{row['vectors read'][name]:,.0f}" for row in rows)]
+        for name in rows[0]["vectors read"]
+    ]
     for name in rows[0]["constraints"]:
         cells = [row["constraints"].get(name) for row in rows]
         shown = [f"{c['microseconds a prefix']:g} / {c['bytes a document']:g}" if c else "—" for c in cells]

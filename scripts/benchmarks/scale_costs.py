@@ -3,7 +3,6 @@
 Measured by `scripts.benchmarks.scale`, in a fresh process.
 """
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,29 +14,32 @@ import torch
 from numpy.typing import NDArray
 
 from docids.tree import DocidTree
-from dsi.generator.config import GeneratorConfig
+from dsi.generator.config import GeneratorConfig, ObjectiveConfig
 from dsi.generator.model import DocidGenerator
-from dsi.search.beam import TreeSearcher
-from dsi.search.beams import LevelTrace
+from dsi.generator.tied import TiedGenerator
+from dsi.search.beam import BeamSearch
 from dsi.search.decoder import FastDecoder
+from dsi.search.generate import TiedIndex
 from dsi.search.queries import QueryBatch
-from dsi.search.request import ScoredQueries, SearchConfig, SearchRequest
+from dsi.search.request import SearchConfig, SearchRequest
+from dsi.search.results import SearchResult
+from scripts.benchmarks.index_faiss import set_for
 from scripts.benchmarks.memory import resident_mib
 from scripts.benchmarks.timing import alternate
 
 FLAT = "flat (faiss)"
-BATCH, BEAM, STATES, WIDTH = 8, 10, 16, 384
+BATCH, ANSWERS, BEAM, STATES, WIDTH = 8, 10, 10, 16, 384
 DICTIONARY_LIMIT = 1_000_000
 """No trie of dictionaries is built for more documents: it needs kilobytes a document."""
 
-SEARCHES = {
-    "decoder alone": SearchRequest(BEAM, SearchConfig(alpha=1.0, beta=0.0, beam_width=BEAM)),
-    "paper": SearchRequest(BEAM, SearchConfig(fusion="paper", alpha=0.5, beam_width=BEAM)),
-    "bound": SearchRequest(BEAM, SearchConfig(fusion="bound", alpha=0.5, beam_width=BEAM)),
-    "bound, all documents": SearchRequest(
-        BEAM, SearchConfig(fusion="bound", alpha=0.5, beam_width=BEAM, probed=math.inf)
-    ),
+TIED = {"generate": SearchConfig(), "exact": SearchConfig(method="exact")}
+"""Searches with tied tokens."""
+DIGITS = {
+    "digits: decoder alone": SearchConfig(alpha=1.0, beta=0.0, beam_width=BEAM),
+    "digits: paper": SearchConfig(fusion="paper", alpha=0.5, beam_width=BEAM),
+    "digits: bound": SearchConfig(fusion="bound", alpha=0.5, beam_width=BEAM),
 }
+"""Searches with (level, digit) tokens."""
 
 
 def search_costs(folder: Path, rounds: int) -> dict[str, Any]:
@@ -45,47 +47,56 @@ def search_costs(folder: Path, rounds: int) -> dict[str, Any]:
     before, started = resident_mib(), time.perf_counter()
     tree = DocidTree.load(folder / "docids.safetensors")
     load_seconds = time.perf_counter() - started
-    config = GeneratorConfig(decoder="", num_layers=2, num_heads=6)
-    searcher = TreeSearcher(tree, FastDecoder(DocidGenerator.create(config, tree, WIDTH).eval()), torch.device("cpu"))
+    tied, digits = _engines(tree)
     loaded = resident_mib()
     rng = torch.Generator().manual_seed(0)
     states, mask = torch.randn(BATCH, STATES, WIDTH, generator=rng), torch.ones(BATCH, STATES, dtype=torch.bool)
     queries = torch.nn.functional.normalize(torch.randn(BATCH, tree.embeddings.shape[1], generator=rng))
+    set_for(BATCH)
     flat = faiss.IndexFlatIP(tree.embeddings.shape[1])
     flat.add(np.ascontiguousarray(tree.embeddings[:]))
 
     batch = QueryBatch(torch.arange(BATCH), states, mask, queries, [""] * BATCH)
 
-    def search(request: SearchRequest) -> Callable[[], Any]:
-        return lambda: searcher.search(searcher.score(batch, request), request)
+    def search(engine: TiedIndex | BeamSearch, config: SearchConfig) -> Callable[[], SearchResult]:
+        request = SearchRequest(ANSWERS, config)
+        return lambda: engine.methods[config.method].retrieve(batch, request)
 
-    functions = [search(request) for request in SEARCHES.values()]
-    seconds, _ = alternate([*functions, lambda: flat.search(queries.numpy(), BEAM)], rounds)
-    names = [*SEARCHES, FLAT]
+    functions: dict[str, Callable[[], Any]] = {name: search(tied, config) for name, config in TIED.items()}
+    functions |= {name: search(digits, config) for name, config in DIGITS.items()}
+    functions[FLAT] = lambda: flat.search(queries.numpy(), ANSWERS)
+    seconds, results = alternate(list(functions.values()), rounds)
+    read = {name: float(result.read.mean()) for name, result in zip(TIED, results, strict=False)}
     return {
         "load seconds": round(load_seconds, 3),
         "resident MiB loaded": round(loaded - before),
         "resident MiB searched": round(resident_mib() - before),
-        "ms a query": {name: round(1000 * s / BATCH, 3) for name, s in zip(names, seconds, strict=True)},
-        "constraints": constraint_costs(tree, searcher, states, mask, rounds),
+        "ms a query": {name: round(1000 * s / BATCH, 3) for name, s in zip(functions, seconds, strict=True)},
+        "vectors read": {name: round(mean, 1) for name, mean in read.items()},
+        "constraints": constraint_costs(tree, digits, states, mask, rounds),
     }
 
 
+def _engines(tree: DocidTree) -> tuple[TiedIndex, BeamSearch]:
+    """Return what searches a tree with tied tokens, without a decoder, and with (level, digit) tokens, with a small one."""
+    config = GeneratorConfig(docid_tokens="tied", decoder="", num_layers=0)
+    tied = TiedGenerator.create(config, tree, WIDTH, ObjectiveConfig("estimate")).eval()
+    digits = DocidGenerator.create(GeneratorConfig(decoder="", num_layers=2, num_heads=6), tree, WIDTH).eval()
+    return TiedIndex(tree, tied, None), BeamSearch(tree, FastDecoder(digits), torch.device("cpu"))
+
+
 def constraint_costs(
-    tree: DocidTree, searcher: TreeSearcher, states: torch.Tensor, mask: torch.Tensor, rounds: int
+    tree: DocidTree, search: BeamSearch, states: torch.Tensor, mask: torch.Tensor, rounds: int
 ) -> dict[str, dict[str, float]]:
     """{way: microseconds a prefix, bytes a document} of finding the digits that may follow the prefixes of one search."""
-    trace: list[LevelTrace] = []
-    searcher.search(ScoredQueries(states, mask, None), SEARCHES["decoder alone"], trace)
-    nodes = torch.cat(
-        [level.nodes[level.kept & (level.nodes < tree.num_inner) & (level.nodes >= 0)] for level in trace]
-    )
+    kept = search.kept_nodes(states, mask, BEAM)
+    nodes = kept[(kept >= 0) & (kept < tree.num_inner)]
     prefixes = [tree.node_digits(int(node)) for node in nodes]
     fan_out = max(tree.fan_out)
     digits = torch.arange(fan_out)
 
     def ours() -> torch.Tensor:
-        return digits < searcher.num_children[nodes][:, None]
+        return digits < search.dense.num_children[nodes][:, None]
 
     keys = _sorted_keys(tree)
 

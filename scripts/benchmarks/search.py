@@ -1,11 +1,13 @@
 """`dsi benchmark-search`: an index against what it would be replaced by, encoding the query and flat search with faiss.
 
 Real queries of a collection, texts in and ten documents out, in one run; measurements alternate, and medians are reported. The
-dense side is the index's own encoder as sentence-transformers runs it, and faiss over all embeddings.
+dense side is the index's own encoder as sentence-transformers runs it, and faiss over all embeddings. `dsi benchmark-index`
+times the parts of a search apart.
 """
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,7 @@ from scripts.values import count, output_folder
 
 if TYPE_CHECKING:
     from contrastive.encoder import EncoderConfig
+    from dsi.retriever import GenerativeRetriever
 
 K = 10
 FLAT = "encoder, faiss flat"
@@ -37,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from docids.storage import write_json, write_text
     from dsi.config import read_config
     from dsi.provenance import provenance
+    from scripts.benchmarks.index_faiss import set_for
 
     config = read_config(arguments.run / "config.toml")
     queries = list(read_collection(arguments.data, dev_queries=config.dev_queries).query_texts("test").values())
@@ -45,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     systems = searches(arguments.run, config.encoder)
     rows = []
     for batch in arguments.batches:
+        set_for(batch)
         seconds, _ = alternate([partial(search, queries[:batch]) for search in systems.values()], arguments.rounds)
         rows.append({name: round(1000 * s / batch, 3) for name, s in zip(systems, seconds, strict=True)})
     table = _table(rows, arguments.batches)
@@ -57,27 +62,38 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def searches(run: Path, encoder_config: "EncoderConfig") -> dict[str, Callable[[list[str]], Any]]:
-    """{name: search}: flat search first, then the index in float32 and bfloat16, as it searches and in parts."""
+    """{name: search}: flat search first, then the index in float32 and bfloat16, as it searches and in other ways."""
     import faiss
     import numpy as np
 
     from contrastive.encoder import Encoder
     from dsi.retriever import GenerativeRetriever
+    from dsi.systems import alone
 
     retriever = GenerativeRetriever.from_pretrained(run)
     rounded = GenerativeRetriever.from_pretrained(run, dtype="bfloat16")
     encoder = Encoder.load(encoder_config, run / "encoder", str(retriever.device))
     flat = faiss.IndexFlatIP(encoder.embedding_dim)
     flat.add(np.ascontiguousarray(retriever.tree.embeddings[:]))
-    alone: dict[str, Any] = {"fusion": "estimate"} if retriever.searcher.estimating else {"alpha": 1.0, "beta": 0.0}
-    return {
+    found = {
         FLAT: lambda texts: flat.search(encoder.encode(encoder.query_texts(texts), "query"), K),
-        "the index": lambda texts: retriever.search(texts, K),
-        "the index, bfloat16": lambda texts: rounded.search(texts, K),
-        "beam 10, bfloat16": lambda texts: rounded.search(texts, K, beam_width=K),
-        "without BM25": lambda texts: retriever.search(texts, K, lexical_weight=0.0),
-        "decoder alone": lambda texts: retriever.search(texts, K, lexical_weight=0.0, **alone),
+        "the index": _search(retriever),
+        "the index, bfloat16": _search(rounded),
+        "generate, beam 10": _search(retriever, method="generate", beam_width=10),
+        "generate, no words": _search(retriever, method="generate", lexical_weight=0.0),
+        "generator alone": _search(retriever, **alone(retriever)),
     }
+    if retriever.snapshot.is_tied:  # with other tokens, the decoder would run over every node
+        found["exact"] = _search(retriever, method="exact")
+    return found
+
+
+def _search(retriever: "GenerativeRetriever", **changes: Any) -> Callable[[list[str]], Any]:
+    """Return what searches with some settings of `[search]` changed, encoding included."""
+    from dsi.search.request import SearchRequest
+
+    index, request = retriever.snapshot, SearchRequest(K, replace(retriever.search_config, **changes))
+    return lambda texts: index.hits(index.search(retriever.encode_queries(texts, batch_size=len(texts)), request))
 
 
 def _table(rows: Sequence[dict[str, float]], batches: Sequence[int]) -> str:

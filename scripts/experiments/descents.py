@@ -3,7 +3,8 @@
 Knows nothing of training, and nothing of how nodes are scored.
 """
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from dsi.retriever import GenerativeRetriever
-from dsi.search.beams import LevelTrace, SearchResult
-from dsi.search.queries import EncodedQueries
+from dsi.search.queries import EncodedQueries, QueryBatch
 from dsi.search.request import SearchRequest
+from dsi.search.results import SearchResult, Trace
 from dsi.systems import Run
 
 
@@ -51,7 +52,7 @@ class Descents:
 
 
 def descend(
-    retriever: GenerativeRetriever, encoded: EncodedQueries, answers: Sequence[str], k: int, **options: Any
+    retriever: GenerativeRetriever, encoded: EncodedQueries, answers: Sequence[str], k: int, **changes: Any
 ) -> Descents:
     """Search and note what becomes of the right prefix; no score may come from BM25.
 
@@ -60,28 +61,41 @@ def descend(
         encoded: the queries.
         answers: the doc_id of the right document of each query.
         k: documents per query.
-        **options: see `SearchOptions`.
+        **changes: settings of `[search]`.
     """
-    searcher, tree = retriever.searcher, retriever.tree
-    request = SearchRequest(k, retriever.config_for(k, **options))
-    places = torch.from_numpy(tree.places[[retriever.documents.rows[doc_id] for doc_id in answers]]).long()
-    parents, digits = tree.paths(places.flatten().numpy())
-    right = torch.from_numpy(np.where(digits >= 0, tree.first_child[parents] + digits, -1)).view(
-        *places.shape, tree.depth
-    )
-    kept = torch.zeros(right.shape, dtype=torch.bool)  # [queries, places, depth]
-    result, scores = SearchResult.empty(encoded.count, searcher.most_answers(request)), torch.empty(encoded.count)
-    for batch in encoded.batches:
-        queries, trace = searcher.score(batch, request), list[LevelTrace]()
-        result.put(batch.rows, searcher.search(queries, request, trace))
-        own = places[batch.rows].to(searcher.device)
-        of_places: torch.Tensor = sum(searcher.follow(queries, request, own))[:, :, -1]  # type: ignore[index]
-        scores[batch.rows] = of_places.amax(dim=1).to("cpu", torch.float32)
-        for level, looked_at in enumerate(trace):
-            is_right = looked_at.nodes.cpu()[:, None, :] == right[batch.rows, :, level, None]
-            kept[batch.rows, :, level] = (is_right & looked_at.kept.cpu()[:, None, :]).any(dim=2)
-    found = (result.positions[:, None, :] == places[:, :, None]).any(dim=(1, 2))
+    index = retriever.snapshot
+    request = SearchRequest(k, dataclasses.replace(index.search_config, **changes))
+    method, tree = index.engine.methods[request.config.method], index.tree
+    places = tree.places[[index.documents.rows[doc_id] for doc_id in answers]]  # [queries, places]
+    parents, digits = tree.paths(places.ravel())
+    right = np.where(digits >= 0, tree.first_child[parents] + digits, -1).reshape(*places.shape, tree.depth)
+    result = SearchResult.empty(encoded.count, min(k, tree.num_rows))
+    kept = np.zeros(right.shape, dtype=bool)  # [queries, places, depth]
+    for row, batch in one_by_one(encoded):
+        trace = Trace()
+        result.put(np.array([row]), method.retrieve(batch, request, trace))
+        kept[row] = _kept(trace, right[row])
+    found = (result.positions[:, None, :] == places[:, :, None]).any(axis=(1, 2))
     is_inner = (right >= 0) & (right < tree.num_inner)
-    alive = torch.where(is_inner, kept, found[:, None, None]).int().cumprod(dim=2).bool().any(dim=1)
-    last = result.scores.masked_fill(result.positions < 0, torch.inf).amin(dim=1)
-    return Descents(retriever.as_run(encoded.query_ids, result), alive.numpy(), (~found & (scores > last)).numpy())
+    alive = np.logical_and.accumulate(np.where(is_inner, kept, found[:, None, None]), axis=2).any(axis=1)
+    scores = index.follow(encoded, request, [[doc_id] for doc_id in answers]).scores[:, 0]
+    last = np.where(result.positions < 0, np.inf, result.scores).min(axis=1)
+    return Descents(index.as_run(encoded.query_ids, result), np.asarray(alive), ~found & (scores > last))
+
+
+def _kept(trace: Trace, right: NDArray[np.integer]) -> NDArray[np.bool_]:
+    """[places, depth] True at the nodes `right` [places, depth] that a search did not prune.
+
+    A level that chooses among no children of a kept node, because all that is below it is read, prunes nothing there.
+    """
+    kept = np.ones(right.shape, dtype=bool)
+    for level, own in enumerate(trace.levels):
+        kept[:, level] = ~np.isin(right[:, level], own.nodes[~own.kept])
+    return kept
+
+
+def one_by_one(encoded: EncodedQueries) -> Iterator[tuple[int, QueryBatch]]:
+    """Yield the row and the batch of each single query."""
+    for batch in encoded.batches:
+        for place, row in enumerate(batch.rows.tolist()):
+            yield row, batch.select(torch.tensor([place]))

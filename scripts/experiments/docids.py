@@ -1,8 +1,8 @@
 """Docid schemes beside each other: one encoder, one generator, one training, and trees of about the same size.
 
-A digit has as many values as the largest power of two up to the configuration's branching: clusters of a split, documents of a
-leaf, codewords of a level. Quantizers have the number of levels whose codes come nearest to one a document. Titles bring their
-own tokens. Other settings of `[docids]` keep their defaults.
+A digit has as many values as the largest power of two up to the configuration's branching (10 if that is 0): clusters of a
+split, documents of a leaf, codewords of a level. Quantizers have the number of levels whose codes come nearest to one a
+document. Titles bring their own tokens. Other settings of `[docids]` keep their defaults.
 """
 
 import dataclasses
@@ -30,12 +30,14 @@ from eval.measures import evaluate, mean
 from eval.protocol import overlap_splits
 from scripts.experiments.descents import Descents, descend
 from scripts.experiments.docids_report import BASELINES, BEAMS, MEASURES, TYPOS, write_report
-from scripts.experiments.laboratory import ANSWERS, SPLIT, Laboratory
+from scripts.experiments.laboratory import ANSWERS, SPLIT, Laboratory, answer
 from scripts.experiments.tables import DIGITS, NOTHING, Changes, Row
 from scripts.experiments.typos import with_typos
 from scripts.experiments.updates import hold_out, without
 
 _BATCH = 128
+BRANCHING = 10
+"""Where the configuration leaves it to the scheme."""
 HELD_OUT_SEED = 0
 """Of the documents that are added after training: the same for all rows."""
 
@@ -119,7 +121,8 @@ class Comparison:
     def __init__(self, laboratory: Laboratory, *, digits: bool, add: bool) -> None:
         self.laboratory, self.collection, self.add = laboratory, laboratory.collection, add
         self._changes = DIGITS if digits else NOTHING
-        whole: Changes = {"docids": {"segments": 1}, **self._changes}  # as the schemes without +N have it
+        own = {**self._changes.get("docids", {}), "segments": 1}  # as the schemes without +N have it
+        whole: Changes = {**self._changes, "docids": own}
         self.base = laboratory.config(Row(BASELINES, "", whole, seeded=()), 0)
 
     def check(self, configs: Sequence[Config]) -> None:
@@ -147,10 +150,13 @@ class Comparison:
     def config(self, name: str, seed: int) -> Config:
         """The configuration of a scheme; "NAME+2" is one with two segments a document."""
         method, segments = parse_name(name)
-        own = {"segments": segments, **shape(method, len(self.collection.documents), self.base.docids.branching)}
+        own = {
+            "segments": segments,
+            **shape(method, len(self.collection.documents), self.base.docids.branching or BRANCHING),
+        }
         own |= {"seed": seed} if "seed" in SCHEMES.get(method, ("seed",)) else {}  # another package's may read it
         docids = dataclasses.asdict(DocidsConfig(method=method, **own))  # type: ignore[arg-type]
-        row = Row(name, "", {**self._changes, "docids": docids}, seeded=("training", "ranking"))
+        row = Row(name, "", {**self._changes, "docids": docids}, seeded=("training", "query_map"))
         return self.laboratory.config(row, seed)
 
     def baselines(self) -> dict[str, Any]:
@@ -164,15 +170,14 @@ class Comparison:
     def measure(self, config: Config) -> dict[str, Any]:
         """Everything about one scheme under one seed."""
         index = self.laboratory.index(config)
-        retriever, fusion = index.retriever, config.search.fusion
-        fused = index.tune(fusion, lexical=fusion != "paper")
+        retriever, fused = index.retriever, index.tune()
         descents = {beam: self._descend(retriever, self._queries, beam) for beam in BEAMS}
         runs = {f"alone, beam {beam}": own.run for beam, own in descents.items()}
         for beam in BEAMS:
-            runs[f"fused, beam {beam}"] = retriever.run(self._queries, ANSWERS, **{**fused, "beam_width": beam})
+            runs[f"fused, beam {beam}"] = answer(retriever, self._queries, ANSWERS, **{**fused, "beam_width": beam})
         runs[f"alone, beam {BEAMS[0]}{TYPOS}"] = self._descend(retriever, self._typos, BEAMS[0]).run
         narrow = {**fused, "beam_width": BEAMS[0]}
-        runs[f"fused, beam {BEAMS[0]}{TYPOS}"] = retriever.run(self._typos, ANSWERS, **narrow)
+        runs[f"fused, beam {BEAMS[0]}{TYPOS}"] = answer(retriever, self._typos, ANSWERS, **narrow)
         found = {
             "settings": fused,
             "beams": {f"beam {beam}": _lost(own) for beam, own in descents.items()},
@@ -205,13 +210,12 @@ class Comparison:
 
     def _descend(self, retriever: GenerativeRetriever, encoded: EncodedQueries, beam: int) -> Descents:
         """The generator alone; with tied tokens the documents that it reaches are ranked by dense scores."""
-        options = alone(retriever) | ({"alpha": 0.0} if retriever.searcher.estimating else {})
         answers = [self._answers[query_id] for query_id in encoded.query_ids]
-        return descend(retriever, encoded, answers, ANSWERS, beam_width=beam, **options)
+        return descend(retriever, encoded, answers, ANSWERS, beam_width=beam, **alone(retriever))
 
     def _added(self, config: Config, trained: Mapping[int, Run]) -> dict[str, Any]:
         """Queries of documents that were held out and added after training, and the same ones trained with them."""
-        dense = config.with_changes({"ranking": {"epochs": 0.0}})  # dense scores rank documents
+        dense = config.with_changes({"query_map": {"epochs": 0.0}})  # dense scores rank documents
         retriever, added = self._part.index(dense).retriever, self._held_out_ids
         retriever.add([table_record(self.collection.documents[row]) for row in self._held_out])
         texts = {q: text for q, text in self._texts.items() if self._answers[q] in added}

@@ -30,7 +30,7 @@ from dsi.systems import Run, alone
 from eval.baselines import dense_run
 from eval.measures import evaluate, mean
 from eval.tables import markdown_table
-from scripts.experiments.laboratory import SPLIT, Laboratory
+from scripts.experiments.laboratory import SPLIT, Laboratory, answer
 from scripts.experiments.rows import Rows, Values
 from scripts.experiments.tables import DIGITS, TIED, Changes, Row
 from scripts.experiments.updates import collection_without
@@ -107,16 +107,16 @@ class GrowingIndex:
     """
 
     def __init__(self, collection: Collection, first: Laboratory, config: Config, systems: Sequence[str]) -> None:
-        index, fusion = first.index(config), config.search.fusion
+        index = first.index(config)
         self.collection, self.systems, self._retriever = collection, systems, index.retriever
         self._rows = [collection.rows[doc_id] for doc_id in first.collection.documents["doc_id"]]
         self._queries = index.retriever.encode_queries(collection.query_texts(SPLIT), show_progress=True)
         choices: dict[str, Callable[[], Mapping[str, Any]]] = {
             "BM25": lambda: first.words.options,
             "dense": dict,
-            "dense + BM25": lambda: index.tune("bound", lexical=True, decoder=False),
+            "dense + BM25": lambda: index.tune(learned=False),
             "decoder alone": lambda: alone(index.retriever),
-            "fused": lambda: index.tune(fusion, lexical=fusion != "paper"),
+            "fused": index.tune,
         }
         self.settings = {name: dict(choices[name]()) for name in systems}
 
@@ -139,7 +139,7 @@ class GrowingIndex:
         if name == "dense":
             encoded, vectors = self._queries.embeddings.float().numpy(), tree.embeddings[tree.positions]
             return dense_run(self._queries.query_ids, encoded, documents["doc_id"][:], vectors, ANSWERS)
-        return self._retriever.run(self._queries, ANSWERS, **settings)
+        return answer(self._retriever, self._queries, ANSWERS, **settings)
 
 
 def measure(index: GrowingIndex, parts: Parts, queries: Queries) -> dict[str, Any]:

@@ -26,7 +26,9 @@ def reproduce(laboratory: Laboratory, seed: int) -> str:
     qrels = laboratory.collection.qrels[SPLIT]
 
     def tune() -> dict[str, Any]:
-        return {"ann_temperature": laboratory.index(config).tune("paper").get("ann_temperature", 1.0)}
+        return {
+            "ann_temperature": laboratory.index(config).tune(fusion="paper", lexical=False).get("ann_temperature", 1.0)
+        }
 
     temperature = laboratory.kept("figure5", "ann_temperature, chosen on dev", seed, config, tune)["ann_temperature"]
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from contrastive.blocks import DocumentTexts
 from contrastive.encoder import Encoder
@@ -30,11 +29,15 @@ from dsi.pipeline import TrainingRun
 from dsi.preflight import check_settings
 from dsi.provenance import provenance
 from dsi.retriever import GenerativeRetriever
+from dsi.search.queries import EncodedQueries
+from dsi.search.request import SearchRequest
+from dsi.search.results import Trace
 from dsi.stages import stage_seconds
 from dsi.systems import DenseSystems, IndexSystems, Run, WordSystems, alone
 from eval.fusion import reciprocal_rank_fusion
 from eval.measures import STANDARD_MEASURES, evaluate, mean
 from eval.protocol import SystemResult, overlap_splits
+from scripts.experiments.descents import one_by_one
 from scripts.experiments.rows import Rows, write_table
 from scripts.experiments.tables import Row
 
@@ -216,27 +219,33 @@ class Laboratory:
         return overlap_splits(self.collection.qrels[SPLIT], self.collection.overlap_documents(SPLIT))
 
 
+def answer(retriever: GenerativeRetriever, encoded: EncodedQueries, k: int, **changes: Any) -> Run:
+    """Return the top k documents of each query, with some settings of `[search]` changed."""
+    index = retriever.snapshot
+    return index.run(encoded, SearchRequest(k, dataclasses.replace(index.search_config, **changes)))
+
+
 Method = Callable[[Laboratory, Config], tuple[Run, Mapping[str, Any]]]
 
 
-def _fusion(fusion: str, *, lexical: bool = False, decoder: bool = True) -> Method:
-    """Search with the weights that are best on dev."""
+def _tuned(**options: Any) -> Method:
+    """Search with the settings that are best on dev; `options`: of `IndexSystems.tune`."""
 
     def method(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
         index = laboratory.index(config)
-        options = index.tune(fusion, lexical=lexical, decoder=decoder)
-        return index.run(SPLIT, **options), options
+        changes = index.tune(**options)
+        return index.run(SPLIT, **changes), changes
 
     return method
 
 
-def _alone(beam_width: int = 0, **more: Any) -> Method:
-    """Search with the generator alone, by default a hundred documents by its own scores, or ten with a beam."""
+def _alone(beam_width: int = 0) -> Method:
+    """Search with the generator alone, by default a hundred documents with the configured beam, or ten with a given one."""
 
     def method(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
         index = laboratory.index(config)
-        options = {**alone(index.retriever), **({"beam_width": beam_width} if beam_width else {}), **more}
-        return index.run(SPLIT, min(beam_width, ANSWERS) or DEPTH, **options), options
+        changes = {**alone(index.retriever), **({"beam_width": beam_width} if beam_width else {})}
+        return index.run(SPLIT, min(beam_width, ANSWERS) or DEPTH, **changes), changes
 
     return method
 
@@ -245,20 +254,21 @@ def _clusters(beam_width: int) -> Method:
     """Search with the generator's beam, and rank all documents below its nodes by their dense scores."""
 
     def method(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
-        index = laboratory.index(config)
-        retriever, doc_ids = index.retriever, list(index.retriever.documents.rows)
-        options = {**alone(retriever), "beam_width": beam_width}
-        queries, tree, run = laboratory.collection.query_texts(SPLIT), retriever.tree, {}
-        embeddings = index.encode(SPLIT, queries).embeddings.float().numpy(force=True)
-        for (query_id, text), embedding in zip(queries.items(), embeddings, strict=True):
-            levels, _ = retriever.trace(text, ANSWERS, **options)
-            nodes = torch.cat([level.nodes[0] for level in levels]).numpy(force=True)
+        systems = laboratory.index(config)
+        index, changes = systems.retriever.snapshot, {**alone(systems.retriever), "beam_width": beam_width}
+        request = SearchRequest(ANSWERS, dataclasses.replace(index.search_config, **changes))
+        encoded = systems.encode(SPLIT, laboratory.collection.query_texts(SPLIT))
+        doc_ids, tree, found = list(index.documents.rows), index.tree, dict[int, dict[str, float]]()
+        for row, batch in one_by_one(encoded):
+            trace = Trace()
+            index.engine.methods["generate"].retrieve(batch, request, trace)
+            nodes = np.concatenate([level.nodes[0] for level in trace.levels])
             positions = nodes[nodes >= tree.num_inner] - tree.num_inner
-            scores, found = tree.embeddings[positions] @ embedding, dict[str, float]()
-            for own in np.argsort(-scores, kind="stable"):
-                found.setdefault(doc_ids[tree.doc_rows[positions[own]]], float(scores[own]))
-            run[query_id] = dict(islice(found.items(), DEPTH))
-        return run, options
+            scores, own = tree.embeddings[positions] @ batch.vectors[0], dict[str, float]()
+            for place in np.argsort(-scores, kind="stable"):
+                own.setdefault(doc_ids[tree.doc_rows[positions[place]]], float(scores[place]))
+            found[row] = dict(islice(own.items(), DEPTH))
+        return {query_id: found[row] for row, query_id in enumerate(encoded.query_ids)}, changes
 
     return method
 
@@ -268,23 +278,25 @@ def _planned(beam_width: int) -> Method:
 
     def method(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
         index, bm25 = laboratory.index(config), laboratory.words.bm25
-        retriever, tree, dev = index.retriever, index.retriever.tree, laboratory.collection.qrels["dev"]
-        options: dict[str, Any] = {"fusion": "bound", "alpha": 0.5, "ann_temperature": 1.0, "beam_width": beam_width}
+        snapshot, dev = index.retriever.snapshot, laboratory.collection.qrels["dev"]
+        changes: dict[str, Any] = {"fusion": "bound", "alpha": 0.5, "ann_temperature": 1.0, "beam_width": beam_width}
+        own = dataclasses.replace(snapshot.search_config, **changes)
 
         def search(split: str, weight: float) -> Run:
             queries = laboratory.collection.query_texts(split)
             encoded = index.encode(split, queries)
-            dense = encoded.embeddings.float().numpy(force=True) @ tree.embeddings[tree.positions].T
+            vectors = snapshot.tree.embeddings[snapshot.tree.positions]
+            dense = encoded.embeddings.float().numpy(force=True) @ vectors.T
             extra = (
                 weight * bm25.scores(list(queries.values())) - dense
             )  # BM25 in place of the dense scores, not beside them
-            return retriever.run(encoded, ANSWERS, extra_scores=extra, **options)
+            return snapshot.run(encoded, SearchRequest(ANSWERS, own, extra_scores=extra))
 
         def quality(weight: float) -> float:
             return mean(evaluate(search("dev", weight), dev, ["RR@10"])["RR@10"])
 
         weight = laboratory.processes.first(max(PLANS, key=quality) if dev else 1.0)
-        return search(SPLIT, weight), {**options, "weight": weight}
+        return search(SPLIT, weight), {**changes, "weight": weight}
 
     return method
 
@@ -312,13 +324,12 @@ METHODS: dict[str, Method] = {
     "rrf": _rrf,
     "decoder": _alone(),
     **{f"alone-{beam_width}": _alone(beam_width) for beam_width in BEAMS},
-    **{f"estimate-{beam_width}": _alone(beam_width, alpha=0.0) for beam_width in BEAMS},
     "clusters-10": _clusters(10),
     "planned-10": _planned(10),
-    "paper": _fusion("paper"),
-    "bound": _fusion("bound"),
-    "hybrid": _fusion("bound", lexical=True),
-    "dense+bm25": _fusion("bound", lexical=True, decoder=False),
+    "paper": _tuned(fusion="paper", lexical=False),
+    "bound": _tuned(fusion="bound", lexical=False),
+    "hybrid": _tuned(fusion="bound"),
+    "dense+bm25": _tuned(learned=False),
     "post-hoc": _post_hoc,
 }
 """How a row answers the test queries: {name: function of laboratory and configuration -> run, options worth knowing}."""

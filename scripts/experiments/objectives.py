@@ -86,7 +86,10 @@ def measure(index: IndexSystems, split: str) -> list[Cell]:
     qrels = index.collection.qrels[split]
     right = {query_id: max(judged, key=lambda doc_id: judged[doc_id]) for query_id, judged in qrels.items()}
     cells = []
-    for system, options in (("decoder alone", alone(index.retriever)), ("fused", index.tune("bound"))):
+    for system, options in (
+        ("decoder alone", alone(index.retriever)),
+        ("fused", index.tune(fusion="bound", lexical=False)),
+    ):
         scores = index.scores(split, right, **options)
         for beam_width in BEAMS:
             run = index.run(split, min(ANSWERS, beam_width), beam_width=beam_width, **options)

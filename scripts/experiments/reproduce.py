@@ -6,7 +6,6 @@ On a collection (--data, --config):
   papers                   published generative retrievers as configurations of this package
   figure5                  Hit@1 over alpha and beta
   objectives               every training objective under one budget, by beam width
-  estimates                where a search on estimates loses documents, by level, look-ahead and beam
   updates                  documents added without training, against training with all
   dynamic                  a collection that grows step by step: generalisation and forgetting
 On a folder of lists (--data):
@@ -35,10 +34,10 @@ from scripts.values import collection_folder, configuration, count, number, outp
 if TYPE_CHECKING:
     from scripts.experiments.laboratory import Laboratory
 
-ON_A_COLLECTION = ("dynamic", "estimates", "figure5", "objectives", "updates")
+ON_A_COLLECTION = ("dynamic", "figure5", "objectives", "updates")
 """Experiments that are no tables, on a collection: a module here with `reproduce(laboratory, seed)`."""
 
-REPORTED = ("dynamic", "estimates", "figure5", "objectives")
+REPORTED = ("dynamic", "figure5", "objectives")
 """Those of them whose tables `write_report(output, seed)` makes again."""
 
 ON_LISTS = {"ltr": "ltr", "diversity": "diversity", "parsing": "parsing", "treebank": "parsing"}

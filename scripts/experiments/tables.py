@@ -26,22 +26,23 @@ DIGITS: Changes = {
     "objective": {"name": "ce", "distillation": 0.0, "dense_temperature": 0.0},
     "examples": {"pseudo_queries_per_document": 6},
     "training": {"epochs": 4.0},
-    "ranking": {"epochs": 0.0},
+    "query_map": {"epochs": 0.0},
+    "docids": {"branching": 10, "max_leaf_size": 10},
+    "search": {"fusion": "bound", "ann_temperature": 0.03, "beam_width": 20, "lexical_weight": 0.0},
 }
 TIED: Changes = {
     "generator": {"docid_tokens": "tied", "num_layers": 0},
     "objective": {"name": "estimate", "distillation": 0.7, "dense_temperature": 0.05},
     "examples": {"pseudo_queries_per_document": 3},
     "training": {"epochs": 2.0},
-    "ranking": {"epochs": 10.0},
+    "query_map": {"epochs": 10.0},
+    "docids": {"branching": 0, "max_leaf_size": 20},
+    "search": {"beam_width": 40},
 }
-AHEAD: Mapping[int, Changes] = {levels: {"generator": {"look_ahead": levels}} for levels in (0, 2)}
 NO_TEACHER: Changes = {"objective": {"distillation": 0.0, "dense_temperature": 0.0}}
-PATHS: Changes = {"objective": {"name": "ce"}, "ranking": {"epochs": 0.0}}
 FLAT: Changes = {"docids": {"max_leaf_size": 1_000_000_000}}  # every document a child of the root
 RQ: Changes = {"docids": {"method": "rq", "branching": 16, "max_leaf_size": 10}}
-ATTENDING: Changes = {"generator": {"num_layers": 1, "num_heads": 6}}
-TITLES: Changes = {"docids": {"method": "title", "branching": 10, "max_leaf_size": 10}}
+TITLES: Changes = {"docids": {"method": "title", "branching": 0, "max_leaf_size": 10}}
 CLUSTERS: Changes = {"docids": {"branching": 64, "max_leaf_size": 300}}  # one level of 64, the documents below
 UNTRAINED_DOCIDS: Changes = {"docids": {"cluster_on": "untrained"}}
 
@@ -62,7 +63,7 @@ class Row:
     method: str
     changes: Changes = field(default_factory=dict)
     published: str = ""
-    seeded: tuple[str, ...] = ("pseudo_queries", "contrastive", "docids", "training", "ranking")
+    seeded: tuple[str, ...] = ("pseudo_queries", "contrastive", "docids", "training", "query_map")
 
 
 def _both(*several: Changes) -> Changes:
@@ -78,8 +79,8 @@ def _cut(length: int) -> Changes:
 
 
 def _generator(name: str, method: str, changes: Changes = NOTHING) -> Row:
-    """A row of the table "generator", all of whose rows share the encoder and the docids."""
-    return Row(name, method, changes, seeded=("training", "ranking"))
+    """A row of the table "generator", all of whose rows share the encoder."""
+    return Row(name, method, changes, seeded=("training", "query_map"))
 
 
 def _joint(name: str, *changes: Changes) -> Row:
@@ -93,8 +94,8 @@ def _frozen(name: str, method: str, *changes: Changes) -> Row:
 
 
 def _ablation(name: str, method: str, changes: Changes = NOTHING) -> Row:
-    """A row of the table "ablations", whose documents are ranked by z.e_d: no ranking is trained."""
-    return _generator(name, method, _both({"ranking": {"epochs": 0.0}}, changes))
+    """A row of the table "ablations", whose documents are ranked by z.e_d: no query map is trained."""
+    return _generator(name, method, _both({"query_map": {"epochs": 0.0}}, changes))
 
 
 def _one(section: str, **settings: Any) -> Changes:
@@ -158,37 +159,30 @@ TABLES: dict[str, tuple[Row, ...]] = {
         _generator("dense", "dense"),
         _generator("(level, digit) tokens, alone, beam 10", "alone-10", DIGITS),
         _generator("(level, digit) tokens, alone, beam 50", "alone-50", DIGITS),
-        _generator("tied tokens, alone, beam 10", "estimate-10"),
-        _generator("tied tokens, alone, beam 20", "estimate-20"),
-        _generator("tied tokens, alone, beam 50", "estimate-50"),
-        _generator("tied tokens, alone, own scores of documents, beam 20", "alone-20"),
+        _generator("tied tokens, alone, beam 10", "alone-10"),
+        _generator("tied tokens, alone, beam 20", "alone-20"),
+        _generator("tied tokens, alone, beam 50", "alone-50"),
         _generator("dense + BM25", "dense+bm25"),
         _generator("dense + BM25 + (level, digit) tokens", "hybrid", DIGITS),
         _generator("dense + BM25 + tied tokens", "hybrid"),
     ),
     "ablations": (
-        _ablation("tied tokens, beam 10", "estimate-10"),
-        _ablation("not trained", "estimate-10", _one("training", epochs=0.0)),
-        _ablation("not trained, look-ahead 0", "estimate-10", _both(_one("training", epochs=0.0), AHEAD[0])),
-        _ablation("look-ahead 0", "estimate-10", AHEAD[0]),
-        _ablation("look-ahead 2", "estimate-10", AHEAD[2]),
-        _ablation("no teacher", "estimate-10", NO_TEACHER),
-        _ablation("teacher only", "estimate-10", _one("objective", distillation=1.0)),
-        _ablation("token states, 1 decoder layer", "estimate-10", _one("generator", num_layers=1, num_heads=6)),
-        _ablation("token states, 2 decoder layers", "estimate-10", _one("generator", num_layers=2, num_heads=6)),
-        _ablation("no pseudo-queries", "estimate-10", _one("examples", pseudo_queries_per_document=0)),
-        _ablation("6 pseudo-queries a document", "estimate-10", _one("examples", pseudo_queries_per_document=6)),
-        _ablation("18 pseudo-queries a document", "estimate-10", EIGHTEEN),
-        _ablation("no documents", "estimate-10", _one("examples", documents=False)),
+        _ablation("tied tokens, beam 10", "alone-10"),
+        _ablation("not trained", "alone-10", _one("training", epochs=0.0)),
+        _ablation("no teacher", "alone-10", NO_TEACHER),
+        _ablation("teacher only", "alone-10", _one("objective", distillation=1.0)),
+        _ablation("token states, 1 decoder layer", "alone-10", _one("generator", num_layers=1, num_heads=6)),
+        _ablation("token states, 2 decoder layers", "alone-10", _one("generator", num_layers=2, num_heads=6)),
+        _ablation("no pseudo-queries", "alone-10", _one("examples", pseudo_queries_per_document=0)),
+        _ablation("6 pseudo-queries a document", "alone-10", _one("examples", pseudo_queries_per_document=6)),
+        _ablation("18 pseudo-queries a document", "alone-10", EIGHTEEN),
+        _ablation("no documents", "alone-10", _one("examples", documents=False)),
         _ablation(
             "train queries only",
-            "estimate-10",
+            "alone-10",
             _one("examples", documents=False, pseudo_queries_per_document=0),
         ),
-        _ablation("4 epochs", "estimate-10", _one("training", epochs=4.0)),
-        _ablation("path scores, no teacher", "alone-10", _both(PATHS, NO_TEACHER)),
-        _ablation("path scores, half teacher", "alone-10", _both(PATHS, _one("objective", distillation=0.5))),
-        _ablation("path scores, half teacher, beam 50", "alone-50", _both(PATHS, _one("objective", distillation=0.5))),
+        _ablation("4 epochs", "alone-10", _one("training", epochs=4.0)),
     ),
     "papers": (
         Row("BM25", "bm25"),
@@ -204,9 +198,8 @@ TABLES: dict[str, tuple[Row, ...]] = {
         _frozen("LTRGR", "alone-10", DIGITS, _one("objective", name="ltrgr")),
         _frozen("LTRGR without margin", "alone-10", DIGITS),
         _frozen("GDR", "clusters-10", DIGITS, CLUSTERS),
-        _frozen("Tied-Atomic", "alone-10", FLAT, PATHS, NO_TEACHER, AHEAD[0], ATTENDING),
         _frozen("PAG, BM25 for its words", "planned-10", DIGITS, RQ),
-        _frozen("tied tokens, alone", "estimate-10"),
+        _frozen("tied tokens, alone", "alone-10"),
         _frozen("dense + BM25 + tied tokens", "hybrid"),
     ),
 }

@@ -16,10 +16,10 @@ from docids.collection import Collection, read_collection
 from docids.records import table_record
 from docids.storage import digest, replace_folder, write_json, write_text
 from dsi.provenance import provenance
-from dsi.systems import IndexSystems
+from dsi.systems import IndexSystems, Run
 from eval.measures import evaluate, mean
 from eval.tables import markdown_table
-from scripts.experiments.laboratory import Laboratory
+from scripts.experiments.laboratory import Laboratory, answer
 from scripts.experiments.tables import ON_DENSE, TABLES
 
 HELD_OUT = 0.1
@@ -97,11 +97,11 @@ def measure_updates(
     of_added = [query_id for query_id, judged in qrels.items() if not added.isdisjoint(judged)]
     of_others = [query_id for query_id, judged in qrels.items() if added.isdisjoint(judged)]
     indexes = {"without": without, "whole": whole}
-    options = {name: index.tune("bound", lexical=True) for name, index in indexes.items()}
+    options = {name: index.tune(fusion="bound") for name, index in indexes.items()}
     encoded = {name: index.encode("test", collection.query_texts("test")) for name, index in indexes.items()}
 
-    def run(name: str) -> dict[str, dict[str, float]]:
-        return indexes[name].retriever.run(encoded[name], 10, **options[name])
+    def run(name: str) -> Run:
+        return answer(indexes[name].retriever, encoded[name], 10, **options[name])
 
     runs = {"before adding": run("without")}
     started = time.perf_counter()

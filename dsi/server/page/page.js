@@ -1,10 +1,10 @@
-// The page: a search and its answers, where a document was lost, and the docid tree to browse.
+// The page: a search and its answers, why a document is not among them, and the docid tree to browse.
 
-import { documents, drawTree, number } from "./tree.js";
+import { documents, drawTree, foundBy, number, sumOf } from "./tree.js";
 
 const $ = (id) => document.getElementById(id);
-const SLIDERS = ["alpha", "beam_width", "lexical_weight"];
-const PARTS = ["generator", "encoder", "lexical"];
+const SLIDERS = { alpha: 2, beam_width: 0, candidates: 0, lexical_weight: 3 }; // decimals
+const LOOKS = { dense: "vectors", encoder: "vectors", generator: "learned", "query map": "learned" }; // others: words
 let index, latest = 0, resting = 0, shown = null;
 
 function make(name, { text, ...attributes } = {}, ...children) {
@@ -32,42 +32,48 @@ async function ask(path, body) {
 // Settings.
 
 function showValues() {
-  for (const name of SLIDERS) {
-    const input = $(name);
-    const digits = name === "beam_width" ? 0 : name === "alpha" ? 2 : 3;
-    document.querySelector(`output[for=${name}]`).value = Number(input.value).toFixed(digits);
+  for (const [name, decimals] of Object.entries(SLIDERS)) {
+    document.querySelector(`output[for=${name}]`).value = Number($(name).value).toFixed(decimals);
+  }
+  for (const name of index?.tied ? ["alpha", "beam_width", "candidates"] : ["beam_width"]) {
+    $(name).disabled = $("method").value === "exact"; // which does not use it
   }
 }
 
 function resetSettings() {
-  for (const name of SLIDERS) $(name).value = index.search_config[name];
+  for (const name of ["method", ...Object.keys(SLIDERS)]) $(name).value = index.search_config[name];
   $("where").value = "";
   showValues();
 }
 
 function settings() {
-  const own = {};
-  for (const name of SLIDERS) {
+  const own = { k: Math.min(10, index.limits.max_k), method: $("method").value };
+  for (const name of Object.keys(SLIDERS)) {
     const step = Number($(name).step) / 2;
     const value = Number($(name).value);
-    if (Math.abs(value - index.search_config[name]) > step) own[name] = value; // the index's own is not rounded
+    const differs = Math.abs(value - index.search_config[name]) > step; // the index's own is not rounded
+    if (differs && !$(name).disabled) own[name] = value;
   }
   if ($("where").value.trim()) own.where = $("where").value;
-  return { ...own, k: Math.min(10, own.beam_width ?? 10, index.limits.max_k) };
+  return own;
 }
 
 async function start() {
   index = await ask("index");
-  const { depth, columns, lexical, search_config: config } = index;
+  const { depth, columns, lexical, tied, limits, search_config: config } = index;
   $("about").textContent = `${documents(index.documents)}, docids of up to ${depth} digits`;
   $("columns").textContent = `a condition on ${Object.keys(columns).join(", ")}`;
-  const most = Math.max(50, config.beam_width);
-  $("beam_width").max = Math.min(most, index.limits.max_beam_width);
+  $("beam_width").max = Math.min(Math.max(50, config.beam_width), limits.max_beam_width);
+  $("candidates").min = Math.min(10, config.candidates);
+  $("candidates").max = Math.min(Math.max(500, config.candidates), limits.max_candidates);
   const heaviest = config.lexical_weight ? 4 * config.lexical_weight : 1;
   $("lexical_weight").max = heaviest;
   $("lexical_weight").step = heaviest / 40;
-  $("lexical-setting").hidden = lexical === null;
   $("lexical-name").textContent = lexical ?? "";
+  const takesWords = lexical !== null && (tied || (config.fusion === "bound" && config.beta !== 0));
+  for (const [name, taken] of [["candidates", tied], ["lexical_weight", takesWords]]) {
+    $(name).closest(".setting").hidden = $(name).disabled = !taken;
+  }
   resetSettings();
   const asked = new URLSearchParams(location.search);
   $("query").value = asked.get("q") ?? "";
@@ -114,27 +120,44 @@ function show({ answers: [answer], milliseconds }, picture) {
   const certified = exact ? "certified: provably the best of all" : "not certified as the best of all";
   say(hits.length ? `${hits.length} answers in ${Math.round(milliseconds)} ms; ${certified}` : "No document may be returned.");
   $("found").hidden = false;
-  const used = PARTS.filter((part) => hits.some((hit) => Math.abs(hit.parts[part]) > 1e-4));
-  $("parts-legend").replaceChildren(...used.map((part) => make("span", {}, make("i", { class: `dot ${part}` }), nameOf(part))));
-  const longest = Math.max(...hits.map((hit) => PARTS.reduce((sum, part) => sum + Math.abs(hit.parts[part]), 0)));
-  $("answers").replaceChildren(...hits.map((hit) => answerOf(hit, used, longest)));
+  const used = Object.keys(hits[0]?.parts ?? {}).filter((part) => hits.some((hit) => Math.abs(hit.parts[part]) > 1e-4));
+  const legend = used.map((part) => make("span", {}, make("i", { class: `dot ${lookOf(part)}` }), part));
+  $("parts-legend").replaceChildren(...legend);
+  const longest = Math.max(...hits.map((hit) => used.reduce((sum, part) => sum + Math.abs(hit.parts[part]), 0)));
+  const drawn = answersBelow(picture);
+  $("answers").replaceChildren(...hits.map((hit) => answerOf(hit, used, longest, drawn.get(hit.rank))));
   $("reason").replaceChildren();
-  const { fusion, alpha, beam_width, lexical_weight } = picture.config;
-  const lexical = index.lexical ? `, ${index.lexical} ${Number(lexical_weight.toPrecision(3))}` : "";
-  $("beam-summary").textContent = `${fusion} fusion, alpha ${alpha}, beam width ${beam_width}${lexical}`;
+  $("how").textContent = howFound(picture);
+  for (const item of document.querySelectorAll(".of-walk")) item.hidden = !picture.walked;
   $("detail").textContent = "";
   drawTree($("tree"), picture, index.documents, (text) => ($("detail").textContent = text));
 }
 
-const nameOf = (part) => (part === "lexical" ? index.lexical ?? "words" : part);
+const lookOf = (part) => LOOKS[part] ?? "words";
 
-function answerOf(hit, used, longest) {
+/** A sentence on how documents were found. */
+function howFound({ config, walked, read }) {
+  const said = [config.method];
+  if (walked || !index.tied) said.push(`alpha ${config.alpha}`);
+  if (walked) said.push(`beam width ${config.beam_width}`);
+  if (config.lexical_weight && !$("lexical_weight").disabled) said.push(`${index.lexical} ${Number(config.lexical_weight.toPrecision(3))}`);
+  return `${said.join(", ")}; ${read} ${index.tied ? "vectors read" : "nodes scored"}`;
+}
+
+/** {rank: node} of the answers at and below a node. */
+function answersBelow(node, found = new Map()) {
+  if (node.rank) found.set(node.rank, node);
+  for (const child of node.children ?? []) answersBelow(child, found);
+  return found;
+}
+
+function answerOf(hit, used, longest, node) {
   const bars = used.map((part) => {
-    const bar = make("i", { class: hit.parts[part] < 0 ? `${part} minus` : part });
+    const bar = make("i", { class: `${lookOf(part)}${hit.parts[part] < 0 ? " minus" : ""}` });
     bar.style.width = `${(100 * Math.abs(hit.parts[part])) / longest}%`;
     return bar;
   });
-  const sum = used.map((part) => `${nameOf(part)} ${number(hit.parts[part])}`).join(" + ");
+  const sum = sumOf(hit.parts, used) + (node ? foundBy(node) : "");
   const item = make("li", {},
     make("div", { class: "title" }, make("span", { class: "rank", text: hit.rank }), make("b", { text: hit.title || hit.doc_id }),
       make("span", { class: "score", text: number(hit.score) })));

@@ -1,4 +1,4 @@
-// Draws the beam of a search as a tree: a column a level, the best nodes on top, pruned ones folded.
+// Draws how a search came about as a tree: a column a level, the best nodes on top, pruned ones folded.
 
 const ROW = 38, COLUMN = 220, LEFT = 16, ROOT = 34, TOP = 44, LETTERS = 24;
 const SVG = "http://www.w3.org/2000/svg";
@@ -16,36 +16,47 @@ const short = (text, most = LETTERS) => (text.length > most ? text.slice(0, most
 export const number = (value) => (value === null ? "–" : value.toFixed(2).replace("-", "−"));
 export const documents = (count) => `${count.toLocaleString("en")} document${count === 1 ? "" : "s"}`;
 
+/** The parts of a score, as a sum. */
+export const sumOf = (parts, used) => used.map((part) => `${part} ${number(parts[part])}`).join(" + ");
+
+/** Says what found a document, if that was not the walk. */
+export function foundBy({ found_by }) {
+  return found_by.length && !found_by.includes("walk") ? ` · found by ${found_by.join(" and ")}` : "";
+}
+
 /** What a node says: two lines, its look, and a sentence with everything. */
 function described(node) {
   const name = node.digits.join(".");
-  const state = node.rank ? `answer ${node.rank}` : node.kept ? "kept" : "pruned";
-  const parts = `score ${number(node.score)}: generator ${number(node.generator)}, the rest ${number(node.rest)}`;
   if (node.title !== null) {
-    const mark = node.rank ? `#${node.rank} ` : "";
+    const sum = sumOf(node.parts, Object.keys(node.parts));
+    const score = `score ${number(node.score)}${sum && ` = ${sum}`}${foundBy(node)}`;
     return {
-      main: mark + node.title, sub: `${name} · ${number(node.score)}`, look: node.rank ? "answer" : "pruned",
-      all: `${node.title} (${name}), ${node.rank ? state : "scored, not among the answers"}; ${parts}`,
+      main: node.rank ? `#${node.rank} ${node.title}` : node.title, sub: `${name} · ${number(node.score)}${foundBy(node)}`,
+      look: node.rank ? "answer" : "pruned",
+      all: `${node.title} (${name}), ${node.rank ? `answer ${node.rank}` : "scored, not among the answers"}; ${score}`,
     };
   }
   const words = node.words.join(", ");
+  const size = documents(node.documents);
+  const score = node.score === null ? "not scored" : `${node.kept ? "kept" : "pruned"}; score ${number(node.score)}`;
   return {
-    main: words || name, sub: `${name} · ${documents(node.documents)} · ${number(node.score)}`,
-    look: node.kept ? "kept" : "pruned", all: `${name}, ${documents(node.documents)}, ${state}; ${parts}; ${words}`,
+    main: words || name, sub: [name, size, ...(node.score === null ? [] : [number(node.score)])].join(" · "),
+    look: node.kept ? "kept" : "pruned", all: `${name}, ${size}, ${score}; ${words}`,
   };
 }
 
-/** The rows below a node: what was kept, then what was pruned, folded into one row until it is opened. */
+/** The rows below a node: what was kept or leads to an answer, then the others, folded into one row until it is opened. */
 function below(node, opened) {
   const children = node.children ?? [];
-  const kept = children.filter((child) => child.rank || (child.kept && child.title === null));
+  const kept = children.filter((child) => child.rank || child.children || (child.kept && child.title === null));
   const others = children.filter((child) => !kept.includes(child));
-  const unseen = node.pruned - children.filter((child) => !child.kept).length;
+  const unseen = node.pruned - children.filter((child) => !child.kept && !child.children).length;
   const count = others.length + unseen;
   if (!count) return kept;
   const key = `${node.digits.join(".")}|pruned`;
   const best = Math.max(...others.map((other) => other.score));
-  const folded = { key, digits: node.digits, fold: true, count, best, unseen, open: opened.has(key) };
+  const what = others[0].title === null ? "pruned" : "no answers";
+  const folded = { key, digits: node.digits, fold: true, count, what, best, unseen, open: opened.has(key) };
   return folded.open ? [...kept, ...others, folded] : [...kept, folded];
 }
 
@@ -70,10 +81,10 @@ function placed(picture, opened) {
 function labelOf(node, total) {
   if (node.root) return { main: "", sub: "", look: "kept", all: `The root, ${documents(total)}` };
   if (!node.fold) return described(node);
-  const what = node.open ? (node.unseen ? `and ${node.unseen} more · fold` : "fold") : `${node.count} pruned`;
+  const what = node.open ? (node.unseen ? `and ${node.unseen} more · fold` : "fold") : `${node.count} ${node.what}`;
   return {
     main: what, sub: node.open ? "" : `best ${number(node.best)}`, look: "pruned fold",
-    all: node.open ? "Fold the pruned nodes" : `${node.count} pruned, the best of them scores ${number(node.best)}`,
+    all: node.open ? "Fold them" : `${node.count} ${node.what}, the best of them scores ${number(node.best)}`,
   };
 }
 
@@ -114,9 +125,10 @@ export function drawTree(container, picture, total, tell) {
     const { nodes, rows } = placed(picture, opened);
     const depth = Math.max(...nodes.map((place) => place.depth));
     const [width, height] = [x(depth + 1), y(rows)];
-    const svg = element("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "tree", "aria-label": "The beam" });
-    picture.levels.forEach(({ scored, kept }, level) => {
-      const head = `level ${level + 1}: ${scored} scored, ${kept} kept`;
+    const svg = element("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "tree", "aria-label": "The docid tree" });
+    picture.levels.forEach(({ scored, kept, answers }, level) => {
+      const counts = [scored && `${kept} of ${scored} kept`, answers && `${answers} answer${answers === 1 ? "" : "s"}`];
+      const head = [`level ${level + 1}`, counts.filter(Boolean).join(", ")].filter(Boolean).join(": ");
       svg.append(element("text", { class: "head", x: x(level + 1) - 5, y: 17, "aria-hidden": "true" }, head));
     });
     const links = nodes.filter((place) => place.parent).sort((a, b) => a.way - b.way).map(drawLink);

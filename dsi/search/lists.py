@@ -1,0 +1,212 @@
+"""The inverted lists of a large index: its documents' codes, a list for each node where a walk ends, scanned by faiss.
+
+A list belongs to a cell: the highest node with few enough documents. The lists hold the documents that the tree was built or
+loaded with, by their rows in the vectors as they are stored, so they outlast updates; documents that came later are read from
+the nodes themselves. Only the lists of nodes that a walk kept are scanned. Runs on the CPU. Knows nothing of generators.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from docids.tree import DocidTree
+from docids.vectors import Product, Vectors
+from dsi.search.results import Bools, Floats, Ints
+from dsi.search.walk import ranges
+
+_PER_ROOT = 16
+"""There are at most this many cells for each of the square root of the number of documents, unless clusters are large."""
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Lists:
+    """The lists of a tree, and of those that updates make of it.
+
+    Attributes:
+        rows: [documents] of the stored vectors, list by list; None if they are in order.
+        edges: [lists + 1] where each list begins in them.
+        digits: [lists, depth] the path to the node of each list, -1 past the end.
+        index: of faiss; ids are rows of the stored vectors.
+    """
+
+    rows: Numbers | None
+    edges: Numbers
+    digits: Ints
+    index: Any
+
+    @classmethod
+    def from_tree(cls, tree: DocidTree) -> "Lists":
+        """Return the lists of a tree, made of its codes, or of codes that are made for it.
+
+        The first call makes them; trees that updates make of this one have the same. A tree from before those updates can hold
+        more documents, and has them made anew.
+        """
+        kept, stored = tree.embeddings.kept, len(tree.embeddings.parts[0])
+        found: Lists | None = kept.get("lists")
+        if found is None or found.edges[-1] < np.count_nonzero(stored_rows(tree) < stored):
+            found = kept["lists"] = cls._make(tree)
+        return found
+
+    @classmethod
+    def _make(cls, tree: DocidTree) -> "Lists":
+        nodes = cell_nodes(tree)
+        places, first = stored_rows(tree), len(tree.embeddings.parts[0])
+        is_first = places < first
+        before = np.concatenate([[0], np.cumsum(is_first)])
+        edges = np.append(before[tree.doc_start[nodes]], before[-1])
+        codes = tree.codes or Vectors.searchable(tree.embeddings)
+        rows = places[is_first]
+        index = _faiss_lists(codes, np.flatnonzero(is_first), rows, edges)
+        return cls(None if tree.embeddings.order is None else rows, edges, _paths(tree, nodes), index)
+
+    def nodes_of(self, tree: DocidTree) -> Numbers:
+        """[lists] the node of each list in this tree, or in one that updates made of it: digits stay."""
+        nodes = np.zeros(len(self.digits), dtype=np.int64)
+        for column in self.digits.T:
+            deeper = column >= 0
+            nodes[deeper] = tree.first_child[nodes[deeper]] + column[deeper]
+        return nodes
+
+    def scan(self, queries: Floats, lists: Ints, count: int, allowed: Bools | None = None) -> Numbers:
+        """[batch, count] rows of the documents with the best codes, best first; -1 past the last.
+
+        Args:
+            queries: [batch, dim].
+            lists: [batch, n] to scan, -1 at padding.
+            count: documents per query.
+            allowed: [stored rows] True at those that count; all by default.
+        """
+        queries, chosen = np.ascontiguousarray(queries), np.ascontiguousarray(lists, dtype=np.int64)
+        parameters: Any = faiss.SearchParametersIVF()
+        parameters.nprobe = chosen.shape[1]
+        if allowed is not None:
+            bits = np.packbits(allowed, bitorder="little")
+            selector = faiss.IDSelectorBitmap(len(bits), faiss.swig_ptr(bits))  # faiss keeps no reference to either
+            parameters.sel = selector
+        coarse = np.zeros(chosen.shape, np.float32)  # codes are of whole vectors, not of what cells leave over
+        scores, found = np.empty((len(queries), count), np.float32), np.empty((len(queries), count), np.int64)
+        arrays = [faiss.swig_ptr(own) for own in (chosen, coarse, scores, found)]
+        self.index.search_preassigned_c(len(queries), faiss.swig_ptr(queries), count, *arrays, False, parameters)
+        return found
+
+
+class ListedDocuments:
+    """Finds documents below the nodes of one tree by the lists.
+
+    Args:
+        tree: the docids.
+
+    Attributes:
+        ends: [inner nodes] True at nodes where a walk ends: those with a list, and clusters of documents that came later.
+    """
+
+    def __init__(self, tree: DocidTree) -> None:
+        self.tree, self.lists = tree, Lists.from_tree(tree)
+        first, places = len(tree.embeddings.parts[0]), stored_rows(tree)
+        nodes = self.lists.nodes_of(tree)
+        self._list_of = np.full(tree.num_inner, -1, dtype=np.int64)
+        self._list_of[nodes] = np.arange(len(nodes))
+        self.ends = (self._list_of >= 0) | (tree.first_child >= tree.num_inner)
+        self._positions = None  # [stored rows + 1] docid position of each, -1 if it is not in the tree
+        if tree.embeddings.order is not None:
+            self._positions = np.full(first + 1, -1, dtype=np.int64)  # the last one for no row
+            own = np.flatnonzero(places < first)
+            self._positions[places[own]] = own
+        self._later = np.flatnonzero((places >= first) & (tree.doc_rows >= 0))  # ascending
+
+    def below(self, query: Floats, nodes: Ints, count: int, allowed: Bools | None) -> Numbers:
+        """[n] docid positions of about the `count` best documents below nodes, and of all later ones there; ascending.
+
+        Args:
+            query: [dim] what scores documents.
+            nodes: [n] where a walk ended.
+            count: documents.
+            allowed: [places] True at docid positions that count; all by default.
+        """
+        lists = self._list_of[nodes]
+        starts, sizes = self.tree.doc_start[nodes], self.tree.doc_end[nodes] - self.tree.doc_start[nodes]
+        count = min(count, int(sizes.sum()))
+        found = self.lists.scan(query[None], lists[lists >= 0][None], count, self._allowed_rows(allowed))[0]
+        if self._positions is not None:
+            found = self._positions[found]
+        found = found[found >= 0]
+        if len(found) < count:  # faiss returns no document whose code scores lowest of all, such as for a zero query
+            found = np.union1d(found, ranges(starts, sizes)[:count])
+        return np.union1d(found, self._later_below(nodes)) if len(self._later) else np.sort(found)
+
+    def _allowed_rows(self, allowed: Bools | None) -> Bools | None:
+        if self._positions is None:
+            return allowed
+        if allowed is None and len(self.tree.embeddings.parts[0]) == len(self.tree.doc_rows) - len(self._later):
+            return None
+        positions = self._positions[:-1]
+        return positions >= 0 if allowed is None else (positions >= 0) & allowed[positions]
+
+    def _later_below(self, nodes: Ints) -> Numbers:
+        """[n] positions of documents below nodes that came after the lists were made."""
+        first = np.searchsorted(self._later, self.tree.doc_start[nodes])
+        last = np.searchsorted(self._later, self.tree.doc_end[nodes])
+        return self._later[ranges(first, last - first)]
+
+
+def cell_nodes(tree: DocidTree) -> Numbers:
+    """Return the cells, in docid order: highest nodes with at most so many documents that cells are few, or large clusters."""
+    sizes = tree.doc_end - tree.doc_start
+    most, limit = _PER_ROOT * math.sqrt(tree.num_documents), 1
+    while True:
+        small = sizes <= limit
+        highest = small & ~np.concatenate([[False], small[tree.parents[1 : tree.num_inner]]])
+        cells = np.flatnonzero(highest | (~small & (tree.first_child >= tree.num_inner)))
+        if len(cells) <= most or limit >= tree.num_documents:
+            return cells[np.argsort(tree.doc_start[cells])]
+        limit *= 2
+
+
+def stored_rows(tree: DocidTree) -> Numbers:
+    """[places] the row of each docid position in the parts of the stored vectors."""
+    order = tree.embeddings.order
+    return np.arange(tree.num_documents) if order is None else order.astype(np.int64)
+
+
+def _paths(tree: DocidTree, nodes: Numbers) -> Ints:
+    """[n, depth] the digits on the way to inner nodes, -1 past the end."""
+    parents, digits = tree.paths(tree.doc_start[nodes])
+    above = np.cumsum(parents == nodes[:, None], axis=1) > 0  # from the node itself on
+    return np.where(above, -1, digits)
+
+
+def _faiss_lists(codes: Vectors, positions: Numbers, rows: Numbers, edges: Numbers) -> Any:
+    """Return an index of faiss that scans codes.
+
+    Args:
+        codes: of all documents, by docid position.
+        positions: [n] of the documents in lists.
+        rows: [n] their ids.
+        edges: [lists + 1] where each list begins.
+    """
+    codec, stored = codes.codec, codes.stored(positions)
+    assert isinstance(codec, Product)
+    plain: Any = faiss.IndexIVFPQ(
+        faiss.IndexFlatIP(codec.dim),
+        codec.dim,
+        len(edges) - 1,
+        len(codec.codebooks),
+        codec.bits,
+        faiss.METRIC_INNER_PRODUCT,
+    )
+    plain.pq, plain.by_residual, plain.is_trained, plain.ntotal = codec.quantizer(), False, True, len(rows)
+    for cell, (start, end) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)):
+        if end > start:
+            plain.invlists.add_entries(cell, end - start, faiss.swig_ptr(rows[start:]), faiss.swig_ptr(stored[start:]))
+    lists: Any = faiss.IndexIVFPQFastScan(plain)
+    nothing: Any = faiss.ArrayInvertedLists(plain.nlist, plain.code_size)
+    nothing.this.disown()
+    lists.orig_invlists = None
+    plain.replace_invlists(nothing, True)  # frees the codes, which the other index holds in another order
+    return lists

@@ -1,0 +1,123 @@
+"""The score of a document: s(d) = z.e_d + m (M z).e_d + w BM25(d), of indexes with tied docid tokens.
+
+z is the query's embedding, e_d the document's, M the learned query map with weight m, w the lexical weight. The caller's own
+scores are added. A document with several places scores as its best one. All methods of search rank by this one score. Knows
+nothing of nodes.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from docids.lexical import Lexical
+from docids.tree import DocidTree
+from docids.weights import Terms
+from dsi.search.results import Bools, Floats, Ints
+
+_WIDE = 8
+"""Reading a vector for one query costs up to this many times its share of a matrix product for a batch of queries."""
+_NONE = np.zeros(0, dtype=np.int64)
+
+
+class DocumentScores:
+    """Scores of documents for a batch of queries.
+
+    Args:
+        tree: the docids.
+        queries: [batch, dim] what scores documents: z + m M z.
+        texts: [batch] the queries.
+        lexical: BM25 or learned sparse vectors; None if they have no weight.
+        weight: of the lexical scores.
+        extra: [batch, documents] the caller's own scores, in the order of the document table; None if there are none.
+    """
+
+    def __init__(
+        self,
+        tree: DocidTree,
+        queries: Floats,
+        texts: Sequence[str],
+        lexical: Lexical | None = None,
+        weight: float = 0.0,
+        extra: NDArray[np.floating] | None = None,
+    ) -> None:
+        self.tree, self.queries, self.texts = tree, queries, texts
+        self.lexical, self.weight = lexical, np.float32(weight)
+        self.extra = None if extra is None else np.asarray(extra, dtype=np.float32)
+        self._every: Floats | None = None
+
+    def all(self, rows: slice) -> Floats:
+        """[batch, places] the scores of all places by docid position, for some of the queries; -inf at removed documents."""
+        scores = self.tree.embeddings.products(self.queries[rows])
+        if self.lexical is not None:
+            scores += self.weight * self.lexical.scores(self.texts[rows])[:, self.tree.doc_rows]
+        if self.extra is not None:
+            scores += self.extra[rows][:, self.tree.doc_rows]
+        if self.tree.num_removed:
+            scores[:, self.tree.doc_rows < 0] = -np.inf
+        return scores
+
+    def dots(self, row: int, positions: Ints) -> Floats:
+        """[n] dense scores of docid positions [n], for one query.
+
+        The scores of all documents are computed once for the batch where that is less work.
+        """
+        if self._every is None and len(positions) * min(len(self.queries), _WIDE) >= max(self.tree.num_documents, 1):
+            self._every = self.tree.embeddings.products(self.queries)
+        if self._every is not None:
+            return self._every[row, positions]
+        return self.tree.embeddings.take(positions) @ self.queries[row]
+
+    def dense(self, row: int, rows: Ints) -> tuple[Ints, Floats]:
+        """Return the best place of documents, rows [n] of the document table, and its dense score, for one query."""
+        if self.tree.most_places == 1:
+            positions = self.tree.positions[rows]
+            return positions, self.dots(row, positions)
+        places = self.tree.places[rows]  # [n, places]
+        scores = self.dots(row, places.ravel()).reshape(places.shape)
+        best = scores.argmax(axis=1)
+        own = np.arange(len(rows))
+        return places[own, best], scores[own, best]
+
+    @cached_property
+    def _terms(self) -> list[Terms]:
+        return [] if self.lexical is None else self.lexical.query_terms(self.texts)
+
+    def words(self, row: int, count: int, allowed: Bools | None, others: Ints) -> tuple[Ints, Floats, float, Floats]:
+        """Return about the `count` best documents by words, and the lexical scores of others, for one query.
+
+        Args:
+            row: of the batch.
+            count: documents.
+            allowed: [documents] True at those that count; all by default.
+            others: [m] rows of the document table.
+
+        Returns:
+            rows of the best documents; their weighted scores; a bound of those of all other documents; those of `others`.
+        """
+        if self.lexical is None:
+            return _NONE, np.zeros(0, dtype=np.float32), 0.0, np.zeros(len(others), dtype=np.float32)
+        found = self.lexical.weights.best(self._terms[row], count, allowed, others.astype(np.int64, copy=False))
+        return found.rows, self.weight * found.scores, float(self.weight * found.rest), self.weight * found.others
+
+    def lexical_of(self, row: int, rows: Ints) -> Floats:
+        """[n] weighted lexical scores of documents [n], for one query."""
+        if self.lexical is None:
+            return np.zeros(len(rows), dtype=np.float32)
+        return self.weight * self.lexical.weights.parts(self._terms[row], rows).sum(axis=0)
+
+    def best_extra(self, row: int, count: int, allowed: Bools | None) -> tuple[Ints, float]:
+        """Return the best documents by the caller's own scores, and the highest score of all others; for one query."""
+        if self.extra is None:
+            return _NONE, 0.0
+        rows = np.arange(self.extra.shape[1]) if allowed is None else np.flatnonzero(allowed)
+        if len(rows) <= count:
+            return rows, -np.inf
+        values = self.extra[row, rows]
+        order = np.argpartition(-values, count)
+        return rows[order[:count]], float(values[order[count]])
+
+    def extra_of(self, row: int, rows: Ints) -> Floats | float:
+        """[n] the caller's own scores of documents [n], for one query; 0 without any."""
+        return 0.0 if self.extra is None else self.extra[row, rows]

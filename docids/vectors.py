@@ -28,8 +28,9 @@ _LARGEST = 127
 _CODEWORDS, _FEW_CODEWORDS = 256, 16
 _TRAIN_VECTORS = 65_536
 _TOO_LARGE = 1e15
-_WIDE = 8
-"""Reading a vector for one query costs up to this many times its share of a matrix product for a batch of queries."""
+_GATHER, _SHARED = 3, 4
+"""A vector that is gathered costs this many times one that is read beside its neighbours; and that this many times its share
+of a matrix product for a large batch of queries."""
 _DECODED = 2**18
 """Numbers that are decoded at a time when all vectors are multiplied: what a cache holds."""
 _PARTS, _PART = 32, 8
@@ -301,7 +302,7 @@ class Vectors:
         Reads these vectors only, or all of them where that is less work.
         """
         batch, m = rows.shape
-        if m * min(batch, _WIDE) >= len(self):
+        if reads_all(m, len(self), batch):
             return np.take_along_axis(self.products(queries), rows, axis=1)
         found = np.empty((batch, m), dtype=np.float32)
         for query, own, row in zip(queries, found, rows, strict=True):
@@ -363,6 +364,11 @@ def read_codec(arrays: Mapping[str, Numbers], name: str) -> Scaled | Product | N
     if f"{name}_scale" in arrays:
         return Scaled(arrays[f"{name}_scale"])
     return Product(arrays[f"{name}_codebooks"]) if f"{name}_codebooks" in arrays else None
+
+
+def reads_all(candidates: int, vectors: int, batch: int) -> bool:
+    """Return whether a product of a batch of queries with all vectors is less work than each query's with its candidates."""
+    return candidates * _GATHER * min(batch, _SHARED) >= vectors
 
 
 def searchable_parts(dim: int) -> int:

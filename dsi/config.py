@@ -45,7 +45,7 @@ class Config:
 
     Example:
         >>> import dsi
-        >>> config = dsi.Config.named("nq10k-small")
+        >>> config = dsi.Config.named("small")
         >>> config = config.with_changes({"training": {"epochs": 2.0}, "search": {"beam_width": 10}})
         >>> config.training.epochs
         2.0

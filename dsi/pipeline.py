@@ -67,7 +67,7 @@ def train(
 
     Args:
         collection: the documents to index, with train queries.
-        config: a configuration by name ("nq10k-small"), by file, or as a `Config`.
+        config: a configuration by name ("small"), by file, or as a `Config`.
         output: folder of the run, which becomes the index.
         device: of encoder and decoder, "cpu", "cuda", …; the best available by default.
         discard_updates: train again although documents were added or removed since; the index is that of `collection` then.

@@ -91,7 +91,7 @@ def training_parser(command: str, description: str | None) -> argparse.ArgumentP
         "--config",
         metavar="NAME",
         type=configuration,
-        help="configuration: a name (nq10k-small, …) or a TOML file; by default RUN/config.toml, or else the defaults",
+        help="configuration: a name (small, …) or a TOML file; by default RUN/config.toml, or else the defaults",
     )
     add_data(arguments)
     arguments.add_argument(

@@ -12,6 +12,8 @@ from dsi.search.request import SearchConfig
 from dsi.search.results import EXTRA, WALK, WORDS, SearchResult, Trace
 
 _PRUNED_SHOWN = 2
+_SHOWN = 5e-4
+"""Parts of a score below this are not printed."""
 _NAMES = {WALK: "walk", WORDS: "words", EXTRA: "extra scores"}
 
 
@@ -230,6 +232,7 @@ def _line(node: ExplainedNode) -> str:
     what = node.label if node.documents == 1 else f"{node.documents} documents, e.g. {node.label}"
     digits = ".".join(map(str, node.digits))
     score = "not scored" if node.score is None else f"{node.score:.3f}"
-    parts = " + ".join(f"{value:.3f} {name}" for name, value in node.parts.items())
+    parts = [f"{value:.3f} {name}" for name, value in node.parts.items() if abs(value) >= _SHOWN]
+    total = f" = {' + '.join(parts)}" if len(parts) > 1 else ""
     found = f"  (found by {' and '.join(node.found_by)})" if node.found_by and "walk" not in node.found_by else ""
-    return f"{mark} {digits}  {score}{f' = {parts}' if len(node.parts) > 1 else ''}  {what}{found}"
+    return f"{mark} {digits}  {score}{total}  {what}{found}"

@@ -38,7 +38,7 @@ from dsi.trees.bonus import SIZE_WEIGHT, bonuses
 
 _OUTRIGHT = 1_000
 """If a filter lets at most this many documents through, all of them are scored."""
-_OVERSAMPLED = 2
+_OVERSAMPLED = 4
 """Oversampling factor of large indexes: candidates retrieved by their codes, then rescored by their vectors."""
 _BLOCK = 2**24
 """Scores of all documents in memory at a time: 64 MB."""
@@ -60,6 +60,7 @@ class TiedIndex(Engine):
 
     def __init__(self, tree: DocidTree, generator: TiedGenerator, lexical: Lexical | None) -> None:
         self.tree, self.generator, self.lexical = tree, generator, lexical
+        self.reads_states = generator.reads_states
         self._node_vectors: dict[tuple[int, float], Floats] = {}
         self._bonus: dict[tuple[int, float], Floats] = {}
 
@@ -117,7 +118,9 @@ class TiedIndex(Engine):
         config = request.config
         extra = None if request.extra_scores is None else request.extra_scores[batch.rows.numpy()]
         lexical = self.lexical if config.lexical_weight else None
-        queries = batch.vectors + self.query_map(batch, config)
+        queries = batch.vectors
+        if config.query_map_weight:
+            queries = queries + self.query_map(batch, config)
         return DocumentScores(self.tree, queries, batch.texts, lexical, config.lexical_weight, extra)
 
     def query_map(self, batch: QueryBatch, config: SearchConfig) -> Floats:
@@ -221,13 +224,14 @@ class MixedLevels(Levels):
     def __init__(self, index: TiedIndex, batch: QueryBatch, config: SearchConfig) -> None:
         super().__init__(index.tree, len(batch.texts))
         self.index, self.queries, self.config = index, batch, config
+        self._vectors = batch.vectors
 
     def level(self, level: int) -> Level:
         """Return what scores the nodes that are chosen at a level."""
-        index, z = self.index, self.queries.vectors
+        index, z = self.index, self._vectors
         alpha = self.config.alpha if level < self.config.beta else 1.0
         bonus = index.bonus_of(level, alpha)
-        if alpha and index.generator.reads_states:
+        if alpha and index.reads_states:
             mixed = z + np.float32(alpha) * (self._outputs[:, index.generator.row_of(level)] - z)
             return Level(mixed, index.node_vectors(level, 0.0), bonus)
         vectors = index.node_vectors(level, alpha)

@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 
 from docids.lexical import Lexical
 from docids.tree import DocidTree
+from docids.vectors import reads_all
 from docids.weights import Terms
 from dsi.search.results import Bools, Floats, Ints
 
-_WIDE = 8
-"""Reading a vector for one query costs up to this many times its share of a matrix product for a batch of queries."""
 _NONE = np.zeros(0, dtype=np.int64)
 
 
@@ -63,7 +62,7 @@ class DocumentScores:
 
         The scores of all documents are computed once for the batch where that is less work.
         """
-        if self._every is None and len(positions) * min(len(self.queries), _WIDE) >= max(self.tree.num_documents, 1):
+        if self._every is None and reads_all(len(positions), self.tree.num_documents, len(self.queries)):
             self._every = self.tree.embeddings.products(self.queries)
         if self._every is not None:
             return self._every[row, positions]

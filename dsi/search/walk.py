@@ -15,10 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from docids.tree import DocidTree
+from docids.vectors import reads_all
 from dsi.search.results import Bools, Floats, Ints, LevelTrace, highest
-
-_WIDE = 8
-"""Reading a vector for one query costs up to this many times its share of a matrix product for a batch of queries."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +137,7 @@ class Levels:
     def _score(self, level: int, candidates: int) -> tuple[Level, Floats | None]:
         """Return a level, and the scores [batch, nodes] of all its nodes if that is less work than those of candidates."""
         own = self.level(level)
-        if own.vectors is None or candidates * min(self.batch, _WIDE) < len(own.vectors):
+        if own.vectors is None or not reads_all(candidates, len(own.vectors), self.batch):
             return own, None
         return own, own.queries @ own.vectors.T + own.bonus
 

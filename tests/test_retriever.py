@@ -653,5 +653,5 @@ def test_an_index_remembers_what_its_decoder_was_taught_and_warns_of_a_wider_bea
     ):
         loaded.search("noble gases", beam_width=50)
     (first,) = loaded.search("noble gases", k=1)
-    shown = f"#1 {'.'.join(map(str, first.digits))}  {first.score:.3f} = "
+    shown = f"#1 {'.'.join(map(str, first.digits))}  {first.score:.3f}  "
     assert shown in str(loaded.explain("noble gases", k=1))

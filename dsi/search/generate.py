@@ -5,7 +5,7 @@ dense score, and the best by words. The caller's own scores, if there are any, a
 Neither knows folders or texts of documents.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -38,7 +38,7 @@ from dsi.trees.bonus import SIZE_WEIGHT, bonuses
 
 _OUTRIGHT = 1_000
 """If a filter lets at most this many documents through, all of them are scored."""
-_OVERSAMPLED = 4
+_OVERSAMPLED = 8
 """Oversampling factor of large indexes: candidates retrieved by their codes, then rescored by their vectors."""
 _BLOCK = 2**24
 """Scores of all documents in memory at a time: 64 MB."""
@@ -304,6 +304,10 @@ class _Pool:
     bound: float = -np.inf
     read: int = 0
 
+    def show(self, trace: Trace) -> None:
+        """Put these documents into the trace of a search for one query."""
+        trace.positions, trace.scores, trace.sources = self.positions[None], self.scores[None], self.sources[None]
+
 
 def _put(result: SearchResult, row: int, pool: _Pool, k: int) -> None:
     """Put the k best documents of a pool into a row of a result."""
@@ -338,24 +342,24 @@ class Generate(Method):
         """
         search = _Search(self.index, batch, request)
         result = SearchResult.empty(len(batch.texts), search.k)
-        for row in range(len(batch.texts) if search.k else 0):
+        rows, width = list(range(len(batch.texts) if search.k else 0)), request.config.beam_width
+        while rows:
             if search.few is not None:
-                pool, reached = search.outright(row), Reached(_NO_NODES, pruned=False, read=0)
+                reached = [Reached(_NO_NODES, pruned=False, read=0)] * len(rows)
+                pools = [search.outright(row) for row in rows]
             elif walks:
-                pool, reached = search.walk(row, trace)
+                reached = search.walk(rows, width, trace)
+                pools = search.pools(rows, [own.nodes for own in reached])
             else:
-                reached = Reached(_NO_NODES, pruned=True, read=0)
-                pool = search.pool(row, reached.nodes)
-            _put(result, row, pool, search.k)
-            proven = not reached.pruned and result.scores[row, -1] >= pool.bound
-            result.exact[row] = proven or len(pool.positions) == search.documents
-            result.read[row] += reached.read
-            if trace is not None:
-                trace.positions, trace.scores, trace.sources = (
-                    pool.positions[None],
-                    pool.scores[None],
-                    pool.sources[None],
-                )
+                reached = [Reached(_NO_NODES, pruned=True, read=0)] * len(rows)
+                pools = search.pools(rows, [_NO_NODES] * len(rows))
+            for row, own, pool in zip(rows, reached, pools, strict=True):
+                search.put(result, row, own, pool)
+                if trace is not None:
+                    pool.show(trace)
+            short = zip(rows, reached, pools, strict=True)
+            rows = [row for row, own, pool in short if walks and own.pruned and len(pool.positions) < search.k]
+            width *= 2
         return result
 
 
@@ -400,24 +404,42 @@ class _Search:
         sources = np.zeros(len(order), dtype=np.uint8)
         return _Pool(positions[order], total[order], sources, read=len(order))
 
-    def walk(self, row: int, trace: Trace | None) -> tuple[_Pool, Reached]:
-        """Return what a walk and words find, by the first beam that gives k documents."""
-        width = self.request.config.beam_width
-        while True:
-            steps = None
-            if trace is not None:
-                steps = trace.levels = []
-                trace.beam_width = width
-            reached = self.index.walk.of_query(self.levels, row, width, self._alive, steps)
-            pool = self.pool(row, reached.nodes)
-            if len(pool.positions) >= self.k or not reached.pruned:
-                return pool, reached
-            width *= 2
+    def walk(self, rows: Sequence[int], beam_width: int, trace: Trace | None) -> list[Reached]:
+        """Return where the walks of some queries end."""
+        steps = None
+        if trace is not None:
+            steps = trace.levels = []
+            trace.beam_width = beam_width
+        walk = self.index.walk.of_query
+        return [walk(self.levels, row, beam_width, self._alive, steps) for row in rows]
 
-    def pool(self, row: int, nodes: Ints) -> _Pool:
-        """Return the documents that are scored completely: the best below nodes, by words, and by extra_scores."""
+    def put(self, result: SearchResult, row: int, reached: Reached, pool: "_Pool") -> None:
+        """Put the answer of one query into a result."""
+        _put(result, row, pool, self.k)
+        proven = not reached.pruned and result.scores[row, -1] >= pool.bound
+        result.exact[row] = proven or len(pool.positions) == self.documents
+        result.read[row] += reached.read
+
+    def pools(self, rows: Sequence[int], nodes: Sequence[Ints]) -> list["_Pool"]:
+        """Return for some queries the documents that are scored completely."""
+        listed, tree, wanted = self.index.listed, self.tree, _OVERSAMPLED * self.count * self.tree.most_places
+        below: Sequence[Ints]
+        if listed is None:
+            below = [ranges(tree.doc_start[own], tree.doc_end[own] - tree.doc_start[own]) for own in nodes]
+        else:
+            below = listed.below(self.scores.queries[list(rows)], nodes, wanted, self._allowed)
+        return [self.pool(*each) for each in zip(rows, nodes, below, strict=True)]
+
+    def pool(self, row: int, nodes: Ints, below: Ints) -> _Pool:
+        """Return the documents that are scored completely: the best below nodes, by words, and by extra_scores.
+
+        Args:
+            row: of the query.
+            nodes: [n] where its walk ended.
+            below: [m] docid positions of documents below these nodes, or of the best by their codes.
+        """
         scores, count, tree = self.scores, self.count, self.tree
-        positions, dense, cut, read = self._below(row, nodes)
+        positions, dense, cut, read = self._best_below(row, nodes, below)
         if scores.lexical is None and scores.extra is None:
             return _Pool(positions, dense, np.full(len(positions), WALK, dtype=np.uint8), cut, read)
         rows = tree.doc_rows[positions]
@@ -437,22 +459,16 @@ class _Search:
         bound = cut + rest + extra_cut if extra_cut > -np.inf else -np.inf
         return _Pool(unique, total[first], sources, bound, read + len(unique) - len(rows))
 
-    def _below(self, row: int, nodes: Ints) -> tuple[Ints, Floats, float, int]:
+    def _best_below(self, row: int, nodes: Ints, positions: Ints) -> tuple[Ints, Floats, float, int]:
         """Return the best documents below nodes by dense score.
 
         Returns:
             positions [n] in docid order; dense scores [n]; the highest one of a document below that is not among them, -inf if
             all are; how many were scored.
         """
-        tree, scores, count = self.tree, self.scores, self.count
-        listed, several = self.index.listed, tree.most_places
-        start, size = tree.doc_start[nodes], tree.doc_end[nodes] - tree.doc_start[nodes]
+        tree, scores, count, several = self.tree, self.scores, self.count, self.tree.most_places
         if not len(nodes):
             return _NO_NODES, np.zeros(0, dtype=np.float32), np.inf, 0
-        if listed is None:
-            positions = ranges(start, size)
-        else:
-            positions = listed.below(scores.queries[row], nodes, _OVERSAMPLED * count * several, self._allowed)
         if self._allowed is not None:
             positions = positions[self._allowed[positions]]
         dense, read = scores.dots(row, positions), len(positions)
@@ -467,8 +483,9 @@ class _Search:
         if len(positions) > count:
             places, cut = highest_and_rest(dense, count)
             positions, dense = positions[places], dense[places]
-        if listed is not None and read < size.sum():  # the others were scored by their codes only
-            cut, read = np.inf, int(size.sum())
+        if self.index.listed is not None:
+            size = int((tree.doc_end[nodes] - tree.doc_start[nodes]).sum())
+            cut, read = (np.inf, size) if read < size else (cut, read)  # the others were scored by their codes only
         return positions, dense, cut, read
 
 

@@ -6,6 +6,7 @@ the nodes themselves. Only the lists of nodes that a walk kept are scanned. Runs
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,24 +121,34 @@ class ListedDocuments:
             self._positions[places[own]] = own
         self._later = np.flatnonzero((places >= first) & (tree.doc_rows >= 0))  # ascending
 
-    def below(self, query: Floats, nodes: Ints, count: int, allowed: Bools | None) -> Numbers:
-        """[n] docid positions of about the `count` best documents below nodes, and of all later ones there; ascending.
+    def below(self, queries: Floats, nodes: Sequence[Ints], count: int, allowed: Bools | None) -> list[Numbers]:
+        """Return for each query docid positions of about the `count` best documents below nodes, and of all later ones there.
 
         Args:
-            query: [dim] what scores documents.
-            nodes: [n] where a walk ended.
-            count: documents.
+            queries: [batch, dim] what scores documents.
+            nodes: for each query, where its walk ended.
+            count: documents per query.
             allowed: [places] True at docid positions that count; all by default.
+
+        Returns:
+            [n] ascending positions of each query.
         """
-        lists = self._list_of[nodes]
-        starts, sizes = self.tree.doc_start[nodes], self.tree.doc_end[nodes] - self.tree.doc_start[nodes]
-        count = min(count, int(sizes.sum()))
-        found = self.lists.scan(query[None], lists[lists >= 0][None], count, self._allowed_rows(allowed))[0]
+        lists = np.full((len(nodes), max(map(len, nodes), default=0)), -1, dtype=np.int64)
+        if not lists.size:
+            return [np.zeros(0, dtype=np.int64)] * len(nodes)
+        for row, own in enumerate(nodes):
+            lists[row, : len(own)] = self._list_of[own]
+        count = min(count, self.tree.num_documents)
+        found = self.lists.scan(queries, lists, count, self._allowed_rows(allowed))
         if self._positions is not None:
             found = self._positions[found]
-        found = found[found >= 0]
-        if len(found) < count:  # faiss returns no document whose code scores lowest of all, such as for a zero query
-            found = np.union1d(found, ranges(starts, sizes)[:count])
+        return [self._with_others(*pair) for pair in zip(found, nodes, strict=True)]
+
+    def _with_others(self, found: Numbers, nodes: Ints) -> Numbers:
+        """Return the documents that were found below nodes, -1 at padding, and the later ones there; ascending."""
+        if found[-1] < 0:  # faiss returns no document whose code scores lowest of all, such as for a zero query
+            starts = self.tree.doc_start[nodes]
+            found = np.union1d(found[found >= 0], ranges(starts, self.tree.doc_end[nodes] - starts)[: len(found)])
         return np.union1d(found, self._later_below(nodes)) if len(self._later) else np.sort(found)
 
     def _allowed_rows(self, allowed: Bools | None) -> Bools | None:

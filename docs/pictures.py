@@ -97,7 +97,7 @@ def beam_svg(run: Path) -> str:
     retriever = dsi.GenerativeRetriever.from_pretrained(run, device="cpu")
     explanation = retriever.explain(QUERY, k=3, beam_width=3)
     root = Box(f"{len(retriever.documents)} documents", KEPT, beam_boxes(explanation.roots))
-    return tree_svg(root, f"“{QUERY}”: a beam of 3 (blue: kept, grey: not kept, orange: the answers)")
+    return tree_svg(root, f"“{QUERY}”: beam of 3 (blue kept, orange answers)")
 
 
 def targets_svg() -> str:

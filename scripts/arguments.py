@@ -4,6 +4,7 @@ Imports nothing heavy, so that `dsi COMMAND --help` answers at once, and a wrong
 """
 
 import argparse
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -30,8 +31,19 @@ class _Parser(argparse.ArgumentParser):
     """Wrong arguments are a ValueError, which `scripts.main.run_command` shows as one line."""
 
     def error(self, message: str) -> NoReturn:
-        hint = "" if message.startswith("argument ") else f"; see {self.prog} --help"
+        hint = "" if message.startswith("argument ") else self._meant(message) or f"; see {self.prog} --help"
         raise ValueError(f"{message}{hint}")
+
+    def _meant(self, message: str) -> str:
+        """Return "; did you mean --beam-width?" if the first unknown option is near one that exists, else ""."""
+        from dsi.search.request import nearest
+
+        unknown = re.match(r"unrecognized arguments:.*?--?(\w[\w-]*)", message)
+        options = {
+            shown.lstrip("-").replace("-", "_"): shown for shown in re.findall(r"--?[a-z][\w-]*", self.format_usage())
+        }
+        near = nearest(unknown[1].replace("-", "_"), options) if unknown else None
+        return f"; did you mean {options[near]}?" if near else ""
 
 
 def parser(command: str, description: str | None) -> argparse.ArgumentParser:

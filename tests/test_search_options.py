@@ -151,12 +151,12 @@ def test_a_filter_that_allows_nothing_gives_an_empty_answer(indexes, kind, metho
 
 
 COMMANDS = [
-    ("tied", "--beam-with 3", "unrecognized arguments: --beam-with 3"),
-    ("tied", "--top-k 5", "unrecognized arguments: --top-k 5"),
-    ("tied", "--num-results 5", "unrecognized arguments: --num-results 5"),
-    ("tied", "--fusion bound", "unrecognized arguments: --fusion bound"),
-    ("tied", "--probed 5", "unrecognized arguments: --probed 5"),
-    ("tied", "--exact", "unrecognized arguments: --exact"),
+    ("tied", "--beam-with 3", "unrecognized arguments: --beam-with 3; did you mean --beam-width?"),
+    ("tied", "--top-k 5", "unrecognized arguments: --top-k 5; did you mean -k?"),
+    ("tied", "--num-results 5", "unrecognized arguments: --num-results 5; did you mean -k?"),
+    ("tied", "--fusion bound", "unrecognized arguments: --fusion bound; see dsi"),
+    ("tied", "--probed 5", "unrecognized arguments: --probed 5; see dsi"),
+    ("tied", "--exact", "unrecognized arguments: --exact; see dsi"),
     ("tied", "--method mcts", "argument --method: invalid choice: 'mcts'"),
     *(
         ("tied", f"--method exact {option} 1", UNUSED.format(option[2:].replace("-", "_")))

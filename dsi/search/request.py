@@ -163,9 +163,15 @@ def given_options(call: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def meant(name: str, known: Collection[str]) -> str:
     """Return "; did you mean 'k'?" for a name that is near a known one, else the list of names."""
+    near = nearest(name, known)
+    return f"; did you mean {near!r}?" if near else f"; there are {', '.join(known)}."
+
+
+def nearest(name: str, known: Collection[str]) -> str | None:
+    """Return the known name that a wrong one means, or None where none is near."""
     alias = _ALIASES.get(name.lower())
-    near = [alias] if alias in known else difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}."
+    near = [alias] if alias in known else difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    return near[0] if near else None
 
 
 def split_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

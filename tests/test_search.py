@@ -142,6 +142,16 @@ def check(result: SearchResult, tree: DocidTree, scores: Floats, k: int) -> None
             close(own, expected)
 
 
+def check_both(
+    search: BeamSearch, batch: QueryBatch, k: int, config: SearchConfig, scores: Floats, **more: Any
+) -> None:
+    """Check the beam's answers, and those of all paths, which are certified."""
+    check(run(search, batch, k, config, **more), search.tree, scores, k)
+    exact = run(search, batch, k, dataclasses.replace(config, method="exact"), **more)
+    assert exact.exact.all()
+    check(exact, search.tree, scores, k)
+
+
 shapes = {
     "documents": st.integers(4, 40), "branching": st.integers(2, 4), "leaf": st.integers(1, 4), "seed": st.integers(0, 99),
     "k": st.integers(1, 12), "beam_width": st.integers(1, 6), "alpha": st.sampled_from([0.0, 0.2, 0.7, 1.0]),
@@ -162,10 +172,7 @@ def test_paper_fusion_equals_brute_force_over_all_paths(
     allowed = None if share == 1.0 else np.random.default_rng(seed).random(documents)[tree.doc_rows] < share
     if allowed is not None:
         scores = np.where(allowed, scores, -np.inf)
-    check(run(search, batch, k, config, allowed=allowed), tree, scores, k)
-    exact = run(search, batch, k, dataclasses.replace(config, method="exact"), allowed=allowed)
-    assert exact.exact.all()
-    check(exact, tree, scores, k)
+    check_both(search, batch, k, config, scores, allowed=allowed)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -196,11 +203,7 @@ def test_bound_fusion_with_words_and_extra_scores_equals_brute_force_over_all_pa
     allowed = None if share == 1.0 else rng.random(documents)[tree.doc_rows] < share
     if allowed is not None:
         scores = np.where(allowed, scores, -np.inf)
-    check(run(search, batch, k, config, allowed=allowed, extra_scores=extra), tree, scores, k)
-    config = dataclasses.replace(config, method="exact")
-    exact = run(search, batch, k, config, allowed=allowed, extra_scores=extra)
-    assert exact.exact.all()
-    check(exact, tree, scores, k)
+    check_both(search, batch, k, config, scores, allowed=allowed, extra_scores=extra)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -227,10 +230,7 @@ def test_updated_trees_are_searched_as_all_their_paths_say(
     allowed = None if share == 1.0 else there & (rng.random(tree.num_rows)[tree.doc_rows] < share)
     if allowed is not None:
         scores = np.where(allowed, scores, -np.inf)
-    check(run(search, batch, k, config, allowed=allowed), tree, scores, k)
-    exact = run(search, batch, k, dataclasses.replace(config, method="exact"), allowed=allowed)
-    assert exact.exact.all()
-    check(exact, tree, scores, k)
+    check_both(search, batch, k, config, scores, allowed=allowed)
     if (
         beta == 0 and objective == "ce" and allowed is None and not gone
     ):  # what was added has its share of the probability

@@ -521,7 +521,7 @@ class AllPaths(Method):
             result.put(rows, search.result(whole))
             result.exact[rows] = True
         if trace is not None:
-            trace.positions, trace.scores, trace.sources = result.positions, result.scores, result.sources
+            trace.show(result.positions, result.scores, result.sources)
         return result
 
     def _shares(self, alive: Tensor | None) -> "list[Tensor | None]":

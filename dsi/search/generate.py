@@ -270,7 +270,7 @@ class Exact(Method):
                 _put(result, row, _Pool(*self._best(own, k)), k)
                 result.read[row] = tree.num_documents
         if trace is not None:
-            trace.positions, trace.scores, trace.sources = result.positions, result.scores, result.sources
+            trace.show(result.positions, result.scores, result.sources)
         return result
 
     def _best(self, scores: Floats, k: int) -> tuple[Ints, Floats, Ints]:
@@ -303,10 +303,6 @@ class _Pool:
     sources: Ints
     bound: float = -np.inf
     read: int = 0
-
-    def show(self, trace: Trace) -> None:
-        """Put these documents into the trace of a search for one query."""
-        trace.positions, trace.scores, trace.sources = self.positions[None], self.scores[None], self.sources[None]
 
 
 def _put(result: SearchResult, row: int, pool: _Pool, k: int) -> None:
@@ -353,12 +349,14 @@ class Generate(Method):
             else:
                 reached = [Reached(_NO_NODES, pruned=True, read=0)] * len(rows)
                 pools = search.pools(rows, [_NO_NODES] * len(rows))
+            short = []
             for row, own, pool in zip(rows, reached, pools, strict=True):
                 search.put(result, row, own, pool)
                 if trace is not None:
-                    pool.show(trace)
-            short = zip(rows, reached, pools, strict=True)
-            rows = [row for row, own, pool in short if walks and own.pruned and len(pool.positions) < search.k]
+                    trace.show(pool.positions[None], pool.scores[None], pool.sources[None])
+                if walks and own.pruned and len(pool.positions) < search.k:
+                    short.append(row)
+            rows = short
             width *= 2
         return result
 
@@ -445,7 +443,7 @@ class _Search:
         rows = tree.doc_rows[positions]
         extra_rows, extra_cut = scores.best_extra(row, count, self._allowed_rows)
         word_rows, word_scores, rest, known = scores.words(
-            row, count, self._allowed_rows, np.concatenate([rows, extra_rows]).astype(np.int64)
+            row, count, self._allowed_rows, np.concatenate([rows, extra_rows])
         )
         other_rows = np.concatenate([word_rows, extra_rows])
         other_positions, other_dense = scores.dense(row, other_rows)

@@ -89,6 +89,10 @@ class Trace:
     sources: Ints = field(default_factory=lambda: np.zeros((1, 0), dtype=np.uint8))
     beam_width: int = 0
 
+    def show(self, positions: Ints, scores: Floats, sources: Ints) -> None:
+        """Take the documents that were scored completely, each [batch, n]."""
+        self.positions, self.scores, self.sources = positions, scores, sources
+
 
 def highest(scores: Floats, count: int) -> Ints:
     """[count] the places of the highest of scores [n], ascending; of equal ones the first.

@@ -22,10 +22,10 @@ lint: .venv/installed
 docs: .venv/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-.venv/installed: pyproject.toml constraints.txt
+.venv/installed: pyproject.toml scripts/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[example,dev,docs]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[example,dev,docs]" --editable scripts
 	touch $@
 
 clean:

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contrastive.encoder import PLURALS, Encoder
-from docids.collection import LazyTexts
-from docids.processes import Processes
-from docids.progress import progress
+from docids.data.collection import LazyTexts
+from docids.files.processes import Processes
+from docids.files.progress import progress
 
 BLOCK = 16_384
 """Texts in memory at a time."""

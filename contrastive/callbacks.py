@@ -8,8 +8,8 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback, WandbCallback
 
-from docids.checks import one_of
-from docids.progress import Bar
+from docids.files.checks import one_of
+from docids.files.progress import Bar
 
 REPORTS = ("none", "tensorboard", "wandb")
 """Where losses can be reported."""

@@ -27,11 +27,11 @@ from transformers.utils import logging as transformers_logging
 
 from contrastive.inference import for_inference
 from contrastive.stored import check_finite, check_model, check_tokens
-from docids.checks import at_least, names_something, plain_fields
-from docids.progress import Bar
-from docids.progress import progress as show_progress
-from docids.storage import sha256
-from docids.untrusted import reading
+from docids.files.checks import at_least, names_something, plain_fields
+from docids.files.progress import Bar
+from docids.files.progress import progress as show_progress
+from docids.files.storage import sha256
+from docids.files.untrusted import reading
 
 logger = logging.getLogger(__name__)
 

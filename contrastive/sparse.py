@@ -23,12 +23,12 @@ from sentence_transformers.util import load_file_path
 
 from contrastive.encoder import PLURALS, check_device, without_bars
 from contrastive.stored import check_finite, check_model, check_tokens
-from docids.lexical import BM25, Lexical, LexicalConfig
-from docids.postings import Postings, postings_arrays, read_postings
-from docids.progress import Bar
-from docids.storage import save_tensors
-from docids.untrusted import is_finite, reading
-from docids.weights import TermIndex, Terms, Weights
+from docids.files.progress import Bar
+from docids.files.storage import save_tensors
+from docids.files.untrusted import is_finite, reading
+from docids.words.bm25 import BM25, Lexical, LexicalConfig
+from docids.words.postings import Postings, postings_arrays, read_postings
+from docids.words.term_scores import TermIndex, Terms, Weights
 
 _BLOCK = 256
 """Texts whose vectors are dense at a time: 30 MB with BERT's vocabulary."""

@@ -17,7 +17,16 @@ from torch import nn
 from transformers import AutoConfig, AutoModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from docids.untrusted import RESTORE, Entry, check_folder, is_inside, read_any_json, read_json, reading, tensor_entries
+from docids.files.untrusted import (
+    RESTORE,
+    Entry,
+    check_folder,
+    is_inside,
+    read_any_json,
+    read_json,
+    reading,
+    tensor_entries,
+)
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -28,7 +28,7 @@ from contrastive.callbacks import SILENT, ProgressLine, Reports
 from contrastive.encoder import Encoder
 from contrastive.inference import has_bfloat16
 from contrastive.losses import DPRLoss, SupervisedContrastiveLoss
-from docids.checks import LARGEST, above_zero, at_least, between, plain_fields
+from docids.files.checks import LARGEST, above_zero, at_least, between, plain_fields
 
 NO_QUERIES = "There are no queries to train the encoder on; add qrels/train.tsv or set contrastive.loss to none."
 _LOSSES = {"scl": SupervisedContrastiveLoss, "dpr": DPRLoss}

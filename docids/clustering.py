@@ -5,9 +5,9 @@ Knows nothing of how docids are made (`docids.schemes`), of texts or of models.
 
 import numpy as np
 
-from docids.processes import ALONE, Processes
+from docids.files.processes import ALONE, Processes
+from docids.files.storage import scratch_array
 from docids.schemes import Docids, DocidsConfig, SchemeInput, make_docids
-from docids.storage import scratch_array
 from docids.tree import DocidTree, Floats, Ints
 from docids.vectors import BLOCK, Vectors
 

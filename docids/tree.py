@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.storage import save_tensors
-from docids.untrusted import read_tensors
+from docids.files.storage import save_tensors
+from docids.files.untrusted import read_tensors
 from docids.vectors import LARGE, Vectors, VectorsConfig, read_codec
 
 Ints = NDArray[np.int32]
@@ -285,7 +285,7 @@ class DocidTree:
             ValueError: truncated, altered or inconsistent.
         """
         if not path.exists():
-            raise FileNotFoundError(f"{path} does not exist; build the docids first (dsi build-docids).")
+            raise FileNotFoundError(f"{path} does not exist; build the docids first (dsi train --stage docids).")
         arrays: dict[str, Any] = read_tensors(path, _ARRAYS, ("trained", "origin", "segments", "codes", *_CODECS))
         vectors = {name: Vectors((arrays[name],), read_codec(arrays, name)) for name in _VECTORS if name in arrays}
         structure = {name: array for name, array in arrays.items() if name not in _CODECS}

@@ -11,9 +11,9 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.checks import at_least, one_of, plain_fields
-from docids.storage import scratch_array
-from docids.untrusted import is_finite
+from docids.files.checks import at_least, one_of, plain_fields
+from docids.files.storage import scratch_array
+from docids.files.untrusted import is_finite
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]

@@ -3,7 +3,7 @@
 import dsi
 
 collection = dsi.read_collection("DIR")
-retriever = dsi.train(collection, "small", output="RUN")
+retriever = dsi.train(collection, "RUN", config="small")
 print(dsi.evaluate(retriever, collection))
 retriever.search("which capitals are on the danube", k=5)
 """
@@ -15,34 +15,34 @@ from typing import TYPE_CHECKING, Any
 from dsi.names import LIBRARY, check_names
 
 if TYPE_CHECKING:
-    from docids.collection import Collection, read_collection
+    from docids.data.collection import Collection, read_collection
     from dsi.config import Config
-    from dsi.evaluation import Evaluation, evaluate
-    from dsi.pipeline import train
+    from dsi.measuring.evaluation import Evaluation, evaluate
     from dsi.rerankers.candidates import Candidates, Reranker
-    from dsi.reranking import load_rerankers, rerank
+    from dsi.rerankers.reranking import load_rerankers, rerank
     from dsi.retriever import GenerativeRetriever
     from dsi.search.answers import Hit, Hits
     from dsi.search.request import SearchConfig, SearchOptions
-    from dsi.tuning import tune
+    from dsi.training.pipeline import train
+    from dsi.training.tuning import tune
 
 _HOMES = {
     "Candidates": "dsi.rerankers.candidates",
-    "Collection": "docids.collection",
+    "Collection": "docids.data.collection",
     "Config": "dsi.config",
-    "Evaluation": "dsi.evaluation",
+    "Evaluation": "dsi.measuring.evaluation",
     "GenerativeRetriever": "dsi.retriever",
     "Hit": "dsi.search.answers",
     "Hits": "dsi.search.answers",
     "Reranker": "dsi.rerankers.candidates",
     "SearchConfig": "dsi.search.request",
     "SearchOptions": "dsi.search.request",
-    "evaluate": "dsi.evaluation",
-    "load_rerankers": "dsi.reranking",
-    "read_collection": "docids.collection",
-    "rerank": "dsi.reranking",
-    "train": "dsi.pipeline",
-    "tune": "dsi.tuning",
+    "evaluate": "dsi.measuring.evaluation",
+    "load_rerankers": "dsi.rerankers.reranking",
+    "read_collection": "docids.data.collection",
+    "rerank": "dsi.rerankers.reranking",
+    "train": "dsi.training.pipeline",
+    "tune": "dsi.training.tuning",
 }
 __all__ = [
     "Candidates",

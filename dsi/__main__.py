@@ -8,11 +8,11 @@ from dsi.names import LIBRARY, check_names
 def main() -> int:
     """Run one command and return its exit status, 2 if modules of others hide ours."""
     try:
-        check_names(*LIBRARY, "scripts")
+        check_names(*LIBRARY)
     except ImportError as error:
         sys.stderr.write(f"dsi: {error}\n")
         return 2
-    from scripts.main import main as run
+    from dsi.commands.main import main as run
 
     return run()
 

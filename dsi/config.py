@@ -13,11 +13,11 @@ import tomli_w
 from contrastive.callbacks import REPORTS
 from contrastive.encoder import EncoderConfig
 from contrastive.training import ContrastiveConfig
-from docids.checks import at_least, one_of, plain, plain_fields, shown
-from docids.lexical import LexicalConfig
+from docids.files.checks import at_least, one_of, plain, plain_fields, shown
+from docids.files.storage import write_text
 from docids.schemes import DocidsConfig
-from docids.storage import write_text
 from docids.vectors import VectorsConfig
+from docids.words.bm25 import LexicalConfig
 from dsi.generator.config import (
     ExamplesConfig,
     GeneratorConfig,
@@ -148,6 +148,11 @@ def read_config(name: str | Path) -> Config:
     """
     path = _find(name, Path())
     return from_dict(Config, _with_base(path, []), str(path))
+
+
+def run_config(run: Path) -> Config:
+    """Return the configuration of the run in a folder, or what we recommend if there is none yet."""
+    return read_config(run / "config.toml") if (run / "config.toml").exists() else Config()
 
 
 def read_dev_queries(run: Path) -> int:

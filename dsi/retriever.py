@@ -16,13 +16,12 @@ import torch
 from typing_extensions import Unpack
 
 from contrastive.encoder import Encoder
-from docids.checks import plain
-from docids.lexical import Lexical
-from docids.storage import replace_folder, writing_to
+from docids.files.checks import plain
+from docids.files.storage import replace_folder, writing_to
 from docids.tree import DocidTree
 from docids.vectors import VectorsConfig
+from docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
-from dsi.index import check_known, index_state, load_index, save_docids, updating, write_manifest, write_update
 from dsi.rerankers.candidates import Candidates
 from dsi.search.answers import Document, Hits
 from dsi.search.decoder import search_decoder
@@ -32,7 +31,8 @@ from dsi.search.queries import EncodedQueries, encode_queries, encoded_queries
 from dsi.search.request import SearchConfig, SearchOptions, shows_options
 from dsi.search.results import SearchResult
 from dsi.snapshot import IndexParts, IndexSnapshot
-from dsi.updating import Content, with_documents, with_texts, without_documents
+from dsi.store.loading import check_known, index_state, load_index, save_docids, updating, write_manifest, write_update
+from dsi.store.updating import Content, with_documents, with_texts, without_documents
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -352,8 +352,8 @@ class GenerativeRetriever(IndexParts):
         token: str | bool | None = None,
         license: str | None = None,  # noqa: A002
     ) -> str:
-        """Upload the whole index with a model card to the Hugging Face Hub; see `dsi.integrations.hub.push`."""
-        from dsi.integrations.hub import push
+        """Upload the whole index with a model card to the Hugging Face Hub; see `dsi.store.hub.push`."""
+        from dsi.store.hub import push
 
         with TemporaryDirectory() as folder:
             self.save_pretrained(Path(folder) / "index")
@@ -383,7 +383,7 @@ class GenerativeRetriever(IndexParts):
             FileNotFoundError: no index in the folder, nor on the Hub, or a part is missing.
             ValueError: a file was altered or truncated, or parts do not belong together; the message says which.
         """
-        from dsi.integrations.hub import index_folder
+        from dsi.store.hub import index_folder
 
         if plain(str, dtype, "dtype") not in _DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}.")

@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 
 from contrastive.encoder import Encoder
-from docids.checks import plain
-from docids.lexical import Lexical
-from docids.progress import progress
-from docids.records import COLUMNS
+from docids.data.records import COLUMNS
+from docids.files.checks import plain
+from docids.files.progress import progress
 from docids.tree import DocidTree
-from dsi.documents import DocumentTable
+from docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
 from dsi.generator.tied import TiedGenerator
 from dsi.rerankers.candidates import Candidates
-from dsi.reranking import candidates_of
+from dsi.rerankers.reranking import candidates_of
 from dsi.search.answers import Document, Hit, Hits
 from dsi.search.beam import BeamSearch
 from dsi.search.decoder import FastDecoder
@@ -37,7 +36,8 @@ from dsi.search.request import (
     split_options,
 )
 from dsi.search.results import Bools, SearchResult, Trace
-from dsi.updating import Content
+from dsi.store.documents import DocumentTable
+from dsi.store.updating import Content
 
 
 @dataclass(frozen=True, eq=False)

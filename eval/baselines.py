@@ -7,7 +7,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.lexical import BM25
+from docids.words.bm25 import BM25
 from eval.measures import Judgements, evaluate, mean
 
 BM25_GRID = tuple(product((0.6, 0.9, 1.2, 1.6, 2.0), (0.2, 0.4, 0.6, 0.75, 0.9)))

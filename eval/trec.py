@@ -6,8 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from docids.lines import text_lines, whole_number
-from docids.storage import write_text
+from docids.data.lines import text_lines, whole_number
+from docids.files.storage import write_text
 from eval.measures import Judgements, Run, ranking
 
 Number = TypeVar("Number", int, float)

@@ -12,8 +12,8 @@ from random import Random
 from typing import Any
 
 from dsi import GenerativeRetriever
-from scripts import arguments, libraries
-from scripts.main import COMMANDS, run_command
+from dsi.commands import arguments, libraries
+from dsi.commands.main import command_modules, run_command
 from tests.grammars import condition, words
 from tests.tiny_index import QUERIES, RECORDS, TinyIndex
 from tests.trials import Case
@@ -71,7 +71,7 @@ def command(name: str, given: Sequence[str], stdin: bytes = b"") -> str:
         The error that made it end with status 2, after looking at what the user saw of it.
     """
     seen: list[BaseException] = []
-    module = importlib.import_module(f"scripts.{COMMANDS[name][0]}")
+    module = importlib.import_module(command_modules()[name])
 
     def watched(argv: Sequence[str]) -> None:
         try:
@@ -111,7 +111,7 @@ def _stdin(content: bytes) -> Any:
 
 def option_lines(index: TinyIndex, chance: Random, folder: Path) -> Case:
     """A line of any command with options by chance; what must be refused is."""
-    name = chance.choice(sorted(COMMANDS))
+    name = chance.choice(sorted(command_modules()))
     own = parser_of(name)
     given, wrong = _line(own, index, chance, folder)
     check = None if wrong else (lambda taken: _check_numbers(own, given, taken))
@@ -133,14 +133,14 @@ def parser_of(name: str) -> argparse.ArgumentParser:
         raise Ready
 
     with _patched(arguments._Parser, "parse_args", parse_args), contextlib.suppress(Ready):
-        importlib.import_module(f"scripts.{COMMANDS[name][0]}").main([])
+        importlib.import_module(command_modules()[name]).main([])
     return found[0]
 
 
 def taken_line(name: str, given: Sequence[str]) -> argparse.Namespace:
     """The arguments that a command reads from a line."""
     found: list[argparse.Namespace] = []
-    module, parse = importlib.import_module(f"scripts.{COMMANDS[name][0]}"), arguments._Parser.parse_args
+    module, parse = importlib.import_module(command_modules()[name]), arguments._Parser.parse_args
 
     def parse_args(self: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
         found.append(parse(self, argv))
@@ -197,7 +197,7 @@ def _line(parser: argparse.ArgumentParser, index: TinyIndex, chance: Random, fol
 
 
 def _is_number(action: argparse.Action) -> bool:
-    """True if an option takes numbers (`scripts.values.number`)."""
+    """True if an option takes numbers (`dsi.commands.values.number`)."""
     return getattr(action.type, "__qualname__", "").startswith("number.")
 
 

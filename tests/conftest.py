@@ -34,8 +34,8 @@ from transformers import (
 
 from contrastive.encoder import Encoder, EncoderConfig
 from docids.clustering import DocidsConfig, build_tree
-from docids.lexical import Lexical
 from docids.tree import DocidTree
+from docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig
 from dsi.generator.model import DocidGenerator
@@ -44,7 +44,7 @@ from dsi.search.beam import BeamSearch
 from dsi.search.decoder import search_decoder
 from dsi.search.queries import QueryBatch
 
-MINIPEDIA = Path(__file__).parent.parent / "docids" / "minipedia"
+MINIPEDIA = Path(__file__).parent.parent / "docids" / "data" / "minipedia"
 WIDTH = 32
 torch.set_num_threads(1)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import dsi
-import dsi.index
-from docids.storage import sha256
+import dsi.store.loading
+from docids.files.storage import sha256
 from dsi.generator.base import Generator
 from tests.kills import fork, status_of
 
@@ -29,7 +29,7 @@ def write_sums(folder: Path) -> None:
     """Make the sums in the manifest fit the files, as a stranger could."""
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())
-    files = sorted(file for name in dsi.index.PARTS for file in (folder / name).rglob("*") if file.is_file())
+    files = sorted(file for name in dsi.store.loading.PARTS for file in (folder / name).rglob("*") if file.is_file())
     manifest["files"] = {file.relative_to(folder).as_posix(): sha256(file) for file in files}
     path.write_text(json.dumps(manifest))
 
@@ -115,7 +115,7 @@ def trial(source: Path, name: str, seed: int) -> tuple[str, str]:
     def work() -> None:
         signal.alarm(SECONDS)
         Generator.check_tree = lambda self, tree: None  # the bindings too can be made to fit
-        dsi.index.check_binding = lambda *arguments: None
+        dsi.store.loading.check_binding = lambda *arguments: None
         report.write_text(json.dumps(outcome(folder, name.split("/")[1] if name.startswith("rerank/") else "")))
 
     status = status_of(fork(work))

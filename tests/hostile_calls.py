@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
+from dsi_experiments.rerankers.learned import LinearReranker
 
 import dsi
-from docids.collection import read_collection
+from docids.data.collection import read_collection
 from dsi import SearchConfig
-from dsi.rerankers.learned import LinearReranker
 from dsi.search.queries import EncodedQueries
 from tests.tiny_index import QUERIES, RECORDS, TinyIndex
 from tests.trials import Case

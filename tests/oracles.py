@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from dsi_experiments.benchmarks.reference import transformers_logits
 
 from docids.tree import DocidTree
 from dsi.generator.model import DocidGenerator
-from dsi.generator.reference import transformers_logits
 
 
 def chain_logits(

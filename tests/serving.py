@@ -11,7 +11,7 @@ import datasets
 import uvicorn
 
 from docids.clustering import DocidsConfig, build_tree
-from docids.lexical import BM25
+from docids.words.bm25 import BM25
 from dsi.retriever import GenerativeRetriever
 from dsi.search.request import SearchConfig
 from dsi.server.app import create_app

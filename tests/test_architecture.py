@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.main import COMMANDS
+from dsi.commands.main import COMMANDS
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("docids", "contrastive", "dsi", "eval", "scripts")
@@ -46,7 +46,7 @@ def test_imports_follow_the_direction(path):
         top = module.split(".")[0]
         if top == "dsi" == package and rooms:
             assert module.split(".")[1] in rooms, f"{path} imports {module}"
-        if top in PACKAGES and top != package and (path, module) != (COMMAND, "scripts.main"):
+        if top in PACKAGES and top != package and (path, module) != (COMMAND, "dsi.commands.main"):
             assert top in MAY_IMPORT[package], f"{path} imports {module}"
         assert not (bare and top == "eval"), f"{path}: a bare import of eval hides the builtin"
         if package == "docids":
@@ -78,9 +78,7 @@ def test_modules_open_with_what_they_do_and_stay_short(path):
 
 
 def test_help_imports_nothing_heavy_and_groups_every_command():
-    code = (
-        "import sys, scripts.main as m; m.main(['--help']); print([n for n in ('torch', 'numpy') if n in sys.modules])"
-    )
+    code = "import sys, dsi.commands.main as m; m.main(['--help']); print([n for n in ('torch', 'numpy') if n in sys.modules])"
     output = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert output.strip().endswith("[]")
     for group in ("everyday", "stages of training", "data", "experiments", "benchmarks"):
@@ -92,7 +90,7 @@ def test_help_imports_nothing_heavy_and_groups_every_command():
 @pytest.mark.parametrize("command", ["example", "train", "tune", "evaluate", "search", "explain", "update"])
 def test_help_of_an_everyday_command_imports_nothing_heavy(command):
     show_help = f"try: m.main([{command!r}, '--help'])"
-    code = f"import sys, scripts.main as m\n{show_help}\nexcept SystemExit: print('torch' in sys.modules)"
+    code = f"import sys, dsi.commands.main as m\n{show_help}\nexcept SystemExit: print('torch' in sys.modules)"
     output = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert output.startswith(f"usage: dsi {command} ")
     assert output.endswith("False\n")
@@ -106,16 +104,17 @@ def test_what_needs_an_extra_is_imported_when_it_is_needed():
     code = f"""
 import sys
 sys.modules.update(dict.fromkeys({extras!r}))  # importing one of them fails
-import scripts.evaluate_index, scripts.experiments.reproduce, scripts.train_reranker, dsi.retriever, dsi.evaluation
-from scripts.experiments import figure5, laboratory, objectives, synthetic
+import dsi.commands.evaluate, dsi.measuring.evaluation, dsi.retriever
+import dsi_experiments.commands.train_reranker, dsi_experiments.reproduce
+from dsi_experiments import figure5, laboratory, objectives, synthetic
 from dsi.rerankers.candidates import reranker_class
 try:
     reranker_class("parser")
-except ModuleNotFoundError as error:
+except ValueError as error:
     print(error)
 """
     output = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert 'needs numba; pip install "dr-scl[rerank]"' in output
+    assert 'needs numba; pip install "dr-scl-experiments[rerank]"' in output
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,11 @@ import json
 
 import numpy as np
 import pytest
-
-from docids.lexical import BM25
-from docids.tree import DocidTree
-from dsi.retriever import GenerativeRetriever
-from scripts.benchmarks.index_data import Clouds, Searched, Words, hardness, write, write_index, write_synthetic
-from scripts.benchmarks.index_faiss import K, Lists, code_bytes
-from scripts.benchmarks.index_measure import FUSED, _encoder, measure, shared
-from scripts.benchmarks.index_report import report
-from scripts.benchmarks.index_systems import (
+from dsi_experiments.benchmarks.index_data import Clouds, Searched, Words, hardness, write, write_index, write_synthetic
+from dsi_experiments.benchmarks.index_faiss import K, Lists, code_bytes
+from dsi_experiments.benchmarks.index_measure import FUSED, _encoder, measure, shared
+from dsi_experiments.benchmarks.index_report import report
+from dsi_experiments.benchmarks.index_systems import (
     WORDS_ONLY,
     Exact,
     ExactSmall,
@@ -21,7 +17,11 @@ from scripts.benchmarks.index_systems import (
     TreeSearch,
     systems,
 )
-from scripts.main import main
+
+from docids.tree import DocidTree
+from docids.words.bm25 import BM25
+from dsi.commands.main import main
+from dsi.retriever import GenerativeRetriever
 from tests.conftest import random_tree
 from tests.test_tree_models import table_rows
 from tests.tiny_index import QUERIES, TinyIndex

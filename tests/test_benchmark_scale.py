@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 import pytest
+from dsi_experiments.benchmarks import scale
+from dsi_experiments.benchmarks.scale_costs import _dictionaries, _following, _sorted_keys
 
-from scripts.benchmarks import scale
-from scripts.benchmarks.scale_costs import _dictionaries, _following, _sorted_keys
-from scripts.main import main
+from dsi.commands.main import main
 from tests.conftest import random_tree
 from tests.test_tree_models import table_rows
 

@@ -1,5 +1,6 @@
 """The command line: it answers at once, refuses bad arguments in one line, and its prompt goes on after an error."""
 
+import importlib
 import io
 import json
 import math
@@ -15,14 +16,14 @@ import pytest
 
 from contrastive.encoder import Encoder, EncoderConfig
 from docids.clustering import DocidsConfig, build_tree
-from docids.storage import beside
+from docids.files.storage import beside
+from dsi.commands import libraries
+from dsi.commands.main import command_modules, main, run_command
+from dsi.commands.queries_file import read_queries_file
+from dsi.commands.values import index_folder
 from dsi.retriever import GenerativeRetriever
 from dsi.search.request import SearchConfig
 from eval.trec import read_run
-from scripts import libraries
-from scripts.main import COMMANDS, main, run_command
-from scripts.queries_file import read_queries_file
-from scripts.values import index_folder
 from tests.conftest import MINIPEDIA, random_tied
 
 ROOT = Path(__file__).parent.parent
@@ -61,8 +62,8 @@ def test_an_index_that_a_kill_set_aside_is_one(tmp_path, monkeypatch):
 
 def test_the_help_of_every_command_and_its_refusals_import_nothing_heavy():
     code = f"""
-import contextlib, io, sys, scripts.main as m
-for name in m.COMMANDS:
+import contextlib, io, sys, dsi.commands.main as m
+for name in m.command_modules():
     with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
         m.main([name, "--help"])
     assert shown.getvalue().startswith(f"usage: dsi {{name}} "), name
@@ -71,9 +72,9 @@ for name in m.COMMANDS:
     assert shown.getvalue().count("\\n") == 1, shown.getvalue()
     heavy = [module for module in {HEAVY!r} if module in sys.modules]
     assert not heavy, (name, heavy)
-print(len(m.COMMANDS))
+print(len(m.command_modules()))
 """
-    assert python(code).strip() == str(len(COMMANDS))
+    assert python(code).strip() == str(len(command_modules()))
 
 
 @pytest.fixture
@@ -82,16 +83,15 @@ def no_libraries(monkeypatch):
         raise AssertionError("the libraries were loaded")
 
     for name in (
-        "search_index",
-        "explain_search",
-        "evaluate_index",
-        "tune_index",
-        "update_index",
+        "search",
+        "explain",
+        "evaluate",
+        "tune",
+        "update",
         "arguments",
         "example",
     ):
-        __import__(f"scripts.{name}")
-        monkeypatch.setattr(f"scripts.{name}.load_libraries", load)
+        monkeypatch.setattr(importlib.import_module(f"dsi.commands.{name}"), "load_libraries", load)
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ def test_help_names_the_defaults(capsys):
 
 
 def test_train_query_generator_has_the_defaults_of_its_config():
-    from dsi.generator.query_training import QueryTrainingConfig
-    from scripts.train_query_generator import _SETTINGS
+    from dsi_experiments.commands.train_query_generator import _SETTINGS
+    from dsi_experiments.query_training import QueryTrainingConfig
 
     assert (
         QueryTrainingConfig(**{name: default for name, (_, default, _) in _SETTINGS.items()}) == QueryTrainingConfig()
@@ -165,7 +165,7 @@ def test_train_query_generator_has_the_defaults_of_its_config():
 
 
 def test_minipedia_is_a_collection_by_name_but_a_folder_of_that_name_goes_first(tmp_path, monkeypatch):
-    from scripts.values import collection_folder
+    from dsi.commands.values import collection_folder
 
     monkeypatch.chdir(tmp_path)
     assert collection_folder("minipedia").samefile(MINIPEDIA)
@@ -182,9 +182,7 @@ def test_an_interrupt_ends_with_130_and_a_closed_pipe_without_a_word(capsys):
 
     assert run_command(interrupted, []) == 130
     assert capsys.readouterr().err == ""
-    code = (
-        "import scripts.main as m, sys; sys.exit(m.run_command(lambda _: [print('x' * 99) for _ in range(9999)], []))"
-    )
+    code = "import dsi.commands.main as m, sys; sys.exit(m.run_command(lambda _: [print('x' * 99) for _ in range(9999)], []))"
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=-1, stderr=-1, text=True) as process:
         process.stdout.readline()
         process.stdout.close()
@@ -196,7 +194,7 @@ def test_help_into_a_closed_pipe_ends_without_a_word():
     read, write = os.pipe()
     os.close(read)
     ended = subprocess.run(
-        [sys.executable, "-m", "scripts.main", "--help"], cwd=ROOT, stdout=write, stderr=-1, text=True
+        [sys.executable, "-m", "dsi.commands.main", "--help"], cwd=ROOT, stdout=write, stderr=-1, text=True
     )
     os.close(write)
     assert (ended.returncode, ended.stderr) == (141, "")
@@ -219,7 +217,7 @@ def test_without_network_the_hub_is_asked_once_and_the_offline_encoder_named(tmp
 
 
 def test_the_example_ends_with_the_command_that_works_in_this_shell(tmp_path, monkeypatch):
-    from scripts.example import _next_steps
+    from dsi.commands.example import _next_steps
 
     binaries = tmp_path / ".venv" / "bin"
     binaries.mkdir(parents=True)
@@ -420,7 +418,7 @@ def test_queries_of_a_file_become_a_trec_run(index, tmp_path, monkeypatch, capsy
 def test_on_a_terminal_the_prompt_helps_goes_on_and_keeps_no_history_in_a_home_that_cannot_be_written(index):
     main_end, end = pty.openpty()
     environment = {**os.environ, "HOME": "/dev/null/home", "TERM": "dumb"}
-    command = [sys.executable, "-m", "scripts.main", "search", str(index), "--device", "cpu", "-k", "1"]
+    command = [sys.executable, "-m", "dsi.commands.main", "search", str(index), "--device", "cpu", "-k", "1"]
     with subprocess.Popen(command, cwd=ROOT, stdin=end, stdout=end, stderr=end, env=environment) as process:
         os.close(end)
         os.write(main_end, b":help\n:wrong\nbad \xff byte\nnoble gases\n:quit\n")

@@ -8,22 +8,23 @@ from importlib.metadata import EntryPoint
 
 import numpy as np
 import pytest
+from dsi_experiments import docid_schemes as docids
+from dsi_experiments.descents import descend
+from dsi_experiments.docids_report import SYSTEMS
+from dsi_experiments.laboratory import Laboratory, answer
+from dsi_experiments.rows import Rows
+from dsi_experiments.typos import with_typos
+from dsi_experiments.updates import hold_out, without
 
 import dsi
 from docids.clustering import DocidsConfig, build_tree
-from docids.schemes import ENTRY_POINTS, SCHEMES
+from docids.extensions import SCHEMES as ENTRY_POINTS
+from docids.schemes import SCHEMES
+from dsi.commands.main import main
 from dsi.config import Config
-from dsi.diagnosis import diagnose, errors_by_level
+from dsi.measuring.diagnosis import diagnose, errors_by_level
+from dsi.measuring.rows import alone
 from dsi.search.request import SearchConfig, SearchRequest
-from dsi.systems import alone
-from scripts.experiments import docids
-from scripts.experiments.descents import descend
-from scripts.experiments.docids_report import SYSTEMS
-from scripts.experiments.laboratory import Laboratory, answer
-from scripts.experiments.rows import Rows
-from scripts.experiments.typos import with_typos
-from scripts.experiments.updates import hold_out, without
-from scripts.main import main
 from tests.conftest import random_generator, random_tied
 from tests.test_pipeline import TIED, write_settings
 from tests.test_tree_models import table_rows

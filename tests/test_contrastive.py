@@ -14,8 +14,8 @@ from contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, in_bloc
 from contrastive.encoder import EXAMPLE_ENCODER, Encoder, EncoderConfig, check_sha256
 from contrastive.losses import DPRLoss, SupervisedContrastiveLoss, dpr_loss, supervised_contrastive_loss
 from contrastive.training import ContrastiveConfig, contrastive_rows, hard_negatives, train_encoder, trainer_settings
-from docids.processes import Processes
-from docids.storage import write_json
+from docids.files.processes import Processes
+from docids.files.storage import write_json
 from tests.kills import fork, status_of
 
 

@@ -5,18 +5,18 @@ import json
 import numpy as np
 import pytest
 import torch
+from dsi_experiments.rerankers.learned import LinearReranker
 from sentence_transformers import CrossEncoder
 
 import dsi
 from docids.clustering import DocidsConfig, build_tree
-from docids.collection import read_collection
-from docids.lexical import BM25
+from docids.data.collection import read_collection
+from docids.words.bm25 import BM25
 from dsi import GenerativeRetriever, SearchConfig
+from dsi.commands.main import main
 from dsi.config import Config, write_config
 from dsi.rerankers.cross_encoder import CrossEncoderReranker
-from dsi.rerankers.learned import LinearReranker
-from dsi.reranking import save_reranker
-from scripts.main import main
+from dsi.rerankers.reranking import save_reranker
 from tests.conftest import random_generator, save_cross_encoder
 
 QUERIES = ["which capitals are on the danube", "a city", "the river in the north of the country"]

@@ -6,11 +6,11 @@ import ir_measures
 import numpy as np
 import pytest
 import torch
+from dsi_experiments.rerankers.m2div import M2Div, M2DivConfig
+from dsi_experiments.rerankers.puct import Puct, PuctConfig
 
 from dsi.rerankers.candidates import Candidates, load_reranker
 from dsi.rerankers.diversity import AlphaNdcg, Pyversity, prefix_labels, subtopic_labels
-from dsi.rerankers.m2div import M2Div, M2DivConfig
-from dsi.rerankers.puct import Puct, PuctConfig
 
 
 def made_up(n=12, k=9, subtopics=6, dim=7, seed=0, lengths=None):

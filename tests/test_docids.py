@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from docids.clustering import DocidsConfig, build_tree
-from docids.processes import Processes
+from docids.files.processes import Processes
 from docids.tree import DocidTree, diagnostics
 from docids.vectors import Vectors
 from tests.conftest import random_tree
@@ -152,7 +152,7 @@ def test_saved_and_loaded_is_the_same(tmp_path):
 
 def test_bad_files_are_refused(tmp_path):
     path = tmp_path / "docids.safetensors"
-    with pytest.raises(FileNotFoundError, match="dsi build-docids"):
+    with pytest.raises(FileNotFoundError, match="dsi train --stage docids"):
         DocidTree.load(path)
     tree = random_tree(77)
     tree.save(path)

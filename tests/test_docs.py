@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import dsi
-from scripts.main import COMMANDS, main
+from dsi.commands.main import command_modules, main
 from tests.conftest import MINIPEDIA, save_cross_encoder
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("docids", "contrastive", "dsi", "eval", "scripts")
+PACKAGES = ("docids", "contrastive", "dsi", "eval")
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUN = [ROOT / "README.md", ROOT / "docs" / "index.md", *GUIDES]
@@ -76,7 +76,7 @@ def blocks(page, kind):
 def trained(tmp_path_factory, sentence_bert_folder, tokenizer_folder, t5_folder):
     """A folder in which the pages' DIR, RUN and runs/example exist: a collection and an index, both tiny."""
     folder = tmp_path_factory.mktemp("docs")
-    collection = folder / "docids" / "minipedia"
+    collection = folder / "docids" / "data" / "minipedia"
     (collection / "qrels").mkdir(parents=True)
     lines = (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
     chosen = [line for line in lines if json.loads(line)["_id"] == "danube"] + lines[:59]
@@ -94,7 +94,7 @@ def trained(tmp_path_factory, sentence_bert_folder, tokenizer_folder, t5_folder)
     before = Path.cwd()
     os.chdir(folder)
     try:
-        dsi.train(dsi.read_collection("docids/minipedia"), "example", output="runs/example", device="cpu")
+        dsi.train(dsi.read_collection("docids/data/minipedia"), "runs/example", config="example", device="cpu")
         shutil.copytree("runs/example", "RUN")
         save_cross_encoder(folder / "cross-encoder" / "ms-marco-MiniLM-L6-v2", tokenizer_folder)  # goes before the Hub
         assert main(["train-reranker", "RUN", "--data", "DIR", "--kind", "lambdasmart", "--k", "10"]) == 0
@@ -159,10 +159,10 @@ def commands_in(page):
     shell = [line for block, _, _ in blocks(page, "sh") for line in block.replace("\\\n", " ").splitlines()]
     inline = [" ".join(span.split()) for span in re.findall(r"`(dsi [^`]+)`", FENCE.sub("", text))]
     indented = re.findall(r"^    (dsi .+)$", text, re.MULTILINE)
-    by_module = {module: name for name, (module, _) in COMMANDS.items()}
+    by_module = {module: name for name, module in command_modules().items()}
     for line in [*shell, *inline, *indented]:
         line = line.split("#")[0]
-        launched = re.search(r"-m scripts\.([\w.]+)(.*)", line)
+        launched = re.search(r"-m (dsi[\w.]+)(.*)", line)
         if launched:
             yield line, by_module.get(launched[1], launched[1]), re.findall(r"(?<![\w-])--[\w-]+", launched[2])
         elif line.startswith("dsi ") and not line.split()[1].endswith("…"):
@@ -174,13 +174,13 @@ def test_commands_and_options_exist(page):
     for line, command, options in commands_in(page):
         if command in ("COMMAND", "--help"):
             continue
-        assert command in COMMANDS, f"{line}: no command {command!r}"
+        assert command in command_modules(), f"{line}: no command {command!r}"
         for option in options:
             assert option in flags(command), f"{line}: dsi {command} has no option {option}"
 
 
 def test_options_named_alone_exist():
-    every = {option for command in COMMANDS for option in flags(command)}
+    every = {option for command in command_modules() for option in flags(command)}
     others = {"--multi_gpu", "--num_processes", "--num_machines", "--resolution", "--all-extras", "--only-binary"}
     for page in PAGES:
         for span in re.findall(r"`(--[a-z][\w-]*)[^`]*`", page.read_text(encoding="utf-8")):
@@ -206,12 +206,12 @@ def test_file_tree_of_the_readme_is_that_of_the_disk():
         assert (ROOT / folder).is_dir()
         for entry in entries:
             assert (ROOT / folder / entry).exists(), f"{folder}/{entry} is not there"
-    assert set(PACKAGES) | {"docs", "results", "tests"} == set(listed)
-    for package in set(PACKAGES) - {"scripts"}:  # its files are the commands of `dsi --help`
+    assert set(PACKAGES) | {"docs", "results", "scripts", "tests"} == set(listed)
+    for package in PACKAGES:
         modules = {path.name for path in (ROOT / package).glob("*.py")} - {"__init__.py"}
         rooms = {path.parent.name for path in (ROOT / package).glob("*/*") if path.suffix in (".py", ".toml")}
         assert modules | rooms == listed[package], f"the tree of {package}"
-    assert listed["scripts"] == {path.parent.name for path in (ROOT / "scripts").glob("*/__init__.py")}
+    assert listed["scripts"] == {"dsi_experiments", *(path.name for path in (ROOT / "scripts").glob("*.py"))}
 
 
 def anchors(page):

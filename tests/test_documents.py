@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 import pytest
 
 from docids.clustering import DocidsConfig, build_tree
-from docids.collection import read_collection
+from docids.data.collection import read_collection
 from dsi import GenerativeRetriever, SearchConfig
-from dsi.documents import DocumentTable
+from dsi.store.documents import DocumentTable
 from tests.conftest import random_tied
 
 ONE_QUERY = {"queries": '{"_id": "q", "text": "q"}', "test": "query-id\tcorpus-id\tscore\nq\ta\t1\n"}

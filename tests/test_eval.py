@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from docids.lexical import BM25
+from docids.words.bm25 import BM25
 from eval.baselines import BM25_GRID, dense_run, tune_bm25
 from eval.diversity import read_subtopics
 from eval.measures import STANDARD_MEASURES, evaluate, mean, ranking

@@ -6,8 +6,8 @@ import pytest
 
 import dsi
 from docids.clustering import DocidsConfig, build_tree
-from docids.lexical import BM25
-from dsi.systems import IndexSystems
+from docids.words.bm25 import BM25
+from dsi.measuring.rows import IndexSystems
 from tests.conftest import random_tied
 
 LEFT = "documents are in the collection only"

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsi.documents import DocumentTable
-from dsi.filters import MAX_CONDITIONS, MAX_DEPTH, as_expression
+from dsi.store.documents import DocumentTable
+from dsi.store.filters import MAX_CONDITIONS, MAX_DEPTH, as_expression
 
 TEXTS = ["en", "de", "EN", "o'k", "", "a_b", "a%b", "\\", "e\nn", None]
 ROWS = 60

@@ -5,10 +5,10 @@ import json
 import pytest
 
 import dsi
+from dsi.commands.main import main
 from dsi.config import read_config, read_dev_queries, write_config
-from dsi.docids_stage import sources_digest
-from dsi.pipeline import TrainingRun
-from scripts.main import main
+from dsi.training.docids_stage import sources_digest
+from dsi.training.pipeline import TrainingRun
 from tests.conftest import thin_out
 from tests.foreign import install
 from tests.test_pipeline import TIED, write_settings

@@ -18,7 +18,7 @@ from random import Random
 import pytest
 
 from contrastive.encoder import Encoder, EncoderConfig
-from docids.collection import Collection, read_collection
+from docids.data.collection import Collection, read_collection
 from dsi import GenerativeRetriever
 from dsi.config import read_config, write_config
 from tests import grammars

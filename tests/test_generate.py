@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from docids.clustering import assemble
-from docids.lexical import BM25
 from docids.schemes import Docids
 from docids.tree import DocidTree
 from docids.updating import add_documents, remove_documents
 from docids.vectors import VectorsConfig
+from docids.words.bm25 import BM25
 from dsi.generator.tied import TiedGenerator
 from dsi.search.generate import TiedIndex, WordsOnly
 from dsi.search.queries import QueryBatch

@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from dsi_experiments.benchmarks.reference import transformers_loss
 from transformers import T5ForConditionalGeneration
 
 from contrastive import blocks
 from contrastive.encoder import Encoder
 from docids.tree import DocidTree
+from dsi.commands.main import main
 from dsi.generator.config import (
     ExamplesConfig,
     GeneratorConfig,
@@ -22,14 +24,12 @@ from dsi.generator.config import (
 )
 from dsi.generator.kinds import load_generator
 from dsi.generator.model import DocidGenerator
-from dsi.generator.reference import transformers_loss
 from dsi.generator.states import StateCache, write_states
 from dsi.training.examples import DocidExamples, LengthBucketSampler, Texts
 from dsi.training.objective import DenseLogits, GeneratorLoss, drop_states
 from dsi.training.teacher import Teacher
 from dsi.training.trainer import WholeModel, train_generator
 from dsi.trees.families import FamilyTree
-from scripts.main import main
 from tests.conftest import WIDTH, random_generator, random_queries, random_tree
 from tests.oracles import chain_logits, document_log_p
 from tests.oracles import children_of as nodes_below
@@ -458,5 +458,5 @@ def test_a_generator_survives_saving_and_knows_its_docids(tmp_path):
     loaded.check_tree(tree)
     with pytest.raises(ValueError, match=r"was trained for docids .* train the generator again"):
         loaded.check_tree(random_tree(30, seed=5))
-    with pytest.raises(FileNotFoundError, match=r"dsi train-generator"):
+    with pytest.raises(FileNotFoundError, match=r"dsi train --stage generator"):
         load_generator(tmp_path / "nothing", "cpu")

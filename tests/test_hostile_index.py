@@ -14,6 +14,11 @@ import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
+from dsi_experiments.rerankers.boosting import BoostedTrees, BoostingConfig
+from dsi_experiments.rerankers.learned import LinearReranker, RankNet, RankNetConfig
+from dsi_experiments.rerankers.lists import JudgedLists
+from dsi_experiments.rerankers.m2div import M2Div, M2DivConfig
+from dsi_experiments.rerankers.parse_ranker import ParseRanker, ParserConfig
 from safetensors.numpy import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
@@ -22,17 +27,12 @@ from contrastive.encoder import Encoder, EncoderConfig
 from contrastive.sparse import SparseIndex, SparseModel, load_lexical
 from contrastive.stored import check_model
 from docids.clustering import DocidsConfig, build_tree
-from docids.lexical import BM25
-from docids.untrusted import is_inside
+from docids.files.untrusted import is_inside
+from docids.words.bm25 import BM25
 from dsi import GenerativeRetriever, SearchConfig, load_rerankers
-from dsi.parts import load_documents, trained_fan_out
-from dsi.rerankers.boosting import BoostedTrees, BoostingConfig
 from dsi.rerankers.candidates import load_reranker
-from dsi.rerankers.learned import LinearReranker, RankNet, RankNetConfig
-from dsi.rerankers.lists import JudgedLists
-from dsi.rerankers.m2div import M2Div, M2DivConfig
-from dsi.rerankers.parse_ranker import ParseRanker, ParserConfig
-from dsi.reranking import save_reranker
+from dsi.rerankers.reranking import save_reranker
+from dsi.store.parts import load_documents, trained_fan_out
 from tests.conftest import MINIPEDIA, WIDTH, random_generator, random_tied, random_tree, save_cross_encoder
 from tests.hostile import count_outcomes, write_sums
 from tests.test_sparse import save_model

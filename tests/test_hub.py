@@ -12,10 +12,10 @@ from huggingface_hub import ModelCard, constants
 
 from contrastive.encoder import Encoder, EncoderConfig
 from docids.clustering import DocidsConfig, build_tree
-from docids.lexical import BM25
-from docids.storage import write_json
+from docids.files.storage import write_json
+from docids.words.bm25 import BM25
 from dsi import GenerativeRetriever, SearchConfig
-from scripts.main import main
+from dsi.commands.main import main
 from tests.conftest import MINIPEDIA, random_tied
 from tests.hub_server import TOKEN, serve
 

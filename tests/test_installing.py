@@ -15,7 +15,7 @@ from dsi.config import tomllib
 from dsi.names import check_names
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("contrastive", "docids", "dsi", "eval", "scripts")
+PACKAGES = ("contrastive", "docids", "dsi", "eval")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 NAME = f"dr_scl-{PROJECT['version']}"
 BUILD = f"""
@@ -52,7 +52,7 @@ def package_files(folder):
 def test_every_file_of_the_packages_is_in_the_sdist_and_in_the_wheel(built):
     expected = package_files(built / "checkout")
     kept = {f"{package}/py.typed" for package in PACKAGES}
-    kept |= {"docids/minipedia/corpus.jsonl", "dsi/configs/example.toml", "dsi/server/page/index.html"}
+    kept |= {"docids/data/minipedia/corpus.jsonl", "dsi/configs/example.toml", "dsi/server/page/index.html"}
     assert kept <= expected
     with tarfile.open(built / f"{NAME}.tar.gz") as sdist:
         found = {member.name.removeprefix(f"{NAME}/") for member in sdist if member.isfile()}
@@ -92,7 +92,7 @@ def python(folder, code, *arguments, path=ROOT):
 COMMAND = "import sys; from dsi.__main__ import main; sys.exit(main())"
 
 
-@pytest.mark.parametrize("file", ["eval.py", "eval/__init__.py", "scripts/__init__.py", "docids.py"])
+@pytest.mark.parametrize("file", ["eval.py", "eval/__init__.py", "contrastive/__init__.py", "docids.py"])
 def test_a_command_names_modules_that_hide_ours(tmp_path, file):
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).touch()
@@ -107,17 +107,15 @@ def test_a_command_names_modules_that_hide_ours(tmp_path, file):
 
 
 @pytest.mark.parametrize(
-    "code", ["import dsi; dsi.train", "from dsi import GenerativeRetriever", "import dsi.integrations.hub"]
+    "code", ["import dsi; dsi.train", "from dsi import GenerativeRetriever", "import dsi.store.hub"]
 )
 def test_the_library_names_modules_that_hide_ours(tmp_path, code):
     (tmp_path / "eval.py").touch()
-    (tmp_path / "scripts.py").touch()  # the library does not need our own
     said = python(tmp_path, code).stderr.splitlines()[-1]
     assert said.startswith("ImportError: dr-scl needs its own package eval (")
 
 
 def test_folders_without_modules_and_our_own_packages_hide_nothing(tmp_path):
     (tmp_path / "eval").mkdir()
-    (tmp_path / "scripts").mkdir()
     assert python(tmp_path, COMMAND, "--version").stdout == f"dsi {PROJECT['version']}\n"
     check_names(*PACKAGES)

@@ -17,7 +17,7 @@ import pytest
 
 from contrastive.encoder import Encoder, EncoderConfig
 from docids.clustering import DocidsConfig, build_tree
-from docids.lexical import BM25
+from docids.words.bm25 import BM25
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.snapshot import IndexSnapshot
 from eval.measures import evaluate, mean

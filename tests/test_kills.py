@@ -14,14 +14,14 @@ from safetensors.torch import save_file
 
 import dsi
 from contrastive.training import last_checkpoint
-from docids.processes import ALONE
-from docids.storage import folder_sums, sha256, write_json
+from docids.files.processes import ALONE
+from docids.files.storage import folder_sums, sha256, write_json
 from dsi import GenerativeRetriever, SearchConfig
+from dsi.commands.main import main
 from dsi.config import read_config
-from dsi.pipeline import TrainingRun
 from dsi.search.answers import Hits
-from dsi.stages import StageFolders
-from scripts.main import main
+from dsi.training.pipeline import TrainingRun
+from dsi.training.stages import StageFolders
 from tests.conftest import thin_out
 from tests.kills import fork, kill_within, status_of
 from tests.test_pipeline import write_settings
@@ -167,7 +167,7 @@ def test_a_stage_alone_refuses_damaged_input_and_the_store_is_not_believed(confi
     whole = outputs(tmp_path / "a")
     for part in ("encoder/model.safetensors", "docids/docids.safetensors"):
         damage(tmp_path / "a" / part, 1)  # in the store too: it is the same file
-    with pytest.raises(ValueError, match=r"model.safetensors was altered .* run `dsi train-encoder` .* again"):
+    with pytest.raises(ValueError, match=r"model.safetensors was altered .* run `dsi train --stage encoder` .* again"):
         first.build_docids()
     second.all_stages()
     assert second.seconds.keys() == {"encoder", "docids"}
@@ -181,7 +181,7 @@ def test_a_store_gives_no_docids_in_the_format_of_another_version(config, beir, 
     collection, store = dsi.read_collection(beir()), tmp_path / "store"
     for name, made in (("a", {"encoder", "pseudo_queries", "docids"}), ("b", set()), ("c", {"docids"})):
         if name == "c":
-            monkeypatch.setattr("dsi.pipeline.FORMAT_VERSION", 99)
+            monkeypatch.setattr("dsi.training.pipeline.FORMAT_VERSION", 99)
         run = TrainingRun(tmp_path / name, collection, read_config(config), "cpu", store)
         for stage in (run.generate_queries, run.train_encoder, run.build_docids):
             stage()

@@ -4,15 +4,10 @@ import ir_measures
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from dsi.reranker_training import TRAINERS, JudgedCandidates, fit_reranker
-from dsi.rerankers.boosting import BoostedTrees, BoostingConfig
-from dsi.rerankers.candidates import Candidates, load_reranker
-from dsi.rerankers.kinds import TRAINABLE
-from dsi.rerankers.learned import LinearReranker, RankNet, RankNetConfig
-from dsi.rerankers.lists import (
+from dsi_experiments.rerankers.boosting import BoostedTrees, BoostingConfig
+from dsi_experiments.rerankers.kinds import TRAINABLE
+from dsi_experiments.rerankers.learned import LinearReranker, RankNet, RankNetConfig
+from dsi_experiments.rerankers.lists import (
     NDCG_EXP,
     JudgedLists,
     dcg_exp,
@@ -22,6 +17,11 @@ from dsi.rerankers.lists import (
     list_lambdas,
     ndcg_exp,
 )
+from dsi_experiments.rerankers.training import TRAINERS, JudgedCandidates, fit_reranker
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsi.rerankers.candidates import Candidates, load_reranker
 from eval.measures import evaluate
 
 NAMES = ("a", "b", "c", "d")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from docids import lexical
-from docids.lexical import BM25
+from docids.words import bm25 as lexical
+from docids.words.bm25 import BM25
 from tests.oracles import bm25_scores
 
 QUERIES = ["w1 w2 w2", "w3", "w99", "the", "w4 new"]

@@ -6,11 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from docids import heads, weights
-from docids.heads import Damping
-from docids.lexical import BM25
-from docids.postings import Postings
-from docids.weights import Best, Terms, Weights
+from docids.words import term_scores as weights
+from docids.words import top_lists as heads
+from docids.words.bm25 import BM25
+from docids.words.postings import Postings
+from docids.words.term_scores import Best, Terms, Weights
+from docids.words.top_lists import Damping
 
 
 @pytest.fixture(autouse=True)

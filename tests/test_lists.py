@@ -11,11 +11,11 @@ import torch
 
 from docids import vectors
 from docids.clustering import build_tree
-from docids.lexical import BM25
 from docids.schemes import DocidsConfig
 from docids.tree import DocidTree
 from docids.updating import add_documents, remove_documents
 from docids.vectors import VectorsConfig
+from docids.words.bm25 import BM25
 from dsi.search.generate import TiedIndex
 from dsi.search.lists import Lists, cell_nodes
 from dsi.search.queries import QueryBatch

@@ -7,9 +7,9 @@ import json
 import datasets
 import pytest
 
-from docids import natural_questions as nq
-from docids.collection import read_collection
-from scripts.main import main
+from docids.data import natural_questions as nq
+from docids.data.collection import read_collection
+from dsi.commands.main import main
 
 PAGES = {
     "Trade winds": [

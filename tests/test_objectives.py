@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from dsi_experiments.tree_targets import TreeTargets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +23,6 @@ from dsi.training.objective import GeneratorLoss
 from dsi.training.trainer import train_generator
 from dsi.trees.families import Families, FamilyTree
 from dsi.trees.objectives import OBJECTIVES, find_objective, objective_loss, phase
-from scripts.experiments.tree_targets import TreeTargets
 from tests.conftest import WIDTH, beam_search_for, random_batch, random_generator, random_queries, random_tree
 from tests.oracles import level_log_p, margin_of_paths
 

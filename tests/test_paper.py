@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import dsi
+from dsi.commands.main import main
 from dsi.config import Config
 from dsi.search.queries import QueryBatch
-from scripts.main import main
 from tests.conftest import thin_out
 from tests.oracles import document_log_p
 from tests.test_search import path_scores
@@ -25,7 +25,7 @@ def trained(tmp_path_factory):
         {"pseudo_queries": {"per_document": 1}, "contrastive": {"epochs": 1.0}, "training": {"epochs": 2.0}}
     )
     collection = dsi.read_collection(data)
-    return collection, dsi.train(collection, config, folder / "run", device="cpu"), folder
+    return collection, dsi.train(collection, folder / "run", config=config, device="cpu"), folder
 
 
 def test_the_small_system_is_the_papers_but_for_its_models():

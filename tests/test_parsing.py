@@ -4,13 +4,13 @@ from itertools import combinations, pairwise, permutations, product
 
 import numpy as np
 import pytest
+from dsi_experiments.rerankers.learned import LinearReranker
+from dsi_experiments.rerankers.lists import ndcg_exp
+from dsi_experiments.rerankers.parse_ranker import ParseRanker, ParserConfig, labelled_lists
+from dsi_experiments.rerankers.parser import DependencyModel, best_tree, marginals, minimum_risk_tree
+from dsi_experiments.rerankers.tree_edit import ordered_tree, tree_edit_distance
 
 from dsi.rerankers.candidates import Candidates, load_reranker
-from dsi.rerankers.learned import LinearReranker
-from dsi.rerankers.lists import ndcg_exp
-from dsi.rerankers.parse_ranker import ParseRanker, ParserConfig, labelled_lists
-from dsi.rerankers.parser import DependencyModel, best_tree, marginals, minimum_risk_tree
-from dsi.rerankers.tree_edit import ordered_tree, tree_edit_distance
 
 
 def projective_trees(n):

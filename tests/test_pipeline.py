@@ -2,7 +2,6 @@
 
 import dataclasses
 import gc
-import importlib
 import io
 import json
 import math
@@ -23,18 +22,22 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+from dsi_experiments import figure5
+
 import dsi
 from contrastive import blocks
 from contrastive.blocks import QueryTexts
 from contrastive.encoder import Encoder, state_fingerprint
-from docids.collection import read_collection
+from docids.data.collection import read_collection
 from docids.tree import DocidTree
-from dsi import GenerativeRetriever, load_rerankers, pipeline, systems
+from dsi import GenerativeRetriever, load_rerankers
+from dsi.commands.main import find_command, main
+from dsi.commands.train import STAGES
 from dsi.config import CONFIGS, Config, config_names, from_dict, read_config, write_config
 from dsi.generator.kinds import load_generator
-from dsi.pipeline import TrainingRun
-from scripts.experiments import figure5
-from scripts.main import main
+from dsi.measuring import rows as systems
+from dsi.training import pipeline
+from dsi.training.pipeline import TrainingRun
 from tests.conftest import thin_out, write_collection
 from tests.kills import fork, status_of
 from tests.together import together
@@ -76,7 +79,9 @@ def whole(tmp_path_factory, sentence_t5_folder, t5_folder):
     """An index of `config`, trained once; not to be changed."""
     folder = tmp_path_factory.mktemp("whole")
     settings = write_settings(folder / "config.toml", sentence_t5_folder, t5_folder)
-    dsi.train(dsi.read_collection(write_collection(folder / "collection")), settings, folder / "run", device="cpu")
+    dsi.train(
+        dsi.read_collection(write_collection(folder / "collection")), folder / "run", config=settings, device="cpu"
+    )
     return folder / "run"
 
 
@@ -89,11 +94,11 @@ def trained(whole, tmp_path):
 def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path, capsys, monkeypatch):
     data, run = thin_out(beir(), dev=6, test=3), tmp_path / "run"
     common = ["--data", str(data), "--output", str(run), "--device", "cpu"]
-    assert main(["train-generator", "--config", str(config), *common]) == 2
-    assert "run `dsi train-encoder`" in capsys.readouterr().err
-    assert main(["generate-queries", "--config", str(config), *common]) == 0
-    for stage in ("train-encoder", "build-docids", "train-generator"):
-        assert main([stage, *common]) == 0  # the settings come from RUN/config.toml
+    assert main(["train", "--stage", "generator", "--config", str(config), *common]) == 2
+    assert "run `dsi train --stage encoder`" in capsys.readouterr().err
+    assert main(["train", "--stage", "pseudo_queries", "--config", str(config), *common]) == 0
+    for stage in ("encoder", "docids", "generator"):
+        assert main(["train", "--stage", stage, *common]) == 0  # the settings come from RUN/config.toml
     assert '"documents": 40' in capsys.readouterr().out
     assert main(["train", "--config", str(config), *common]) == 0
     assert capsys.readouterr().out.startswith("train: tuning ")
@@ -158,7 +163,7 @@ def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path
     encoder_written = (run / "encoder" / "stage.json").stat().st_mtime_ns
     settings = config.read_text().replace("branching = 4", "branching = 5")
     config.write_text(settings)
-    assert main(["build-docids", "--config", str(config), *common]) == 0
+    assert main(["train", "--stage", "docids", "--config", str(config), *common]) == 0
     assert not (run / "manifest.json").exists()
     assert main(["train", "--config", str(config), *common]) == 0
     assert (run / "encoder" / "stage.json").stat().st_mtime_ns == encoder_written
@@ -232,21 +237,21 @@ def test_a_killed_training_goes_on_to_the_same_index(
 def test_training_again_never_drops_updates_silently(config, beir, trained, capsys):
     data, run = beir(), trained
     collection = dsi.read_collection(data)
-    retriever = dsi.train(collection, config, run, device="cpu")
+    retriever = dsi.train(collection, run, config=config, device="cpu")
     retriever.add([{"doc_id": "new", "title": "A new river", "text": "It flows."}])
     assert retriever.save_update(run) == 2
     with pytest.raises(
         ValueError, match=r"was updated since it was trained \(generation 2\); training again would drop"
     ):
-        dsi.train(collection, config, run, device="cpu")
+        dsi.train(collection, run, config=config, device="cpu")
     arguments = ["--config", str(config), "--data", str(data), "--output", str(run), "--device", "cpu"]
     manifest = run / "manifest.json"
     for content in (manifest.read_text(), "{", None):  # whole, damaged, missing
         manifest.unlink()
         if content:
             manifest.write_text(content)
-        for command_ in ("train", "generate-queries", "train-encoder", "build-docids", "train-generator"):
-            assert main([command_, *arguments]) == 2
+        for stage in ([], *(["--stage", name] for name in STAGES)):
+            assert main(["train", *stage, *arguments]) == 2
             assert "--discard-updates" in capsys.readouterr().err
         if content and content != "{":
             assert main(["tune", str(run), "--data", str(data), "--device", "cpu"]) == 0  # changes no documents
@@ -284,7 +289,7 @@ def test_a_training_that_writes_no_stage_leaves_the_index_as_it_is(updated, how,
         retriever.save_update(trained)
     before, refused = contents(trained), read_config(config).with_changes(changes)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
-        dsi.train(dsi.read_collection(beir()), refused, trained, device="cpu", discard_updates=True)
+        dsi.train(dsi.read_collection(beir()), trained, config=refused, device="cpu", discard_updates=True)
     assert contents(trained) == before
     assert ("neon" in GenerativeRetriever.from_pretrained(trained, device="cpu").documents.rows) is not updated
 
@@ -302,7 +307,7 @@ def test_updates_are_discarded_when_the_first_part_is_replaced(config, beir, tra
 
     monkeypatch.setattr(pipeline, "make_docids", make)
     settings = read_config(config).with_changes({"search": {"beam_width": 9}})
-    again = dsi.train(dsi.read_collection(beir()), settings, trained, device="cpu", discard_updates=True)
+    again = dsi.train(dsi.read_collection(beir()), trained, config=settings, device="cpu", discard_updates=True)
     assert seen == [True]
     assert "neon" in again.documents.rows
     assert not list(trained.glob("*-2"))
@@ -316,7 +321,7 @@ def test_updates_are_discarded_where_a_kill_left_the_parts_that_were_trained(con
     retriever.save_update(trained)
     for name, folder in parts.items():
         shutil.copytree(folder, trained / name)
-    again = dsi.train(dsi.read_collection(beir()), config, trained, device="cpu", discard_updates=True)
+    again = dsi.train(dsi.read_collection(beir()), trained, config=config, device="cpu", discard_updates=True)
     assert "neon" in again.documents.rows
     assert not list(trained.glob("*-2"))
 
@@ -325,14 +330,14 @@ def test_stages_that_are_up_to_date_take_new_settings_of_later_ones(config, beir
     settings = read_config(config).with_changes({"training": {"epochs": 1.0}})
     write_config(settings, config)
     common = ["--data", str(beir()), "--output", str(trained), "--device", "cpu"]
-    assert main(["train-encoder", "--config", str(config), *common]) == 0
+    assert main(["train", "--stage", "encoder", "--config", str(config), *common]) == 0
     assert read_config(trained / "config.toml") == settings
     assert (trained / "manifest.json").exists()
 
 
 def test_an_update_between_the_stages_of_a_training_is_not_dropped(config, beir, trained):
     collection = dsi.read_collection(beir())
-    retriever = dsi.train(collection, config, trained, device="cpu")
+    retriever = dsi.train(collection, trained, config=config, device="cpu")
     training = TrainingRun(trained, collection, read_config(config), device="cpu")
     retriever.remove(["neon"])
     retriever.save_update(trained)
@@ -346,13 +351,13 @@ def test_an_update_between_the_stages_of_a_training_is_not_dropped(config, beir,
 def test_an_update_that_a_kill_left_unfinished_is_not_taken_for_one(config, beir, trained):
     collection, run = dsi.read_collection(beir()), trained
     shutil.copytree(run / "docids", run / "docids-2")
-    dsi.train(collection, config, run, device="cpu")
+    dsi.train(collection, run, config=config, device="cpu")
     assert not (run / "docids-2").exists()
 
 
 def test_calls_with_something_else_than_a_collection_or_a_device_say_what_they_take(config, tmp_path, capsys):
     for call in (
-        lambda: dsi.train("DIR", config, tmp_path / "run"),
+        lambda: dsi.train("DIR", tmp_path / "run", config=config),
         lambda: dsi.evaluate(None, "DIR"),
         lambda: dsi.tune(None, "DIR"),
     ):
@@ -395,23 +400,23 @@ def test_several_processes_do_what_one_does(processes, beir, tmp_path, sentence_
     evaluate = [str(one), "--data", str(data), "--device", "cpu", "--results"]
     assert main(["evaluate", *evaluate, str(results[0])]) == 0
 
-    commands = [["evaluate_index", *evaluate, str(results[1])]]
+    commands = [["evaluate", *evaluate, str(results[1])]]
     for run, stage, settings in (
-        ("encoder", "train_encoder", shared),
-        ("docids", "build_docids", config),
-        ("generator", "train_generator", shared),
-        ("whole", "train_generator", whole),
-        ("tied", "train_generator", halved(tied, processes)),
+        ("encoder", "encoder", shared),
+        ("docids", "docids", config),
+        ("generator", "generator", shared),
+        ("whole", "generator", whole),
+        ("tied", "generator", halved(tied, processes)),
     ):
         shutil.copytree(one, tmp_path / run)
         own = ["--config", settings, "--data", data, "--output", tmp_path / run, "--device", "cpu"]
-        commands.append([stage, *map(str, own)])
+        commands.append(["train", "--stage", stage, *map(str, own)])
     shutil.rmtree(tmp_path / "docids" / "docids")
     short = shared.with_stem("short")
     short.write_text(shared.read_text().replace("epochs = 6.0", "epochs = 1.0"))
     tables = ["--config", str(short), "--data", str(data), "--output", str(tmp_path / "tables"), "--device", "cpu"]
-    table3 = ["experiments.reproduce", "table3", *tables, "--rows", "whole text", "fused (paper)", "after search"]
-    commands += [table3, ["experiments.reproduce", "figure5", *tables]]
+    table3 = ["reproduce", "table3", *tables, "--rows", "whole text", "fused (paper)", "after search"]
+    commands += [table3, ["reproduce", "figure5", *tables]]
     printed = together(processes, lambda: run_commands(commands), tmp_path)
 
     check_encoders(read_config(config), one / "encoder", tmp_path / "encoder" / "encoder")
@@ -441,7 +446,7 @@ def check_tied(config: Path, data: Path, one: Path, several: Path) -> None:
     alone = several.with_name("tied-alone")
     shutil.copytree(one, alone)
     common = ["--config", str(config), "--data", str(data), "--output", str(alone), "--device", "cpu"]
-    assert main(["train-generator", *common]) == 0
+    assert main(["train", "--stage", "generator", *common]) == 0
     first, second = (load_generator(run / "generator", "cpu").state_dict() for run in (alone, several))
     for name, weight in first.items():
         assert weight.abs().sum() > 0, name
@@ -537,9 +542,9 @@ def test_rerankers_are_trained_measured_and_searched_with(config, beir, tmp_path
 
 
 def run_commands(commands: list[list[str]]) -> None:
-    """Run several modules of scripts, each with its arguments."""
-    for module, *arguments in commands:
-        importlib.import_module(f"scripts.{module}").main(arguments)
+    """Run several commands."""
+    for name, *arguments in commands:
+        find_command(name)(arguments)
         gc.freeze()  # as in conftest.py
 
 
@@ -601,10 +606,12 @@ def test_an_index_is_trained_tuned_measured_and_searched_from_python(
 ):
     config = write_settings(tmp_path / "config.toml", sentence_t5_folder, t5_folder, **sections)
     collection = dsi.read_collection(beir())
-    retriever = dsi.train(collection, config, output=tmp_path / "run", device="cpu")
+    retriever = dsi.train(collection, tmp_path / "run", config=config, device="cpu")
     tuned = json.loads((tmp_path / "run" / "tuning.json").read_text())["best"]
     assert retriever.search_config.alpha == tuned["alpha"]
-    again = dsi.train(collection, read_config(config), tmp_path / "run", device="cpu")  # up to date: nothing is trained
+    again = dsi.train(
+        collection, tmp_path / "run", config=read_config(config), device="cpu"
+    )  # up to date: nothing is trained
     assert again.search("noble gas", k=5) == retriever.search("noble gas", k=5)
 
     evaluation = dsi.evaluate(retriever, collection)

@@ -5,9 +5,9 @@ import sys
 import ir_datasets
 import pytest
 
-from docids.collection import read_collection
-from docids.irds import prepare
-from scripts.main import main
+from docids.data.collection import read_collection
+from docids.data.irds import prepare
+from dsi.commands.main import main
 
 
 @pytest.fixture

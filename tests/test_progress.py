@@ -7,8 +7,8 @@ import pytest
 from transformers import PrinterCallback
 
 from contrastive.training import run_trainer
-from docids import progress as module
-from docids.progress import Bar, progress
+from docids.files import progress as module
+from docids.files.progress import Bar, progress
 
 
 class Clock:

@@ -6,12 +6,12 @@ import random
 import datasets
 import pytest
 import torch
+from dsi_experiments import query_training
+from dsi_experiments.query_training import QueryTrainingConfig, train_query_generator
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerCallback
 
-from dsi.generator import query_training
+from dsi.commands.main import main
 from dsi.generator.pseudo_queries import PseudoQueriesConfig, extractive_queries, generate_queries, read_queries_file
-from dsi.generator.query_training import QueryTrainingConfig, train_query_generator
-from scripts.main import main
 
 DOCUMENTS = [
     ("helium", "Helium", "Helium boils at 4.2 kelvin. It fills balloons and airships, and it does not burn."),
@@ -130,7 +130,7 @@ def test_the_command_trains_on_train_pairs_and_measures_on_dev(beir, t5_folder, 
     printed = capsys.readouterr().out
     assert "nats per token" in printed
     assert "eval_loss" not in printed
-    assert f"dsi generate-queries --method {tmp_path / 'model'}" in printed
+    assert f"dsi train --stage pseudo_queries --method {tmp_path / 'model'}" in printed
     assert main([*arguments, "--batch-size", "0", "--output", str(tmp_path / "other")]) == 2
     assert "--batch-size: must be a whole number, at least 1, got '0'" in capsys.readouterr().err
     with pytest.raises(ValueError, match="There are no train pairs"):
@@ -138,7 +138,7 @@ def test_the_command_trains_on_train_pairs_and_measures_on_dev(beir, t5_folder, 
 
 
 def test_bad_files_and_settings_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"dsi generate-queries"):
+    with pytest.raises(FileNotFoundError, match=r"dsi train --stage pseudo_queries"):
         dict(read_queries_file(tmp_path / "none.jsonl"))
     (tmp_path / "bad.jsonl").write_text(json.dumps({"doc_id": "a"}) + "\n")
     with pytest.raises(ValueError, match=r"line 1: expected \{doc_id, queries\}"):

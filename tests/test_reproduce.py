@@ -9,23 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dsi_experiments import dynamic, figure5, objectives
+from dsi_experiments.descents import one_by_one
+from dsi_experiments.laboratory import METHODS, Laboratory
+from dsi_experiments.rows import Rows
+from dsi_experiments.tables import REFERENCES, TABLES
 from transformers import Trainer
 
-from docids.collection import read_collection
-from docids.processes import Processes
+from docids.data.collection import read_collection
+from docids.files.processes import Processes
+from dsi.commands.main import main
 from dsi.config import Config, write_config
-from dsi.provenance import provenance
+from dsi.measuring.provenance import provenance
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import Trace
 from dsi.trees.objectives import OBJECTIVES
 from eval.measures import mean
 from eval.report import Measured, experiment_table
-from scripts.experiments import dynamic, figure5, objectives
-from scripts.experiments.descents import one_by_one
-from scripts.experiments.laboratory import METHODS, Laboratory
-from scripts.experiments.rows import Rows
-from scripts.experiments.tables import REFERENCES, TABLES
-from scripts.main import main
 from tests.conftest import thin_out
 from tests.test_tree_models import table_rows
 
@@ -248,7 +248,7 @@ def test_documents_below_the_beam_are_ranked_by_dense_scores(config, data, tmp_p
 def test_a_plan_of_words_guides_the_beam_and_joins_the_scores(config, data, tmp_path, monkeypatch):
     collection = read_collection(data)
     laboratory = Laboratory(collection, Config.named(config), tmp_path / "out", "cpu")
-    monkeypatch.setattr("scripts.experiments.laboratory.PLANS", (0.3,))
+    monkeypatch.setattr("dsi_experiments.laboratory.PLANS", (0.3,))
     run, options = METHODS["planned-10"](laboratory, laboratory.base)
     index, queries = laboratory.index(laboratory.base), collection.query_texts("test")
     snapshot = index.retriever.snapshot
@@ -342,7 +342,7 @@ def test_of_several_processes_the_first_alone_writes_rows(config, data, tmp_path
     common = ["--data", str(data), "--config", str(config), "--device", "cpu", "--rows", "BM25, title + whole"]
     for rank in (1, 0):
         processes = Processes(rank, 2, lambda own: [own, own])
-        monkeypatch.setattr("scripts.experiments.laboratory.launch", lambda _, processes=processes: processes)
+        monkeypatch.setattr("dsi_experiments.laboratory.launch", lambda _, processes=processes: processes)
         assert main(["reproduce", "table3", *common, "--output", str(tmp_path / f"out-{rank}")]) == 0
         assert (tmp_path / f"out-{rank}" / "table3.json").exists() == (rank == 0)
         assert (tmp_path / f"out-{rank}" / "table3.values.json.gz").exists() == (rank == 0)

@@ -6,13 +6,13 @@ import re
 
 import numpy as np
 import pytest
+from dsi_experiments import diversity, ltr, parsing
+from dsi_experiments.rerankers.parse_ranker import ParserConfig
 from sklearn.datasets import dump_svmlight_file
 
-from dsi.rerankers.parse_ranker import ParserConfig
+from dsi.commands.main import main
 from eval.diversity import evaluate_diversity, read_subtopics
 from eval.protocol import bootstrap_interval
-from scripts.experiments import diversity, ltr, parsing
-from scripts.main import main
 from tests.conftest import thin_out
 from tests.test_learning_to_rank import judged
 

@@ -3,20 +3,20 @@
 import numpy as np
 import pytest
 import torch
+from dsi_experiments.rerankers.learned import FeatureReranker, LinearReranker
+from dsi_experiments.rerankers.training import cross_validate, judge_candidates, train_reranker
 
 import dsi
 from docids.clustering import DocidsConfig, build_tree
-from docids.collection import read_collection
-from docids.lexical import BM25
+from docids.data.collection import read_collection
+from docids.words.bm25 import BM25
 from dsi import GenerativeRetriever, SearchConfig
+from dsi.commands.main import main
 from dsi.config import Config, write_config
-from dsi.reranker_training import cross_validate, judge_candidates, train_reranker
 from dsi.rerankers.candidates import Candidates, Reranker, load_reranker
 from dsi.rerankers.features import words
-from dsi.rerankers.learned import FeatureReranker, LinearReranker
-from dsi.reranking import save_reranker
+from dsi.rerankers.reranking import save_reranker
 from eval.measures import evaluate, mean
-from scripts.main import main
 from tests.conftest import random_generator
 from tests.oracles import children_of, level_log_p
 

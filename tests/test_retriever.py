@@ -17,10 +17,10 @@ import torch
 import dsi
 from contrastive.encoder import state_fingerprint
 from docids.clustering import DocidsConfig, assemble, build_tree
-from docids.lexical import BM25
 from docids.schemes import Docids
+from docids.words.bm25 import BM25
 from dsi import GenerativeRetriever, SearchConfig
-from dsi.diagnosis import diagnose, diagnosis_table
+from dsi.measuring.diagnosis import diagnose, diagnosis_table
 from dsi.search import generate
 from dsi.search.answers import Hit, Hits
 from dsi.search.engine import Followed

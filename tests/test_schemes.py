@@ -26,12 +26,12 @@ from docids.schemes.kmeans import train_kmeans
 from docids.tree import DocidTree, diagnostics
 from docids.updating import add_documents, remove_documents
 from dsi import GenerativeRetriever
+from dsi.commands.main import main
+from dsi.commands.train import read_embeddings
 from dsi.config import read_config
-from dsi.docids_stage import TitleTokens
 from dsi.integrations.transformers import DocidLogitsProcessor
-from dsi.pipeline import TrainingRun
-from scripts.build_docids import read_embeddings
-from scripts.main import main
+from dsi.training.docids_stage import TitleTokens
+from dsi.training.pipeline import TrainingRun
 from tests.conftest import WIDTH
 from tests.test_docids import shared, walk
 from tests.test_pipeline import TIED, write_settings
@@ -476,7 +476,7 @@ def test_a_file_that_holds_no_embeddings_is_refused_by_name(write, said, tmp_pat
     path, run = tmp_path / "points.npy", tmp_path / "run"
     write(path)
     given = ["--data", "minipedia", "--output", str(run), "--device", "cpu", "--embeddings", str(path)]
-    assert main(["build-docids", *given]) == 2
+    assert main(["train", "--stage", "docids", *given]) == 2
     expected = f"dsi: {path} must be a .npy file of numbers [documents, dim], got {said}; write it with numpy.save."
     assert capsys.readouterr().err.splitlines()[-1] == expected
     assert not (run / "encoder").exists()

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dsi_experiments.benchmarks.reference import GenerateBaseline
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from docids.clustering import DocidsConfig, assemble
-from docids.lexical import BM25
 from docids.schemes import SchemeInput, make_docids
 from docids.tree import DocidTree
 from docids.updating import add_documents, remove_documents
+from docids.words.bm25 import BM25
 from dsi.generator.model import DocidGenerator
-from dsi.generator.reference import GenerateBaseline
 from dsi.search import beam as beam_module
 from dsi.search.beam import BeamSearch
 from dsi.search.decoder import FastDecoder

@@ -10,10 +10,10 @@ import pytest
 
 from contrastive.encoder import Encoder, EncoderConfig
 from docids.clustering import DocidsConfig, build_tree
-from docids.lexical import BM25
+from docids.words.bm25 import BM25
 from dsi import GenerativeRetriever, SearchConfig
+from dsi.commands.main import main
 from dsi.search.request import OPTIONS
-from scripts.main import main
 from tests.conftest import MINIPEDIA, random_generator, random_tied
 
 NAN, INF = math.nan, math.inf

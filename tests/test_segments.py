@@ -9,6 +9,8 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from dsi_experiments.docid_schemes import Comparison
+from dsi_experiments.laboratory import Laboratory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -16,21 +18,18 @@ import dsi
 from contrastive.blocks import DocumentTexts
 from contrastive.sparse import load_lexical
 from docids.clustering import DocidsConfig, assemble
-from docids.lexical import BM25
-from docids.processes import ALONE
+from docids.files.processes import ALONE
 from docids.schemes import Docids, SchemeInput, make_docids
 from docids.schemes.file import read_docids, write_docids
 from docids.tree import DocidTree, diagnostics
 from docids.updating import add_documents, remove_documents
 from docids.vectors import VectorsConfig
+from docids.words.bm25 import BM25
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.config import read_config
-from dsi.diagnosis import diagnose
-from dsi.docids_stage import save_made
 from dsi.generator.tied import TiedGenerator
-from dsi.generator_stage import GeneratorStage
-from dsi.index import load_docids
-from dsi.pipeline import TrainingRun
+from dsi.measuring.diagnosis import diagnose
+from dsi.measuring.rows import IndexSystems
 from dsi.search import generate
 from dsi.search.beam import BeamSearch
 from dsi.search.decoder import search_decoder
@@ -38,10 +37,11 @@ from dsi.search.engine import Engine
 from dsi.search.generate import TiedIndex
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchRequest
-from dsi.systems import IndexSystems
+from dsi.store.loading import load_docids
+from dsi.training.docids_stage import save_made
+from dsi.training.generator_stage import GeneratorStage
+from dsi.training.pipeline import TrainingRun
 from dsi.trees.places import nearest_places
-from scripts.experiments.docids import Comparison
-from scripts.experiments.laboratory import Laboratory
 from tests.conftest import WIDTH, random_generator, random_queries, random_tied
 from tests.oracles import document_log_p
 from tests.test_pipeline import TIED, write_settings

@@ -22,13 +22,13 @@ from tqdm import tqdm
 from tqdm.std import TqdmDefaultWriteLock
 
 from contrastive.encoder import Encoder, EncoderConfig
+from dsi.commands.main import main
 from dsi.retriever import GenerativeRetriever
 from dsi.search.request import OPTIONS
 from dsi.server.app import app_from_environment
 from dsi.server.models import NOT_IN_JSON, SearchFields
 from dsi.server.settings import ServerSettings
 from dsi.server.topics import Topics
-from scripts.main import main
 from tests.serving import QUERY, Client, error, live, save_index
 
 
@@ -483,7 +483,7 @@ def test_a_stop_answers_what_was_asked_before(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_sigterm_stops_the_command_cleanly(folder, workers):
-    command = [sys.executable, "-m", "scripts.serve", str(folder / "tied"), "--port", "0", "--workers", workers]
+    command = [sys.executable, "-m", "dsi.commands.serve", str(folder / "tied"), "--port", "0", "--workers", workers]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     begun = ""
     while "running on" not in begun or "startup complete" not in begun:

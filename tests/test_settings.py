@@ -16,13 +16,13 @@ from transformers.utils import logging as transformers_logging
 import dsi
 from contrastive import training as contrastive_training
 from contrastive.encoder import Encoder, EncoderConfig
-from docids import checks
-from docids.processes import ALONE
-from dsi import pipeline
+from docids.files import checks
+from docids.files.processes import ALONE
+from dsi.commands.main import main
 from dsi.config import Config, read_config
-from dsi.pipeline import TrainingRun
-from dsi.preflight import check_encoder, check_settings
-from scripts.main import main
+from dsi.training import pipeline
+from dsi.training.pipeline import TrainingRun
+from dsi.training.preflight import check_encoder, check_settings
 from tests.conftest import WIDTH
 from tests.foreign import install
 from tests.test_pipeline import TIED, write_settings
@@ -177,7 +177,7 @@ def test_a_setting_that_cannot_work_is_refused_before_the_first_stage(
 ):
     install(tmp_path / "site", monkeypatch, gone="no_such_module:make")
     with pytest.raises(error, match=message):
-        dsi.train(dsi.read_collection(beir()), settings.with_changes(changes), tmp_path / "run", device="cpu")
+        dsi.train(dsi.read_collection(beir()), tmp_path / "run", config=settings.with_changes(changes), device="cpu")
     assert not (tmp_path / "run" / "pseudo_queries").exists()
 
 
@@ -190,7 +190,9 @@ def test_an_encoder_without_queries_is_refused_before_the_first_stage(settings, 
     collection.qrels["train"].clear()
     for changes in ({"fill_with_pseudo_queries": False}, {"loss": "dpr", "hard_negatives": 1}):
         with pytest.raises(ValueError, match="There are no queries to train the encoder on"):
-            dsi.train(collection, settings.with_changes({"contrastive": changes}), tmp_path / "run", device="cpu")
+            dsi.train(
+                collection, tmp_path / "run", config=settings.with_changes({"contrastive": changes}), device="cpu"
+            )
     assert not (tmp_path / "run" / "pseudo_queries").exists()
 
 
@@ -218,7 +220,7 @@ def test_docids_or_vectors_that_do_not_fit_are_refused_before_the_encoder_is_tra
     monkeypatch.chdir(tmp_path)  # a folder without a tokenizer
     monkeypatch.setattr(pipeline, "train_encoder", lambda *_: pytest.fail("the encoder was trained"))
     with pytest.raises(error, match=message):
-        dsi.train(dsi.read_collection(beir()), settings.with_changes(changes), tmp_path / "run", device="cpu")
+        dsi.train(dsi.read_collection(beir()), tmp_path / "run", config=settings.with_changes(changes), device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -276,7 +278,7 @@ def test_an_encoder_that_an_index_may_not_hold_is_refused_before_it_is_trained(
     with pytest.raises(
         ValueError, match=r"own' cannot be part of an index: modules.json names the module 'sentence_transformers.*CNN'"
     ):
-        dsi.train(dsi.read_collection(beir()), config, tmp_path / "run", device="cpu")
+        dsi.train(dsi.read_collection(beir()), tmp_path / "run", config=config, device="cpu")
 
 
 # Trainings that diverge.
@@ -299,7 +301,7 @@ def test_a_training_that_diverges_ends_with_the_step_and_the_loss(
     config = config.with_changes({section: {"learning_rate": 1e20}})
     message = rf"The training diverged at step \d+: .*; lower {section}.learning_rate \(1e\+20\)"
     with pytest.raises(ValueError, match=message):
-        dsi.train(dsi.read_collection(beir()), config, tmp_path / "run", device="cpu")
+        dsi.train(dsi.read_collection(beir()), tmp_path / "run", config=config, device="cpu")
     assert not (tmp_path / "run" / "manifest.json").exists()
 
 
@@ -331,17 +333,17 @@ def test_the_first_step_that_is_not_finite_is_named(step, loss, message):
 def test_a_changed_search_section_reaches_the_index(tune, settings, beir, tmp_path, monkeypatch):
     collection, run = dsi.read_collection(beir()), tmp_path / "run"
     settings = settings.with_changes(QUICK | {"tune": tune, "search": {"alpha": 0.3}})
-    before = dsi.train(collection, settings, run, device="cpu").search_config
+    before = dsi.train(collection, run, config=settings, device="cpu").search_config
     monkeypatch.setattr(TrainingRun, "_train_generator", lambda *_: pytest.fail("the generator was trained again"))
     changed = settings.with_changes({"search": {"beam_width": 33}})
-    retriever = dsi.train(collection, changed, run, device="cpu")
+    retriever = dsi.train(collection, run, config=changed, device="cpu")
     if tune:  # with the wider beam
         assert retriever.search_config.beam_width == 33
         assert json.loads((run / "tuning.json").read_text())["best"]["alpha"] == retriever.search_config.alpha
     else:
         assert before == settings.search
         assert retriever.search_config == changed.search
-    again = dsi.train(collection, changed, run, device="cpu")  # up to date, and tuned weights are kept
+    again = dsi.train(collection, run, config=changed, device="cpu")  # up to date, and tuned weights are kept
     assert again.search_config == retriever.search_config
 
 
@@ -351,18 +353,18 @@ def test_what_dsi_tune_chose_stays_until_the_section_changes(settings, beir, tmp
         dsi.read_collection(data),
         settings.with_changes(QUICK | {"tune": False, "search": {"alpha": 0.93}}),
     )
-    dsi.train(collection, settings, run, device="cpu")
+    dsi.train(collection, run, config=settings, device="cpu")
     assert main(["tune", str(run), "--data", str(data), "--device", "cpu"]) == 0
-    tuned = dsi.train(collection, settings, run, device="cpu").search_config
+    tuned = dsi.train(collection, run, config=settings, device="cpu").search_config
     assert tuned.alpha != 0.93
     changed = settings.with_changes({"search": {"beam_width": 33}})
-    assert dsi.train(collection, changed, run, device="cpu").search_config == changed.search
+    assert dsi.train(collection, run, config=changed, device="cpu").search_config == changed.search
 
 
 def test_train_generator_says_whether_the_index_is_tuned(settings, beir, tmp_path, capsys):
     data, run = beir(), tmp_path / "run"
-    dsi.train(dsi.read_collection(data), settings.with_changes(QUICK), run, device="cpu")
-    arguments = ["train-generator", "--data", str(data), "--output", str(run), "--device", "cpu"]
+    dsi.train(dsi.read_collection(data), run, config=settings.with_changes(QUICK), device="cpu")
+    arguments = ["train", "--stage", "generator", "--data", str(data), "--output", str(run), "--device", "cpu"]
     assert main(arguments) == 0
     assert "is not tuned yet" not in capsys.readouterr().out
     record = json.loads((run / "tuning.json").read_text())

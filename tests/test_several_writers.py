@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 import dsi
-from docids.processes import Processes
-from docids.storage import read_while_unchanged, writing_to
-from dsi import GenerativeRetriever, pipeline
-from dsi.index import write_search_config
-from scripts.main import main
+from docids.files.processes import Processes
+from docids.files.storage import read_while_unchanged, writing_to
+from dsi import GenerativeRetriever
+from dsi.commands.main import main
+from dsi.store.loading import write_search_config
+from dsi.training import pipeline
 from tests.kills import fork, status_of
 from tests.test_pipeline import write_settings
 from tests.test_updates import DOCUMENTS, QUERIES, small_index
@@ -155,7 +156,7 @@ def test_a_killed_writer_blocks_nobody_and_a_living_one_is_named(
         assert f"{run} is being written by process {child} on " in capsys.readouterr().err
         assert not (run / "config.toml").exists()
         with pytest.raises(BlockingIOError, match="wait for its end or write to another folder"):
-            dsi.train(dsi.read_collection(beir()), config, run, device="cpu")
+            dsi.train(dsi.read_collection(beir()), run, config=config, device="cpu")
         assert load(run).search(QUERIES, k=5)  # readers need not wait
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(update, run, 50)

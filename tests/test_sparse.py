@@ -14,10 +14,10 @@ import dsi
 from contrastive import sparse
 from contrastive.sparse import SparseIndex, SparseModel, build_lexical, load_lexical
 from docids.clustering import DocidsConfig, build_tree
-from docids.collection import read_collection
-from docids.lexical import BM25, LexicalConfig
+from docids.data.collection import read_collection
+from docids.words.bm25 import BM25, LexicalConfig
 from dsi import GenerativeRetriever, SearchConfig
-from scripts.main import main
+from dsi.commands.main import main
 from tests.conftest import WIDTH, random_tied
 from tests.test_docs import TINY
 
@@ -234,11 +234,11 @@ def test_a_run_is_trained_tuned_and_measured_with_it(beir, sentence_bert_folder,
         TINY.format(encoder=sentence_bert_folder.as_posix()).replace("[search]", '[search]\nfusion = "bound"')
         + f'[lexical]\nmodel = "{(tmp_path / "words").as_posix()}"\n'
     )
-    retriever = dsi.train(collection, tiny, run, device="cpu")
+    retriever = dsi.train(collection, run, config=tiny, device="cpu")
     assert isinstance(retriever.lexical, SparseIndex)
     assert retriever.search_config.lexical_weight > 0  # tuning found that words help an encoder that knows nothing
     written = (run / "lexical" / "stage.json").stat().st_mtime_ns
-    dsi.train(collection, run / "config.toml", run, device="cpu")
+    dsi.train(collection, run, config=run / "config.toml", device="cpu")
     assert (run / "lexical" / "stage.json").stat().st_mtime_ns == written  # up to date
     capsys.readouterr()
     assert main(["evaluate", str(run), "--data", str(collection.folder), "--device", "cpu"]) == 0

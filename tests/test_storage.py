@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from docids.storage import (
+from docids.files.storage import (
     map_tensors,
     recover_folder,
     replace_folder,
@@ -23,12 +23,12 @@ from docids.storage import (
     write_json,
     write_text,
 )
-from docids.untrusted import tensor_entries
+from docids.files.untrusted import tensor_entries
 
 DIES = """
 import os, signal, sys
 from pathlib import Path
-import docids.storage as storage
+import docids.files.storage as storage
 calls, stop = 0, int(sys.argv[2])
 def counted(function):
     def call(*args, **kwargs):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from docids.lexical import BM25
 from docids.tree import DocidTree
+from docids.words.bm25 import BM25
 from dsi.config import Config
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig, QueryMapConfig, TrainingConfig, check_together
 from dsi.generator.kinds import create_generator, load_generator

@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from dsi_experiments.benchmarks.reference import GenerateBaseline
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LogitsProcessorList, T5ForConditionalGeneration
@@ -15,11 +16,10 @@ from transformers.generation import PrefixConstrainedLogitsProcessor
 from transformers.modeling_outputs import BaseModelOutput
 
 from docids.updating import remove_documents
-from dsi.generator.reference import GenerateBaseline
+from dsi.commands.main import main
 from dsi.integrations import transformers as bridge
 from dsi.integrations.transformers import DocidLogitsProcessor, Seq2SeqRetriever
 from eval.measures import evaluate
-from scripts.main import main
 from tests.conftest import random_generator, random_queries, random_tree
 
 END, VOCABULARY = 1, 20

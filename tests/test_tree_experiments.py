@@ -6,11 +6,11 @@ import json
 import sys
 
 import pytest
+from dsi_experiments.benchmarks import multilabel
+from dsi_experiments.synthetic import PUBLISHED, SETTINGS, Setting, synthetic, synthetic_table
 from sklearn.datasets import dump_svmlight_file
 
-from scripts.benchmarks import multilabel
-from scripts.experiments.synthetic import PUBLISHED, SETTINGS, Setting, synthetic, synthetic_table
-from scripts.main import main
+from dsi.commands.main import main
 from tests.test_tree_models import clustered_data, table_rows
 
 
@@ -38,7 +38,7 @@ def test_the_synthetic_experiment_is_a_command(tmp_path, monkeypatch, capsys):
         name: dataclasses.replace(setting, labels=100, train=500, test=50, epochs=1, beam_width=5, cells=[(5, 1)])
         for name, setting in SETTINGS.items()
     }
-    monkeypatch.setattr("scripts.experiments.synthetic.SETTINGS", small)
+    monkeypatch.setattr("dsi_experiments.synthetic.SETTINGS", small)
     assert main(["reproduce", "synthetic", "--runs", "1", "--output", str(tmp_path)]) == 0
     first, printed = (tmp_path / "synthetic.json").read_text(), capsys.readouterr().out
     assert "run 0, otm: regret" in printed

@@ -7,20 +7,20 @@ import math
 import numpy as np
 import pytest
 import torch
+from dsi_experiments.toy import complete_tree, toy, toy_table
+from dsi_experiments.tree_model import TreeModel, TreeModelConfig, label_tree
+from dsi_experiments.tree_targets import TreeTargets, ranking_scores
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
 
 from docids.clustering import DocidsConfig
 from docids.tree import DocidTree
+from dsi.commands.main import main
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.trees.families import FamilyTree
 from dsi.trees.objectives import OBJECTIVES, Objective, find_objective
 from eval.measures import regret
-from scripts.experiments.toy import complete_tree, toy, toy_table
-from scripts.experiments.tree_model import TreeModel, TreeModelConfig, label_tree
-from scripts.experiments.tree_targets import TreeTargets, ranking_scores
-from scripts.main import main
 from tests.conftest import beam_search_for, random_batch, random_generator, random_tree
 from tests.oracles import children_of, estimated_target
 
@@ -179,7 +179,7 @@ def test_the_toy_experiment_is_a_command(tmp_path, capsys):
 
 
 def test_the_product_of_conditionals_is_the_direct_estimate():
-    from scripts.experiments.toy import _sampled_scores
+    from dsi_experiments.toy import _sampled_scores
 
     targets = TreeTargets(complete_tree(32, 2))
     torch.manual_seed(0)

@@ -9,8 +9,8 @@ import torch
 
 import dsi
 from dsi.config import read_config
-from dsi.hybrid import supported_weights
-from dsi.tuning import ALPHAS, BEAMS, is_tuned, tune_index
+from dsi.training.tuning import ALPHAS, BEAMS, is_tuned, tune_index
+from dsi.training.weights import supported_weights
 from tests.conftest import WIDTH
 from tests.test_pipeline import TIED, write_settings
 
@@ -30,7 +30,7 @@ def test_judgements_without_a_relevant_document_change_nothing(settings, beir, t
     collection, run = dsi.read_collection(beir()), tmp_path / "run"
     for judged in collection.qrels["dev"].values():
         judged.update(dict.fromkeys(judged, 0))
-    config = dsi.train(collection, settings, run, device="cpu").search_config
+    config = dsi.train(collection, run, config=settings, device="cpu").search_config
     assert "No dev query has a relevant document; the weights of documents' scores stay as they are" in caplog.text
     assert config.lexical_weight == 0.25
     best = json.loads((run / "tuning.json").read_text())["best"]
@@ -45,13 +45,13 @@ def test_a_part_that_tells_no_documents_apart_gets_no_weight(settings, beir, tmp
     judged = [f"q{row}\td{row}\t1" for row in range(6)]
     header = "query-id\tcorpus-id\tscore\n"
     data = beir(corpus, queries, train=header + "\n".join(judged[:3]), dev=header + "\n".join(judged[3:]))
-    config = dsi.train(dsi.read_collection(data), settings, tmp_path / "run", device="cpu").search_config
+    config = dsi.train(dsi.read_collection(data), tmp_path / "run", config=settings, device="cpu").search_config
     assert (config.lexical_weight, config.query_map_weight) == (0.0, 0.0)
 
 
 def test_an_index_that_changed_is_not_tuned(settings, beir, tmp_path):
     assert not is_tuned(tmp_path / "none")
-    retriever = dsi.train(dsi.read_collection(beir()), settings, tmp_path / "run", device="cpu")
+    retriever = dsi.train(dsi.read_collection(beir()), tmp_path / "run", config=settings, device="cpu")
     assert is_tuned(tmp_path / "run")
     retriever.remove(["neon"])
     retriever.save_update(tmp_path / "run")
@@ -60,7 +60,7 @@ def test_an_index_that_changed_is_not_tuned(settings, beir, tmp_path):
 
 def test_the_beam_is_the_smallest_that_finds_what_exact_finds(settings, beir, tmp_path):
     collection = dsi.read_collection(beir())
-    retriever = dsi.train(collection, settings.with_changes({"tune": False}), tmp_path / "run", device="cpu")
+    retriever = dsi.train(collection, tmp_path / "run", config=settings.with_changes({"tune": False}), device="cpu")
     assert retriever.search_config == settings.search
     tuning = dsi.tune(retriever, collection)
     assert retriever.search_config == dataclasses.replace(settings.search, **tuning.best) != settings.search
@@ -80,7 +80,7 @@ def test_the_beam_is_the_smallest_that_finds_what_exact_finds(settings, beir, tm
 
 def test_alpha_is_the_one_whose_walks_reach_most_and_an_untrained_generator_has_1(settings, beir, tmp_path):
     collection = dsi.read_collection(beir())
-    retriever = dsi.train(collection, settings.with_changes({"tune": False}), tmp_path / "run", device="cpu")
+    retriever = dsi.train(collection, tmp_path / "run", config=settings.with_changes({"tune": False}), device="cpu")
     assert [setting for setting, _ in dsi.tune(retriever, collection).tried if "alpha" in setting] == [{"alpha": 1.0}]
     astray = copy.deepcopy(retriever.generator)
     with torch.no_grad():

@@ -16,14 +16,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from docids.clustering import DocidsConfig, build_tree
-from docids.lexical import BM25
 from docids.updating import add_documents, remove_documents
-from dsi import GenerativeRetriever, Hits, SearchConfig, updating
+from docids.words.bm25 import BM25
+from dsi import GenerativeRetriever, Hits, SearchConfig
+from dsi.commands.main import main
 from dsi.generator.model import DocidGenerator
 from dsi.search.beam import BeamSearch
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchRequest
-from scripts.main import main
+from dsi.store import updating
 from tests.conftest import MINIPEDIA, WIDTH, beam_search_for, random_generator, random_queries, random_tied, random_tree
 from tests.kills import fork, status_of
 
@@ -272,7 +273,9 @@ def test_killed_at_every_write_the_old_index_is_there_or_the_new(retriever, tmp_
     retriever.remove([DOCUMENTS[0]["doc_id"]])
     new = retriever.search(QUERIES, k=20, beam_width=40)
     outcomes: list[bool] = []
-    monkeypatch.setattr("dsi.index.load_encoder", lambda *_: retriever.encoder)  # the sums of its files are looked at
+    monkeypatch.setattr(
+        "dsi.store.loading.load_encoder", lambda *_: retriever.encoder
+    )  # the sums of its files are looked at
     for writes in range(1, 1000):
         status = status_of(fork(lambda: retriever.save_update(run), dies_at_write=writes))
         found = GenerativeRetriever.from_pretrained(run, device="cpu").search(QUERIES, k=20, beam_width=40)

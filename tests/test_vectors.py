@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from docids.tree import DocidTree
 from docids.vectors import Product, Vectors, VectorsConfig
+from dsi.commands.main import main
 from dsi.retriever import GenerativeRetriever
-from scripts.main import main
 from tests.conftest import random_tree
 from tests.test_updates import small_index
 

@@ -5,15 +5,15 @@ import pytest
 
 from contrastive import callbacks
 from contrastive.callbacks import Reports
-from docids.collection import read_collection
-from docids.progress import Bar
+from docids.data.collection import read_collection
+from docids.files.progress import Bar
+from dsi.commands.main import main
 from dsi.config import Config, read_config, write_config
 from dsi.generator.config import ObjectiveConfig, TrainingConfig
 from dsi.generator.model import DocidGenerator
-from dsi.pipeline import TrainingRun
 from dsi.training.examples import DocidExamples
+from dsi.training.pipeline import TrainingRun
 from dsi.training.trainer import train_generator
-from scripts.main import main
 from tests.conftest import WIDTH, random_tree
 from tests.test_generator import FRESH, states_of
 from tests.test_pipeline import TIED, write_settings
@@ -39,8 +39,8 @@ def test_all_trainings_are_reported_to_tensorboard(config, beir, tmp_path):
     changed = read_config(config).with_changes({**TIED, "training": {"epochs": 2.0, "evaluate_every": 10}})
     write_config(changed, tmp_path / "own.toml")
     common = ["--data", str(beir()), "--output", str(run), "--device", "cpu", "--config", str(tmp_path / "own.toml")]
-    for command in ("generate-queries", "train-encoder", "build-docids", "train-generator"):
-        assert main([command, *common, "--report-to", "tensorboard"]) == 0
+    for stage in ("pseudo_queries", "encoder", "docids", "generator"):
+        assert main(["train", "--stage", stage, *common, "--set", "report_to=tensorboard"]) == 0
     assert read_config(run / "config.toml") == changed.with_changes({"report_to": "tensorboard"})
     encoder, generator, query_map = (scalars(run / "logs" / name) for name in ("encoder", "generator", "query map"))
     assert len(encoder["train/loss"]) > 3

@@ -56,7 +56,7 @@ def test_an_index_of_titles_is_trained_searched_updated_and_kept(beir, sentence_
         "search": {"fusion": "bound", "alpha": 1.0, "beta": 0.0, "beam_width": 10},
     }
     collection = dsi.read_collection(beir())
-    retriever = dsi.train(collection, Config(tune=False).with_changes(changes), tmp_path / "run", device="cpu")
+    retriever = dsi.train(collection, tmp_path / "run", config=Config(tune=False).with_changes(changes), device="cpu")
     queries = collection.query_texts("train")
     right = collection.qrels["train"]
     run = retriever.run(queries, 10)

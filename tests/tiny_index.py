@@ -16,8 +16,8 @@ import numpy as np
 import dsi
 from contrastive.encoder import Encoder
 from docids.clustering import DocidsConfig, build_tree
-from docids.collection import read_collection
-from docids.lexical import BM25
+from docids.data.collection import read_collection
+from docids.words.bm25 import BM25
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.config import write_config
 from dsi.search import generate

@@ -9,37 +9,30 @@ import dataclasses
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
 from operator import index
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.checks import at_least, between, names_something, one_of, plain_fields, shown
-from docids.processes import ALONE, Processes
+from docids import extensions
+from docids.files.checks import at_least, between, names_something, one_of, plain_fields, shown
+from docids.files.processes import ALONE, Processes
 from docids.tree import MOST_PLACES, Floats, Ints
 
 _CLUSTERING = ("branching", "max_leaf_size", "segments", "cluster_on", "iterations", "seed")
-_CODING = ("branching", "levels", "segments", "cluster_on", "iterations", "seed")
 
 SCHEMES = {
     "kmeans": _CLUSTERING,  # hierarchical k-means (DR-SCL section 3.4)
     "balanced": _CLUSTERING,  # k-means whose clusters differ in size by at most one
     "random": ("branching", "max_leaf_size", "segments", "seed"),  # digits that mean nothing: a control
-    "rq": _CODING,  # residual quantization with a beam, by faiss
-    "rkmeans": _CODING,  # k-means of what the levels above leave over
-    "pq": _CODING,  # product quantization: a digit a part of the vector
     "title": ("tokenizer",),  # the tokens of the title
     "file": ("file", "segments"),  # read from a file
 }
 """{`DocidsConfig.method`: the settings that it reads}; the scheme is the function `make` of `docids.schemes.METHOD`."""
-ENTRY_POINTS = "dsi.docid_schemes"
-"""Other packages name their schemes in this group of entry points."""
 
 MOST_CLUSTERS = 64
 """A split makes at most this many clusters, unless the configuration says how many."""
-_CODEWORDS = 16
 _CLUSTER_ON = ("documents", "queries", "untrained")
 _LARGEST = 2**31 - 1
 
@@ -50,15 +43,12 @@ class DocidsConfig:
 
     method: str = "kmeans"
     """The scheme: "kmeans" (the paper), "balanced" (k-means whose clusters differ in size by at most one), "random"
-    (digits that mean nothing: a control), "rq", "rkmeans" or "pq" (quantizers), "title" (tokens of titles), "file", or
-    the name of one that another package brings."""
+    (digits that mean nothing: a control), "title" (tokens of titles), "file", or the name of one that another package adds."""
     branching: int = 0
     """Clusters a split; digits a level. 0 chooses: as many as clusters half as large as `max_leaf_size` need, so that few
-    are split again, and at most 64; 16 for quantizers. "rq" and "pq" need a power of two."""
+    are split again, and at most 64."""
     max_leaf_size: int = 10
     """A cluster of at most this many documents is not split."""
-    levels: int = 3
-    """Digits of a quantizer; documents that share all of them get one more."""
     segments: int = 1
     """Pieces of a document's text that get a docid each: the first so many of `encoder.document_length` tokens, each after the
     title. A short document has fewer. A document scores as its best docid does."""
@@ -79,7 +69,7 @@ class DocidsConfig:
     def __post_init__(self) -> None:
         plain_fields(self, "docids.")
         one_of(self, "docids.", cluster_on=_CLUSTER_ON)
-        at_least(self, "docids.", branching=0, max_leaf_size=1, levels=1, iterations=1, seed=0)
+        at_least(self, "docids.", branching=0, max_leaf_size=1, iterations=1, seed=0)
         between(self, "docids.", segments=(1, MOST_PLACES))
         if self.method not in SCHEMES and self.method not in (names := scheme_names()):
             raise ValueError(
@@ -94,12 +84,6 @@ class DocidsConfig:
                 'docids.segments must be 1 with cluster_on "queries", whose queries belong to whole documents, got '
                 f'{self.segments}; use cluster_on "documents".'
             )
-        if self.method in ("rq", "pq") and self.branching & (self.branching - 1):
-            near = 1 << self.branching.bit_length()
-            raise ValueError(
-                f'docids.branching must be a power of two with method "{self.method}", got {self.branching}; '
-                f"set it to {near // 2} or {near}."
-            )
         if self.method == "file":
             names_something(self, "docids.", file="a file of docids")
 
@@ -111,11 +95,6 @@ class DocidsConfig:
         """
         chosen = self.branching or min(MOST_CLUSTERS, -(-2 * documents // self.max_leaf_size))
         return min(max(2, chosen), documents)
-
-    @property
-    def codewords(self) -> int:
-        """Values of a quantizer's digit."""
-        return self.branching or _CODEWORDS
 
     def _check_unused(self) -> None:
         """Raise ValueError if a setting that the method does not read is not its default."""
@@ -292,33 +271,15 @@ def find_scheme(name: str) -> Scheme:
     if name in SCHEMES:
         scheme: Scheme = importlib.import_module(f"docids.schemes.{name}").make
         return scheme
-    for point in _foreign():
-        if point.name == name:
-            return _load(point)
-    raise ValueError(f"There is no docid scheme {name!r}; use one of {', '.join(scheme_names())}.")
+    found: Scheme | None = extensions.load_extension(extensions.SCHEMES, name)
+    if found is None:
+        raise ValueError(f"There is no docid scheme {name!r}; use one of {', '.join(scheme_names())}.")
+    return found
 
 
 def scheme_names() -> list[str]:
     """The names of all schemes, those of other packages last."""
-    return [*SCHEMES, *sorted({point.name for point in _foreign()} - set(SCHEMES))]
-
-
-def _foreign() -> Sequence[EntryPoint]:
-    return list(entry_points(group=ENTRY_POINTS))
-
-
-def _load(point: EntryPoint) -> Scheme:
-    try:
-        scheme: Scheme = point.load()
-        cause = "" if callable(scheme) else f"it is no function but {shown(scheme)}"
-    except Exception as error:  # whatever the other package raises
-        cause = str(error).partition("\n")[0] or type(error).__name__
-    if cause:
-        raise ValueError(
-            f"The docid scheme {point.name!r} ({point.value}) cannot be loaded: {cause}; repair or remove the package that "
-            "brings it."
-        )
-    return scheme
+    return extensions.extension_names(extensions.SCHEMES, list(SCHEMES))
 
 
 def check_branching(documents: int, config: DocidsConfig) -> None:
@@ -330,10 +291,9 @@ def check_branching(documents: int, config: DocidsConfig) -> None:
             f'The docid method "{config.method}" needs at least 2 documents, got {documents}; add documents, or use method '
             '"title" or "file".'
         )
-    least = config.codewords if "levels" in SCHEMES[config.method] else config.branching
-    if documents < least:
+    if documents < config.branching:
         raise ValueError(
-            f"The collection has {documents} documents, fewer than docids.branching = {least}; "
+            f"The collection has {documents} documents, fewer than docids.branching = {config.branching}; "
             f"set branching to at most {documents}."
         )
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from docids.checks import shown
-from docids.lines import text_lines, whole_number
+from docids.data.lines import text_lines, whole_number
+from docids.files.checks import shown
+from docids.files.storage import write_text
 from docids.schemes import Docids, SchemeInput, padded
-from docids.storage import write_text
 from docids.tree import MOST_PLACES, Ints
 
 _LARGEST = 2**31 - 1

@@ -7,7 +7,7 @@ import faiss
 import numpy as np
 from sklearn.cluster import kmeans_plusplus
 
-from docids.processes import Processes
+from docids.files.processes import Processes
 from docids.schemes import Docids, DocidsConfig, SchemeInput, splits
 from docids.tree import Floats, Ints
 

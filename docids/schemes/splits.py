@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from docids.processes import Processes
-from docids.progress import Bar
+from docids.files.processes import Processes
+from docids.files.progress import Bar
 from docids.schemes import Docids, DocidsConfig, SchemeInput
 from docids.tree import Floats, Ints
 

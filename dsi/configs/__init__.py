@@ -1,1 +1,1 @@
-"""Configurations by name: `dsi.train(collection, "small", output="RUN")`."""
+"""Configurations by name: `dsi.train(collection, "RUN", config="small")`."""

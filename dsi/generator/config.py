@@ -5,7 +5,7 @@ Defaults are the paper's. Each class is one section of a configuration file. Kno
 
 from dataclasses import dataclass
 
-from docids.checks import above_zero, at_least, below_one, between, names_something, one_of, plain_fields
+from docids.files.checks import above_zero, at_least, below_one, between, names_something, one_of, plain_fields
 from dsi.trees.objectives import find_objective
 
 

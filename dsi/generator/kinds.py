@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 
 from contrastive.stored import load_weights
+from docids.files.untrusted import RESTORE, tensor_entries
 from docids.tree import DocidTree, Ints
-from docids.untrusted import RESTORE, tensor_entries
 from dsi.generator.base import Generator
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig
 from dsi.generator.model import DocidGenerator
@@ -50,7 +50,7 @@ def load_generator(folder: Path, device: str | torch.device) -> Generator:
         ValueError: its config or its weights are not those of a generator.
     """
     if not (folder / "config.json").exists():
-        raise FileNotFoundError(f"{folder} holds no generator; train it first (dsi train-generator).")
+        raise FileNotFoundError(f"{folder} holds no generator; train it first (dsi train --stage generator).")
     config, path = read_config(folder), folder / "model.safetensors"
     if config.num_layers > len(tensor_entries(path)):
         raise ValueError(

@@ -18,9 +18,9 @@ import torch
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from docids.checks import at_least, between, names_something, plain_fields
-from docids.collection import read_once
-from docids.progress import Bar
+from docids.data.collection import read_once
+from docids.files.checks import at_least, between, names_something, plain_fields
+from docids.files.progress import Bar
 
 _READ = ("doc_id", "title", "text")
 _WORD = re.compile(r"[^\W_]+(?:['’.-][^\W_]+)*")
@@ -96,7 +96,9 @@ def read_queries_file(path: Path) -> Iterator[tuple[str, list[str]]]:
         ValueError: a line has another format.
     """
     if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist; generate pseudo-queries first (dsi generate-queries).")
+        raise FileNotFoundError(
+            f"{path} does not exist; generate pseudo-queries first (dsi train --stage pseudo_queries)."
+        )
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             try:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from contrastive import blocks
 from contrastive.encoder import Encoder
-from docids.processes import ALONE, Processes
-from docids.storage import replace_folder
+from docids.files.processes import ALONE, Processes
+from docids.files.storage import replace_folder
 
 
 class StateCache:

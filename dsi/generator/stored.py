@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import T5Config
 
-from docids.untrusted import RESTORE, read_json, reading
+from docids.files.untrusted import RESTORE, read_json, reading
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig
 
 _LEAST: dict[str, int] = {

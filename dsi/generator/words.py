@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from transformers import T5Config
 
+from docids.files.untrusted import RESTORE
 from docids.schemes.file import read_docids
 from docids.tree import DocidTree, Ints
-from docids.untrusted import RESTORE
 from dsi.generator.config import GeneratorConfig
 from dsi.generator.model import DocidGenerator
 
@@ -127,7 +127,7 @@ def node_numbers(tree: DocidTree, numbers: Ints) -> Ints:
 
 
 def read_numbers(folder: Path, doc_ids: Sequence[str], tree: DocidTree) -> Ints:
-    """Return the numbers [N, longest] that a docid scheme gave, in docid order; see `dsi.docids_stage.save_made`.
+    """Return the numbers [N, longest] that a docid scheme gave, in docid order; see `dsi.training.docids_stage.save_made`.
 
     Args:
         folder: of the docids.

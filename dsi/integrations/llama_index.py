@@ -11,7 +11,7 @@ from pathlib import Path
 
 from typing_extensions import Unpack
 
-from docids.checks import shown
+from docids.files.checks import shown
 from dsi.integrations.extras import extra
 from dsi.integrations.retrieval import check_search, content, find, open_index
 from dsi.retriever import GenerativeRetriever
@@ -96,7 +96,7 @@ class DocidRetriever(BaseRetriever):
 
 
 def where_of(filters: MetadataFilters) -> str:
-    """Return filters as a condition of `dsi.filters`; "" if there are none.
+    """Return filters as a condition of `dsi.store.filters`; "" if there are none.
 
     Raises:
         TypeError: they are no `MetadataFilters`.

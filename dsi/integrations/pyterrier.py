@@ -17,14 +17,14 @@ import numpy as np
 import pandas as pd
 from typing_extensions import Unpack
 
-from docids.checks import shown, text
-from docids.lexical import Lexical
+from docids.files.checks import shown, text
+from docids.words.bm25 import Lexical
 from dsi.integrations.extras import extra
 from dsi.integrations.pyterrier_metadata import METADATA
 from dsi.integrations.retrieval import check_search, open_index
-from dsi.manifest import read_manifest
 from dsi.retriever import GenerativeRetriever
 from dsi.search.request import SearchOptions, shows_options
+from dsi.store.manifest import read_manifest
 
 with extra("pyterrier"):
     import pyterrier as pt

@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, LogitsProcessor, LogitsProcessorList
 
 from contrastive.encoder import check_device, without_bars
-from docids.checks import plain, text
-from docids.progress import progress
+from docids.files.checks import plain, text
+from docids.files.progress import progress
 from docids.tree import DocidTree
 from dsi.integrations.tries import Trie, token_rows
 from dsi.search.queries import ids_and_texts

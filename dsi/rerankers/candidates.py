@@ -16,9 +16,10 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.storage import replace_folder, write_json
-from docids.untrusted import RESTORE, check_folder, read_json, reading
-from dsi.rerankers.kinds import RERANKERS
+from docids import extensions
+from docids.files.checks import shown
+from docids.files.storage import replace_folder, write_json
+from docids.files.untrusted import RESTORE, check_folder, read_json, reading
 from dsi.search.answers import Hit, Hits
 
 Floats = NDArray[np.floating]
@@ -27,6 +28,8 @@ Bools = NDArray[np.bool_]
 R = TypeVar("R", bound="Reranker")
 
 _FILE = "reranker.json"
+_OURS = {"cross-encoder": "dsi.rerankers.cross_encoder", "pyversity": "dsi.rerankers.diversity"}
+"""{kind in reranker.json: module that defines it}; other packages add kinds as entry points."""
 _classes: dict[str, type["Reranker"]] = {}
 """{kind: class} of the rerankers whose modules are imported."""
 
@@ -257,6 +260,8 @@ class Reranker(ABC):
         """
         with replace_folder(folder) as partial:
             record = {"kind": self.kind, "for": dict(binding or {}), "settings": self.write(partial)}
+            if package := extensions.package_of(extensions.RERANKERS, self.kind):
+                record["package"] = package
             write_json(partial / _FILE, record)
 
 
@@ -280,18 +285,25 @@ def load_reranker(folder: Path, binding: Mapping[str, Any] | None = None) -> Rer
         if record["for"].get(name) != value:
             raise ValueError(f"{folder} was trained for another index: its {name} is not this one's; train it again.")
     with reading(folder, ImportError):  # some kinds need an extra
-        return reranker_class(record["kind"]).read(folder, record["settings"])
+        return reranker_class(record["kind"], str(record.get("package", ""))).read(folder, record["settings"])
 
 
-def reranker_class(kind: str) -> type[Reranker]:
-    """The class of rerankers of some kind.
+def reranker_class(kind: str, package: str = "") -> type[Reranker]:
+    """Return the class of a kind of rerankers.
+
+    Args:
+        kind: as in reranker.json.
+        package: name and version of the package that it was saved with, for the message.
 
     Raises:
-        ValueError: an unknown kind.
+        ValueError: an unknown kind; the message names the package that adds it.
     """
-    if kind not in _classes and kind in RERANKERS:
-        importlib.import_module(RERANKERS[kind])
+    if kind not in _classes and kind in _OURS:
+        importlib.import_module(_OURS[kind])
     if kind not in _classes:
-        known = ", ".join(sorted({*_classes, *RERANKERS}))
-        raise ValueError(f"There is no reranker of the kind {kind!r}; this version knows {known}.")
+        extensions.load_extension(extensions.RERANKERS, kind)
+    if kind not in _classes:
+        known = ", ".join(extensions.extension_names(extensions.RERANKERS, sorted({*_classes, *_OURS})))
+        remedy = f"install {shown(package)}, which adds it" if package else f"there are {known}"
+        raise ValueError(f"There is no reranker of the kind {shown(kind)}; {remedy}.")
     return _classes[kind]

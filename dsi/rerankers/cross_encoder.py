@@ -14,7 +14,7 @@ from torch import nn
 
 from contrastive.encoder import check_device
 from contrastive.stored import check_model
-from docids.progress import Bar
+from docids.files.progress import Bar
 from dsi.rerankers.candidates import Candidates, Floats, Reranker
 
 _BATCHES = 4

@@ -28,8 +28,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from docids.lexical import Lexical
 from docids.tree import DocidTree
+from docids.words.bm25 import Lexical
 from dsi.search.decoder import DecoderCache, FastDecoder
 from dsi.search.engine import DigitScores, Engine, Followed, Method, Siblings, count_documents
 from dsi.search.queries import QueryBatch

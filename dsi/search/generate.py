@@ -11,9 +11,9 @@ from functools import cached_property
 
 import numpy as np
 
-from docids.lexical import Lexical
 from docids.tree import DocidTree
 from docids.vectors import LARGE
+from docids.words.bm25 import Lexical
 from dsi.generator.tied import TiedGenerator
 from dsi.search.engine import DigitScores, Engine, Followed, Method, Siblings, count_documents
 from dsi.search.lists import ListedDocuments

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from contrastive.encoder import Encoder
-from docids.checks import plain, text
-from docids.progress import progress
+from docids.files.checks import plain, text
+from docids.files.progress import progress
 
 
 class QueryBatch(NamedTuple):

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from typing_extensions import TypedDict
 
-from docids.checks import at_least, one_of, plain_fields, shown
+from docids.files.checks import at_least, one_of, plain_fields, shown
 
 F = TypeVar("F", bound=Callable[..., Any])
 Bools = NDArray[np.bool_]
@@ -105,8 +105,8 @@ class SearchOptions(TypedDict, total=False):
     deny: Collection[str] | None
     """The doc_ids that must not be returned."""
     where: Where | None
-    """A condition on the metadata: as in SQL ("lang = 'en' and year > 2000"; the grammar is that of `dsi.filters`), an Arrow
-    expression (`pyarrow.compute.field("lang") == "en"`), or [documents] booleans."""
+    """A condition on the metadata: as in SQL ("lang = 'en' and year > 2000"; the grammar is that of `dsi.store.filters`), an
+    Arrow expression (`pyarrow.compute.field("lang") == "en"`), or [documents] booleans."""
     extra_scores: NDArray[np.floating] | None
     """[queries, documents], in the order of the document table: any other score (recency, popularity, …), already
     weighted. It is added to a document's score; the best `candidates` by it are scored too."""

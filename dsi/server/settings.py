@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from docids.checks import above_zero, at_least, plain_fields
+from docids.files.checks import above_zero, at_least, plain_fields
 
 TOKEN = "DSI_TOKEN"
 """Environment variable that holds the bearer token of a writable server."""

@@ -15,7 +15,7 @@ from scipy import sparse
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
 from docids.tree import DocidTree
-from dsi.documents import DocumentTable
+from dsi.store.documents import DocumentTable
 
 _WORD = re.compile(r"[^\W\d_]{3,}")
 _BLOCK = 4096

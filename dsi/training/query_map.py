@@ -18,8 +18,8 @@ from transformers import Trainer, TrainingArguments
 
 from contrastive.callbacks import SILENT, Reports
 from contrastive.training import FiniteTraining, run_trainer, trainer_settings
-from docids.lexical import Lexical
-from docids.progress import progress
+from docids.files.progress import progress
+from docids.words.bm25 import Lexical
 from dsi.generator.config import QueryMapConfig
 from dsi.generator.tied import TiedGenerator
 from dsi.trees.objectives import softmax_loss

@@ -1,0 +1,1 @@
+"""Collections: reading, records, and public sources of them."""

@@ -1,0 +1,139 @@
+"""Any collection of ir_datasets as a BEIR folder (extra `irds`). Knows nothing of models.
+
+Judgements of documents or queries that are not there, or have no text, are left out and counted. Of several judgements of a
+query and a document the highest is kept. What is written can be read: ids and texts are checked as a collection's are.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from docids.data.records import document_record, query_record
+from docids.files.progress import progress
+from docids.files.storage import replace_folder
+
+Judgement = tuple[str, str, int]
+"""query_id, doc_id, relevance."""
+
+
+@dataclass(frozen=True)
+class PreparedIrds:
+    """What was written.
+
+    Attributes:
+        documents: how many.
+        without_text: documents that were left out, as they have neither title nor text.
+        judgements: {split: how many}.
+        left_out: {split: judgements of documents or queries that are not there}.
+    """
+
+    documents: int
+    without_text: int
+    judgements: dict[str, int]
+    left_out: dict[str, int]
+
+
+def prepare(names: Mapping[str, str], output: Path) -> PreparedIrds:
+    """Write a collection: documents of the test data set, queries and judgements of each.
+
+    Args:
+        names: {"train" | "dev" | "test": name of a data set in ir_datasets}; "test" is needed.
+        output: the folder, written in one step.
+
+    Raises:
+        ModuleNotFoundError: ir_datasets is not installed.
+        ValueError: an unknown name, a data set without documents, queries or judgements, one that judges other documents, or
+            a document or query that a collection cannot hold.
+    """
+    data_sets = {split: _load(name) for split, name in names.items()}
+    judgements = {split: _judgements(data_set) for split, data_set in data_sets.items()}
+    judged = {doc_id for rows in judgements.values() for _, doc_id, _ in rows}
+    with replace_folder(output) as folder:
+        documents, without_text, found = _write_corpus(data_sets["test"], folder / "corpus.jsonl", judged)
+        queries = _write_queries(data_sets, judgements, folder / "queries.jsonl")
+        kept = {
+            split: [row for row in rows if row[0] in queries and row[1] in found] for split, rows in judgements.items()
+        }
+        for split, rows in kept.items():
+            if not rows:
+                raise ValueError(f"{names[split]} judges none of the documents of {names['test']}; choose one corpus.")
+        (folder / "qrels").mkdir()
+        for split, rows in kept.items():
+            _write_judgements(rows, folder / "qrels" / f"{split}.tsv")
+    counts = {split: len(rows) for split, rows in kept.items()}
+    left_out = {split: len(judgements[split]) - count for split, count in counts.items()}
+    return PreparedIrds(documents, without_text, counts, left_out)
+
+
+def _load(name: str) -> Any:
+    try:
+        import ir_datasets
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError('ir_datasets is not installed; run pip install "dr-scl[irds]".') from None
+    try:
+        data_set = ir_datasets.load(name)
+    except KeyError:
+        raise ValueError(
+            f"ir_datasets knows no data set {name!r}; see https://ir-datasets.com for the names."
+        ) from None
+    lacking = [part for part in ("docs", "queries", "qrels") if not getattr(data_set, f"has_{part}")()]
+    if lacking:
+        raise ValueError(f"The data set {name} has no {' and no '.join(lacking)}; choose one of its subsets.")
+    return data_set
+
+
+def _judgements(data_set: Any) -> list[Judgement]:
+    found: dict[tuple[str, str], int] = {}
+    for judgement in data_set.qrels_iter():
+        pair = judgement.query_id, judgement.doc_id
+        found[pair] = max(judgement.relevance, found.get(pair, judgement.relevance))
+    return [(query_id, doc_id, relevance) for (query_id, doc_id), relevance in found.items()]
+
+
+def _write_corpus(data_set: Any, path: Path, judged: set[str]) -> tuple[int, int, set[str]]:
+    """How many documents were written, how many had no text, and which of the judged ones were written."""
+    written = without_text = 0
+    found = set()
+    documents = progress(data_set.docs_iter(), "documents", unit="doc", total=data_set.docs_count())
+    with path.open("w", encoding="utf-8") as file:
+        for document in documents:
+            title = getattr(document, "title", "") or ""
+            text = document.default_text().removeprefix(title).strip()
+            if not title and not text:
+                without_text += 1
+                continue
+            record = {"_id": document.doc_id, "title": title, "text": text or title}
+            document_record(record, f"Document {document.doc_id!r}")
+            _write(file, record)
+            written += 1
+            if document.doc_id in judged:
+                found.add(document.doc_id)
+    return written, without_text, found
+
+
+def _write_queries(data_sets: Mapping[str, Any], judged: Mapping[str, Sequence[Judgement]], path: Path) -> set[str]:
+    """Write the judged queries of all splits, each once; returns their ids."""
+    known: set[str] = set()
+    with path.open("w", encoding="utf-8") as file:
+        for split, rows in judged.items():
+            wanted = {query_id for query_id, _, _ in rows} - known
+            for query in data_sets[split].queries_iter():
+                record = {"_id": query.query_id, "text": query.default_text()}
+                if query.query_id in wanted and record["text"].strip():
+                    query_record(record, f"Query {query.query_id!r}")
+                    wanted.remove(query.query_id)
+                    known.add(query.query_id)
+                    _write(file, record)
+    return known
+
+
+def _write_judgements(rows: Sequence[Judgement], path: Path) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write("query-id\tcorpus-id\tscore\n")
+        file.writelines(f"{query_id}\t{doc_id}\t{relevance}\n" for query_id, doc_id, relevance in rows)
+
+
+def _write(file: TextIO, record: dict[str, str]) -> None:
+    file.write(json.dumps(record, ensure_ascii=False) + "\n")

@@ -1,0 +1,361 @@
+"""Natural Questions (Kwiatkowski et al. 2019) as a BEIR folder, from records in any of its three forms.
+
+A document is a Wikipedia page, its `doc_id` a number in order of first appearance, its text the page's paragraphs; pages with
+the same title are one document (the first is kept). A query is a question with its page; the same pair twice counts once.
+
+`prepare` does it in two passes. `stage` streams the records and appends each new page and each question to two files, with a
+journal from which a killed run continues; only titles and questions stay in memory. `select` draws pairs and pages and writes
+the collection. Knows nothing of models.
+"""
+
+import html
+import json
+import logging
+import random
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any, TextIO
+from urllib.parse import parse_qs, urlsplit
+
+from docids.files.progress import progress
+from docids.files.storage import open_text, replace_folder, sha256, write_json
+
+logger = logging.getLogger(__name__)
+
+HUB_NAME = "google-research-datasets/natural_questions"
+SIZES = {"nq10k": (10_000, 8_000, 2_000), "nq100k": (100_000, 80_000, 20_000), "nq320k": (0, 0, 0)}
+"""{name: (documents, train pairs, test pairs)}, 0 for all: DR-SCL, Table 1, and all of Natural Questions."""
+_JOURNAL_EVERY = 1000
+_NAMED_PROBLEMS = 10
+_SPACE_BEFORE = re.compile(r" ([,.;:!?%)\]]|'s\b|n't\b)")
+_SPACE_AFTER = re.compile(r"([(\[]) ")
+
+Records = Iterable[tuple[str, dict[str, Any] | ValueError]]
+"""(where it stands, the record or what is wrong with it)."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A question and the page that was judged for it."""
+
+    example_id: str
+    question: str
+    title: str
+    text: str
+
+
+@dataclass
+class Journal:
+    """How far `stage` has come.
+
+    Attributes:
+        records: read so far, by source.
+        skipped: how many of them were malformed.
+        documents: pages written.
+        pairs: questions written.
+        sizes: bytes of the two files at that moment; anything beyond is an unfinished write.
+    """
+
+    records: dict[str, int] = field(default_factory=dict)
+    skipped: int = 0
+    documents: int = 0
+    pairs: int = 0
+    sizes: tuple[int, int] = (0, 0)
+
+
+def prepare(
+    output: Path,
+    *,
+    files: Sequence[Path] = (),
+    test_files: Sequence[Path] = (),
+    hub: bool = False,
+    size: str = "nq10k",
+    counts: Sequence[int] = (),
+    seed: int = 0,
+    keep_staged: bool = False,
+) -> tuple[Journal, dict[str, Any]]:
+    """Write a collection of Natural Questions; a killed run continues where it was.
+
+    Args:
+        output: folder of the collection; the staged files lie beside it, in `output`.staged.
+        files: raw files, .jsonl or .jsonl.gz.
+        test_files: raw files whose questions are the test set; without them it is drawn from all questions.
+        hub: stream the records from the Hub instead (or as well).
+        size: a name of `SIZES`.
+        counts: (documents, train pairs, test pairs) instead of those of `size`; 0 for all.
+        seed: of the draw.
+        keep_staged: keep the staged files, to draw another size from them.
+
+    Returns:
+        What was read, and the report of `select`.
+
+    Raises:
+        FileNotFoundError: a raw file is missing.
+        ValueError: no source, no test questions, or fewer records than were asked for.
+    """
+    missing = [path for path in (*files, *test_files) if not path.is_file()]
+    if missing:
+        raise FileNotFoundError(f"{missing[0]} does not exist; give raw Natural Questions files, or hub=True (--hub).")
+    if not files and not hub:
+        raise ValueError("Give raw Natural Questions files, or hub=True (--hub) to stream them from the Hub.")
+    if size not in SIZES:
+        raise ValueError(f"size must be one of {', '.join(SIZES)}, got {size!r}.")
+    documents, train, test = counts or SIZES[size]
+    test_sources = [path.name for path in test_files] + ["hub:validation"] * (hub and not test)
+    if not test and not test_sources:
+        raise ValueError(
+            f"{size} is tested on other questions than it trains on; name their files: test_files (--test)."
+        )
+    staged = output.with_name(f"{output.name}.staged")
+    staged.mkdir(parents=True, exist_ok=True)
+    journal = read_journal(staged)
+    splits = ["train", *["validation"] * bool(test_sources)] if hub else []
+    sources = [read_files([*files, *test_files], journal.records)]
+    sources += [read_hub(split, journal.records) for split in splits]
+    journal = stage(chain.from_iterable(sources), journal, staged)
+    report = select(staged, output, documents=documents, train=train, test=test, seed=seed, test_sources=test_sources)
+    if not keep_staged:
+        shutil.rmtree(staged)
+    return journal, report
+
+
+def parse(record: dict[str, Any]) -> Example:
+    """One record in the simplified form (`document_text`), the original one (`document_tokens`) or the Hub's (`document`).
+
+    Raises:
+        ValueError: it has none of these forms, lacks a key, or has an empty question, title or page.
+    """
+    try:
+        if "document_text" in record:
+            tokens = [
+                (token, token.startswith("<") and token.endswith(">")) for token in record["document_text"].split(" ")
+            ]
+            example_id, question, title = record["example_id"], record["question_text"], _title(record["document_url"])
+        elif "document_tokens" in record:
+            tokens = [(token["token"], token["html_token"]) for token in record["document_tokens"]]
+            example_id, question, title = record["example_id"], record["question_text"], record["document_title"]
+        elif "document" in record:
+            document = record["document"]
+            tokens = list(zip(document["tokens"]["token"], document["tokens"]["is_html"], strict=True))
+            example_id, question, title = record["id"], record["question"]["text"], document["title"]
+        else:
+            raise ValueError("has none of the keys document_text, document_tokens and document")
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"lacks or misuses a key ({type(error).__name__}: {error})") from None
+    example = Example(str(example_id), str(question).strip(), str(title).strip(), paragraphs(tokens))
+    for name in ("question", "title", "text"):
+        if not getattr(example, name):
+            raise ValueError(f"has an empty {name}")
+    return example
+
+
+def paragraphs(tokens: Iterable[tuple[str, bool]]) -> str:
+    """The text inside <P> … </P>; of a page without paragraphs, all of its text.
+
+    >>> paragraphs([("Contents", False), ("<P>", True), ("Neon", False), ("glows", False), (".", False), ("</P>", True)])
+    'Neon glows.'
+
+    Args:
+        tokens: (token, is_html) pairs.
+    """
+    inside, everything, found = False, [], []
+    for token, is_html in tokens:
+        if is_html:
+            inside = token.upper().startswith("<P>") or (inside and token.upper() != "</P>")
+            continue
+        everything.append(token)
+        if inside:
+            found.append(token)
+    return _SPACE_AFTER.sub(r"\1", _SPACE_BEFORE.sub(r"\1", " ".join(found or everything))).strip()
+
+
+def _title(url: str) -> str:
+    """The page's title from `…/w/index.php?title=Trade_winds&amp;oldid=…`."""
+    titles = parse_qs(urlsplit(html.unescape(url)).query).get("title")
+    if not titles:
+        raise ValueError(f"has a document_url without a title: {url!r}")
+    return titles[0].replace("_", " ")
+
+
+def read_files(paths: Sequence[Path], done: dict[str, int]) -> Records:
+    """Records of raw .jsonl[.gz] files, without the first `done[file name]` of each."""
+    for path in paths:
+        with open_text(path) as lines:
+            for number, line in enumerate(lines, start=1):
+                if number <= done.get(path.name, 0):
+                    continue
+                yield path.name, _json(line)
+
+
+def _json(line: str) -> dict[str, Any] | ValueError:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        return ValueError(f"is not valid JSON ({error.msg})")
+    return record if isinstance(record, dict) else ValueError(f"is no JSON object: {line[:60]!r}")
+
+
+def read_hub(split: str, done: dict[str, int]) -> Records:
+    """Records streamed from the Hub; nothing is stored."""
+    import datasets
+
+    stream = datasets.load_dataset(HUB_NAME, split=split, streaming=True)
+    source = f"hub:{split}"
+    for record in stream.skip(done.get(source, 0)):
+        yield source, record
+
+
+def stage(records: Records, journal: Journal, folder: Path) -> Journal:
+    """Append pages and questions to `documents.jsonl` and `pairs.jsonl` in a folder; returns the final journal.
+
+    Args:
+        records: those that the journal does not count yet.
+        journal: from `read_journal`.
+        folder: of the two files.
+    """
+    titles = _titles(folder / "documents.jsonl")
+    seen = {(pair["question"], pair["document"]) for pair in read_jsonl(folder / "pairs.jsonl")}
+    with (
+        (folder / "documents.jsonl").open("a", encoding="utf-8") as documents,
+        (folder / "pairs.jsonl").open("a", encoding="utf-8") as pairs,
+    ):
+        for count, (source, record) in enumerate(progress(records, "records", unit="record"), start=1):
+            journal.records[source] = journal.records.get(source, 0) + 1
+            try:
+                if isinstance(record, ValueError):
+                    raise record
+                example = parse(record)
+            except ValueError as error:
+                journal.skipped += 1
+                if journal.skipped <= _NAMED_PROBLEMS:
+                    logger.warning("%s, record %d %s; skipped.", source, journal.records[source], error)
+                continue
+            if example.title not in titles:
+                titles[example.title] = len(titles)
+                _write(documents, {"_id": str(titles[example.title]), "title": example.title, "text": example.text})
+            pair = (example.question, titles[example.title])
+            if pair not in seen:
+                seen.add(pair)
+                _write(pairs, {"_id": example.example_id, "question": pair[0], "document": pair[1], "source": source})
+            if count % _JOURNAL_EVERY == 0:
+                _save_journal(journal, titles, seen, (documents, pairs), folder)
+        _save_journal(journal, titles, seen, (documents, pairs), folder)
+    return journal
+
+
+def read_journal(folder: Path) -> Journal:
+    """How far an earlier run came; unfinished writes are cut off its files."""
+    path = folder / "journal.json"
+    journal = Journal(**json.loads(path.read_text())) if path.exists() else Journal()
+    for name, size in zip(("documents.jsonl", "pairs.jsonl"), journal.sizes, strict=True):
+        with (folder / name).open("ab") as file:
+            file.truncate(size)
+    return journal
+
+
+def _save_journal(
+    journal: Journal, titles: dict[str, int], seen: set[tuple[str, int]], files: tuple[TextIO, TextIO], folder: Path
+) -> None:
+    for file in files:
+        file.flush()
+    journal.documents, journal.pairs = len(titles), len(seen)
+    journal.sizes = ((folder / "documents.jsonl").stat().st_size, (folder / "pairs.jsonl").stat().st_size)
+    write_json(folder / "journal.json", asdict(journal))
+
+
+def select(
+    staged: Path, output: Path, *, documents: int, train: int, test: int, seed: int, test_sources: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Draw a collection from the staged files and write it as a BEIR folder, in one step.
+
+    Pairs are drawn at random; the collection has their pages, and further pages drawn at random.
+
+    Args:
+        staged: folder of `stage`.
+        output: the collection.
+        documents: how many pages; 0 for all.
+        train: pairs for training; 0 for all that are not for testing.
+        test: pairs for testing; 0 for all of `test_sources`.
+        seed: of the draw.
+        test_sources: sources whose pairs are the test set; others are for training. Without them both are drawn from all.
+
+    Returns:
+        Counts, the overlap in percent and the sha256 of each file, as written to `collection.json`.
+
+    Raises:
+        ValueError: more was asked for than there is, or the drawn pairs have more pages than `documents`.
+    """
+    pairs = list(read_jsonl(staged / "pairs.jsonl"))
+    total = sum(1 for _ in read_jsonl(staged / "documents.jsonl"))
+    rng = random.Random(seed)
+    rng.shuffle(pairs)
+    testing = [pair for pair in pairs if pair["source"] in test_sources] if test_sources else pairs
+    _enough("test pairs", test, len(testing))
+    chosen_test = testing[: test or len(testing)]
+    training = (
+        [pair for pair in pairs if pair["source"] not in test_sources] if test_sources else pairs[len(chosen_test) :]
+    )
+    _enough("train pairs", train, len(training))
+    chosen = {"train": training[: train or len(training)], "test": chosen_test}
+    pages = {pair["document"] for split in chosen.values() for pair in split}
+    _enough("documents", documents, total)
+    if documents and len(pages) > documents:
+        raise ValueError(f"The pairs drawn have {len(pages)} pages, more than the {documents} documents asked for.")
+    others = [number for number in range(total) if number not in pages]
+    pages.update(rng.sample(others, (documents or total) - len(pages)))
+    with replace_folder(output) as folder:
+        _write_collection(staged, folder, pages, chosen)
+        seen = {pair["document"] for pair in chosen["train"]}
+        overlap = sum(pair["document"] in seen for pair in chosen["test"]) / max(1, len(chosen["test"]))
+        report = {
+            "documents": len(pages),
+            "train": len(chosen["train"]),
+            "test": len(chosen["test"]),
+            "overlap": round(100 * overlap, 2),
+            "seed": seed,
+            "sha256": {
+                str(path.relative_to(folder)): sha256(path) for path in sorted(folder.rglob("*")) if path.is_file()
+            },
+        }
+        write_json(folder / "collection.json", report)
+    return report
+
+
+def _enough(what: str, wanted: int, there: int) -> None:
+    if wanted > there:
+        raise ValueError(f"{wanted} {what} were asked for, the source has {there}; ask for fewer or give more files.")
+
+
+def _write_collection(staged: Path, folder: Path, pages: set[int], chosen: dict[str, list[dict[str, Any]]]) -> None:
+    with (folder / "corpus.jsonl").open("w", encoding="utf-8") as corpus:
+        for number, page in enumerate(read_jsonl(staged / "documents.jsonl")):
+            if number in pages:
+                _write(corpus, page)
+    (folder / "qrels").mkdir()
+    with (folder / "queries.jsonl").open("w", encoding="utf-8") as queries:
+        for split, pairs in chosen.items():
+            with (folder / "qrels" / f"{split}.tsv").open("w", encoding="utf-8") as qrels:
+                qrels.write("query-id\tcorpus-id\tscore\n")
+                for pair in pairs:
+                    _write(queries, {"_id": pair["_id"], "text": pair["question"]})
+                    qrels.write(f"{pair['_id']}\t{pair['document']}\t1\n")
+
+
+def _titles(path: Path) -> dict[str, int]:
+    return {page["title"]: number for number, page in enumerate(read_jsonl(path))}
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a JSON Lines file; none if there is no file."""
+    if path.exists():
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                yield json.loads(line)
+
+
+def _write(file: TextIO, record: dict[str, Any]) -> None:
+    file.write(json.dumps(record, ensure_ascii=False) + "\n")

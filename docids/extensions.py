@@ -1,0 +1,64 @@
+"""What other packages add to this one (docid schemes, objectives, rerankers, commands), found by their entry points.
+
+Nothing of another package is imported before it is used by name.
+"""
+
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from docids.files.checks import shown
+
+SCHEMES = "dsi.docid_schemes"
+"""Entry points that are functions from `SchemeInput` to `Docids`."""
+OBJECTIVES = "dsi.objectives"
+"""Entry points that are subclasses of `dsi.trees.objectives.Objective`."""
+RERANKERS = "dsi.rerankers"
+"""Entry points that are subclasses of `dsi.Reranker`, by their `kind`."""
+COMMANDS = "dsi.commands"
+"""Entry points that are functions from a list of arguments, run as `dsi NAME`."""
+_WHAT = {SCHEMES: "docid scheme", OBJECTIVES: "objective", RERANKERS: "reranker", COMMANDS: "command"}
+
+
+def extensions(group: str) -> list[EntryPoint]:
+    """Return the entry points of a group, by name."""
+    return sorted(entry_points(group=group), key=lambda point: point.name)
+
+
+def extension_names(group: str, known: Sequence[str] = ()) -> list[str]:
+    """Return the known names, then those that other packages add."""
+    return [*known, *(point.name for point in extensions(group) if point.name not in known)]
+
+
+def load_extension(group: str, name: str) -> Any | None:
+    """Return what another package adds under a name, or None if no package does.
+
+    Raises:
+        ValueError: it cannot be imported, or it is nothing that can be called.
+    """
+    for point in extensions(group):
+        if point.name == name:
+            return _load(point)
+    return None
+
+
+def package_of(group: str, name: str) -> str:
+    """Return name and version of the package that adds something, or "" if it is our own or no package does."""
+    for point in extensions(group):
+        if point.name == name and point.dist is not None:
+            return f"{point.dist.name} {point.dist.version}"
+    return ""
+
+
+def _load(point: EntryPoint) -> Any:
+    try:
+        loaded = point.load()
+        cause = "" if callable(loaded) else f"it is no function but {shown(loaded)}"
+    except Exception as error:  # whatever the other package raises
+        cause = str(error).partition("\n")[0] or type(error).__name__
+    if cause:
+        raise ValueError(
+            f"The {_WHAT[point.group]} {point.name!r} ({point.value}) cannot be loaded: {cause}; repair or remove the package "
+            "that brings it."
+        )
+    return loaded

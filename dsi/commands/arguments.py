@@ -1,0 +1,166 @@
+"""What commands share: arguments, search options, the run of training commands.
+
+Imports nothing heavy, so that `dsi COMMAND --help` answers at once, and a wrong argument is refused at once.
+"""
+
+import argparse
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from dsi.commands.libraries import load_libraries
+from dsi.commands.values import collection_folder, configuration, count, index_folder, number, output_folder, setting
+
+if TYPE_CHECKING:
+    from dsi.config import Config
+    from dsi.training.pipeline import TrainingRun
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Keeps the line breaks of a description, and names the defaults."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        default = action.default
+        if default in (None, False, [], argparse.SUPPRESS):
+            return action.help or ""
+        shown = " ".join(map(str, default)) if isinstance(default, list) else default
+        return f"{action.help or ''} (default: {shown})"
+
+
+class _Parser(argparse.ArgumentParser):
+    """Wrong arguments are a ValueError, which `dsi.commands.main.run_command` shows as one line."""
+
+    def error(self, message: str) -> NoReturn:
+        hint = "" if message.startswith("argument ") else self._meant(message) or f"; see {self.prog} --help"
+        raise ValueError(f"{message}{hint}")
+
+    def _meant(self, message: str) -> str:
+        """Return "; did you mean --beam-width?" if the first unknown option is near one that exists, else ""."""
+        from dsi.search.request import nearest
+
+        unknown = re.match(r"unrecognized arguments:.*?--?(\w[\w-]*)", message)
+        options = {
+            shown.lstrip("-").replace("-", "_"): shown for shown in re.findall(r"--?[a-z][\w-]*", self.format_usage())
+        }
+        near = nearest(unknown[1].replace("-", "_"), options) if unknown else None
+        return f"; did you mean {options[near]}?" if near else ""
+
+
+def parser(command: str, description: str | None) -> argparse.ArgumentParser:
+    """Return a parser for a command."""
+    return _Parser(prog=f"dsi {command}", description=description, formatter_class=_Help)
+
+
+def add_index(arguments: argparse.ArgumentParser) -> None:
+    """Add RUN, a finished index."""
+    arguments.add_argument("run", type=index_folder, metavar="RUN", help="an index")
+
+
+def add_data(arguments: argparse.ArgumentParser, what: str = "the collection, a folder in BEIR layout") -> None:
+    """Add --data, a collection."""
+    arguments.add_argument(
+        "--data", type=collection_folder, required=True, metavar="DIR", help=f"{what}; minipedia: the one that ships"
+    )
+
+
+def add_device(arguments: argparse.ArgumentParser, *, dtype: bool = False) -> None:
+    """Add --device, and --dtype for commands that search."""
+    arguments.add_argument("--device", help="cpu, cuda, …; the best available by default")
+    if dtype:
+        arguments.add_argument(
+            "--dtype", default="float32", choices=("float32", "bfloat16"), help="of encoder and decoder"
+        )
+
+
+def add_search_options(arguments: argparse.ArgumentParser) -> None:
+    """Add an argument for each search option that fits on a command line."""
+    group = arguments.add_argument_group("search options", "the index's own by default")
+    group.add_argument("--method", choices=("generate", "exact"), help="walk down the tree, or score all documents")
+    group.add_argument("--beam-width", type=count, help="nodes kept per level")
+    group.add_argument("--candidates", type=count, help="documents that the walk and the words each contribute")
+    group.add_argument(
+        "--alpha", type=number(float, 0, 1), help="the generator's weight in [0, 1], the rest is the encoder's"
+    )
+    group.add_argument("--lexical-weight", type=number(float, 0), help="weight of the lexical scores of documents")
+    group.add_argument("--token-weight", type=number(float, 0), help="weight of late interaction")
+    group.add_argument("--allow", nargs="+", metavar="DOC_ID", help="only these documents may be returned")
+    group.add_argument("--deny", nargs="+", metavar="DOC_ID", help="these documents must not be returned")
+    group.add_argument("--where", metavar="CONDITION", help="filter on metadata: lang = 'en' and year > 2000")
+
+
+def search_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the search options that were given."""
+    from dsi.search.request import OPTIONS
+
+    given = {name: getattr(arguments, name, None) for name in OPTIONS}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def training_parser(command: str, description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with --config, --set, --data, --output and --device."""
+    arguments = parser(command, description)
+    arguments.add_argument(
+        "--config",
+        metavar="NAME",
+        type=configuration,
+        help="configuration: a name (paper, …) or a TOML file; by default RUN/config.toml, or else what we recommend",
+    )
+    add_settings(arguments)
+    add_data(arguments)
+    arguments.add_argument(
+        "--output", type=output_folder, required=True, metavar="RUN", help="folder of the run; becomes the index"
+    )
+    add_device(arguments)
+    return arguments
+
+
+def add_settings(arguments: argparse.ArgumentParser) -> None:
+    """Add --set, for single settings of a configuration."""
+    arguments.add_argument(
+        "--set",
+        dest="settings",
+        type=setting,
+        action="append",
+        default=[],
+        metavar="SECTION.NAME=VALUE",
+        help="change one setting of the configuration, such as docids.branching=10; may be repeated",
+    )
+
+
+def with_settings(config: "Config", settings: Sequence[tuple[str, str, Any]]) -> "Config":
+    """Return the configuration with the settings of --set, in order."""
+    for section, name, value in settings:
+        config = config.with_changes({section: {name: value}} if section else {name: value})
+    return config
+
+
+def add_discard_updates(arguments: argparse.ArgumentParser) -> None:
+    """--discard-updates."""
+    arguments.add_argument(
+        "--discard-updates", action="store_true", help="train again although `dsi update` changed the index since"
+    )
+
+
+def training_run(arguments: argparse.Namespace) -> "TrainingRun":
+    """Return the run that the arguments describe."""
+    load_libraries()
+    from contrastive.encoder import check_device
+    from docids.data.collection import read_collection
+    from dsi.training.pipeline import TrainingRun
+
+    check_device(arguments.device)  # before stages that need none
+    config = with_settings(_config(arguments), arguments.settings)
+    collection = read_collection(arguments.data, dev_queries=config.dev_queries)
+    discard_updates = getattr(arguments, "discard_updates", False)
+    return TrainingRun(arguments.output, collection, config, arguments.device, discard_updates=discard_updates)
+
+
+def _config(arguments: argparse.Namespace) -> "Config":
+    from dsi.config import read_config, run_config
+
+    return read_config(arguments.config) if arguments.config else run_config(arguments.output)
+
+
+def in_words(seconds: dict[str, float]) -> str:
+    """Return {what: seconds} as one line of text."""
+    return ", ".join(f"{name} {value:.0f} s" for name, value in seconds.items()) or "up to date"

@@ -1,0 +1,145 @@
+"""`dsi evaluate`: measure an index beside BM25 and dense search on a split of a collection.
+
+The index is measured as it searches by default: its own beam, ten documents per query (--depth 100 for Recall@100). From
+Python: `dsi.evaluate`.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dsi.commands.arguments import add_data, add_device, add_index, parser
+from dsi.commands.libraries import load_libraries
+from dsi.commands.main import run_command
+from dsi.commands.values import count, output_file, output_folder
+
+if TYPE_CHECKING:
+    from docids.data.collection import Collection
+    from dsi.rerankers.candidates import Reranker
+    from dsi.retriever import GenerativeRetriever
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the table; write results and runs if asked."""
+    arguments = _parse(argv)
+    load_libraries()
+    from docids.data.collection import read_collection
+    from docids.files.storage import file_name
+    from dsi.config import read_dev_queries
+    from dsi.measuring.evaluation import evaluate
+    from dsi.retriever import GenerativeRetriever
+    from dsi.store.manifest import read_manifest
+    from dsi.training.launch import launch
+    from eval.trec import write_run
+
+    retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device, dtype=arguments.dtype)
+    collection = read_collection(arguments.data, dev_queries=read_dev_queries(arguments.run))
+    processes = launch(arguments.device)
+    evaluation = evaluate(
+        retriever,
+        collection,
+        arguments.split,
+        depth=arguments.depth,
+        untrained=arguments.untrained,
+        rerankers=_chains(arguments.run, arguments.rerank, arguments.device),
+        rerank_depth=arguments.rerank_depth or 50,
+        processes=processes,
+    )
+    if not processes.is_main:
+        return
+    print(evaluation)
+    _print_tables(arguments, retriever, collection)
+    if arguments.results:
+        text = (arguments.run / "config.toml").read_text(encoding="utf-8")
+        evaluation.save(arguments.results, config=text, index_versions=read_manifest(arguments.run)["versions"])
+    for name, run in evaluation.runs.items() if arguments.trec_runs else ():
+        write_run(run, arguments.trec_runs / f"{file_name(name)}.run", file_name(name))
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    arguments = parser("evaluate", __doc__)
+    add_index(arguments)
+    add_data(arguments, "the collection it was trained on")
+    arguments.add_argument("--split", default="test", choices=("train", "dev", "test"), help="judgements to measure on")
+    arguments.add_argument(
+        "--depth", type=count, default=10, metavar="K", help="documents per query; 100 for Recall@100"
+    )
+    arguments.add_argument("--untrained", action="store_true", help="also dense search before contrastive training")
+    arguments.add_argument(
+        "--diagnose",
+        action="store_true",
+        help="search errors and model errors, by the level where the document was pruned",
+    )
+    arguments.add_argument(
+        "--diagnosis-figure", type=output_file, metavar="PATH", help="the same as a figure: PATH.png and PATH.svg"
+    )
+    arguments.add_argument(
+        "--beam-widths",
+        type=count,
+        nargs="+",
+        metavar="N",
+        help="also quality, vectors read and time at these beam widths",
+    )
+    arguments.add_argument(
+        "--beam-figure", type=output_file, metavar="PATH", help="the same as a figure: PATH.png and PATH.svg"
+    )
+    arguments.add_argument(
+        "--rerank",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="also rerankers of RUN/rerank, one row each (A+B: one after another), over --rerank-depth documents; or "
+        "cross-encoder:MODEL, a Hub name or a folder",
+    )
+    arguments.add_argument(
+        "--rerank-depth", type=count, metavar="K", help="documents that --rerank reorders; 50 by default"
+    )
+    arguments.add_argument("--results", type=output_file, help="write search configs, measures and hardware as JSON")
+    arguments.add_argument(
+        "--trec-runs", type=output_folder, metavar="DIR", help="write every system's run in TREC format"
+    )
+    add_device(arguments, dtype=True)
+    given = arguments.parse_args(argv)
+    if given.rerank_depth and not given.rerank:
+        raise ValueError(
+            "--rerank-depth says how many answers --rerank reorders; give --rerank NAME too, or leave it out."
+        )
+    if given.beam_figure and not given.beam_widths:
+        raise ValueError("--beam-figure draws the rows of --beam-widths; give both, or neither.")
+    return given
+
+
+def _chains(index: Path, names: Sequence[str], device: str | None) -> "dict[str, list[Reranker]]":
+    """Return {name: rerankers} for names such as "A" and "A+B"; each reranker is loaded once."""
+    from dsi.rerankers.reranking import load_rerankers
+
+    chains = {name: name.split("+") for name in names}
+    needed = list(dict.fromkeys(part for parts in chains.values() for part in parts))
+    loaded = dict(zip(needed, load_rerankers(index, needed, device=device), strict=True)) if needed else {}
+    return {name: [loaded[part] for part in parts] for name, parts in chains.items()}
+
+
+def _print_tables(arguments: argparse.Namespace, retriever: "GenerativeRetriever", collection: "Collection") -> None:
+    """Print the other tables that were asked for."""
+    from dsi.measuring.beam_widths import beam_figure, beam_rows, beam_table
+    from dsi.measuring.diagnosis import diagnose_split, diagnosis_table, errors_by_level
+    from eval.figures import bars_figure
+
+    split, figure = arguments.split, arguments.diagnosis_figure
+    if arguments.diagnose or figure:
+        misses, queries = diagnose_split(retriever, collection, split)
+        print(f"\n{diagnosis_table(misses, queries, k=10)}")
+        if figure:
+            title = "Where the right document's node left the beam"
+            bars_figure(errors_by_level(misses), "level of the docid", "queries without their document", title, figure)
+    if arguments.beam_widths:
+        rows = beam_rows(retriever, collection, split, arguments.beam_widths)
+        print(f"\n{beam_table(rows)}")
+        if arguments.beam_figure:
+            beam_figure(rows, arguments.beam_figure)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, sys.argv[1:]))

@@ -1,0 +1,97 @@
+"""`dsi example`: train, measure and search the collection that ships (Minipedia), offline, in minutes on 2 cores.
+
+Trains the encoder with the supervised contrastive loss, builds docids, trains the generator, measures the index beside BM25
+and dense search, answers three queries, explains one search, and prints where the index is.
+"""
+
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dsi.commands.arguments import add_device, add_settings, in_words, parser, with_settings
+from dsi.commands.libraries import load_libraries
+from dsi.commands.main import run_command
+from dsi.commands.values import SHIPPED, output_folder
+
+if TYPE_CHECKING:
+    from dsi.retriever import GenerativeRetriever
+
+QUERIES = (
+    "which capitals are on the danube",
+    "gas that glows in advertising signs",
+    "how do bees tell each other about food",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train, measure, search."""
+    arguments = parser("example", __doc__)
+    arguments.add_argument(
+        "--output", type=output_folder, default=Path("runs/example"), metavar="RUN", help="of the run"
+    )
+    add_settings(arguments)
+    add_device(arguments)
+    given = arguments.parse_args(argv)
+    started = time.perf_counter()
+    print("Minipedia: 600 short encyclopedia documents, 3,600 queries.", flush=True)
+    load_libraries()
+    from docids.data.collection import read_collection
+    from dsi.config import read_config
+    from dsi.measuring.evaluation import evaluate
+    from dsi.retriever import GenerativeRetriever
+    from dsi.training.pipeline import TrainingRun
+
+    config = with_settings(read_config("example"), given.settings)
+    collection = read_collection(SHIPPED["minipedia"])
+    run = TrainingRun(given.output, collection, config, given.device)
+    run.train()
+    retriever = GenerativeRetriever.from_pretrained(run.folder, device=given.device)
+    before = time.perf_counter()
+    evaluation = evaluate(retriever, collection)
+    run.seconds["evaluation"] = time.perf_counter() - before
+    print(f"\n{evaluation}")
+    _answer(retriever)
+    print(f"\nOne search, level by level:\n\n{retriever.explain(QUERIES[0], k=3)}")
+    print(f"\n{in_words(run.seconds)}; {time.perf_counter() - started:.0f} s in all")
+    print(_next_steps(run.folder))
+
+
+def _answer(retriever: "GenerativeRetriever") -> None:
+    for query, hits in zip(QUERIES, retriever.search(list(QUERIES), k=3), strict=True):
+        print(f"\n{query}")
+        for hit in hits:
+            print(
+                f"  {hit.rank}. {hit.score:7.3f}  {hit.title}  ({hit.doc_id})  docid {'.'.join(map(str, hit.digits))}"
+            )
+
+
+def _next_steps(folder: Path) -> str:
+    installed = _installed()
+    activate = "" if installed == Path("dsi") else f"\n    # or first: . {installed.with_name('activate')}, then: dsi …"
+    return f"""
+The index is in {folder}. From the shell:
+
+    {installed} search {folder}{activate}
+
+From Python{"" if installed == Path("dsi") else f" ({installed.with_name('python')})"}:
+
+    import dsi
+    retriever = dsi.GenerativeRetriever.from_pretrained("{folder}")
+    for hit in retriever.search("{QUERIES[0]}", k=5):
+        print(hit.rank, hit.score, hit.doc_id, hit.title, hit.digits)
+    print(retriever.explain("{QUERIES[0]}"))"""
+
+
+def _installed() -> Path:
+    """Return the command `dsi` as the user has to type it here."""
+    command = Path(sys.executable).with_name("dsi")
+    if shutil.which("dsi") == str(command):
+        return Path("dsi")
+    return command.relative_to(Path.cwd()) if command.is_relative_to(Path.cwd()) else command
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, sys.argv[1:]))

@@ -1,0 +1,32 @@
+"""`dsi explain`: print a search as a tree: nodes kept and pruned level by level, and the parts of each hit's score.
+
+Takes the options of `dsi search`. From Python: `retriever.explain`.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from dsi.commands.arguments import add_device, add_index, add_search_options, parser, search_options
+from dsi.commands.libraries import load_libraries
+from dsi.commands.main import run_command
+from dsi.commands.values import count, query_text
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the tree of one search."""
+    arguments = parser("explain", __doc__)
+    add_index(arguments)
+    arguments.add_argument("query", type=query_text, metavar="QUERY", help="a text")
+    arguments.add_argument("-k", type=count, default=5, help="documents")
+    add_search_options(arguments)
+    add_device(arguments, dtype=True)
+    given = arguments.parse_args(argv)
+    load_libraries()
+    from dsi.retriever import GenerativeRetriever
+
+    retriever = GenerativeRetriever.from_pretrained(given.run, device=given.device, dtype=given.dtype)
+    print(retriever.explain(given.query, given.k, **search_options(given)))
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, sys.argv[1:]))

@@ -1,0 +1,102 @@
+"""`dsi COMMAND …`: lists the commands and runs one; imports nothing heavy before that."""
+
+import ast
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+from docids.extensions import COMMANDS as EXTENSIONS
+from docids.extensions import extensions, load_extension
+
+COMMANDS = (
+    "example", "train", "tune", "evaluate", "search", "explain", "serve", "update", "push", "prepare-nq", "prepare-irds",
+)  # fmt: skip
+"""The commands of the library, in the order of `dsi --help`; other packages add commands as entry points."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        return run_command(lambda _: print(_usage()), [])
+    name, *rest = arguments
+    if name == "--version":
+        print(f"dsi {version('dr-scl')}")
+        return 0
+    command = find_command(name)
+    if command is None:
+        print(f"dsi: unknown command {name!r}\n\n{_usage()}", file=sys.stderr)
+        return 2
+    return run_command(command, rest)
+
+
+def command_modules() -> dict[str, str]:
+    """Return {command: its module}, ours first, then those of other packages."""
+    ours = {name: f"dsi.commands.{name.replace('-', '_')}" for name in COMMANDS}
+    return ours | {point.name: point.module for point in extensions(EXTENSIONS) if point.name not in ours}
+
+
+def find_command(name: str) -> Callable[[Sequence[str]], None] | None:
+    """Return the function of a command, ours or that of another package, or None if there is none.
+
+    Raises:
+        ValueError: the command of another package cannot be imported.
+    """
+    if name in COMMANDS:
+        return importlib.import_module(f"dsi.commands.{name.replace('-', '_')}").main  # type: ignore[no-any-return]
+    return load_extension(EXTENSIONS, name)
+
+
+def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
+    """Call a command's main; bad input becomes one line on stderr and exit status 2.
+
+    Like other programs, a command that is interrupted (Ctrl-C) or whose reader has gone (`| head`) ends without a word.
+    """
+    try:
+        command(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes when it ends
+        return 141
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        print(f"dsi: {_one_line(str(error))}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _one_line(text: str) -> str:
+    """Return a text with line ends escaped, such as those of a file's name, and without lone surrogates."""
+    lines = "\\n".join(text.splitlines())
+    return lines.encode("utf-8", "backslashreplace").decode()
+
+
+def _usage() -> str:
+    modules = {name: f"dsi.commands.{name.replace('-', '_')}" for name in COMMANDS}
+    groups = {"": modules}
+    for point in extensions(EXTENSIONS):
+        added_by = point.dist.name if point.dist else "other packages"
+        groups.setdefault(f"added by {added_by}:", {})[point.name] = point.module
+    width = max(len(name) for commands in groups.values() for name in commands)
+    lines = ["usage: dsi COMMAND …   (dsi COMMAND --help, dsi --version)"]
+    for title, commands in groups.items():
+        lines += ["", title] if title else [""]
+        lines += [f"  {name.ljust(width)}  {_purpose(module)}" for name, module in commands.items()]
+    return "\n".join(lines)
+
+
+def _purpose(module: str) -> str:
+    """Return what a command does: the first line of its module's docstring after "`dsi NAME`: ", read without importing it."""
+    spec = find_spec(module)
+    text = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
+    line = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+    return (line.partition("`: ")[2] or line).rstrip(".")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""`dsi prepare-irds`: write any collection of ir_datasets as a BEIR folder (extra `irds`).
+
+`dsi prepare-irds --train msmarco-passage/train --test msmarco-passage/dev/small --output DIR`: documents come from the test
+data set, queries and judgements from each. Judgements of documents that are missing or have no text are left out and counted.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from dsi.commands.arguments import parser
+from dsi.commands.libraries import quiet_logging
+from dsi.commands.main import run_command
+from dsi.commands.values import output_folder
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Write the folder, print its counts."""
+    arguments = _parse(argv)
+    from docids.data.irds import prepare
+
+    quiet_logging()
+    names = {split: name for split in ("train", "dev", "test") if (name := getattr(arguments, split))}
+    written = prepare(names, arguments.output)
+    print(f"{arguments.output}: {written.documents} documents, {written.without_text} without text left out")
+    for split, count in written.judgements.items():
+        left_out = (
+            f", {written.left_out[split]} of missing documents or queries left out" if written.left_out[split] else ""
+        )
+        print(f"  {split}: {count} judgements, from {names[split]}{left_out}")
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    arguments = parser("prepare-irds", __doc__)
+    arguments.add_argument(
+        "--test", required=True, metavar="NAME", help="ir_datasets name of documents and test queries"
+    )
+    arguments.add_argument("--train", metavar="NAME", help="ir_datasets name of train queries")
+    arguments.add_argument("--dev", metavar="NAME", help="ir_datasets name of dev queries; without it, cut from train")
+    arguments.add_argument(
+        "--output", type=output_folder, required=True, metavar="DIR", help="folder of the collection"
+    )
+    return arguments.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, sys.argv[1:]))

@@ -1,0 +1,69 @@
+"""`dsi prepare-nq`: write Natural Questions as a collection (a BEIR folder).
+
+Reads raw files (v1.0-simplified_nq-train.jsonl.gz, or the original nq-train-??.jsonl.gz) or streams from the Hub. One document
+per Wikipedia page title. nq10k: 10,000 documents, 8,000 train and 2,000 test pairs; nq100k: 100,000, 80,000 and 20,000 (DR-SCL,
+Table 1), drawn with a seed; nq320k: every page and train question, tested on the questions of --test. Two published
+collections are called NQ320k, and their numbers are not comparable: DSI's has about 228,000 documents, NCI's 109,739. This one
+has a document for every title in the given files. A killed run resumes where it stopped.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from docids.data.natural_questions import SIZES, prepare
+from dsi.commands.arguments import parser
+from dsi.commands.libraries import quiet_logging
+from dsi.commands.main import run_command
+from dsi.commands.values import number, output_folder
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Write the collection, print its counts and hashes."""
+    arguments = _parse(argv)
+    quiet_logging()
+    journal, report = prepare(
+        arguments.output,
+        files=arguments.files,
+        test_files=arguments.test,
+        hub=arguments.hub,
+        size=arguments.size,
+        counts=arguments.counts,
+        seed=arguments.seed,
+        keep_staged=arguments.keep_staged,
+    )
+    records = sum(journal.records.values())
+    print(f"{records} records: {journal.documents} pages, {journal.pairs} questions, {journal.skipped} skipped")
+    print(f"{arguments.output}: {report['documents']} documents, {report['train']} train and {report['test']} test pairs, "
+          f"{report['overlap']} % of the test pairs Overlap")  # fmt: skip
+    for name, digest in report["sha256"].items():
+        print(f"  {digest}  {name}")
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    arguments = parser("prepare-nq", __doc__)
+    arguments.add_argument("files", nargs="*", type=Path, help="raw files, .jsonl or .jsonl.gz")
+    arguments.add_argument("--hub", action="store_true", help="stream from the Hub instead")
+    arguments.add_argument("--test", nargs="+", type=Path, default=[], help="raw files of the test questions")
+    arguments.add_argument("--size", choices=tuple(SIZES), default="nq10k", help="see above")
+    arguments.add_argument(
+        "--counts",
+        nargs=3,
+        type=number(int, 0),
+        default=[],
+        metavar=("DOCUMENTS", "TRAIN", "TEST"),
+        help="other sizes; 0 for all",
+    )
+    arguments.add_argument("--seed", type=number(int, 0), default=0, help="of the choice of pairs and pages")
+    arguments.add_argument(
+        "--output", type=output_folder, required=True, metavar="DIR", help="folder of the collection"
+    )
+    arguments.add_argument(
+        "--keep-staged", action="store_true", help="keep DIR.staged, so that another size can be drawn from it"
+    )
+    return arguments.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, sys.argv[1:]))

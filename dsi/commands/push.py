@@ -1,0 +1,39 @@
+"""`dsi push`: upload an index to the Hugging Face Hub, with a model card.
+
+Uploaded is what the manifest lists: the index, not what training leaves. If RUN holds evaluation.json, which
+`dsi evaluate RUN --results RUN/evaluation.json` writes, the card shows those results. Log in with `hf auth login`, or set
+HF_TOKEN. The index is then loaded by its name: GenerativeRetriever.from_pretrained("user/index").
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from dsi.commands.arguments import add_index, parser
+from dsi.commands.libraries import load_libraries
+from dsi.commands.main import run_command
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Upload, print the URL of the commit."""
+    arguments = parser("push", __doc__)
+    add_index(arguments)
+    arguments.add_argument("name", type=_repository, metavar="USER/INDEX", help="on the Hub; made if it does not exist")
+    arguments.add_argument("--private", action="store_true", default=None, help="make a new repository private")
+    arguments.add_argument("--license", metavar="ID", help="for the card, as the Hub names it: apache-2.0, …")
+    given = arguments.parse_args(argv)
+    load_libraries()
+    from dsi.store.hub import push
+
+    print(f"{given.run} -> {push(given.run, given.name, private=given.private, license=given.license)}")
+
+
+def _repository(value: str) -> str:
+    user, _, name = value.partition("/")
+    if not user or not name or "/" in name:
+        raise argparse.ArgumentTypeError(f"must have the form user/index, got {value!r}.")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, sys.argv[1:]))

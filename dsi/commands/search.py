@@ -1,0 +1,198 @@
+"""`dsi search`: search an index, at a prompt with history, in a pipe, with --query, or with a file of queries.
+
+At the prompt, a query searches, `:explain QUERY` shows how its documents were found, `:quit` (or Ctrl-D) leaves. A line in a
+pipe that fails gives a message, or with --json an object with "error"; the others are answered, and the exit status is 2.
+--queries with --run writes a TREC run. --rerank orders the first --rerank-depth answers anew.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dsi.commands.arguments import add_device, add_index, add_search_options, parser, search_options
+from dsi.commands.libraries import load_libraries
+from dsi.commands.main import run_command
+from dsi.commands.prompt import HELP, command_of, read_lines, readable
+from dsi.commands.queries_file import read_queries_file
+from dsi.commands.values import count, existing_file, output_file, query_text
+
+if TYPE_CHECKING:
+    from dsi.rerankers.candidates import Candidates, Reranker
+    from dsi.retriever import GenerativeRetriever
+    from dsi.search.answers import Hits
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Answer one query, all queries of a file, or those from a prompt or a pipe."""
+    arguments = _parse(argv)
+    queries = read_queries_file(arguments.queries) if arguments.queries else {}
+    load_libraries()
+    from dsi.rerankers.reranking import load_rerankers
+    from dsi.retriever import GenerativeRetriever
+
+    retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device, dtype=arguments.dtype)
+    names = arguments.rerank.split("+") if arguments.rerank else []
+    rerankers = load_rerankers(arguments.run, names, device=arguments.device) if names else []
+    k, most = arguments.k, max(arguments.k, arguments.rerank_depth or 50)
+    searches = _Searches(retriever, search_options(arguments), k, rerankers, most, arguments.json)
+    if queries:
+        searches.write_run(queries, arguments)
+    elif arguments.query is not None:
+        searches.answer_query(arguments.query)
+    else:
+        searches.answer_lines(read_lines(f"{retriever!r}\nA query, :explain QUERY, :help or :quit"))
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    arguments = parser("search", __doc__)
+    add_index(arguments)
+    arguments.add_argument("--query", type=query_text, help="answer this query and exit")
+    arguments.add_argument(
+        "--queries",
+        type=existing_file,
+        metavar="FILE",
+        help="queries.jsonl, or id, a tab and the text a line; needs --run",
+    )
+    arguments.add_argument(
+        "--run", type=output_file, metavar="OUT", dest="output", help="TREC run to write for --queries"
+    )
+    arguments.add_argument("--json", action="store_true", help="print one JSON object per query")
+    arguments.add_argument("-k", type=count, default=10, help="documents per query")
+    arguments.add_argument(
+        "--rerank",
+        metavar="NAME",
+        help="a reranker of RUN/rerank (A+B: one after another), or cross-encoder:MODEL, a Hub name or a folder",
+    )
+    arguments.add_argument(
+        "--rerank-depth", type=count, metavar="N", help="answers that --rerank reorders; 50 by default"
+    )
+    add_search_options(arguments)
+    add_device(arguments, dtype=True)
+    given = arguments.parse_args(argv)
+    if given.rerank_depth and not given.rerank:
+        raise ValueError("--rerank-depth says how many answers --rerank reorders; give --rerank too, or leave it out.")
+    if (given.queries is None) != (given.output is None):
+        raise ValueError("--queries FILE and --run OUT belong together; give both, or neither.")
+    if given.queries and (given.query is not None or given.json):
+        raise ValueError("--queries writes a TREC run; leave out --query and --json.")
+    return given
+
+
+@dataclass(frozen=True)
+class _Searches:
+    """Searches with the options of a command line.
+
+    Attributes:
+        retriever: the index.
+        options: of every search.
+        k: documents per query.
+        rerankers: reorder the first `most` answers.
+        most: see there.
+        as_json: print JSON objects.
+    """
+
+    retriever: "GenerativeRetriever"
+    options: dict[str, Any]
+    k: int
+    rerankers: "Sequence[Reranker]"
+    most: int
+    as_json: bool
+
+    def write_run(self, queries: dict[str, str], arguments: argparse.Namespace) -> None:
+        """Write the answers of {query_id: text} as a TREC run, with its file's name as the tag."""
+        from docids.files.storage import file_name
+        from eval.measures import ranking
+        from eval.trec import write_run
+
+        if self.rerankers:
+            whole = self._reranked(queries).as_run()
+            run = {
+                query_id: {doc_id: own[doc_id] for doc_id in ranking(own)[: self.k]} for query_id, own in whole.items()
+            }
+        else:
+            run = self.retriever.run(queries, self.k, **self.options)
+        write_run(run, arguments.output, file_name(arguments.output.stem) or "dsi")
+        print(f"{arguments.output}: {len(run)} queries, {sum(map(len, run.values()))} documents")
+
+    def answer_query(self, query: str) -> None:
+        """Print the answer of one query.
+
+        Raises:
+            ValueError: it failed.
+        """
+        try:
+            self._answer("search", query)
+        except ValueError as error:
+            if self.as_json:
+                self._show_error(query, error)
+            raise
+
+    def answer_lines(self, lines: Iterable[str]) -> None:
+        """Print the answer of every line, and go on after one that fails.
+
+        Raises:
+            ValueError: some failed, and this is no terminal, where one saw it.
+        """
+        done = failed = 0
+        for line in lines:
+            done += 1
+            try:
+                self._answer(*command_of(line))
+            except ValueError as error:
+                failed += 1
+                self._show_error(line, error)
+        if failed and not sys.stdin.isatty():
+            raise ValueError(f"{failed} of {done} lines failed.")
+
+    def _answer(self, command: str, text: str) -> None:
+        if command == "help":
+            print(HELP, file=sys.stderr if self.as_json else sys.stdout)
+        elif command == "explain":
+            shown = str(self.retriever.explain(text, self.k, **self.options))
+            print(_json(query=text, explanation=shown) if self.as_json else shown, flush=True)
+        else:
+            show = _show_json if self.as_json else _show_text
+            show(text, self._search(text))
+
+    def _search(self, query: str) -> "Hits":
+        from dsi.search.answers import Hits
+
+        if not self.rerankers:
+            return self.retriever.search(query, self.k, **self.options)
+        (hits,) = self._reranked([query]).hits()
+        return Hits(hits[: self.k], hits.exact)
+
+    def _reranked(self, queries: "Sequence[str] | dict[str, str]") -> "Candidates":
+        from dsi.rerankers.reranking import rerank
+
+        features = any(reranker.uses_features for reranker in self.rerankers)
+        return rerank(self.retriever.candidates(queries, self.most, features=features, **self.options), self.rerankers)
+
+    def _show_error(self, line: str, error: ValueError) -> None:
+        if self.as_json:
+            print(_json(query=readable(line), error=str(error)), flush=True)
+        else:
+            print(f"dsi: {error}", file=sys.stderr)
+
+
+def _show_text(query: str, hits: "Hits") -> None:
+    print(f"{query}{'  (proven to be the exact top k)' if hits.exact else ''}")
+    for hit in hits:
+        print(f"{hit.rank:4d}  {hit.score:9.4f}  {hit.doc_id}  {hit.title}  [{'.'.join(map(str, hit.digits))}]")
+    sys.stdout.flush()
+
+
+def _show_json(query: str, hits: "Hits") -> None:
+    shown = [{name: value for name, value in hit._asdict().items() if value is not None} for hit in hits]
+    print(_json(query=query, exact=hits.exact, hits=shown), flush=True)
+
+
+def _json(**record: Any) -> str:
+    return json.dumps(record, ensure_ascii=False)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, sys.argv[1:]))

@@ -1,0 +1,78 @@
+"""`dsi train`: run all stages, from a collection to a searchable, tuned index in RUN.
+
+Stages that are up to date are skipped, and a killed run resumes where it stopped. --stage runs one of them alone. From Python:
+`dsi.train`.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dsi.commands.arguments import add_discard_updates, in_words, training_parser, training_run
+from dsi.commands.main import run_command
+from dsi.commands.values import existing_file
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+STAGES = ("pseudo_queries", "encoder", "docids", "generator", "tuning")
+"""What --stage takes, in the order in which they run."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train, tune on dev, print how long it took."""
+    parser = training_parser("train", __doc__)
+    parser.add_argument("--stage", choices=STAGES, help="run this stage alone, after those before it")
+    parser.add_argument(
+        "--embeddings",
+        type=existing_file,
+        metavar="FILE",
+        help="with --stage docids: .npy matrix [documents, any] to cluster on, in place of the documents' embeddings",
+    )
+    add_discard_updates(parser)
+    arguments = parser.parse_args(argv)
+    if arguments.embeddings and arguments.stage != "docids":
+        raise ValueError("--embeddings is what --stage docids clusters on; add --stage docids, or leave it out.")
+    points = None if arguments.embeddings is None else read_embeddings(arguments.embeddings)
+    run = training_run(arguments)
+    stages = {
+        None: run.train,
+        "pseudo_queries": run.generate_queries,
+        "encoder": run.train_encoder,
+        "docids": lambda: run.build_docids(points),
+        "generator": run.train_generator,
+        "tuning": run.tune,
+    }
+    stages[arguments.stage]()
+    if not run.processes.is_main:
+        return
+    if arguments.stage == "docids":
+        print((run.folder / "docids" / "diagnostics.json").read_text(), end="")
+    print(f"train: {in_words(run.seconds)} -> {run.folder}")
+    if arguments.stage == "generator" and run.config.tune:
+        print(f"The index is not tuned yet: dsi tune {run.folder} --data {run.collection.folder}")
+
+
+def read_embeddings(path: Path) -> "NDArray[np.float32]":
+    """Read embeddings [documents, dim] of any type of number from a .npy file.
+
+    Raises:
+        ValueError: the file is another one, or holds something else.
+    """
+    import numpy as np
+
+    try:
+        array = np.lib.format.open_memmap(path, mode="r")
+    except Exception:  # a broken header raises nearly anything
+        found = "a file that NumPy cannot read"
+    else:
+        if array.ndim == 2 and array.dtype.kind in "fiu":
+            return np.ascontiguousarray(array, dtype=np.float32)
+        found = f"an array of {array.dtype} {list(array.shape)}"
+    raise ValueError(f"{path} must be a .npy file of numbers [documents, dim], got {found}; write it with numpy.save.")
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, sys.argv[1:]))

@@ -1,0 +1,125 @@
+"""The values that arguments of commands may have, checked while the command line is read. Imports nothing heavy."""
+
+import math
+import sys
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+N = TypeVar("N", int, float)
+
+ROOT = Path(__file__).parent.parent.parent
+SHIPPED = {"minipedia": ROOT / "docids" / "data" / "minipedia"}
+"""Collections that --data takes by name."""
+
+
+def number(kind: type[N], least: N, most: float = math.inf) -> Callable[[str], N]:
+    """Return the type of an argument that is a number from `least` to `most`."""
+    bounds = f"at least {least}" if most == math.inf else f"from {least} to {most:g}"
+    wanted = f"{'a whole number' if kind is int else 'a number'}, {bounds}"
+
+    def read(value: str) -> N:
+        try:
+            found = kind(value)
+        except ValueError:
+            found = None
+        if found is None or not least <= found <= most:
+            raise ArgumentTypeError(f"must be {wanted}, got {value!r}.")
+        return found
+
+    return read
+
+
+count = number(int, 1)
+"""The type of an argument that counts."""
+
+
+def query_text(value: str) -> str:
+    """Return a text that is not blank."""
+    if not value.strip():
+        raise ArgumentTypeError(f"must be a text that is not blank, got {value!r}.")
+    return value
+
+
+def collection_folder(value: str) -> Path:
+    """Return an existing folder, or that of a collection that ships, by name; a folder of that name goes first."""
+    folder = Path(value)
+    if not folder.is_dir() and value in SHIPPED:
+        return SHIPPED[value]
+    if folder.exists() and not folder.is_dir():
+        raise ArgumentTypeError(f"{value} is a file; name the folder of a collection in BEIR layout.")
+    if not folder.exists():
+        raise ArgumentTypeError(
+            f"The collection folder {value} does not exist; name a folder in BEIR layout, or {', '.join(SHIPPED)}, "
+            "the collection that ships."
+        )
+    return folder
+
+
+def index_folder(value: str) -> Path:
+    """Return the folder of a finished index."""
+    folder = Path(value)
+    if not (folder / "manifest.json").is_file():
+        from docids.files.storage import beside
+
+        if not beside(folder, "previous").exists():  # left by a kill; loading the index brings it back
+            raise ArgumentTypeError(
+                f"{folder} holds no finished index (no manifest.json); name the folder that `dsi train --output` wrote."
+            )
+    return folder
+
+
+def existing_file(value: str) -> Path:
+    """Return a file that is there."""
+    path = Path(value)
+    if not path.is_file():
+        raise ArgumentTypeError(f"{value} is {'a folder, not a file' if path.is_dir() else 'no file that exists'}.")
+    return path
+
+
+def output_folder(value: str) -> Path:
+    """Return a folder that is there or can be made."""
+    path = Path(value)
+    for place in (path, *path.parents):
+        if place.exists():
+            if not place.is_dir():
+                raise ArgumentTypeError(f"{place} is a file; name a folder to write into.")
+            break
+    return path
+
+
+def output_file(value: str) -> Path:
+    """Return a file that is there or can be made."""
+    path = Path(value)
+    if path.is_dir():
+        raise ArgumentTypeError(f"{value} is a folder; name a file to write.")
+    output_folder(str(path.parent))
+    return path
+
+
+def configuration(value: str) -> str:
+    """Return the name of a configuration: a file, or one that ships."""
+    shipped = {path.stem for path in (ROOT / "dsi" / "configs").glob("*.toml")}
+    if not Path(value).is_file() and value not in shipped:
+        raise ArgumentTypeError(
+            f"The configuration {value!r} does not exist: neither a file nor one of {', '.join(sorted(shipped))}."
+        )
+    return value
+
+
+def setting(value: str) -> tuple[str, str, object]:
+    """Return section ("" for the top), name and value of a setting SECTION.NAME=VALUE; what is no TOML value is a text."""
+    name, equals, text = value.partition("=")
+    section, _, own = name.rpartition(".")
+    if not equals or not own.isidentifier() or not (section or "x").isidentifier():
+        raise ArgumentTypeError(f"must be SECTION.NAME=VALUE, such as docids.branching=10, got {value!r}.")
+    try:
+        return section, own, tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        return section, own, text

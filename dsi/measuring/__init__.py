@@ -1,0 +1,1 @@
+"""What an index is worth: rows of `evaluate`, beam widths, where a document was lost."""

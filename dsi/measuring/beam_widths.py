@@ -1,0 +1,104 @@
+"""Quality and cost of search by beam width, as a Markdown table and a picture. Knows nothing of how searches work."""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from docids.data.collection import Collection
+from dsi.retriever import GenerativeRetriever
+from dsi.search.request import SearchRequest
+from dsi.training.tuning import agreement
+from eval.figures import lines_figure
+from eval.measures import evaluate, mean
+from eval.tables import markdown_table
+
+ANSWERS = 10
+_MEASURES = ("Hit@1", "Hit@10")
+
+
+@dataclass(frozen=True)
+class BeamRow:
+    """One beam width.
+
+    Attributes:
+        name: of the row.
+        beam_width: nodes kept per level; 0 for "exact".
+        hits: Hit@1 and Hit@10, in percent.
+        agree: share of the exact top ten that was found.
+        read: vectors of nodes and documents that were scored, a query.
+        milliseconds: a query, after the encoder.
+    """
+
+    name: str
+    beam_width: int
+    hits: tuple[float, float]
+    agree: float
+    read: float
+    milliseconds: float
+
+
+def beam_rows(
+    retriever: GenerativeRetriever, collection: Collection, split: str, beam_widths: Sequence[int]
+) -> list[BeamRow]:
+    """Return one row per beam width, with the index's alpha and with the encoder alone (alpha 0), and "exact"."""
+    index, qrels = retriever.snapshot, collection.qrels[split]
+    encoded = retriever.encode_queries(collection.query_texts(split), show_progress=True)
+    config = dataclasses.replace(index.search_config, method="exact")
+    exact = index.search(encoded, SearchRequest(ANSWERS, config))
+
+    def row(name: str, beam_width: int, alpha: float = config.alpha) -> BeamRow:
+        own = (
+            dataclasses.replace(config, method="generate", beam_width=beam_width, alpha=alpha) if beam_width else config
+        )
+        started = time.perf_counter()
+        result = index.search(encoded, SearchRequest(ANSWERS, own))
+        milliseconds = 1000 * (time.perf_counter() - started) / max(encoded.count, 1)
+        measured = evaluate(index.as_run(encoded.query_ids, result), qrels, _MEASURES)
+        first, ten = (100 * mean(values) for values in measured.values())
+        return BeamRow(
+            name, beam_width, (first, ten), agreement(result, exact), float(result.read.mean()), milliseconds
+        )
+
+    rows = [row(f"beam {width}", width) for width in beam_widths]
+    if index.is_tied and config.alpha:
+        rows += [row(f"beam {width}, encoder alone", width, alpha=0.0) for width in beam_widths]
+    return [*rows, row("exact", 0)]
+
+
+def beam_table(rows: Sequence[BeamRow]) -> str:
+    """Return the rows as a Markdown table."""
+    heads = [
+        "search",
+        "Hit@1",
+        "Hit@10",
+        "share of the exact top ten",
+        "vectors read",
+        "ms per query, after the encoder",
+    ]
+    cells = [
+        [
+            row.name,
+            *(f"{hit:.2f}" for hit in row.hits),
+            f"{row.agree:.4f}",
+            f"{row.read:.0f}",
+            f"{row.milliseconds:.2f}",
+        ]
+        for row in rows
+    ]
+    return markdown_table(heads, cells)
+
+
+def beam_figure(rows: Sequence[BeamRow], path: Path) -> None:
+    """Draw the share of the exact top ten against the vectors read, as PATH.png and PATH.svg."""
+    trained = [row for row in rows if row.beam_width and "encoder alone" not in row.name]
+    alone = [row for row in rows if "encoder alone" in row.name]
+    curves = {"generator": trained, "encoder alone": alone}
+    lines_figure(
+        {name: {round(row.read): row.agree for row in own} for name, own in curves.items() if own},
+        "vectors read",
+        "share of the exact top ten",
+        "What a search finds, by what it reads",
+        path,
+    )

@@ -1,0 +1,114 @@
+"""Why documents were missed: by the search, or by the model.
+
+A miss is a search error if the relevant document scores higher than the last document returned: "exact" finds it. Otherwise it
+is a model error. The level at which the relevant document's node left the beam, and its margin there, show where the walk goes
+wrong first. Knows nothing of how scores are made.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from typing_extensions import Unpack
+
+from docids.data.collection import Collection
+from dsi.retriever import GenerativeRetriever
+from dsi.search.explanation import Explanation
+from dsi.search.request import SearchOptions
+from eval.tables import markdown_table
+
+
+@dataclass(frozen=True)
+class Miss:
+    """A query whose relevant document was not in the top k.
+
+    Attributes:
+        query_id: the query.
+        doc_id: the relevant document.
+        search_error: True if it scores higher than the last document returned.
+        level: level, from 0, at which the node above its best place was pruned; that of the document if none was.
+        margin: score of the lowest node kept at that level, minus its node's (0 if none was kept).
+    """
+
+    query_id: str
+    doc_id: str
+    search_error: bool
+    level: int
+    margin: float
+
+
+def diagnose(
+    retriever: GenerativeRetriever,
+    queries: Mapping[str, str],
+    answers: Mapping[str, str],
+    k: int = 10,
+    **options: Unpack[SearchOptions],
+) -> list[Miss]:
+    """Return the misses among some queries.
+
+    Args:
+        retriever: the index.
+        queries: {query_id: text}.
+        answers: {query_id: doc_id} the relevant document of each query.
+        k: documents per query.
+        **options: see `SearchOptions`.
+    """
+    index, encoded = retriever.snapshot, retriever.encode_queries(queries)
+    request = index.request("diagnose", k, options)
+    run = index.run(encoded, request)
+    followed = index.follow(encoded, request, [[answers[query_id]] for query_id in queries])
+    scores, misses = followed.scores[:, 0].tolist(), []
+    for row, (query_id, found) in enumerate(run.items()):
+        if answers[query_id] in found:
+            continue
+        last = min(found.values())
+        explanation = retriever.explain(queries[query_id], k, **options)
+        digits = index.tree.digits(int(followed.positions[row, 0]))
+        level, margin = _left_at(explanation, digits) or (len(digits) - 1, last - scores[row])
+        misses.append(Miss(query_id, answers[query_id], scores[row] > last, level, margin))
+    return misses
+
+
+def diagnose_split(
+    retriever: GenerativeRetriever, collection: Collection, split: str, k: int = 10
+) -> tuple[list[Miss], int]:
+    """Return the misses among the judged queries of a split (first relevant document only), and the number of queries."""
+    pairs = [(query_id, collection.documents[row]["doc_id"]) for query_id, row in reversed(collection.pairs(split))]
+    answers = {query_id: doc_id for query_id, doc_id in pairs if doc_id in retriever.documents.rows}
+    queries = {query_id: collection.queries[query_id] for query_id in answers}
+    return diagnose(retriever, queries, answers, k), len(queries)
+
+
+def _left_at(explanation: Explanation, digits: tuple[int, ...]) -> tuple[int, float] | None:
+    """Return the level at which a node above a document was pruned, and its margin to the lowest node kept there."""
+    for level, nodes in enumerate(explanation.levels[: len(digits) - 1]):
+        own = [node for node in nodes if node.digits == digits[: level + 1]]
+        if own and own[0].score is not None and not own[0].kept:
+            kept = [node.score for node in nodes if node.kept and node.score is not None and node.rank is None]
+            return level, min(kept) - own[0].score if kept else 0.0
+    return None
+
+
+def errors_by_level(misses: list[Miss]) -> dict[str, dict[int, int]]:
+    """Count misses: {"search errors" | "model errors": {level from 0: misses whose node was pruned there}}."""
+    counts: dict[str, dict[int, int]] = {"search errors": {}, "model errors": {}}
+    for miss in misses:
+        own = counts["search errors" if miss.search_error else "model errors"]
+        own[miss.level] = own.get(miss.level, 0) + 1
+    return counts
+
+
+def diagnosis_table(misses: list[Miss], queries: int, k: int) -> str:
+    """Return misses by kind and by the level at which the relevant node was pruned, as Markdown."""
+    errors = sum(miss.search_error for miss in misses)
+    head = (
+        f"{len(misses)} of {queries} queries without their document among {k}: {errors} search errors "
+        f"(it scores higher than the last answer), {len(misses) - errors} model errors"
+    )
+    rows = []
+    for level in sorted({miss.level for miss in misses}):
+        here = [miss for miss in misses if miss.level == level]
+        margins = sorted(miss.margin for miss in here)
+        wrong = sum(miss.search_error for miss in here)
+        rows.append([str(level), str(len(here)), str(wrong), f"{margins[len(margins) // 2]:.3f}"])
+    heads = ["left the beam at level", "misses", "search errors", "median margin"]
+    return f"{head}\n\n{markdown_table(heads, rows)}"

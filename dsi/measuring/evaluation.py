@@ -1,0 +1,269 @@
+"""Measures an index beside its baselines: BM25, dense search, reciprocal rank fusion (RRF), dense + BM25.
+
+All systems search the same collection, with weights chosen on the same dev queries. The index is measured as users search it:
+with its own beam, ten documents per query, and beside two controls, words without a walk and a walk without the generator.
+Knows nothing of how runs are made; see `dsi.measuring.rows`.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from contrastive.encoder import Encoder
+from docids.data.collection import SPLITS, Collection, check_collection, compare_documents
+from docids.files.checks import plain
+from docids.files.processes import ALONE, Processes
+from docids.files.progress import progress
+from docids.files.storage import write_json
+from dsi.measuring.provenance import provenance
+from dsi.measuring.rows import DenseSystems, IndexSystems, Run, WordSystems, alone
+from dsi.rerankers.candidates import Reranker
+from dsi.rerankers.reranking import rerank
+from dsi.retriever import GenerativeRetriever
+from dsi.search.engine import Method
+from dsi.search.generate import WordsOnly
+from dsi.store.documents import DocumentTable
+from eval.fusion import reciprocal_rank_fusion
+from eval.measures import STANDARD_MEASURES, mean
+from eval.measures import evaluate as evaluate_run
+from eval.protocol import Splits, SystemResult, overlap_splits, randomisation_test, table
+
+ANSWERS = 10
+"""Documents per query, the default of `search`."""
+_TESTED = ("Hit@1", "Hit@10")
+_RRF, _DENSE, _UNTRAINED, _DENSE_AND = "RRF of BM25 and dense", "dense", "dense, encoder untrained", "dense + "
+GENERATE, EXACT, ALONE_ROW = "generate", "exact", "decoder only"
+_WALK_BEAM = 40
+"""Beam of the row without words that is the same for every index."""
+_READ, _TIME = "vectors read", "ms per query"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The results of an evaluation; prints as a table with p-values and a summary.
+
+    Attributes:
+        rows: one result per system, baselines first.
+        index: name of the row of the index with its own search config.
+        runs: {row: run} that was measured.
+        splits: {"Total" | "Overlap" | "No Overlap": query_ids}.
+        about: collection, split, hardware, versions.
+    """
+
+    rows: list[SystemResult]
+    index: str
+    runs: dict[str, Run]
+    splits: Splits
+    about: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"{table(self.rows, self.splits, more=(_READ, _TIME))}\n\n{self.significance()}\n\n{self.summary()}"
+
+    __repr__ = __str__
+
+    def row(self, name: str) -> SystemResult:
+        """Return the row of that name.
+
+        Raises:
+            KeyError: there is none.
+        """
+        return {row.name: row for row in self.rows}[name]
+
+    def significance(self) -> str:
+        """Return the differences of the index to every other row, in points, with p of paired randomisation tests."""
+        lines = [f"{self.index} against (difference in points, p of a paired randomisation test):"]
+        for other, tests in self._tests.items():
+            cells = [f"{name} {d:+.2f} (p={p:.4f})" for name, (d, p) in tests.items()]
+            lines.append(f"  {other}: {', '.join(cells)}")
+        return "\n".join(lines)
+
+    def summary(self) -> str:
+        """Return the main results in words."""
+        first, ten = (100 * self._mean(self.index, name) for name in _TESTED)
+        lines = [f"The index finds the document of {first:.1f} of 100 queries at rank 1, of {ten:.1f} in the top ten."]
+        for name in (*(name for name in self._tests if name.startswith(_DENSE_AND)), _RRF, _DENSE, "BM25"):
+            if name in self._tests:
+                difference, p = self._tests[name]["Hit@1"]
+                lines.append(f"  {name}: {100 * self._mean(name, 'Hit@1'):.0f} at rank 1; {_verdict(difference, p)}")
+        return "\n".join(lines)
+
+    def save(self, path: str | Path, **more: Any) -> None:
+        """Write measures, search configs, hardware and versions as JSON, and any other fields given."""
+        systems = {row.name: {"settings": row.settings, **row.means(self.splits)} for row in self.rows}
+        write_json(Path(path), {**self.about, **more, "systems": systems})
+
+    def _mean(self, name: str, measure_name: str) -> float:
+        return mean(self.row(name).values[measure_name])
+
+    @cached_property
+    def _tests(self) -> dict[str, dict[str, tuple[float, float]]]:
+        """{row: {measure: (difference in points, p)}} of the index against every other row."""
+        own, found = self.row(self.index).values, {}
+        for row in self.rows:
+            if row.name != self.index:
+                tests = {name: randomisation_test(own[name], row.values[name], rounds=10_000) for name in _TESTED}
+                found[row.name] = {name: (100 * difference, p) for name, (difference, p) in tests.items()}
+        return found
+
+
+def _verdict(difference: float, p: float) -> str:
+    if p >= 0.05:
+        return f"no significant difference ({difference:+.1f} points, p = {p:.2f})"
+    shown = "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+    return f"the index is {abs(difference):.1f} points {'ahead' if difference > 0 else 'behind'} ({shown})"
+
+
+def evaluate(
+    retriever: GenerativeRetriever,
+    collection: Collection,
+    split: str = "test",
+    *,
+    depth: int = ANSWERS,
+    untrained: bool = False,
+    rerankers: Mapping[str, Sequence[Reranker]] | None = None,
+    rerank_depth: int = 50,
+    processes: Processes = ALONE,
+) -> Evaluation:
+    """Measure an index and its baselines.
+
+    Example:
+        >>> import dsi
+        >>> retriever = dsi.GenerativeRetriever.from_pretrained("RUN")
+        >>> evaluation = dsi.evaluate(retriever, dsi.read_collection("DIR"))
+        >>> evaluation.rows[0].name
+        'BM25'
+        >>> evaluation.save("results.json")
+
+    Args:
+        retriever: the index.
+        collection: its collection. The baselines BM25 and `untrained` search the collection's documents, all others the
+            index's; if these differ, a warning counts them.
+        split: judgements to measure on: "test", "dev" or "train".
+        depth: documents per query that the index returns; deeper measures (Recall@100) are reported if depth reaches them.
+        untrained: adds dense search with the encoder as it was before training, which encodes the collection anew.
+        rerankers: {name: rerankers}, one more row each: the index's first `rerank_depth` documents, reranked.
+        rerank_depth: number of documents that are reranked.
+        processes: share the searching.
+
+    Raises:
+        ValueError: the split has no judgements, or the index has none of the collection's documents.
+    """
+    check_collection("evaluate", collection)
+    if plain(str, split, "split") not in SPLITS:
+        raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}.")
+    if plain(int, depth, "depth") < 1:
+        raise ValueError(f"depth must be at least 1, got {depth}.")
+    if not collection.qrels[split]:
+        raise ValueError(f"{collection.folder} has no judgements to measure on; add qrels/{split}.tsv.")
+    compare_documents(collection, retriever.documents.rows)
+    systems = _Systems(retriever, collection, split, depth, processes)
+    systems.add_baselines(untrained)
+    index = systems.add_index()
+    systems.add_reranked(rerankers or {}, rerank_depth)
+    rows, runs = systems.measure()
+    splits = overlap_splits(collection.qrels[split], collection.overlap_documents(split))
+    about = {
+        "collection": collection.folder.name,
+        "split": split,
+        "dtype": str(retriever.dtype).removeprefix("torch."),
+        "queries": {name: len(query_ids) for name, query_ids in splits.items()},
+        "documents": len(retriever.documents),
+        **provenance(),
+    }
+    return Evaluation(rows, index, runs, splits, about)
+
+
+class _Systems:
+    """The rows of an evaluation, in order; nothing is searched before `measure`."""
+
+    def __init__(
+        self, retriever: GenerativeRetriever, collection: Collection, split: str, depth: int, processes: Processes
+    ) -> None:
+        self.retriever, self.collection, self.split, self.depth = retriever, collection, split, depth
+        self.systems = IndexSystems(collection, retriever, processes)
+        self._rows: dict[str, Callable[[], tuple[Run, dict[str, Any]]]] = {}
+        self._runs: dict[str, Run] = {}
+        self._is_main = processes.is_main
+
+    def add_baselines(self, untrained: bool) -> None:
+        def bm25() -> tuple[Run, dict[str, Any]]:
+            words = WordSystems(self.collection, tuned=self.split != "dev")
+            return words.run(self.split), words.options
+
+        def before_training() -> tuple[Run, dict[str, Any]]:
+            encoder = Encoder.load(self.retriever.encoder.config, device=str(self.retriever.device))
+            return DenseSystems(self.collection, encoder).run(self.split), {}
+
+        self._rows["BM25"] = bm25
+        if untrained:
+            self._rows[_UNTRAINED] = before_training
+        self._rows[_DENSE] = lambda: (self.systems.run_dense(self.split), {})
+        self._rows[_RRF] = lambda: (
+            reciprocal_rank_fusion([self._runs["BM25"], self._runs[_DENSE]]),
+            {"k": 60},
+        )
+
+    def add_index(self) -> str:
+        """Add the index, searched in several ways; returns the name of the row with its own search config."""
+        lexical, index = self.retriever.lexical, self.retriever.snapshot
+        if lexical:
+            self._add(f"{_DENSE_AND}{lexical.name}", lambda: self.systems.tune(learned=False))
+        if index.is_tied:
+            self._add_controls()
+        else:
+            self._add(ALONE_ROW, lambda: alone(self.retriever))
+        own = index.search_config.method
+        for name in (EXACT, GENERATE) if own == EXACT else (GENERATE, EXACT):
+            self._add(name, lambda name=name: {"method": name})  # type: ignore[misc]
+        return own
+
+    def _add_controls(self) -> None:
+        """Add what the parts of a walk earn: words without a walk, walks without words, and a walk by the encoder alone."""
+        width = self.retriever.search_config.beam_width
+        if self.retriever.lexical and self.retriever.search_config.lexical_weight:
+            self._add("words only", lambda: {"method": GENERATE}, WordsOnly)
+        for beam_width in dict.fromkeys((_WALK_BEAM, width)):
+            changes = {"method": GENERATE, "beam_width": beam_width, "lexical_weight": 0.0}
+            self._add(f"walk, no words, beam {beam_width}", lambda changes=changes: changes)  # type: ignore[misc]
+        if self.retriever.search_config.alpha:
+            self._add("generate, walk by the encoder alone", lambda: {"method": GENERATE, "alpha": 0.0})
+
+    def _add(self, name: str, changes: Callable[[], Mapping[str, Any]], method: type[Method] | None = None) -> None:
+        def searched() -> tuple[Run, dict[str, Any]]:
+            found = self.systems.search(self.split, self.depth, method, **changes())
+            cost = {_READ: round(found.read), _TIME: round(found.milliseconds, 3)}
+            return found.run, {**dataclasses.asdict(found.config), **cost}
+
+        self._rows[name] = searched
+
+    def add_reranked(self, rerankers: Mapping[str, Sequence[Reranker]], k: int) -> None:
+        """Add rows of rerankers over the same candidates, with their milliseconds per query."""
+        found: list[Any] = []
+
+        def row(chain: Sequence[Reranker]) -> tuple[Run, dict[str, Any]]:
+            if not found:
+                queries = self.systems.encode(self.split, self.collection.query_texts(self.split))
+                candidates = self.retriever.candidates(queries, k)
+                texts_of = candidates.texts_of or DocumentTable(self.collection.documents).texts_of
+                found.append(dataclasses.replace(candidates, texts_of=texts_of))
+            started = time.perf_counter()
+            run = rerank(found[0], chain).as_run()
+            milliseconds = round(1000 * (time.perf_counter() - started) / max(len(run), 1), 2)
+            return run, {"rerank depth": k, _TIME: milliseconds}
+
+        for name, chain in rerankers.items():
+            self._rows[f"+ {name}"] = lambda chain=chain: row(chain)  # type: ignore[misc]
+
+    def measure(self) -> tuple[list[SystemResult], dict[str, Run]]:
+        """Search and measure every row."""
+        deepest = max(self.depth, ANSWERS)  # of fewer answers, Hit@10 is what they hold
+        measures = [name for name in STANDARD_MEASURES if int(name.split("@")[1]) <= deepest]
+        qrels, results = self.collection.qrels[self.split], []
+        for name, search in progress(list(self._rows.items()), "systems", unit="system", enabled=self._is_main):
+            self._runs[name], options = search()
+            results.append(SystemResult(name, evaluate_run(self._runs[name], qrels, measures), options))
+        return results, self._runs

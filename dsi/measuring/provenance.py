@@ -1,0 +1,35 @@
+"""Where a measured number comes from: hardware, versions, commit. Knows nothing of what was measured."""
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from contrastive.inference import has_bfloat16
+from dsi.store.loading import package_versions
+
+
+def provenance() -> dict[str, Any]:
+    """Return hardware, package versions and commit ("" outside a checkout) of this process."""
+    git = ["git", "rev-parse", "HEAD"]
+    found = subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return {
+        "hardware": ", ".join([f"{_processor()}, {torch.get_num_threads()} threads", *_accelerators()]),
+        "versions": package_versions(),
+        "commit": found.stdout.strip(),
+    }
+
+
+def _processor() -> str:
+    about = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.split(":")[1].strip() for line in about if line.startswith("model name")]
+    name = names[0] if names else platform.processor() or platform.machine()
+    return f"{os.cpu_count()} x {name} {'with' if has_bfloat16(use_cpu=True) else 'without'} bfloat16"
+
+
+def _accelerators() -> list[str]:
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return [f"{names.count(name)} x {name}" for name in sorted(set(names))]

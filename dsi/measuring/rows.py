@@ -1,0 +1,235 @@
+"""The systems that are compared: each returns a run of one split of a collection, with weights chosen on the dev queries.
+
+Knows nothing of measures or tables.
+"""
+
+import dataclasses
+import itertools
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contrastive.blocks import DocumentTexts
+from contrastive.encoder import Encoder
+from docids.data.collection import Collection
+from docids.files.processes import ALONE, Processes
+from docids.words.bm25 import BM25
+from dsi.retriever import GenerativeRetriever
+from dsi.search.engine import Method
+from dsi.search.queries import EncodedQueries
+from dsi.search.request import SearchConfig, SearchRequest
+from dsi.training.tuning import choose
+from dsi.training.weights import DEPTH, HybridScores
+from eval.baselines import dense_run, tune_bm25
+from eval.fusion import best_weight, interpolate
+
+Run = dict[str, dict[str, float]]
+_BATCH = 128
+"""Queries searched at a time."""
+
+
+def alone(retriever: GenerativeRetriever) -> dict[str, Any]:
+    """Return the settings of `[search]` for the generator alone: neither the encoder's scores of nodes nor words."""
+    tied = retriever.snapshot.is_tied
+    return {"method": "generate", "alpha": 1.0, "lexical_weight": 0.0, **({} if tied else {"beta": 0.0})}
+
+
+class WordSystems:
+    """BM25 over the documents, tuned on dev.
+
+    Args:
+        collection: the documents and queries.
+        texts: one per document; title and full text by default.
+        tuned: choose k1 and b on dev (not if dev itself is measured).
+    """
+
+    def __init__(self, collection: Collection, texts: list[str] | None = None, *, tuned: bool = True) -> None:
+        self.collection = collection
+        self.bm25 = BM25(collection.documents["doc_id"], texts or collection.full_texts())
+        if tuned and collection.qrels["dev"]:
+            tune_bm25(self.bm25, collection.query_texts("dev"), collection.qrels["dev"])
+
+    @property
+    def options(self) -> dict[str, float]:
+        """The settings k1 and b."""
+        return {"k1": self.bm25.k1, "b": self.bm25.b}
+
+    def run(self, split: str) -> Run:
+        """Return the top hundred documents of each query of a split."""
+        return self.bm25.run(self.collection.query_texts(split), DEPTH)
+
+
+class DenseSystems:
+    """Flat and approximate dense search with an encoder.
+
+    Args:
+        collection: the documents and queries.
+        encoder: of the queries.
+        embeddings: [n, dim] of the documents to search; computed by the encoder by default.
+        doc_ids: [n] of the documents to search, in the order of the embeddings; those of the collection by default. One that
+            comes several times has several embeddings, and the best counts.
+    """
+
+    def __init__(
+        self,
+        collection: Collection,
+        encoder: Encoder,
+        embeddings: NDArray[np.float32] | None = None,
+        doc_ids: Sequence[str] | None = None,
+    ) -> None:
+        self.collection, self.encoder = collection, encoder
+        if embeddings is None:
+            embeddings = encoder.encode(DocumentTexts(encoder, collection.documents)[:], "document", progress=True)
+        self.embeddings, self.doc_ids = embeddings, doc_ids or list(collection.rows)
+
+    def run(self, split: str, encoded: NDArray[np.float32] | None = None, *, approximate: bool = False) -> Run:
+        """Return the top hundred documents of each query of a split; `encoded`: [queries, dim], if they are at hand."""
+        queries = self.collection.query_texts(split)
+        if encoded is None:
+            encoded = self.encoder.encode(self.encoder.query_texts(list(queries.values())), "query")
+        numbers, places = [str(n) for n in range(len(self.doc_ids))], max(Counter(self.doc_ids).values())
+        found = dense_run(list(queries), encoded, numbers, self.embeddings, places * DEPTH, approximate=approximate)
+        return {query_id: self._documents(own) for query_id, own in found.items()}
+
+    def _documents(self, found: Mapping[str, float]) -> dict[str, float]:
+        """Return the hundred best documents, given the scores of embeddings by their number, best first."""
+        best: dict[str, float] = {}
+        for number, score in found.items():
+            best.setdefault(self.doc_ids[int(number)], score)
+        return dict(itertools.islice(best.items(), DEPTH))
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A run of an index, and its cost.
+
+    Attributes:
+        run: {query_id: {doc_id: score}}.
+        config: the search config that was used.
+        read: how many vectors were scored a query.
+        milliseconds: a query, after the encoder.
+    """
+
+    run: Run
+    config: SearchConfig
+    read: float
+    milliseconds: float
+
+
+class IndexSystems:
+    """An index searched with any settings, and the dense search of its own encoder.
+
+    Args:
+        collection: the documents and queries.
+        retriever: the index.
+        processes: share the searching; each gets the whole run.
+    """
+
+    def __init__(self, collection: Collection, retriever: GenerativeRetriever, processes: Processes = ALONE) -> None:
+        self.collection, self.retriever, self.processes = collection, retriever, processes
+        tree = retriever.tree
+        doc_ids = list(retriever.documents.rows)  # in the index's order
+        embeddings, doc_ids = tree.embeddings[tree.by_row], [doc_ids[row] for row in tree.doc_rows[tree.by_row]]
+        self.dense = DenseSystems(collection, retriever.encoder, embeddings, doc_ids)
+        self._encoded: dict[tuple[str, int], EncodedQueries] = {}
+
+    def run(self, split: str, k: int = DEPTH, **changes: Any) -> Run:
+        """Return the top k documents of each query of a split, with some settings of `[search]` changed."""
+        return self.search(split, k, **changes).run
+
+    def search(self, split: str, k: int = DEPTH, control: type[Method] | None = None, **changes: Any) -> "Searched":
+        """Return the top k documents of each query of a split, and what finding them cost.
+
+        Args:
+            split: of the collection.
+            k: documents per query.
+            control: a method in place of those of the index.
+            **changes: settings of `[search]`.
+        """
+        index = self.retriever.snapshot
+        request = SearchRequest(k, dataclasses.replace(index.search_config, **changes))
+        method = control(index.engine) if control else None  # type: ignore[call-arg]
+        read: list[int] = []
+        started = time.perf_counter()
+
+        def search(own: dict[str, str]) -> Run:
+            nonlocal read, started
+            encoded = self.encode(split, own)
+            started = time.perf_counter()
+            result = index.search(encoded, request, method=method)
+            read = result.read.tolist()
+            return index.as_run(encoded.query_ids, result)
+
+        run = self.processes.merge(self.collection.query_texts(split), search)
+        milliseconds = 1000 * (time.perf_counter() - started) / max(len(run), 1)
+        every = [one for part in self.processes.gather(read) for one in part]
+        return Searched(run, request.config, float(np.mean(every)) if every else 0.0, milliseconds)
+
+    def run_dense(self, split: str) -> Run:
+        """Return the top hundred documents of each query of a split by flat dense search."""
+        return self.dense.run(split, self.encode(split, self.collection.query_texts(split)).embeddings.float().numpy())
+
+    def scores(self, split: str, doc_ids: Mapping[str, str], **changes: Any) -> dict[str, float]:
+        """Return {query_id: score of one given document}, whether or not a search finds it."""
+        index, encoded = self.retriever.snapshot, self.encode(split, self.collection.query_texts(split))
+        own = [[doc_ids[query_id]] for query_id in encoded.query_ids]
+        request = SearchRequest(1, dataclasses.replace(index.search_config, **changes))
+        followed = index.follow(encoded, request, own)
+        return dict(zip(encoded.query_ids, followed.scores[:, 0].tolist(), strict=True))
+
+    def encode(self, split: str, own: Mapping[str, str]) -> EncodedQueries:
+        """Return queries of a split, all or this process's share, encoded once."""
+        key = split, len(own)
+        if key not in self._encoded:
+            self._encoded[key] = self.retriever.encode_queries(
+                own, batch_size=_BATCH, show_progress=self.processes.is_main
+            )
+        return self._encoded[key]
+
+    def tune(self, *, learned: bool = True, lexical: bool = True, **changes: Any) -> dict[str, Any]:
+        """Return the best settings of `[search]` on dev, and `changes`; without dev queries, the index's own.
+
+        All processes get those of rank 0, in case scores differ in the last digit.
+
+        Args:
+            learned: also weigh the generator and what it learned for documents' scores; without it, the result is for "exact".
+            lexical: also weigh words.
+            **changes: settings of `[search]` that are not chosen.
+        """
+        index, qrels = self.retriever.snapshot, self.collection.qrels["dev"]
+        changes = {**changes, **({} if learned else self._without()), **({} if lexical else {"lexical_weight": 0.0})}
+        if not qrels:
+            return changes
+        dev = self.encode("dev", self.collection.query_texts("dev"))
+        if learned:
+            own = dataclasses.replace(index.search_config, **changes)
+            index = dataclasses.replace(index, search_config=own, lexical=index.lexical if lexical else None)
+            return self.processes.first({**changes, **choose(index, dev, qrels).best})
+        scores = HybridScores(list(index.documents.rows), index.tree.embeddings[index.tree.places], index.lexical)
+        vectors = dev.embeddings.float().numpy()
+        weight = scores.best_weight(dev.query_ids, vectors, dev.texts, qrels) if lexical else 0.0
+        return self.processes.first({**changes, "lexical_weight": weight})
+
+    def _without(self) -> dict[str, Any]:
+        """Return settings without what was learned; with tokens that have weights of their own, by fusion "bound"."""
+        own = {"method": "exact", "alpha": 0.0, "query_map_weight": 0.0}
+        return own if self.retriever.snapshot.is_tied else {**own, "fusion": "bound", "beta": math.inf}
+
+    @cached_property
+    def post_hoc_weight(self) -> float:
+        """Weight of the decoder's scores in `post_hoc`, chosen on dev."""
+        if not self.collection.qrels["dev"]:
+            return 0.0
+        decoder = self.run("dev", **alone(self.retriever))
+        return self.processes.first(best_weight(self.run_dense("dev"), decoder, self.collection.qrels["dev"])[0])
+
+    def post_hoc(self, split: str) -> Run:
+        """Return the runs of dense search and of the decoder, interpolated after the search."""
+        return interpolate(self.run_dense(split), self.run(split, **alone(self.retriever)), self.post_hoc_weight)

@@ -1,8 +1,0 @@
-"""Numba's compiler, or the message that says how to install it."""
-
-try:
-    from numba import njit
-except ImportError:
-    raise ModuleNotFoundError('The parsing reranker needs numba; pip install "dr-scl[rerank]".') from None
-
-__all__ = ["njit"]

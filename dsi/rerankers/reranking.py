@@ -1,0 +1,177 @@
+"""Rerankers applied to what a search found: candidates, `rerank`, and rerankers on disk.
+
+Takes the parts of an index that it needs. Knows nothing of retrievers.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from docids.words.bm25 import Lexical
+from dsi.rerankers.candidates import Candidates, Reranker, load_reranker
+from dsi.rerankers.cross_encoder import CrossEncoderReranker
+from dsi.rerankers.features import features_of
+from dsi.search.engine import Engine
+from dsi.search.queries import EncodedQueries
+from dsi.search.results import SearchResult
+from dsi.store.documents import DocumentTable
+from dsi.store.manifest import read_manifest
+
+_CROSS_ENCODER = "cross-encoder:"
+
+
+def rerank(candidates: Candidates, rerankers: Reranker | Sequence[Reranker]) -> Candidates:
+    """The candidates in the order that one or several rerankers give them, applied one after another.
+
+    `exact` stays as the search left it: no other k documents scored better before reranking.
+
+    Args:
+        candidates: from `retriever.candidates`.
+        rerankers: one, or several in order; `dsi.load_rerankers` reads those saved beside an index.
+
+    Returns:
+        New candidates with the scores of the last reranker; `.hits()` and `.as_run()` make them answers.
+
+    Raises:
+        TypeError: candidates or a reranker of another type.
+        ValueError: a reranker reads a feature that the candidates do not have.
+
+    Example:
+        >>> import dsi
+        >>> from dsi_experiments.rerankers.learned import LinearReranker
+        >>> retriever = dsi.GenerativeRetriever.from_pretrained("RUN")
+        >>> candidates = retriever.candidates(["which capitals are on the danube"], k=20)
+        >>> by_words = dsi.rerank(candidates, LinearReranker({"score": 1.0, "title words": 2.0}))
+        >>> [hit.rank for hit in by_words.hits()[0][:3]]
+        [1, 2, 3]
+    """
+    if not isinstance(candidates, Candidates):
+        raise TypeError(
+            f"rerank() takes the Candidates that retriever.candidates(…) returns, got {type(candidates).__name__}."
+        )
+    several = rerankers if isinstance(rerankers, Sequence) and not isinstance(rerankers, str) else [rerankers]
+    for reranker in [_checked(own) for own in several]:
+        candidates = reranker.rerank(candidates)
+    return candidates
+
+
+def _checked(reranker: object) -> Reranker:
+    if not isinstance(reranker, Reranker):
+        raise TypeError(
+            f"rerankers must be a Reranker or a list of them, got {reranker!r} of type "
+            f"{type(reranker).__name__}; dsi.load_rerankers(RUN, [NAME]) reads saved ones."
+        )
+    return reranker
+
+
+def candidates_of(
+    engine: Engine,
+    documents: DocumentTable,
+    lexical: Lexical | None,
+    encoded: EncodedQueries,
+    result: SearchResult,
+    *,
+    features: bool = True,
+) -> Candidates:
+    """The answers of a search as rerankers read them.
+
+    Args:
+        engine: the tree, and the scores of its nodes, for the features.
+        documents: the document table.
+        lexical: BM25 or learned sparse vectors, if the index has them.
+        encoded: the queries.
+        result: their answers, rows in the order of the queries.
+        features: compute them; takes another pass of the generator over the answers.
+    """
+    tree, positions = engine.tree, result.positions  # [queries, k]
+    valid = positions >= 0
+    found = np.maximum(positions, 0)
+    rows = tree.doc_rows[found]
+
+    def lists(column: str) -> list[list[str]]:
+        values = zip(documents.values_of(column, rows), valid.sum(axis=1).tolist(), strict=True)
+        return [[str(value) for value in own[:count]] for own, count in values]
+
+    titles = lists("title")
+    computed, names = np.zeros((*positions.shape, 0), dtype=np.float32), tuple[str, ...]()
+    if features:
+        computed, names = features_of(engine, lexical, encoded, result, titles)
+    _, digits = tree.paths(found.ravel())  # [queries * k, depth]
+    return Candidates(
+        queries=encoded.texts,
+        doc_ids=lists("doc_id"),
+        titles=titles,
+        scores=result.scores.astype(np.float64),
+        digits=np.where(valid[:, :, None], digits.reshape(*positions.shape, digits.shape[1]), -1),
+        query_embeddings=encoded.embeddings.float().numpy(),
+        embeddings=tree.embeddings[found] * valid[:, :, None],
+        features=computed,
+        names=names,
+        query_ids=encoded.query_ids,
+        exact=result.exact,
+        texts_of=documents.texts_of if documents.has_texts else None,
+    )
+
+
+def binding(manifest: dict[str, Any]) -> dict[str, Any]:
+    """What a reranker saved beside an index is bound to: the index's encoder and generator."""
+    files = {name: value for name, value in manifest["files"].items() if name.startswith("generator/")}
+    return {"encoder": manifest["fingerprints"]["encoder"], "generator": files}
+
+
+def reranker_folder(index: str | Path, name: str) -> Path:
+    """Where a reranker lies beside an index.
+
+    Raises:
+        ValueError: the name is no plain folder name.
+    """
+    if not name or name != Path(name).name or name.startswith("."):
+        raise ValueError(f"The name of a reranker must be a plain folder name, got {name!r}.")
+    return Path(index) / "rerank" / name
+
+
+def save_reranker(reranker: Reranker, index: str | Path, name: str) -> Path:
+    """Write a reranker beside the index that it was trained on, in one step; returns its folder, RUN/rerank/NAME.
+
+    Raises:
+        FileNotFoundError: there is no index.
+        ValueError: the name is no plain folder name.
+    """
+    folder = reranker_folder(index, name)
+    reranker.save(folder, binding(read_manifest(Path(index))))
+    return folder
+
+
+def load_rerankers(index: str | Path, names: str | Sequence[str], *, device: str | None = None) -> list[Reranker]:
+    """Rerankers by name, for `dsi.rerank`.
+
+    Args:
+        index: the index's folder, RUN.
+        names: one name or several: of RUN/rerank, or "cross-encoder:MODEL" with a Hub name or a folder.
+        device: of cross-encoders; the best available by default.
+
+    Raises:
+        FileNotFoundError: there is no such reranker or model.
+        ValueError: it was trained for another encoder or generator, the model does not score pairs, or a bad device.
+
+    Example:
+        >>> import dsi
+        >>> from dsi.rerankers.diversity import Pyversity
+        >>> from dsi.rerankers.reranking import save_reranker
+        >>> folder = save_reranker(Pyversity("mmr"), "RUN", "mmr")
+        >>> dsi.load_rerankers("RUN", ["mmr"])[0].strategy
+        'mmr'
+    """
+    bound_to = binding(read_manifest(Path(index)))
+    wanted = [names] if isinstance(names, str) else names
+    if not isinstance(wanted, Sequence) or not all(isinstance(name, str) for name in wanted):
+        raise TypeError(f"names must be the name of a reranker or a list of names, got {names!r}.")
+
+    def load(name: str) -> Reranker:
+        if name.startswith(_CROSS_ENCODER):
+            return CrossEncoderReranker(name.removeprefix(_CROSS_ENCODER), device=device)
+        return load_reranker(reranker_folder(index, name), bound_to).to(device)
+
+    return [load(name) for name in wanted]

@@ -1,0 +1,185 @@
+"""The documents of an index by doc_id, and which of them a search may return.
+
+A filter on the columns of the document table (`metadata` of corpus.jsonl) is a condition in text (`dsi.store.filters`), an
+Arrow expression or a mask. Knows nothing of scores or docids.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset
+from numpy.typing import NDArray
+
+from dsi.search.request import Where
+from dsi.store.filters import as_expression, names_of
+
+
+def document_table(documents: datasets.Dataset, *, texts: bool = False) -> pa.Table:
+    """Return doc_id, title and metadata of documents, with `texts` also their text if the table holds it."""
+    names = [name for name in documents.column_names if texts or name != "text"]
+    return documents.select_columns(names).with_format("arrow")[:]
+
+
+class DocumentTable:
+    """The documents of an index, by row and by doc_id.
+
+    Args:
+        dataset: with doc_id, title, metadata and perhaps text, in collection order.
+    """
+
+    def __init__(self, dataset: datasets.Dataset) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    @cached_property
+    def rows(self) -> dict[str, int]:
+        """{doc_id: row} of all documents, made on first use; `find` looks some up without it."""
+        return {doc_id: row for row, doc_id in enumerate(self.dataset["doc_id"][:])}
+
+    def find(self, doc_ids: Iterable[str]) -> dict[str, int]:
+        """Return {doc_id: row} of those doc_ids that are in the index."""
+        wanted = [doc_id for doc_id in dict.fromkeys(doc_ids) if _is_unicode(doc_id)]
+        column = self._columns["doc_id"]
+        places = pc.index_in(column, value_set=pa.array(wanted, type=column.type))
+        rows = np.flatnonzero(places.is_valid())
+        numbers = places.drop_null().to_numpy()
+        return dict(zip((wanted[number] for number in numbers), rows.tolist(), strict=True))
+
+    def values_of(self, column: str, rows: NDArray[np.integer]) -> list[list[Any]]:
+        """Return the values of a column at rows [n, m]; None for texts that the table does not hold."""
+        if not rows.size:
+            return [[] for _ in rows]
+        if column == "text":
+            values = list(self._texts[rows.ravel()]["text"]) if self.has_texts else [None] * rows.size
+        else:
+            values = self._columns[column].take(pa.array(rows.ravel())).to_pylist()
+        return [values[start : start + rows.shape[1]] for start in range(0, rows.size, rows.shape[1])]
+
+    def record(self, row: int) -> dict[str, Any]:
+        """Return {column: value} of one document."""
+        return dict(self.dataset[row])
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether the table holds the documents' texts."""
+        return "text" in self.dataset.column_names
+
+    def texts_of(self, doc_ids: Sequence[str]) -> list[str]:
+        """Return the texts of some documents, without titles.
+
+        Raises:
+            ValueError: the table has no texts, or not these documents.
+        """
+        return list(self._texts[self.text_rows(doc_ids)]["text"])
+
+    def text_rows(self, doc_ids: Sequence[str]) -> list[int]:
+        """Return the rows that hold the texts of some documents.
+
+        Raises:
+            ValueError: the table has no texts, or not these documents.
+        """
+        if not self.has_texts:
+            raise ValueError("The table of documents has no column text; give one like collection.documents.")
+        rows = self.find(doc_ids)
+        for doc_id in doc_ids:
+            if doc_id not in rows:
+                raise ValueError(
+                    f"There is no text of document {doc_id!r}; give the texts of all documents of the index."
+                )
+        return [rows[doc_id] for doc_id in doc_ids]
+
+    @cached_property
+    def _columns(self) -> pa.Table:
+        return document_table(self.dataset)
+
+    @cached_property
+    def _texts(self) -> datasets.Dataset:
+        return self.dataset.select_columns(["text"])
+
+    def rows_of(self, doc_ids: Iterable[str], name: str) -> list[int]:
+        """Return the rows of some documents.
+
+        Args:
+            doc_ids: the documents.
+            name: the argument they were passed as, for messages.
+
+        Raises:
+            ValueError: a doc_id is not in the index, or doc_ids are no list of doc_ids.
+        """
+        if isinstance(doc_ids, str):
+            raise ValueError(f"{name} must be a list or set of doc_ids, got the string {doc_ids!r}.")
+        if not isinstance(doc_ids, Iterable) or isinstance(doc_ids, bytes):
+            raise ValueError(f"{name} must be a list or set of doc_ids, got {doc_ids!r}.")
+        doc_ids = list(doc_ids)  # an iterator is read once
+        for doc_id in doc_ids:
+            if not isinstance(doc_id, str):
+                raise ValueError(f"{name} must hold doc_ids, which are strings, got {doc_id!r}.")
+        rows = self.find(doc_ids)
+        for doc_id in doc_ids:
+            if doc_id not in rows:
+                raise ValueError(f"{name} names the doc_id {doc_id!r}, which is not in the index.")
+        return [rows[doc_id] for doc_id in doc_ids]
+
+    def allowed(
+        self,
+        allow: Collection[str] | None = None,
+        deny: Collection[str] | None = None,
+        where: Where | None = None,
+    ) -> NDArray[np.bool_] | None:
+        """Return a mask [documents], True if all three filters let a document through; None without filters.
+
+        Raises:
+            ValueError: an unknown doc_id, or a condition that does not fit the columns.
+        """
+        denied = [] if deny is None else self.rows_of(deny, "deny")
+        if allow is None and not denied and where is None:
+            return None
+        allowed = np.full(len(self), allow is None)
+        if allow is not None:
+            allowed[self.rows_of(allow, "allow")] = True
+        allowed[denied] = False
+        return allowed if where is None else allowed & self.matching(where)
+
+    def matching(self, where: Where) -> NDArray[np.bool_]:
+        """Return a mask [documents], True where a condition holds; missing values (null) do not match.
+
+        Raises:
+            ValueError: it is no condition, or does not fit the columns.
+        """
+        if isinstance(where, np.ndarray):
+            if where.dtype != bool or where.shape != (len(self),):
+                raise ValueError(
+                    f"where must be a mask of {len(self)} booleans, one a document, got {where.dtype} {list(where.shape)}."
+                )
+            return where
+        if isinstance(where, str):
+            return self._mask(as_expression(where, self._columns.schema))
+        if not isinstance(where, pc.Expression):
+            raise ValueError(
+                f"where must be a condition as a text, an Arrow expression or a NumPy mask, got {type(where).__name__}."
+            )
+        try:
+            return self._mask(where)
+        except (pa.ArrowInvalid, pa.ArrowKeyError, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+            raise ValueError(
+                f"where {str(where)!r} does not work: {str(error).splitlines()[0]}; the columns are "
+                f"{names_of(self._columns.schema)}."
+            ) from None
+
+    def _mask(self, where: pc.Expression) -> NDArray[np.bool_]:
+        found = pyarrow.dataset.dataset(self._columns).to_table(columns={"mask": where})["mask"]
+        if found.type != pa.bool_():
+            raise pa.ArrowInvalid(f"it gives {found.type}, not true or false")
+        return np.asarray(found.fill_null(False))
+
+
+def _is_unicode(value: str) -> bool:
+    """False if a text has a lone surrogate, which no column can hold."""
+    return value.encode("utf-8", "ignore").decode() == value

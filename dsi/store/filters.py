@@ -1,0 +1,298 @@
+"""Conditions on the columns of a table, in a small part of SQL, as Arrow expressions.
+
+    condition:  column = 1   == <> != < <= > >=      column [not] in ('en', 'de')     column [not] between 1 and 5
+                column [not] like 'A%'               column is [not] null
+                not condition       condition and condition       condition or condition      (condition)
+    column:     lang, or "any name"; case-sensitive
+    value:      'a text' ('' is a quote in it), 12, -1.5, true, false
+
+Logic has three values, as in SQL: a comparison with a missing value is unknown, `not` leaves it unknown, and what is unknown
+does not match. NaN is a missing value. `like` ignores case; % stands for any text, _ for one character. Columns and values are
+of one type: text, integer or float, boolean. Knows nothing of documents.
+"""
+
+import difflib
+import operator
+import re
+from collections.abc import Callable
+from functools import reduce
+from typing import Any, NamedTuple, NoReturn
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from docids.files.checks import text
+
+MAX_LENGTH, MAX_CONDITIONS, MAX_DEPTH, MAX_PATTERN = 100_000, 1000, 50, 500
+"""Limits of a filter: its characters, its comparisons, parentheses and `not` within each other, characters after `like`."""
+
+_COMPARISONS = {
+    "=": operator.eq, "==": operator.eq, "<>": operator.ne, "!=": operator.ne,
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+_KEYWORDS = {"and", "or", "not", "in", "between", "like", "is", "null", "true", "false"}
+_TOKEN = re.compile(
+    r"""(?P<space>\s+)
+      | (?P<text>'(?:[^']|'')*')
+      | (?P<name>"(?:[^"]|"")*")
+      | (?P<number>[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)
+      | (?P<word>[^\W\d]\w*)
+      | (?P<sign><>|!=|<=|>=|==|[=<>(),])""",
+    re.VERBOSE,
+)
+_INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32())
+_KINDS = {
+    **dict.fromkeys(_INTEGERS, "integer"),
+    **dict.fromkeys((pa.float16(), pa.float32(), pa.float64()), "float"),
+    **dict.fromkeys((pa.string(), pa.large_string()), "text"),
+    pa.bool_(): "boolean",
+}
+_EXAMPLES = {"integer": "numbers", "float": "numbers", "text": "texts in single quotes", "boolean": "true and false"}
+_ARROW = {"integer": pa.int64(), "float": pa.float64(), "text": pa.string(), "boolean": pa.bool_()}
+
+
+def as_expression(where: str, schema: pa.Schema) -> pc.Expression:
+    """Return a condition as an Arrow expression over the columns of a table.
+
+    Raises:
+        ValueError: it is no condition, names no column, or compares a column with a value of another type; the message says
+            where in the text.
+    """
+    if len(text(where, "where")) > MAX_LENGTH:
+        raise ValueError(
+            f"where must have at most {MAX_LENGTH:,} characters, got {len(where):,}; use a mask of booleans."
+        )
+    return _Parser(where, schema).whole()
+
+
+def names_of(schema: pa.Schema, most: int = 30) -> str:
+    """Return the names of the columns for a message."""
+    more = f" and {len(schema) - most} more" if len(schema) > most else ""
+    return ", ".join(schema.names[:most]) + more
+
+
+class _Token(NamedTuple):
+    """A piece of a condition: its kind, what it says (keywords in lower case), and its first character."""
+
+    kind: str
+    value: str
+    start: int
+
+
+class _Column(NamedTuple):
+    """A column: its name, "integer", "float", "text" or "boolean", and its values, missing ones null."""
+
+    name: str
+    kind: str
+    values: pc.Expression
+
+
+class _Parser:
+    """A condition, read by recursive descent."""
+
+    def __init__(self, where: str, schema: pa.Schema) -> None:
+        self.where, self.schema = where, schema
+        self.depth = self.conditions = self.at = 0
+        self.token = self._next()
+
+    def whole(self) -> pc.Expression:
+        found = self._either()
+        if self.token.kind != "end":
+            self._expected("`and`, `or` or the end")
+        return found
+
+    # The grammar, from what binds least to what binds most.
+
+    def _either(self) -> pc.Expression:
+        return self._joined("or", self._both, operator.or_)
+
+    def _both(self) -> pc.Expression:
+        return self._joined("and", self._single, operator.and_)
+
+    def _joined(self, word: str, part: Callable[[], pc.Expression], join: Callable[[Any, Any], Any]) -> pc.Expression:
+        parts = [part()]
+        while self._take(word):
+            parts.append(part())
+        while len(parts) > 1:  # in pairs: Arrow evaluates by recursion, so an expression must not be deep
+            parts = [reduce(join, parts[start : start + 2]) for start in range(0, len(parts), 2)]
+        return parts[0]
+
+    def _single(self) -> pc.Expression:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            self._fail(f"parentheses and `not` may be nested {MAX_DEPTH} deep")
+        if self._take("not"):
+            found = ~self._single()
+        elif self._take("("):
+            found = self._either()
+            self._need(")")
+        else:
+            found = self._condition()
+        self.depth -= 1
+        return found
+
+    def _condition(self) -> pc.Expression:
+        self.conditions += 1
+        if self.conditions > MAX_CONDITIONS:
+            self._fail(f"a filter may have {MAX_CONDITIONS} conditions; use `in (…)` or a mask of booleans")
+        column = self._column()
+        if self._take("is"):
+            negated = self._take("not")
+            self._need("null")
+            found = column.values.is_null()
+        else:
+            negated = self._take("not")
+            found = self._test(column, negated)
+        return ~found if negated else found
+
+    def _test(self, column: _Column, negated: bool) -> pc.Expression:
+        """Read what stands after a column, and `not`: a comparison, `in`, `between` or `like`."""
+        sign = self.token.value
+        if self._take("in"):
+            return self._among(column)
+        if self._take("between"):
+            least = self._compared(column, operator.ge)
+            self._need("and")
+            return least & self._compared(column, operator.le)
+        if self._take("like"):
+            return self._like(column)
+        if negated or self.token.kind != "sign" or sign not in _COMPARISONS:
+            self._expected("in, between or like" if negated else "=, <>, <, <=, >, >=, in, between, like or is")
+        self._take(sign)
+        return self._compared(column, _COMPARISONS[sign])
+
+    def _compared(self, column: _Column, compare: Callable[[Any, Any], Any]) -> pc.Expression:
+        values, value = column.values, self._value(column)
+        kind = _ARROW[column.kind]
+        if column.kind == "integer" and isinstance(
+            value, float
+        ):  # between two integers, so rounded large ones do no harm
+            kind = pa.float64()
+            values = values.cast(kind, safe=False)
+        return compare(values, pa.scalar(value, kind))
+
+    def _among(self, column: _Column) -> pc.Expression:
+        self._need("(")
+        values = [self._value(column)]
+        while self._take(","):
+            values.append(self._value(column))
+        self._need(")")
+        if column.kind == "integer":
+            values = [value for value in values if isinstance(value, int)]  # no integer equals 1.5
+        among = column.values.isin(pa.array(values, _ARROW[column.kind]))
+        return pc.if_else(column.values.is_valid(), among, pa.scalar(None, pa.bool_()))
+
+    def _like(self, column: _Column) -> pc.Expression:
+        if column.kind != "text":
+            self._fail(f"like needs a column of texts, {column.name} is a column of {column.kind} values")
+        start, pattern = self.token.start, self._value(column)
+        if len(pattern) > MAX_PATTERN:
+            self._fail(f"a text after like may have {MAX_PATTERN} characters, got {len(pattern)}", start)
+        parts = {"%": ".*", "_": "."}
+        regex = "".join(parts.get(character) or re.escape(character) for character in pattern)
+        return pc.match_substring_regex(column.values, rf"(?is)\A{regex}\z")
+
+    # Columns and values.
+
+    def _column(self) -> _Column:
+        token = self.token
+        if token.kind not in ("word", "name"):
+            self._expected("a column; a condition begins with one")
+        if token.value not in self.schema.names:
+            folded = {name.casefold(): name for name in self.schema.names}
+            near = folded[difflib.get_close_matches(token.value.casefold(), folded, n=1, cutoff=0.0)[0]]
+            self._fail(
+                f"no such column: {token.value}; the nearest is {near}, and the columns are {names_of(self.schema)}"
+            )
+        arrow = self.schema.field(token.value).type
+        if arrow not in _KINDS:
+            self._fail(f"{token.value} is a column of type {arrow}; filter it by a mask of booleans")
+        self.token = self._next()
+        kind = _KINDS[arrow]
+        values = pc.field(token.value).cast(_ARROW[kind])
+        if kind == "float":
+            values = pc.if_else(pc.is_nan(values), pa.scalar(None, pa.float64()), values)
+        return _Column(token.value, kind, values)
+
+    def _value(self, column: _Column) -> Any:
+        """Read a value to which the column is compared."""
+        token = self.token
+        kind: str
+        value: Any
+        if token.kind == "text":
+            kind, value = "text", token.value
+        elif token.kind == "number":
+            kind, value = self._number(token)
+        elif token.kind == "keyword" and token.value in ("true", "false"):
+            kind, value = "boolean", token.value == "true"
+        elif token.kind in ("word", "name"):
+            self._expected("a value; a text stands in single quotes")
+        elif token.value == "null":
+            self._fail(f"nothing equals null; write {column.name} is null, or is not null")
+        else:
+            self._expected("a value")
+        if kind != column.kind and {kind, column.kind} != {"integer", "float"}:
+            wanted = _EXAMPLES[column.kind]
+            self._fail(
+                f"{column.name} is a column of {column.kind} values, got the {kind} {_shown(token)}; it takes {wanted}"
+            )
+        if column.kind == "integer" and value == int(value):
+            value = int(value)
+        if column.kind == "integer" and not -(2**63) <= value < 2**63:
+            self._fail(f"{column.name} is a column of integers of 64 bits, {token.value} has more")
+        self.token = self._next()
+        return float(value) if column.kind == "float" else value
+
+    def _number(self, token: _Token) -> tuple[str, int | float]:
+        if len(token.value) > 50 or abs(float(token.value)) == float("inf"):
+            self._fail("the number is too large or too long")
+        if token.value.lstrip("+-").isdigit():
+            return "integer", int(token.value)
+        return "float", float(token.value)
+
+    # Tokens and messages.
+
+    def _next(self) -> _Token:
+        """Read the next token from the text."""
+        found = _TOKEN.match(self.where, self.at)
+        if found and found.lastgroup == "space":
+            self.at = found.end()
+            found = _TOKEN.match(self.where, self.at)
+        start = self.at
+        if start == len(self.where):
+            return _Token("end", "", start)
+        if found is None:
+            quote = self.where[start] in "'\""
+            self._fail("a quote is never closed" if quote else f"unexpected {self.where[start]!r}", start)
+        self.at, kind, value = found.end(), str(found.lastgroup), found[0]
+        if kind in ("text", "name"):
+            value = value[1:-1].replace(value[0] * 2, value[0])
+        elif kind == "word" and value.lower() in _KEYWORDS:
+            kind, value = "keyword", value.lower()
+        return _Token(kind, value, start)
+
+    def _take(self, value: str) -> bool:
+        """Step over a keyword or sign if it is next."""
+        if self.token.kind not in ("keyword", "sign") or self.token.value != value:
+            return False
+        self.token = self._next()
+        return True
+
+    def _need(self, value: str) -> None:
+        if not self._take(value):
+            self._expected(value)
+
+    def _expected(self, what: str) -> NoReturn:
+        self._fail(f"expected {what}, got {_shown(self.token)}")
+
+    def _fail(self, problem: str, start: int | None = None) -> NoReturn:
+        at = self.token.start if start is None else start
+        first = max(0, at - 40) if len(self.where) > 100 else 0
+        part = self.where[first : first + 100]
+        raise ValueError(f"where {part!r} does not work at character {at + 1}: {problem}.")
+
+
+def _shown(token: _Token) -> str:
+    """Return a token for a message."""
+    value = token.value if len(token.value) <= 50 else token.value[:50] + "…"
+    return {"end": "the end", "text": f"'{value}'", "name": f'"{value}"'}.get(token.kind, value)

@@ -1,0 +1,278 @@
+"""An index on disk: its parts, and the manifest that binds them.
+
+An index folder holds `encoder/` (sentence-transformers), `docids/` (the tree, and the document table as Arrow), `generator/`
+(config.json, model.safetensors), optionally `lexical/`, and `manifest.json`: format version, search config, package
+versions, the sha256 of every file, and the fingerprints that bind encoder, docids and generator to each other. Knows nothing
+of searching; `dsi.store.manifest` reads the manifest.
+"""
+
+import dataclasses
+import platform
+import re
+import shutil
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import datasets
+import pyarrow as pa
+
+from contrastive.encoder import Encoder, EncoderConfig
+from contrastive.sparse import load_lexical
+from docids.files.storage import (
+    digest,
+    folder_sums,
+    read_record,
+    read_while_unchanged,
+    replace_folder,
+    write_json,
+    writing_to,
+)
+from docids.tree import DocidTree
+from docids.words.bm25 import Lexical
+from dsi.generator.base import Generator
+from dsi.generator.kinds import load_generator
+from dsi.search.request import SearchConfig
+from dsi.store.documents import document_table
+from dsi.store.manifest import FORMAT_VERSION, PARTS, read_manifest, search_config
+from dsi.store.parts import check_fit, load_documents
+
+_CHANGING = ("docids", "lexical")
+"""The parts that an update replaces, by new folders with the generation in their name; the manifest points to them."""
+_GENERATION = re.compile(r"docids|lexical|\.?(?:docids|lexical)-(\d+)(?:\.partial|\.previous)?")
+"""Names of such folders, and of what a kill leaves of them."""
+_PACKAGES = ("torch", "transformers", "sentence-transformers", "faiss-cpu")
+
+
+Parts: TypeAlias = tuple[Encoder, DocidTree, Generator, datasets.Dataset, SearchConfig, Lexical | None]
+
+
+def save_docids(tree: DocidTree, documents: datasets.Dataset, folder: Path, *, texts: bool = False) -> None:
+    """Write the tree and the document table into a folder; with `texts` also the documents' texts if the table holds them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tree.save(folder / "docids.safetensors")
+    table = document_table(documents, texts=texts)
+    with pa.OSFile(str(folder / "documents.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+def load_docids(folder: Path) -> tuple[DocidTree, datasets.Dataset]:
+    """Load the tree and the document table; the table stays on disk."""
+    tree = DocidTree.load(folder / "docids.safetensors")
+    return tree, load_documents(folder / "documents.arrow")
+
+
+def load_encoder(folder: Path, config: EncoderConfig, device: str | None) -> Encoder:
+    """Load the encoder that the generator reads: its own if they were trained together, else the one in `encoder/`."""
+    own = folder / "generator" / "encoder"
+    return Encoder.load(config, own if own.exists() else folder / "encoder", device)
+
+
+def write_manifest(folder: Path, encoder: Encoder, tree: DocidTree, config: SearchConfig) -> None:
+    """Write the manifest, which binds the parts in `folder` to each other; it is written last and read first."""
+    manifest = {
+        "format_version": FORMAT_VERSION,
+        "generation": 1 if tree.fingerprint == tree.origin_fingerprint else 2,  # training must not drop updates
+        "parts": {name: name for name in _CHANGING},
+        "encoder": dataclasses.asdict(encoder.config),
+        "search": dataclasses.asdict(config),
+        "fingerprints": {"encoder": encoder.fingerprint, "docids": tree.fingerprint},
+        "versions": package_versions(),
+        "files": _hashes(folder, PARTS),
+    }
+    write_json(folder / "manifest.json", manifest)
+
+
+def write_search_config(folder: Path, config: SearchConfig) -> None:
+    """Replace the search config of an index on disk."""
+    with updating(folder):
+        manifest = read_manifest(folder)
+        write_json(folder / "manifest.json", {**manifest, "search": dataclasses.asdict(config)})
+
+
+@contextmanager
+def updating(folder: Path) -> Iterator[None]:
+    """Be the only one who changes an index on disk; waits for others.
+
+    Raises:
+        FileNotFoundError: no finished index.
+    """
+    if not (folder / "manifest.json").exists():
+        read_manifest(folder)  # says what is missing, or recovers it; no lock is left where there is no index
+    with writing_to(folder):
+        yield
+
+
+def is_whole(folder: Path) -> bool:
+    """True if a folder holds a finished index with all its files as they were written."""
+    try:
+        read_manifest(folder)
+    except (FileNotFoundError, ValueError):
+        return False
+    return True
+
+
+def generation_of(folder: Path) -> int:
+    """Return the generation of the index in `folder`, new or not: above 1 if documents were added, or removed."""
+    updates = [int(found[1]) for entry in folder.glob("docids-*") if (found := _GENERATION.fullmatch(entry.name))]
+    # without a manifest the folders tell
+    return int(read_record(folder / "manifest.json").get("generation", max(updates, default=1)))
+
+
+def check_no_updates(folder: Path, *, discard: bool = False) -> None:
+    """Raise ValueError if the index in `folder` was updated: training again would undo that.
+
+    Args:
+        folder: of a run, new or not; what a killed update left there is removed.
+        discard: the updates may go. They stay until training replaces a part of the index.
+    """
+    generation = generation_of(folder)
+    if generation > 1 and not discard:
+        raise ValueError(
+            f"{folder} was updated since it was trained (generation {generation}); training again would drop the added "
+            "documents and bring back the removed ones. Train into another folder, or say that the updates may go "
+            "(--discard-updates, discard_updates=True)."
+        )
+    if generation == 1 and folder.exists():
+        _remove_generations(folder, _CHANGING)
+
+
+def retire(folder: Path) -> None:
+    """Make `folder` no index until a manifest is written again, and remove what updates wrote; parts of generation 1 stay."""
+    (folder / "manifest.json").unlink(missing_ok=True)
+    _remove_generations(folder, _CHANGING)
+
+
+def load_index(folder: Path, device: str | None) -> tuple[Parts, str]:
+    """Load the parts of an index and its search config, after checking every file.
+
+    An update that replaces the index meanwhile is loaded instead. The parts that updates leave alone come last.
+
+    Returns:
+        The arguments of a retriever, and the state that they are of, as `index_state` gives it.
+    """
+
+    def changing() -> tuple[dict[str, Any], DocidTree, datasets.Dataset, Lexical | None]:
+        manifest = read_manifest(folder)
+        tree, documents = load_docids(part(folder, manifest, "docids"))
+        return manifest, tree, documents, load_lexical(part(folder, manifest, "lexical"), documents["doc_id"], device)
+
+    manifest, tree, documents, lexical = read_while_unchanged(folder / "manifest.json", changing)
+    encoder = load_encoder(folder, EncoderConfig(**manifest["encoder"]), device)
+    generator = load_generator(folder / "generator", encoder.model.device)
+    check_binding(manifest, encoder, tree)
+    check_fit(folder, encoder, tree, generator)
+    return (encoder, tree, generator, documents, search_config(manifest), lexical), content_fingerprint(manifest)
+
+
+def index_state(folder: Path) -> str:
+    """Return a digest that is another one after every update of the index in `folder`; empty without an index."""
+    manifest = read_record(folder / "manifest.json")
+    return content_fingerprint(manifest) if "files" in manifest else ""
+
+
+def check_known(folder: Path, known: Collection[str]) -> None:
+    """Raise ValueError if the index in `folder` is in none of the states that the caller's index was made from."""
+    if index_state(folder) not in known:
+        generation = read_record(folder / "manifest.json").get("generation")
+        raise ValueError(
+            f"{folder} (generation {generation} now) was changed since this index was loaded from it or saved to it; saving "
+            "would undo that. Load the index again, repeat your changes, and save then."
+        )
+
+
+def part(folder: Path, manifest: dict[str, Any], name: str) -> Path:
+    """Return the folder of a part of the index in its current generation."""
+    return folder / manifest["parts"].get(name, name)
+
+
+def write_update(
+    folder: Path,
+    known: Collection[str],
+    encoder: Encoder,
+    tree: DocidTree,
+    documents: datasets.Dataset,
+    lexical: Lexical | None,
+) -> int:
+    """Replace docids, document table and lexical part of an index on disk; writing the manifest makes the switch.
+
+    Args:
+        folder: the index; nobody else writes to it.
+        known: its states that these parts were made from.
+        encoder: the index's.
+        tree: the docids.
+        documents: the document table.
+        lexical: the lexical part.
+
+    Returns:
+        The new generation.
+
+    Raises:
+        ValueError: the index has another encoder, docids that these were not updated from, or it is in another state.
+    """
+    manifest = read_manifest(folder)
+    before, _ = load_docids(part(folder, manifest, "docids"))
+    if (
+        manifest["fingerprints"]["encoder"] != encoder.fingerprint
+        or before.origin_fingerprint != tree.origin_fingerprint
+    ):
+        raise ValueError(f"{folder} is not the index that was updated: its encoder or docids differ.")
+    check_known(folder, known)
+    generation = manifest["generation"] + 1
+    parts = {name: f"{name}-{generation}" for name in _CHANGING}
+    with replace_folder(folder / parts["docids"]) as partial:
+        save_docids(tree, documents, partial, texts=True)
+        if (own_numbers := part(folder, manifest, "docids") / "docids.tsv").exists():
+            shutil.copy(own_numbers, partial)
+    if lexical:
+        with replace_folder(folder / parts["lexical"]) as partial:
+            lexical.save(partial)
+    old = set(manifest["parts"].values())
+    files = {name: digest for name, digest in manifest["files"].items() if name.split("/")[0] not in old}
+    fingerprints = {**manifest["fingerprints"], "docids": tree.fingerprint}
+    write_json(
+        folder / "manifest.json",
+        {
+            **manifest,
+            "generation": generation,
+            "parts": parts,
+            "fingerprints": fingerprints,
+            "files": {**files, **_hashes(folder, list(parts.values()))},
+        },
+    )
+    _remove_generations(folder, parts.values())
+    return int(generation)
+
+
+def _remove_generations(folder: Path, keep: Collection[str]) -> None:
+    """Remove the parts of other generations, and the leftovers of killed updates."""
+    for path in folder.iterdir():
+        if path.is_dir() and _GENERATION.fullmatch(path.name) and path.name not in keep:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _hashes(folder: Path, parts: Sequence[str]) -> dict[str, str]:
+    return {f"{name}/{file}": value for name in parts for file, value in folder_sums(folder / name).items()}
+
+
+def package_versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that results depend on."""
+    return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
+
+
+def content_fingerprint(manifest: dict[str, Any]) -> str:
+    """Return one digest of all files of an index; the search config is not part of it."""
+    return digest(manifest["files"])
+
+
+def check_binding(manifest: dict[str, Any], encoder: Encoder, tree: DocidTree) -> None:
+    """Raise ValueError unless encoder and docids are those of the manifest (the generator checks its docids itself)."""
+    for part, found in (("encoder", encoder.fingerprint), ("docids", tree.fingerprint)):
+        expected = manifest["fingerprints"][part]
+        if found != expected:
+            raise ValueError(
+                f"manifest.json and {part} do not belong together: the manifest names {expected[:12]}, "
+                f"{part} is {found[:12]}; restore the one that was replaced."
+            )

@@ -1,0 +1,183 @@
+"""Adds documents to an index and removes them: tree, document table and lexical part change together.
+
+Nothing is changed in place; an update makes new content. Knows no folders.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import datasets
+import numpy as np
+import pyarrow as pa
+from datasets.fingerprint import generate_random_fingerprint
+
+from contrastive.encoder import Encoder
+from docids.data.records import COLUMNS, document_record
+from docids.files.checks import plain
+from docids.tree import DocidTree
+from docids.updating import add_documents, remove_documents
+from docids.words.bm25 import Lexical
+from dsi.store.documents import DocumentTable, document_table
+
+_KEYS = ("doc_id", "_id", "title", "text", "metadata")
+_BLOCK = 1_024
+"""Rows of the document table that are copied at a time."""
+
+
+class Content(NamedTuple):
+    """The parts of an index that an update changes: docids, document table, lexical part."""
+
+    tree: DocidTree
+    documents: datasets.Dataset
+    lexical: Lexical | None
+
+
+def with_documents(
+    content: Content, encoder: Encoder, documents: Iterable[Mapping[str, Any]], *, replace: bool = False
+) -> Content:
+    """Return the content with more documents, each a mapping with doc_id, title, text and optional metadata {column: value}.
+
+    Args:
+        content: the parts of an index.
+        encoder: of the index.
+        documents: the new ones.
+        replace: put a document in the place of one that has its doc_id.
+
+    Raises:
+        TypeError: documents are no list of mappings.
+        ValueError: a doc_id is in the index already or comes twice, a document has no text, or metadata do not fit the
+            columns of the index; the message names it.
+    """
+    records, may_replace = _records(documents), plain(bool, replace, "replace")
+    if not records:
+        return content
+    doc_ids, titles, texts = ([record[name] for record in records] for name in COLUMNS)
+    rows = DocumentTable(content.documents).find(doc_ids)
+    if rows and not may_replace:
+        raise ValueError(_taken(next(doc_id for doc_id in doc_ids if doc_id in rows)))
+    old, replaced = document_table(content.documents, texts=True), list(rows.values())
+    metadata = _metadata_columns([record["metadata"] for record in records], doc_ids, old.schema)
+    segments = encoder.segment_texts(titles, texts, content.tree.segments)
+    embeddings = encoder.encode([text for own in segments for text in own], "document")
+    places = np.repeat(np.arange(len(segments)), [len(own) for own in segments])
+    own = {"text": texts} if "text" in old.column_names else {}
+    new = pa.table({"doc_id": doc_ids, "title": titles, **own, **metadata}, schema=old.schema)
+    full_texts = [f"{title} {text}" for title, text in zip(titles, texts, strict=True)]
+    tree = remove_documents(content.tree, np.array(replaced)) if replaced else content.tree
+    table = _dataset(_with(_without(old, replaced), new))
+    lexical = content.lexical.changed(replaced, table["doc_id"], full_texts) if content.lexical else None
+    return Content(add_documents(tree, embeddings, places), table, lexical)
+
+
+def _taken(doc_id: str) -> str:
+    return f"The doc_id {doc_id!r} is in the index already, or comes twice; remove it first."
+
+
+def _records(documents: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the records of new documents, checked; none may have the doc_id of another."""
+    if isinstance(documents, Mapping):
+        raise TypeError("add() takes a list of documents, got one; put it into a list.")
+    if not isinstance(documents, Iterable) or isinstance(documents, str | bytes):
+        raise TypeError(f"add() takes a list of documents, got {documents!r}.")
+    records, taken = [], set[str]()
+    for number, document in enumerate(documents):
+        if not isinstance(document, Mapping):
+            raise TypeError(f"Document {number} must be a mapping with doc_id, title and text, got {document!r}.")
+        record = document_record(document, f"Document {number}")
+        doc_id = record["doc_id"]
+        unknown = [key for key in document if key not in _KEYS]
+        if unknown:
+            raise ValueError(
+                f"Document {doc_id!r} has the key {unknown[0]!r}, not one of {', '.join(_KEYS)}; put it into metadata."
+            )
+        if doc_id in taken:
+            raise ValueError(_taken(doc_id))
+        if not (record["title"] + record["text"]).strip():
+            raise ValueError(f"Document {doc_id!r} has neither title nor text; leave it out or give it text.")
+        taken.add(doc_id)
+        records.append(record)
+    return records
+
+
+def _metadata_columns(
+    metadata: Sequence[Mapping[str, Any]], doc_ids: Sequence[str], schema: pa.Schema
+) -> dict[str, pa.Array]:
+    """Return {column: values of the new documents}, null where a document has none."""
+    columns = {field.name: field.type for field in schema if field.name not in COLUMNS}
+    for doc_id, own in zip(doc_ids, metadata, strict=True):
+        for name, value in own.items():
+            if name not in columns:
+                raise ValueError(
+                    f"Document {doc_id!r} has metadata {name!r}, for which the index has no column; "
+                    f"it has {', '.join(columns) or 'none'}."
+                )
+            if not _fits(value, columns[name]):
+                raise ValueError(
+                    f"Document {doc_id!r}: metadata {name!r} must be of type {columns[name]}, got {value!r}."
+                )
+    return {name: pa.array([own.get(name) for own in metadata], type=kind) for name, kind in columns.items()}
+
+
+def _fits(value: bool | int | float | str, kind: pa.DataType) -> bool:
+    """Return whether a column of a type can hold a value. Integers are floats too; nothing else is converted."""
+    if isinstance(value, bool) != pa.types.is_boolean(kind) or (
+        isinstance(value, float) and not pa.types.is_floating(kind)
+    ):
+        return False
+    try:
+        pa.array([value], type=kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return False
+    return True
+
+
+def without_documents(content: Content, rows: Sequence[int]) -> Content:
+    """Return the content without the documents in some rows of the table.
+
+    Raises:
+        ValueError: no document would be left.
+    """
+    if not rows:
+        return content
+    if len(set(rows)) == len(content.documents):
+        raise ValueError("An index cannot be left without documents; keep at least one.")
+    table = _dataset(_without(document_table(content.documents, texts=True), rows))
+    lexical = content.lexical.changed(rows, table["doc_id"], ()) if content.lexical else None
+    return Content(remove_documents(content.tree, np.array(rows)), table, lexical)
+
+
+def _without(table: pa.Table, rows: Sequence[int]) -> pa.Table:
+    """Return the table without some rows; only blocks that have one of them are copied."""
+    keep = np.ones(len(table), dtype=bool)
+    keep[list(rows)] = False
+    parts, end = [], 0
+    for start in _BLOCK * np.unique(np.array(rows, dtype=np.int64) // _BLOCK):
+        block = slice(int(start), int(start) + _BLOCK)
+        parts += [table[end : block.start], table[block].filter(pa.array(keep[block]))]
+        end = block.stop
+    return pa.concat_tables([*parts, table[end:]])
+
+
+def _with(table: pa.Table, new: pa.Table) -> pa.Table:
+    """Return the table and a new one below it; the last block is copied if it is small, so that there are few."""
+    batches = table.to_batches()
+    if not batches or len(batches[-1]) + len(new) > _BLOCK:
+        return pa.concat_tables([table, new])
+    *whole, last = (pa.Table.from_batches([batch]) for batch in batches)
+    return pa.concat_tables([*whole, pa.concat_tables([last, new]).combine_chunks()])
+
+
+def _dataset(table: pa.Table) -> datasets.Dataset:
+    """Return a table as a dataset; without a fingerprint it would be read to compute one."""
+    return datasets.Dataset(table, fingerprint=generate_random_fingerprint())
+
+
+def with_texts(content: Content, documents: datasets.Dataset) -> Content:
+    """Return the content with the texts of its documents, from a table with doc_id and text that may hold more documents.
+
+    Raises:
+        ValueError: the table has no texts, or lacks a document of the index.
+    """
+    rows = DocumentTable(documents).text_rows(content.documents["doc_id"][:])
+    texts = documents.select_columns(["text"]).with_format("arrow")[rows]["text"]
+    return content._replace(documents=_dataset(document_table(content.documents).append_column("text", texts)))

@@ -1,0 +1,193 @@
+"""What the stage that makes docids reads beside the documents, and what it writes."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+from numpy.typing import NDArray
+from transformers import AutoTokenizer
+
+from contrastive.blocks import DocumentTexts, encode_blocks
+from contrastive.encoder import Encoder
+from docids.clustering import assemble
+from docids.data.collection import Collection
+from docids.extensions import SCHEMES, package_of
+from docids.files.processes import ALONE, Processes
+from docids.files.storage import scratch_array, sha256, write_json
+from docids.schemes import Docids, DocidsConfig, SchemeInput
+from docids.schemes.file import read_docids, write_docids
+from docids.schemes.title import check_titles
+from docids.tree import diagnostics
+from docids.vectors import VectorsConfig
+from dsi.store.loading import save_docids
+
+
+class TitleTokens:
+    """Tokens of titles by a tokenizer: a `docids.schemes.TitleModel`.
+
+    Args:
+        encoder: whose tokenizer it may be.
+        tokenizer: folder or Hub name of the tokenizer; "" for the encoder's.
+
+    Raises:
+        FileNotFoundError: there is no such tokenizer.
+    """
+
+    def __init__(self, encoder: Encoder, tokenizer: str = "") -> None:
+        self._tokenizer = _load(tokenizer) if tokenizer else encoder.model.tokenizer
+        ends = self._tokenizer.eos_token_id, self._tokenizer.sep_token_id, len(self._tokenizer)
+        self._end: int = next(end for end in ends if end is not None)
+
+    def tokens(self, titles: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of each title, then the tokenizer's end token."""
+        found = self._tokenizer(list(titles), add_special_tokens=False)["input_ids"]
+        return [[*(token for token in own if token != self._end), self._end] for own in found]
+
+
+def _load(name: str) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise FileNotFoundError(
+            f"docids.tokenizer {name!r} cannot be loaded ({reason}); name a folder or a tokenizer on the Hub."
+        ) from None
+
+
+def scheme_input(
+    collection: Collection,
+    encoder: Encoder,
+    config: DocidsConfig,
+    embeddings: NDArray[np.float32],
+    points: NDArray[np.float32] | None = None,
+    processes: Processes = ALONE,
+) -> SchemeInput:
+    """Return what a scheme reads of the documents of a collection, or of their segments.
+
+    Args:
+        collection: the documents.
+        encoder: that reads them.
+        config: the settings.
+        embeddings: [N, dim] of the documents, or of their segments.
+        points: [N or documents, any] what to cluster on instead.
+        processes: that share the work.
+    """
+    table, segments = collection.documents, config.segments
+    pieces = DocumentTexts(encoder, table, segments)
+    if segments > 1 and points is not None and len(points) == len(table):
+        points = points[pieces.rows]
+    doc_ids, titles = (_at(table[name], pieces.rows) if segments > 1 else table[name] for name in ("doc_id", "title"))
+    return SchemeInput(
+        embeddings,
+        config,
+        points,
+        doc_ids=doc_ids,
+        titles=titles,
+        texts=pieces if segments > 1 else collection.full_texts(),
+        rows=pieces.rows if segments > 1 else None,
+        title_model=TitleTokens(encoder, config.tokenizer),
+        processes=processes,
+        progress=True,
+    )
+
+
+def _at(column: Sequence[str], rows: NDArray[np.integer]) -> list[str]:
+    values = column[:]
+    return [values[row] for row in rows]
+
+
+def sources_digest(config: DocidsConfig, collection: Collection, embeddings: NDArray[np.float32] | None = None) -> str:
+    """Return what docids are made of beside documents and settings, as digests, names and versions; "" if of nothing else.
+
+    Args:
+        config: may name a file of docids, or ask for titles; both are checked.
+        collection: the documents.
+        embeddings: [documents, any] to cluster on.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is not one of this collection's docids, or titles are missing.
+    """
+    package = package_of(SCHEMES, config.method)
+    if embeddings is not None:
+        return package + hashlib.sha256(np.ascontiguousarray(embeddings).data).hexdigest()
+    documents = collection.documents
+    if config.method == "title":
+        check_titles(documents["title"], documents["doc_id"])
+    if config.method != "file":
+        return package
+    read_docids(Path(config.file), documents["doc_id"])
+    return sha256(Path(config.file))
+
+
+def train_queries(collection: Collection, encoder: Encoder) -> dict[int, list[str]]:
+    """Return {document row: its train queries as the encoder reads them}."""
+    queries: dict[int, list[str]] = {}
+    pairs = collection.pairs("train")
+    texts = encoder.query_texts([collection.queries[query_id] for query_id, _ in pairs])
+    for (_, row), text in zip(pairs, texts, strict=True):
+        queries.setdefault(row, []).append(text)
+    return queries
+
+
+def flat(queries: Mapping[int, Sequence[str]]) -> tuple[NDArray[np.integer], list[str]]:
+    """Flatten {document row: texts} to rows and texts."""
+    rows = np.repeat(np.fromiter(queries, dtype=np.int64), [len(own) for own in queries.values()])
+    return rows, [text for own in queries.values() for text in own]
+
+
+def means_with_queries(
+    encoder: Encoder,
+    documents: NDArray[np.float32],
+    queries: Mapping[str, tuple[NDArray[np.integer], Sequence[str]]],
+    work: Path,
+    processes: Processes = ALONE,
+) -> NDArray[np.float32]:
+    """Return the mean [documents, dim] of each document's embedding and those of its queries, in a scratch file.
+
+    Args:
+        encoder: that reads the queries.
+        documents: [documents, dim] their embeddings.
+        queries: {kind: document rows, texts}.
+        work: folder for the embeddings of queries.
+        processes: that share the work.
+    """
+    means, counts = scratch_array(documents.shape, np.float32), np.ones(len(documents), dtype=np.float32)
+    means[:] = documents
+    for kind, (rows, texts) in queries.items():
+        if len(rows):
+            np.add.at(means, rows, encode_blocks(encoder, texts, "query", work / kind, processes))
+            np.add.at(counts, rows, 1)
+    means /= counts[:, None]
+    return means
+
+
+def save_made(
+    docids: Docids,
+    embeddings: NDArray[np.float32],
+    documents: datasets.Dataset,
+    folder: Path,
+    vectors: VectorsConfig,
+    segments: int = 1,
+) -> None:
+    """Write the tree of docids with the document table and diagnostics, and `docids.tsv` if the digits are other numbers.
+
+    Args:
+        docids: of a scheme.
+        embeddings: [N, dim] of the documents, or of their segments.
+        documents: their table.
+        folder: to write into.
+        vectors: how they are kept.
+        segments: of a document, at most.
+    """
+    tree = replace(assemble(docids, embeddings), segments=segments).stored_as(vectors)
+    save_docids(tree, documents, folder)
+    write_json(folder / "diagnostics.json", diagnostics(tree, docids.collisions))
+    rows = np.arange(tree.num_rows) if docids.rows is None else docids.rows
+    if docids.rows is not None or not np.array_equal(docids.paths, tree.paths(tree.positions)[1]):
+        doc_ids = documents["doc_id"][:]
+        write_docids(folder / "docids.tsv", [doc_ids[row] for row in rows], docids.paths)

@@ -1,0 +1,279 @@
+"""Stage `generator` of a run: the texts and labels that the generator is trained on, and its training.
+
+Knows nothing of the other stages but their outputs.
+"""
+
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, in_blocks
+from contrastive.callbacks import SILENT, Reports
+from contrastive.encoder import Encoder
+from docids.data.collection import Collection
+from docids.files.processes import Processes
+from docids.files.storage import digest
+from docids.tree import DocidTree, Ints
+from docids.words.bm25 import Lexical
+from dsi.config import Config
+from dsi.generator.base import Generator
+from dsi.generator.kinds import create_generator
+from dsi.generator.states import Embeddings, StateCache, write_states
+from dsi.generator.tied import TiedGenerator
+from dsi.rerankers.cross_encoder import CrossEncoderReranker
+from dsi.retriever import GenerativeRetriever
+from dsi.training.examples import DocidExamples, Texts, group_relevant
+from dsi.training.query_map import QueryMapExamples, train_query_map
+from dsi.training.teacher import Rescore, Teacher
+from dsi.training.trainer import train_generator
+from dsi.training.weights import HybridScores
+from dsi.trees.places import nearest_places
+from eval.measures import evaluate, mean
+
+logger = logging.getLogger(__name__)
+
+NO_DEV_QUERIES = (
+    "training.evaluate_every measures on dev queries, and there are none; add qrels/dev.tsv, or set it to 0."
+)
+_MEASURED = 200
+"""Dev queries that are measured on during training."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Texts of one kind: how the encoder reads them, where they come from, document rows, texts."""
+
+    kind: str
+    origin: list[Any]
+    rows: NDArray[np.integer]
+    texts: Sequence[str]
+
+
+@dataclass(frozen=True)
+class GeneratorStage:
+    """Trains the generator of a run.
+
+    Attributes:
+        config: of the run.
+        collection: what is indexed.
+        encoder: the trained encoder.
+        tree: the docids.
+        lexical: the lexical part; None if there is none.
+        pseudo_queries: document rows and texts, and what they depend on.
+        states: folder for cached states and embeddings.
+        shared: whether other runs keep theirs there too.
+        processes: share the work.
+        reports: where losses go.
+        numbers: [N, longest] of the docids in docid order, for tokens that are words.
+    """
+
+    config: Config
+    collection: Collection
+    encoder: Encoder
+    tree: DocidTree
+    lexical: Lexical | None
+    pseudo_queries: tuple[NDArray[np.integer], Sequence[str], str]
+    states: Path
+    shared: bool
+    processes: Processes
+    reports: Reports = SILENT
+    numbers: Ints | None = None
+
+    def train(self, work: Path) -> tuple[Generator, dict[str, float]]:
+        """Return the trained generator, and loss, steps and seconds of its training.
+
+        With `training.train_encoder` the encoder changes too.
+
+        Args:
+            work: folder for checkpoints.
+        """
+        config, training = self.config, self.config.training
+        state_dim = self.encoder.state_dim
+        seed, numbers = training.seed, self.numbers
+        generator = create_generator(config.generator, self.tree, state_dim, config.objective, seed, numbers)
+        record = {"loss": 0.0, "steps": 0, "seconds": 0.0}
+        nothing_to_learn = isinstance(generator, TiedGenerator) and self.tree.depth == 1  # the root holds the documents
+        if training.epochs and not nothing_to_learn:
+            trained_too = self.encoder if training.train_encoder else None
+            quality = self._quality(generator) if training.evaluate_every else None
+            examples, objective = self.examples(), config.objective
+            record = train_generator(generator, examples, objective, training, work, trained_too, quality, self.reports)
+        if config.query_map.epochs and not self.collection.pairs("train"):
+            logger.warning("There are no train queries to train the query map on; documents keep their scores.")
+        elif config.query_map.epochs and isinstance(generator, TiedGenerator):
+            train_query_map(
+                generator,
+                self.query_map_examples(),
+                config.query_map,
+                work / "query_map",
+                use_cpu=self.encoder.model.device.type == "cpu",
+                reports=self.reports,
+            )
+        return generator, record
+
+    def _quality(self, generator: Generator) -> Callable[[], float]:
+        """Return a function that measures Hit@1 of the generator as it is then, on the first dev queries.
+
+        Raises:
+            ValueError: there are none.
+        """
+        queries = dict(list(self.collection.query_texts("dev").items())[:_MEASURED])
+        if not queries:
+            raise ValueError(NO_DEV_QUERIES)
+        qrels, documents = self.collection.qrels["dev"], self.collection.documents
+
+        def measure() -> float:
+            parts = (self.encoder, self.tree, generator.eval(), documents, self.config.search, self.lexical)
+            retriever = GenerativeRetriever(*parts)
+            result = retriever.search_encoded(retriever.encode_queries(queries), 1)
+            run = retriever.as_run(list(queries), result)
+            hits = evaluate(run, {query_id: qrels[query_id] for query_id in queries}, ["Hit@1"])["Hit@1"]
+            return float(self.processes.first(mean(hits)))
+
+        return measure
+
+    def examples(self) -> DocidExamples:
+        """Return the indexing and retrieval examples, on cached states, on embeddings, or on texts."""
+        parts = self._parts()
+        inputs = self._inputs(parts)
+        positions = self._places(parts, inputs)
+        kinds = np.repeat(np.arange(len(parts)), [len(part.rows) for part in parts])
+        texts = [(part.kind, part.texts) for part in parts]
+        relevant = {} if self.config.objective.name == "ce" else group_relevant(texts, positions)
+        teacher = None
+        if self.config.objective.distillation and not isinstance(inputs, Texts):
+            teacher = self._teacher(inputs.embeddings, parts)
+        return DocidExamples(inputs, positions, kinds, self.tree, relevant, teacher)
+
+    def _inputs(self, parts: Sequence[Part]) -> StateCache | Embeddings | Texts:
+        """Return what the generator reads of the texts."""
+        if self.config.training.train_encoder:
+            return Texts(self.encoder, [(part.kind, part.texts) for part in parts])
+        return self._states(parts) if self.config.generator.reads_states else self._embeddings(parts)
+
+    def _places(self, parts: Sequence[Part], inputs: StateCache | Embeddings | Texts) -> NDArray[np.integer]:
+        """Return the docid position of each text's document; if it has several, the place whose vector is nearest to the text.
+
+        So a segment has its own place, and a query that of the segment which answers it best.
+        """
+        rows = np.concatenate([part.rows for part in parts])
+        if self.tree.most_places == 1:
+            return self.tree.positions[rows]
+        vectors = self._embeddings(parts) if isinstance(inputs, Texts) else inputs
+        return nearest_places(self.tree, rows, vectors.embeddings)
+
+    def query_map_examples(self) -> QueryMapExamples:
+        """Return the train queries with the documents among which each should find its own."""
+        pairs: dict[str, list[int]] = {}
+        for query_id, row in self.collection.pairs("train"):
+            pairs.setdefault(query_id, []).append(row)
+        texts = [self.collection.queries[query_id] for query_id in pairs]
+        cut = self.encoder.query_texts(texts)
+        part = Part("query", ["query map", self.config.dev_queries], np.empty(0, int), cut)
+        documents = self.tree.embeddings[self.tree.places]
+        return QueryMapExamples(
+            texts=texts,
+            embeddings=encode_blocks(self.encoder, cut, "query", self._folder(part, states=False), self.processes),
+            relevant=list(pairs.values()),
+            documents=documents,
+            lexical=self.lexical,
+            lexical_weight=self._lexical_weight(documents),
+            config=self.config.query_map,
+        )
+
+    def _lexical_weight(self, documents: NDArray[np.float32]) -> float:
+        """Return the weight of the lexical scores beside the dense ones that is best on the dev queries.
+
+        Args:
+            documents: [documents, places, dim] their vectors.
+        """
+        queries = self.collection.query_texts("dev")
+        if self.lexical is None or not queries:
+            return self.config.search.lexical_weight
+        texts = list(queries.values())
+        embeddings = self.encoder.encode(self.encoder.query_texts(texts), "query")
+        scores = HybridScores(self.collection.documents["doc_id"][:], documents, self.lexical)
+        weight = scores.best_weight(list(queries), embeddings, texts, self.collection.qrels["dev"])
+        return float(self.processes.first(weight))
+
+    def _parts(self) -> list[Part]:
+        """Return the texts of indexing and retrieval examples, by kind."""
+        config, encoder, parts = self.config.examples, self.encoder, []
+        if config.documents:
+            segments = DocumentTexts(encoder, self.collection.documents, config.document_segments)
+            parts.append(Part("document", ["documents", config.document_segments], segments.rows, segments))
+        pairs = self.collection.pairs("train")
+        queries = encoder.query_texts([self.collection.queries[query_id] for query_id, _ in pairs])
+        parts.append(
+            Part("query", ["train", self.config.dev_queries], np.array([row for _, row in pairs], dtype=int), queries)
+        )
+        if most := config.pseudo_queries_per_document:
+            rows, texts, origin = self.pseudo_queries
+            parts.append(Part("query", ["pseudo", origin, most], rows, QueryTexts(encoder, texts)))
+        parts = [part for part in parts if len(part.rows)]
+        if not parts:
+            raise ValueError(
+                "There is nothing to train the decoder on; add qrels/train.tsv, or set examples.documents, "
+                "or examples.pseudo_queries_per_document with pseudo_queries.method."
+            )
+        return parts
+
+    def _teacher(self, queries: NDArray[np.float32], parts: Sequence[Part]) -> Teacher:
+        objective = self.config.objective
+        rescore = None if objective.teacher == "dense" else self._cross_encoder(objective.teacher, parts)
+        return Teacher.dense(
+            queries, self.tree.embeddings[:], objective.teacher_documents, objective.dense_temperature, rescore
+        )
+
+    def _cross_encoder(self, name: str, parts: Sequence[Part]) -> Rescore:
+        """Return a function that scores documents by a cross-encoder, given their positions."""
+        reranker = CrossEncoderReranker(name, device=str(self.encoder.model.device))
+        texts = [text for part in parts for text in in_blocks(part.texts)]
+        documents, rows = self.collection.full_texts(), self.tree.doc_rows
+
+        def scores(own: slice, positions: NDArray[np.int64]) -> NDArray[np.float32]:
+            pairs = [
+                (text, documents[int(rows[position])])
+                for text, found in zip(texts[own], positions.tolist(), strict=True)
+                for position in found
+            ]
+            return reranker.score_pairs(pairs).reshape(positions.shape)
+
+        return scores
+
+    def _embeddings(self, parts: Sequence[Part]) -> Embeddings:
+        """Return the embeddings of all parts; those of whole documents are in the tree."""
+        found = []
+        for part, folder in zip(parts, self._folders(parts, states=False), strict=True):
+            if part.kind == "document" and self.config.examples.document_segments == self.tree.segments == 1:
+                found.append(self.tree.embeddings[self.tree.positions])
+            else:
+                found.append(encode_blocks(self.encoder, part.texts, part.kind, folder, self.processes))
+        return Embeddings(found)
+
+    def _states(self, parts: Sequence[Part]) -> StateCache:
+        """Return the cached token states of all parts."""
+        named = zip(self._folders(parts, states=True), parts, strict=True)
+        blocks = [write_states(self.encoder, part.kind, part.texts, folder, self.processes) for folder, part in named]
+        return StateCache([block for own in blocks for block in own])
+
+    def _folders(self, parts: Sequence[Part], *, states: bool) -> list[Path]:
+        """Return the folder of each part; removes unused ones."""
+        folders = [self._folder(part, states=states) for part in parts]
+        if self.processes.is_main and not self.shared:
+            for old in self.states.iterdir() if self.states.exists() else ():
+                if old not in folders:
+                    shutil.rmtree(old)
+        self.processes.wait()
+        return folders
+
+    def _folder(self, part: Part, *, states: bool) -> Path:
+        """Return the folder for what the encoder makes of a part, named by a digest of all it depends on."""
+        identity = [self.encoder.fingerprint, asdict(self.encoder.config), self.collection.digest, states]
+        return self.states / digest([*identity, part.kind, part.origin])[:16]

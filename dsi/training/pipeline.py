@@ -1,0 +1,413 @@
+"""Trains an index on a collection, in stages that can be run, killed and resumed.
+
+    pseudo_queries  documents -> queries that they could answer
+    encoder         contrastive pre-training
+    docids          embeddings -> docid tree
+    lexical         BM25, or learned sparse vectors
+    generator       embeddings or cached token states -> trained generator; then the manifest makes the folder an index
+
+Each stage writes one folder of the run atomically; a stage that is up to date is skipped. Two trainings never write to one
+folder at once. Under `accelerate launch` all processes train, and rank 0 writes. Knows nothing of how an index is searched.
+"""
+
+import dataclasses
+import logging
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import datasets
+import numpy as np
+from numpy.typing import NDArray
+
+from contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, in_blocks
+from contrastive.callbacks import Reports
+from contrastive.encoder import Encoder
+from contrastive.sparse import build_lexical, load_lexical
+from contrastive.training import contrastive_rows, hard_negatives, train_encoder
+from docids.data.collection import Collection, check_collection
+from docids.files.storage import digest, write_json, writing_to
+from docids.schemes import make_docids
+from docids.tree import DocidTree
+from dsi.config import Config, config_names, run_config, write_config
+from dsi.generator.pseudo_queries import generate_queries, read_queries_table
+from dsi.generator.words import read_numbers
+from dsi.retriever import GenerativeRetriever
+from dsi.store.loading import (
+    check_no_updates,
+    generation_of,
+    is_whole,
+    load_docids,
+    load_encoder,
+    retire,
+    write_manifest,
+)
+from dsi.store.manifest import FORMAT_VERSION
+from dsi.training.docids_stage import flat, means_with_queries, save_made, scheme_input, sources_digest, train_queries
+from dsi.training.generator_stage import GeneratorStage
+from dsi.training.launch import launch
+from dsi.training.preflight import check_encoder, check_settings
+from dsi.training.stages import StageFolders
+from dsi.training.tuning import configure, is_as_configured, tune_index
+
+logger = logging.getLogger(__name__)
+
+
+def train(
+    collection: Collection,
+    output: str | Path,
+    *,
+    config: str | Path | Config | None = None,
+    device: str | None = None,
+    discard_updates: bool = False,
+) -> GenerativeRetriever:
+    """Train an index on a collection, tune it on the dev queries, and load it.
+
+    After a kill, call it again: it continues where it stopped and skips what is up to date.
+
+    Example:
+        >>> import dsi
+        >>> collection = dsi.read_collection("DIR")
+        >>> retriever = dsi.train(collection, "RUN", config="example")
+
+    Args:
+        collection: the documents to index, with train queries.
+        output: folder of the run, which becomes the index.
+        config: a configuration by name ("paper"), by file, or as a `Config`; by default that of the run in `output`, or what we
+            recommend, `Config()`.
+        device: of encoder and decoder, "cpu", "cuda", …; the best available by default.
+        discard_updates: train again although documents were added or removed since; the index is that of `collection` then.
+
+    Raises:
+        FileNotFoundError: no such configuration.
+        TypeError: collection is not one that `read_collection` returned.
+        ValueError: a setting is out of range, the collection lacks something that training needs, the index in `output` was
+            updated, or `output` is the name of a configuration.
+        BlockingIOError: another process trains in `output`, or updates it.
+    """
+    check_collection("train", collection)
+    folder = Path(output)
+    if str(output) in config_names() and not folder.exists():
+        raise ValueError(
+            f"output must be the folder to write, got {str(output)!r}, the name of a configuration; use "
+            f'dsi.train(collection, "RUN", config={str(output)!r}), or "./{output}" for a folder of that name.'
+        )
+    chosen = Config.named(config) if config is not None else run_config(folder)
+    run = TrainingRun(folder, collection, chosen, device, discard_updates=discard_updates)
+    run.train()
+    return GenerativeRetriever.from_pretrained(output, device=device)
+
+
+class TrainingRun:
+    """The training stages of one run.
+
+    Args:
+        folder: of the run; becomes the index.
+        collection: the documents and queries.
+        config: the configuration; written to `config.toml`.
+        device: of encoder and generator; the best available by default.
+        store: folder in which several runs share finished stages.
+        discard_updates: train although documents were added to the index in `folder`, or removed.
+
+    Attributes:
+        processes: share the work.
+        seconds: {stage: wall time} of the stages that ran.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        collection: Collection,
+        config: Config,
+        device: str | None = None,
+        store: Path | None = None,
+        *,
+        discard_updates: bool = False,
+    ) -> None:
+        self.folder, self.collection, self.config, self.device = folder, collection, config, device
+        self.processes = launch(device)
+        self._reports = Reports(config.report_to, folder / "logs")
+        self._stages, self._discard_updates = StageFolders(folder, store, self.processes), discard_updates
+        self._depth = 0
+        with self._alone():
+            if not (folder / "manifest.json").exists():  # a finished index keeps its settings if others are refused
+                self._write_config()
+
+    def _write_config(self) -> None:
+        if self.processes.is_main:
+            write_config(self.config, self.folder / "config.toml")
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """{stage: wall time} of the stages that ran."""
+        return self._stages.seconds
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Let nobody else write to the folder of the run; each stage does so, and this keeps it from one to the next.
+
+        When the outermost block ends well, `config.toml` holds the settings of this run.
+
+        Raises:
+            BlockingIOError: another process trains in the folder, or updates the index there.
+            ValueError: the index there was updated, and updates may not be discarded.
+        """
+        with self._alone():
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+            if not self._depth:
+                self._write_config()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the lock of the folder; raises on all processes what the first one is refused for."""
+        refusal = None
+        with ExitStack() as held:
+            if self.processes.is_main:
+                try:
+                    held.enter_context(writing_to(self.folder, wait=False))
+                    check_no_updates(self.folder, discard=self._discard_updates)
+                except (OSError, ValueError) as error:
+                    refusal = error
+            if refusal := self.processes.first(refusal):
+                raise refusal
+            yield
+
+    def train(self) -> None:
+        """Run all stages, then tune the index."""
+        with self.writing():
+            self.all_stages()
+            self.tune()
+
+    def all_stages(self) -> None:
+        """Run the stages that are not up to date, in order."""
+        with self.writing():
+            check_settings(self.config, self.collection)
+            sources_digest(self.config.docids, self.collection)
+            self.generate_queries()
+            self.train_encoder()
+            self.build_docids()
+            self.train_generator()
+
+    def tune(self) -> None:
+        """Choose the fusion weights of the finished index on the dev queries, if `config.tune` is set."""
+        with self.writing():
+            if self.config.tune and self.processes.is_main:
+                started = time.perf_counter()
+                if tune_index(self.folder, self.collection, self.device):
+                    self.seconds["tuning"] = time.perf_counter() - started
+            self.processes.wait()
+
+    def generate_queries(self) -> None:
+        """Run stage `pseudo_queries`."""
+        if self.config.pseudo_queries.method == "none":
+            return
+        with self._stage("pseudo_queries") as key:
+            if not key or not self.processes.is_main:
+                return
+            work = self._stages.work("pseudo_queries", key)
+            held_out = [*self.collection.query_texts("dev").values(), *self.collection.query_texts("test").values()]
+            documents, config = self.collection.documents, self.config.pseudo_queries
+            counts = generate_queries(documents, config, work / "queries.jsonl", held_out=held_out)
+            logger.debug("%(written)d written, %(dropped)d dropped (equal to a dev or test query)", counts)
+            with self._stages.writing("pseudo_queries", key) as folder:
+                shutil.copy(work / "queries.jsonl", folder / "queries.jsonl")
+
+    def train_encoder(self) -> None:
+        """Run stage `encoder`: contrastive pre-training; with loss "none" the encoder is kept as it is."""
+        with self._stage("encoder") as key:
+            if not key:
+                return
+            encoder = Encoder.load(self.config.encoder, device=self.device)
+            check_encoder(self.config, encoder, len(self.collection.documents), self.processes)
+            config, work = self.config.contrastive, self._stages.work("encoder", key)
+            if config.loss != "none":
+                train_encoder(encoder, self._contrastive_rows(encoder, work), config, work, self._reports)
+            if self.processes.is_main:
+                with self._stages.writing("encoder", key) as folder:
+                    encoder.save(folder)
+
+    def _contrastive_rows(self, encoder: Encoder, work: Path) -> datasets.Dataset:
+        config, queries, negatives = self.config.contrastive, train_queries(self.collection, encoder), {}
+        if config.hard_negatives:
+            embeddings = self._embed_documents(encoder, work / "documents")
+            negatives = hard_negatives(encoder, embeddings, queries, config.hard_negatives)
+        pseudo: dict[int, list[str]] = {}
+        if config.fill_with_pseudo_queries:
+            rows, texts = self._pseudo_queries()
+            for row, text in zip(rows, in_blocks(texts), strict=True):
+                pseudo.setdefault(int(row), []).append(text)
+        texts = DocumentTexts(encoder, self.collection.documents)
+        return contrastive_rows(texts, queries, pseudo, negatives, views=config.views, seed=config.seed)
+
+    def build_docids(self, embeddings: NDArray[np.float32] | None = None) -> None:
+        """Run stage `docids`: embed the documents and cluster them.
+
+        Args:
+            embeddings: [documents, any] to cluster on, in place of the configured ones.
+        """
+        config = self.config.docids
+        with self._stage("docids", sources_digest(config, self.collection, embeddings)) as key:
+            if not key:
+                return
+            encoder, work = self.encoder(), self._stages.work("docids", key)
+            documents = self._embed_documents(encoder, work / "documents", config.segments)
+            points = self._points(encoder, documents, work) if embeddings is None else embeddings
+            docids = make_docids(scheme_input(self.collection, encoder, config, documents, points, self.processes))
+            if not self.processes.is_main:
+                return
+            with self._stages.writing("docids", key) as folder:
+                save_made(docids, documents, self.collection.documents, folder, self.config.vectors, config.segments)
+
+    def _points(self, encoder: Encoder, documents: NDArray[np.float32], work: Path) -> NDArray[np.float32] | None:
+        """Return the matrix [documents, any] to cluster on, or None to cluster on the documents' embeddings."""
+        cluster_on = self.config.docids.cluster_on
+        if cluster_on == "queries":
+            queries, (rows, texts) = train_queries(self.collection, encoder), self._pseudo_queries()
+            pseudo = rows, QueryTexts(encoder, texts)
+            return means_with_queries(
+                encoder, documents, {"train": flat(queries), "pseudo": pseudo}, work, self.processes
+            )
+        if cluster_on == "untrained":
+            untrained = Encoder.load(self.config.encoder, device=self.device)
+            return self._embed_documents(untrained, work / "untrained", self.config.docids.segments)
+        return None
+
+    def _embed_documents(self, encoder: Encoder, folder: Path, segments: int = 1) -> NDArray[np.float32]:
+        """Return the embeddings of documents' segments, memory-mapped from `folder`, or from the store if runs share one."""
+        if self._stages.store:
+            identity = [encoder.fingerprint, dataclasses.asdict(encoder.config), self.collection.digest]
+            if segments > 1:
+                identity.append(str(segments))
+            folder = self._stages.store / "embeddings" / digest(identity)[:16]
+        texts = DocumentTexts(encoder, self.collection.documents, segments)
+        return encode_blocks(encoder, texts, "document", folder, self.processes)
+
+    def train_generator(self) -> None:
+        """Run stages `lexical` and `generator`, then finish the index."""
+        with self.writing():
+            self._build_lexical()
+            with self._stage("generator") as key:
+                if key:
+                    self._train_generator(key)
+            self._finish()
+
+    def _train_generator(self, key: str) -> None:
+        config, encoder = self.config, self.encoder()
+        doc_ids, tree = self.collection.documents["doc_id"], self.tree()
+        lexical = load_lexical(self.folder / "lexical", doc_ids, self.device)
+        docids = self._stages.existing("docids", "dsi train --stage docids")
+        numbers = read_numbers(docids, doc_ids, tree) if config.generator.docid_tokens == "words" else None
+        stage = GeneratorStage(
+            config,
+            self.collection,
+            encoder,
+            tree,
+            lexical,
+            (*self._pseudo_queries(config.examples.pseudo_queries_per_document), self._stages.key("pseudo_queries")),
+            (self._stages.store or self.folder) / "states",
+            self._stages.store is not None,
+            self.processes,
+            self._reports,
+            numbers,
+        )
+        generator, record = stage.train(self._stages.work("generator", key))
+        if self.processes.is_main:
+            with self._stages.writing("generator", key) as folder:
+                generator.save_pretrained(str(folder))
+                write_json(folder / "training.json", record)
+                if config.training.train_encoder:
+                    encoder.save(folder / "encoder")
+
+    def _finish(self) -> None:
+        """Write the manifest if it is missing or does not fit the files or `[search]`; the index has to be tuned then."""
+        if self.processes.is_main:
+            if generation_of(self.folder) > 1:
+                retire(self.folder)
+            if not is_whole(self.folder):
+                encoder = load_encoder(self.folder, self.config.encoder, self.device)
+                tree, _ = load_docids(self.folder / "docids")
+                (self.folder / "tuning.json").unlink(missing_ok=True)
+                write_manifest(self.folder, encoder, tree, self.config.search)
+            elif not is_as_configured(self.folder, self.config.search):
+                configure(self.folder, self.config.search)
+                logger.info("search: as [search] says now")
+        self.processes.wait()
+
+    def _build_lexical(self) -> None:
+        config = self.config.lexical
+        if not config.enabled:
+            if self.processes.is_main and (self.folder / "lexical").exists():
+                retire(self.folder)
+                shutil.rmtree(self.folder / "lexical")
+            return
+        with self._stage("lexical") as key:
+            if not key or not self.processes.is_main:
+                return
+            doc_ids, texts = self.collection.documents["doc_id"], self.collection.full_texts()
+            lexical = build_lexical(config, doc_ids, texts, self.device)
+            with self._stages.writing("lexical", key) as folder:
+                lexical.save(folder)
+
+    # Outputs of earlier stages.
+
+    def encoder(self) -> Encoder:
+        """Load the encoder that stage `encoder` wrote."""
+        return Encoder.load(
+            self.config.encoder, self._stages.existing("encoder", "dsi train --stage encoder"), self.device
+        )
+
+    def tree(self) -> DocidTree:
+        """Load the docids that stage `docids` wrote."""
+        tree, _ = load_docids(self._stages.existing("docids", "dsi train --stage docids"))
+        return tree
+
+    def _pseudo_queries(self, most: int = sys.maxsize) -> tuple[NDArray[np.integer], Sequence[str]]:
+        """Return document row and text of the pseudo-queries, at most `most` per document; the texts stay on disk."""
+        if self.config.pseudo_queries.method == "none" or not most:
+            return np.empty(0, dtype=np.int64), []
+        path = self._stages.existing("pseudo_queries", "dsi train --stage pseudo_queries") / "queries.jsonl"
+        table, rows = read_queries_table(path, most), self.collection.rows
+        return np.fromiter((rows[doc_id] for doc_id in in_blocks(table["doc_id"])), dtype=np.int64), table["text"]
+
+    def _needs(self, stage: str) -> list[str]:
+        """Return the earlier stages whose output a stage reads."""
+        config = self.config
+        needs: dict[str, list[str]] = {
+            "encoder": ["pseudo_queries"] if config.contrastive.fill_with_pseudo_queries else [],
+            "docids": ["encoder", "pseudo_queries"] if config.docids.cluster_on == "queries" else ["encoder"],
+            "generator": ["docids"],
+        }
+        if config.examples.pseudo_queries_per_document:
+            needs["generator"].append("pseudo_queries")
+        if config.query_map.epochs:
+            needs["generator"].append("lexical")
+        return needs.get(stage, [])
+
+    def _key(self, stage: str, extra: str) -> str:
+        """Return a digest of everything a stage's output depends on: collection, config, the keys of earlier stages."""
+        sections = {
+            "encoder": ["encoder", "contrastive"],
+            "docids": ["docids", "vectors"],
+            "generator": ["generator", "examples", "objective", "training", "query_map"],
+        }.get(stage, [stage])
+        settings = [dataclasses.asdict(getattr(self.config, section)) for section in sections]
+        earlier = [self._stages.key(name) for name in self._needs(stage)]
+        version = [FORMAT_VERSION] if stage in ("docids", "lexical") else []  # files of another one cannot be read
+        return digest([stage, settings, earlier, self.collection.digest, self.config.dev_queries, extra, *version])
+
+    @contextmanager
+    def _stage(self, name: str, extra: str = "") -> Iterator[str]:
+        """Yield the stage's key if it has to run, "" if it is up to date."""
+        with self.writing():
+            key = self.processes.first(self._key(name, extra))
+            with self._stages.stage(name, key, self._needs(name)) as has_to_run:
+                yield key if has_to_run else ""
+            if has_to_run:
+                self._write_config()

@@ -1,0 +1,117 @@
+"""What a training can be refused for before it starts: settings that do not fit the collection, the encoder or each other.
+
+Each check raises what a later stage would raise, when an encoder had been trained in vain. Trains nothing.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from contrastive.encoder import OFFLINE, Encoder
+from contrastive.training import NO_QUERIES
+from docids.clustering import assemble, build_tree
+from docids.data.collection import Collection
+from docids.files.processes import Processes
+from docids.files.untrusted import RESTORE
+from docids.schemes import Docids, DocidsConfig, check_branching, find_scheme
+from dsi.config import Config
+from dsi.generator.kinds import create_generator
+from dsi.training.docids_stage import TitleTokens
+from dsi.training.generator_stage import NO_DEV_QUERIES
+
+_FEW_VECTORS = 256
+"""A product quantiser needs no more."""
+_HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+
+
+def check_settings(config: Config, collection: Collection) -> None:
+    """Raise if a stage could not run with the settings on this collection; loads no model.
+
+    Raises:
+        FileNotFoundError: a setting names a folder that does not exist.
+        ValueError: no such docid scheme, too few documents for it, or no queries for the encoder or to measure on.
+    """
+    find_scheme(config.docids.method)
+    check_branching(len(collection.documents) * config.docids.segments, config.docids)  # short texts have fewer
+    for setting, name in _models(config):
+        if not _HUB_NAME.fullmatch(name) and not Path(name).exists():
+            raise FileNotFoundError(
+                f"{setting} names the folder {name}, which does not exist; give its place or a Hub name."
+            )
+    contrastive = config.contrastive
+    filled = contrastive.fill_with_pseudo_queries and config.pseudo_queries.method != "none"
+    if contrastive.loss != "none" and not collection.qrels["train"] and (contrastive.hard_negatives or not filled):
+        raise ValueError(NO_QUERIES)
+    if config.training.evaluate_every and not collection.qrels["dev"]:
+        raise ValueError(NO_DEV_QUERIES)
+
+
+def _models(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield (setting, name) of the models that are to be loaded."""
+    if config.encoder.name not in OFFLINE:
+        yield "encoder.name", config.encoder.name
+    if config.generator.decoder:
+        yield "generator.decoder", config.generator.decoder
+    if config.lexical.enabled:
+        yield "lexical.model", config.lexical.model
+    yield "docids.tokenizer", config.docids.tokenizer
+    yield "objective.teacher", config.objective.teacher
+    yield "pseudo_queries.method", config.pseudo_queries.method
+
+
+def check_encoder(config: Config, encoder: Encoder, documents: int, processes: Processes) -> None:
+    """Raise if decoder, docids or vectors do not fit the encoder, or an index with this encoder could not be loaded.
+
+    Args:
+        config: the settings.
+        encoder: before it is trained.
+        documents: how many there are.
+        processes: that share the work.
+
+    Raises:
+        FileNotFoundError: there is no such decoder, or no such tokenizer for docids.
+        ValueError: widths that do not fit, too few documents for codes, or a module that an index may not hold.
+    """
+    _check_decoder(config, encoder)
+    _check_vectors(config, encoder, documents)
+    if config.docids.method == "title":
+        TitleTokens(encoder, config.docids.tokenizer)
+    problem = processes.first(_storage_problem(config, encoder) if processes.is_main else "")
+    if problem:
+        raise ValueError(f"The encoder {config.encoder.name!r} cannot be part of an index: {problem}.")
+
+
+def _storage_problem(config: Config, encoder: Encoder) -> str:
+    """Return why the encoder cannot be loaded again once it is written; "" if it can."""
+    with TemporaryDirectory() as folder:
+        encoder.save(Path(folder))
+        try:
+            Encoder.load(config.encoder, Path(folder), "cpu")
+        except ValueError as error:
+            return str(error).replace(f"{folder}/", "").rstrip(".").removesuffix(f"; {RESTORE}")
+    return ""
+
+
+def _check_vectors(config: Config, encoder: Encoder, documents: int) -> None:
+    """Store a few vectors as those of the documents will be; raises what storing them would."""
+    few = _FEW_VECTORS if config.docids.segments > 1 else min(documents, _FEW_VECTORS)  # a document may have several
+    vectors = np.random.default_rng(0).normal(size=(few, encoder.embedding_dim)).astype(np.float32)
+    assemble(Docids.of([[row] for row in range(few)]), vectors).stored_as(config.vectors)
+
+
+def _check_decoder(config: Config, encoder: Encoder) -> None:
+    """Make the generator for a tree of two documents; raises what making it for the real one would."""
+    generator, width = config.generator, encoder.state_dim
+    if not generator.decoder and generator.num_heads > width:
+        raise ValueError(f"generator.num_heads must be at most the encoder's width {width}, got {generator.num_heads}.")
+    tree = build_tree(np.eye(2, encoder.embedding_dim, dtype=np.float32), DocidsConfig(branching=2))
+    try:
+        create_generator(generator, tree, width, config.objective, numbers=np.array([[0], [1]], dtype=np.int32))
+    except OSError as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise FileNotFoundError(
+            f'generator.decoder {generator.decoder!r} cannot be loaded ({reason}); name a T5 checkpoint, or "" for none.'
+        ) from None

@@ -1,0 +1,181 @@
+"""The stages of a run: folders written atomically, with a record that tells whether their content is up to date.
+
+A stage's key is a digest of the collection and the settings that its output depends on. The record holds it, the sums of the
+stage's files, and digests of the outputs of earlier stages that it was made from. Runs that share a store share every stage
+with the same record. Knows nothing of what stages do.
+"""
+
+import json
+import logging
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from docids.files.processes import Processes
+from docids.files.progress import Bar
+from docids.files.storage import digest, folder_sums, read_record, recover_folder, replace_folder, sha256
+from dsi.store.loading import retire
+from dsi.store.manifest import PARTS
+
+logger = logging.getLogger(__name__)
+
+STAGES = ("pseudo_queries", "encoder", "docids", "generator", "lexical")
+_RECORD = "stage.json"
+
+
+class StageFolders:
+    """The folders of a run's stages, shared by the processes that train it.
+
+    Args:
+        folder: of the run; each stage is a folder in it.
+        store: folder in which runs share stages; None if this run shares none.
+        processes: share the work; rank 0 writes.
+
+    Attributes:
+        seconds: {stage: wall time} of the stages that ran.
+    """
+
+    def __init__(self, folder: Path, store: Path | None, processes: Processes) -> None:
+        self.folder, self.store, self.processes = folder, store, processes
+        self.seconds: dict[str, float] = {}
+        self._started: dict[str, float] = {}
+        self._needed: dict[str, dict[str, str]] = {}
+
+    @contextmanager
+    def stage(self, name: str, key: str, needs: Sequence[str] = ()) -> Iterator[bool]:
+        """Yield True if the stage has to run, False if it is up to date; all processes leave together.
+
+        Args:
+            name: of the stage.
+            key: of its output.
+            needs: earlier stages whose output it reads.
+        """
+        self._started[name] = started = time.perf_counter()
+        has_to_run = self.processes.first(self.processes.is_main and not self._is_done(name, key, needs))
+        if not has_to_run:
+            logger.info("%s: up to date", name)
+        with stage_line(name, enabled=has_to_run and self.processes.is_main):
+            yield has_to_run
+        self.processes.wait()
+        if has_to_run:
+            self.seconds[name] = time.perf_counter() - started
+        if self.processes.is_main:  # also what a kill left when the stage had just been written
+            shutil.rmtree(self._work_folder(name, key), ignore_errors=True)
+
+    @contextmanager
+    def writing(self, name: str, key: str) -> Iterator[Path]:
+        """Yield a folder to write the stage's output into; it replaces the stage's folder when the block ends."""
+        with replace_folder(self.folder / name) as folder:
+            yield folder
+            record = {
+                "key": key,
+                "seconds": round(time.perf_counter() - self._started[name], 1),
+                "needs": self._needed[name],
+                "files": folder_sums(folder),
+            }
+            (folder / _RECORD).write_text(json.dumps(record, indent=1) + "\n")
+            self._retire(name)
+        if self.store:
+            with replace_folder(self.store / name / key[:16]) as shared:
+                _link_files(self.folder / name, shared)
+
+    def work(self, name: str, key: str) -> Path:
+        """Return the folder for what a killed stage needs to resume; removed when the stage is done."""
+        folder = self._work_folder(name, key)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def existing(self, name: str, command: str) -> Path:
+        """Return the folder of a finished stage.
+
+        Raises:
+            FileNotFoundError: it is not finished; the message names the command that runs it.
+            ValueError: a file was altered, truncated or removed since.
+        """
+        folder = self.folder / name
+        recover_folder(folder)
+        record = _record(folder)
+        remedy = f"run `{command}` (or `dsi train` for all stages)"
+        if not record:
+            raise FileNotFoundError(f"{folder} is not there yet; {remedy} first.")
+        if damaged := _damaged(folder, record.get("files", {})):
+            raise ValueError(f"{folder / damaged} was altered or removed since it was written; {remedy} again.")
+        return folder
+
+    def key(self, name: str) -> str:
+        """Return the key of the output on disk, "" if there is none."""
+        return str(_record(self.folder / name).get("key", ""))
+
+    def _listed(self, name: str) -> dict[str, str]:
+        """Return the sums of a stage's files in the manifest; records of an earlier version have none."""
+        listed = read_record(self.folder / "manifest.json").get("files", {})
+        return {file.removeprefix(f"{name}/"): value for file, value in listed.items() if file.startswith(f"{name}/")}
+
+    def _is_done(self, name: str, key: str, needs: Sequence[str]) -> bool:
+        """True if the output is there, perhaps now from the store."""
+        recover_folder(self.folder / name)
+        self._needed[name] = needed = {stage: _output(_record(self.folder / stage)) for stage in needs}
+        if _is_intact(self.folder / name, key, needed, self._listed(name)):
+            return True
+        shared = self.store and self.store / name / key[:16]
+        if not shared or not _is_intact(shared, key, needed, {}):
+            return False
+        with replace_folder(self.folder / name) as folder:
+            _link_files(shared, folder)
+            self._retire(name)
+        return True
+
+    def _retire(self, name: str) -> None:
+        """Before a part of the index is replaced: the folder is no index from now on until the run ends."""
+        if name in PARTS:
+            retire(self.folder)
+
+    def _work_folder(self, name: str, key: str) -> Path:
+        return self.folder / "checkpoints" / f"{name}-{key[:12]}"
+
+
+def stage_line(name: str, *, enabled: bool = True) -> Bar:
+    """Return one line of text for a stage where there is no terminal; on a terminal the bars of its parts show."""
+    return Bar(name, enabled=enabled and not sys.stderr.isatty())
+
+
+def stage_seconds(folder: Path) -> dict[str, float]:
+    """Return {stage: wall time of the run that finished it} for the finished stages in a run's folder."""
+    records = {stage: _record(folder / stage) for stage in STAGES}
+    return {stage: record["seconds"] for stage, record in records.items() if record}
+
+
+def _link_files(source: Path, target: Path) -> None:
+    """Hard-link all files into another folder; files are replaced, never changed, so sharing them is safe."""
+    shutil.copytree(source, target, copy_function=os.link, dirs_exist_ok=True)
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    """Return the record of a stage's output; empty if there is none that can be read."""
+    return read_record(folder / _RECORD)
+
+
+def _output(record: dict[str, Any]) -> str:
+    """Return a digest of a stage's output; empty if its record has no sums."""
+    return digest(record["files"]) if "files" in record else ""
+
+
+def _damaged(folder: Path, sums: Mapping[str, str]) -> str:
+    """Return the first file that is not as it was written, "" if all are."""
+    for name, expected in sums.items():
+        if not (folder / name).is_file() or sha256(folder / name) != expected:
+            return name
+    return ""
+
+
+def _is_intact(folder: Path, key: str, needed: Mapping[str, str], listed: Mapping[str, str]) -> bool:
+    """True if a folder holds the output with this key, made from these outputs of earlier stages, as it was written."""
+    record = _record(folder)
+    if record.get("key") != key or record.get("needs", needed) != needed:
+        return False
+    return not _damaged(folder, record.get("files", listed))

@@ -1,0 +1,348 @@
+"""Chooses how an index searches, on dev queries: the weights of documents' scores, alpha, and the beam.
+
+With tied tokens, in this order: the weights of the document score, by an exact line search over candidates of flat search; then
+alpha, by how many of the exact top ten lie below the nodes that the walk keeps; then the beam, the smallest that finds what
+"exact" finds. The last two need no judgements. With (level, digit) and word tokens the weights come from the same line search
+(fusion "bound") or a grid (fusion "paper"). A learned part gets a weight only if its gain on dev exceeds its standard error.
+Knows nothing of how nodes are scored.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from docids.data.collection import Collection, check_collection, compare_documents
+from docids.files.progress import progress
+from docids.files.storage import digest, read_record, write_json
+from dsi.retriever import GenerativeRetriever
+from dsi.search.generate import TiedIndex
+from dsi.search.queries import EncodedQueries
+from dsi.search.request import SearchConfig, SearchRequest
+from dsi.search.results import Ints, SearchResult
+from dsi.snapshot import IndexSnapshot
+from dsi.store.loading import index_state, write_search_config
+from dsi.store.manifest import search_config
+from dsi.training.stages import stage_line
+from dsi.training.weights import HybridScores, Runs, reciprocal_ranks, summed, supported_weights
+from eval.measures import Judgements
+from eval.protocol import best_setting, supported_gain, supported_setting
+
+logger = logging.getLogger(__name__)
+
+_RECORD = "tuning.json"
+_MOST_QUERIES = 500
+"""Queries on which walks are compared."""
+ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
+BEAMS = (5, 10, 20, 40, 80, 160, 320, 640, 1280)
+_ALPHA_BEAMS = (10, 20, 40)
+"""Beams at which alphas are compared."""
+_ALIKE = 0.001
+"""Alphas whose walks find the exact top ten alike, up to this share, are taken for equal."""
+_AGREE, _AGREE_CHEAPLY, _CHEAP = 0.98, 0.99, 0.2
+"""Share of the exact top ten that the beam has to find; more where that reads less than a fifth of the vectors."""
+PROBES = (0.02, 0.1, 0.5)
+"""Values of alpha whose top documents are the candidates of fused search over paths."""
+PROBE_DEPTH = 30
+"""Candidates per query and probe: a reciprocal rank counts down to ten."""
+PAPER_ALPHAS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
+PAPER_BETAS = (1, 2, float("inf"))
+PAPER_TEMPERATURES = (0.02, 0.05, 0.1, 1.0)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The choice made.
+
+    Attributes:
+        best: the settings of `[search]` that were chosen.
+        tried: what was compared by searching, with its value: {"alpha": …} with the share of the exact top ten below the walk,
+            {"beam_width": …} with the share found, other settings with RR@10.
+    """
+
+    best: dict[str, Any]
+    tried: list[tuple[dict[str, Any], float]]
+
+
+def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
+    """Choose how an index searches on the dev queries, and search so from now on.
+
+    If no dev query has a relevant document, the weights of documents' scores stay as they are, and a warning says so. Without
+    dev queries, alpha and the beam are chosen on train queries.
+
+    Example:
+        >>> import dsi
+        >>> retriever = dsi.GenerativeRetriever.from_pretrained("RUN")
+        >>> tuning = dsi.tune(retriever, dsi.read_collection("DIR"))
+        >>> sorted(tuning.best)
+        ['alpha', 'beam_width', 'lexical_weight', 'query_map_weight']
+
+    Args:
+        retriever: the index; its `search_config` is replaced. To keep the choice on disk, call `retriever.save_pretrained` or
+            run `dsi tune RUN`.
+        collection: with dev or train queries.
+
+    Raises:
+        ValueError: the collection has neither, or none of the index's documents.
+    """
+    check_collection("tune", collection)
+    compare_documents(collection, retriever.documents.rows)
+    split = "dev" if collection.qrels["dev"] else "train"
+    queries = dict(list(collection.query_texts(split).items())[: _MOST_QUERIES if split == "train" else None])
+    if not queries:
+        raise ValueError(f"{collection.folder} has no dev queries to tune on; add qrels/dev.tsv or train queries.")
+    qrels = collection.qrels["dev"]
+    judged = any(relevance > 0 for own in qrels.values() for relevance in own.values())
+    if not judged:
+        logger.warning("No dev query has a relevant document; the weights of documents' scores stay as they are.")
+    tuning = choose(retriever.snapshot, retriever.encode_queries(queries), qrels if judged else {})
+    retriever.search_config = dataclasses.replace(retriever.search_config, **tuning.best)
+    return tuning
+
+
+def choose(index: IndexSnapshot, encoded: EncodedQueries, qrels: Judgements) -> Tuning:
+    """Return the best settings of search, without changing the index.
+
+    Args:
+        index: with the settings that are not chosen; words are weighed if it has a lexical part.
+        encoded: the queries, with their query_ids.
+        qrels: their judgements; without any, weights stay as they are.
+    """
+    if index.is_tied:
+        return _choose_tied(index, encoded, qrels)
+    if not qrels:
+        return Tuning({}, [])
+    return _Paths(index, encoded, qrels).choose()
+
+
+# Tied tokens.
+
+
+def _choose_tied(index: IndexSnapshot, encoded: EncodedQueries, qrels: Judgements) -> Tuning:
+    best: dict[str, Any] = tied_weights(index, encoded, qrels) if qrels else {}
+    config = dataclasses.replace(index.search_config, method="generate", **best)
+    few = _first(encoded, _MOST_QUERIES)
+    exact = index.search(few, SearchRequest(10, dataclasses.replace(config, method="exact")))
+    alpha, tried = _best_alpha(index, few, config, exact)
+    beam_width, compared = _best_beam(index, few, dataclasses.replace(config, alpha=alpha), exact)
+    return Tuning({**best, "alpha": alpha, "beam_width": beam_width}, [*tried, *compared])
+
+
+def tied_weights(
+    index: IndexSnapshot, encoded: EncodedQueries, qrels: Judgements, *, query_map: bool = True
+) -> dict[str, float]:
+    """Return the weights of the document score that are best on judged queries; 0 for a part that they reject.
+
+    Args:
+        index: with tied tokens.
+        encoded: the queries.
+        qrels: their judgements.
+        query_map: also weigh the query map.
+    """
+    engine = index.engine
+    assert isinstance(engine, TiedIndex)
+    tree, z = engine.tree, encoded.embeddings.float().numpy()
+    mapped = z @ engine.generator.query_map_array.T if query_map else None
+    if mapped is not None and not mapped.any():
+        mapped = None
+    scores = HybridScores(list(index.documents.rows), tree.embeddings[tree.places], index.lexical)
+    dense, lexical, *of_map = scores.runs(encoded.query_ids, z, encoded.texts, mapped)
+    (plain,) = supported_weights(dense, [lexical], qrels) if index.lexical is not None else (0.0,)
+    found = {"lexical_weight": plain, "query_map_weight": 0.0}
+    if of_map:
+        weights = supported_weights(dense, [lexical, *of_map], qrels)
+        before, after = (
+            reciprocal_ranks(summed(dense, [lexical, *of_map], own), qrels) for own in ([plain, 0.0], weights)
+        )
+        if supported_gain(after, before):
+            found = dict(zip(found, weights, strict=True))
+    return found
+
+
+def _first(encoded: EncodedQueries, count: int) -> EncodedQueries:
+    """Return the first queries."""
+    batches = [batch.select((batch.rows < count).nonzero()[:, 0]) for batch in encoded.batches]
+    return EncodedQueries(encoded.query_ids[:count], [batch for batch in batches if len(batch.texts)])
+
+
+def _best_alpha(
+    index: IndexSnapshot, encoded: EncodedQueries, config: SearchConfig, exact: SearchResult
+) -> tuple[float, list[tuple[dict[str, Any], float]]]:
+    """Return the alpha whose walks reach most of the exact top ten; of equal ones the largest."""
+    engine = index.engine
+    assert isinstance(engine, TiedIndex)
+    alphas = ALPHAS if engine.generator.maps.any() or engine.generator.reads_states else (1.0,)
+    tried = [
+        ({"alpha": alpha}, reached_share(engine, encoded, dataclasses.replace(config, alpha=alpha), exact))
+        for alpha in alphas
+    ]
+    highest = max(share for _, share in tried)
+    return max(setting["alpha"] for setting, share in tried if share >= highest - _ALIKE), tried
+
+
+def reached_share(
+    engine: TiedIndex,
+    encoded: EncodedQueries,
+    config: SearchConfig,
+    exact: SearchResult,
+    beams: Sequence[int] = _ALPHA_BEAMS,
+) -> float:
+    """Return the share of the exact top documents that lie below the nodes which walks keep, averaged over some beams."""
+    ends, shares = engine.ends_above(), []
+    for batch in encoded.batches:
+        levels = engine.levels(batch, config)
+        for row, own in enumerate(exact.positions[batch.rows.numpy()]):
+            wanted = ends[own[own >= 0]]
+            for beam_width in beams:
+                nodes = engine.walk.of_query(levels, row, beam_width, engine.nodes_there).nodes
+                shares.append(np.isin(wanted, nodes).mean() if len(wanted) else 1.0)
+    return float(np.mean(shares))
+
+
+def among(values: Ints, others: Ints) -> NDArray[np.bool_]:
+    """[batch, n] True at values [batch, n] that are among others [batch, m] of the same row."""
+    return np.stack([np.isin(own, known) for own, known in zip(values, others, strict=True)])
+
+
+def agreement(found: SearchResult, exact: SearchResult) -> float:
+    """Return the share of the documents of one result that another one has, averaged over queries."""
+    there = exact.positions >= 0
+    both = among(exact.positions, np.where(found.positions >= 0, found.positions, -2)) & there
+    return float((both.sum(axis=1) / np.maximum(there.sum(axis=1), 1)).mean())
+
+
+def _best_beam(
+    index: IndexSnapshot, encoded: EncodedQueries, config: SearchConfig, exact: SearchResult
+) -> tuple[int, list[tuple[dict[str, Any], float]]]:
+    """Return the smallest beam that finds what "exact" finds."""
+    tried, enough = [], 0
+    for beam_width in BEAMS:
+        found = index.search(encoded, SearchRequest(10, dataclasses.replace(config, beam_width=beam_width)))
+        share = agreement(found, exact)
+        tried.append(({"beam_width": beam_width}, share))
+        cheap = found.read.mean() < _CHEAP * index.tree.num_documents
+        if share >= _AGREE and not enough:
+            enough = beam_width
+        if share >= _AGREE_CHEAPLY and cheap:
+            return beam_width, tried
+        if enough and not cheap:
+            return enough, tried
+    return enough or BEAMS[-1], tried
+
+
+# (level, digit) and word tokens.
+
+
+class _Paths:
+    """Weights of the parts of path scores.
+
+    Args:
+        index: with tokens that have weights of their own.
+        encoded: the dev queries.
+        qrels: their judgements.
+    """
+
+    def __init__(self, index: IndexSnapshot, encoded: EncodedQueries, qrels: Judgements) -> None:
+        self.index, self.encoded, self.qrels, self.config = index, encoded, qrels, index.search_config
+        doc_ids, vectors = list(index.documents.rows), index.tree.embeddings[index.tree.places]
+        self.scores = HybridScores(doc_ids, vectors, index.lexical)
+
+    def choose(self) -> Tuning:
+        """Return the best weights of fusion "paper" by a grid, those of "bound" by line searches."""
+        if self.config.fusion == "paper":
+            every = product(PAPER_ALPHAS, PAPER_BETAS, PAPER_TEMPERATURES)
+            grid = [{"alpha": a, "beta": b, "ann_temperature": t} for a, b, t in every]
+            return Tuning(*best_setting(self._search, grid, self.qrels))
+        texts, vectors = self.encoded.texts, self.encoded.embeddings.float().numpy()
+        lexical = self.scores.best_weight(self.encoded.query_ids, vectors, texts, self.qrels)
+        plain = {"alpha": 0.0, "lexical_weight": lexical}
+        return Tuning(*supported_setting(self._search, [plain, self._with_decoder(lexical)], self.qrels))
+
+    def _search(self, settings: Mapping[str, Any]) -> Runs:
+        config = dataclasses.replace(self.config, **settings)
+        return self.index.run(self.encoded, SearchRequest(10, config))
+
+    def _with_decoder(self, lexical_weight: float) -> dict[str, float]:
+        """Return the best weights of log-probabilities and lexical scores, on the documents that searches with `PROBES` find.
+
+        A document's score is proportional to z.e_d + lexical_weight * BM25 + w * log P, with w = alpha / (1 - alpha) times the
+        temperature.
+        """
+        index, encoded, temperature = self.index, self.encoded, self.config.ann_temperature
+        generative: Runs = {query_id: {} for query_id in encoded.query_ids}
+        for alpha in progress(PROBES, "tuning", unit="search"):
+            config = dataclasses.replace(
+                self.config, method="generate", alpha=alpha, lexical_weight=lexical_weight, beam_width=PROBE_DEPTH
+            )
+            request = SearchRequest(PROBE_DEPTH, config)
+            doc_ids = [list(own) or [next(iter(index.documents.rows))] for own in index.run(encoded, request).values()]
+            longest = max(map(len, doc_ids))
+            padded = [[*own, *own[:1] * (longest - len(own))] for own in doc_ids]
+            parts = index.follow(encoded, request, padded).parts["generator"] / alpha
+            for query_id, own, log_p in zip(encoded.query_ids, padded, parts.tolist(), strict=True):
+                generative[query_id].update(zip(own, log_p, strict=True))
+        rows = index.documents.rows
+        candidates = {query_id: [rows[doc_id] for doc_id in found] for query_id, found in generative.items()}
+        vectors = encoded.embeddings.float().numpy()
+        dense, others = self.scores.runs(encoded.query_ids, vectors, encoded.texts, None, candidates)
+        *weights, w = supported_weights(dense, [others, generative] if index.lexical else [generative], self.qrels)
+        return {"alpha": w / (w + temperature), "lexical_weight": weights[0] if weights else 0.0}
+
+
+def is_tuned(folder: Path) -> bool:
+    """True if the index in `folder` was tuned, and neither trained nor updated since."""
+    return _record(folder).get("index", "") == index_state(folder) != ""
+
+
+def is_as_configured(folder: Path, config: SearchConfig) -> bool:
+    """True if the index in `folder` searches as `[search]` says, or with weights that were tuned from there."""
+    if is_tuned(folder):
+        return _record(folder).get("search") == _digest(config)
+    return search_config(read_record(folder / "manifest.json")) == config
+
+
+def configure(folder: Path, config: SearchConfig) -> None:
+    """Make the index in `folder` search as `[search]` says, and tune it anew when it is tuned next."""
+    (folder / _RECORD).unlink(missing_ok=True)
+    write_search_config(folder, config)
+
+
+def tune_index(folder: Path, collection: Collection, device: str | None = None) -> bool:
+    """Tune the index in `folder` and write the choice to its manifest; False if that was done before or is not possible."""
+    if is_tuned(folder):
+        return False
+    bound_to = index_state(folder)
+    retriever = GenerativeRetriever.from_pretrained(folder, device=device)
+    before = retriever.search_config
+    if not (collection.qrels["dev"] or collection.qrels["train"]):
+        logger.warning("There are no queries to tune on; the index searches as [search] says.")
+        return False
+    with stage_line("tuning"):
+        tuning = tune(retriever, collection)
+    write_search_config(folder, retriever.search_config)
+    choice = {"best": tuning.best, "tried": tuning.tried}
+    write_json(folder / _RECORD, {"index": bound_to, "search": _digest(before), **choice})
+    if retriever.search_config != before:
+        split = "dev" if collection.qrels["dev"] else "train"
+        logger.info("tuned on %d %s queries: %s", len(collection.qrels[split]), split, _in_words(tuning.best))
+    return True
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    return read_record(folder / _RECORD)
+
+
+def _digest(config: SearchConfig) -> str:
+    return digest(dataclasses.asdict(config))
+
+
+def _in_words(options: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in options.items()
+    )

@@ -1,0 +1,110 @@
+"""The parts of documents' scores for the candidates of flat search, and the weights that are best on judged queries.
+
+Knows nothing of trees or decoders.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from docids.words.bm25 import Lexical
+from dsi.trees.places import document_scores
+from eval.fusion import best_weights
+from eval.measures import Judgements, Run, evaluate
+
+Floats = NDArray[np.float32]
+Runs = dict[str, dict[str, float]]
+DEPTH = 100
+"""Candidates per query on which weights are compared."""
+_BLOCK = 256
+"""Queries whose scores of all documents are in memory at a time."""
+
+
+@dataclass(frozen=True)
+class HybridScores:
+    """Dense and lexical scores of the documents of a table.
+
+    Attributes:
+        doc_ids: of the documents.
+        embeddings: [documents, places, dim] their vectors in the same order; the best place of each counts.
+        lexical: the lexical part; None if there is none.
+    """
+
+    doc_ids: Sequence[str]
+    embeddings: Floats
+    lexical: Lexical | None
+
+    def runs(
+        self,
+        query_ids: Sequence[str],
+        queries: Floats,
+        texts: Sequence[str],
+        mapped: Floats | None = None,
+        candidates: Mapping[str, Sequence[int]] | None = None,
+    ) -> list[Runs]:
+        """Return the scores of each query's candidates: dense ones, lexical ones, and those of the query map.
+
+        Args:
+            query_ids: of the queries.
+            queries: [queries, dim] embeddings z.
+            texts: of the queries.
+            mapped: [queries, dim] M z; leaves the last run out by default.
+            candidates: {query_id: rows of the table}; by default the first hundred of each score, and of z + M z.
+
+        Returns:
+            Runs of z.e, of the lexical part (zeros without one), and of (M z).e; the best place of z.e + (M z).e counts.
+        """
+        runs: list[Runs] = [{} for _ in range(2 + (mapped is not None))]
+        for start in range(0, len(query_ids), _BLOCK):
+            own = slice(start, start + _BLOCK)
+            scores = [document_scores(queries[own], self.embeddings), self._words(texts[own])]
+            if mapped is not None:
+                scores.append(document_scores(queries[own] + mapped[own], self.embeddings) - scores[0])
+            sources = scores if mapped is None else [*scores[:2], scores[0] + scores[2]]
+            for row, query_id in enumerate(query_ids[own]):
+                if candidates is None:
+                    best = np.unique(
+                        np.concatenate([np.argsort(-each[row], kind="stable")[:DEPTH] for each in sources])
+                    )
+                else:
+                    best = np.asarray(candidates[query_id])
+                names = [self.doc_ids[document] for document in best]
+                for run, each in zip(runs, scores, strict=True):
+                    run[query_id] = dict(zip(names, each[row][best].tolist(), strict=True))
+        return runs
+
+    def _words(self, texts: Sequence[str]) -> Floats:
+        if self.lexical is None:
+            return np.zeros((len(texts), len(self.doc_ids)), dtype=np.float32)
+        return self.lexical.scores(texts)
+
+    def best_weight(self, query_ids: Sequence[str], queries: Floats, texts: Sequence[str], qrels: Judgements) -> float:
+        """Return the weight of the lexical scores with the best RR@10; 0 if none helps, or there is none."""
+        if self.lexical is None or not query_ids:
+            return 0.0
+        dense, lexical = self.runs(query_ids, queries, texts)
+        return supported_weights(dense, [lexical], qrels)[0]
+
+
+def supported_weights(first: Run, others: Sequence[Run], qrels: Judgements) -> list[float]:
+    """Return `best_weights`, or zeros if the weighted sum ranks no better than `first` alone."""
+    weights = best_weights(first, others, qrels)
+    before, after = (sum(reciprocal_ranks(run, qrels).values()) for run in (first, summed(first, others, weights)))
+    return weights if after > before else [0.0] * len(others)
+
+
+def summed(first: Run, others: Sequence[Run], weights: Sequence[float]) -> Runs:
+    """Return first + sum of weight * other over the same documents."""
+    total = {query_id: dict(found) for query_id, found in first.items()}
+    for other, weight in zip(others, weights, strict=True):
+        for query_id, found in total.items() if weight else ():
+            for doc_id in found:
+                found[doc_id] += weight * other[query_id][doc_id]
+    return total
+
+
+def reciprocal_ranks(run: Run, qrels: Judgements) -> dict[str, float]:
+    """Return {query_id: RR@10} of judged queries."""
+    return evaluate(run, qrels, ["RR@10"])["RR@10"]

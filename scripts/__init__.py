@@ -1,1 +1,0 @@
-"""The commands of `dsi`: each module has a `main(argv)` that parses arguments, calls the library and prints."""

@@ -1,0 +1,120 @@
+"""`dsi benchmark-constraint`: the docid constraint of `generate`, transformers' own against ours, milliseconds a step.
+
+`prefix_allowed_tokens_fn` asks a trie of nested dictionaries for every beam; `DocidLogitsProcessor` looks all beams up at once.
+Both get the same random docids, prefixes of every length and scores over the vocabulary of T5, and must give the same scores.
+Measurements alternate, and medians are reported.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dsi.commands.arguments import parser
+from dsi.commands.libraries import load_libraries
+from dsi.commands.main import run_command
+from dsi.commands.values import count, output_file
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from docids.tree import DocidTree
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and print a table; write JSON where asked."""
+    arguments = _parse(argv)
+    load_libraries()
+    from docids.files.storage import write_json
+    from dsi.measuring.provenance import provenance
+
+    print("ms/step  documents  queries  beams  prefix_allowed_tokens_fn     ours    ratio  identical")
+    rows = []
+    for documents in arguments.documents:
+        for row in _measure(documents, arguments):
+            rows.append(row)
+            print(
+                f"         {documents:9}  {row['queries']:7}  {row['beams']:5}"
+                f"  {row['prefix_fn_ms']:24.2f} {row['ours_ms']:8.2f}  {row['ratio']:6.1f}x"
+                f"  {'yes' if row['identical'] else 'NO'}",
+                flush=True,
+            )
+    if arguments.results:
+        write_json(arguments.results, {**provenance(), "rows": rows})
+
+
+def _measure(documents: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return a row for each number of queries."""
+    import numpy as np
+    import torch
+    from transformers.generation import PrefixConstrainedLogitsProcessor
+
+    from docids.clustering import DocidsConfig, build_tree
+    from dsi.integrations.transformers import DocidLogitsProcessor
+    from dsi_experiments.benchmarks.reference import T5_VOCAB_SIZE, nested_trie
+    from dsi_experiments.benchmarks.timing import alternate
+
+    vectors = np.random.default_rng(0).normal(size=(documents, 8)).astype(np.float32)
+    tree = build_tree(vectors, DocidsConfig(method="random"))
+    end = tree.vocab_size
+    levels = zip(tree.token_offsets.tolist(), tree.fan_out, strict=True)
+    ours = DocidLogitsProcessor.of_tree(tree, [range(first, first + size) for first, size in levels], end)
+    theirs = PrefixConstrainedLogitsProcessor(partial(_allowed, nested_trie(tree, end)[0], end), 1)
+    rows = []
+    for queries in arguments.queries:
+        prefixes = _prefixes(tree, queries * arguments.beams, end)
+        scores = torch.randn(len(prefixes[0]), T5_VOCAB_SIZE)
+        steps = [partial(_all_steps, processor, prefixes, scores) for processor in (theirs, ours)]
+        (slow, fast), _ = alternate(steps, arguments.rounds)
+        rows.append(
+            {
+                "documents": documents,
+                "queries": queries,
+                "beams": arguments.beams,
+                "steps": len(prefixes),
+                "prefix_fn_ms": round(1000 * slow / len(prefixes), 3),
+                "ours_ms": round(1000 * fast / len(prefixes), 3),
+                "ratio": round(slow / fast, 1),
+                "identical": all(torch.equal(theirs(own, scores), ours(own, scores)) for own in prefixes),
+            }
+        )
+    return rows
+
+
+def _prefixes(tree: "DocidTree", count: int, end: int) -> "list[Tensor]":
+    """Return what `count` beams, of random documents, have written before each step of a search."""
+    import numpy as np
+    import torch
+
+    digits = tree.paths(np.random.default_rng(1).integers(tree.num_documents, size=count))[1]
+    written = np.pad(np.where(digits < 0, -1, digits + tree.token_offsets), ((0, 0), (1, 1)), constant_values=-1)
+    written[np.arange(count), 1 + (digits >= 0).sum(axis=1)] = end
+    written[written < 0] = 0  # the start token, and the padding after the end
+    return [torch.from_numpy(written[:, :length]).long() for length in range(1, tree.depth + 2)]
+
+
+def _all_steps(processor: Any, prefixes: "list[Tensor]", scores: "Tensor") -> None:
+    for own in prefixes:
+        processor(own, scores)
+
+
+def _allowed(trie: dict[int, Any], end: int, _: int, prefix: "Tensor") -> list[int]:
+    node = trie
+    for token in prefix.tolist()[1:]:
+        node = node.get(token, {})
+    return list(node) or [end]
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    given = parser("benchmark-constraint", __doc__)
+    given.add_argument("--documents", nargs="+", type=count, default=[10_000, 100_000], help="in the tree")
+    given.add_argument("--queries", nargs="+", type=count, default=[1, 8, 64], help="a call")
+    given.add_argument("--beams", type=count, default=10, help="a query")
+    given.add_argument("--rounds", type=count, default=7, help="alternations")
+    given.add_argument("--results", type=output_file, help="write the table as JSON")
+    return given.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, sys.argv[1:]))

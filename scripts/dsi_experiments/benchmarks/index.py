@@ -1,0 +1,118 @@
+"""`dsi benchmark-index`: the index beside faiss at equal milliseconds and equal bytes.
+
+Each system draws a curve over its own knob: recall@10 of the exact answer against milliseconds a query. The index (methods
+"generate" and "exact"; vectors as float32, or as int8 with codes) stands beside flat search, IVF-Flat, IVF-PQ with and without
+refinement, and HNSW. Times are those of each part of a search: of the walk alone, of words alone, of both, and of the encoder.
+
+Searched are synthetic embeddings of the sizes given, or an index with the test queries of its collection, and its encoder.
+Systems are built first, and measured in a fresh process, alternating, at one query a call and at 64. Set OMP_NUM_THREADS for
+the number of threads that all of them use.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dsi.commands.arguments import parser
+from dsi.commands.libraries import load_libraries
+from dsi.commands.main import run_command
+from dsi.commands.values import collection_folder, count, index_folder, number, output_folder
+
+_FEWEST, _DIMS = 1024, 16
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Build and measure each collection; write JSON, tables and pictures after each."""
+    arguments = _arguments().parse_args(argv)
+    if arguments.dim % _DIMS:
+        raise ValueError(f"--dim must be a multiple of {_DIMS}, so that codes have whole bytes, got {arguments.dim}.")
+    if (arguments.run is None) != (arguments.data is None):
+        raise ValueError("--run and --data go together: an index, and the collection whose test queries it answers.")
+    load_libraries()
+    from docids.files.storage import write_json, write_text
+    from dsi.measuring.provenance import provenance
+    from dsi_experiments.benchmarks.index_report import pictures, report
+    from dsi_experiments.benchmarks.index_systems import systems
+
+    systems(arguments.leave_out)  # refuses names that are none
+    if arguments.measure:
+        from dsi_experiments.benchmarks.index_measure import measure
+
+        print(json.dumps(measure(arguments.measure, arguments.rounds, arguments.leave_out)))
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        work = arguments.work or Path(temporary)
+        for name, folder in _collections(arguments, work):
+            found = _measured(folder, arguments)
+            collection = arguments.data.name if arguments.data else "synthetic"
+            record = {"collection": collection, **provenance(), "rounds": arguments.rounds, **found}
+            write_json(arguments.output / f"{name}.json", record)
+            write_text(arguments.output / f"{name}.md", report(record))
+            pictures(record, arguments.output / name)
+            print(report(record))
+
+
+def _arguments() -> argparse.ArgumentParser:
+    given = parser("benchmark-index", __doc__)
+    sizes = number(int, _FEWEST)
+    given.add_argument("--sizes", type=sizes, nargs="+", default=[10_000, 100_000], help="synthetic documents")
+    given.add_argument("--dim", type=count, default=64, help="of their embeddings")
+    given.add_argument("--run", type=index_folder, metavar="RUN", help="an index to measure instead")
+    given.add_argument("--data", type=collection_folder, metavar="DATA", help="the collection of RUN")
+    given.add_argument("--rounds", type=count, default=10, help="of the alternating measurements")
+    given.add_argument(
+        "--leave-out", nargs="*", default=[], metavar="NAME", help="systems that take too long, or much memory"
+    )
+    given.add_argument(
+        "--output", type=output_folder, default=Path("index"), metavar="DIR", help="of JSON, tables and pictures"
+    )
+    given.add_argument("--work", type=output_folder, metavar="DIR", help="keeps what is built, for the next time")
+    given.add_argument("--measure", type=Path, help=argparse.SUPPRESS)  # what the fresh process does
+    return given
+
+
+def _collections(arguments: argparse.Namespace, work: Path) -> "list[tuple[str, Path]]":
+    """(name of the results, folder) of each collection."""
+    from docids.files.storage import sha256
+
+    if arguments.run:
+        return [("index", work / f"index-{sha256(arguments.run / 'manifest.json')[:16]}")]
+    sizes = sorted(set(arguments.sizes))
+    return [(f"index-{size}x{arguments.dim}", work / f"{size}x{arguments.dim}") for size in sizes]
+
+
+def _measured(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The figures of one collection, built if it is not there."""
+    _build(folder, arguments)
+    options = ["--rounds", str(arguments.rounds), "--leave-out", *arguments.leave_out]
+    command = [sys.executable, "-m", "dsi_experiments.benchmarks.index", "--measure", str(folder), *options]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise ValueError(f"Measuring {folder.name} failed with status {done.returncode}.")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _build(folder: Path, arguments: argparse.Namespace) -> None:
+    """The collection and all systems' files; those that are there are kept."""
+    from docids.data.collection import read_collection
+    from dsi_experiments.benchmarks.index_data import Searched, write_index, write_synthetic
+    from dsi_experiments.benchmarks.index_systems import systems
+
+    if not (folder / "facts.json").exists():
+        if arguments.run:
+            write_index(arguments.run, read_collection(arguments.data), folder, _FEWEST)
+        else:
+            write_synthetic(int(folder.name.split("x")[0]), arguments.dim, folder)
+    data = Searched.load(folder)
+    for system in systems(arguments.leave_out):
+        system.prepare(data)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, sys.argv[1:]))

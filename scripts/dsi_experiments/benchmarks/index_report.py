@@ -1,0 +1,140 @@
+"""Tables and pictures of the index benchmark."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from dsi_experiments.benchmarks.index_measure import FUSED
+from eval.tables import markdown_table
+
+Row = dict[str, Any]
+Curves = dict[str, list[tuple[float, float]]]
+RECALLS = (0.8, 0.9, 0.95, 0.99)
+
+
+def report(record: dict[str, Any]) -> str:
+    """Markdown: the least milliseconds by recall, all rows, and what the data are like."""
+    lines = [f"# {_title(record)}", "", _about(record), ""]
+    lines += ["## Milliseconds a query at a recall", "", _by_recall(record), ""]
+    lines += ["## Every knob", "", _all_rows(record), ""]
+    if record["left out"]:
+        lines += [f"Left out: {'; '.join(record['left out'])}.", ""]
+    return "\n".join(lines)
+
+
+def _title(record: dict[str, Any]) -> str:
+    return f"{record['collection']}: {record['documents']:,} documents, {record['dim']} dimensions"
+
+
+def _about(record: dict[str, Any]) -> str:
+    facts = ", ".join(f"{name} {value:g}" for name, value in record["hardness"].items())
+    encoder = record["encoder"]
+    times = (encoder[f"ms at batch {batch}"] for batch in (1, 64)) if encoder else ()
+    encoding = f" Encoding a query takes {' / '.join(f'{time:.3g}' for time in times)} more." if encoder else ""
+    return (
+        f"{record['queries']} queries, {record['threads']} thread(s), milliseconds of the processor.{encoding} Recall is that "
+        "of the exact ten by the same scores, agreement that of the exact ten by the vectors as the index keeps them. Private "
+        f"bytes must stay in memory, mapped files need not. The data: {facts}."
+    )
+
+
+def _by_recall(record: dict[str, Any]) -> str:
+    """For each system the cheapest knob that reaches a recall, and the bytes."""
+    rows = []
+    for kind in ("dense", FUSED):
+        names = dict.fromkeys(row["system"] for row in record["rows"] if row["scores"] == kind)
+        rows += [[f"{name} ({kind})", *_cheapest(record, kind, name)] for name in names]
+    heads = [
+        "ms at batch 1 / 64",
+        *(f"recall {recall:g}" for recall in RECALLS),
+        "bytes private / on disk",
+        "build, s",
+        "add one, ms",
+    ]
+    return markdown_table(heads, rows)
+
+
+def _cheapest(record: dict[str, Any], kind: str, name: str) -> list[str]:
+    own = [row for row in record["rows"] if (row["scores"], row["system"]) == (kind, name)]
+    cells = []
+    for recall in RECALLS:
+        good = [row for row in own if row["recall@10"] >= recall]
+        times = [min((row[f"ms at batch {batch}"] for row in good), default=math.nan) for batch in (1, 64)]
+        cells.append(f"{times[0]:.3g} / {times[1]:.3g}" if good else "—")
+    sizes = record["systems"].get(name) if kind == "dense" else None
+    if sizes is None:
+        return [*cells, "", "", ""]
+    seconds = "" if sizes["build seconds"] is None else f"{sizes['build seconds']:,.0f}"
+    size = f"{sizes['private bytes']:,.0f} / {sizes['disk bytes']:,.0f}"
+    return [*cells, size, seconds, f"{sizes['ms to add one']:,.0f}"]
+
+
+def _all_rows(record: dict[str, Any]) -> str:
+    judged = any("Hit@10" in row for row in record["rows"])
+    heads = [
+        "scores",
+        "system",
+        "knob",
+        "recall@10",
+        "agree@10",
+        *(["Hit@10"] if judged else []),
+        "vectors read",
+        "ms at batch 1",
+        "ms at batch 64",
+    ]
+    return markdown_table(heads, [_cells(row, judged=judged) for row in record["rows"]])
+
+
+def _cells(row: Row, *, judged: bool) -> list[str]:
+    knob = f"{row['knob']} {row['value']:,.0f}" if row["knob"] else ""
+    shares = ("recall@10", "agree@10", *(["Hit@10"] if judged else []))
+    found = [f"{row[name]:.3f}" if name in row else "" for name in shares]
+    read = f"{row['vectors read']:,.0f}" if "vectors read" in row else ""
+    times = [f"{row[f'ms at batch {batch}']:.3g}" for batch in (1, 64)]
+    return [row["scores"], row["system"], knob, *found, read, *times]
+
+
+def pictures(record: dict[str, Any], path: Path) -> None:
+    """Write recall against milliseconds at either batch size, and against bytes, to path-….png and path-….svg."""
+    dense = [row for row in record["rows"] if row["scores"] == "dense"]
+    title = _title(record)
+    for batch in (1, 64):
+        name = f"ms at batch {batch}"
+        curves: Curves = {
+            system: [(row[name], row["recall@10"]) for row in dense if row["system"] == system]
+            for system in record["systems"]
+        }
+        _curves(curves, f"milliseconds a query, batch {batch}", title, path.with_name(f"{path.name}-batch-{batch}"))
+    limit = dense[0]["ms at batch 1"] / 5
+    points: Curves = {}
+    for system, sizes in record["systems"].items():
+        quick = [row["recall@10"] for row in dense if row["system"] == system and row["ms at batch 1"] <= limit]
+        if quick:
+            points[system] = [(sizes["private bytes"], max(quick))]
+    _curves(
+        points,
+        f"private bytes a document; best recall within {limit:.2g} ms",
+        title,
+        path.with_name(f"{path.name}-bytes"),
+    )
+
+
+def _curves(curves: Curves, xlabel: str, title: str, path: Path) -> None:
+    """Write curves of (x, recall), in the order of the knob, over a logarithmic x."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError('Pictures need matplotlib; run pip install "dr-scl[figures]".') from None
+    figure = Figure(figsize=(6.5, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    for name, points in curves.items():
+        axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=name)
+    axes.set_xscale("log")
+    axes.set(xlabel=xlabel, ylabel="recall@10", title=title)
+    axes.grid(alpha=0.3)
+    if curves:
+        axes.legend(fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for suffix in (".png", ".svg"):
+        metadata = {"Date": None} if suffix == ".svg" else None
+        figure.savefig(path.with_suffix(suffix), dpi=120, metadata=metadata)

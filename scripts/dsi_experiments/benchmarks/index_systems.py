@@ -1,0 +1,136 @@
+"""Our systems in the index benchmark, and the list of all."""
+
+from collections.abc import Callable, Collection, Sequence
+
+import torch
+
+from docids.tree import DocidTree
+from docids.updating import add_documents
+from docids.vectors import VectorsConfig
+from docids.words.bm25 import Lexical
+from dsi.generator.config import GeneratorConfig, ObjectiveConfig
+from dsi.generator.tied import TiedGenerator
+from dsi.search.generate import TiedIndex, WordsOnly
+from dsi.search.queries import QueryBatch
+from dsi.search.request import SearchConfig, SearchRequest
+from dsi_experiments.benchmarks.index_data import Searched
+from dsi_experiments.benchmarks.index_faiss import (
+    Codes,
+    Flat,
+    Floats,
+    Found,
+    Graph,
+    K,
+    Lists,
+    RefinedCodes,
+    Search,
+    System,
+    code_bytes,
+)
+
+WORDS_ONLY = "words only"
+_NARROWEST, _BEAMS, _SHARE = 5.0, 10, 8
+
+
+class Exact(System):
+    """The index with method "exact": all documents, by the vectors as they are kept."""
+
+    name, knob, method = "exact, float32", "", "exact"
+    files: tuple[str, ...] = ("docids.safetensors",)
+
+    def build(self, data: Searched) -> None:
+        """The collection has the tree."""
+
+    def load(self, data: Searched) -> Search:
+        """As in `System`."""
+        return self.search(data)
+
+    def search(self, data: Searched, lexical: Lexical | None = None) -> "TreeSearch":
+        """As `load`; with words if there are any."""
+        return TreeSearch(DocidTree.load(data.folder / self.files[0]), self.method, lexical, data.lexical_weight)
+
+    def knobs(self, documents: int) -> list[float]:
+        """None."""
+        return [0]
+
+    def add(self, data: Searched) -> Callable[[], object]:
+        """As in `System`."""
+        tree, query, beam = DocidTree.load(data.folder / self.files[0]), data.queries[:1], SearchConfig().beam_width
+        TreeSearch(tree, self.method)(query, beam)
+        return lambda: TreeSearch(add_documents(tree, query), self.method)(query, beam)
+
+
+class ExactSmall(Exact):
+    """The same over int8 vectors."""
+
+    name, files, built_as = "exact, int8", ("docids-int8.safetensors",), "int8 and codes"
+
+    def build(self, data: Searched) -> None:
+        """Encode the vectors, and make codes to find them by."""
+        size = code_bytes(data.queries.shape[1])
+        data.tree.stored_as(VectorsConfig("int8", size)).save(data.folder / self.files[0])
+
+
+class Generate(Exact):
+    """The index with method "generate": the documents below the nodes that a walk keeps; a large index finds these by codes.
+
+    The generator is not trained: a trained one scores each level by another vector, at the same cost.
+    """
+
+    name, knob, method = "generate, float32", "beam", "generate"
+    exact: type[Exact] = Exact
+    """The exact answer by the same vectors."""
+
+    def knobs(self, documents: int) -> list[float]:
+        """5, 10, 20, … up to 2,560, or to an eighth of the documents."""
+        beams = [_NARROWEST * 2**n for n in range(_BEAMS)]
+        return [beam for beam in beams if beam <= documents / _SHARE]
+
+
+class GenerateSmall(Generate, ExactSmall):
+    """The same with int8 vectors, and codes to find them by at every size."""
+
+    name, exact = "generate, int8 and codes", ExactSmall
+
+
+class TreeSearch:
+    """Searches one tree.
+
+    Args:
+        tree: with vectors of any kind.
+        method: "generate", "exact", or `WORDS_ONLY`, a control.
+        lexical: what joins the dense scores, if anything.
+        weight: of it.
+    """
+
+    def __init__(
+        self, tree: DocidTree, method: str = "generate", lexical: Lexical | None = None, weight: float = 0.0
+    ) -> None:
+        config = GeneratorConfig(docid_tokens="tied", decoder="", num_layers=0)
+        generator = TiedGenerator.create(config, tree, tree.embeddings.shape[1], ObjectiveConfig("estimate"))
+        index = TiedIndex(tree, generator.eval(), lexical)
+        self._method = WordsOnly(index) if method == WORDS_ONLY else index.methods[method]
+        self._weight = weight if lexical else 0.0
+
+    def __call__(self, queries: Floats, beam: float, texts: Sequence[str] = ()) -> Found:
+        """Return the nearest documents; `beam` takes no part in an exact search."""
+        config = SearchConfig(beam_width=max(int(beam), 1), lexical_weight=self._weight)
+        states, mask = torch.zeros(len(queries), 1, 1), torch.ones(len(queries), 1, dtype=torch.bool)
+        rows, embeddings = torch.arange(len(queries)), torch.from_numpy(queries)
+        batch = QueryBatch(rows, states, mask, embeddings, list(texts) or [""] * len(queries))
+        result = self._method.retrieve(batch, SearchRequest(K, config))
+        return Found(result.positions, result.read)
+
+
+def systems(left_out: Collection[str] = ()) -> list[System]:
+    """The systems, without some of them by name; the exact answers of faiss and ours always and first.
+
+    Raises:
+        ValueError: a name that is none, or that of an exact answer by float32.
+    """
+    others = [Generate(), ExactSmall(), GenerateSmall(), Lists(), Codes(), RefinedCodes(), Graph()]
+    names = [system.name for system in others]
+    for name in left_out:
+        if name not in names:
+            raise ValueError(f"--leave-out takes {', '.join(map(repr, names))}, got {name!r}.")
+    return [Flat(), Exact(), *(system for system in others if system.name not in left_out)]

@@ -1,0 +1,136 @@
+"""`dsi benchmark-scale`: time, memory and bytes as a collection grows, with synthetic embeddings and random weights.
+
+For each size, the tree is built and written in one process, mapped and searched in a fresh one. Searches are timed alternating,
+with batches of eight queries and ten answers. With tied tokens, "generate" has the default beam: it looks at the children of
+the nodes that it keeps and at the documents below the last ones, by codes in a large index; "exact" looks at all documents, as
+flat search does. With (level, digit) tokens and a beam of ten, the decoder alone and "paper" fusion grow with the depth of the
+tree; "bound" fusion looks at every document first. The usual ways to constrain decoding, a trie of nested dictionaries and a
+sorted array searched by bisection, are timed on the same prefixes.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dsi.commands.arguments import parser
+from dsi.commands.libraries import load_libraries
+from dsi.commands.main import run_command
+from dsi.commands.values import count, output_folder
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure every size, write JSON, table and picture after each."""
+    given = parser("benchmark-scale", __doc__)
+    given.add_argument("--sizes", type=count, nargs="+", default=[10_000, 100_000, 1_000_000], help="documents")
+    given.add_argument("--dim", type=count, default=64, help="of the embeddings")
+    given.add_argument("--rounds", type=count, default=10, help="of the alternating measurements")
+    given.add_argument(
+        "--output", type=output_folder, default=Path("scale"), metavar="DIR", help="of JSON, table and picture"
+    )
+    given.add_argument("--search", type=Path, help=argparse.SUPPRESS)  # what the fresh process does
+    arguments = given.parse_args(argv)
+    load_libraries()
+    from docids.files.storage import write_json, write_text
+    from dsi.measuring.provenance import provenance
+    from dsi_experiments.benchmarks.scale_costs import search_costs
+
+    if arguments.search:
+        print(json.dumps(search_costs(arguments.search, arguments.rounds)))
+        return
+    rows: list[dict[str, Any]] = []
+    for size in sorted(arguments.sizes):
+        rows.append(measure(size, arguments.dim, arguments.rounds))
+        fits = {name: growth(rows, name) for name in rows[0]["ms a query"]} if len(rows) > 1 else {}
+        record = {**provenance(), "rows": rows, "exponents": fits}
+        write_json(arguments.output / "scale.json", record)
+        text = table(rows, fits)
+        write_text(arguments.output / "scale.md", text + "\n")
+        _pictures(rows, arguments.output)
+    print(text)
+
+
+def measure(size: int, dim: int, rounds: int) -> dict[str, Any]:
+    """The figures of one size: builds and writes here, loads and searches in a fresh process."""
+    from docids.clustering import DocidsConfig, build_tree
+    from docids.vectors import VectorsConfig
+    from dsi_experiments.benchmarks.docids import clustered_points
+
+    points = clustered_points(size, dim, topics=max(10, size // 500))
+    started = time.perf_counter()
+    tree = build_tree(points, DocidsConfig(), progress=True).stored_as(VectorsConfig())
+    build_seconds = time.perf_counter() - started
+    structure = ("first_child", "num_children", "doc_start", "doc_end", "doc_rows", "trained")
+    with tempfile.TemporaryDirectory() as folder:
+        tree.save(Path(folder) / "docids.safetensors")
+        command = [
+            sys.executable,
+            "-m",
+            "dsi_experiments.benchmarks.scale",
+            "--search",
+            folder,
+            "--rounds",
+            str(rounds),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ValueError(f"Searching {size} documents failed: {done.stderr.strip().splitlines()[-1]}")
+        costs: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        whole = (Path(folder) / "docids.safetensors").stat().st_size
+    return {
+        "documents": size,
+        "inner nodes": tree.num_inner,
+        "depth": tree.depth,
+        "build seconds": round(build_seconds, 1),
+        "trie bytes a document": round(sum(getattr(tree, name).nbytes for name in structure) / size, 2),
+        "bytes a document with vectors": round(whole / size, 1),
+        **costs,
+    }
+
+
+def growth(rows: Sequence[dict[str, Any]], name: str) -> float:
+    """The exponent e of milliseconds = c * documents^e, by least squares over the logarithms."""
+    import numpy as np
+
+    sizes = np.log([row["documents"] for row in rows])
+    return round(float(np.polyfit(sizes, np.log([row["ms a query"][name] for row in rows]), 1)[0]), 3)
+
+
+def table(rows: Sequence[dict[str, Any]], fits: dict[str, float]) -> str:
+    """Markdown: a column a size."""
+    from eval.tables import markdown_table
+
+    simple = ("depth", "build seconds", "trie bytes a document", "bytes a document with vectors", "load seconds",
+              "resident MiB loaded", "resident MiB searched")  # fmt: skip
+    lines = [[name, *(f"{row[name]:,g}" for row in rows)] for name in simple]
+    for name in rows[0]["ms a query"]:
+        grows = f" (grows with documents^{fits[name]:g})" if fits else ""
+        lines.append([f"ms a query, {name}{grows}", *(str(row["ms a query"][name]) for row in rows)])
+    lines += [
+        [f"vectors read a query, {name}", *(f"{row['vectors read'][name]:,.0f}" for row in rows)]
+        for name in rows[0]["vectors read"]
+    ]
+    for name in rows[0]["constraints"]:
+        cells = [row["constraints"].get(name) for row in rows]
+        shown = [f"{c['microseconds a prefix']:g} / {c['bytes a document']:g}" if c else "—" for c in cells]
+        lines.append([f"constraints by {name}: µs a prefix / bytes a document", *shown])
+    return markdown_table(["documents", *(format(row["documents"], ",") for row in rows)], lines)
+
+
+def _pictures(rows: Sequence[dict[str, Any]], output: Path) -> None:
+    from eval.figures import lines_figure
+
+    series = {name: {row["documents"]: row["ms a query"][name] for row in rows} for name in rows[0]["ms a query"]}
+    series["build, µs a document"] = {row["documents"]: 1e6 * row["build seconds"] / row["documents"] for row in rows}
+    lines_figure(
+        series, "documents", "milliseconds a query", "Growth with the collection", output / "scale", log_y=True
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, sys.argv[1:]))

@@ -1,0 +1,110 @@
+"""`dsi benchmark-search`: an index against what it would be replaced by, encoding the query and flat search with faiss.
+
+Real queries of a collection, texts in and ten documents out, in one run; measurements alternate, and medians are reported. The
+dense side is the index's own encoder as sentence-transformers runs it, and faiss over all embeddings. `dsi benchmark-index`
+times the parts of a search apart.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dsi.commands.arguments import add_data, add_index, parser
+from dsi.commands.libraries import load_libraries
+from dsi.commands.main import run_command
+from dsi.commands.values import count, output_folder
+from dsi_experiments.benchmarks.timing import alternate
+
+if TYPE_CHECKING:
+    from contrastive.encoder import EncoderConfig
+    from dsi.retriever import GenerativeRetriever
+
+K = 10
+FLAT = "encoder, faiss flat"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure every batch size; print the table, write it and its JSON where asked."""
+    given = parser("benchmark-search", __doc__)
+    add_index(given)
+    add_data(given, "the collection it was made of")
+    given.add_argument("--batches", type=count, nargs="+", default=[1, 8, 64], metavar="N", help="queries a call")
+    given.add_argument("--rounds", type=count, default=20, help="of the alternating measurements")
+    given.add_argument("--output", type=output_folder, metavar="DIR", help="write search.json and search.md there")
+    arguments = given.parse_args(argv)
+    load_libraries()
+    from docids.data.collection import read_collection
+    from docids.files.storage import write_json, write_text
+    from dsi.config import read_config
+    from dsi.measuring.provenance import provenance
+    from dsi_experiments.benchmarks.index_faiss import set_for
+
+    config = read_config(arguments.run / "config.toml")
+    queries = list(read_collection(arguments.data, dev_queries=config.dev_queries).query_texts("test").values())
+    if wrong := [batch for batch in arguments.batches if not 1 <= batch <= len(queries)]:
+        raise ValueError(f"--batches must be from 1 to the {len(queries)} test queries, got {wrong[0]}.")
+    systems = searches(arguments.run, config.encoder)
+    rows = []
+    for batch in arguments.batches:
+        set_for(batch)
+        seconds, _ = alternate([partial(search, queries[:batch]) for search in systems.values()], arguments.rounds)
+        rows.append({name: round(1000 * s / batch, 3) for name, s in zip(systems, seconds, strict=True)})
+    table = _table(rows, arguments.batches)
+    print(table)
+    if arguments.output:
+        record = {"collection": arguments.data.name, **provenance(), "rounds": arguments.rounds}
+        timed = [{"batch": batch, "ms a query": row} for batch, row in zip(arguments.batches, rows, strict=True)]
+        write_json(arguments.output / "search.json", {**record, "rows": timed})
+        write_text(arguments.output / "search.md", table + "\n")
+
+
+def searches(run: Path, encoder_config: "EncoderConfig") -> dict[str, Callable[[list[str]], Any]]:
+    """{name: search}: flat search first, then the index in float32 and bfloat16, as it searches and in other ways."""
+    import faiss
+    import numpy as np
+
+    from contrastive.encoder import Encoder
+    from dsi.measuring.rows import alone
+    from dsi.retriever import GenerativeRetriever
+
+    retriever = GenerativeRetriever.from_pretrained(run)
+    rounded = GenerativeRetriever.from_pretrained(run, dtype="bfloat16")
+    encoder = Encoder.load(encoder_config, run / "encoder", str(retriever.device))
+    flat = faiss.IndexFlatIP(encoder.embedding_dim)
+    flat.add(np.ascontiguousarray(retriever.tree.embeddings[:]))
+    found = {
+        FLAT: lambda texts: flat.search(encoder.encode(encoder.query_texts(texts), "query"), K),
+        "the index": _search(retriever),
+        "the index, bfloat16": _search(rounded),
+        "generate, beam 10": _search(retriever, method="generate", beam_width=10),
+        "generate, no words": _search(retriever, method="generate", lexical_weight=0.0),
+        "generator alone": _search(retriever, **alone(retriever)),
+    }
+    if retriever.snapshot.is_tied:  # with other tokens, the decoder would run over every node
+        found["exact"] = _search(retriever, method="exact")
+    return found
+
+
+def _search(retriever: "GenerativeRetriever", **changes: Any) -> Callable[[list[str]], Any]:
+    """Return what searches with some settings of `[search]` changed, encoding included."""
+    from dsi.search.request import SearchRequest
+
+    index, request = retriever.snapshot, SearchRequest(K, replace(retriever.search_config, **changes))
+    return lambda texts: index.hits(index.search(retriever.encode_queries(texts, batch_size=len(texts)), request))
+
+
+def _table(rows: Sequence[dict[str, float]], batches: Sequence[int]) -> str:
+    from eval.tables import markdown_table
+
+    def cell(row: dict[str, float], name: str) -> str:
+        return f"{row[name]:.1f}" + (f" ({row[name] / row[FLAT]:.2f}x)" if name != FLAT else "")
+
+    heads = ["ms a query", *(f"batch {batch}" for batch in batches)]
+    return markdown_table(heads, [[name, *(cell(row, name) for row in rows)] for name in rows[0]])
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, sys.argv[1:]))

@@ -1,0 +1,109 @@
+"""`dsi benchmark-training`: a step of our decoder training against the same step with transformers' T5 decoder, in one run.
+
+Both use the same random model without dropout, the same encoder states and the same loss; forward and backward, no optimizer.
+Steps alternate, and medians are reported. Theirs projects the states of every token to keys and values; ours does not
+(`dsi.generator.model`).
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dsi.commands.arguments import parser
+from dsi.commands.libraries import load_libraries
+from dsi.commands.main import run_command
+from dsi.commands.values import count, output_file
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SHAPES: dict[str, tuple[dict[str, Any], int, int]] = {
+    "small": ({"num_layers": 2, "num_heads": 6}, 384, 128),
+    "t5-base": ({"num_layers": 12, "num_heads": 12}, 768, 16),
+}
+"""{name: (settings of the decoder, width of the states, batch size)}."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and print a table; write JSON where asked."""
+    given = parser("benchmark-training", __doc__)
+    given.add_argument("--shapes", nargs="+", choices=tuple(SHAPES), default=list(SHAPES), help="of the models")
+    given.add_argument("--tokens", nargs="+", type=count, default=[16, 128], help="of a text")
+    given.add_argument("--documents", type=count, default=10_000, help="in the tree")
+    given.add_argument("--rounds", type=count, default=5, help="of the alternating measurements")
+    given.add_argument("--results", type=output_file, help="write the table as JSON")
+    arguments = given.parse_args(argv)
+    load_libraries()
+    from docids.files.storage import write_json
+    from dsi.measuring.provenance import provenance
+
+    print("ms/step   tokens  bfloat16  transformers     ours  ratio  same loss")
+    rows = []
+    for shape in arguments.shapes:
+        for tokens in arguments.tokens:
+            for bf16 in (False, True):
+                row = measure(shape, tokens, bf16, arguments.documents, arguments.rounds)
+                rows.append(row)
+                print(
+                    f"{shape:8} {tokens:7}  {bf16!s:>8}  {row['transformers_ms']:12.0f} {row['ours_ms']:8.0f}"
+                    f"  {row['ratio']:4.1f}x  {'yes' if row['same_loss'] else 'NO'}",
+                    flush=True,
+                )
+    if arguments.results:
+        write_json(arguments.results, {**provenance(), "rows": rows})
+
+
+def measure(shape: str, tokens: int, bf16: bool, documents: int, rounds: int) -> dict[str, Any]:
+    """One row: milliseconds of a step of both, their ratio, and whether the losses agree within one percent."""
+    import numpy as np
+    import torch
+
+    from docids.clustering import DocidsConfig, build_tree
+    from dsi.generator.config import GeneratorConfig, ObjectiveConfig
+    from dsi.generator.model import DocidGenerator
+    from dsi.training.objective import GeneratorLoss
+    from dsi_experiments.benchmarks.reference import transformers_loss
+    from dsi_experiments.benchmarks.timing import alternate
+
+    torch.manual_seed(0)
+    settings, width, batch = SHAPES[shape]
+    config = GeneratorConfig(decoder="", dropout=0.0, **settings)
+    tree = build_tree(np.zeros((documents, 8), dtype=np.float32), DocidsConfig(method="random"))
+    generator = DocidGenerator.create(config, tree, width)
+    states, mask = torch.randn(batch, tokens, width), torch.ones(batch, tokens, dtype=torch.bool)
+    positions = torch.randint(documents, (batch,))
+    loss = GeneratorLoss(generator, tree, ObjectiveConfig(), torch.device("cpu"))
+
+    def ours() -> "Tensor":
+        batch = {"token_states": states, "states_mask": mask, "relevant": positions[:, None]}
+        return loss(generator, batch, 0.0)
+
+    def theirs() -> "Tensor":
+        return transformers_loss(generator, tree, states, mask, positions)
+
+    def step(forward: "Callable[[], Tensor]") -> Callable[[], float]:
+        def run() -> float:
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+                value = forward()
+            value.backward()  # type: ignore[no-untyped-call]
+            generator.zero_grad()
+            return value.item()
+
+        return run
+
+    seconds, losses = alternate([step(theirs), step(ours)], rounds)
+    return {
+        "shape": shape,
+        "batch": batch,
+        "documents": documents,
+        "tokens": tokens,
+        "bfloat16": bf16,
+        "transformers_ms": round(1000 * seconds[0], 1),
+        "ours_ms": round(1000 * seconds[1], 1),
+        "ratio": round(seconds[0] / seconds[1], 2),
+        "same_loss": abs(losses[0] - losses[1]) < 0.01 * losses[0],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, sys.argv[1:]))

@@ -1,0 +1,55 @@
+"""`dsi compare-docids`: every docid scheme at the same encoder, generator and training.
+
+Measured for each: the generator alone and fused, where its search loses the right prefix, the tree, documents added after
+training, and queries with a typo. Rows share what they have in common (OUTPUT/store), and each is written as soon as it is
+measured, so a killed command continues with the next. Files are OUTPUT/NAME.json, .values.json.gz, .md and .svg, where NAME is
+"tied" or "digits", the docid tokens; with --without-added "tied-trained" or "digits-trained".
+"""
+
+import sys
+from collections.abc import Sequence
+
+from dsi.commands.arguments import add_data, add_device, add_settings, parser, with_settings
+from dsi.commands.libraries import load_libraries
+from dsi.commands.main import run_command
+from dsi.commands.values import configuration, number, output_folder
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure what is missing, then print and write the tables."""
+    given = parser("compare-docids", __doc__)
+    add_data(given)
+    given.add_argument("--config", type=configuration, required=True, metavar="NAME", help="the base, by name or file")
+    given.add_argument(
+        "--output", type=output_folder, required=True, metavar="DIR", help="of everything that is written"
+    )
+    add_settings(given)
+    given.add_argument(
+        "--schemes", nargs="+", metavar="NAME", help="all that fit the collection; NAME+2: with two segments"
+    )
+    given.add_argument("--seeds", type=number(int, 0), nargs="+", default=[0], help="of clustering and training")
+    given.add_argument("--digits", action="store_true", help="train a decoder of (level, digit) tokens")
+    given.add_argument(
+        "--without-added",
+        action="store_true",
+        help="leave out documents added later, and half of the training with them",
+    )
+    add_device(given)
+    arguments = given.parse_args(argv)
+    load_libraries()
+    from docids.data.collection import read_collection
+    from dsi.config import Config
+    from dsi_experiments.docid_schemes import compare, schemes_for
+    from dsi_experiments.laboratory import Laboratory
+
+    config = with_settings(Config.named(arguments.config), arguments.settings)
+    collection = read_collection(arguments.data, dev_queries=config.dev_queries)
+    laboratory = Laboratory(collection, config, arguments.output, arguments.device)
+    names = arguments.schemes or schemes_for(collection)
+    laboratory.say(
+        compare(laboratory, names, arguments.seeds, digits=arguments.digits, add=not arguments.without_added)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, sys.argv[1:]))

@@ -1,0 +1,86 @@
+"""`dsi train-reranker`: train a reranker on judged queries and the documents that an index finds for them, and save it.
+
+It learns from the dev queries: encoder and decoder were trained on the train queries, so their scores are better there than
+on any new query. Before it is saved, its quality is measured by five-fold cross-validation over the same queries. From
+Python: `dsi_experiments.rerankers.training.train_reranker`.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from dsi.commands.arguments import add_data, add_device, add_index, parser
+from dsi.commands.libraries import load_libraries
+from dsi.commands.main import run_command
+from dsi.commands.values import count, number, output_file
+from dsi_experiments.rerankers.kinds import TRAINABLE, WITH_IMPORTANCE
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train, print the quality by cross-validation, save."""
+    arguments = _parse(argv)
+    load_libraries()
+    from docids.data.collection import read_collection
+    from dsi.config import read_dev_queries
+    from dsi.rerankers.reranking import load_rerankers, reranker_folder
+    from dsi.retriever import GenerativeRetriever
+    from dsi_experiments.rerankers.training import train_reranker
+    from eval.figures import shares_figure
+
+    reranker_folder(arguments.run, arguments.name or arguments.kind)  # raises on a bad name before the work
+    after = load_rerankers(arguments.run, arguments.after)
+    retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device)
+    collection = read_collection(arguments.data, dev_queries=read_dev_queries(arguments.run))
+    trained = train_reranker(
+        retriever,
+        collection,
+        arguments.kind,
+        split=arguments.split,
+        k=arguments.k,
+        after=after,
+        seed=arguments.seed,
+        show_progress=True,
+    )
+    print(trained.quality)
+    folder = trained.save(arguments.run, arguments.name)
+    if arguments.figure:
+        title = f"Feature importance of {arguments.kind}"
+        shares_figure(trained.importance, "share of the gain of all splits", title, arguments.figure)
+    print(f"{folder}: trained on {trained.queries} {arguments.split} queries with {arguments.k} candidates each")
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    arguments = parser("train-reranker", f"{__doc__}\n{_kinds()}")
+    add_index(arguments)
+    add_data(arguments, "the collection it was trained on")
+    arguments.add_argument("--kind", choices=TRAINABLE, metavar="KIND", default="lambdasmart", help="see above")
+    arguments.add_argument("--name", help="of the reranker: RUN/rerank/NAME; its kind by default")
+    arguments.add_argument(
+        "--after", nargs="+", default=[], metavar="NAME", help="rerankers to apply before it, in this order"
+    )
+    arguments.add_argument(
+        "--figure",
+        type=output_file,
+        metavar="PATH",
+        help=f"write PATH.png and PATH.svg: how much each feature contributes ({', '.join(WITH_IMPORTANCE)})",
+    )
+    arguments.add_argument("--split", default="dev", choices=("train", "dev"), help="judged queries to learn from")
+    arguments.add_argument("--k", type=count, default=50, help="candidates per query")
+    arguments.add_argument("--seed", type=number(int, 0), default=0, help="of the training and the folds")
+    add_device(arguments)
+    given = arguments.parse_args(argv)
+    if given.figure and given.kind not in WITH_IMPORTANCE:
+        raise ValueError(
+            f"--figure shows how much each feature contributes to boosted trees; --kind {given.kind} has no such "
+            f"figure, only {', '.join(WITH_IMPORTANCE)} have; leave --figure out."
+        )
+    return given
+
+
+def _kinds() -> str:
+    width = max(map(len, TRAINABLE))
+    return "\n".join(["kinds:", *(f"  {kind:{width}}  {text}" for kind, text in TRAINABLE.items())])
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, sys.argv[1:]))

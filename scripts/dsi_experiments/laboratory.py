@@ -1,0 +1,335 @@
+"""Trains and measures the rows of `dsi_experiments.tables` over one collection; rows share the stages they have in common.
+
+Under `accelerate launch` all processes train and search, and the first one writes and prints. Knows nothing of what is compared
+with what: tables and experiments say that.
+"""
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from contrastive.blocks import DocumentTexts
+from contrastive.encoder import Encoder
+from docids.data.collection import Collection
+from docids.files.storage import digest
+from docids.tree import DocidTree
+from dsi.config import Config
+from dsi.measuring.provenance import provenance
+from dsi.measuring.rows import DenseSystems, IndexSystems, Run, WordSystems, alone
+from dsi.retriever import GenerativeRetriever
+from dsi.search.queries import EncodedQueries
+from dsi.search.request import SearchRequest
+from dsi.search.results import Trace
+from dsi.training.docids_stage import sources_digest
+from dsi.training.launch import launch
+from dsi.training.pipeline import TrainingRun
+from dsi.training.preflight import check_settings
+from dsi.training.stages import stage_seconds
+from dsi.training.weights import DEPTH
+from dsi_experiments.descents import one_by_one
+from dsi_experiments.rows import Rows, write_table
+from dsi_experiments.tables import Row
+from eval.fusion import reciprocal_rank_fusion
+from eval.measures import STANDARD_MEASURES, evaluate, mean
+from eval.protocol import SystemResult, overlap_splits
+
+SPLIT = "test"
+ANSWERS = 10
+BEAMS = (10, 20, 50)
+PLANS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+"""Weights of BM25 beside log-probabilities that are tried on dev."""
+
+
+@dataclass
+class Laboratory:
+    """Trains and measures rows over one collection into one folder.
+
+    Args:
+        collection: what is trained and tested on.
+        base: configuration of DR-SCL+QG.
+        output: the folder of everything that is written.
+        device: of encoder and decoder.
+
+    Attributes:
+        processes: that share the work.
+    """
+
+    collection: Collection
+    base: Config
+    output: Path
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.collection.pairs(SPLIT):
+            raise ValueError(
+                f"{self.collection.folder} has no queries to measure on; add qrels/{SPLIT}.tsv with relevant documents."
+            )
+        self.processes = launch(self.device)
+        self._index: tuple[Config, IndexSystems] | None = None
+
+    def say(self, text: str) -> None:
+        """Print on the first process only."""
+        if self.processes.is_main:
+            print(text, flush=True)
+
+    def measure(self, table: str, row: Row, seed: int) -> None:
+        """Train and measure one row under one seed, unless OUTPUT/TABLE.json has it."""
+        config, rows = self.config(row, seed), Rows(self.output / f"{table}.json")
+        key = digest([row.method, dataclasses.asdict(config), self.collection.digest])
+        if self.processes.first(rows.find(row.name, seed, key) is not None and (row.name, seed) in rows.values()):
+            return
+        self.say(f"{table}, seed {seed}: {row.name}")
+        started = time.perf_counter()
+        run, options = METHODS[row.method](self, config)
+        if not self.processes.is_main:
+            return
+        deepest = max(ANSWERS, *map(len, run.values()))  # of fewer answers, Hit@10 is what they hold
+        measures = [name for name in STANDARD_MEASURES if int(name.split("@")[1]) <= deepest]
+        result = SystemResult(row.name, evaluate(run, self.collection.qrels[SPLIT], measures), {})
+        record = {
+            **self._record(row.name, seed, key),
+            "queries": {split: len(query_ids) for split, query_ids in self._splits.items()},
+            "measures": result.means(self._splits),
+            "settings": dict(options),
+            "seconds": {"in all": round(time.perf_counter() - started), **self._seconds(config)},
+            **provenance(),
+            "config": dataclasses.asdict(config),
+        }
+        rows.put(record, result.values)
+
+    def table(self, table: str, seeds: Sequence[int]) -> str:
+        """Markdown of the rows that have been measured under these seeds, written to OUTPUT; "" if there are none."""
+        return write_table(self.output, table, seeds) if (self.output / f"{table}.json").exists() else ""
+
+    def kept(
+        self, experiment: str, name: str, seed: int, config: Config, measure: Callable[[], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """The result of `measure` as a row of OUTPUT/EXPERIMENT.json; read from there if it was measured before.
+
+        Args:
+            experiment: name of the file.
+            name: of the row.
+            seed: of the row.
+            config: what the result depends on, beside the collection.
+            measure: called where the row is missing; "values" of what it returns, {measure: {query_id: value}}, go into
+                OUTPUT/EXPERIMENT.values.json.gz.
+        """
+        rows, key = (
+            Rows(self.output / f"{experiment}.json"),
+            digest([name, dataclasses.asdict(config), self.collection.digest]),
+        )
+        record: dict[str, Any] | None = self.processes.first(rows.find(name, seed, key))
+        if record is None:
+            self.say(f"{experiment}: {name}")
+            measured = measure()
+            values = measured.pop("values", None)
+            record = {**self._record(name, seed, key), **provenance(), "found": measured}
+            if self.processes.is_main:
+                rows.put(record, values)
+        found: dict[str, Any] = record["found"]
+        return found
+
+    def config(self, row: Row, seed: int) -> Config:
+        """The base with a row's changes; rows without pseudo-queries train as many steps as those with them."""
+        seeds = {section: {"seed": seed} for section in row.seeded}
+        config = self.base.with_changes(seeds).with_changes(row.changes)
+        if config.examples.pseudo_queries_per_document or config.objective.dense_temperature:
+            return config
+        steps = self._examples(self.base.examples.pseudo_queries_per_document) / self._examples(0)
+        return config.with_changes({"training": {"epochs": config.training.epochs * steps}})
+
+    def _examples(self, pseudo_queries: int) -> int:
+        return (1 + pseudo_queries) * len(self.collection.documents) + len(self.collection.pairs("train"))
+
+    def _record(self, name: str, seed: int, key: str) -> dict[str, Any]:
+        """What every row says of itself first."""
+        collection = {"name": self.collection.folder.name, "digest": self.collection.digest}
+        return {"row": name, "seed": seed, "key": key, "collection": collection}
+
+    def check(self, config: Config) -> None:
+        """Raise what training with a configuration would be refused for; trains nothing."""
+        check_settings(config, self.collection)
+        sources_digest(config.docids, self.collection)
+
+    # The parts of methods.
+
+    @cached_property
+    def words(self) -> WordSystems:
+        """BM25 over the whole texts."""
+        return WordSystems(self.collection)
+
+    def cut_words(self, config: Config) -> WordSystems:
+        """BM25 over the part of the texts that the encoder reads."""
+        encoder = Encoder.load(config.encoder, device=self.device)
+        return WordSystems(self.collection, DocumentTexts(encoder, self.collection.documents)[:])
+
+    def dense(self, config: Config) -> DenseSystems:
+        """Dense search with the encoder of a configuration; no decoder is trained."""
+        tree, encoder = self.tree(config), self._training(config).encoder()
+        doc_ids = list(self.collection.rows)
+        own = [doc_ids[row] for row in tree.doc_rows[tree.by_row]]
+        return DenseSystems(self.collection, encoder, tree.embeddings[tree.by_row], own)
+
+    def index(self, config: Config) -> IndexSystems:
+        """The trained index of a configuration; the last one stays in memory."""
+        if self._index is None or self._index[0] != config:
+            run = self._training(config)
+            run.all_stages()
+            retriever = GenerativeRetriever.from_pretrained(run.folder, device=self.device)
+            self._index = config, IndexSystems(self.collection, retriever, self.processes)
+        return self._index[1]
+
+    def tree(self, config: Config) -> DocidTree:
+        """The docids of a configuration; no decoder is trained."""
+        run = self._training(config)
+        run.generate_queries()
+        run.train_encoder()
+        run.build_docids()
+        return run.tree()
+
+    def training(self, config: Config) -> dict[str, float]:
+        """Loss, steps and seconds of training the decoder."""
+        record: dict[str, float] = json.loads((self._folder(config) / "generator" / "training.json").read_text())
+        return record
+
+    def diagnostics(self, config: Config) -> dict[str, Any]:
+        """How evenly the tree codes the documents, as `docids.tree.diagnostics` measures it."""
+        record: dict[str, Any] = json.loads((self._folder(config) / "docids" / "diagnostics.json").read_text())
+        return record
+
+    def _folder(self, config: Config) -> Path:
+        return self.output / "runs" / digest(dataclasses.asdict(config))[:16]
+
+    def _training(self, config: Config) -> TrainingRun:
+        return TrainingRun(self._folder(config), self.collection, config, self.device, store=self.output / "store")
+
+    def _seconds(self, config: Config) -> dict[str, float]:
+        return stage_seconds(self._folder(config))
+
+    @cached_property
+    def _splits(self) -> dict[str, list[str]]:
+        return overlap_splits(self.collection.qrels[SPLIT], self.collection.overlap_documents(SPLIT))
+
+
+def answer(retriever: GenerativeRetriever, encoded: EncodedQueries, k: int, **changes: Any) -> Run:
+    """Return the top k documents of each query, with some settings of `[search]` changed."""
+    index = retriever.snapshot
+    return index.run(encoded, SearchRequest(k, dataclasses.replace(index.search_config, **changes)))
+
+
+Method = Callable[[Laboratory, Config], tuple[Run, Mapping[str, Any]]]
+
+
+def _tuned(**options: Any) -> Method:
+    """Search with the settings that are best on dev; `options`: of `IndexSystems.tune`."""
+
+    def method(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
+        index = laboratory.index(config)
+        changes = index.tune(**options)
+        return index.run(SPLIT, **changes), changes
+
+    return method
+
+
+def _alone(beam_width: int = 0) -> Method:
+    """Search with the generator alone, by default a hundred documents with the configured beam, or ten with a given one."""
+
+    def method(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
+        index = laboratory.index(config)
+        changes = {**alone(index.retriever), **({"beam_width": beam_width} if beam_width else {})}
+        return index.run(SPLIT, min(beam_width, ANSWERS) or DEPTH, **changes), changes
+
+    return method
+
+
+def _clusters(beam_width: int) -> Method:
+    """Search with the generator's beam, and rank all documents below its nodes by their dense scores."""
+
+    def method(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
+        systems = laboratory.index(config)
+        index, changes = systems.retriever.snapshot, {**alone(systems.retriever), "beam_width": beam_width}
+        request = SearchRequest(ANSWERS, dataclasses.replace(index.search_config, **changes))
+        encoded = systems.encode(SPLIT, laboratory.collection.query_texts(SPLIT))
+        doc_ids, tree, found = list(index.documents.rows), index.tree, dict[int, dict[str, float]]()
+        for row, batch in one_by_one(encoded):
+            trace = Trace()
+            index.engine.methods["generate"].retrieve(batch, request, trace)
+            nodes = np.concatenate([level.nodes[0] for level in trace.levels])
+            positions = nodes[nodes >= tree.num_inner] - tree.num_inner
+            scores, own = tree.embeddings[positions] @ batch.vectors[0], dict[str, float]()
+            for place in np.argsort(-scores, kind="stable"):
+                own.setdefault(doc_ids[tree.doc_rows[positions[place]]], float(scores[place]))
+            found[row] = dict(islice(own.items(), DEPTH))
+        return {query_id: found[row] for row, query_id in enumerate(encoded.query_ids)}, changes
+
+    return method
+
+
+def _planned(beam_width: int) -> Method:
+    """Search with the generator's beam, each node helped by the best BM25 score below it; the weight of BM25 is best on dev."""
+
+    def method(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
+        index, bm25 = laboratory.index(config), laboratory.words.bm25
+        snapshot, dev = index.retriever.snapshot, laboratory.collection.qrels["dev"]
+        changes: dict[str, Any] = {"fusion": "bound", "alpha": 0.5, "ann_temperature": 1.0, "beam_width": beam_width}
+        own = dataclasses.replace(snapshot.search_config, **changes)
+
+        def search(split: str, weight: float) -> Run:
+            queries = laboratory.collection.query_texts(split)
+            encoded = index.encode(split, queries)
+            vectors = snapshot.tree.embeddings[snapshot.tree.positions]
+            dense = encoded.embeddings.float().numpy(force=True) @ vectors.T
+            extra = (
+                weight * bm25.scores(list(queries.values())) - dense
+            )  # BM25 in place of the dense scores, not beside them
+            return snapshot.run(encoded, SearchRequest(ANSWERS, own, extra_scores=extra))
+
+        def quality(weight: float) -> float:
+            return mean(evaluate(search("dev", weight), dev, ["RR@10"])["RR@10"])
+
+        weight = laboratory.processes.first(max(PLANS, key=quality) if dev else 1.0)
+        return search(SPLIT, weight), {**changes, "weight": weight}
+
+    return method
+
+
+def _post_hoc(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
+    index = laboratory.index(config)
+    return index.post_hoc(SPLIT), {"weight": index.post_hoc_weight}
+
+
+def _bm25_cut(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
+    words = laboratory.cut_words(config)
+    return words.run(SPLIT), words.options
+
+
+def _rrf(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
+    runs = [laboratory.words.run(SPLIT), laboratory.dense(config).run(SPLIT)]
+    return reciprocal_rank_fusion(runs), {"k": 60}
+
+
+METHODS: dict[str, Method] = {
+    "bm25": lambda laboratory, _: (laboratory.words.run(SPLIT), laboratory.words.options),
+    "bm25-cut": _bm25_cut,
+    "dense": lambda laboratory, config: (laboratory.dense(config).run(SPLIT), {}),
+    "hnsw": lambda laboratory, config: (laboratory.dense(config).run(SPLIT, approximate=True), {}),
+    "rrf": _rrf,
+    "decoder": _alone(),
+    **{f"alone-{beam_width}": _alone(beam_width) for beam_width in BEAMS},
+    "clusters-10": _clusters(10),
+    "planned-10": _planned(10),
+    "paper": _tuned(fusion="paper", lexical=False),
+    "bound": _tuned(fusion="bound", lexical=False),
+    "hybrid": _tuned(fusion="bound"),
+    "dense+bm25": _tuned(learned=False),
+    "post-hoc": _post_hoc,
+}
+"""How a row answers the test queries: {name: function of laboratory and configuration -> run, options worth knowing}."""

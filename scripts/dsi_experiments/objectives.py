@@ -1,0 +1,150 @@
+"""What a docid decoder should be taught, measured on text: `dsi reproduce objectives`.
+
+One encoder, one tree, one set of train queries and pseudo-queries, and a decoder for each objective, each trained on the same
+number of decoder positions (a position with gradient counts as three without). Every decoder is then searched with narrow and
+wide beams, alone and fused with the dense scores.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from docids.files.storage import write_text
+from docids.tree import DocidTree
+from dsi.config import Config
+from dsi.measuring.rows import IndexSystems, alone
+from dsi.training.objective import decoder_positions
+from dsi_experiments.laboratory import SPLIT, Laboratory
+from dsi_experiments.rows import Rows
+from dsi_experiments.tables import Row
+from eval.figures import lines_figure
+from eval.measures import evaluate, mean
+from eval.tables import markdown_table
+
+NAMES = ("ce", "plt", "tdm", "otm", "otm-mix", "man", "otm-bs", "otm-optest", "dtr")
+CONTROL = "ce, on as few examples as tdm"
+BEAMS = (1, 2, 5, 10, 20, 50)
+ANSWERS = 10
+LEAST_BATCH = 16
+
+Cell = dict[str, Any]
+
+
+def reproduce(laboratory: Laboratory, seed: int) -> str:
+    """Train and measure every objective; tables and pictures are written anew after each."""
+    base = laboratory.config(Row("", "decoder"), seed)
+    tree, text = laboratory.tree(base), ""
+    for name, config in equal_budgets(base, tree).items():
+        laboratory.kept("objectives", name, seed, config, partial(_measure_objective, laboratory, config, tree))
+        if laboratory.processes.is_main:
+            text = write_report(laboratory.output, seed)
+    return text
+
+
+def _measure_objective(laboratory: Laboratory, config: Config, tree: DocidTree) -> dict[str, Any]:
+    """The cost of one objective, and its measures by beam."""
+    cells, training = measure(laboratory.index(config), SPLIT), laboratory.training(config)
+    return {
+        "positions an example": round(decoder_positions(tree, config.objective), 1),
+        "batch": config.training.batch_size,
+        "epochs": round(config.training.epochs, 2),
+        "steps": training["steps"],
+        "milliseconds a step": round(1000 * training["seconds"] / training["steps"], 1),
+        "training seconds": round(training["seconds"]),
+        "cells": cells,
+    }
+
+
+def equal_budgets(base: Config, tree: DocidTree) -> dict[str, Config]:
+    """{objective: its configuration}, all with one budget of decoder positions.
+
+    `base.training.epochs` are those of the objective with most positions an example; the others get more epochs. A step has
+    about as many positions too: `base.training.batch_size` is that of the objective with fewest positions; the others' are
+    smaller, but at least `LEAST_BATCH`. With one batch size, the former would make a twentieth of the latter's steps. One row
+    more spends less: cross-entropy on the examples and steps of tdm, to tell what an objective teaches from how much it saw.
+    """
+    objectives = {name: dataclasses.replace(base.objective, name=name) for name in NAMES}
+    positions = {name: decoder_positions(tree, objective) for name, objective in objectives.items()}
+    dearest, cheapest = max(positions.values()), min(positions.values())
+    budgets = {}
+    for name, objective in objectives.items():
+        batch_size = max(LEAST_BATCH, round(base.training.batch_size * cheapest / positions[name]))
+        epochs = base.training.epochs * dearest / positions[name]
+        training = dataclasses.replace(base.training, epochs=epochs, batch_size=batch_size)
+        budgets[name] = dataclasses.replace(base, objective=objective, training=training)
+    budgets[CONTROL] = dataclasses.replace(budgets["tdm"], objective=objectives["ce"])
+    return budgets
+
+
+def measure(index: IndexSystems, split: str) -> list[Cell]:
+    """Hit@1, Hit@10 and search errors by beam width, decoder alone and fused; a beam below ten gives as many answers.
+
+    A search error is a query whose document was not returned though it scores higher than the last answer.
+    """
+    qrels = index.collection.qrels[split]
+    right = {query_id: max(judged, key=lambda doc_id: judged[doc_id]) for query_id, judged in qrels.items()}
+    cells = []
+    for system, options in (
+        ("decoder alone", alone(index.retriever)),
+        ("fused", index.tune(fusion="bound", lexical=False)),
+    ):
+        scores = index.scores(split, right, **options)
+        for beam_width in BEAMS:
+            run = index.run(split, min(ANSWERS, beam_width), beam_width=beam_width, **options)
+            values = evaluate(run, qrels, ["Hit@1", "Hit@10"])
+            errors = [
+                right[query_id] not in found and scores[query_id] > min(found.values())
+                for query_id, found in run.items()
+            ]
+            hits = {name: round(100 * mean(own), 2) for name, own in values.items()}
+            cells.append(
+                {
+                    "system": system,
+                    "beam": beam_width,
+                    **hits,
+                    "search errors": round(100 * sum(errors) / len(errors), 2),
+                }
+            )
+    return cells
+
+
+def write_report(output: Path, seed: int) -> str:
+    """Tables and pictures of OUTPUT/objectives.json.
+
+    Raises:
+        ValueError: nothing has been measured under this seed.
+    """
+    rows = Rows(output / "objectives.json")
+    records = {record["row"]: record for record in rows.records() if record["seed"] == seed}
+    if not records:
+        raise ValueError(f"{rows.path} has no rows of seed {seed}; `dsi reproduce objectives` measures them.")
+    found = {name: records[name]["found"] for name in (*NAMES, CONTROL) if name in records}
+    collection = next(iter(records.values()))["collection"]["name"]
+    systems, quantities = ("decoder alone", "fused"), ("Hit@1", "Hit@10", "search errors")
+    parts = [_table(found, system, quantity) for system in systems for quantity in quantities]
+    text = "\n\n".join([*parts, _costs(found)])
+    write_text(output / "objectives.md", text + "\n")
+    for system in systems:
+        series = {
+            name: {cell["beam"]: cell["Hit@1"] for cell in record["cells"] if cell["system"] == system}
+            for name, record in found.items()
+        }
+        path = output / f"objectives-{system.replace(' ', '-')}"
+        lines_figure(series, "beam width", "Hit@1", f"{collection}, {system}", path)
+    return text
+
+
+def _table(found: Mapping[str, Mapping[str, Any]], system: str, quantity: str) -> str:
+    rows = []
+    for name, record in found.items():
+        values = {cell["beam"]: cell[quantity] for cell in record["cells"] if cell["system"] == system}
+        rows.append([name, *(f"{values[beam]:.2f}" for beam in BEAMS)])
+    return markdown_table([f"{system}, {quantity}", *(f"beam {beam}" for beam in BEAMS)], rows)
+
+
+def _costs(found: Mapping[str, Mapping[str, Any]]) -> str:
+    columns = ("positions an example", "batch", "epochs", "steps", "milliseconds a step", "training seconds")
+    rows = ([name, *(f"{record[column]:g}" for column in columns)] for name, record in found.items())
+    return markdown_table(["cost", *columns], rows)

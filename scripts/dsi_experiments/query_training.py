@@ -1,0 +1,123 @@
+"""Trains a query generator: a seq2seq model fine-tuned on train pairs, document -> query (as in DSI-QG).
+
+The output is a plain transformers folder. `dsi train --stage pseudo_queries --set pseudo_queries.method=FOLDER` writes
+pseudo-queries with it, and gives it documents in the same format as in training. Knows nothing of docids.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+)
+
+from contrastive.training import FiniteTraining, run_trainer, trainer_settings
+from docids.files.checks import above_zero
+from docids.files.storage import replace_folder
+from dsi.generator.pseudo_queries import reading_text
+
+Pair = tuple[str, str, str]
+"""(title of the document, its text, a query for it)."""
+
+
+@dataclass(frozen=True)
+class QueryTrainingConfig:
+    """How the query generator is fine-tuned; learning rate and lengths are docT5query's.
+
+    Attributes:
+        model: seq2seq model to start from (Hub name or folder).
+        document_tokens: tokens read of a document, at most.
+        query_tokens: tokens of a query, at most.
+        batch_size: pairs per process and step.
+        epochs: passes over the pairs.
+        learning_rate: peak; warmed up linearly over 5 % of the steps, then decayed linearly to zero.
+        bf16: compute in bfloat16 if the device has instructions for it.
+        seed: of shuffling.
+    """
+
+    model: str = "google-t5/t5-base"
+    document_tokens: int = 512
+    query_tokens: int = 32
+    batch_size: int = 16
+    epochs: float = 4.0
+    learning_rate: float = 1e-4
+    bf16: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        above_zero(self, ["document_tokens", "query_tokens", "batch_size", "epochs", "learning_rate"])
+
+
+def train_query_generator(
+    train: Sequence[Pair], dev: Sequence[Pair], config: QueryTrainingConfig, output: Path, *, device: str | None = None
+) -> tuple[float, float]:
+    """Fine-tune the model and write it to `output` atomically; a killed run continues from its last checkpoint.
+
+    Args:
+        train: (title, text, query) of each pair.
+        dev: pairs whose loss is reported; may be empty.
+        config: how it is trained.
+        output: folder of the model; until the end, checkpoints lie in `<output>.checkpoints`.
+        device: "cpu" keeps the training on the CPU.
+
+    Returns:
+        Loss (nats per token) on dev before and after training; NaN without dev pairs.
+
+    Raises:
+        ValueError: there are no train pairs.
+    """
+    if not train:
+        raise ValueError("There are no train pairs to learn queries from; add qrels/train.tsv.")
+    tokenizer = AutoTokenizer.from_pretrained(config.model)
+    model = AutoModelForSeq2SeqLM.from_pretrained(config.model)
+    work = output.with_name(f"{output.name}.checkpoints")
+    arguments = Seq2SeqTrainingArguments(
+        **trainer_settings(config, work, use_cpu=device == "cpu"),
+        per_device_train_batch_size=config.batch_size,
+        per_device_eval_batch_size=config.batch_size,
+        warmup_steps=0.05,
+    )
+    trainer = _QueryTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=_examples(train, tokenizer, config),
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+    )
+    trainer.remove_callback(PrinterCallback)  # prints dictionaries
+    held_out = _examples(dev, tokenizer, config)
+    before = _loss(trainer, held_out)
+    run_trainer(trainer, "query generator", work)
+    after = _loss(trainer, held_out)
+    if trainer.is_world_process_zero():
+        with replace_folder(output) as folder:
+            model.save_pretrained(str(folder))
+            tokenizer.save_pretrained(str(folder))
+        shutil.rmtree(work, ignore_errors=True)
+    return before, after
+
+
+def _examples(
+    pairs: Sequence[Pair], tokenizer: PreTrainedTokenizerBase, config: QueryTrainingConfig
+) -> list[dict[str, list[int]]]:
+    examples = []
+    for title, text, query in pairs:
+        read = tokenizer(reading_text(title, text), truncation=True, max_length=config.document_tokens)
+        labels = tokenizer(text_target=query, truncation=True, max_length=config.query_tokens)["input_ids"]
+        examples.append({"input_ids": read["input_ids"], "attention_mask": read["attention_mask"], "labels": labels})
+    return examples
+
+
+class _QueryTrainer(FiniteTraining, Seq2SeqTrainer):
+    """Ends a training that diverges."""
+
+
+def _loss(trainer: Seq2SeqTrainer, examples: list[dict[str, list[int]]]) -> float:
+    return float(trainer.evaluate(examples)["eval_loss"]) if examples else float("nan")  # type: ignore[arg-type]

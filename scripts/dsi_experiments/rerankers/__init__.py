@@ -1,0 +1,1 @@
+"""Rerankers of the papers: learning to rank, diversification, parsing."""

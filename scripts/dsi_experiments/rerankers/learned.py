@@ -1,0 +1,159 @@
+"""Rerankers that score each candidate by its features: a weighted sum, and RankNet."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from contrastive.stored import load_weights
+from docids.files.checks import above_zero, at_least
+from dsi.rerankers.candidates import Candidates, Floats, Reranker
+from dsi_experiments.rerankers.lists import JudgedLists, list_lambdas
+
+
+class FeatureReranker(Reranker):
+    """Base of rerankers that compute a score from the features of one candidate: a subclass sets `names`, defines `predict`.
+
+    Attributes:
+        names: of the features it reads.
+    """
+
+    uses_features = True
+    names: tuple[str, ...]
+
+    def predict(self, features: Floats) -> Floats:
+        """[n] scores of features [n, len(names)]."""
+        raise NotImplementedError
+
+    def score(self, candidates: Candidates) -> Floats:
+        """[n, k] scores of all candidates in one pass."""
+        valid = candidates.valid
+        scores = np.full(valid.shape, -np.inf)
+        scores[valid] = self.predict(candidates.columns(self.names)[valid])
+        return scores
+
+
+class LinearReranker(FeatureReranker):
+    """A weighted sum of features.
+
+    Args:
+        weights: {feature: weight}.
+    """
+
+    kind = "linear"
+
+    def __init__(self, weights: dict[str, float]) -> None:
+        self.weights, self.names = weights, tuple(weights)
+
+    def predict(self, features: Floats) -> Floats:
+        """[n] scores."""
+        return np.asarray(features @ np.array(list(self.weights.values())))
+
+    def write(self, folder: Path) -> dict[str, Any]:
+        """Returns the weights; writes no file."""
+        return {"weights": self.weights}
+
+    @classmethod
+    def read(cls, folder: Path, settings: dict[str, Any]) -> "LinearReranker":
+        """Load what `write` wrote."""
+        return cls({str(name): float(weight) for name, weight in settings["weights"].items()})
+
+
+@dataclass(frozen=True)
+class RankNetConfig:
+    """How a RankNet is trained.
+
+    Attributes:
+        hidden: width of its one hidden layer (tanh).
+        sigma: steepness of the pairwise sigmoid.
+        weigh_by_ndcg: weight pairs by |delta nDCG| (LambdaRank).
+        epochs: passes over the lists.
+        learning_rate: of AdamW.
+        weight_decay: of AdamW.
+        seed: of initialisation and order.
+    """
+
+    hidden: int = 32
+    sigma: float = 1.0
+    weigh_by_ndcg: bool = False
+    epochs: int = 30
+    learning_rate: float = 3e-3
+    weight_decay: float = 1e-2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        at_least(self, hidden=1, epochs=1)
+        above_zero(self, ["sigma"])
+
+
+class RankNet(nn.Module, FeatureReranker):
+    """A network that scores one document and is trained on pairs (Burges et al. 2005).
+
+    A training step takes one list: its scores, their lambdas, and one backward pass, since dC/dw = sum over i of
+    lambda_i ds_i/dw.
+
+    Args:
+        names: of the features.
+        config: how it is trained.
+    """
+
+    kind = "ranknet"
+
+    def __init__(self, names: Sequence[str], config: RankNetConfig) -> None:
+        super().__init__()
+        torch.manual_seed(config.seed)
+        self.names, self.config = tuple(names), config
+        self.layers = nn.Sequential(nn.Linear(len(names), config.hidden), nn.Tanh(), nn.Linear(config.hidden, 1))
+        self.register_buffer("mean", torch.zeros(len(names)))
+        self.register_buffer("scale", torch.ones(len(names)))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[n] scores of features [n, features]."""
+        return self.layers((features - self.mean) / self.scale)[:, 0]  # type: ignore[operator, no-any-return]
+
+    def fit(self, lists: JudgedLists) -> list[float]:
+        """Train in place; returns the mean cost of a list in each epoch."""
+        features = torch.from_numpy(np.asarray(lists.features, dtype=np.float32))  # [documents, features]
+        self.mean, self.scale = features.mean(dim=0), features.std(dim=0).clamp(min=1e-6)
+        optimizer = torch.optim.AdamW(
+            self.parameters(), self.config.learning_rate, weight_decay=self.config.weight_decay
+        )
+        slices, rng, costs = list(lists.slices()), np.random.default_rng(self.config.seed), []
+        for _ in range(self.config.epochs):
+            total = 0.0
+            for number in rng.permutation(len(slices)):
+                own = slices[number]
+                scores = self(features[own])  # [documents of the list]
+                gradient, _, cost = list_lambdas(
+                    lists.labels[own],
+                    scores.detach().double().numpy(),
+                    self.config.sigma,
+                    weigh_by_ndcg=self.config.weigh_by_ndcg,
+                )
+                optimizer.zero_grad()
+                scores.backward(torch.from_numpy(gradient.astype(np.float32)))
+                optimizer.step()
+                total += cost
+            costs.append(total / len(slices))
+        return costs
+
+    @torch.no_grad()
+    def predict(self, features: Floats) -> Floats:
+        """[n] scores."""
+        return self(torch.from_numpy(np.asarray(features, dtype=np.float32))).double().numpy()  # type: ignore[no-any-return]
+
+    def write(self, folder: Path) -> dict[str, Any]:
+        """Write the weights; returns the names of the features and the config."""
+        save_file(self.state_dict(), folder / "model.safetensors")
+        return {"names": self.names, "config": asdict(self.config)}
+
+    @classmethod
+    def read(cls, folder: Path, settings: dict[str, Any]) -> "RankNet":
+        """Load what `write` wrote."""
+        config = RankNetConfig(**settings["config"])
+        return load_weights(lambda: cls(settings["names"], config), folder / "model.safetensors")

@@ -1,0 +1,308 @@
+"""Training of rerankers: judged candidates from an index, a reranker of some kind, and its quality by cross-validation.
+
+A reranker learns from the dev queries. Encoder and decoder were trained on the train queries, so on those the scores are better
+than they will be on any new query. Knows nothing of how rerankers are applied.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+
+from docids.data.collection import Collection
+from docids.files.progress import progress
+from dsi.rerankers.candidates import Bools, Candidates, Floats, Ints, Reranker
+from dsi.rerankers.diversity import STRATEGIES, Pyversity, prefix_labels, subtopic_labels
+from dsi.rerankers.reranking import rerank, save_reranker
+from dsi.retriever import GenerativeRetriever
+from dsi_experiments.rerankers.boosting import BoostedTrees, BoostingConfig
+from dsi_experiments.rerankers.kinds import WITH_IMPORTANCE
+from dsi_experiments.rerankers.learned import LinearReranker, RankNet, RankNetConfig
+from dsi_experiments.rerankers.lists import JudgedLists, exact_weight, lambdas
+from dsi_experiments.rerankers.m2div import M2Div, M2DivConfig
+from eval.diversity import Subtopics, read_subtopics
+from eval.measures import Judgements, evaluate, mean
+from eval.tables import markdown_table
+
+logger = logging.getLogger(__name__)
+
+MEASURES = ("Hit@1", "Hit@10", "RR@10", "nDCG@10")
+SMALL_TREES = {"trees": 20, "leaves": 4, "min_leaf": 50, "learning_rate": 0.05}
+"""Of boosting: a few hundred queries with one relevant document each teach little."""
+
+
+@dataclass(frozen=True, eq=False)
+class JudgedCandidates:
+    """The candidates of judged queries: what rerankers learn from.
+
+    Attributes:
+        candidates: of all queries.
+        qrels: {query_id: {doc_id: relevance}} of the same queries.
+        subtopics: {query_id: {doc_id: subtopics}}, where somebody judged them.
+    """
+
+    candidates: Candidates
+    qrels: Judgements
+    subtopics: Subtopics | None = None
+
+    def __len__(self) -> int:
+        return len(self.candidates)
+
+    def select(self, rows: Ints) -> "JudgedCandidates":
+        """The candidates and judgements of some of the queries."""
+        candidates = self.candidates.select(rows)
+        return replace(self, candidates=candidates, qrels={q: self.qrels[q] for q in candidates.query_ids})
+
+    @property
+    def labels(self) -> Floats:
+        """[n, k] relevance of the candidates; 0 where nobody judged, and at padding."""
+        labels = np.zeros(self.candidates.scores.shape)
+        for row, (query_id, doc_ids) in enumerate(zip(self.candidates.query_ids, self.candidates.doc_ids, strict=True)):
+            labels[row, : len(doc_ids)] = [max(self.qrels[query_id].get(doc_id, 0), 0) for doc_id in doc_ids]
+        return labels
+
+    def lists(self) -> JudgedLists:
+        """Features and labels of the queries with a relevant document among their candidates.
+
+        Raises:
+            ValueError: there is no such query.
+        """
+        labels = self.labels
+        rows = np.flatnonzero(labels.any(axis=1))
+        if not len(rows):
+            raise ValueError("No query has a relevant document among its candidates; use more candidates (k, --k).")
+        valid = self.candidates.valid[rows]
+        features = self.candidates.features[rows][valid].astype(np.float64)  # [documents, features]
+        return JudgedLists(features, labels[rows][valid], valid.sum(axis=1).tolist(), self.candidates.names)
+
+    def subtopic_labels(self) -> Bools:
+        """[n, k, subtopics] of the candidates: as judged, or else the first digits of their docids as a proxy."""
+        if self.subtopics is None:
+            return prefix_labels(self.candidates)
+        return subtopic_labels(self.candidates, self.subtopics)
+
+
+@dataclass(frozen=True)
+class FoldQuality:
+    """Mean measures of queries before and after a reranker that was trained on the other folds; prints as Markdown.
+
+    Attributes:
+        kind: of the reranker.
+        queries: how many were measured.
+        folds: into which they were split.
+        before: {measure: mean over queries} in the order that the candidates came in.
+        after: the same, reranked.
+    """
+
+    kind: str
+    queries: int
+    folds: int
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+
+    def __str__(self) -> str:
+        rows = [
+            [name, *(f"{100 * value:.2f}" for value in values.values())]
+            for name, values in (("before", self.before), (f"after {self.kind}", self.after))
+        ]
+        return markdown_table([f"{self.queries} queries, {self.folds} folds", *self.before], rows)
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedReranker:
+    """A reranker and what is known of its training.
+
+    Attributes:
+        kind: as it was asked for.
+        reranker: trained on all queries.
+        queries: how many there were.
+        quality: by cross-validation, if that was asked for.
+    """
+
+    kind: str
+    reranker: Reranker
+    queries: int
+    quality: FoldQuality | None = None
+
+    @property
+    def importance(self) -> dict[str, float]:
+        """{feature: share of the gain of all splits} of boosted trees.
+
+        Raises:
+            ValueError: another kind of reranker.
+        """
+        if not isinstance(self.reranker, BoostedTrees):
+            known = ", ".join(WITH_IMPORTANCE)
+            raise ValueError(f"A reranker of the kind {self.kind!r} has no importance of features; {known} have.")
+        return self.reranker.importance
+
+    def save(self, index: str | Path, name: str | None = None) -> Path:
+        """Write the reranker beside the index that it was trained on; returns RUN/rerank/NAME (by default its kind)."""
+        return save_reranker(self.reranker, index, name or self.kind)
+
+
+def train_reranker(
+    retriever: GenerativeRetriever,
+    collection: Collection,
+    kind: str = "lambdasmart",
+    *,
+    split: str = "dev",
+    k: int = 50,
+    after: Sequence[Reranker] = (),
+    folds: int = 5,
+    seed: int = 0,
+    show_progress: bool = False,
+) -> TrainedReranker:
+    """A reranker trained on an index's own answers to judged queries.
+
+    Args:
+        retriever: the index.
+        collection: the collection it was made of, with judgements.
+        kind: a key of `dsi_experiments.rerankers.kinds.TRAINABLE`.
+        split: of the judgements; on "train" the scores of the index are too good to learn from.
+        k: candidates a query.
+        after: rerankers that will be applied before this one.
+        folds: of the cross-validation that measures its quality; 0 leaves it out.
+        seed: of the training and the folds.
+        show_progress: show progress bars.
+
+    Raises:
+        ValueError: an unknown kind, no judged queries, or no relevant document among the candidates.
+
+    Example:
+        >>> import dsi
+        >>> from dsi_experiments.rerankers.training import train_reranker
+        >>> retriever = dsi.GenerativeRetriever.from_pretrained("RUN")
+        >>> trained = train_reranker(retriever, dsi.read_collection("DIR"), "lambdasmart")
+        >>> trained.quality.folds
+        5
+        >>> candidates = retriever.candidates(["which capitals are on the danube"], k=20)
+        >>> hits = dsi.rerank(candidates, trained.reranker).hits()[0]
+        >>> folder = trained.save("RUN")
+    """
+    _trainer(kind)  # an unknown kind is refused before the work
+    judged = judge_candidates(retriever, collection, split, k, after, show_progress=show_progress)
+    if kind == "m2div" and judged.subtopics is None:
+        logger.warning("No qrels/diversity.qrels: the first digits of docids stand for subtopics, which is a proxy.")
+    quality = cross_validate(judged, kind, folds, seed, show_progress=show_progress) if folds else None
+    return TrainedReranker(kind, fit_reranker(judged, kind, seed), len(judged), quality)
+
+
+def judge_candidates(
+    retriever: GenerativeRetriever,
+    collection: Collection,
+    split: str = "dev",
+    k: int = 50,
+    after: Sequence[Reranker] = (),
+    *,
+    show_progress: bool = False,
+) -> JudgedCandidates:
+    """The index's k best documents for every judged query of a split, with the judgements.
+
+    Raises:
+        ValueError: the split has no judged queries.
+    """
+    queries = collection.query_texts(split)
+    if not queries:
+        raise ValueError(f"{collection.folder} has no judged queries of the split {split!r} to learn from.")
+    encoded = retriever.encode_queries(queries, show_progress=show_progress)
+    candidates = rerank(retriever.candidates(encoded, k), after)
+    path = collection.folder / "qrels" / "diversity.qrels"
+    subtopics = read_subtopics(path) if path.exists() else None
+    return JudgedCandidates(candidates, {q: collection.qrels[split][q] for q in queries}, subtopics)
+
+
+def fit_reranker(judged: JudgedCandidates, kind: str, seed: int = 0) -> Reranker:
+    """A reranker of some kind, trained on judged candidates.
+
+    Raises:
+        ValueError: an unknown kind, or nothing to learn from.
+    """
+    return _trainer(kind)(judged, seed)
+
+
+def cross_validate(
+    judged: JudgedCandidates, kind: str, folds: int = 5, seed: int = 0, *, show_progress: bool = False
+) -> FoldQuality:
+    """The quality of a kind of reranker: every query is ranked by one that was trained on the other folds."""
+    n, candidates = len(judged), judged.candidates
+    if not 2 <= folds <= n:
+        raise ValueError(f"folds must be between 2 and {n} (the judged queries), got {folds}.")
+    run: dict[str, dict[str, float]] = {}
+    parts = np.array_split(np.random.default_rng(seed).permutation(n), folds)
+    for fold in progress(parts, f"folds of {kind}", unit="fold", enabled=show_progress):
+        reranker = fit_reranker(judged.select(np.setdiff1d(np.arange(n), fold)), kind, seed)
+        run |= rerank(candidates.select(fold), reranker).as_run()
+    before, after = (
+        {measure: mean(values) for measure, values in evaluate(found, judged.qrels, MEASURES).items()}
+        for found in (candidates.as_run(), run)
+    )
+    return FoldQuality(kind, n, folds, before, after)
+
+
+def _trainer(kind: str) -> "Trainer":
+    if kind not in TRAINERS:
+        raise ValueError(f"There is no reranker {kind!r} to train; the kinds are {', '.join(TRAINERS)}.")
+    return TRAINERS[kind]
+
+
+def _ranknet(judged: JudgedCandidates, seed: int, *, weigh_by_ndcg: bool) -> Reranker:
+    lists = judged.lists()
+    model = RankNet(lists.names, RankNetConfig(weigh_by_ndcg=weigh_by_ndcg, seed=seed))
+    model.fit(lists)
+    return model
+
+
+def _trees(judged: JudgedCandidates, seed: int, objective: str, *, on_score: bool = False) -> Reranker:
+    lists = judged.lists()
+    config = BoostingConfig(objective=objective, seed=seed, **SMALL_TREES)  # type: ignore[arg-type]
+    return BoostedTrees(lists.names, config, scaled_score(lists) if on_score else None).fit(lists)
+
+
+def scaled_score(lists: JudgedLists) -> LinearReranker:
+    """The search's score, scaled so that the pairwise cost (RankNet's) is lowest: a base for boosting."""
+    scores = lists.features[:, lists.names.index("score")]
+    found = minimize_scalar(lambda factor: lambdas(lists, factor * scores, weigh_by_ndcg=False)[2], bounds=(0.0, 100.0))
+    return LinearReranker({"score": float(found.x)})
+
+
+def _parser(judged: JudgedCandidates, seed: int) -> Reranker:
+    """Trained on the queries with a relevant candidate; a fifth of them chooses the round."""
+    from dsi_experiments.rerankers.parse_ranker import ParseRanker, ParserConfig
+
+    candidates, labels = judged.candidates, judged.labels
+    rows = np.random.default_rng(seed).permutation(np.flatnonzero(labels.any(axis=1)))
+    ranker = ParseRanker.create(candidates, ParserConfig())
+    held_out, own = np.split(rows, [len(rows) // 5])
+    guard = (candidates.select(held_out), labels[held_out]) if len(held_out) else None
+    ranker.fit(candidates.select(own), labels[own], guard, exact_weight)
+    return ranker
+
+
+def _m2div(judged: JudgedCandidates, seed: int) -> Reranker:
+    model = M2Div.create(judged.candidates, M2DivConfig(pretrain_epochs=30, epochs=0, seed=seed))
+    model.fit(judged.candidates, judged.subtopic_labels())
+    return model
+
+
+def _untrained(strategy: str) -> "Trainer":
+    return lambda judged, seed: Pyversity(strategy)
+
+
+Trainer = Callable[[JudgedCandidates, int], Reranker]
+"""Trains a reranker on judged candidates, with a seed."""
+
+TRAINERS: dict[str, Trainer] = {
+    "lambdasmart": lambda judged, seed: _trees(judged, seed, "lambdamart", on_score=True),
+    "lambdamart": lambda judged, seed: _trees(judged, seed, "lambdamart"),
+    "mart": lambda judged, seed: _trees(judged, seed, "mart"),
+    "ranknet": lambda judged, seed: _ranknet(judged, seed, weigh_by_ndcg=False),
+    "lambdarank": lambda judged, seed: _ranknet(judged, seed, weigh_by_ndcg=True),
+    "parser": _parser,
+    "m2div": _m2div,
+    **{strategy: _untrained(strategy) for strategy in STRATEGIES},
+}
+"""{kind: how it is trained}, the kinds of `dsi_experiments.rerankers.kinds.TRAINABLE`."""

@@ -1,0 +1,1 @@
+"""Docid schemes by quantizers."""

@@ -1,0 +1,69 @@
+"""Docids by quantizers: trained on a sample of the documents, then applied block by block, on rank 0."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from docids.files.progress import Bar
+from docids.schemes import Docids, DocidsConfig, SchemeInput
+from docids.schemes.kmeans import TRAIN_POINTS_PER_CENTROID
+from docids.tree import Floats, Ints
+from docids.vectors import BLOCK
+
+Coder = Callable[[Floats], Ints]
+"""[n, any] points to [n, levels] numbers."""
+Train = Callable[[Floats, DocidsConfig, int, int], Coder]
+"""(points, config, codewords, levels) to a coder."""
+_CODEWORDS = 16
+"""Values of a digit, unless `branching` says how many."""
+
+
+def code(documents: SchemeInput, train: Train, *, bits: bool = False) -> Docids:
+    """Return docids of as many digits as codewords ** levels = documents needs; documents that share all get one more.
+
+    Args:
+        documents: to give docids to.
+        train: makes a quantizer of some points.
+        bits: the quantizer needs a power of two of codewords.
+
+    Raises:
+        ValueError: fewer documents than codewords, or no power of two where one is needed.
+    """
+    processes, codewords = documents.processes, documents.config.branching or _CODEWORDS
+    if bits and codewords & (codewords - 1):
+        near = 1 << codewords.bit_length()
+        raise ValueError(
+            f'docids.branching must be a power of two with method "{documents.config.method}", got {codewords}; set it to '
+            f"{near // 2} or {near}."
+        )
+    if len(documents.points) < codewords:
+        raise ValueError(
+            f"The collection has {len(documents.points)} documents, fewer than docids.branching = {codewords}; set "
+            f"branching to at most {len(documents.points)}."
+        )
+    return Docids(
+        processes.first(_code(documents, train, codewords) if processes.is_main else np.empty((0, 0), np.int32))
+    )
+
+
+def _code(documents: SchemeInput, train: Train, codewords: int) -> Ints:
+    points, config = documents.points, documents.config
+    levels = max(1, round(math.log(len(points), codewords)))
+    size = min(len(points), codewords * TRAIN_POINTS_PER_CENTROID)
+    sample = np.random.default_rng(config.seed).choice(len(points), size, replace=False)
+    encode = train(np.ascontiguousarray(points[np.sort(sample)], dtype=np.float32), config, codewords, levels)
+    blocks = []
+    with Bar("docids", unit="doc", total=len(points), enabled=documents.progress) as bar:
+        for start in range(0, len(points), BLOCK):
+            block = np.ascontiguousarray(points[start : start + BLOCK], dtype=np.float32)
+            blocks.append(encode(block).astype(np.int32))
+            bar.update(len(block))
+    return np.concatenate(blocks)
+
+
+def unpack(codes: NDArray[np.uint8], levels: int, bits: int) -> Ints:
+    """[n, levels] the numbers of `bits` bits that faiss packs into bytes, the lowest bit first."""
+    own = np.unpackbits(codes, axis=1, bitorder="little")[:, : levels * bits].reshape(-1, levels, bits)
+    return (own @ (1 << np.arange(bits, dtype=np.int32))).astype(np.int32)

@@ -1,0 +1,216 @@
+"""The rows of the tables, as changes to one base configuration and a way to search.
+
+The base is the system with pseudo-queries (QG); a row says what it does differently. Knows nothing of training and searching:
+`dsi_experiments.laboratory` does both.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Changes = Mapping[str, Mapping[str, Any]]
+
+NOTHING: Changes = {}
+NO_QG: Changes = {"pseudo_queries": {"method": "none"}, "examples": {"pseudo_queries_per_document": 0}}
+WHOLE: Changes = {"contrastive": {"loss": "none"}, "training": {"train_encoder": True}}
+UNTRAINED: Changes = {"contrastive": {"loss": "none"}}
+DPR: Changes = {"contrastive": {"loss": "dpr"}}
+ON_DENSE: Changes = {
+    "objective": {"dense_temperature": 0.03},
+    "examples": {"documents": False, "pseudo_queries_per_document": 0},
+}
+DISTILLED: Changes = {"objective": {"dense_temperature": 0.03, "distillation": 0.5}}
+EIGHTEEN: Changes = {"pseudo_queries": {"per_document": 18}, "examples": {"pseudo_queries_per_document": 18}}
+DIGITS: Changes = {
+    "generator": {"docid_tokens": "digits", "num_layers": 2, "num_heads": 6},
+    "objective": {"name": "ce", "distillation": 0.0, "dense_temperature": 0.0},
+    "examples": {"pseudo_queries_per_document": 6},
+    "training": {"epochs": 4.0},
+    "query_map": {"epochs": 0.0},
+    "docids": {"branching": 10, "max_leaf_size": 10},
+    "search": {"fusion": "bound", "ann_temperature": 0.03, "beam_width": 20, "lexical_weight": 0.0},
+}
+TIED: Changes = {
+    "generator": {"docid_tokens": "tied", "num_layers": 0},
+    "objective": {"name": "estimate", "distillation": 0.7, "dense_temperature": 0.05},
+    "examples": {"pseudo_queries_per_document": 3},
+    "training": {"epochs": 2.0},
+    "query_map": {"epochs": 10.0},
+    "docids": {"branching": 0, "max_leaf_size": 20},
+    "search": {"beam_width": 40},
+}
+NO_TEACHER: Changes = {"objective": {"distillation": 0.0, "dense_temperature": 0.0}}
+FLAT: Changes = {"docids": {"max_leaf_size": 1_000_000_000}}  # every document a child of the root
+RQ: Changes = {"docids": {"method": "rq", "branching": 16, "max_leaf_size": 10}}
+TITLES: Changes = {"docids": {"method": "title", "branching": 0, "max_leaf_size": 10}}
+CLUSTERS: Changes = {"docids": {"branching": 64, "max_leaf_size": 300}}  # one level of 64, the documents below
+UNTRAINED_DOCIDS: Changes = {"docids": {"cluster_on": "untrained"}}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table.
+
+    Attributes:
+        name: as the table shows it.
+        method: how it answers queries, a key of `dsi_experiments.laboratory.METHODS`.
+        changes: settings that differ from the base, {section: {setting: value}}.
+        published: key of `eval.report.PUBLISHED`.
+        seeded: sections of the configuration whose seed is the row's; the others keep theirs.
+    """
+
+    name: str
+    method: str
+    changes: Changes = field(default_factory=dict)
+    published: str = ""
+    seeded: tuple[str, ...] = ("pseudo_queries", "contrastive", "docids", "training", "query_map")
+
+
+def _both(*several: Changes) -> Changes:
+    merged: dict[str, dict[str, Any]] = {}
+    for changes in several:
+        for section, settings in changes.items():
+            merged.setdefault(section, {}).update(settings)
+    return merged
+
+
+def _cut(length: int) -> Changes:
+    return {"encoder": {"document_length": length}}
+
+
+def _generator(name: str, method: str, changes: Changes = NOTHING) -> Row:
+    """A row of the table "generator", all of whose rows share the encoder."""
+    return Row(name, method, changes, seeded=("training", "query_map"))
+
+
+def _joint(name: str, *changes: Changes) -> Row:
+    """A row of the table "papers" whose encoder and decoder are trained together, on first tokens of documents as in DSI."""
+    return Row(name, "alone-10", _both(DIGITS, WHOLE, _cut(32), *changes))
+
+
+def _frozen(name: str, method: str, *changes: Changes) -> Row:
+    """A row of the table "papers" on the base's encoder."""
+    return _generator(name, method, _both(*changes))
+
+
+def _ablation(name: str, method: str, changes: Changes = NOTHING) -> Row:
+    """A row of the table "ablations", whose documents are ranked by z.e_d: no query map is trained."""
+    return _generator(name, method, _both({"query_map": {"epochs": 0.0}}, changes))
+
+
+def _one(section: str, **settings: Any) -> Changes:
+    return {section: settings}
+
+
+TABLES: dict[str, tuple[Row, ...]] = {
+    "table3": (
+        Row("BM25, title + whole text", "bm25", published="BM25"),
+        Row("BM25, title + cut text", "bm25-cut"),
+        Row("Dense, before contrastive training", "dense", UNTRAINED),
+        Row("DPR", "dense", DPR, "DPR"),
+        Row("DPR, HNSW", "hnsw", DPR),
+        Row("DPR, hard negatives", "dense", _both(DPR, {"contrastive": {"hard_negatives": 1}})),
+        Row("DSI", "decoder", _both(WHOLE, NO_QG), "DSI"),
+        Row("DSI+QG", "decoder", WHOLE, "DSI+QG"),
+        Row("DR-SCL (beta=0)", "decoder", NO_QG, "DR-SCL (beta=0)"),
+        Row("DR-SCL+QG (beta=0)", "decoder", published="DR-SCL+QG (beta=0)"),
+        Row("DR-SCL+QG, fused (paper)", "paper", published="DR-SCL+QG"),
+        Row("Dense, after contrastive training", "dense"),
+        Row("RRF of BM25 and dense", "rrf"),
+        Row("Dense + BM25", "dense+bm25", ON_DENSE),  # the decoder that trains fastest; it is not used
+        Row("DR-SCL+QG, dense + decoder after search", "post-hoc"),
+        Row("DR-SCL+QG, fused (bound)", "bound"),
+        Row("DR-SCL+QG, fused (bound) + BM25", "hybrid"),
+        Row("DR-SCL on top of dense, fused (bound)", "bound", ON_DENSE),
+        Row("DR-SCL on top of dense, fused (bound) + BM25", "hybrid", ON_DENSE),
+        Row("DR-SCL+QG, distilled (beta=0)", "decoder", DISTILLED),
+        Row("DR-SCL+QG, distilled, fused (bound)", "bound", DISTILLED),
+        Row("DR-SCL+QG, random docids (beta=0)", "decoder", {"docids": {"method": "random"}}),
+        Row("DR-SCL+QG, docids of query means (beta=0)", "decoder", {"docids": {"cluster_on": "queries"}}),
+        Row("DR-SCL+QG, 18 pseudo-queries a document (beta=0)", "decoder", EIGHTEEN),
+        Row("DR-SCL+QG, 18 pseudo-queries a document, fused (bound)", "bound", EIGHTEEN),
+        Row("DR-SCL+QG, documents cut at 32 tokens (beta=0)", "decoder", _cut(32)),
+        Row("DR-SCL+QG, documents cut at 32 tokens, fused (bound)", "bound", _cut(32)),
+        Row("DR-SCL+QG, documents cut at 64 tokens (beta=0)", "decoder", _cut(64)),
+        Row("DR-SCL+QG, documents cut at 64 tokens, fused (bound)", "bound", _cut(64)),
+        Row(
+            "DR-SCL+QG, two segments of 64 tokens (beta=0)",
+            "decoder",
+            _both(_cut(64), {"examples": {"document_segments": 2}}),
+        ),
+    ),
+    "table4": (
+        Row(
+            "no pre-training (random weights)",
+            "decoder",
+            _both(NO_QG, UNTRAINED, {"encoder": {"pretrained": False}}),
+            "T5",
+        ),
+        Row("sentence encoder", "decoder", _both(NO_QG, UNTRAINED), "Sentence-T5"),
+        Row("+ DPR loss", "decoder", _both(NO_QG, DPR, UNTRAINED_DOCIDS), "+ DPR loss"),
+        Row("+ SCL loss", "decoder", _both(NO_QG, UNTRAINED_DOCIDS), "+ SCL loss"),
+    ),
+    "table5": (
+        Row("docids by the sentence encoder", "decoder", _both(NO_QG, UNTRAINED_DOCIDS), "docids by Sentence-T5"),
+        Row("docids by the SCL encoder", "decoder", NO_QG, "docids by the SCL encoder"),
+    ),
+    "generator": (
+        _generator("BM25", "bm25"),
+        _generator("dense", "dense"),
+        _generator("(level, digit) tokens, alone, beam 10", "alone-10", DIGITS),
+        _generator("(level, digit) tokens, alone, beam 50", "alone-50", DIGITS),
+        _generator("tied tokens, alone, beam 10", "alone-10"),
+        _generator("tied tokens, alone, beam 20", "alone-20"),
+        _generator("tied tokens, alone, beam 50", "alone-50"),
+        _generator("dense + BM25", "dense+bm25"),
+        _generator("dense + BM25 + (level, digit) tokens", "hybrid", DIGITS),
+        _generator("dense + BM25 + tied tokens", "hybrid"),
+    ),
+    "ablations": (
+        _ablation("tied tokens, beam 10", "alone-10"),
+        _ablation("not trained", "alone-10", _one("training", epochs=0.0)),
+        _ablation("no teacher", "alone-10", NO_TEACHER),
+        _ablation("teacher only", "alone-10", _one("objective", distillation=1.0)),
+        _ablation("token states, 1 decoder layer", "alone-10", _one("generator", num_layers=1, num_heads=6)),
+        _ablation("token states, 2 decoder layers", "alone-10", _one("generator", num_layers=2, num_heads=6)),
+        _ablation("no pseudo-queries", "alone-10", _one("examples", pseudo_queries_per_document=0)),
+        _ablation("6 pseudo-queries a document", "alone-10", _one("examples", pseudo_queries_per_document=6)),
+        _ablation("18 pseudo-queries a document", "alone-10", EIGHTEEN),
+        _ablation("no documents", "alone-10", _one("examples", documents=False)),
+        _ablation(
+            "train queries only",
+            "alone-10",
+            _one("examples", documents=False, pseudo_queries_per_document=0),
+        ),
+        _ablation("4 epochs", "alone-10", _one("training", epochs=4.0)),
+    ),
+    "papers": (
+        Row("BM25", "bm25"),
+        _frozen("dense", "dense"),
+        _frozen("dense + BM25", "dense+bm25"),
+        _joint("DSI, naive docids", NO_QG, _one("docids", method="random")),
+        _joint("DSI, atomic docids", NO_QG, FLAT),
+        _joint("DSI, semantic docids", NO_QG),
+        _joint("NCI without its decoder"),
+        _frozen("GENRE, tokens without T5's rows", "alone-10", DIGITS, TITLES),
+        _frozen("RIPOR", "alone-10", DIGITS, RQ, _one("objective", name="ripor")),
+        _frozen("RIPOR without margins", "alone-10", DIGITS, RQ),
+        _frozen("LTRGR", "alone-10", DIGITS, _one("objective", name="ltrgr")),
+        _frozen("LTRGR without margin", "alone-10", DIGITS),
+        _frozen("GDR", "clusters-10", DIGITS, CLUSTERS),
+        _frozen("PAG, BM25 for its words", "planned-10", DIGITS, RQ),
+        _frozen("tied tokens, alone", "alone-10"),
+        _frozen("dense + BM25 + tied tokens", "hybrid"),
+    ),
+}
+"""The tables: those of the paper (rows of table3 without `published` are not in it), two of generators, one of other papers."""
+
+REFERENCES = {
+    "table3": "RRF of BM25 and dense",
+    "table4": "sentence encoder",
+    "table5": "docids by the sentence encoder",
+    "generator": "dense + BM25",
+    "ablations": "tied tokens, beam 10",
+    "papers": "dense + BM25",
+}
+"""The row that the others of a table are tested against."""

@@ -1,0 +1,245 @@
+"""A tree model without text: instances are feature vectors, documents are labels, and several may be relevant.
+
+It uses the trees, objectives and beams of docids. A node's logit is linear in the features, and in a hidden layer over them.
+Knows no text and no docid decoder.
+"""
+
+import dataclasses
+import json
+import logging
+import math
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from scipy.sparse import csr_matrix
+from sklearn.preprocessing import normalize
+from torch import Tensor, nn
+
+from docids.clustering import DocidsConfig, build_tree
+from docids.files.checks import at_least, below_one
+from docids.files.progress import progress
+from docids.files.storage import replace_folder, write_json
+from docids.tree import DocidTree
+from dsi.trees.objectives import find_objective, log_prior, objective_loss, phase
+from dsi_experiments.tree_targets import TreeTargets, candidate_nodes, ranking_scores
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TreeModelConfig:
+    """How a tree model is trained.
+
+    Attributes:
+        objective: a row of `dsi.trees.objectives`.
+        beam_width: inner nodes kept a level by objectives with beam candidates.
+        random_nodes: random candidates a level, on average, for objectives that have them.
+        warm_start: share of the steps that train tdm first, for objectives whose candidates or targets come from the model.
+        ramp: share of the steps after the warm start over which "mixed" targets move from z to zhat.
+        hidden: width of a hidden layer whose outputs join the features; 0 for a model linear in the features.
+        dropout: of the features, and of the hidden layer.
+        epochs: passes over the instances.
+        batch_size: instances a step.
+        learning_rate: of AdamW at the start; falls linearly to zero.
+        weight_decay: of AdamW.
+        seed: of initialisation, order and random candidates.
+    """
+
+    objective: str = "plt"
+    beam_width: int = 10
+    random_nodes: int = 50
+    warm_start: float = 0.3
+    ramp: float = 0.5
+    hidden: int = 0
+    dropout: float = 0.0
+    epochs: int = 20
+    batch_size: int = 128
+    learning_rate: float = 1e-2
+    weight_decay: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        objective = find_objective(self.objective)
+        if objective.margins:
+            raise ValueError(
+                f"objective {self.objective!r} compares whole paths, which only docid generators do; choose another one."
+            )
+        if objective.score == "estimate":
+            raise ValueError(
+                'objective "estimate" scores nodes by their vectors, which labels have not; choose another one.'
+            )
+        at_least(self, beam_width=1, random_nodes=0, epochs=1, batch_size=1, hidden=0)
+        below_one(self, ["warm_start", "ramp", "dropout"])
+
+
+def label_tree(features: csr_matrix, relevant: csr_matrix, config: DocidsConfig) -> DocidTree:
+    """A tree that clusters labels by the mean direction of their instances' features (PIFA).
+
+    A label without an instance is at 0.
+
+    Args:
+        features: [instances, features].
+        relevant: [instances, labels], non-zero where a label is relevant.
+        config: of the clustering.
+    """
+    means = normalize((relevant != 0).astype(np.float32).T @ normalize(features))
+    return build_tree(np.asarray(means.todense(), dtype=np.float32), config)
+
+
+class TreeModel(nn.Module):
+    """A scorer of the nodes of one tree.
+
+    Args:
+        tree: over the labels; label l is the document of collection row l.
+        num_features: width of an instance.
+        config: of the model and its training.
+    """
+
+    def __init__(self, tree: DocidTree, num_features: int, config: TreeModelConfig) -> None:
+        super().__init__()
+        torch.manual_seed(config.seed)
+        self.tree, self.config, self.num_features = tree, config, num_features
+        self.objective = find_objective(config.objective)
+        self.targets = TreeTargets(tree)
+        nodes = tree.num_inner + tree.num_documents
+        self.hidden = nn.Linear(num_features, config.hidden) if config.hidden else None
+        self.dropout = nn.Dropout(config.dropout)
+        self.nodes = nn.Linear(num_features, nodes)
+        self.nodes_of_hidden = nn.Linear(config.hidden, nodes, bias=False) if config.hidden else None
+        nn.init.zeros_(self.nodes.weight)
+        with torch.no_grad():
+            self.nodes.bias.copy_(log_prior(self.objective.score, self.targets.family_sizes, self.targets.level_sizes))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[batch, nodes] logits of features [batch, num_features]."""
+        features = self.dropout(features)
+        logits: Tensor = self.nodes(features)
+        if self.hidden is None or self.nodes_of_hidden is None:
+            return logits
+        hidden = self.dropout(torch.relu(self.hidden(features)))
+        return logits + self.nodes_of_hidden(hidden)  # type: ignore[no-any-return]
+
+    def fit(self, features: csr_matrix, relevant: csr_matrix, *, show_progress: bool = False) -> list[float]:
+        """Train in place and return the mean loss of every epoch.
+
+        Args:
+            features: [instances, num_features].
+            relevant: [instances, labels], non-zero where a label is relevant.
+            show_progress: over epochs.
+
+        Raises:
+            ValueError: the shapes do not fit the tree and the features, or no instance has a relevant label.
+        """
+        features, relevant = self._checked(features, relevant)
+        config = self.config
+        decay, plain = [p for p in self.parameters() if p.dim() > 1], [p for p in self.parameters() if p.dim() == 1]
+        groups = [{"params": decay, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+        optimizer = torch.optim.AdamW(groups, lr=config.learning_rate)
+        batches = math.ceil(features.shape[0] / config.batch_size)
+        steps = config.epochs * batches
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+        rng, losses, step = np.random.default_rng(config.seed), [], 0
+        self.train()
+        for _ in progress(range(config.epochs), config.objective, unit="epoch", enabled=show_progress):
+            total = 0.0
+            for rows in np.array_split(rng.permutation(features.shape[0]), batches):
+                loss = self._loss(_dense(features[rows]), _dense(relevant[rows]), step / steps)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                schedule.step()
+                total, step = total + loss.item(), step + 1
+            losses.append(total / batches)
+        self.eval()
+        return losses
+
+    def _loss(self, features: Tensor, relevant: Tensor, done: float) -> Tensor:
+        """Loss of a batch.
+
+        Args:
+            features: [batch, num_features].
+            relevant: [batch, labels] of 0 and 1.
+            done: share of the training that is done.
+        """
+        config, targets = self.config, self.targets
+        objective, towards_zhat = phase(self.objective, done, config.warm_start, config.ramp)
+        relevant = relevant[:, self.tree.doc_rows]  # [batch, documents] in docid order
+        z = targets.any_below(relevant)  # [batch, nodes]
+        logits = self(features)  # [batch, nodes]
+        own = logits.detach()
+        chosen = candidate_nodes(targets, objective, own, z, config.beam_width, config.random_nodes)
+        wanted = torch.lerp(z, targets.estimated(own, relevant), towards_zhat) if towards_zhat else z
+        if objective.forces_relevant:
+            logits = logits + (targets.level_sizes / config.random_nodes).clamp(min=1).log()
+        logits, chosen = targets.of_children(logits, -torch.inf), targets.of_children(chosen, False)
+        return objective_loss(objective, logits, chosen, targets.of_children(wanted, 0.0), targets.depths)
+
+    @torch.no_grad()
+    def search(self, features: csr_matrix, k: int, beam_width: int, *, batch_size: int = 256) -> NDArray[np.int64]:
+        """[instances, k] the best labels that the beam finds, best first; -1 where it reaches fewer.
+
+        Args:
+            features: [instances, num_features].
+            k: labels an instance.
+            beam_width: inner nodes kept a level.
+            batch_size: instances a step.
+        """
+        if self.objective.candidates == "beam" and beam_width > self.config.beam_width:
+            warnings.warn(
+                f"This model was trained with a beam of {self.config.beam_width}; nodes outside that beam were never trained, "
+                f"and a beam of {beam_width} may find worse answers than {self.config.beam_width}.",
+                stacklevel=2,
+            )
+        found = []
+        for start in range(0, features.shape[0], batch_size):
+            logits = self.eval()(_dense(features[start : start + batch_size]))
+            scores = ranking_scores(self.targets, logits, self.objective.score)
+            positions = self.targets.search(scores, k, beam_width).numpy()
+            found.append(np.where(positions < 0, -1, self.tree.doc_rows[np.maximum(positions, 0)]))
+        return np.concatenate(found)
+
+    def save(self, folder: Path) -> None:
+        """Write weights, tree and configuration in one step."""
+        with replace_folder(folder) as partial:
+            save_file(
+                {name: tensor.contiguous() for name, tensor in self.state_dict().items()}, partial / "model.safetensors"
+            )
+            self.tree.save(partial / "tree.safetensors")
+            settings = {**dataclasses.asdict(self.config), "num_features": self.num_features}
+            write_json(partial / "config.json", settings)
+
+    @classmethod
+    def load(cls, folder: Path) -> "TreeModel":
+        """The model that `save` wrote, with its objective and training beam."""
+        settings = json.loads((folder / "config.json").read_text())
+        num_features = settings.pop("num_features")
+        model = cls(DocidTree.load(folder / "tree.safetensors"), num_features, TreeModelConfig(**settings))
+        model.load_state_dict(load_file(folder / "model.safetensors"))
+        return model.eval()
+
+    def _checked(self, features: csr_matrix, relevant: csr_matrix) -> tuple[csr_matrix, csr_matrix]:
+        if features.shape[0] != relevant.shape[0] or features.shape[1] != self.num_features:
+            raise ValueError(
+                f"features must be [{relevant.shape[0]}, {self.num_features}] for these labels, got {list(features.shape)}."
+            )
+        if relevant.shape[1] != self.tree.num_documents:
+            raise ValueError(
+                f"There are {relevant.shape[1]} labels, the tree has leaves for {self.tree.num_documents}; "
+                "build it for all labels."
+            )
+        relevant = (relevant != 0).astype(np.float32).tocsr()
+        judged = np.diff(relevant.indptr) > 0
+        if not judged.any():
+            raise ValueError("No instance has a relevant label; there is nothing to train on.")
+        if not judged.all():
+            logger.warning("%d instances without a relevant label are left out.", int((~judged).sum()))
+        return features.tocsr()[judged], relevant[judged]
+
+
+def _dense(matrix: csr_matrix) -> Tensor:
+    return torch.from_numpy(np.asarray(matrix.todense(), dtype=np.float32))

@@ -1,0 +1,7 @@
+"""Measure an index: `python scripts/evaluate.py RUN --data DIR`; the same as `dsi evaluate`."""
+
+import sys
+
+from dsi.commands.main import main
+
+sys.exit(main(["evaluate", *sys.argv[1:]]))

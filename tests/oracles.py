@@ -25,7 +25,7 @@ def level_log_p(tree: DocidTree, generator: DocidGenerator, states: torch.Tensor
     By the definition of its objective's score, one query and one document at a time.
     """
     parents, digits = (torch.from_numpy(each).long() for each in tree.paths(np.arange(tree.num_documents)))
-    score, n = generator.objective.score, tree.num_documents
+    score, n = generator.config.score, tree.num_documents
     result = torch.zeros(len(states), n, tree.depth)
     for query in range(len(states)):
         logits = chain_logits(tree, generator, states[query].expand(n, -1, -1), mask[query].expand(n, -1), digits)
@@ -46,7 +46,7 @@ def document_log_p(
 ) -> torch.Tensor:
     """[batch, documents] the decoder's score of every document: the sum along its path, or its own."""
     levels = level_log_p(tree, generator, states, mask)
-    if generator.objective.score != "node":
+    if generator.config.score != "node":
         return levels.sum(dim=2)
     last = torch.from_numpy((tree.paths(np.arange(tree.num_documents))[1] >= 0).sum(axis=1) - 1)
     return levels.gather(2, last.expand(len(levels), -1)[:, :, None]).squeeze(2)

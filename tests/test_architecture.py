@@ -106,7 +106,7 @@ import sys
 sys.modules.update(dict.fromkeys({extras!r}))  # importing one of them fails
 import dsi.commands.evaluate, dsi.measuring.evaluation, dsi.retriever
 import dsi_experiments.commands.train_reranker, dsi_experiments.reproduce
-from dsi_experiments import figure5, laboratory, objectives, synthetic
+from dsi_experiments import figure5, laboratory, objectives_table, synthetic
 from dsi.rerankers.candidates import reranker_class
 try:
     reranker_class("parser")

@@ -26,10 +26,10 @@ from dsi.generator.kinds import load_generator
 from dsi.generator.model import DocidGenerator
 from dsi.generator.states import StateCache, write_states
 from dsi.training.examples import DocidExamples, LengthBucketSampler, Texts
-from dsi.training.objective import DenseLogits, GeneratorLoss, drop_states
 from dsi.training.teacher import Teacher
-from dsi.training.trainer import WholeModel, train_generator
+from dsi.training.trainer import WholeModel, drop_states, train_generator
 from dsi.trees.families import FamilyTree
+from dsi.trees.objectives import CrossEntropy, Task
 from tests.conftest import WIDTH, random_generator, random_queries, random_tree
 from tests.oracles import chain_logits, document_log_p
 from tests.oracles import children_of as nodes_below
@@ -88,25 +88,17 @@ def test_widths_that_do_not_fit_are_refused(t5_folder):
         GeneratorConfig(decoder="")
 
 
-def children_of(tree: DocidTree, parents: torch.Tensor) -> torch.Tensor:
-    """[batch, n, largest fan-out] the children of inner nodes [batch, n], -1 where there is none."""
-    digits, known = torch.arange(max(tree.fan_out)), parents.clamp(min=0)
-    exists = (digits < torch.from_numpy(tree.num_children)[known][:, :, None]) & (parents >= 0)[:, :, None]
-    return (torch.from_numpy(tree.first_child)[known][:, :, None].long() + digits).masked_fill(~exists, -1)
-
-
 def loss_of(
     generator: DocidGenerator,
     tree: DocidTree,
     batch: dict[str, torch.Tensor],
-    objective: ObjectiveConfig = CE,
-    dense: DenseLogits | None = None,
+    distillation: float = 0.0,
     model: torch.nn.Module | None = None,
 ) -> float:
-    """The training loss of a batch as `DocidExamples.collate` makes it."""
+    """The cross-entropy of a batch as `DocidExamples.collate` makes it."""
     with torch.no_grad():
-        loss = GeneratorLoss(generator, tree, objective, CPU, dense)
-        return float(loss(model or generator, batch, 0.99))
+        objective = CrossEntropy(Task(generator, tree, distillation=distillation))
+        return float(objective.loss(model or generator, batch, 0.99))
 
 
 def batch_of(queries: tuple[torch.Tensor, ...], positions: list[int]) -> dict[str, torch.Tensor]:
@@ -128,7 +120,7 @@ def test_loss_and_gradients_are_those_of_transformers_own_decoder():
     states.requires_grad_()
     positions = torch.tensor([4, 30, 11])
     batch = {"token_states": states, "states_mask": mask, "relevant": positions[:, None]}
-    ours = GeneratorLoss(generator, tree, CE, CPU)(generator, batch, 0.0)
+    ours = CrossEntropy(Task(generator, tree)).loss(generator, batch, 0.0)
     theirs = transformers_loss(generator, tree, states, mask, positions)
     torch.testing.assert_close(ours, theirs)
     weights = [states, *generator.parameters()]
@@ -190,7 +182,7 @@ def test_cached_states_give_the_losses_of_recomputed_ones(encoder, tmp_path, mon
     queries = write_states(encoder, "query", TEXTS[2:], tmp_path / "queries")
     assert (len(documents), len(queries)) == (2, 2)
     cache = StateCache([*documents, *queries])
-    examples = DocidExamples(cache, np.array([3, 7, 11, 19]), np.zeros(4, dtype=int), tree)
+    examples = DocidExamples(cache, np.array([3, 7, 11, 19]), tree)
     batch = examples.collate([0, 1, 2, 3])
     assert batch["relevant"].tolist() == [[3], [7], [11], [19]]
     for row, kind in enumerate(["document", "document", "query", "query"]):
@@ -204,61 +196,13 @@ def test_cached_states_give_the_losses_of_recomputed_ones(encoder, tmp_path, mon
     ]
 
 
-@pytest.mark.parametrize(("documents", "branching"), [(37, 3), (60, 4), (4, 4)])
-def test_dense_logits_along_a_path_are_the_softmax_of_flat_dense_search_and_frequencies(documents, branching):
-    tree = random_tree(documents, branching=branching, leaf=2)
-    parents, digits = tree.paths(np.arange(documents))
-    query = random_queries(1)[2]
-    frequencies = torch.randn(2, documents)
-    dense = DenseLogits(tree, 0.3, frequencies, CPU)
-    kinds = torch.ones(documents, dtype=torch.long)
-    logits = dense(query.expand(documents, -1), children_of(tree, torch.from_numpy(parents).long()), kinds)
-    found = torch.zeros(documents)
-    for document in range(documents):
-        for level, node in enumerate(parents[document]):
-            if node >= 0:
-                own = logits[document, level, : tree.num_children[node]].log_softmax(0)
-                found[document] += own[digits[document, level]]
-    expected = (query @ torch.from_numpy(tree.embeddings[:]).T / 0.3 + frequencies[1]).log_softmax(dim=1)[0]
-    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-4)
-
-    # In the generator they are added to the decoder's logits: a decoder that says nothing leaves dense search.
-    generator = random_generator(tree)
-    states, mask, _ = random_queries(1)
-    with torch.no_grad():
-        generator.head.weight.zero_()
-    for document in range(0, documents, 5):
-        batch = {**batch_of((states, mask), [document]), "embeddings": query, "kinds": kinds[:1]}
-        silent = loss_of(generator, tree, batch, ObjectiveConfig(dense_temperature=0.3), dense)
-        assert silent == pytest.approx(-expected[document].item(), abs=1e-3)
-
-
-def test_training_on_top_of_dense_search_starts_from_it_and_improves_on_it(encoder, tmp_path):
-    tree = random_tree(20)
-    examples = DocidExamples(states_of(encoder, tmp_path), np.array([0, 5, 11, 19]), np.zeros(4, dtype=int), tree)
-    dense = DenseLogits(tree, 0.5, examples.log_frequencies(), CPU)
-    batch = examples.collate([0, 1, 2, 3])
-    together = {}
-    for temperature in (0.0, 0.5):
-        objective = ObjectiveConfig(dense_temperature=temperature)
-        training = TrainingConfig(batch_size=4, epochs=60.0, learning_rate=3e-3)
-        generator = DocidGenerator.create(FRESH, tree, WIDTH)
-        train_generator(generator, examples, objective, training, tmp_path / f"work-{temperature}")
-        together[temperature] = loss_of(generator, tree, batch, objective, dense)
-    with torch.no_grad():
-        generator.head.weight.zero_()
-    assert together[0.5] < 0.1 < loss_of(generator, tree, batch, objective, dense)
-    assert together[0.5] < together[0.0]  # a standalone decoder does not know what dense search says
-
-
 def test_a_teacher_shares_the_targets_on_every_node_of_the_path(encoder, tmp_path):
     tree = random_tree(20)
     generator, queries = random_generator(tree), random_queries(20)
     parents, digits = (torch.from_numpy(each).long() for each in tree.paths(np.arange(20)))
-    teacher = Teacher.dense(queries[2].numpy(), tree.embeddings[:], 6, 0.5)
+    teacher = Teacher.dense(queries[2].numpy(), tree.embeddings[:], 0.5, 6)
     taught = {name: torch.from_numpy(own) for name, own in teacher.batch(range(20)).items()}
-    objective = ObjectiveConfig(dense_temperature=0.5, distillation=0.3)
-    found = loss_of(generator, tree, {**batch_of(queries, list(range(20))), **taught}, objective)
+    found = loss_of(generator, tree, {**batch_of(queries, list(range(20))), **taught}, 0.3)
     logits, total = chain_logits(tree, generator, *queries[:2], digits), 0.0
     scores = queries[2].numpy() @ tree.embeddings[:].T
     for row in range(20):
@@ -280,17 +224,15 @@ def test_a_teacher_shares_the_targets_on_every_node_of_the_path(encoder, tmp_pat
 
     # Taught alone, the decoder comes to say what dense search says.
     states = states_of(encoder, tmp_path)
-    teacher = Teacher.dense(states.embeddings, tree.embeddings[:], 20, 0.5)
-    examples = DocidExamples(
-        states, np.array([0, 5, 11, 19]), np.zeros(4, dtype=int), tree, relevant={}, teacher=teacher
-    )
-    objective = ObjectiveConfig(dense_temperature=0.5, distillation=1.0)
+    teacher = Teacher.dense(states.embeddings, tree.embeddings[:], 0.5, 20)
+    examples = DocidExamples(states, np.array([0, 5, 11, 19]), tree, relevant={}, teacher=teacher)
+    objective = ObjectiveConfig(distillation=1.0)
     training = TrainingConfig(batch_size=4, epochs=150.0, learning_rate=3e-3)
     student, batch = DocidGenerator.create(FRESH, tree, WIDTH), examples.collate([0, 1, 2, 3])
-    before = loss_of(student, tree, batch, objective)
+    before = loss_of(student, tree, batch, 1.0)
     train_generator(student, examples, objective, training, tmp_path / "work")
     entropy = sum(entropy_on_path(tree, batch, row) for row in range(4)) / 4
-    assert loss_of(student, tree, batch, objective) - entropy < 0.05 < before - entropy
+    assert loss_of(student, tree, batch, 1.0) - entropy < 0.05 < before - entropy
 
 
 def entropy_on_path(tree: DocidTree, batch: dict[str, torch.Tensor], row: int) -> float:
@@ -307,7 +249,7 @@ def test_encoder_and_decoder_train_together_from_texts(encoder, tmp_path):
     tree = random_tree(20)
     kinds = ["document", "document", "query", "query"]
     texts = Texts(encoder, [("document", TEXTS[:2]), ("query", TEXTS[2:])])
-    examples = DocidExamples(texts, np.array([0, 5, 11, 19]), np.zeros(4, dtype=int), tree)
+    examples = DocidExamples(texts, np.array([0, 5, 11, 19]), tree)
     training = TrainingConfig(batch_size=2, epochs=40.0, learning_rate=3e-3, train_encoder=True)
     generator, before = DocidGenerator.create(FRESH, tree, WIDTH), encoder.fingerprint
     first = WholeModel(encoder.model, generator).eval()
@@ -326,18 +268,16 @@ def test_encoder_and_decoder_train_together_from_texts(encoder, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"distillation": 0.5}, r"distillation needs a dense_temperature above 0, got 0.5 with dense_temperature 0"),
-        ({"distillation": 2.0, "dense_temperature": 0.1}, r"distillation must be in \[0, 1\], got 2.0"),
-        ({"dense_temperature": -1.0}, "dense_temperature must be at least 0, got -1"),
-        ({"name": "best"}, r"objective must be one of ce, plt, tdm, .*, got 'best'"),
-        ({"name": "otm", "dense_temperature": 0.1}, "works with objective \"ce\", or with distillation, got 'otm'"),
+        ({"distillation": 2.0}, r"objective.distillation must be between 0 and 1, got 2.0"),
+        ({"dense_temperature": 0.0}, "objective.dense_temperature must be between 1e-06 and 1e\\+06, got 0.0"),
         (
-            {"name": "otm", "dense_temperature": 0.1, "distillation": 0.5},
-            r"distillation needs an objective with a softmax \(ce, dtr, estimate\), got 'otm'",
+            {"name": "best"},
+            r"objective.name must be one of ce, estimate, .*, got 'best'; the objective of another package",
         ),
-        ({"teacher_documents": 0}, "objective.teacher_documents must be at least 1, got 0"),
-        ({"training_beam": 0}, "objective.training_beam must be at least 1, got 0"),
-        ({"warm_start": 1.0}, r"warm_start must be in \[0, 1\), got 1.0"),
+        (
+            {"name": "otm", "distillation": 0.5},
+            r"objective.distillation needs an objective that reads a teacher \(ce, estimate\), got 0.5 with 'otm'; use 0",
+        ),
     ],
 )
 def test_objectives_whose_settings_do_not_go_together_are_refused(settings, message):
@@ -356,11 +296,13 @@ def test_settings_of_training_and_examples_are_checked():
         ExamplesConfig(document_segments=0)
     together = TrainingConfig(train_encoder=True)
     with pytest.raises(
-        ValueError, match=r"'otm' searches with the encoder's states, which training\.train_encoder changes"
+        ValueError, match=r"'otm' reads the encoder's states or embeddings, which training\.train_encoder"
     ):
         check_together(FRESH, ObjectiveConfig("otm"), together, QueryMapConfig())
-    with pytest.raises(ValueError, match="train_encoder changes the encoder"):
-        check_together(FRESH, ObjectiveConfig(dense_temperature=0.1), together, QueryMapConfig())
+    with pytest.raises(
+        ValueError, match=r"train_encoder changes the encoder whose scores objective\.distillation teaches"
+    ):
+        check_together(FRESH, ObjectiveConfig(distillation=0.1), together, QueryMapConfig())
 
 
 def test_dropped_states_are_a_share_of_the_tokens_and_never_all(encoder, tmp_path):
@@ -373,7 +315,7 @@ def test_dropped_states_are_a_share_of_the_tokens_and_never_all(encoder, tmp_pat
 
     # It takes part in training, and only there.
     tree = random_tree(20)
-    examples = DocidExamples(states_of(encoder, tmp_path), np.array([0, 5, 11, 19]), np.zeros(4, dtype=int), tree)
+    examples = DocidExamples(states_of(encoder, tmp_path), np.array([0, 5, 11, 19]), tree)
     losses = []
     for share in (0.0, 0.9):
         training = TrainingConfig(batch_size=4, epochs=40.0, learning_rate=3e-3, state_dropout=share)
@@ -382,28 +324,15 @@ def test_dropped_states_are_a_share_of_the_tokens_and_never_all(encoder, tmp_pat
     assert losses[1] > losses[0] + 0.1
 
 
-def test_frequencies_are_counted_by_kind_of_example(encoder, tmp_path):
-    examples = DocidExamples(
-        states_of(encoder, tmp_path),
-        np.array([0, 5, 5, 0]),
-        np.array([0, 1, 1, 1]),
-        random_tree(6),
-    )
-    expected = [[1.5, 0.5, 0.5, 0.5, 0.5, 0.5], [1.5, 0.5, 0.5, 0.5, 0.5, 2.5]]
-    torch.testing.assert_close(examples.log_frequencies(smoothing=0.5), torch.tensor(expected).log())
-    assert examples.collate([3, 0])["kinds"].tolist() == [1, 0]
-
-
 def test_examples_must_fit_the_cache(encoder, tmp_path):
     with pytest.raises(ValueError, match="3 positions for 4 texts"):
-        DocidExamples(states_of(encoder, tmp_path), np.arange(3), np.zeros(3, dtype=int), random_tree(20))
+        DocidExamples(states_of(encoder, tmp_path), np.arange(3), random_tree(20))
     with pytest.raises(
         ValueError, match="Docid positions are 0 to 19 in this tree, an example asks for 20; build the docids"
     ):
         DocidExamples(
             states_of(encoder, tmp_path),
             np.arange(17, 21),
-            np.zeros(4, dtype=int),
             random_tree(20),
         )
 
@@ -422,7 +351,7 @@ def test_the_sampler_is_a_permutation_with_like_lengths_together_that_depends_on
 
 def test_training_learns_the_examples_and_resuming_changes_nothing(encoder, tmp_path):
     tree = random_tree(20)
-    examples = DocidExamples(states_of(encoder, tmp_path), np.array([0, 5, 11, 19]), np.zeros(4, dtype=int), tree)
+    examples = DocidExamples(states_of(encoder, tmp_path), np.array([0, 5, 11, 19]), tree)
     training = TrainingConfig(batch_size=2, epochs=40.0, learning_rate=3e-3)
 
     def create() -> DocidGenerator:

@@ -272,7 +272,7 @@ HUGE = 10**9
         ("generator/config.json", {"fan_out": [4, "x"]}, "fan_out must be a list of whole numbers above 0"),
         ("generator/config.json", {"d_model": None}, "d_model must be a whole number"),
         ("generator/config.json", {"docid_tokens": "x"}, "docid_tokens must be one of"),
-        ("generator/config.json", {"objective": "x"}, "generator/config.json cannot be read"),
+        ("generator/config.json", {"score": "x"}, "score must be one of softmax path, sigmoid path, node, estimate, got 'x'"),
         ("generator/config.json", {"feed_forward_proj": "x"}, "generator"),
         ("generator/config.json", {"dropout_rate": "x"}, "dropout_rate must be a number"),
         ("generator/config.json", {"relative_attention_max_distance": 16}, "above relative_attention_num_buckets"),

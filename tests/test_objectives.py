@@ -1,16 +1,20 @@
-"""Objectives of the text generator: what is asked, what it should say, and that every one of them learns to find documents."""
+"""Training objectives: candidates, targets, losses, and that each of them learns to find documents; foreign ones."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from dsi_experiments.objectives.residual import DenseLogits, Residual
+from dsi_experiments.objectives.rows import ROWS, find_row, objective_loss, phase
+from dsi_experiments.objectives.tree import BestChildTargets, TreeObjective
 from dsi_experiments.tree_targets import TreeTargets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contrastive.encoder import Encoder
 from docids.clustering import DocidsConfig, build_tree
+from docids.tree import DocidTree
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig, TrainingConfig
 from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.model import DocidGenerator
@@ -19,15 +23,14 @@ from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import Trace
 from dsi.training.examples import DocidExamples
-from dsi.training.objective import GeneratorLoss
 from dsi.training.trainer import train_generator
 from dsi.trees.families import Families, FamilyTree
-from dsi.trees.objectives import OBJECTIVES, find_objective, objective_loss, phase
+from dsi.trees.objectives import CrossEntropy, Task, find_objective
 from tests.conftest import WIDTH, beam_search_for, random_batch, random_generator, random_queries, random_tree
 from tests.oracles import level_log_p, margin_of_paths
 
 CPU = torch.device("cpu")
-FOR_DIGITS = [name for name in OBJECTIVES if name != "estimate"]
+FOR_DIGITS = [*ROWS, "residual"]
 """The objectives of (level, digit) tokens."""
 
 
@@ -46,7 +49,7 @@ def test_targets_of_packed_families_are_those_of_the_whole_tree(documents, branc
     others = families.above(torch.randint(tree.num_documents, (3, 2), generator=rng))
     packed = families.pack(torch.cat([families.above(relevant), others], dim=1))
     z = families.holds_any(packed, relevant)
-    zhat = families.estimated(packed, at_children(packed, scores, -torch.inf), z)
+    zhat = BestChildTargets(tree, CPU)(packed, at_children(packed, scores, -torch.inf), z)
     assert torch.equal(z, at_children(packed, targets.any_below(flags), 0.0))
     assert torch.equal(zhat, at_children(packed, targets.estimated(scores, flags), 0.0))
 
@@ -56,26 +59,29 @@ def at_children(families: Families, values: torch.Tensor, missing: float) -> tor
     return gathered.masked_fill(~families.exists, missing)
 
 
-def loss_for(objective: str, **settings: object) -> tuple[GeneratorLoss, DocidGenerator]:
+def objective_for(name: str, **settings: int) -> TreeObjective:
     tree = random_tree(60, branching=3, leaf=3)
-    generator = random_generator(tree, objective=objective)
-    return GeneratorLoss(generator, tree, ObjectiveConfig(objective, **settings), CPU), generator
+    return find_objective(name)(Task(random_generator(tree, objective=name), tree), **settings)
 
 
-def parents_asked(loss: GeneratorLoss, objective: str, row: int = 0) -> set[int]:
-    states, mask, _ = random_queries(3)
+def batch_of_three() -> dict[str, torch.Tensor]:
+    states, mask, embeddings = random_queries(3)
     relevant = torch.tensor([[7], [50], [20]])
-    batch = {"token_states": states, "states_mask": mask, "relevant": relevant}
-    families, asked = loss.ask(find_objective(objective), batch)
-    assert torch.equal(asked, families.exists & asked.any(dim=2, keepdim=True))  # whole families
-    return {int(node) for node, own in zip(families.parents[row], asked[row].any(dim=1), strict=True) if own}
+    return {"token_states": states, "states_mask": mask, "embeddings": embeddings, "relevant": relevant}
 
 
-def test_every_kind_of_candidates_asks_what_it_says():
-    loss, generator = loss_for("otm", training_beam=2, random_paths=3)
-    tree = loss.tree
+def parents_trained(objective: TreeObjective, row: str) -> set[int]:
+    """The inner nodes whose children are trained for the first of three queries."""
+    families, candidates = objective.candidates(ROWS[row], batch_of_three())
+    assert torch.equal(candidates, families.exists & candidates.any(dim=2, keepdim=True))  # whole families
+    return {int(node) for node, own in zip(families.parents[0], candidates[0].any(dim=1), strict=True) if own}
+
+
+def test_every_kind_of_candidates_selects_its_nodes():
+    otm = objective_for("otm", beam_width=2, random_paths=3)
+    tree, generator = otm.task.tree, otm.task.generator
     path = {int(node) for node in tree.paths(np.array([7]))[0][0] if node >= 0}
-    assert parents_asked(loss, "ce") == parents_asked(loss, "plt") == path
+    assert parents_trained(otm, "ce") == parents_trained(otm, "plt") == path
 
     # The beam is the one that retrieval has: of every level the two best inner nodes by their own score.
     search, trace = beam_search_for(tree, generator), Trace()
@@ -84,30 +90,34 @@ def test_every_kind_of_candidates_asks_what_it_says():
     kept = {int(n) for level in trace.levels for n in level.nodes[0][level.kept[0]] if n < tree.num_inner}
     beam = {0} | kept
     assert len(beam) > 3
-    assert parents_asked(loss, "otm") == parents_asked(loss, "otm-optest") == beam
+    assert parents_trained(otm, "otm") == parents_trained(otm, "otm-optest") == beam
 
     torch.manual_seed(0)
-    drawn = [parents_asked(loss, "tdm") for _ in range(200)]
+    drawn = [parents_trained(otm, "tdm") for _ in range(200)]
     assert all(path <= each for each in drawn)
     assert set().union(*drawn) == set(range(tree.num_inner))
     assert max(map(len, drawn)) <= len(path) + 3 * (tree.depth - 1)
-    mixed = [parents_asked(loss, "otm-mix") for _ in range(50)]
+    mixed = [parents_trained(otm, "otm-mix") for _ in range(50)]
     assert all(beam <= each for each in mixed)
     assert not all(path <= each for each in mixed)  # nothing relevant is forced in: candidates do not know the answer
-    man, generator_of_man = loss_for("man", training_beam=2)
-    assert path < parents_asked(man, "man")
-    assert generator_of_man.objective.score == "sigmoid path"
+    man = objective_for("man", beam_width=2)
+    assert path < parents_trained(man, "man")
+    assert man.task.generator.config.score == man.score == "sigmoid path"
 
 
-def test_the_beam_phase_leaves_no_gradient_and_the_other_one_reaches_every_weight():
-    for objective in FOR_DIGITS:
-        loss, generator = loss_for(objective, training_beam=3, random_paths=2)
-        states, mask, _ = random_queries(3)
-        relevant = torch.tensor([[7], [50], [20]])
-        loss(generator, {"token_states": states, "states_mask": mask, "relevant": relevant}, 0.9).backward()
-        for name, weight in generator.named_parameters():
-            assert weight.grad is not None, (objective, name)
-            assert weight.grad.abs().sum() > 0, (objective, name)
+@pytest.mark.parametrize("name", FOR_DIGITS)
+def test_every_objective_has_a_gradient_for_every_weight(name):
+    objective = objective_for(name)
+    objective.loss(objective.task.generator, batch_of_three(), 0.9).backward()
+    for weights, weight in objective.task.generator.named_parameters():
+        assert weight.grad is not None, weights
+        assert weight.grad.abs().sum() > 0, weights
+
+
+def test_the_row_ce_is_the_objective_of_the_library():
+    ripor = objective_for("ripor")
+    expected = CrossEntropy(ripor.task).loss(ripor.task.generator, batch_of_three(), 0.0)
+    torch.testing.assert_close(ripor.loss(ripor.task.generator, batch_of_three(), 0.0), expected)  # its warm-up
 
 
 def test_losses_equal_their_definitions():
@@ -128,39 +138,38 @@ def test_losses_equal_their_definitions():
             own, want = logits[row][here], wanted[row][here]
             if want.sum():
                 level -= float((want / want.sum() * own.log_softmax(0)).sum()) / 2
-    assert objective_loss(find_objective("tdm"), logits, asked, wanted, depths).item() == pytest.approx(bce, rel=1e-5)
-    assert objective_loss(find_objective("dtr"), logits, asked, wanted, depths).item() == pytest.approx(level, rel=1e-5)
+    assert objective_loss(find_row("tdm"), logits, asked, wanted, depths).item() == pytest.approx(bce, rel=1e-5)
+    assert objective_loss(find_row("dtr"), logits, asked, wanted, depths).item() == pytest.approx(level, rel=1e-5)
 
 
 @pytest.mark.parametrize("objective", ["ripor", "ltrgr"])
 def test_margins_compare_the_right_path_with_all_that_the_beam_visits(objective):
-    loss, generator = loss_for(objective, training_beam=2)
-    tree, (states, mask, _), relevant = loss.tree, random_queries(3), torch.tensor([[7], [50], [20]])
-    batch = {"token_states": states, "states_mask": mask, "relevant": relevant}
-    families, asked = loss.ask(find_objective(objective), batch)
-    log_p, margins = level_log_p(tree, generator, states, mask), find_objective(objective).margins
-    ce = -float(sum(log_p[query, right].sum() for query, (right,) in enumerate(relevant.tolist()))) / 3
+    margin = objective_for(objective, beam_width=2)
+    tree, generator, batch = margin.task.tree, margin.task.generator, batch_of_three()
+    families, compared = margin.candidates(ROWS[objective], batch)
+    log_p = level_log_p(tree, generator, batch["token_states"], batch["states_mask"])
+    ce = -float(sum(log_p[query, right].sum() for query, (right,) in enumerate(batch["relevant"].tolist()))) / 3
     lacking = 0.0
-    for query, (right,) in enumerate(relevant.tolist()):
-        candidates = families.children[query][asked[query]].tolist()
-        lacking += margin_of_paths(tree, margins, log_p[query], right, candidates) / 3
+    for query, (right,) in enumerate(batch["relevant"].tolist()):
+        candidates = families.children[query][compared[query]].tolist()
+        lacking += margin_of_paths(tree, ROWS[objective].margins, log_p[query], right, candidates) / 3
     assert lacking > 0.5
-    assert loss(generator, batch, 0.9).item() == pytest.approx(ce + lacking, rel=1e-4)
-    assert loss(generator, batch, 0.1).item() == pytest.approx(ce, rel=1e-4)  # learning to generate comes first
+    assert margin.loss(generator, batch, 0.9).item() == pytest.approx(ce + lacking, rel=1e-4)
+    assert margin.loss(generator, batch, 0.1).item() == pytest.approx(ce, rel=1e-4)  # learning to generate comes first
 
 
 def test_tdm_comes_first_and_estimated_targets_step_by_step():
-    otm, tdm = find_objective("otm"), find_objective("tdm")
+    otm, tdm = find_row("otm"), find_row("tdm")
     assert phase(otm, 0.29, 0.3, 0.5) == (tdm, 0.0)
     assert phase(otm, 0.30, 0.3, 0.5) == (otm, pytest.approx(0.0))
     assert phase(otm, 0.475, 0.3, 0.5) == (otm, pytest.approx(0.5))
     assert phase(otm, 0.9, 0.3, 0.5) == (otm, 1.0)
-    assert phase(find_objective("otm-optest"), 0.9, 0.3, 0.5)[1] == 0.0
+    assert phase(find_row("otm-optest"), 0.9, 0.3, 0.5)[1] == 0.0
     for name in ("ripor", "ltrgr"):
-        assert phase(find_objective(name), 0.29, 0.3, 0.5) == (find_objective("ce"), 0.0)
-        assert phase(find_objective(name), 0.30, 0.3, 0.5) == (find_objective(name), 0.0)
+        assert phase(find_row(name), 0.29, 0.3, 0.5) == (find_row("ce"), 0.0)
+        assert phase(find_row(name), 0.30, 0.3, 0.5) == (find_row(name), 0.0)
     for name in ("ce", "plt", "tdm", "man"):
-        assert phase(find_objective(name), 0.0, 0.3, 0.5) == (find_objective(name), 0.0)
+        assert phase(find_row(name), 0.0, 0.3, 0.5) == (find_row(name), 0.0)
 
 
 TEXTS = ["the danube passes four capitals", "neon", "helium fills balloons and airships", "a river"]
@@ -177,13 +186,13 @@ def examples(encoder, tmp_path):
     points /= np.linalg.norm(points, axis=1, keepdims=True)  # sigmoids of scores of longer vectors are all 1
     tree = build_tree(points, DocidsConfig(branching=3, max_leaf_size=3))
     positions = np.array([0, 11, 25, 39])
-    return DocidExamples(states_of(encoder, tmp_path), positions, np.zeros(4, dtype=int), tree, {2: [25, 3]})
+    return DocidExamples(states_of(encoder, tmp_path), positions, tree, {2: [25, 3]})
 
 
-@pytest.mark.parametrize("objective", FOR_DIGITS)
+@pytest.mark.parametrize("objective", ROWS)  # "residual" finds them only together with dense search, see below
 def test_every_objective_learns_to_find_documents_from_text(objective, examples, tmp_path):
     config = GeneratorConfig(decoder="", num_layers=1, num_heads=4, dropout=0.0)
-    taught = ObjectiveConfig(objective, training_beam=4, random_paths=4)
+    taught = ObjectiveConfig(objective)
     generator = create_generator(config, examples.tree, WIDTH, taught)
     training = TrainingConfig(batch_size=4, epochs=150, learning_rate=3e-3)
     train_generator(generator, examples, taught, training, tmp_path / "work")
@@ -197,4 +206,72 @@ def test_every_objective_learns_to_find_documents_from_text(objective, examples,
     found = search.methods["generate"].retrieve(queries, request).positions
     assert found[[0, 1, 3], 0].tolist() == [0, 11, 39]
     assert set(found[2].tolist()) == {25, 3}  # both documents of the third text
-    assert search.decoder.score == OBJECTIVES[objective].score
+    assert search.decoder.score == find_objective(objective).score
+
+
+def children_of(tree: DocidTree, parents: torch.Tensor) -> torch.Tensor:
+    """[batch, n, largest fan-out] the children of inner nodes [batch, n], -1 where there is none."""
+    digits, known = torch.arange(max(tree.fan_out)), parents.clamp(min=0)
+    exists = (digits < torch.from_numpy(tree.num_children)[known][:, :, None]) & (parents >= 0)[:, :, None]
+    return (torch.from_numpy(tree.first_child)[known][:, :, None].long() + digits).masked_fill(~exists, -1)
+
+
+@pytest.mark.parametrize(("documents", "branching"), [(37, 3), (60, 4), (4, 4)])
+def test_dense_logits_along_a_path_are_the_softmax_of_flat_dense_search_and_frequencies(documents, branching):
+    tree = random_tree(documents, branching=branching, leaf=2)
+    parents, digits = tree.paths(np.arange(documents))
+    query = random_queries(1)[2]
+    frequencies = torch.randn(documents)
+    dense = DenseLogits(tree, 0.3, frequencies, CPU)
+    logits = dense(query.expand(documents, -1), children_of(tree, torch.from_numpy(parents).long()))
+    found = torch.zeros(documents)
+    for document in range(documents):
+        for level, node in enumerate(parents[document]):
+            if node >= 0:
+                own = logits[document, level, : tree.num_children[node]].log_softmax(0)
+                found[document] += own[digits[document, level]]
+    expected = (query @ torch.from_numpy(tree.embeddings[:]).T / 0.3 + frequencies).log_softmax(dim=1)[0]
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-4)
+
+    # They are added to the decoder's logits: one whose logits are 0 leaves dense search.
+    generator = random_generator(tree)
+    residual = Residual(Task(generator, tree))
+    residual.dense = dense
+    states, mask, _ = random_queries(1)
+    with torch.no_grad():
+        generator.head.weight.zero_()
+    for document in range(0, documents, 5):
+        batch = {
+            "token_states": states,
+            "states_mask": mask,
+            "embeddings": query,
+            "relevant": torch.tensor([[document]]),
+        }
+        loss = residual.loss(generator, batch, 0.0).item()
+        assert loss == pytest.approx(-expected[document].item(), abs=1e-3)
+
+
+def test_training_on_top_of_dense_search_starts_from_it_and_improves_on_it(examples, tmp_path):
+    batch, config = examples.collate([0, 1, 2, 3]), GeneratorConfig(decoder="", num_layers=1, num_heads=4)
+
+    def loss_of(generator: DocidGenerator) -> float:
+        residual = Residual(Task(generator, examples.tree, positions=examples.positions))
+        with torch.no_grad():
+            return residual.loss(generator.eval(), batch, 0.0).item()
+
+    together = {}
+    for name in ("ce", "residual"):
+        training = TrainingConfig(batch_size=4, epochs=60.0, learning_rate=3e-3)
+        generator = create_generator(config, examples.tree, WIDTH, ObjectiveConfig(name))
+        train_generator(generator, examples, ObjectiveConfig(name), training, tmp_path / name)
+        together[name] = loss_of(generator)
+    with torch.no_grad():
+        generator.head.weight.zero_()
+    assert together["residual"] < 0.1 < loss_of(generator)
+    assert together["residual"] < together["ce"]  # a standalone decoder does not know the dense scores
+
+
+def test_documents_that_are_frequent_in_training_score_higher_there():
+    tree = random_tree(6)
+    frequencies = Residual(Task(random_generator(tree), tree, positions=np.array([0, 5, 5]))).dense.log_frequencies
+    torch.testing.assert_close(frequencies, torch.tensor([1.01, 0.01, 0.01, 0.01, 0.01, 2.01]).log())

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dsi_experiments import dynamic, figure5, objectives
+from dsi_experiments import dynamic, figure5, objectives_table
 from dsi_experiments.descents import one_by_one
 from dsi_experiments.laboratory import METHODS, Laboratory
+from dsi_experiments.objectives.rows import ROWS
 from dsi_experiments.rows import Rows
 from dsi_experiments.tables import REFERENCES, TABLES
 from transformers import Trainer
@@ -23,7 +24,6 @@ from dsi.config import Config, write_config
 from dsi.measuring.provenance import provenance
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import Trace
-from dsi.trees.objectives import OBJECTIVES
 from eval.measures import mean
 from eval.report import Measured, experiment_table
 from tests.conftest import thin_out
@@ -298,11 +298,11 @@ def test_tables_4_and_5_over_two_seeds_and_the_figure(config, data, tmp_path, ca
 
 
 def test_objectives_train_on_one_budget_and_are_searched_by_beam(config, data, tmp_path, capsys, monkeypatch):
-    assert {*objectives.NAMES, "estimate", "ripor", "ltrgr"} == set(OBJECTIVES)  # these have tables of their own
+    assert {*objectives_table.NAMES, "ripor", "ltrgr"} == set(ROWS)  # these have tables of their own
     names = ("ce", "tdm", "dtr")
-    monkeypatch.setattr(objectives, "NAMES", names)
-    output, drawn, draw = tmp_path / "out", [], objectives.lines_figure
-    monkeypatch.setattr(objectives, "lines_figure", lambda series, *_: drawn.append(list(series)))
+    monkeypatch.setattr(objectives_table, "NAMES", names)
+    output, drawn, draw = tmp_path / "out", [], objectives_table.lines_figure
+    monkeypatch.setattr(objectives_table, "lines_figure", lambda series, *_: drawn.append(list(series)))
     common = ["--data", str(data), "--config", str(config), "--output", str(output), "--device", "cpu"]
     assert main(["reproduce", "objectives", *common]) == 0
     heads = ["decoder alone, Hit@1", *(f"beam {beam}" for beam in (1, 2, 5, 10, 20, 50))]
@@ -329,7 +329,7 @@ def test_objectives_train_on_one_budget_and_are_searched_by_beam(config, data, t
     assert "objectives: " not in capsys.readouterr().out  # nothing is measured twice
     assert (output / "objectives.md").read_text() == before
     (output / "objectives.md").unlink()
-    monkeypatch.setattr(objectives, "lines_figure", draw)
+    monkeypatch.setattr(objectives_table, "lines_figure", draw)
     assert main(["reproduce", "objectives", "--output", str(output), "--report-only"]) == 0
     assert (output / "objectives.md").read_text() == before
     for system in ("decoder-alone", "fused"):

@@ -37,8 +37,8 @@ NUMBERS = [
 MAY_BE_ZERO = {
     "dev_queries", "pseudo_queries.seed", "contrastive.hard_negatives", "contrastive.seed", "docids.branching", "docids.seed",
     "lexical.k1", "lexical.b", "examples.pseudo_queries_per_document", "generator.num_layers",
-    "generator.feed_forward_dim", "generator.dropout", "objective.warm_start", "objective.ramp", "objective.dense_temperature",
-    "objective.distillation", "training.weight_decay", "training.state_dropout", "training.seed", "training.evaluate_every",
+    "generator.feed_forward_dim", "generator.dropout", "objective.distillation",
+    "training.weight_decay", "training.state_dropout", "training.seed", "training.evaluate_every",
     "training.patience", "query_map.epochs",
     "query_map.weight_decay", "query_map.dropout", "query_map.seed", "search.alpha", "search.beta", "search.lexical_weight",
     "search.token_weight", "search.query_map_weight", "vectors.code_bytes",

@@ -21,10 +21,10 @@ from dsi.search.generate import TiedIndex
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.training.examples import DocidExamples
-from dsi.training.objective import GeneratorLoss
 from dsi.training.query_map import QueryMapExamples, QueryMapLoss, train_query_map
 from dsi.training.teacher import Teacher
 from dsi.training.trainer import train_generator
+from dsi.trees.objectives import Estimate, Task
 from tests.conftest import WIDTH, random_queries, random_tied, random_tree
 from tests.oracles import bonus
 
@@ -40,7 +40,7 @@ def query_batch(batch: int, *, seed: int = 0) -> QueryBatch:
 def training_batch(tree: DocidTree, generator: TiedGenerator) -> dict[str, torch.Tensor]:
     batch = query_batch(3)
     relevant = torch.tensor([[7, -1], [21, 3], [tree.num_documents - 1, -1]])
-    teacher = Teacher.dense(batch.embeddings.numpy(), tree.embeddings[:], 4, 0.5)
+    teacher = Teacher.dense(batch.embeddings.numpy(), tree.embeddings[:], 0.5, 4)
     taught = {name: torch.from_numpy(own) for name, own in teacher.batch([0, 1, 2]).items()}
     states = {"token_states": batch.states, "states_mask": batch.mask} if generator.reads_states else {}
     return {"embeddings": batch.embeddings, **states, "relevant": relevant, **taught}
@@ -71,8 +71,7 @@ def test_loss_and_gradients_are_those_of_the_definition(layers):
     tree = random_tree(40, branching=3, leaf=2)
     generator = random_tied(tree, layers=layers)
     batch = training_batch(tree, generator)
-    objective = ObjectiveConfig("estimate", distillation=0.7, dense_temperature=0.5)
-    ours = GeneratorLoss(generator, tree, objective, CPU)(generator, batch, 0.0)
+    ours = Estimate(Task(generator, tree, distillation=0.7)).loss(generator, batch, 0.0)
     outputs = generator(batch["embeddings"], batch.get("token_states"), batch.get("states_mask"))
     theirs = literal_loss(tree, outputs, batch, 0.7)
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
@@ -84,33 +83,33 @@ def test_loss_and_gradients_are_those_of_the_definition(layers):
 
 
 def test_a_sampled_level_has_the_labels_and_random_nodes(monkeypatch):
-    from dsi.training import objective as module
+    from dsi.trees import objectives as module
 
     tree = random_tree(60, branching=3, leaf=2)
     generator = random_tied(tree)
-    loss = GeneratorLoss(generator, tree, ObjectiveConfig("estimate"), CPU)
+    objective = Estimate(Task(generator, tree))
     batch = training_batch(tree, generator)
-    whole = loss(generator, batch, 0.0)
+    whole = objective.loss(generator, batch, 0.0)
     monkeypatch.setattr(module, "_LARGEST_LEVEL", 2)
     monkeypatch.setattr(module, "_SAMPLE", 5000)
-    torch.testing.assert_close(loss(generator, batch, 0.0), whole)  # so many draws that every node is among them
+    torch.testing.assert_close(
+        objective.loss(generator, batch, 0.0), whole
+    )  # so many draws that every node is among them
     monkeypatch.setattr(module, "_SAMPLE", 0)
-    assert loss(generator, batch, 0.0) < whole  # fewer nodes to choose among
+    assert objective.loss(generator, batch, 0.0) < whole  # fewer nodes to choose among
 
 
 def test_the_teacher_gives_the_best_documents_and_their_shares():
     rng = np.random.default_rng(0)
     queries, documents = (rng.normal(size=(n, WIDTH)).astype(np.float32) for n in (30, 17))
-    teacher = Teacher.dense(queries, documents, 5, 0.5)
+    teacher = Teacher.dense(queries, documents, 0.5, 5)
     scores = queries @ documents.T
     for row in range(30):
         best = np.argsort(-scores[row])[:5]
         shares = np.exp((scores[row, best] - scores[row, best[0]]) / 0.5)
         assert teacher.positions[row].tolist() == best.tolist()
         np.testing.assert_allclose(teacher.weights[row], shares / shares.sum(), rtol=1e-4)
-    assert Teacher.dense(queries, documents, 99, 0.5).positions.shape == (30, 17)
-    last = Teacher.dense(queries, documents, 3, 1.0, rescore=lambda rows, positions: -positions.astype(np.float32))
-    assert (last.weights.argmax(axis=1) == last.positions.argmin(axis=1)).all()
+    assert Teacher.dense(queries, documents, 0.5, 99).positions.shape == (30, 17)
 
 
 def examples_for(tree: DocidTree, count: int = 400, seed: int = 0) -> DocidExamples:
@@ -119,7 +118,7 @@ def examples_for(tree: DocidTree, count: int = 400, seed: int = 0) -> DocidExamp
     rotation, _ = np.linalg.qr(np.random.default_rng(7).normal(size=(WIDTH, WIDTH)))
     positions = rng.integers(tree.num_documents, size=count)
     queries = (tree.embeddings[positions] @ rotation + rng.normal(size=(count, WIDTH)) * 0.1).astype(np.float32)
-    return DocidExamples(Embeddings([queries]), positions, np.zeros(count, dtype=int), tree)
+    return DocidExamples(Embeddings([queries]), positions, tree)
 
 
 def found_by(generator: TiedGenerator, tree: DocidTree, examples: DocidExamples) -> float:
@@ -197,8 +196,6 @@ def test_settings_that_contradict_each_other_are_refused():
         check_together(digits, ObjectiveConfig(), TrainingConfig(), QueryMapConfig(epochs=1.0))
     with pytest.raises(ValueError, match="docid_tokens must be one of digits, tied, words, got 'letters'"):
         GeneratorConfig(docid_tokens="letters")
-    with pytest.raises(ValueError, match=r"objective\.teacher teaches only with objective\.distillation above 0"):
-        ObjectiveConfig("estimate", teacher="some/model")
 
 
 def test_configurations_whose_index_could_not_be_searched_are_refused():

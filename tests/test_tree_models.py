@@ -7,6 +7,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from dsi_experiments.objectives.rows import ROWS, Row, find_row
+from dsi_experiments.objectives.tree import BestChildTargets
 from dsi_experiments.toy import complete_tree, toy, toy_table
 from dsi_experiments.tree_model import TreeModel, TreeModelConfig, label_tree
 from dsi_experiments.tree_targets import TreeTargets, ranking_scores
@@ -19,11 +21,11 @@ from docids.tree import DocidTree
 from dsi.commands.main import main
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.trees.families import FamilyTree
-from dsi.trees.objectives import OBJECTIVES, Objective, find_objective
 from eval.measures import regret
 from tests.conftest import beam_search_for, random_batch, random_generator, random_tree
 from tests.oracles import children_of, estimated_target
 
+CPU = torch.device("cpu")
 shapes = {"documents": st.integers(4, 60), "branching": st.sampled_from([2, 3, 10]), "seed": st.integers(0, 1000)}
 
 
@@ -103,12 +105,12 @@ def test_estimated_targets_equal_their_recursion(documents, branching, seed, lev
     whole = TreeTargets(tree).estimated(scores, relevant)
 
     # The same over the families above the relevant documents, as training on docids packs them.
-    family_tree = FamilyTree(tree, torch.device("cpu"))
+    family_tree = FamilyTree(tree, CPU)
     positions = torch.where(relevant > 0, torch.arange(tree.num_documents), -1)
     families = family_tree.pack(family_tree.above(positions))
     own = scores.gather(1, families.children.clamp(min=0).flatten(1)).view(families.children.shape)
     logits = own.masked_fill(~families.exists, -torch.inf)
-    packed = family_tree.estimated(families, logits, family_tree.holds_any(families, positions))
+    packed = BestChildTargets(tree, CPU)(families, logits, family_tree.holds_any(families, positions))
 
     for row in range(2):
         expected = [
@@ -198,7 +200,7 @@ def clustered_data(seed: int = 0) -> tuple[csr_matrix, csr_matrix]:
     return csr_matrix(features), csr_matrix(relevant.astype(np.float32))
 
 
-FOR_LABELS = [name for name, own in OBJECTIVES.items() if own.score != "estimate" and not own.margins]
+FOR_LABELS = [name for name, row in ROWS.items() if not row.margins]
 
 
 @pytest.mark.parametrize("objective", FOR_LABELS)
@@ -218,26 +220,26 @@ def test_every_objective_learns_to_find_labels(objective, tmp_path, recwarn):
     loaded = TreeModel.load(tmp_path / "model")
     assert (loaded.search(features, 3, 5) == model.search(features, 3, 5)).all()
     assert not [w for w in recwarn if "trained with a beam" in str(w.message)]
-    if OBJECTIVES[objective].candidates == "beam":
+    if ROWS[objective].candidates == "beam":
         with pytest.warns(UserWarning, match="trained with a beam of 5; nodes outside that beam were never trained"):
             loaded.search(features, 3, 20)
 
 
 def test_what_does_not_fit_together_is_refused(caplog):
     with pytest.raises(ValueError, match=r"objective must be one of ce, plt, tdm, .*, got 'best'"):
-        find_objective("best")
+        find_row("best")
     with pytest.raises(ValueError, match='loss "child softmax" and score "softmax path" go together'):
-        Objective("path", "z", "child softmax", "node")
+        Row("path", "z", "child softmax", "node")
     with pytest.raises(ValueError, match='score "sigmoid path" multiplies probabilities given the parent'):
-        Objective("beam", "z", "bce", "sigmoid path")
+        Row("beam", "z", "bce", "sigmoid path")
     with pytest.raises(ValueError, match=r"candidates must be one of path, random, .*, got 'all'"):
-        Objective("all", "z", "bce", "node")
+        Row("all", "z", "bce", "node")
     with pytest.raises(
         ValueError, match=r'candidates must be "path", or "path\+beam" with margins, got .path. with margins'
     ):
-        Objective("path", "z", "child softmax", "softmax path", "prefixes")
+        Row("path", "z", "child softmax", "softmax path", "prefixes")
     with pytest.raises(ValueError, match=r'margins compare scores of paths and need loss "child softmax", got .bce.'):
-        Objective("path+beam", "z", "bce", "sigmoid path", "documents")
+        Row("path+beam", "z", "bce", "sigmoid path", "documents")
     with pytest.raises(ValueError, match="objective 'ltrgr' compares whole paths"):
         TreeModelConfig(objective="ltrgr")
     with pytest.raises(ValueError, match="beam_width must be at least 1, got 0"):

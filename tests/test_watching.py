@@ -78,7 +78,7 @@ def test_what_is_reported_to_must_be_there(monkeypatch, tmp_path):
 @pytest.fixture
 def task(encoder, tmp_path):
     tree = random_tree(20)
-    examples = DocidExamples(states_of(encoder, tmp_path), np.array([0, 5, 11, 19]), np.zeros(4, dtype=int), tree)
+    examples = DocidExamples(states_of(encoder, tmp_path), np.array([0, 5, 11, 19]), tree)
 
     def train(folder, quality, **settings):
         generator = DocidGenerator.create(FRESH, tree, WIDTH)

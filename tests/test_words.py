@@ -17,7 +17,7 @@ from dsi.config import Config
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig
 from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.words import WordGenerator, node_numbers, read_numbers
-from dsi.training.objective import GeneratorLoss
+from dsi.trees.objectives import CrossEntropy, Task
 from tests.conftest import WIDTH, random_queries
 
 CPU = torch.device("cpu")
@@ -91,16 +91,18 @@ def test_an_untrained_generator_gives_titles_the_probabilities_of_t5(titles, gen
     (tree, numbers), (states, mask, _) = titles, random_queries(3)
     expected = log_p_of_t5(t5_folder, tree, numbers, states, mask)
     torch.testing.assert_close(expected.exp().sum(dim=1), torch.ones(3))
-    loss = GeneratorLoss(generator, tree, ObjectiveConfig(), CPU)
+    objective = CrossEntropy(Task(generator, tree))
     for document in range(tree.num_documents):
         batch = {"token_states": states, "states_mask": mask, "relevant": torch.full((3, 1), document)}
-        assert loss(generator, batch, 0.0).item() == pytest.approx(-expected[:, document].mean().item(), abs=1e-4)
+        assert objective.loss(generator, batch, 0.0).item() == pytest.approx(
+            -expected[:, document].mean().item(), abs=1e-4
+        )
 
 
 def test_training_moves_the_shared_rows_and_files_keep_them(titles, generator, tmp_path):
     (tree, _), (states, mask, _) = titles, random_queries(3)
     batch = {"token_states": states, "states_mask": mask, "relevant": torch.tensor([[1], [5], [0]])}
-    GeneratorLoss(generator, tree, ObjectiveConfig(), CPU)(generator, batch, 0.0).backward()
+    CrossEntropy(Task(generator, tree)).loss(generator, batch, 0.0).backward()
     assert generator.decoder.embed_tokens.weight.grad.abs().sum() > 0
     assert generator.head.weight.grad.abs().sum() > 0
     generator.save_pretrained(str(tmp_path / "generator"))

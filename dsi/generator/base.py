@@ -10,14 +10,15 @@ from typing_extensions import Self
 
 from docids.tree import DocidTree, Ints
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig
-from dsi.trees.objectives import Objective, find_objective
+from dsi.trees.objectives import find_objective
 
 
 class Generator(T5PreTrainedModel):
     """A model that scores the nodes of one docid tree for a query.
 
     Its config is a `T5Config` with additional entries: `docid_tokens`, the kind of its tokens; `fan_out`, the number of digits
-    per level; `docids_fingerprint`, the tree it was trained for; `objective` and `training_beam`, how it was trained.
+    per level; `docids_fingerprint`, the tree it was trained for; `objective`, the name of its training objective, whose `score`
+    and `training_beam` search reads here.
     """
 
     @classmethod
@@ -65,14 +66,9 @@ class Generator(T5PreTrainedModel):
             numbers: as in `create`.
         """
 
-    @property
-    def objective(self) -> Objective:
-        """The training objective, which decides how the scores rank nodes."""
-        return find_objective(getattr(self.config, "objective", "ce"))
-
     def check_beam(self, beam_width: int) -> None:
         """Warn if `beam_width` exceeds the training beam: nodes outside it were never trained."""
-        if self.objective.candidates == "beam" and beam_width > (trained := self.config.training_beam):
+        if 0 < (trained := self.config.training_beam) < beam_width:
             warnings.warn(
                 f"The decoder was trained with objective {self.config.objective!r} and a beam of {trained}; nodes outside "
                 f"that beam were never trained, and a beam of {beam_width} may find worse answers than {trained}.",
@@ -103,13 +99,15 @@ def _decoder_config(
     Raises:
         ValueError: the checkpoint's width is not the encoder's, or a fresh decoder's heads do not divide it.
     """
+    trained = find_objective(objective.name)
     settings = {
         "docid_tokens": config.docid_tokens,
         "vocab_size": tree.vocab_size,
         "fan_out": tree.fan_out,
         "docids_fingerprint": tree.fingerprint,
         "objective": objective.name,
-        "training_beam": objective.training_beam,
+        "score": trained.score,
+        "training_beam": trained.training_beam,
         "dropout_rate": config.dropout,
         "is_decoder": True,
         "is_encoder_decoder": False,

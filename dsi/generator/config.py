@@ -5,7 +5,7 @@ Defaults are the paper's. Each class is one section of a configuration file. Kno
 
 from dataclasses import dataclass
 
-from docids.files.checks import above_zero, at_least, below_one, between, names_something, one_of, plain_fields
+from docids.files.checks import above_zero, at_least, below_one, between, one_of, plain_fields
 from dsi.trees.objectives import find_objective
 
 
@@ -70,54 +70,21 @@ class ObjectiveConfig:
     """The training objective of the decoder (section `[objective]`)."""
 
     name: str = "ce"
-    """A row of `dsi.trees.objectives`: "ce" as in the paper, or an objective for search with a beam."""
-    training_beam: int = 10
-    """Beam width of the search in objectives that train on the decoder's own beam."""
-    random_paths: int = 10
-    """Random documents per example whose paths are trained on, in objectives with random candidates."""
-    warm_start: float = 0.3
-    """Share of the steps that train "tdm" first ("ce" with margins), in objectives that need a warmed-up decoder."""
-    ramp: float = 0.5
-    """Share of the remaining steps over which targets move from z to zhat, in objectives with "mixed" targets."""
-    dense_temperature: float = 0.0
-    """Temperature of the dense scores z.e_d. With distillation, of the teacher. Without, above 0, train on top of dense search:
-    each child's logit gets the log-sum-exp of z.e_d / dense_temperature over the documents d below it, so that the decoder
-    learns what the encoder's scores miss. 0 trains a standalone decoder, as the paper does."""
+    """"ce" (a softmax over the children of each node on the path, as in the paper), "estimate" (a softmax over each level's
+    nodes, for tied tokens), or the name of one that another package adds."""
     distillation: float = 0.0
-    """Share of the teacher in the targets of a softmax; the label of the right document has the rest. The teacher's mass on a
-    node is that of the documents below it, in a softmax over its best documents."""
-    teacher: str = "dense"
-    """Whose scores are distilled: "dense" (z.e_d), or those that a sentence-transformers CrossEncoder (Hub name or local
-    folder) gives the documents that dense search finds first; set dense_temperature to the scale of its scores then."""
-    teacher_documents: int = 10
-    """Number of documents per text that the teacher scores."""
+    """Share of the teacher in the targets; the right document has the rest. The teacher is dense search: a softmax over its
+    first documents."""
+    dense_temperature: float = 0.05
+    """Divides the dense scores z.e_d in the teacher's softmax."""
 
     def __post_init__(self) -> None:
         plain_fields(self, "objective.")
-        objective = find_objective(self.name)
-        names_something(self, "objective.", teacher='"dense" or a sentence-transformers CrossEncoder')
-        at_least(self, "objective.", training_beam=1, random_paths=1, dense_temperature=0, teacher_documents=1)
-        if self.dense_temperature:
-            between(self, "objective.", dense_temperature=(1e-6, 1e6))
-        below_one(self, ["warm_start", "ramp"], "objective.")
-        if not 0 <= self.distillation <= 1:
-            raise ValueError(f"objective.distillation must be in [0, 1], got {self.distillation}.")
-        if self.distillation and not self.dense_temperature:
+        between(self, "objective.", distillation=(0, 1), dense_temperature=(1e-6, 1e6))
+        if not find_objective(self.name).distils and self.distillation:
             raise ValueError(
-                f"objective.distillation needs a dense_temperature above 0, got {self.distillation} with dense_temperature 0."
-            )
-        if self.teacher != "dense" and not self.distillation:
-            raise ValueError(
-                f"objective.teacher teaches only with objective.distillation above 0, got {self.teacher!r} with 0."
-            )
-        if self.distillation and objective.loss == "bce":
-            raise ValueError(
-                f"objective.distillation needs an objective with a softmax (ce, dtr, estimate), got {self.name!r}."
-            )
-        if self.dense_temperature and not self.distillation and self.name != "ce":
-            raise ValueError(
-                f'objective.dense_temperature works with objective "ce", or with distillation, got {self.name!r}: dense scores '
-                "are added inside a softmax over children."
+                f"objective.distillation needs an objective that reads a teacher (ce, estimate), got {self.distillation} with "
+                f"{self.name!r}; use 0."
             )
 
 
@@ -199,10 +166,11 @@ def check_together(
         raise ValueError(
             'training.epochs must be above 0, got 0: only generator.docid_tokens = "tied" makes sense without training.'
         )
-    if (objective.name == "estimate") != (generator.docid_tokens == "tied"):
+    trained = find_objective(objective.name)
+    if (trained.score == "estimate") != (generator.docid_tokens == "tied"):
         raise ValueError(
-            'objective.name "estimate" and generator.docid_tokens "tied" go together: both score nodes by their vectors; got '
-            f"{objective.name!r} with {generator.docid_tokens!r}."
+            'An objective with score "estimate" and generator.docid_tokens "tied" go together: both score nodes by their '
+            f"vectors; got objective.name {objective.name!r} with {generator.docid_tokens!r}."
         )
     if query_map.epochs and generator.docid_tokens != "tied":
         raise ValueError(
@@ -216,12 +184,12 @@ def check_together(
             "training.train_encoder changes the encoder whose embeddings tied tokens use; "
             'set it to false, or use generator.docid_tokens = "digits".'
         )
-    if objective.dense_temperature:
+    if objective.distillation:
         raise ValueError(
-            "training.train_encoder changes the encoder whose scores objective.dense_temperature uses; set one of them."
+            "training.train_encoder changes the encoder whose scores objective.distillation teaches; set one of them."
         )
-    if "beam" in find_objective(objective.name).candidates:
+    if trained.frozen_encoder:
         raise ValueError(
-            f"objective.name {objective.name!r} searches with the encoder's states, which training.train_encoder changes; "
-            "use an objective without beam candidates, or a frozen encoder."
+            f"objective.name {objective.name!r} reads the encoder's states or embeddings, which training.train_encoder "
+            "changes; use another objective, or a frozen encoder."
         )

@@ -72,7 +72,7 @@ class FastDecoder:
         if self.dtype != generator.head.weight.dtype:
             generator = copy.deepcopy(generator).to(self.dtype)
         config, stack = generator.config, generator.decoder
-        self.score = generator.objective.score
+        self.score = generator.config.score
         self.heads, self.eps = config.num_heads, config.d_model * config.layer_norm_epsilon
         self.layers = [_Layer(block.layer) for block in stack.block]
         self.embeddings = stack.embed_tokens.weight.detach()

@@ -25,12 +25,11 @@ _BATCHES_A_BUCKET = 50
 
 @dataclass
 class DocidExamples(Dataset):  # type: ignore[type-arg]
-    """Texts and their documents: those that a query asks for (retrieval), or the document itself (indexing).
+    """Texts and their documents: the relevant ones of a query (retrieval), or the document itself (indexing).
 
     Args:
         inputs: the texts, as cached states, embeddings or strings.
         positions: [n] docid position of each text's document.
-        kinds: [n] kind of each text, counted from 0: documents, train queries, pseudo-queries.
         tree: the docids.
         relevant: {row: docid positions of all relevant documents}, for texts with several.
         teacher: of the texts, if there is one.
@@ -38,7 +37,6 @@ class DocidExamples(Dataset):  # type: ignore[type-arg]
 
     inputs: "StateCache | Embeddings | Texts"
     positions: NDArray[np.integer]
-    kinds: NDArray[np.integer]
     tree: DocidTree
     relevant: Mapping[int, Sequence[int]] = field(default_factory=dict)
     teacher: Teacher | None = None
@@ -59,21 +57,14 @@ class DocidExamples(Dataset):  # type: ignore[type-arg]
     def __getitem__(self, row: int) -> int:
         return int(row)
 
-    def log_frequencies(self, smoothing: float = 0.01) -> Tensor:
-        """Return [kinds, documents]: the log of each document's number of examples of a kind plus `smoothing`."""
-        counts = np.zeros((int(self.kinds.max()) + 1, self.tree.num_documents), dtype=np.float32)
-        np.add.at(counts, (self.kinds, self.positions), 1)
-        return torch.from_numpy(np.log(counts + smoothing))
-
     def collate(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        """Return the model's inputs, `relevant` [batch, m] docid positions (-1 at padding), `kinds` [batch] and `taught`."""
+        """Return the model's inputs, `relevant` [batch, m] docid positions (-1 at padding), and what the teacher teaches."""
         relevant = [torch.tensor(self.relevant.get(row, [int(self.positions[row])])) for row in rows]
         taught = self.teacher.batch(rows) if self.teacher else {}
         return {
             **self.inputs.batch(rows),
-            **{name: torch.from_numpy(own) for name, own in taught.items()},
+            **{name: torch.from_numpy(array) for name, array in taught.items()},
             "relevant": pad_sequence(relevant, batch_first=True, padding_value=-1),
-            "kinds": torch.from_numpy(self.kinds[rows]).long(),
         }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, in_blocks
+from contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks
 from contrastive.callbacks import SILENT, Reports
 from contrastive.encoder import Encoder
 from docids.data.collection import Collection
@@ -26,13 +26,13 @@ from dsi.generator.base import Generator
 from dsi.generator.kinds import create_generator
 from dsi.generator.states import Embeddings, StateCache, write_states
 from dsi.generator.tied import TiedGenerator
-from dsi.rerankers.cross_encoder import CrossEncoderReranker
 from dsi.retriever import GenerativeRetriever
 from dsi.training.examples import DocidExamples, Texts, group_relevant
 from dsi.training.query_map import QueryMapExamples, train_query_map
-from dsi.training.teacher import Rescore, Teacher
+from dsi.training.teacher import Teacher
 from dsi.training.trainer import train_generator
 from dsi.training.weights import HybridScores
+from dsi.trees.objectives import find_objective
 from dsi.trees.places import nearest_places
 from eval.measures import evaluate, mean
 
@@ -143,13 +143,12 @@ class GeneratorStage:
         parts = self._parts()
         inputs = self._inputs(parts)
         positions = self._places(parts, inputs)
-        kinds = np.repeat(np.arange(len(parts)), [len(part.rows) for part in parts])
         texts = [(part.kind, part.texts) for part in parts]
-        relevant = {} if self.config.objective.name == "ce" else group_relevant(texts, positions)
-        teacher = None
-        if self.config.objective.distillation and not isinstance(inputs, Texts):
-            teacher = self._teacher(inputs.embeddings, parts)
-        return DocidExamples(inputs, positions, kinds, self.tree, relevant, teacher)
+        objective, teacher = self.config.objective, None
+        relevant = group_relevant(texts, positions) if find_objective(objective.name).all_relevant else {}
+        if objective.distillation and not isinstance(inputs, Texts):
+            teacher = Teacher.dense(inputs.embeddings, self.tree.embeddings[:], objective.dense_temperature)
+        return DocidExamples(inputs, positions, self.tree, relevant, teacher)
 
     def _inputs(self, parts: Sequence[Part]) -> StateCache | Embeddings | Texts:
         """Return what the generator reads of the texts."""
@@ -223,29 +222,6 @@ class GeneratorStage:
                 "or examples.pseudo_queries_per_document with pseudo_queries.method."
             )
         return parts
-
-    def _teacher(self, queries: NDArray[np.float32], parts: Sequence[Part]) -> Teacher:
-        objective = self.config.objective
-        rescore = None if objective.teacher == "dense" else self._cross_encoder(objective.teacher, parts)
-        return Teacher.dense(
-            queries, self.tree.embeddings[:], objective.teacher_documents, objective.dense_temperature, rescore
-        )
-
-    def _cross_encoder(self, name: str, parts: Sequence[Part]) -> Rescore:
-        """Return a function that scores documents by a cross-encoder, given their positions."""
-        reranker = CrossEncoderReranker(name, device=str(self.encoder.model.device))
-        texts = [text for part in parts for text in in_blocks(part.texts)]
-        documents, rows = self.collection.full_texts(), self.tree.doc_rows
-
-        def scores(own: slice, positions: NDArray[np.int64]) -> NDArray[np.float32]:
-            pairs = [
-                (text, documents[int(rows[position])])
-                for text, found in zip(texts[own], positions.tolist(), strict=True)
-                for position in found
-            ]
-            return reranker.score_pairs(pairs).reshape(positions.shape)
-
-        return scores
 
     def _embeddings(self, parts: Sequence[Part]) -> Embeddings:
         """Return the embeddings of all parts; those of whole documents are in the tree."""

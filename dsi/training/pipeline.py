@@ -29,6 +29,7 @@ from contrastive.encoder import Encoder
 from contrastive.sparse import build_lexical, load_lexical
 from contrastive.training import contrastive_rows, hard_negatives, train_encoder
 from docids.data.collection import Collection, check_collection
+from docids.extensions import OBJECTIVES, package_of
 from docids.files.storage import digest, write_json, writing_to
 from docids.schemes import make_docids
 from docids.tree import DocidTree
@@ -293,7 +294,7 @@ class TrainingRun:
         """Run stages `lexical` and `generator`, then finish the index."""
         with self.writing():
             self._build_lexical()
-            with self._stage("generator") as key:
+            with self._stage("generator", package_of(OBJECTIVES, self.config.objective.name)) as key:
                 if key:
                     self._train_generator(key)
             self._finish()

@@ -58,7 +58,6 @@ def _models(config: Config) -> Iterator[tuple[str, str]]:
     if config.lexical.enabled:
         yield "lexical.model", config.lexical.model
     yield "docids.tokenizer", config.docids.tokenizer
-    yield "objective.teacher", config.objective.teacher
     yield "pseudo_queries.method", config.pseudo_queries.method
 
 

@@ -26,7 +26,7 @@ from contrastive.training import FiniteTraining, run_trainer, trainer_settings
 from dsi.generator.base import Generator
 from dsi.generator.config import ObjectiveConfig, TrainingConfig
 from dsi.training.examples import DocidExamples, LengthBucketSampler
-from dsi.training.objective import DenseLogits, GeneratorLoss, drop_states
+from dsi.trees.objectives import Objective, Task, find_objective
 
 
 class WholeModel(nn.Module):
@@ -76,16 +76,16 @@ class _Account(TrainerCallback):
 
 
 class _GeneratorTrainer(FiniteTraining, Trainer):
-    """A `Trainer` with batches of similar length and `GeneratorLoss`, which evaluates by a function of ours."""
+    """A `Trainer` with batches of similar length and an objective's loss, which evaluates by a function of ours."""
 
     section = "training."
     control: TrainerControl
 
     def __init__(
-        self, loss: GeneratorLoss, state_dropout: float, quality: Callable[[], float] | None, **arguments: Any
+        self, objective: Objective, state_dropout: float, quality: Callable[[], float] | None, **arguments: Any
     ) -> None:
         super().__init__(**arguments)
-        self.loss, self.state_dropout, self.quality = loss, state_dropout, quality
+        self.objective, self.state_dropout, self.quality = objective, state_dropout, quality
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         assert self.quality is not None
@@ -102,7 +102,14 @@ class _GeneratorTrainer(FiniteTraining, Trainer):
     def compute_loss(self, model: Any, inputs: dict[str, Tensor], *_: Any, **__: Any) -> Any:
         if self.state_dropout and model.training and "states_mask" in inputs:
             inputs["states_mask"] = drop_states(inputs["states_mask"], self.state_dropout)
-        return self.loss(model, inputs, self.state.global_step / self.state.max_steps)
+        return self.objective.loss(model, inputs, self.state.global_step / self.state.max_steps)
+
+
+def drop_states(mask: Tensor, share: float) -> Tensor:
+    """Return mask [batch, length] without a random share of its tokens; the first token is always kept."""
+    kept = mask & (torch.rand(mask.shape, device=mask.device) >= share)
+    kept[:, 0] = mask[:, 0]
+    return kept
 
 
 def train_generator(
@@ -142,11 +149,10 @@ def train_generator(
         remove_unused_columns=False,
     )
     dtype = torch.bfloat16 if arguments.bf16 else torch.float32  # `arguments.bf16` is False on devices without bfloat16
-    dense = None
-    if objective.dense_temperature > 0 and not objective.distillation:
-        dense = DenseLogits(examples.tree, objective.dense_temperature, examples.log_frequencies(), arguments.device)
+    tree, positions = examples.tree, examples.positions
+    task = Task(generator, tree, arguments.device, dtype, objective.distillation, positions)
     trainer = _GeneratorTrainer(
-        GeneratorLoss(generator, examples.tree, objective, arguments.device, dense, dtype),
+        find_objective(objective.name)(task),
         training.state_dropout,
         quality,
         model=generator if encoder is None else WholeModel(encoder.model, generator),

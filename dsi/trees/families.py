@@ -1,7 +1,7 @@
 """Families: inner nodes with all their children, the unit that one decoder position scores; and their targets.
 
-Beam search and training look at a few families of each query. Packed together they are a small tree that the decoder reads in
-one call, each node attending to its ancestors and itself. Knows no decoder and no loss.
+Training scores a few families of each query. Packed together they are a small tree that the decoder reads in one call, each
+node attending to its ancestors and itself. Knows no decoder and no loss.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Families:
         return self.children >= 0
 
     def among(self, nodes: Tensor) -> Tensor:
-        """[batch, n] True at families whose parent is one of nodes [batch, m] (-1 stands for none)."""
+        """Return [batch, n]: True at families whose parent is one of nodes [batch, m] (-1 stands for none)."""
         return ((self.parents[:, :, None] == nodes[:, None, :]) & (nodes[:, None, :] >= 0)).any(dim=2)
 
 
@@ -64,7 +64,7 @@ class FamilyTree:
         self._parents = torch.from_numpy(tree.parents).long().to(device)
 
     def pack(self, parents: Tensor) -> Families:
-        """The families of inner nodes [batch, m], in any order and with repetitions; -1 stands for none.
+        """Return the families of inner nodes [batch, m], in any order and with repetitions; -1 stands for none.
 
         A node's ancestors must be among them too.
         """
@@ -85,22 +85,24 @@ class FamilyTree:
         return Families(nodes.masked_fill(missing, -1), depths.masked_fill(missing, 0), tokens, sees, children)
 
     def above(self, positions: Tensor) -> Tensor:
-        """[batch, n * depth] the inner nodes above documents at docid positions [batch, n]; -1 for position -1."""
+        """Return the inner nodes [batch, n * depth] above documents at docid positions [batch, n]; -1 for position -1."""
         nodes = torch.where(positions < 0, -1, self._parents[self.num_inner + positions.clamp(min=0)])
-        found = [nodes]
+        levels = [nodes]
         for _ in range(self.tree.depth - 1):
             nodes = torch.where(nodes < 0, -1, self._parents[nodes.clamp(min=0)])
-            found.append(nodes)
-        return torch.cat(found, dim=1)
+            levels.append(nodes)
+        return torch.cat(levels, dim=1)
 
     def at_depths(self, positions: Tensor) -> list[Tensor]:
-        """[batch, n] for each depth from 0: the inner node above each docid position [batch, n]; -1 where there is none."""
+        """Return for each depth from 0 the inner node above each docid position [batch, n]; -1 where there is none."""
         above = self.above(positions).view(len(positions), self.tree.depth, -1)
         depths = self._depths[above.clamp(min=0)]
         return [above.masked_fill(depths != depth, -1).amax(dim=1) for depth in range(self.tree.depth)]
 
     def holds_any(self, families: Families, positions: Tensor) -> Tensor:
-        """[batch, n, largest fan-out] z of the children: 1.0 where a relevant document is below (Zhuo et al. 2020, eq. 1).
+        """Return z of the children, [batch, n, largest fan-out]: 1.0 where a relevant document is below.
+
+        This is eq. 1 of Zhuo et al. 2020.
 
         Args:
             families: of a batch.
@@ -109,46 +111,17 @@ class FamilyTree:
         return (self._below(families, positions).any(dim=3) & families.exists).float()
 
     def mass(self, families: Families, positions: Tensor, weights: Tensor) -> Tensor:
-        """[batch, n, largest fan-out] the summed weights [batch, m] of documents at positions [batch, m] below each child."""
+        """Return the summed weights [batch, m] of documents at positions [batch, m] below each child.
+
+        Its shape is [batch, n, largest fan-out].
+        """
         below = self._below(families, positions) & families.exists[..., None]
         return torch.einsum("bncm,bm->bnc", below.to(weights.dtype), weights)
 
     def _below(self, families: Families, positions: Tensor) -> Tensor:
-        """[batch, n, largest fan-out, m] True where the document at a position is below a child, or is the child."""
+        """Return [batch, n, largest fan-out, m]: True where the document at a position is below a child, or is the child."""
         nodes, inner = families.children, families.children < self.num_inner
         start = torch.where(inner, self._start[nodes.clamp(0, self.num_inner - 1)], nodes - self.num_inner)
         end = torch.where(inner, self._end[nodes.clamp(0, self.num_inner - 1)], start + 1)
-        wanted = positions[:, None, None, :]
-        return (wanted >= start[..., None]) & (wanted < end[..., None]) & (wanted >= 0)
-
-    def estimated(self, families: Families, logits: Tensor, z: Tensor) -> Tensor:
-        """[batch, n, largest fan-out] zhat of the children (eq. 15): the target of each one's best child.
-
-        Computed from the documents upwards; 1 where greedy descent from the child ends in a relevant document.
-
-        Args:
-            families: with the family of every inner node that has a relevant document below.
-            logits: [batch, n, largest fan-out] of the scorer, without gradient; -inf where there is no child.
-            z: from `holds_any`.
-        """
-        zhat = torch.where(families.children < self.num_inner, 0.0, z)  # documents; inner nodes follow, level by level
-        parents, rows = families.parents, torch.arange(len(logits), device=logits.device)[:, None]
-        above = self._parents[parents.clamp(min=0)]
-        place = torch.searchsorted(torch.where(parents < 0, self.num_inner, parents), above.clamp(min=0))
-        digit = (parents - self._first_child[above.clamp(min=0)]).clamp(min=0)
-        for depth in range(self.tree.depth - 1, 0, -1):
-            here = (families.depths == depth) & (parents >= 0)  # [batch, n]
-            row, own = rows.expand_as(parents)[here], place[here]
-            zhat[row, own, digit[here]] = target_of_best_child(logits[here], zhat[here])
-        return zhat
-
-
-def target_of_best_child(scores: Tensor, targets: Tensor) -> Tensor:
-    """[..., n] the target of the child that scores best; among equal scores the largest target counts.
-
-    Args:
-        scores: [..., n, fan-out] of the children of n nodes; -inf where there is no child.
-        targets: of the same shape.
-    """
-    worse = scores < scores.amax(dim=-1, keepdim=True)
-    return targets.masked_fill(worse, -torch.inf).amax(dim=-1)  # Zhuo et al. 2020, eq. 15
+        documents = positions[:, None, None, :]
+        return (documents >= start[..., None]) & (documents < end[..., None]) & (documents >= 0)

@@ -1,226 +1,230 @@
-"""The training objectives of tree models, as rows of one table: candidates, targets, loss, and the score that search uses.
+"""Training objectives: what one is, and the two of the library, "ce" and "estimate".
 
-| name | candidates | targets | loss | score |
-| --- | --- | --- | --- | --- |
-| ce | path | z | child softmax | softmax path |
-| plt | path | z | bce | sigmoid path |
-| tdm | random | z | bce | node |
-| otm | beam | mixed | bce | node |
-| otm-bs | random | mixed | bce | node |
-| otm-optest | beam | z | bce | node |
-| otm-mix | beam+random | mixed | bce | node |
-| man | path+beam | z | bce | sigmoid path |
-| dtr | beam+random | z | level softmax | node |
-| ripor | path+beam | z | child softmax, margins of prefixes | softmax path |
-| ltrgr | path+beam | z | child softmax, margin of documents | softmax path |
-| estimate | level | z | level softmax | estimate |
-
-ce is hierarchical softmax (what a docid decoder learns), plt a probabilistic label tree (Jasinska et al. 2016), tdm the
-tree-based deep model (Zhu et al. 2018), otm Algorithm 1 of Zhuo et al. 2020 with its ablations (-BS: no beam, -OptEst: no
-zhat), man PECOS' matcher-aware negatives (Yu et al. 2020), dtr a softmax over a level's candidates (Liu et al. 2024).
-ripor and ltrgr add margins over the decoder's own beam to ce, at every prefix of a docid (Zeng et al. 2024) or for whole docids
-(Li et al. 2024); see `margin_loss`.
-estimate is a softmax over all inner nodes of a level, whose scores estimate the best document below, which is the optimal
-score of a node (Zhuo et al. 2020, Proposition 1); it needs tied tokens.
-
-Logits, candidates and targets come as families (`dsi.trees.families`): [batch, n, largest fan-out], the children of n
-inner nodes. Knows neither models nor trees.
+An objective says how search ranks nodes, and computes the loss of a batch. Other packages add theirs as entry points
+`dsi.objectives` (see `docids.extensions`). Knows no training loop and no decoder: the model to train is a function of a batch.
 """
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
-import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
-_CANDIDATES = ("path", "random", "beam", "beam+random", "path+beam", "level")
-_TARGETS = ("z", "zhat", "mixed")
-_LOSSES = ("bce", "child softmax", "level softmax")
-_SCORES = ("softmax path", "sigmoid path", "node", "estimate")
-_MARGINS = ("", "prefixes", "documents")
-_MARGIN = 1.0
-"""By how many nats the right path should be ahead of others."""
+from docids import extensions
+from docids.files.checks import shown
+from docids.tree import DocidTree
+from dsi.trees.bonus import bonuses
+from dsi.trees.families import Families, FamilyTree
+
+SCORES = ("softmax path", "sigmoid path", "node", "estimate")
+"""How search ranks nodes: by sums of log-probabilities along the path ("softmax path": among siblings; "sigmoid path": of each
+child), by the "node"'s own probability, or by an "estimate" of the best document below, which tied tokens give."""
+_LABELS = ("relevant", "taught", "taught_weights")
+"""Entries of a batch that are not the model's inputs."""
+_LARGEST_LEVEL = 16_384
+"""Levels with more inner nodes are sampled: the nodes above the batch's documents, and random ones."""
+_SAMPLE = 4096
+"""Random nodes of a sampled level."""
 
 
 @dataclass(frozen=True)
-class Objective:
-    """One row of the table.
+class Task:
+    """The training that an objective takes part in.
 
     Attributes:
-        candidates: the nodes that are trained: "path" (children of the nodes above a relevant document), "random" (a random
-            sample of each level, and the relevant nodes), "beam" (children of the model's own beam, eq. 3), or two of them; or
-            "level" (all inner nodes of each level).
-        targets: "z" (eq. 1), "zhat" (eq. 15) or "mixed": z at first, zhat in the end.
-        loss: "bce" on every candidate; "child softmax" over the children of each candidate's parent; "level softmax" over the
-            candidates of a level.
-        score: what ranks nodes in search: "softmax path" or "sigmoid path" (sums of log-probabilities along the path), or
-            the "node"'s own logit, or its "estimate" of the best document below, while documents keep their own scores.
-        margins: what the loss wants ahead of its rivals in the beam besides: "prefixes", the nodes above a relevant document at
-            every level; "documents", the relevant document itself; or "" for nothing.
+        generator: the model to train, a `dsi.generator.base.Generator`.
+        tree: its docids.
+        device: of the batches.
+        dtype: of arithmetic outside the model, such as that of a search.
+        distillation: share of the teacher in the targets.
+        positions: [n] docid position of each training example.
     """
 
-    candidates: str
-    targets: str
-    loss: str
-    score: str
-    margins: str = ""
-
-    def __post_init__(self) -> None:
-        for name, allowed in (
-            ("candidates", _CANDIDATES),
-            ("targets", _TARGETS),
-            ("loss", _LOSSES),
-            ("score", _SCORES),
-            ("margins", _MARGINS),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}.")
-        if (self.loss == "child softmax") != (self.score == "softmax path"):
-            raise ValueError(
-                f'loss "child softmax" and score "softmax path" go together, got loss {self.loss!r} with score {self.score!r}: '
-                "probabilities among siblings only mean something along a path."
-            )
-        if (self.candidates == "level") != (self.score == "estimate"):
-            raise ValueError(
-                f'candidates "level" and score "estimate" go together, got {self.candidates!r} with score {self.score!r}.'
-            )
-        if self.score in ("softmax path", "sigmoid path") and "path" not in self.candidates:
-            raise ValueError(
-                f'score "{self.score}" multiplies probabilities given the parent; candidates must have "path", '
-                f"got {self.candidates!r}."
-            )
-        if self.loss == "child softmax" and self.candidates != ("path+beam" if self.margins else "path"):
-            raise ValueError(
-                'loss "child softmax" trains the path alone, and margins need the beam beside it; candidates must be "path", '
-                f'or "path+beam" with margins, got {self.candidates!r} with margins {self.margins!r}.'
-            )
-        if self.margins and self.loss != "child softmax":
-            raise ValueError(f'margins compare scores of paths and need loss "child softmax", got {self.loss!r}.')
-
-    @property
-    def needs_warm_start(self) -> bool:
-        """True if candidates or targets come from the model itself, so that it has to be warmed up first."""
-        return bool(self.margins) or (self.score == "node" and ("beam" in self.candidates or self.targets != "z"))
-
-    @property
-    def warm_up(self) -> "Objective":
-        """The objective that is trained first, if one is needed."""
-        return OBJECTIVES["ce" if self.margins else "tdm"]
-
-    @property
-    def forces_relevant(self) -> bool:
-        """True if relevant nodes join every sample, so that they are more frequent among the candidates than in the tree."""
-        return self.candidates == "random"
+    generator: Any
+    tree: DocidTree
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    dtype: torch.dtype = torch.float32
+    distillation: float = 0.0
+    positions: NDArray[np.integer] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
-OBJECTIVES = {
-    "ce": Objective("path", "z", "child softmax", "softmax path"),
-    "plt": Objective("path", "z", "bce", "sigmoid path"),
-    "tdm": Objective("random", "z", "bce", "node"),
-    "otm": Objective("beam", "mixed", "bce", "node"),
-    "otm-bs": Objective("random", "mixed", "bce", "node"),
-    "otm-optest": Objective("beam", "z", "bce", "node"),
-    "otm-mix": Objective("beam+random", "mixed", "bce", "node"),
-    "man": Objective("path+beam", "z", "bce", "sigmoid path"),
-    "dtr": Objective("beam+random", "z", "level softmax", "node"),
-    "ripor": Objective("path+beam", "z", "child softmax", "softmax path", "prefixes"),
-    "ltrgr": Objective("path+beam", "z", "child softmax", "softmax path", "documents"),
-    "estimate": Objective("level", "z", "level softmax", "estimate"),
-}
-
-
-def find_objective(name: str) -> Objective:
-    """The objective of that name.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if name not in OBJECTIVES:
-        raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, got {name!r}.")
-    return OBJECTIVES[name]
-
-
-def phase(objective: Objective, done: float, warm_start: float, ramp: float) -> tuple[Objective, float]:
-    """The objective at one point of the training, and the share of zhat in the targets there.
-
-    The beam of an untrained model holds no relevant node, and its greedy descent ends nowhere. So another objective is trained
-    first, and "mixed" targets then move from z to zhat step by step.
+class Objective(ABC):
+    """A training objective. A subclass sets `score` and computes `loss`.
 
     Args:
-        objective: of the training.
-        done: share of all steps, in [0, 1).
-        warm_start: share of all steps that train `objective.warm_up`.
-        ramp: share of the remaining steps over which targets move from z to zhat.
+        task: the training.
+
+    Attributes:
+        score: how search ranks nodes, one of `SCORES`; an index keeps it.
+        training_beam: width of the beam outside which no node is trained, and beyond which a search warns; 0 for none. An index
+            keeps it.
+        distils: True if the loss reads a teacher: `taught` and `taught_weights` of a batch.
+        all_relevant: True if an example's relevant documents are all that have its text; False for one a batch row.
+        frozen_encoder: True if the loss itself reads token states or embeddings of a batch, which `training.train_encoder` has
+            not.
+        families: packs inner nodes of the tree for `logits`.
     """
-    if objective.needs_warm_start and done < warm_start:
-        return objective.warm_up, 0.0
-    late = (done - warm_start) / max(1e-9, ramp * (1 - warm_start))
-    return objective, {"z": 0.0, "zhat": 1.0, "mixed": min(1.0, max(0.0, late))}[objective.targets]
+
+    score: ClassVar[str]
+    training_beam: ClassVar[int] = 0
+    distils: ClassVar[bool] = False
+    all_relevant: ClassVar[bool] = False
+    frozen_encoder: ClassVar[bool] = False
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.families = task, FamilyTree(task.tree, task.device)
+
+    @abstractmethod
+    def loss(self, model: Any, batch: dict[str, Tensor], done: float) -> Tensor:
+        """Return the loss in nats per example, a scalar averaged over the batch.
+
+        Args:
+            model: the generator, or encoder and generator as one model, possibly wrapped for several processes.
+            batch: as `DocidExamples.collate` returns it: the model's inputs, `relevant` [batch, m] docid positions (-1 at
+                padding), and with a teacher `taught` and `taught_weights`, both [batch, documents].
+            done: share of the training steps that are done, in [0, 1).
+        """
+
+    def logits(self, model: Any, batch: dict[str, Tensor], families: Families) -> Tensor:
+        """Return the decoder's logits of the families' children, [batch, n, largest fan-out]; -inf where there is no child.
+
+        Not for tied tokens.
+        """
+        inputs = {name: value for name, value in batch.items() if name not in (*_LABELS, "embeddings")}
+        words = self.task.generator.config.docid_tokens == "words"
+        tokens = families.parents.clamp(min=0) if words else families.tokens
+        decoded = model(**inputs, tokens=tokens, depths=families.depths, sees=families.sees)
+        logits: Tensor = decoded["logits"].float()
+        return logits.masked_fill(~families.exists, -torch.inf)
+
+
+class CrossEntropy(Objective):
+    """A softmax over the children of each node on the path: objective "ce", as in the paper."""
+
+    score = "softmax path"
+    distils = True
+
+    def loss(self, model: Any, batch: dict[str, Tensor], done: float) -> Tensor:
+        """Return −Σ log p along the paths to the relevant documents; a teacher's share lies on nodes above its documents."""
+        families = self.families.pack(self.families.above(batch["relevant"]))
+        targets = self.families.holds_any(families, batch["relevant"])
+        if "taught" in batch:
+            taught = self.families.mass(families, batch["taught"], batch["taught_weights"])
+            targets = torch.lerp(targets, taught, self.task.distillation)
+        return softmax_loss(self.logits(model, batch, families), targets) / len(targets)  # DR-SCL eq. 8
+
+
+class Estimate(Objective):
+    """A softmax over all inner nodes of each level, for tied tokens: objective "estimate".
+
+    Scores estimate the best document below a node, which is its optimal score (Zhuo et al. 2020, Proposition 1).
+    """
+
+    score = "estimate"
+    distils = True
+    all_relevant = True
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self._vectors = torch.from_numpy(task.tree.centroids[:]).to(task.device)  # [inner nodes, dim]
+        self._bonuses = torch.from_numpy(bonuses(task.tree)).to(task.device)
+
+    def loss(self, model: Any, batch: dict[str, Tensor], done: float) -> Tensor:
+        """Return the cross-entropy of each level's softmax, summed over levels."""
+        outputs = model(**{name: value for name, value in batch.items() if name not in _LABELS})
+        positions, weights = self._labels(batch)
+        loss = weights.new_zeros(())
+        for level, labels in enumerate(self.families.at_depths(positions)[1:]):  # labels: [batch, m]
+            sample = self._sample(level, labels)
+            nodes = self.task.tree.levels[level + 1] if sample is None else sample
+            scores = outputs.queries[:, level].float() @ self._vectors[nodes].T  # [batch, nodes]
+            scores = outputs.scales[level] * (scores + outputs.size_weights[level] * self._bonuses[nodes])
+            first = self.task.tree.levels[level + 1].start
+            columns = labels - first if sample is None else torch.searchsorted(sample, labels)
+            exists = labels >= 0
+            targets = torch.zeros_like(scores).scatter_add(1, columns.masked_fill(~exists, 0), weights * exists)
+            loss = loss + softmax_loss(scores, targets)
+        return loss / len(positions)
+
+    def _labels(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return docid positions [batch, m] of relevant and taught documents, and their weights, which sum to 1."""
+        relevant = batch["relevant"]
+        weights = (relevant >= 0).float()
+        weights = weights / weights.sum(dim=1, keepdim=True)
+        if "taught" not in batch:
+            return relevant, weights
+        share = self.task.distillation
+        return (
+            torch.cat([relevant, batch["taught"]], dim=1),
+            torch.cat([(1 - share) * weights, share * batch["taught_weights"]], dim=1),
+        )
+
+    def _sample(self, level: int, labels: Tensor) -> Tensor | None:
+        """Return the inner nodes of a level over which its softmax runs, in order; None for all."""
+        nodes = self.task.tree.levels[level + 1]
+        if nodes.stop - nodes.start <= _LARGEST_LEVEL:
+            return None
+        drawn = torch.randint(nodes.start, nodes.stop, (_SAMPLE,), device=labels.device)
+        return torch.cat([labels[labels >= 0], drawn]).unique()
+
+
+OBJECTIVES: dict[str, type[Objective]] = {"ce": CrossEntropy, "estimate": Estimate}
+"""The objectives of the library by name."""
+
+
+def objective_names() -> Sequence[str]:
+    """Return the names of all objectives, those of other packages last."""
+    return extensions.extension_names(extensions.OBJECTIVES, list(OBJECTIVES))
+
+
+def find_objective(name: str) -> type[Objective]:
+    """Return the objective of that name: one of `OBJECTIVES`, or an entry point of another package.
+
+    >>> find_objective("ce").score
+    'softmax path'
+
+    Raises:
+        ValueError: there is none, and the message lists those there are; or that of another package cannot be used.
+    """
+    if name in OBJECTIVES:
+        return OBJECTIVES[name]
+    objective = extensions.load_extension(extensions.OBJECTIVES, name)
+    if objective is None:
+        raise ValueError(
+            f"objective.name must be one of {', '.join(objective_names())}, got {name!r}; the objective of another package "
+            "needs that package."
+        )
+    package = extensions.package_of(extensions.OBJECTIVES, name)
+    if not (isinstance(objective, type) and issubclass(objective, Objective)):
+        raise ValueError(
+            f"The objective {name!r} of {package} must be a subclass of dsi.trees.objectives.Objective, got {shown(objective)}."
+        )
+    if (score := getattr(objective, "score", None)) not in SCORES:
+        raise ValueError(
+            f"The score of objective {name!r} of {package} must be one of {', '.join(SCORES)}, got {shown(score)}."
+        )
+    return objective
 
 
 def log_prior(score: str, num_children: Tensor, level_size: Tensor) -> Tensor:
-    """Initial bias of the logits: before training, each node has the probability that one random document is below it.
+    """Return the initial bias of the logits: before training, a node has the probability that a random document is below it.
 
     Args:
         score: of the objective.
         num_children: of the node's parent.
-        level_size: how many nodes its level has.
+        level_size: number of nodes of its level.
     """
     if score == "softmax path":
         return torch.zeros_like(level_size)
     return -(num_children if score == "sigmoid path" else level_size).log()
 
 
-def objective_loss(objective: Objective, logits: Tensor, candidates: Tensor, targets: Tensor, depths: Tensor) -> Tensor:
-    """The loss of a batch, a scalar: summed over the candidates of an instance, averaged over instances.
-
-    Args:
-        objective: whose loss.
-        logits: [batch, n, largest fan-out], -inf where there is no child.
-        candidates: the same shape, True at the nodes that are trained.
-        targets: the same shape.
-        depths: [batch, n] or [n] level at which the children of each family are chosen.
-    """
-    if objective.loss == "bce":
-        logits, weights = logits.masked_fill(~candidates, 0.0), candidates.to(logits.dtype)
-        return F.binary_cross_entropy_with_logits(logits, targets, weights, reduction="sum") / len(logits)
-    if objective.loss == "child softmax":
-        return softmax_loss(logits, targets * candidates) / len(logits)
-    total = logits.new_zeros(())
-    for depth in range(int(depths.max()) + 1):
-        here = candidates & (depths == depth)[..., None]
-        total = total + softmax_loss(logits.masked_fill(~here, -torch.inf).flatten(1), (targets * here).flatten(1))
-    return total / len(logits)
-
-
-def margin_loss(margins: str, scores: Tensor, candidates: Tensor, relevant: Tensor, depths: Tensor) -> Tensor:
-    """What the best relevant path lacks of a margin before its rivals, a scalar: averaged over instances.
-
-    "prefixes": at every level with a relevant node, the mean over the other candidates of that level, summed over levels (RIPOR
-    has the squared error to a teacher's margins instead). "documents": one hinge, against the best other document (LTRGR).
-
-    Args:
-        margins: of the objective.
-        scores: [batch, n, largest fan-out] log-probabilities of the paths to nodes.
-        candidates: the same shape, True at the nodes that are compared; for "documents", at documents only.
-        relevant: the same shape, True at relevant documents and the nodes above them.
-        depths: [batch, n] level at which the children of each family are chosen.
-    """
-    total = scores.new_zeros(())
-    levels = range(int(depths.max()) + 1) if margins == "prefixes" else [None]
-    for level in levels:
-        here = candidates if level is None else candidates & (depths == level)[..., None]
-        right = scores.masked_fill(~(here & relevant), -torch.inf).flatten(1).amax(dim=1)  # [batch]
-        rivals = (here & ~relevant).flatten(1)  # [batch, n * largest fan-out]
-        lacking = (_MARGIN + scores.flatten(1) - right[:, None]).masked_fill(~rivals, 0.0).clamp(min=0)
-        lacking = lacking.masked_fill(right[:, None] == -torch.inf, 0.0)
-        per_instance = lacking.amax(dim=1) if level is None else lacking.sum(dim=1) / rivals.sum(dim=1).clamp(min=1)
-        total = total + per_instance.mean()
-    return total
-
-
 def softmax_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy over the last dimension, summed; targets are rescaled to sum to 1, rows without one add nothing."""
+    """Return the cross-entropy over the last dimension, summed; targets are rescaled to sum to 1, rows without one add 0."""
     some = (targets > 0).any(dim=-1)
     share = targets[some] / targets[some].sum(dim=-1, keepdim=True)  # [rows with a positive, classes]
     log_p = logits[some].log_softmax(dim=-1)

@@ -141,7 +141,7 @@ class Laboratory:
         """The base with a row's changes; rows without pseudo-queries train as many steps as those with them."""
         seeds = {section: {"seed": seed} for section in row.seeded}
         config = self.base.with_changes(seeds).with_changes(row.changes)
-        if config.examples.pseudo_queries_per_document or config.objective.dense_temperature:
+        if config.examples.pseudo_queries_per_document or config.objective.name == "residual":
             return config
         steps = self._examples(self.base.examples.pseudo_queries_per_document) / self._examples(0)
         return config.with_changes({"training": {"epochs": config.training.epochs * steps}})

@@ -34,8 +34,8 @@ from dsi_experiments.tables import TABLES, Row
 if TYPE_CHECKING:
     from dsi_experiments.laboratory import Laboratory
 
-ON_A_COLLECTION = ("dynamic", "figure5", "objectives", "updates")
-"""Experiments that are no tables, on a collection: a module here with `reproduce(laboratory, seed)`."""
+ON_A_COLLECTION = {"dynamic": "dynamic", "figure5": "figure5", "objectives": "objectives_table", "updates": "updates"}
+"""Experiments that are no tables, on a collection: {name: its module here, with `reproduce(laboratory, seed)`}."""
 
 REPORTED = ("dynamic", "figure5", "objectives")
 """Those of them whose tables `write_report(output, seed)` makes again."""
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     laboratory = _laboratory(arguments)
     if what in ON_A_COLLECTION:
-        laboratory.say(_module(what).reproduce(laboratory, arguments.seeds[0]))
+        laboratory.say(_module(ON_A_COLLECTION[what]).reproduce(laboratory, arguments.seeds[0]))
         return
     _measure_table(laboratory, what, rows, arguments.seeds)
 
@@ -147,7 +147,7 @@ def _report(arguments: argparse.Namespace) -> str:
         return write_table(arguments.output, arguments.what, arguments.seeds)
     if arguments.what not in REPORTED:
         raise ValueError(f"--report-only makes tables and {', '.join(REPORTED)} again, not {arguments.what}.")
-    text: str = _module(arguments.what).write_report(arguments.output, arguments.seeds[0])
+    text: str = _module(ON_A_COLLECTION[arguments.what]).write_report(arguments.output, arguments.seeds[0])
     return text
 
 

@@ -49,7 +49,7 @@ class Setting:
         labels: how many.
         train, test: instances.
         epochs: passes over the training instances.
-        objectives: rows of `dsi.trees.objectives`.
+        objectives: rows of `dsi_experiments.objectives.rows`.
     """
 
     branching: int

@@ -16,14 +16,14 @@ WHOLE: Changes = {"contrastive": {"loss": "none"}, "training": {"train_encoder":
 UNTRAINED: Changes = {"contrastive": {"loss": "none"}}
 DPR: Changes = {"contrastive": {"loss": "dpr"}}
 ON_DENSE: Changes = {
-    "objective": {"dense_temperature": 0.03},
+    "objective": {"name": "residual"},
     "examples": {"documents": False, "pseudo_queries_per_document": 0},
 }
 DISTILLED: Changes = {"objective": {"dense_temperature": 0.03, "distillation": 0.5}}
 EIGHTEEN: Changes = {"pseudo_queries": {"per_document": 18}, "examples": {"pseudo_queries_per_document": 18}}
 DIGITS: Changes = {
     "generator": {"docid_tokens": "digits", "num_layers": 2, "num_heads": 6},
-    "objective": {"name": "ce", "distillation": 0.0, "dense_temperature": 0.0},
+    "objective": {"name": "ce", "distillation": 0.0},
     "examples": {"pseudo_queries_per_document": 6},
     "training": {"epochs": 4.0},
     "query_map": {"epochs": 0.0},
@@ -39,7 +39,7 @@ TIED: Changes = {
     "docids": {"branching": 0, "max_leaf_size": 20},
     "search": {"beam_width": 40},
 }
-NO_TEACHER: Changes = {"objective": {"distillation": 0.0, "dense_temperature": 0.0}}
+NO_TEACHER: Changes = {"objective": {"distillation": 0.0}}
 FLAT: Changes = {"docids": {"max_leaf_size": 1_000_000_000}}  # every document a child of the root
 RQ: Changes = {"docids": {"method": "rq", "branching": 16, "max_leaf_size": 10}}
 TITLES: Changes = {"docids": {"method": "title", "branching": 0, "max_leaf_size": 10}}

@@ -25,7 +25,8 @@ from docids.files.checks import at_least, below_one
 from docids.files.progress import progress
 from docids.files.storage import replace_folder, write_json
 from docids.tree import DocidTree
-from dsi.trees.objectives import find_objective, log_prior, objective_loss, phase
+from dsi.trees.objectives import log_prior
+from dsi_experiments.objectives.rows import find_row, objective_loss, phase
 from dsi_experiments.tree_targets import TreeTargets, candidate_nodes, ranking_scores
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class TreeModelConfig:
     """How a tree model is trained.
 
     Attributes:
-        objective: a row of `dsi.trees.objectives`.
+        objective: a row of `dsi_experiments.objectives.rows`.
         beam_width: inner nodes kept a level by objectives with beam candidates.
         random_nodes: random candidates a level, on average, for objectives that have them.
         warm_start: share of the steps that train tdm first, for objectives whose candidates or targets come from the model.
@@ -64,14 +65,9 @@ class TreeModelConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        objective = find_objective(self.objective)
-        if objective.margins:
+        if find_row(self.objective).margins:
             raise ValueError(
                 f"objective {self.objective!r} compares whole paths, which only docid generators do; choose another one."
-            )
-        if objective.score == "estimate":
-            raise ValueError(
-                'objective "estimate" scores nodes by their vectors, which labels have not; choose another one.'
             )
         at_least(self, beam_width=1, random_nodes=0, epochs=1, batch_size=1, hidden=0)
         below_one(self, ["warm_start", "ramp", "dropout"])
@@ -104,7 +100,7 @@ class TreeModel(nn.Module):
         super().__init__()
         torch.manual_seed(config.seed)
         self.tree, self.config, self.num_features = tree, config, num_features
-        self.objective = find_objective(config.objective)
+        self.row = find_row(config.objective)
         self.targets = TreeTargets(tree)
         nodes = tree.num_inner + tree.num_documents
         self.hidden = nn.Linear(num_features, config.hidden) if config.hidden else None
@@ -113,7 +109,7 @@ class TreeModel(nn.Module):
         self.nodes_of_hidden = nn.Linear(config.hidden, nodes, bias=False) if config.hidden else None
         nn.init.zeros_(self.nodes.weight)
         with torch.no_grad():
-            self.nodes.bias.copy_(log_prior(self.objective.score, self.targets.family_sizes, self.targets.level_sizes))
+            self.nodes.bias.copy_(log_prior(self.row.score, self.targets.family_sizes, self.targets.level_sizes))
 
     def forward(self, features: Tensor) -> Tensor:
         """[batch, nodes] logits of features [batch, num_features]."""
@@ -167,17 +163,17 @@ class TreeModel(nn.Module):
             done: share of the training that is done.
         """
         config, targets = self.config, self.targets
-        objective, towards_zhat = phase(self.objective, done, config.warm_start, config.ramp)
+        row, towards_zhat = phase(self.row, done, config.warm_start, config.ramp)
         relevant = relevant[:, self.tree.doc_rows]  # [batch, documents] in docid order
         z = targets.any_below(relevant)  # [batch, nodes]
         logits = self(features)  # [batch, nodes]
         own = logits.detach()
-        chosen = candidate_nodes(targets, objective, own, z, config.beam_width, config.random_nodes)
+        chosen = candidate_nodes(targets, row, own, z, config.beam_width, config.random_nodes)
         wanted = torch.lerp(z, targets.estimated(own, relevant), towards_zhat) if towards_zhat else z
-        if objective.forces_relevant:
+        if row.forces_relevant:
             logits = logits + (targets.level_sizes / config.random_nodes).clamp(min=1).log()
         logits, chosen = targets.of_children(logits, -torch.inf), targets.of_children(chosen, False)
-        return objective_loss(objective, logits, chosen, targets.of_children(wanted, 0.0), targets.depths)
+        return objective_loss(row, logits, chosen, targets.of_children(wanted, 0.0), targets.depths)
 
     @torch.no_grad()
     def search(self, features: csr_matrix, k: int, beam_width: int, *, batch_size: int = 256) -> NDArray[np.int64]:
@@ -189,7 +185,7 @@ class TreeModel(nn.Module):
             beam_width: inner nodes kept a level.
             batch_size: instances a step.
         """
-        if self.objective.candidates == "beam" and beam_width > self.config.beam_width:
+        if self.row.candidates == "beam" and beam_width > self.config.beam_width:
             warnings.warn(
                 f"This model was trained with a beam of {self.config.beam_width}; nodes outside that beam were never trained, "
                 f"and a beam of {beam_width} may find worse answers than {self.config.beam_width}.",
@@ -198,7 +194,7 @@ class TreeModel(nn.Module):
         found = []
         for start in range(0, features.shape[0], batch_size):
             logits = self.eval()(_dense(features[start : start + batch_size]))
-            scores = ranking_scores(self.targets, logits, self.objective.score)
+            scores = ranking_scores(self.targets, logits, self.row.score)
             positions = self.targets.search(scores, k, beam_width).numpy()
             found.append(np.where(positions < 0, -1, self.tree.doc_rows[np.maximum(positions, 0)]))
         return np.concatenate(found)

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from docids.tree import DocidTree
-from dsi.trees.families import target_of_best_child
-from dsi.trees.objectives import Objective
+from dsi_experiments.objectives.rows import Row
 
 
 class TreeTargets:
@@ -82,7 +81,7 @@ class TreeTargets:
         """[batch, nodes] zhat (eq. 15): the target of the child that scores best; ties go to the positive.
 
         Computed from the documents upwards; 1 where greedy descent from the node ends in a relevant document. Training on
-        docids does the same over some families (`FamilyTree.estimated`); over all nodes this traversal is six times as fast.
+        docids does the same over some families (`BestChildTargets`); over all nodes this traversal is six times as fast.
 
         Args:
             scores: [batch, nodes] of the scorer, without gradient.
@@ -172,13 +171,24 @@ class TreeTargets:
         return (nodes - self.tree.num_inner).masked_fill(nodes < 0, -1)
 
 
+def target_of_best_child(scores: Tensor, targets: Tensor) -> Tensor:
+    """Return the target of the child that scores best, [..., n]; among equal scores the largest target counts.
+
+    Args:
+        scores: [..., n, fan-out] of the children of n nodes; -inf where there is no child.
+        targets: of the same shape.
+    """
+    worse = scores < scores.amax(dim=-1, keepdim=True)
+    return targets.masked_fill(worse, -torch.inf).amax(dim=-1)  # Zhuo et al. 2020, eq. 15
+
+
 def ranking_scores(targets: TreeTargets, logits: Tensor, score: str) -> Tensor:
     """[batch, nodes] what search ranks nodes by, from their logits [batch, nodes].
 
     Args:
         targets: of the tree.
         logits: of a scorer.
-        score: "node", or the kind of path whose log-probabilities are summed (see `Objective`).
+        score: "node", or the kind of path whose log-probabilities are summed (see `Row`).
     """
     if score == "node":
         return logits
@@ -186,28 +196,28 @@ def ranking_scores(targets: TreeTargets, logits: Tensor, score: str) -> Tensor:
 
 
 def candidate_nodes(
-    targets: TreeTargets, objective: Objective, logits: Tensor, z: Tensor, beam_width: int, random_nodes: int
+    targets: TreeTargets, row: Row, logits: Tensor, z: Tensor, beam_width: int, random_nodes: int
 ) -> Tensor:
     """[batch, nodes] True at the nodes that are trained.
 
     Args:
         targets: of the tree.
-        objective: whose candidates.
+        row: whose candidates.
         logits: [batch, nodes] of the scorer.
         z: [batch, nodes] 1 where a relevant document is below.
         beam_width: of the beam.
         random_nodes: of each level, on average.
     """
     chosen = torch.zeros_like(z, dtype=torch.bool)
-    if "path" in objective.candidates:
+    if "path" in row.candidates:
         chosen |= targets.below_parents(z > 0)
-    if "beam" in objective.candidates:
-        for nodes in targets.beams(ranking_scores(targets, logits, objective.score), beam_width):
+    if "beam" in row.candidates:
+        for nodes in targets.beams(ranking_scores(targets, logits, row.score), beam_width):
             rows = torch.arange(len(nodes), device=nodes.device)[:, None].expand_as(nodes)
             chosen[rows[nodes >= 0], nodes[nodes >= 0]] = True
-    if "random" in objective.candidates:
+    if "random" in row.candidates:
         chosen |= torch.rand_like(logits) < (random_nodes / targets.level_sizes)
-    if objective.forces_relevant:
+    if row.forces_relevant:
         chosen |= z > 0
     chosen[:, 0] = False  # the root is not chosen by anything
     return chosen

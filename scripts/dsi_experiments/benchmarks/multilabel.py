@@ -47,11 +47,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from docids.files.storage import write_json, write_text
     from dsi.measuring.provenance import provenance
-    from dsi.trees.objectives import find_objective
     from dsi_experiments.benchmarks.multilabel_systems import read
+    from dsi_experiments.objectives.rows import find_row
 
     for name in arguments.objectives:
-        find_objective(name)
+        find_row(name)
     texts, records = [], []
     for prefix in arguments.data:
         files = data_files(prefix)

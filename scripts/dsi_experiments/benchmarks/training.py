@@ -59,9 +59,9 @@ def measure(shape: str, tokens: int, bf16: bool, documents: int, rounds: int) ->
     import torch
 
     from docids.clustering import DocidsConfig, build_tree
-    from dsi.generator.config import GeneratorConfig, ObjectiveConfig
+    from dsi.generator.config import GeneratorConfig
     from dsi.generator.model import DocidGenerator
-    from dsi.training.objective import GeneratorLoss
+    from dsi.trees.objectives import CrossEntropy, Task
     from dsi_experiments.benchmarks.reference import transformers_loss
     from dsi_experiments.benchmarks.timing import alternate
 
@@ -72,11 +72,11 @@ def measure(shape: str, tokens: int, bf16: bool, documents: int, rounds: int) ->
     generator = DocidGenerator.create(config, tree, width)
     states, mask = torch.randn(batch, tokens, width), torch.ones(batch, tokens, dtype=torch.bool)
     positions = torch.randint(documents, (batch,))
-    loss = GeneratorLoss(generator, tree, ObjectiveConfig(), torch.device("cpu"))
+    objective = CrossEntropy(Task(generator, tree))
 
     def ours() -> "Tensor":
         batch = {"token_states": states, "states_mask": mask, "relevant": positions[:, None]}
-        return loss(generator, batch, 0.0)
+        return objective.loss(generator, batch, 0.0)
 
     def theirs() -> "Tensor":
         return transformers_loss(generator, tree, states, mask, positions)

@@ -11,12 +11,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from docids.files.storage import write_text
 from docids.tree import DocidTree
 from dsi.config import Config
 from dsi.measuring.rows import IndexSystems, alone
-from dsi.training.objective import decoder_positions
+from dsi.trees.families import FamilyTree
 from dsi_experiments.laboratory import SPLIT, Laboratory
+from dsi_experiments.objectives.rows import ROWS
+from dsi_experiments.objectives.rows import Row as ObjectiveRow
+from dsi_experiments.objectives.tree import BEAM_WIDTH, RANDOM_PATHS, WARM_START
 from dsi_experiments.rows import Rows
 from dsi_experiments.tables import Row
 from eval.figures import lines_figure
@@ -47,7 +52,7 @@ def _measure_objective(laboratory: Laboratory, config: Config, tree: DocidTree) 
     """The cost of one objective, and its measures by beam."""
     cells, training = measure(laboratory.index(config), SPLIT), laboratory.training(config)
     return {
-        "positions an example": round(decoder_positions(tree, config.objective), 1),
+        "positions an example": round(decoder_positions(tree, ROWS[config.objective.name]), 1),
         "batch": config.training.batch_size,
         "epochs": round(config.training.epochs, 2),
         "steps": training["steps"],
@@ -66,7 +71,7 @@ def equal_budgets(base: Config, tree: DocidTree) -> dict[str, Config]:
     more spends less: cross-entropy on the examples and steps of tdm, to tell what an objective teaches from how much it saw.
     """
     objectives = {name: dataclasses.replace(base.objective, name=name) for name in NAMES}
-    positions = {name: decoder_positions(tree, objective) for name, objective in objectives.items()}
+    positions = {name: decoder_positions(tree, ROWS[name]) for name in objectives}
     dearest, cheapest = max(positions.values()), min(positions.values())
     budgets = {}
     for name, objective in objectives.items():
@@ -76,6 +81,27 @@ def equal_budgets(base: Config, tree: DocidTree) -> dict[str, Config]:
         budgets[name] = dataclasses.replace(base, objective=objective, training=training)
     budgets[CONTROL] = dataclasses.replace(budgets["tdm"], objective=objectives["ce"])
     return budgets
+
+
+def decoder_positions(tree: DocidTree, row: ObjectiveRow, samples: int = 256) -> float:
+    """Estimate the decoder positions that an example costs under an objective; one with gradient counts three times.
+
+    Args:
+        tree: the docids.
+        row: the objective.
+        samples: number of documents whose paths are averaged.
+    """
+    families, rng = FamilyTree(tree, torch.device("cpu")), torch.Generator().manual_seed(0)
+    searched = tree.expansions(BEAM_WIDTH)
+
+    def cost(row: ObjectiveRow) -> float:
+        documents = 1 + (RANDOM_PATHS if "random" in row.candidates else 0)
+        drawn = torch.randint(tree.num_documents, (samples, documents), generator=rng)
+        paths = (families.pack(families.above(drawn)).parents >= 0).sum(dim=1).float().mean().item()
+        return 3 * paths + (4 * searched if "beam" in row.candidates else 0)
+
+    share = WARM_START if row.needs_warm_start else 0.0
+    return share * cost(row.warm_up) + (1 - share) * cost(row)
 
 
 def measure(index: IndexSystems, split: str) -> list[Cell]:

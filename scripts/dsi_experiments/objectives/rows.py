@@ -1,0 +1,199 @@
+"""The training objectives of tree models, as rows of one table: candidates, targets, loss, and the score that search uses.
+
+| name | candidates | targets | loss | score |
+| --- | --- | --- | --- | --- |
+| ce | path | z | child softmax | softmax path |
+| plt | path | z | bce | sigmoid path |
+| tdm | random | z | bce | node |
+| otm | beam | mixed | bce | node |
+| otm-bs | random | mixed | bce | node |
+| otm-optest | beam | z | bce | node |
+| otm-mix | beam+random | mixed | bce | node |
+| man | path+beam | z | bce | sigmoid path |
+| dtr | beam+random | z | level softmax | node |
+| ripor | path+beam | z | child softmax, margins of prefixes | softmax path |
+| ltrgr | path+beam | z | child softmax, margin of documents | softmax path |
+
+ce is hierarchical softmax, the objective of the library; it is here for models of labels, and as the warm-up of others. plt is
+a probabilistic label tree (Jasinska et al. 2016), tdm the tree-based deep model (Zhu et al. 2018), otm Algorithm 1 of Zhuo et
+al. 2020 with its ablations (-BS: no beam, -OptEst: no zhat), man PECOS' matcher-aware negatives (Yu et al. 2020), dtr a softmax
+over a level's candidates (Liu et al. 2024). ripor and ltrgr add margins over the decoder's own beam to ce, at every prefix of a
+docid (Zeng et al. 2024) or for whole docids (Li et al. 2024); see `margin_loss`.
+
+Logits, candidates and targets are those of families (`dsi.trees.families`): [batch, n, largest fan-out], the children of n
+inner nodes. Knows neither models nor trees.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dsi.trees.objectives import softmax_loss
+
+_CANDIDATES = ("path", "random", "beam", "beam+random", "path+beam")
+_TARGETS = ("z", "zhat", "mixed")
+_LOSSES = ("bce", "child softmax", "level softmax")
+_SCORES = ("softmax path", "sigmoid path", "node")
+_MARGINS = ("", "prefixes", "documents")
+_MARGIN = 1.0
+"""Nats by which the right path should be ahead of others."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table.
+
+    Attributes:
+        candidates: the nodes that are trained: "path" (children of the nodes above a relevant document), "random" (a random
+            sample of each level, and the relevant nodes), "beam" (children of the model's own beam, eq. 3), or two of them.
+        targets: "z" (eq. 1), "zhat" (eq. 15) or "mixed": z at first, zhat in the end.
+        loss: "bce" on every candidate; "child softmax" over the children of each candidate's parent; "level softmax" over the
+            candidates of a level.
+        score: what ranks nodes in search: "softmax path" or "sigmoid path" (sums of log-probabilities along the path), or
+            the "node"'s own logit.
+        margins: what the loss also puts ahead of its rivals in the beam: "prefixes", the nodes above a relevant document at
+            every level; "documents", the relevant document itself; or "" for nothing.
+    """
+
+    candidates: str
+    targets: str
+    loss: str
+    score: str
+    margins: str = ""
+
+    def __post_init__(self) -> None:
+        for name, allowed in (
+            ("candidates", _CANDIDATES),
+            ("targets", _TARGETS),
+            ("loss", _LOSSES),
+            ("score", _SCORES),
+            ("margins", _MARGINS),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}.")
+        if (self.loss == "child softmax") != (self.score == "softmax path"):
+            raise ValueError(
+                f'loss "child softmax" and score "softmax path" go together, got loss {self.loss!r} with score {self.score!r}: '
+                "probabilities among siblings only mean something along a path."
+            )
+        if self.score in ("softmax path", "sigmoid path") and "path" not in self.candidates:
+            raise ValueError(
+                f'score "{self.score}" multiplies probabilities given the parent; candidates must have "path", '
+                f"got {self.candidates!r}."
+            )
+        if self.loss == "child softmax" and self.candidates != ("path+beam" if self.margins else "path"):
+            raise ValueError(
+                'loss "child softmax" trains the path alone, and margins need the beam beside it; candidates must be "path", '
+                f'or "path+beam" with margins, got {self.candidates!r} with margins {self.margins!r}.'
+            )
+        if self.margins and self.loss != "child softmax":
+            raise ValueError(f'margins compare scores of paths and need loss "child softmax", got {self.loss!r}.')
+
+    @property
+    def needs_warm_start(self) -> bool:
+        """True if candidates or targets come from the model itself, so that it has to be warmed up first."""
+        return bool(self.margins) or (self.score == "node" and ("beam" in self.candidates or self.targets != "z"))
+
+    @property
+    def warm_up(self) -> "Row":
+        """The row that is trained first, if one is needed."""
+        return ROWS["ce" if self.margins else "tdm"]
+
+    @property
+    def forces_relevant(self) -> bool:
+        """True if relevant nodes join every sample, so that they are more frequent among the candidates than in the tree."""
+        return self.candidates == "random"
+
+
+ROWS = {
+    "ce": Row("path", "z", "child softmax", "softmax path"),
+    "plt": Row("path", "z", "bce", "sigmoid path"),
+    "tdm": Row("random", "z", "bce", "node"),
+    "otm": Row("beam", "mixed", "bce", "node"),
+    "otm-bs": Row("random", "mixed", "bce", "node"),
+    "otm-optest": Row("beam", "z", "bce", "node"),
+    "otm-mix": Row("beam+random", "mixed", "bce", "node"),
+    "man": Row("path+beam", "z", "bce", "sigmoid path"),
+    "dtr": Row("beam+random", "z", "level softmax", "node"),
+    "ripor": Row("path+beam", "z", "child softmax", "softmax path", "prefixes"),
+    "ltrgr": Row("path+beam", "z", "child softmax", "softmax path", "documents"),
+}
+
+
+def find_row(name: str) -> Row:
+    """Return the row of that name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name not in ROWS:
+        raise ValueError(f"objective must be one of {', '.join(ROWS)}, got {name!r}.")
+    return ROWS[name]
+
+
+def phase(row: Row, done: float, warm_start: float, ramp: float) -> tuple[Row, float]:
+    """Return the row that is trained at one point of the training, and the share of zhat in the targets there.
+
+    The beam of an untrained model holds no relevant node, and its greedy descent ends nowhere. So another row is trained
+    first, and "mixed" targets then move from z to zhat step by step.
+
+    Args:
+        row: of the training.
+        done: share of all steps, in [0, 1).
+        warm_start: share of all steps that train `row.warm_up`.
+        ramp: share of the remaining steps over which targets move from z to zhat.
+    """
+    if row.needs_warm_start and done < warm_start:
+        return row.warm_up, 0.0
+    late = (done - warm_start) / max(1e-9, ramp * (1 - warm_start))
+    return row, {"z": 0.0, "zhat": 1.0, "mixed": min(1.0, max(0.0, late))}[row.targets]
+
+
+def objective_loss(row: Row, logits: Tensor, candidates: Tensor, targets: Tensor, depths: Tensor) -> Tensor:
+    """Return the loss of a batch, a scalar: summed over the candidates of an instance, averaged over instances.
+
+    Args:
+        row: whose loss.
+        logits: [batch, n, largest fan-out], -inf where there is no child.
+        candidates: the same shape, True at the nodes that are trained.
+        targets: the same shape.
+        depths: [batch, n] or [n] level at which the children of each family are chosen.
+    """
+    if row.loss == "bce":
+        logits, weights = logits.masked_fill(~candidates, 0.0), candidates.to(logits.dtype)
+        return F.binary_cross_entropy_with_logits(logits, targets, weights, reduction="sum") / len(logits)
+    if row.loss == "child softmax":
+        return softmax_loss(logits, targets * candidates) / len(logits)
+    total = logits.new_zeros(())
+    for depth in range(int(depths.max()) + 1):
+        here = candidates & (depths == depth)[..., None]
+        total = total + softmax_loss(logits.masked_fill(~here, -torch.inf).flatten(1), (targets * here).flatten(1))
+    return total / len(logits)
+
+
+def margin_loss(margins: str, scores: Tensor, candidates: Tensor, relevant: Tensor, depths: Tensor) -> Tensor:
+    """Return by how much the best relevant path falls short of a margin over its rivals, averaged over instances.
+
+    "prefixes": at every level with a relevant node, the mean over the other candidates of that level, summed over levels (RIPOR
+    has the squared error to a teacher's margins instead). "documents": one hinge, against the best other document (LTRGR).
+
+    Args:
+        margins: of the row.
+        scores: [batch, n, largest fan-out] log-probabilities of the paths to nodes.
+        candidates: the same shape, True at the nodes that are compared; for "documents", at documents only.
+        relevant: the same shape, True at relevant documents and the nodes above them.
+        depths: [batch, n] level at which the children of each family are chosen.
+    """
+    total = scores.new_zeros(())
+    levels = range(int(depths.max()) + 1) if margins == "prefixes" else [None]
+    for level in levels:
+        here = candidates if level is None else candidates & (depths == level)[..., None]
+        right = scores.masked_fill(~(here & relevant), -torch.inf).flatten(1).amax(dim=1)  # [batch]
+        rivals = (here & ~relevant).flatten(1)  # [batch, n * largest fan-out]
+        lacking = (_MARGIN + scores.flatten(1) - right[:, None]).masked_fill(~rivals, 0.0).clamp(min=0)
+        lacking = lacking.masked_fill(right[:, None] == -torch.inf, 0.0)
+        per_instance = lacking.amax(dim=1) if level is None else lacking.sum(dim=1) / rivals.sum(dim=1).clamp(min=1)
+        total = total + per_instance.mean()
+    return total

@@ -1,4 +1,4 @@
-"""Docid schemes that another package brings, installed for one test."""
+"""Docid schemes and objectives that another package brings, installed for one test."""
 
 from pathlib import Path
 
@@ -13,12 +13,14 @@ def make(documents):
 """
 
 
-def install(site: Path, patch: pytest.MonkeyPatch, version: str = "1.0", **schemes: str) -> None:
-    """Put a distribution "foreign" on the path, with a module `own_letters` and entry points {name: place}."""
+def install(
+    site: Path, patch: pytest.MonkeyPatch, version: str = "1.0", group: str = "dsi.docid_schemes", **points: str
+) -> None:
+    """Put a distribution "foreign" on the path, with a module `own_letters` and entry points {name: place} of a group."""
     info = site / "foreign.dist-info"
     info.mkdir(parents=True, exist_ok=True)
     (site / "own_letters.py").write_text(LETTERS)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: foreign\nVersion: {version}\n")
-    rows = ["[dsi.docid_schemes]", *(f"{name} = {place}" for name, place in schemes.items())]
+    rows = [f"[{group}]", *(f"{name} = {place}" for name, place in points.items())]
     (info / "entry_points.txt").write_text("\n".join(rows))
     patch.syspath_prepend(site)

@@ -251,18 +251,23 @@ def test_dense_logits_along_a_path_are_the_softmax_of_flat_dense_search_and_freq
         assert loss == pytest.approx(-expected[document].item(), abs=1e-3)
 
 
-def test_training_on_top_of_dense_search_starts_from_it_and_improves_on_it(examples, tmp_path):
+def test_training_on_top_of_dense_search_starts_from_it_and_improves_on_it(encoder, tmp_path):
+    points = (
+        np.random.default_rng(0).normal(size=(20, WIDTH)).astype(np.float32) * 0.06
+    )  # scores differ by a few temperatures
+    tree = build_tree(points, DocidsConfig(branching=4, max_leaf_size=4))
+    examples = DocidExamples(states_of(encoder, tmp_path), np.array([0, 5, 11, 19]), tree)
     batch, config = examples.collate([0, 1, 2, 3]), GeneratorConfig(decoder="", num_layers=1, num_heads=4)
 
     def loss_of(generator: DocidGenerator) -> float:
-        residual = Residual(Task(generator, examples.tree, positions=examples.positions))
+        residual = Residual(Task(generator, tree, positions=examples.positions))
         with torch.no_grad():
             return residual.loss(generator.eval(), batch, 0.0).item()
 
     together = {}
     for name in ("ce", "residual"):
         training = TrainingConfig(batch_size=4, epochs=60.0, learning_rate=3e-3)
-        generator = create_generator(config, examples.tree, WIDTH, ObjectiveConfig(name))
+        generator = create_generator(config, tree, WIDTH, ObjectiveConfig(name))
         train_generator(generator, examples, ObjectiveConfig(name), training, tmp_path / name)
         together[name] = loss_of(generator)
     with torch.no_grad():

@@ -81,7 +81,8 @@ class ObjectiveConfig:
     def __post_init__(self) -> None:
         plain_fields(self, "objective.")
         between(self, "objective.", distillation=(0, 1), dense_temperature=(1e-6, 1e6))
-        if not find_objective(self.name).distils and self.distillation:
+        objective = find_objective(self.name)
+        if self.distillation and not objective.distils:
             raise ValueError(
                 f"objective.distillation needs an objective that reads a teacher (ce, estimate), got {self.distillation} with "
                 f"{self.name!r}; use 0."

@@ -60,12 +60,12 @@ class Objective(ABC):
 
     Attributes:
         score: how search ranks nodes, one of `SCORES`; an index keeps it.
-        training_beam: width of the beam outside which no node is trained, and beyond which a search warns; 0 for none. An index
-            keeps it.
+        training_beam: beam width of the training if nodes outside the beam are not trained, so that a search with a wider one
+            warns; 0 otherwise. An index keeps it.
         distils: True if the loss reads a teacher: `taught` and `taught_weights` of a batch.
-        all_relevant: True if an example's relevant documents are all that have its text; False for one a batch row.
-        frozen_encoder: True if the loss itself reads token states or embeddings of a batch, which `training.train_encoder` has
-            not.
+        all_relevant: True if all documents with an example's text are relevant for it; False if each example has one document.
+        frozen_encoder: True if the loss itself reads token states or embeddings of a batch, which a batch lacks under
+            `training.train_encoder`.
         families: packs inner nodes of the tree for `logits`.
     """
 

@@ -160,16 +160,16 @@ def test_margins_compare_the_right_path_with_all_that_the_beam_visits(objective)
 
 def test_tdm_comes_first_and_estimated_targets_step_by_step():
     otm, tdm = find_row("otm"), find_row("tdm")
-    assert phase(otm, 0.29, 0.3, 0.5) == (tdm, 0.0)
-    assert phase(otm, 0.30, 0.3, 0.5) == (otm, pytest.approx(0.0))
-    assert phase(otm, 0.475, 0.3, 0.5) == (otm, pytest.approx(0.5))
-    assert phase(otm, 0.9, 0.3, 0.5) == (otm, 1.0)
-    assert phase(find_row("otm-optest"), 0.9, 0.3, 0.5)[1] == 0.0
+    assert phase(otm, 0.29) == (tdm, 0.0)
+    assert phase(otm, 0.30) == (otm, pytest.approx(0.0))
+    assert phase(otm, 0.475) == (otm, pytest.approx(0.5))
+    assert phase(otm, 0.9) == (otm, 1.0)
+    assert phase(find_row("otm-optest"), 0.9)[1] == 0.0
     for name in ("ripor", "ltrgr"):
-        assert phase(find_row(name), 0.29, 0.3, 0.5) == (find_row("ce"), 0.0)
-        assert phase(find_row(name), 0.30, 0.3, 0.5) == (find_row(name), 0.0)
+        assert phase(find_row(name), 0.29) == (find_row("ce"), 0.0)
+        assert phase(find_row(name), 0.30) == (find_row(name), 0.0)
     for name in ("ce", "plt", "tdm", "man"):
-        assert phase(find_row(name), 0.0, 0.3, 0.5) == (find_row(name), 0.0)
+        assert phase(find_row(name), 0.0) == (find_row(name), 0.0)
 
 
 TEXTS = ["the danube passes four capitals", "neon", "helium fills balloons and airships", "a river"]

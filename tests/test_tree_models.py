@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from dsi_experiments.objectives.rows import ROWS, Row, find_row
+from dsi_experiments.objectives.rows import ROWS, ObjectiveRow, find_row
 from dsi_experiments.objectives.tree import BestChildTargets
 from dsi_experiments.toy import complete_tree, toy, toy_table
 from dsi_experiments.tree_model import TreeModel, TreeModelConfig, label_tree
@@ -229,17 +229,17 @@ def test_what_does_not_fit_together_is_refused(caplog):
     with pytest.raises(ValueError, match=r"objective must be one of ce, plt, tdm, .*, got 'best'"):
         find_row("best")
     with pytest.raises(ValueError, match='loss "child softmax" and score "softmax path" go together'):
-        Row("path", "z", "child softmax", "node")
+        ObjectiveRow("path", "z", "child softmax", "node")
     with pytest.raises(ValueError, match='score "sigmoid path" multiplies probabilities given the parent'):
-        Row("beam", "z", "bce", "sigmoid path")
+        ObjectiveRow("beam", "z", "bce", "sigmoid path")
     with pytest.raises(ValueError, match=r"candidates must be one of path, random, .*, got 'all'"):
-        Row("all", "z", "bce", "node")
+        ObjectiveRow("all", "z", "bce", "node")
     with pytest.raises(
         ValueError, match=r'candidates must be "path", or "path\+beam" with margins, got .path. with margins'
     ):
-        Row("path", "z", "child softmax", "softmax path", "prefixes")
+        ObjectiveRow("path", "z", "child softmax", "softmax path", "prefixes")
     with pytest.raises(ValueError, match=r'margins compare scores of paths and need loss "child softmax", got .bce.'):
-        Row("path+beam", "z", "bce", "sigmoid path", "documents")
+        ObjectiveRow("path+beam", "z", "bce", "sigmoid path", "documents")
     with pytest.raises(ValueError, match="objective 'ltrgr' compares whole paths"):
         TreeModelConfig(objective="ltrgr")
     with pytest.raises(ValueError, match="beam_width must be at least 1, got 0"):

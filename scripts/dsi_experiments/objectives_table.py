@@ -19,9 +19,8 @@ from dsi.config import Config
 from dsi.measuring.rows import IndexSystems, alone
 from dsi.trees.families import FamilyTree
 from dsi_experiments.laboratory import SPLIT, Laboratory
-from dsi_experiments.objectives.rows import ROWS
-from dsi_experiments.objectives.rows import Row as ObjectiveRow
-from dsi_experiments.objectives.tree import BEAM_WIDTH, RANDOM_PATHS, WARM_START
+from dsi_experiments.objectives.rows import ROWS, WARM_START, ObjectiveRow
+from dsi_experiments.objectives.tree import BEAM_WIDTH, RANDOM_PATHS
 from dsi_experiments.rows import Rows
 from dsi_experiments.tables import Row
 from eval.figures import lines_figure

@@ -40,8 +40,6 @@ class TreeModelConfig:
         objective: a row of `dsi_experiments.objectives.rows`.
         beam_width: inner nodes kept a level by objectives with beam candidates.
         random_nodes: random candidates a level, on average, for objectives that have them.
-        warm_start: share of the steps that train tdm first, for objectives whose candidates or targets come from the model.
-        ramp: share of the steps after the warm start over which "mixed" targets move from z to zhat.
         hidden: width of a hidden layer whose outputs join the features; 0 for a model linear in the features.
         dropout: of the features, and of the hidden layer.
         epochs: passes over the instances.
@@ -54,8 +52,6 @@ class TreeModelConfig:
     objective: str = "plt"
     beam_width: int = 10
     random_nodes: int = 50
-    warm_start: float = 0.3
-    ramp: float = 0.5
     hidden: int = 0
     dropout: float = 0.0
     epochs: int = 20
@@ -70,7 +66,7 @@ class TreeModelConfig:
                 f"objective {self.objective!r} compares whole paths, which only docid generators do; choose another one."
             )
         at_least(self, beam_width=1, random_nodes=0, epochs=1, batch_size=1, hidden=0)
-        below_one(self, ["warm_start", "ramp", "dropout"])
+        below_one(self, ["dropout"])
 
 
 def label_tree(features: csr_matrix, relevant: csr_matrix, config: DocidsConfig) -> DocidTree:
@@ -163,7 +159,7 @@ class TreeModel(nn.Module):
             done: share of the training that is done.
         """
         config, targets = self.config, self.targets
-        row, towards_zhat = phase(self.row, done, config.warm_start, config.ramp)
+        row, towards_zhat = phase(self.row, done)
         relevant = relevant[:, self.tree.doc_rows]  # [batch, documents] in docid order
         z = targets.any_below(relevant)  # [batch, nodes]
         logits = self(features)  # [batch, nodes]

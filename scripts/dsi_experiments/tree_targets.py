@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from docids.tree import DocidTree
-from dsi_experiments.objectives.rows import Row
+from dsi_experiments.objectives.rows import ObjectiveRow
 
 
 class TreeTargets:
@@ -188,7 +188,7 @@ def ranking_scores(targets: TreeTargets, logits: Tensor, score: str) -> Tensor:
     Args:
         targets: of the tree.
         logits: of a scorer.
-        score: "node", or the kind of path whose log-probabilities are summed (see `Row`).
+        score: "node", or the kind of path whose log-probabilities are summed (see `ObjectiveRow`).
     """
     if score == "node":
         return logits
@@ -196,7 +196,7 @@ def ranking_scores(targets: TreeTargets, logits: Tensor, score: str) -> Tensor:
 
 
 def candidate_nodes(
-    targets: TreeTargets, row: Row, logits: Tensor, z: Tensor, beam_width: int, random_nodes: int
+    targets: TreeTargets, row: ObjectiveRow, logits: Tensor, z: Tensor, beam_width: int, random_nodes: int
 ) -> Tensor:
     """[batch, nodes] True at the nodes that are trained.
 

@@ -37,12 +37,16 @@ _TARGETS = ("z", "zhat", "mixed")
 _LOSSES = ("bce", "child softmax", "level softmax")
 _SCORES = ("softmax path", "sigmoid path", "node")
 _MARGINS = ("", "prefixes", "documents")
+WARM_START = 0.3
+"""Share of the steps that train "tdm" first ("ce" with margins), in objectives that need a warmed-up model."""
+_RAMP = 0.5
+"""Share of the remaining steps over which targets move from z to zhat, in objectives with "mixed" targets."""
 _MARGIN = 1.0
 """Nats by which the right path should be ahead of others."""
 
 
 @dataclass(frozen=True)
-class Row:
+class ObjectiveRow:
     """One row of the table.
 
     Attributes:
@@ -97,7 +101,7 @@ class Row:
         return bool(self.margins) or (self.score == "node" and ("beam" in self.candidates or self.targets != "z"))
 
     @property
-    def warm_up(self) -> "Row":
+    def warm_up(self) -> "ObjectiveRow":
         """The row that is trained first, if one is needed."""
         return ROWS["ce" if self.margins else "tdm"]
 
@@ -108,21 +112,21 @@ class Row:
 
 
 ROWS = {
-    "ce": Row("path", "z", "child softmax", "softmax path"),
-    "plt": Row("path", "z", "bce", "sigmoid path"),
-    "tdm": Row("random", "z", "bce", "node"),
-    "otm": Row("beam", "mixed", "bce", "node"),
-    "otm-bs": Row("random", "mixed", "bce", "node"),
-    "otm-optest": Row("beam", "z", "bce", "node"),
-    "otm-mix": Row("beam+random", "mixed", "bce", "node"),
-    "man": Row("path+beam", "z", "bce", "sigmoid path"),
-    "dtr": Row("beam+random", "z", "level softmax", "node"),
-    "ripor": Row("path+beam", "z", "child softmax", "softmax path", "prefixes"),
-    "ltrgr": Row("path+beam", "z", "child softmax", "softmax path", "documents"),
+    "ce": ObjectiveRow("path", "z", "child softmax", "softmax path"),
+    "plt": ObjectiveRow("path", "z", "bce", "sigmoid path"),
+    "tdm": ObjectiveRow("random", "z", "bce", "node"),
+    "otm": ObjectiveRow("beam", "mixed", "bce", "node"),
+    "otm-bs": ObjectiveRow("random", "mixed", "bce", "node"),
+    "otm-optest": ObjectiveRow("beam", "z", "bce", "node"),
+    "otm-mix": ObjectiveRow("beam+random", "mixed", "bce", "node"),
+    "man": ObjectiveRow("path+beam", "z", "bce", "sigmoid path"),
+    "dtr": ObjectiveRow("beam+random", "z", "level softmax", "node"),
+    "ripor": ObjectiveRow("path+beam", "z", "child softmax", "softmax path", "prefixes"),
+    "ltrgr": ObjectiveRow("path+beam", "z", "child softmax", "softmax path", "documents"),
 }
 
 
-def find_row(name: str) -> Row:
+def find_row(name: str) -> ObjectiveRow:
     """Return the row of that name.
 
     Raises:
@@ -133,7 +137,7 @@ def find_row(name: str) -> Row:
     return ROWS[name]
 
 
-def phase(row: Row, done: float, warm_start: float, ramp: float) -> tuple[Row, float]:
+def phase(row: ObjectiveRow, done: float) -> tuple[ObjectiveRow, float]:
     """Return the row that is trained at one point of the training, and the share of zhat in the targets there.
 
     The beam of an untrained model holds no relevant node, and its greedy descent ends nowhere. So another row is trained
@@ -142,16 +146,14 @@ def phase(row: Row, done: float, warm_start: float, ramp: float) -> tuple[Row, f
     Args:
         row: of the training.
         done: share of all steps, in [0, 1).
-        warm_start: share of all steps that train `row.warm_up`.
-        ramp: share of the remaining steps over which targets move from z to zhat.
     """
-    if row.needs_warm_start and done < warm_start:
+    if row.needs_warm_start and done < WARM_START:
         return row.warm_up, 0.0
-    late = (done - warm_start) / max(1e-9, ramp * (1 - warm_start))
+    late = (done - WARM_START) / (_RAMP * (1 - WARM_START))
     return row, {"z": 0.0, "zhat": 1.0, "mixed": min(1.0, max(0.0, late))}[row.targets]
 
 
-def objective_loss(row: Row, logits: Tensor, candidates: Tensor, targets: Tensor, depths: Tensor) -> Tensor:
+def objective_loss(row: ObjectiveRow, logits: Tensor, candidates: Tensor, targets: Tensor, depths: Tensor) -> Tensor:
     """Return the loss of a batch, a scalar: summed over the candidates of an instance, averaged over instances.
 
     Args:

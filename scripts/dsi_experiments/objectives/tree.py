@@ -16,17 +16,13 @@ from dsi.search.beam import BeamSearch
 from dsi.search.decoder import search_decoder
 from dsi.trees.families import Families
 from dsi.trees.objectives import Objective, Task, log_prior
-from dsi_experiments.objectives.rows import ROWS, Row, margin_loss, objective_loss, phase
+from dsi_experiments.objectives.rows import ROWS, ObjectiveRow, margin_loss, objective_loss, phase
 from dsi_experiments.tree_targets import target_of_best_child
 
 BEAM_WIDTH = 10
 """Of the search in objectives that train on the decoder's own beam."""
 RANDOM_PATHS = 10
 """Random documents per example whose paths are trained on, in objectives with random candidates."""
-WARM_START = 0.3
-"""Share of the steps that train "tdm" first ("ce" with margins), in objectives that need a warmed-up decoder."""
-RAMP = 0.5
-"""Share of the remaining steps over which targets move from z to zhat, in objectives with "mixed" targets."""
 
 
 class TreeObjective(Objective):
@@ -41,7 +37,7 @@ class TreeObjective(Objective):
         row: which nodes are trained, their targets and the loss.
     """
 
-    row: ClassVar[Row]
+    row: ClassVar[ObjectiveRow]
     all_relevant = True
 
     def __init_subclass__(cls, row: str) -> None:
@@ -60,7 +56,7 @@ class TreeObjective(Objective):
     def loss(self, model: Any, batch: dict[str, Tensor], done: float) -> Tensor:
         """Return the loss of the row that is trained at this point of the training."""
         # Candidates (Algorithm 1, step 4), and the logits of all families in one pass.
-        row, towards_zhat = phase(self.row, done, WARM_START, RAMP)
+        row, towards_zhat = phase(self.row, done)
         families, candidates = self.candidates(row, batch)
         logits = self.logits(model, batch, families)
 
@@ -79,7 +75,7 @@ class TreeObjective(Objective):
         return loss
 
     @torch.no_grad()
-    def candidates(self, row: Row, batch: dict[str, Tensor]) -> tuple[Families, Tensor]:
+    def candidates(self, row: ObjectiveRow, batch: dict[str, Tensor]) -> tuple[Families, Tensor]:
         """Return the families to score, and [batch, n, largest fan-out]: True at children that are trained."""
         relevant = batch["relevant"]
         path = self.families.above(relevant)
@@ -108,7 +104,7 @@ class TreeObjective(Objective):
         root = nodes.new_zeros(len(nodes), 1)
         return torch.cat([root, nodes.masked_fill(nodes >= tree.num_inner, -1)], dim=1)
 
-    def _prior(self, row: Row, families: Families, candidates: Tensor) -> Tensor:
+    def _prior(self, row: ObjectiveRow, families: Families, candidates: Tensor) -> Tensor:
         """Return what search adds to the logits, [batch, n, 1], corrected for the relevant nodes forced into the sample."""
         level_size = self._level_sizes[families.depths]  # [batch, n]
         prior = log_prior(row.score, families.exists.sum(dim=2).clamp(min=1), level_size)

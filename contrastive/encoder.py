@@ -26,7 +26,7 @@ from transformers import AutoModel, AutoTokenizer, T5Config, T5EncoderModel
 from transformers.utils import logging as transformers_logging
 
 from contrastive.inference import for_inference
-from contrastive.stored import check_finite, check_model, check_tokens
+from contrastive.untrusted import check_finite, check_model, check_tokens
 from docids.files.checks import at_least, names_something, plain_fields
 from docids.files.progress import Bar
 from docids.files.progress import progress as show_progress

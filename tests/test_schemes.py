@@ -64,7 +64,9 @@ def scheme_input(method: str, documents: int, folder: Path, **others) -> SchemeI
     doc_ids, own = [f"d{row}" for row in range(documents)], dict(OWN_SETTINGS[method])
     if method == "file":
         own["file"] = str(folder / "docids.tsv")
-        write_docids(folder / "docids.tsv", doc_ids, Docids.of([[9 * len(t), ord(t[0]), 3] for t in titles]).paths)
+        write_docids(
+            folder / "docids.tsv", doc_ids, Docids.from_paths([[9 * len(t), ord(t[0]), 3] for t in titles]).paths
+        )
     config = DocidsConfig(method=method, **own)
     vectors = embeddings_of(documents)
     return SchemeInput(vectors, config, doc_ids=doc_ids, titles=titles, title_model=Letters(), **others)
@@ -133,7 +135,7 @@ paths = st.lists(st.lists(st.sampled_from([0, 1, 2, 7, 2**31 - 1]), min_size=1, 
 @settings(max_examples=150, deadline=None)
 @given(paths)
 def test_any_paths_make_a_tree_whose_digits_are_ranks(given_paths):
-    docids = Docids.of(given_paths)
+    docids = Docids.from_paths(given_paths)
     tree = assemble(docids, embeddings_of(len(given_paths)))
     check_walk(tree)
     distinct = len({tuple(path) for path in given_paths})
@@ -255,13 +257,15 @@ def test_equal_documents_share_their_code_and_get_a_last_digit(method):
 def test_a_path_that_is_no_sequence_of_integers_is_refused_with_its_document(path, said):
     message = f"A path of a docid scheme must be integers from 0 to 2147483647; document 1 has {said}."
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Docids.of([[1], path, [3]])
+        Docids.from_paths([[1], path, [3]])
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.uint32, np.uint64, np.int8, np.int64])
 def test_paths_are_integers_of_any_width(kind):
-    expected = Docids.of([[0, 7], [3], [3]]).paths
-    np.testing.assert_array_equal(Docids.of([np.array(own, dtype=kind) for own in ([0, 7], [3], [3])]).paths, expected)
+    expected = Docids.from_paths([[0, 7], [3], [3]]).paths
+    np.testing.assert_array_equal(
+        Docids.from_paths([np.array(own, dtype=kind) for own in ([0, 7], [3], [3])]).paths, expected
+    )
     docids = Docids(np.array([[0, 7], [3, 0], [3, 1]], dtype=kind), np.array([0, 0, 1], dtype=kind))
     np.testing.assert_array_equal(docids.paths, expected)
     tree = assemble(docids, embeddings_of(2))
@@ -306,7 +310,7 @@ def test_titles_are_told_apart_by_as_many_tokens_as_that_takes():
     docids = make_docids(given)
     a, b, c, d, end = *map(ord, "abcd"), 1
     expected = [[a, b, c, end, 0], [a, b, d], [a, b, end], [b], [a, b, c, end, 1], [ord("x")]]
-    np.testing.assert_array_equal(docids.paths, Docids.of(expected).paths)
+    np.testing.assert_array_equal(docids.paths, Docids.from_paths(expected).paths)
     assert docids.collisions == 1
     tree = assemble(docids, vectors)
     assert tree.digits(int(tree.positions[2])) == (0, 0, 0, 0)
@@ -556,12 +560,15 @@ def test_a_scheme_that_cannot_be_loaded_is_refused_with_its_entry_point(foreign,
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (lambda: Docids.of([[1], [2]]), r"'letters' must give Docids with a path for each of 3 documents, got 2"),
+        (
+            lambda: Docids.from_paths([[1], [2]]),
+            r"'letters' must give Docids with a path for each of 3 documents, got 2",
+        ),
         (lambda: [[1], [2], [3]], r"must give Docids with a path .*, got \[\[1\], \[2\], \[3\]\]"),
-        (lambda: Docids.of([[1], [], [3]]), r"numbers from 0 .*; document 1 \(and 0 more\) has \[-1\]"),
-        (lambda: Docids.of([[1], [2, -3], [3]]), r"document 1 \(and 0 more\) has \[2, -3\]"),
-        (lambda: Docids.of([[1], [-1, 3], [2**31]]), r"document 1 \(and 1 more\) has \[-1, 3\]"),
-        (lambda: Docids.of([]), r"must be integers \[documents, longest\]"),
+        (lambda: Docids.from_paths([[1], [], [3]]), r"numbers from 0 .*; document 1 \(and 0 more\) has \[-1\]"),
+        (lambda: Docids.from_paths([[1], [2, -3], [3]]), r"document 1 \(and 0 more\) has \[2, -3\]"),
+        (lambda: Docids.from_paths([[1], [-1, 3], [2**31]]), r"document 1 \(and 1 more\) has \[-1, 3\]"),
+        (lambda: Docids.from_paths([]), r"must be integers \[documents, longest\]"),
         (lambda: Docids(np.ones((3, 2))), r"must be integers \[documents, longest\]"),
     ],
 )

@@ -190,10 +190,10 @@ class Docids:
         object.__setattr__(self, "collisions", collisions)
 
     @classmethod
-    def of(cls, paths: Sequence[Sequence[int]]) -> "Docids":
-        """Docids of paths of any lengths.
+    def from_paths(cls, paths: Sequence[Sequence[int]]) -> "Docids":
+        """Return docids of paths of any lengths.
 
-        >>> Docids.of([[0, 7], [3], [3]]).paths.tolist()
+        >>> Docids.from_paths([[0, 7], [3], [3]]).paths.tolist()
         [[0, 7], [3, 0], [3, 1]]
 
         Raises:
@@ -201,8 +201,8 @@ class Docids:
         """
         return cls(padded(paths))
 
-    def of_documents(self, rows: NDArray[np.integer]) -> "Docids":
-        """The same paths, which belong to the documents [N] `rows`."""
+    def with_rows(self, rows: NDArray[np.integer]) -> "Docids":
+        """Return the same paths as those of the documents [N] `rows`."""
         same = dataclasses.replace(self, rows=rows)
         object.__setattr__(same, "collisions", self.collisions)
         return same
@@ -251,7 +251,7 @@ def make_docids(documents: SchemeInput) -> Docids:
             f"The docid scheme {method!r} must give Docids with a path for each of {expected} documents, "
             f"got {_covered(made, documents) if isinstance(made, Docids) else shown(made)}."
         )
-    return made if documents.rows is None else made.of_documents(documents.rows)
+    return made if documents.rows is None else made.with_rows(documents.rows)
 
 
 def _covered(made: Docids, documents: SchemeInput) -> int:

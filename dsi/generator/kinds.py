@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from contrastive.stored import load_weights
+from contrastive.untrusted import load_weights
 from docids.files.untrusted import RESTORE, tensor_entries
 from docids.tree import DocidTree, Ints
 from dsi.generator.base import Generator

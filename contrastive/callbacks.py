@@ -101,9 +101,9 @@ class ProgressLine(TrainerCallback):
     ) -> None:
         """Note the loss, or the quality."""
         if self._bar and logs and "loss" in logs:
-            self._bar.note(f"loss {logs['loss']:.4g}")
+            self._bar.set_postfix_str(f"loss {logs['loss']:.4g}")
         elif self._bar and logs and QUALITY in logs:
-            self._bar.note(f"dev Hit@1 {100 * logs[QUALITY]:.1f}")
+            self._bar.set_postfix_str(f"dev Hit@1 {100 * logs[QUALITY]:.1f}")
 
     def close(self) -> None:
         """End the bar, also of a training that failed."""

@@ -145,7 +145,7 @@ def test_saved_is_the_same_and_mapped_and_needs_no_other_folder(folder, tmp_path
     while not isinstance(mapped, np.memmap):
         mapped = mapped.base
         assert mapped is not None, "the weights were read into memory"
-    changed = loaded.changed([0], [*IDS[1:], "x"], ["neon"])
+    changed = loaded.update([0], [*IDS[1:], "x"], ["neon"])
     changed.save(tmp_path / "lexical-2")
     again = load_lexical(tmp_path / "lexical-2", changed.doc_ids, "cpu")
     np.testing.assert_array_equal(again.scores(QUERIES), changed.scores(QUERIES))

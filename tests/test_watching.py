@@ -102,7 +102,7 @@ def same(generator, weights):
 
 def test_the_best_state_is_kept_and_training_ends_when_it_stays_the_best(task, monkeypatch):
     notes = []
-    monkeypatch.setattr(Bar, "note", lambda self, text: notes.append(text))
+    monkeypatch.setattr(Bar, "set_postfix_str", lambda self, text: notes.append(text))
     generator, record, seen = task(
         "early", lambda number: [0.2, 0.5, 0.4, 0.5, 0.3][number - 1], evaluate_every=8, patience=3
     )

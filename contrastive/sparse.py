@@ -22,10 +22,10 @@ from sentence_transformers.util import load_file_path
 
 from contrastive.encoder import PLURALS, check_device, without_bars
 from contrastive.untrusted import check_finite, check_model, check_tokens
-from docids.arrays import Ints
 from docids.files.progress import Bar
 from docids.files.storage import save_tensors
 from docids.files.untrusted import is_finite, reading
+from docids.types import Ints
 from docids.words.bm25 import BM25, Lexical, LexicalConfig
 from docids.words.postings import Postings, postings_arrays, read_postings
 from docids.words.term_scores import Terms, TermScorer

@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 import numpy as np
 from scipy import sparse
 
-from docids.arrays import Floats, Ints, Rows
 from docids.files.checks import between, plain_fields
 from docids.files.storage import save_tensors, write_json
 from docids.files.untrusted import RESTORE, read_json, reading
+from docids.types import Floats, Ints, Rows, Run
 from docids.words.postings import Postings, postings_arrays, read_postings
 from docids.words.term_scores import Damping, Terms, TermScorer, highest
 
@@ -118,9 +118,9 @@ class Lexical(ABC):
             line[:] = self.scorer.scores(terms)
         return scores
 
-    def run(self, queries: Mapping[str, str], k: int) -> dict[str, dict[str, float]]:
+    def run(self, queries: Mapping[str, str], k: int) -> Run:
         """Return the top k documents of each query, best first (equals in document order), without those that score 0."""
-        doc_ids, run, query_ids = self.doc_ids[:], dict[str, dict[str, float]](), list(queries)
+        doc_ids, run, query_ids = self.doc_ids[:], Run(), list(queries)
         for start in range(0, len(query_ids), _BLOCK):
             block = query_ids[start : start + _BLOCK]
             for query_id, terms in zip(block, self.query_terms([queries[q] for q in block]), strict=True):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.arrays import Floats, Ints, Mask, Rows
+from docids.types import Floats, Ints, Mask, Rows
 from docids.words.postings import Part, Postings
 
 _BUDGET = 1 << 15

@@ -6,7 +6,8 @@ import torch
 
 from contrastive.untrusted import load_weights
 from docids.files.untrusted import RESTORE, tensor_entries
-from docids.tree import DocidTree, Ints
+from docids.tree import DocidTree
+from docids.types import Ints
 from dsi.generator.base import Generator
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig
 from dsi.generator.model import DocidGenerator

@@ -19,7 +19,8 @@ from contrastive.encoder import Encoder
 from docids.data.collection import Collection
 from docids.files.processes import Processes
 from docids.files.storage import digest
-from docids.tree import DocidTree, Ints
+from docids.tree import DocidTree
+from docids.types import Ints
 from docids.words.bm25 import Lexical
 from dsi.config import Config
 from dsi.generator.base import Generator

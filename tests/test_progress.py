@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from transformers import PrinterCallback
 
-from contrastive.training import run_trainer
+from contrastive.trainers import run_trainer
 from docids.files import progress as module
 from docids.files.progress import Bar, progress
 

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, in_blocks
-from contrastive.callbacks import SILENT, Reports
 from contrastive.encoder import Encoder
+from contrastive.trainers import SILENT, Reports
 from docids.data.collection import Collection
 from docids.files.processes import Processes
 from docids.files.storage import digest

@@ -22,7 +22,7 @@ from typing import Any, TextIO
 from urllib.parse import parse_qs, urlsplit
 
 from docids.files.progress import progress
-from docids.files.storage import open_text, replace_folder, sha256, write_json
+from docids.files.storage import folder_sums, open_text, replace_folder, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -95,15 +95,9 @@ def prepare(
 
     Raises:
         FileNotFoundError: a raw file is missing.
-        ValueError: no source, no test questions, or fewer records than were asked for.
+        ValueError: no source, no test questions, or fewer records than requested.
     """
-    missing = [path for path in (*files, *test_files) if not path.is_file()]
-    if missing:
-        raise FileNotFoundError(f"{missing[0]} does not exist; give raw Natural Questions files, or hub=True (--hub).")
-    if not files and not hub:
-        raise ValueError("Give raw Natural Questions files, or hub=True (--hub) to stream them from the Hub.")
-    if size not in SIZES:
-        raise ValueError(f"size must be one of {', '.join(SIZES)}, got {size!r}.")
+    _check_sources(files, test_files, size, hub=hub)
     documents, train, test = counts or SIZES[size]
     test_sources = [path.name for path in test_files] + ["hub:validation"] * (hub and not test)
     if not test and not test_sources:
@@ -121,6 +115,16 @@ def prepare(
     if not keep_staged:
         shutil.rmtree(staged)
     return journal, report
+
+
+def _check_sources(files: Sequence[Path], test_files: Sequence[Path], size: str, *, hub: bool) -> None:
+    missing = [path for path in (*files, *test_files) if not path.is_file()]
+    if missing:
+        raise FileNotFoundError(f"{missing[0]} does not exist; give raw Natural Questions files, or hub=True (--hub).")
+    if not files and not hub:
+        raise ValueError("Give raw Natural Questions files, or hub=True (--hub) to stream them from the Hub.")
+    if size not in SIZES:
+        raise ValueError(f"size must be one of {', '.join(SIZES)}, got {size!r}.")
 
 
 def parse(record: dict[str, Any]) -> Example:
@@ -289,57 +293,59 @@ def select(
     Raises:
         ValueError: there are fewer than requested, or the drawn pairs have more pages than `documents`.
     """
-    pairs = list(read_jsonl(staged / "pairs.jsonl"))
-    total = sum(1 for _ in read_jsonl(staged / "documents.jsonl"))
     rng = random.Random(seed)
-    rng.shuffle(pairs)
-    testing = [pair for pair in pairs if pair["source"] in test_sources] if test_sources else pairs
-    _check_count("test pairs", test, len(testing))
-    chosen_test = testing[: test or len(testing)]
-    training = (
-        [pair for pair in pairs if pair["source"] not in test_sources] if test_sources else pairs[len(chosen_test) :]
-    )
-    _check_count("train pairs", train, len(training))
-    chosen = {"train": training[: train or len(training)], "test": chosen_test}
-    pages = {pair["document"] for split in chosen.values() for pair in split}
+    drawn = _draw_pairs(list(read_jsonl(staged / "pairs.jsonl")), train, test, test_sources, rng)
+    pages = {pair["document"] for split in drawn.values() for pair in split}
+    total = sum(1 for _ in read_jsonl(staged / "documents.jsonl"))
     _check_count("documents", documents, total)
     if documents and len(pages) > documents:
-        raise ValueError(f"The pairs drawn have {len(pages)} pages, more than the {documents} documents asked for.")
+        raise ValueError(f"The pairs drawn have {len(pages)} pages, more than the {documents} documents requested.")
     others = [number for number in range(total) if number not in pages]
     pages.update(rng.sample(others, (documents or total) - len(pages)))
     with replace_folder(output) as folder:
-        _write_collection(staged, folder, pages, chosen)
-        seen = {pair["document"] for pair in chosen["train"]}
-        overlap = sum(pair["document"] in seen for pair in chosen["test"]) / max(1, len(chosen["test"]))
+        _write_collection(staged, folder, pages, drawn)
+        train_pages = {pair["document"] for pair in drawn["train"]}
+        overlap = sum(pair["document"] in train_pages for pair in drawn["test"]) / max(1, len(drawn["test"]))
         report = {
             "documents": len(pages),
-            "train": len(chosen["train"]),
-            "test": len(chosen["test"]),
+            **{split: len(pairs) for split, pairs in drawn.items()},
             "overlap": round(100 * overlap, 2),
             "seed": seed,
-            "sha256": {
-                str(path.relative_to(folder)): sha256(path) for path in sorted(folder.rglob("*")) if path.is_file()
-            },
+            "sha256": folder_sums(folder),
         }
         write_json(folder / "collection.json", report)
     return report
 
 
+def _draw_pairs(
+    pairs: list[dict[str, Any]], train: int, test: int, test_sources: Sequence[str], rng: random.Random
+) -> dict[str, list[dict[str, Any]]]:
+    """Draw train and test pairs, as `select` says."""
+    rng.shuffle(pairs)
+    testing = [pair for pair in pairs if pair["source"] in test_sources] if test_sources else pairs
+    _check_count("test pairs", test, len(testing))
+    testing = testing[: test or len(testing)]
+    rest = pairs[len(testing) :]
+    training = [pair for pair in pairs if pair["source"] not in test_sources] if test_sources else rest
+    _check_count("train pairs", train, len(training))
+    return {"train": training[: train or len(training)], "test": testing}
+
+
 def _check_count(what: str, requested: int, available: int) -> None:
     if requested > available:
         raise ValueError(
-            f"{requested} {what} were asked for, the source has {available}; ask for fewer or give more files."
+            f"{requested} {what} were requested, the source has {available}; request fewer or give more files."
         )
 
 
-def _write_collection(staged: Path, folder: Path, pages: set[int], chosen: dict[str, list[dict[str, Any]]]) -> None:
+def _write_collection(staged: Path, folder: Path, pages: set[int], drawn: dict[str, list[dict[str, Any]]]) -> None:
     with (folder / "corpus.jsonl").open("w", encoding="utf-8") as corpus:
         for number, page in enumerate(read_jsonl(staged / "documents.jsonl")):
             if number in pages:
                 _write(corpus, page)
     (folder / "qrels").mkdir()
     with (folder / "queries.jsonl").open("w", encoding="utf-8") as queries:
-        for split, pairs in chosen.items():
+        for split, pairs in drawn.items():
             with (folder / "qrels" / f"{split}.tsv").open("w", encoding="utf-8") as qrels:
                 qrels.write("query-id\tcorpus-id\tscore\n")
                 for pair in pairs:

@@ -200,7 +200,7 @@ class Docids:
         Raises:
             ValueError: a path is no sequence of such numbers.
         """
-        return cls(padded(paths))
+        return cls(pad_paths(paths))
 
     def with_rows(self, rows: NDArray[np.integer]) -> "Docids":
         """Return the same paths as those of the documents [N] `rows`."""
@@ -209,7 +209,7 @@ class Docids:
         return same
 
 
-def padded(paths: Sequence[Sequence[int]]) -> Ints:
+def pad_paths(paths: Sequence[Sequence[int]]) -> Ints:
     """Return paths of any lengths as one array [paths, longest], -1 past their ends.
 
     Raises:

@@ -13,7 +13,7 @@ import numpy as np
 from docids.data.lines import text_lines, whole_number
 from docids.files.checks import shown
 from docids.files.storage import write_text
-from docids.schemes import Docids, SchemeInput, padded
+from docids.schemes import Docids, SchemeInput, pad_paths
 from docids.tree import MOST_PLACES
 from docids.types import Ints
 
@@ -56,7 +56,7 @@ def read_docids(path: Path, doc_ids: Sequence[str], *, segmented: bool = False) 
     _check_prefixes(path, sorted(ordered, key=lambda line: line[1]))
     counts = [len(lines[doc_id]) for doc_id in segments]
     rows = np.repeat(np.arange(len(counts)), counts) if max(counts) > 1 else None
-    return Docids(padded([digits for _, digits in ordered]), rows)
+    return Docids(pad_paths([digits for _, digits in ordered]), rows)
 
 
 def write_docids(path: Path, doc_ids: Sequence[str], paths: Ints) -> None:

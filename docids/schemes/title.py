@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from docids.schemes import Docids, SchemeInput, padded
+from docids.schemes import Docids, SchemeInput, pad_paths
 from docids.types import Ints
 
 
@@ -21,7 +21,7 @@ def make(documents: SchemeInput) -> Docids:
     if model is None or len(titles) != len(documents.embeddings):
         raise ValueError('The docid method "title" needs the titles of all documents, and a model that reads them.')
     check_titles(titles, documents.doc_ids)
-    return Docids(_cut(padded(model.tokens(titles))))
+    return Docids(_cut(pad_paths(model.tokens(titles))))
 
 
 def check_titles(titles: Iterable[str], doc_ids: Sequence[str]) -> None:

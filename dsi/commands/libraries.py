@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 def load_libraries() -> None:
     """Import what nearly every command needs; from then on show our own messages and progress, and only serious warnings."""
     quiet_logging()
-    with _announced("loading libraries …"):
+    with _announce("loading libraries …"):
         _limit_threads()
         import datasets
         import sentence_transformers  # noqa: F401
@@ -38,7 +38,7 @@ def quiet_logging() -> None:
 
 
 @contextmanager
-def _announced(text: str) -> Iterator[None]:
+def _announce(text: str) -> Iterator[None]:
     """Show a text on a terminal until the block ends."""
     shown = sys.stderr.isatty()
     if shown:

@@ -16,12 +16,12 @@ def make(documents: SchemeInput) -> Docids:
 def _train(points: Floats, config: DocidsConfig, codewords: int, levels: int) -> Coder:
     bits, missing = codewords.bit_length() - 1, -points.shape[1] % levels
 
-    def padded(block: Floats) -> Floats:
+    def pad(block: Floats) -> Floats:
         """Append zeros so that all parts have one width."""
         return np.ascontiguousarray(np.pad(block, ((0, 0), (0, missing))))
 
     quantizer = faiss.ProductQuantizer(points.shape[1] + missing, levels, bits)
     quantizer.cp.niter, quantizer.cp.seed = config.iterations, config.seed + 1
     quantizer.cp.min_points_per_centroid = 1
-    quantizer.train(padded(points))
-    return lambda block: unpack(quantizer.compute_codes(padded(block)), levels, bits)
+    quantizer.train(pad(points))
+    return lambda block: unpack(quantizer.compute_codes(pad(block)), levels, bits)

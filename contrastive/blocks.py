@@ -1,4 +1,4 @@
-"""Embeddings of large collections: block by block, on disk, by any number of processes. Knows nothing of what they are for."""
+"""Embeddings of large collections: block by block, on disk, by any number of processes. Knows nothing of their use."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,15 +17,15 @@ BLOCK = 16_384
 
 
 class DocumentTexts(LazyTexts):
-    """What an encoder reads of documents: the first segments of each, cut to the encoder's length.
+    """The texts of documents for an encoder: the first segments of each, cut to the encoder's length.
 
     Args:
-        encoder: that will read them.
+        encoder: reads the texts.
         documents: a table with title and text.
-        segments: per document, at most; a short one has fewer.
+        segments: per document, at most.
 
     Attributes:
-        rows: [texts] the document row of each text.
+        rows: [texts] document row of each text.
     """
 
     def __init__(self, encoder: Encoder, documents: datasets.Dataset, segments: int = 1) -> None:
@@ -33,29 +33,29 @@ class DocumentTexts(LazyTexts):
         self.rows = np.arange(len(documents))
         if segments > 1:
             starts = range(0, len(documents), BLOCK)
-            counts = [len(own) for start in starts for own in self._of_documents(start, start + BLOCK)]
+            counts = [len(texts) for start in starts for texts in self._segments_between(start, start + BLOCK)]
             self.rows = np.repeat(self.rows, counts)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def between(self, start: int, stop: int) -> list[str]:
-        """The texts start..stop."""
+        """Return the texts start..stop."""
         first, last = self.rows[start], self.rows[stop - 1]
         skipped = start - int(np.searchsorted(self.rows, first))
-        texts = [text for own in self._of_documents(int(first), int(last) + 1) for text in own]
+        texts = [text for segments in self._segments_between(int(first), int(last) + 1) for text in segments]
         return texts[skipped : skipped + stop - start]
 
-    def _of_documents(self, start: int, stop: int) -> list[list[str]]:
-        chosen = self._documents[start:stop]
-        return self._encoder.segment_texts(chosen["title"], chosen["text"], self._segments)
+    def _segments_between(self, start: int, stop: int) -> list[list[str]]:
+        table = self._documents[start:stop]
+        return self._encoder.segment_texts(table["title"], table["text"], self._segments)
 
 
 class QueryTexts(LazyTexts):
-    """What an encoder reads of queries, cut to the encoder's length.
+    """The texts of queries for an encoder, cut to the encoder's length.
 
     Args:
-        encoder: that will read them.
+        encoder: reads the texts.
         queries: a list, or a column of a table.
     """
 
@@ -66,12 +66,12 @@ class QueryTexts(LazyTexts):
         return len(self._queries)
 
     def between(self, start: int, stop: int) -> list[str]:
-        """The texts start..stop."""
+        """Return the texts start..stop."""
         return self._encoder.query_texts(self._queries[start:stop])
 
 
 def in_blocks(texts: Sequence[str]) -> Iterator[str]:
-    """Every text, reading one block at a time."""
+    """Yield every text, reading one block at a time."""
     for start in range(0, len(texts), BLOCK):
         yield from texts[start : start + BLOCK]
 
@@ -79,29 +79,29 @@ def in_blocks(texts: Sequence[str]) -> Iterator[str]:
 def encode_blocks(
     encoder: Encoder, texts: Sequence[str], kind: str, folder: Path, processes: Processes
 ) -> NDArray[np.float32]:
-    """Embeddings [len(texts), embedding_dim], mapped into memory from `folder`; reuses the blocks of a killed run.
+    """Return embeddings [len(texts), embedding_dim], memory-mapped from `folder`; reuses the blocks of a killed run.
 
     Args:
         encoder: of the texts.
-        texts: made by `document_texts` or `query_texts`.
+        texts: `DocumentTexts` or `QueryTexts`.
         kind: "document" or "query".
-        folder: of the blocks; for these texts alone.
-        processes: that share the work; all of them get the result.
+        folder: of the blocks; only for these texts.
+        processes: share the work; each gets the result.
     """
-    whole = folder / "all.npy"
-    if not whole.exists():
+    joined = folder / "all.npy"
+    if not joined.exists():
         folder.mkdir(parents=True, exist_ok=True)
         blocks = {start: folder / f"{start:012}.npy" for start in range(0, len(texts), BLOCK)}
-        own, shown = processes.share(list(blocks)), processes.is_main
-        several = shown and len(own) > 1  # one block shows its own bar
-        for start in progress(own, f"embeddings of {PLURALS[kind]}", unit="block", enabled=several):
+        starts, is_main = processes.share(list(blocks)), processes.is_main
+        several = is_main and len(starts) > 1  # `encode` shows a bar for one block
+        for start in progress(starts, f"embeddings of {PLURALS[kind]}", unit="block", enabled=several):
             if not blocks[start].exists():
-                _save(encoder.encode(texts[start : start + BLOCK], kind, progress=shown), blocks[start])
+                _save(encoder.encode(texts[start : start + BLOCK], kind, progress=is_main), blocks[start])
         processes.wait()
         if processes.is_main:
-            _join(list(blocks.values()), (len(texts), encoder.embedding_dim), whole)
+            _join(list(blocks.values()), (len(texts), encoder.embedding_dim), joined)
     processes.wait()
-    return np.load(whole, mmap_mode="r")  # type: ignore[no-any-return]
+    return np.load(joined, mmap_mode="r")  # type: ignore[no-any-return]
 
 
 def _save(array: NDArray[np.float32], path: Path) -> None:
@@ -112,13 +112,13 @@ def _save(array: NDArray[np.float32], path: Path) -> None:
 
 
 def _join(blocks: Sequence[Path], shape: tuple[int, int], path: Path) -> None:
-    """Move all blocks into one file, in their order."""
+    """Join all blocks into one file, in order."""
     partial, start = path.with_suffix(".partial"), 0
-    joined = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=shape)
+    array = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=shape)
     for block in map(np.load, blocks):
-        joined[start : start + len(block)] = block
+        array[start : start + len(block)] = block
         start += len(block)
-    joined.flush()
+    array.flush()
     partial.replace(path)
     for file in blocks:
         file.unlink()

@@ -1,7 +1,7 @@
 """The text encoder: a sentence-transformers model with the paper's prompts, lengths and pooling.
 
 Turns documents and queries into texts of the right length, and texts into embeddings (one vector per text) and token states
-(what the decoder reads). Knows nothing of identifiers or of the decoder.
+(input of the decoder). Knows nothing of docids or of the decoder.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from transformers import AutoModel, AutoTokenizer, T5Config, T5EncoderModel
 from transformers.utils import logging as transformers_logging
 
 from contrastive.inference import for_inference
-from contrastive.stored import check_finite, check_model, check_tokens
+from contrastive.untrusted import check_finite, check_model, check_tokens
 from docids.files.checks import at_least, names_something, plain_fields
 from docids.files.progress import Bar
 from docids.files.progress import progress as show_progress
@@ -40,14 +40,14 @@ EXAMPLE_ENCODER = "all-MiniLM-L6-v2 (offline)"
 FRESH_T5 = "t5-small-fresh (offline)"
 """Names a T5 encoder of two layers, 128 wide, with fresh weights and the tokenizer of `EXAMPLE_ENCODER`; pooled by the mean."""
 OFFLINE = (EXAMPLE_ENCODER, FRESH_T5)
-"""Encoders that are no folder and not on the Hub."""
+"""Encoders that are neither a folder nor on the Hub."""
 
 PLURALS = {"query": "queries", "document": "documents"}
-"""{kind of text: its name in progress bars}."""
+"""{kind of text: its plural, for progress bars}."""
 
 _LOADING = threading.RLock()
 _BATCHES = 2
-"""Encoded between two steps of the progress bar."""
+"""Batches per step of the progress bar."""
 
 _EXAMPLE_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
@@ -97,11 +97,11 @@ class Encoder:
 
     @classmethod
     def load(cls, config: EncoderConfig, folder: Path | None = None, device: str | None = None) -> "Encoder":
-        """The encoder that the config names, or its trained form from a folder.
+        """Load the encoder that the config names, or its trained form from a folder.
 
         Raises:
-            FileNotFoundError: the folder lacks a file, or the named encoder is no folder and the Hub cannot be reached.
-            ValueError: a device that is not there, or a folder that holds something else than an encoder, or code.
+            FileNotFoundError: a file is missing, or the named encoder is no folder and the Hub cannot be reached.
+            ValueError: the device cannot be used, or the folder holds no encoder, or code.
         """
         check_device(device)
         if folder is not None:
@@ -136,23 +136,23 @@ class Encoder:
         return state_fingerprint(self.model)
 
     def document_texts(self, titles: Sequence[str], texts: Sequence[str]) -> list[str]:
-        """Title, a space, and the first `document_length` tokens of the text."""
+        """Return the title, a space, and the first `document_length` tokens of the text, for each document."""
         return [first for (first,) in self.segment_texts(titles, texts, 1)]
 
     def segment_texts(self, titles: Sequence[str], texts: Sequence[str], segments: int) -> list[list[str]]:
-        """For each document its first `segments` pieces of `document_length` tokens, each after the title; never none."""
+        """Return up to `segments` pieces of `document_length` tokens per document, at least one, each after the title."""
         pieces: list[list[str]] = [[] for _ in texts]
         rest = list(texts)
         for segment in range(segments):
             bodies = self._cut(rest, self.config.document_length)
-            for own, title, body in zip(pieces, titles, bodies, strict=True):
+            for document, title, body in zip(pieces, titles, bodies, strict=True):
                 if body.strip() or segment == 0:
-                    own.append(f"{title} {body}".strip())
+                    document.append(f"{title} {body}".strip())
             rest = [text[len(body) :] for text, body in zip(rest, bodies, strict=True)]
         return pieces
 
     def query_texts(self, queries: Sequence[str]) -> list[str]:
-        """The first `query_length` tokens of each query; the first cut is logged as a warning."""
+        """Return the first `query_length` tokens of each query; warns once if a query is cut."""
         texts = self._cut(queries, self.config.query_length)
         if not self._warned_long_query and any(len(a) < len(b.rstrip()) for a, b in zip(texts, queries, strict=True)):
             logger.warning("Queries longer than %d tokens are cut there.", self.config.query_length)
@@ -162,11 +162,11 @@ class Encoder:
     def encode(
         self, texts: Sequence[str], kind: str, *, batch_size: int = 64, progress: bool = False
     ) -> NDArray[np.float32]:
-        """Embeddings [len(texts), embedding_dim] of texts made by `document_texts` or `query_texts`.
+        """Return embeddings [len(texts), embedding_dim] of texts made by `document_texts` or `query_texts`.
 
         Args:
             texts: already cut.
-            kind: "document" or "query": which prompt.
+            kind: "document" or "query", which sets the prompt.
             batch_size: texts per forward pass; texts are sorted by length.
             progress: show a progress bar.
         """
@@ -185,7 +185,7 @@ class Encoder:
 
     @torch.no_grad()
     def forward(self, texts: Sequence[str], kind: str) -> tuple[Tensor, Tensor, Tensor]:
-        """One pass: token states [n, length, state_dim], their mask [n, length] and embeddings [n, embedding_dim]."""
+        """Return token states [n, length, state_dim], their mask [n, length] and embeddings [n, embedding_dim]."""
         with self._tokenizing:
             features = self.model.preprocess(list(texts), prompt=self.model.prompts[kind])
         features = {k: v.to(self.model.device) if isinstance(v, Tensor) else v for k, v in features.items()}
@@ -195,7 +195,7 @@ class Encoder:
     def token_states(
         self, texts: Sequence[str], kind: str, *, batch_size: int = 64, progress: str = ""
     ) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """(position in `texts`, states [length, state_dim], embedding [embedding_dim]) of every text, shortest first."""
+        """Yield (position in `texts`, states [length, state_dim], embedding [embedding_dim]) of every text, shortest first."""
         order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
         starts = range(0, len(order), batch_size)
         for start in show_progress(starts, progress, unit="batch", enabled=bool(progress)):
@@ -205,19 +205,19 @@ class Encoder:
                 yield row, states[mask], embedding
 
     def for_search(self, dtype: torch.dtype = torch.float32) -> "Encoder":
-        """A copy laid out for fast inference, in the given dtype; later changes to the weights do not reach it."""
+        """Return a copy for fast inference in a dtype; later changes to the weights do not affect it."""
         return Encoder(for_inference(self.model, dtype), self.config)  # type: ignore[arg-type]
 
     def save(self, folder: Path) -> None:
         """Write a plain sentence-transformers folder; the same encoder gives the same files."""
         with self._tokenizing:
             if backend := getattr(self.model.tokenizer, "backend_tokenizer", None):
-                backend.no_truncation()  # what the last texts were cut and padded to would be written too
+                backend.no_truncation()  # else the last truncation and padding would be saved
                 backend.no_padding()
             self.model.save_pretrained(str(folder), create_model_card=False)
 
     def _cut(self, texts: Sequence[str], length: int) -> list[str]:
-        """The longest prefix of each text that has at most `length` tokens."""
+        """Return the longest prefix of each text that has at most `length` tokens."""
         if not texts:
             return []
         with self._tokenizing:
@@ -229,7 +229,7 @@ class Encoder:
 
 
 def _load_named(name: str, device: str | None) -> SentenceTransformer:
-    """The encoder in a folder or on the Hub, which is asked once; if it does not answer, the cache must hold the encoder."""
+    """Load an encoder from a folder, from the Hub or, if one request to the Hub fails, from the cache."""
     if Path(name).exists():
         with without_bars():
             return SentenceTransformer(name, device=device)
@@ -245,7 +245,7 @@ def _load_named(name: str, device: str | None) -> SentenceTransformer:
 
 
 def _fresh_t5(device: str | None) -> SentenceTransformer:
-    """The encoder `FRESH_T5`; its weights are the same every time."""
+    """Return the encoder `FRESH_T5`; its weights are always the same."""
     tokenizer = AutoTokenizer.from_pretrained(str(example_encoder_folder()))
     torch.manual_seed(0)
     shape = T5Config(
@@ -270,7 +270,7 @@ def _hub_answers(name: str) -> bool:
 
 
 def _load_stored(folder: Path, device: str | None) -> SentenceTransformer:
-    """The encoder in a folder of an index, which may be a stranger's."""
+    """Load the encoder from a folder of an index, which may be a stranger's."""
     check_model(folder)
     with reading(folder, torch.OutOfMemoryError), without_bars():
         model = SentenceTransformer(str(folder), device=device, local_files_only=True, trust_remote_code=False)
@@ -283,8 +283,8 @@ def _load_stored(folder: Path, device: str | None) -> SentenceTransformer:
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Keep transformers from showing a bar while a model on disk is loaded; its bars are as they were afterwards."""
-    with _LOADING:  # the setting is that of all threads
+    """Hide the progress bars of transformers while a model is loaded from disk."""
+    with _LOADING:  # the setting is global
         shown, hub_hidden = transformers_logging.is_progress_bar_enabled(), are_progress_bars_disabled()
         transformers_logging.disable_progress_bar()
         try:
@@ -297,7 +297,7 @@ def without_bars() -> Iterator[None]:
 
 
 def example_encoder_folder() -> Path:
-    """The local folder of the packaged all-MiniLM-L6-v2, its weights checked.
+    """Return the folder of the packaged all-MiniLM-L6-v2, after checking its weights.
 
     Raises:
         ModuleNotFoundError: the package is not installed.
@@ -316,7 +316,7 @@ def example_encoder_folder() -> Path:
 
 
 def state_fingerprint(module: nn.Module) -> str:
-    """sha256 of the names and values of a module's weights."""
+    """Return the sha256 of the names and values of a module's weights."""
     digest = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         digest.update(name.encode())
@@ -325,7 +325,7 @@ def state_fingerprint(module: nn.Module) -> str:
 
 
 def check_device(device: str | None) -> None:
-    """Raise ValueError unless tensors can be made on a device; None is the best there is."""
+    """Raise ValueError unless tensors can be made on a device; None chooses one."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, TypeError) as error:
@@ -335,6 +335,6 @@ def check_device(device: str | None) -> None:
 
 def check_sha256(path: Path, expected: str) -> None:
     """Raise ValueError unless the file's sha256 is the expected one."""
-    found = sha256(path)
-    if found != expected:
-        raise ValueError(f"{path} has sha256 {found}, expected {expected}; reinstall it, it is not the official file.")
+    actual = sha256(path)
+    if actual != expected:
+        raise ValueError(f"{path} has sha256 {actual}, expected {expected}; reinstall it, it is not the official file.")

@@ -1,28 +1,26 @@
-"""Linear layers packed for inference on CPUs, and whether a device has instructions for bfloat16.
+"""Linear layers packed for inference on CPUs.
 
-oneDNN multiplies by a weight matrix faster if it may choose the matrix's layout in memory; here it chooses once, not at every
-call. Against `F.linear` on two cores with AVX512: 1.2 times as fast at 640 rows, 1.5 at 80, 2.5 at 10, in float32. Knows
-nothing of what the layers are for.
+oneDNN multiplies faster if it chooses the memory layout of a weight matrix; here it chooses once instead of at every call.
+Against `F.linear` on two cores with AVX512: 1.2 times as fast at 640 rows, 1.5 at 80, 2.5 at 10, in float32. Knows nothing of
+what the layers are for.
 """
 
 import copy
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.utils import is_torch_bf16_gpu_available
 
 _ROWS = 64
-"""Input rows that the layout is optimised for; in measurements it suits 1 to 640 rows better than a layout for 1."""
+"""Input rows for which the layout is optimised; measured better for 1 to 640 rows than a layout for 1."""
 
 
 class PackedLinear(nn.Linear):
-    """`nn.Linear` without gradients, its weights packed for the CPU; on other devices an ordinary one.
+    """`nn.Linear` without gradients, packed for the CPU; plain on other devices.
 
     Args:
-        weight: [out, in], shared; later changes do not reach the packed copy.
+        weight: [out, in], shared; later changes do not affect the packed copy.
         bias: [out], if any.
     """
 
@@ -34,27 +32,16 @@ class PackedLinear(nn.Linear):
         self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, _ROWS) if _packable(weight) else None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles the weights, as packed ones cannot be."""
+        """Copy and pickle the plain weights, because packed ones cannot be."""
         return PackedLinear, (self.weight, self.bias)
 
     @torch.no_grad()
     def forward(self, input: Tensor, then: str = "none") -> Tensor:  # noqa: A002 - nn.Linear's name
-        """[..., in] -> [..., out]; `then` may be "relu", in the same pass over memory."""
+        """Map [..., in] to [..., out]; `then` may be "relu", fused into the same pass."""
         if self.packed is None:
             output = F.linear(input, self.weight, self.bias)
             return output.relu_() if then == "relu" else output
         return torch.ops.mkldnn._linear_pointwise(input, self.packed, self.bias, then, [], "")  # type: ignore[no-any-return]
-
-
-def has_bfloat16(*, use_cpu: bool) -> bool:
-    """True if the device has instructions for bfloat16; without them bfloat16 takes twice as long as float32.
-
-    False on CPUs under old versions of torch, which do not report a CPU's instructions.
-    """
-    if not use_cpu:
-        return bool(is_torch_bf16_gpu_available())
-    capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return any(there for name, there in capabilities.items() if "bf16" in name)
 
 
 def _packable(weight: Tensor) -> bool:
@@ -65,7 +52,7 @@ def _packable(weight: Tensor) -> bool:
 
 
 def for_inference(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """A copy of a model for inference: weights in the given dtype, linear layers packed. Weights of that dtype are shared."""
+    """Return a copy of a model for inference, in a dtype, with packed linear layers; weights of that dtype are shared."""
     tensors = [*model.parameters(), *model.buffers()]
     copied = copy.deepcopy(model, {id(t): t for t in tensors if t.dtype == dtype or not t.is_floating_point()})
     for module in list(copied.to(dtype).modules()):

@@ -1,8 +1,8 @@
 """The two contrastive losses of DR-SCL over a batch of documents and queries, in the sentence-transformers signature.
 
-A batch has V views (columns) of B documents; a view is the document's text or one of its queries. `labels` says which document
-a row belongs to, so all texts of one document are positives of each other. With several processes the embeddings are gathered
-with their gradients: the batch is the global one. Knows nothing of data or training.
+A batch has V views (columns) of B documents; a view is the document's text or one of its queries. `labels` are the documents
+of the rows, so that all texts of one document are positives of each other. With several processes the embeddings are gathered
+with their gradients, so that the batch is global. Knows nothing of data or training.
 
 Differs from the paper in: the losses are means over the anchors where eq. 6 and 7 are sums, so that gradient clipping and
 learning rate mean the same at any batch size.
@@ -44,15 +44,15 @@ def dpr_loss(queries: Tensor, documents: Tensor, labels: Tensor, temperature: fl
     """Scalar loss of each query against the documents of the batch: DR-SCL eq. 6 (Karpukhin et al. 2020; InfoNCE).
 
     Args:
-        queries: [n, dim], row i asks for documents[i].
+        queries: [n, dim]; documents[i] answers row i.
         documents: [m, dim], m >= n; those past n are negatives of all queries.
-        labels: [m] which document each is; another row with a query's own document is a false negative and is masked.
+        labels: [m] document of each row; other rows with a query's document are false negatives and masked.
         temperature: t in exp(z_q . z_d / t); 1 in the paper.
     """
     similarity = queries @ documents.T / temperature  # [n, m]
     targets = torch.arange(len(queries), device=labels.device)
-    own = targets[:, None] == torch.arange(len(documents), device=labels.device)
-    false_negatives = (labels[: len(queries), None] == labels) & ~own
+    diagonal = targets[:, None] == torch.arange(len(documents), device=labels.device)
+    false_negatives = (labels[: len(queries), None] == labels) & ~diagonal
     return F.cross_entropy(similarity.masked_fill(false_negatives, -torch.inf), targets)  # DR-SCL eq. 6
 
 

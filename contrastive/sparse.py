@@ -1,12 +1,12 @@
 """Learned sparse retrieval in place of BM25: vectors of weighted terms from a sentence-transformers SparseEncoder.
 
-SPLADE gives a text weights for words of its vocabulary, also for words that the text does not have; an inference-free model
-weighs a query's words by a table and needs no transformer in search. Either way a score is a dot product of sparse vectors, as
-BM25's is. Also builds and loads either kind of lexical part. Knows nothing of trees.
+SPLADE also weighs words that a text does not contain; an inference-free model weighs a query's words by a table and needs no
+transformer in search. Either way a score is a dot product of sparse vectors, as BM25's is. `build_lexical` and `load_lexical`
+return the kind of lexical part, BM25 or this one, that a configuration or a folder holds. Knows nothing of trees.
 """
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -15,23 +15,23 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy import sparse
 from sentence_transformers import SparseEncoder
 from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder
 from sentence_transformers.util import load_file_path
 
 from contrastive.encoder import PLURALS, check_device, without_bars
-from contrastive.stored import check_finite, check_model, check_tokens
+from contrastive.untrusted import check_finite, check_model, check_tokens
 from docids.files.progress import Bar
 from docids.files.storage import save_tensors
 from docids.files.untrusted import is_finite, reading
+from docids.types import Ints
 from docids.words.bm25 import BM25, Lexical, LexicalConfig
 from docids.words.postings import Postings, postings_arrays, read_postings
-from docids.words.term_scores import TermIndex, Terms, Weights
+from docids.words.term_scores import Terms, TermScorer
 
 _BLOCK = 256
-"""Texts whose vectors are dense at a time: 30 MB with BERT's vocabulary."""
+"""Texts whose vectors are dense in memory at a time: 30 MB with BERT's vocabulary."""
 _MODEL, _VECTORS = "model", "vectors.safetensors"
 
 
@@ -48,11 +48,11 @@ class SparseModel:
 
     @classmethod
     def load(cls, name: str, device: str | None = None, *, local_files_only: bool = False) -> "SparseModel":
-        """A model that a user names: on the Hub, unless `local_files_only`, or a folder.
+        """Load a model that a user names: on the Hub, unless `local_files_only`, or a folder.
 
         Raises:
             FileNotFoundError: there is no such model.
-            ValueError: it gives no sparse vectors, or compares them by something else than their dot product.
+            ValueError: its vectors are dense, or compared by something other than the dot product.
         """
         check_device(device)
         remedy = "give the Hub name or the folder of a sentence-transformers SparseEncoder such as SPLADE"
@@ -69,35 +69,35 @@ class SparseModel:
 
     @classmethod
     def load_stored(cls, folder: Path, terms: int, device: str | None = None) -> "SparseModel":
-        """The model in a folder of an index, which may be a stranger's.
+        """Load the model in a folder of an index, which may be a stranger's.
 
         Args:
             folder: of the model.
-            terms: how many terms its vectors must have.
+            terms: width its vectors must have.
             device: as in `load`.
 
         Raises:
             FileNotFoundError: the folder lacks a file.
-            ValueError: it holds something else than such a model, or code.
+            ValueError: it does not hold such a model, or holds code.
         """
         check_model(folder)
         with reading(folder, torch.OutOfMemoryError), without_bars():
             model = cls.load(str(folder), device, local_files_only=True)
             for kind in ("document", "query"):
-                found = model.encode(["a"], kind)
-                if found.shape[1] != terms or not is_finite(found.data):
+                vector = model.encode(["a"], kind)
+                if vector.shape[1] != terms or not is_finite(vector.data):
                     raise ValueError(f"its vectors do not have {terms} finite weights")
-            tables = [own.num_embeddings for own in model.encoder.modules() if isinstance(own, torch.nn.Embedding)]
+            tables = [m.num_embeddings for m in model.encoder.modules() if isinstance(m, torch.nn.Embedding)]
             tokens = model.encoder.tokenizer.get_vocab()
         check_tokens(tokens, max([terms, *tables]), folder)
         check_finite(model.encoder, folder)
         return model
 
     def encode(self, texts: Sequence[str], kind: str, *, progress: bool = False) -> sparse.csr_array:
-        """[texts, terms] sparse vectors.
+        """Return [texts, terms] sparse vectors.
 
         Args:
-            texts: whole texts; the model cuts them where its input ends.
+            texts: whole texts; the model truncates them to its input length.
             kind: "document" or "query".
             progress: show a progress bar.
 
@@ -125,12 +125,12 @@ class SparseModel:
 
 
 @dataclass(frozen=True, eq=False)
-class SparseIndex(TermIndex):
-    """The documents' sparse vectors, as lists of documents for each term, and the model that makes them.
+class SparseIndex(Lexical):
+    """The documents' sparse vectors as posting lists, and the model that makes them.
 
     Attributes:
         doc_ids: key of each document.
-        model: encodes queries, and new documents.
+        model: encodes queries and new documents.
         postings: weights, by term.
     """
 
@@ -141,54 +141,33 @@ class SparseIndex(TermIndex):
     postings: Postings
 
     @classmethod
-    def of_texts(
+    def from_texts(
         cls, doc_ids: Sequence[str], texts: Sequence[str], model: SparseModel, *, progress: bool = False
     ) -> "SparseIndex":
-        """The index of documents with these texts."""
-        return cls(doc_ids, model, Postings.of(model.encode(texts, "document", progress=progress).T.tocsr()))
+        """Encode documents and return their index."""
+        return cls(doc_ids, model, Postings.from_lists(model.encode(texts, "document", progress=progress).T.tocsr()))
 
     @cached_property
-    def weights(self) -> Weights:
-        """Of the documents' terms."""
-        return Weights(self.postings)
+    def scorer(self) -> TermScorer:
+        """The documents' terms and their weights."""
+        return TermScorer(self.postings)
 
     @cached_property
-    def lengths(self) -> NDArray[np.int32]:
+    def lengths(self) -> Ints:
         """[documents] number of terms with a weight."""
-        return np.bincount(self.postings.merged().indices, minlength=self.postings.documents).astype(np.int32)
+        return np.bincount(self.postings.merge().indices, minlength=self.postings.num_documents).astype(np.int32)
 
     def query_terms(self, queries: Sequence[str]) -> list[Terms]:
-        """The vectors of queries."""
+        """Return the vectors of queries."""
         vectors = self.model.encode(queries, "query") if len(queries) else sparse.csr_array((0, 1), dtype=np.float32)
         rows = [slice(*ends) for ends in pairwise(vectors.indptr.tolist())]
-        return [Terms(vectors.indices[own].astype(np.int64), vectors.data[own]) for own in rows]
+        return [Terms(vectors.indices[row].astype(np.int64), vectors.data[row]) for row in rows]
 
-    def run(self, queries: Mapping[str, str], k: int) -> dict[str, dict[str, float]]:
-        """The k best documents of each query; those that share no term with it are left out."""
-        doc_ids, query_ids, found = self.doc_ids[:], list(queries), dict[str, dict[str, float]]()
-        for start in range(0, len(query_ids), _BLOCK):
-            block = query_ids[start : start + _BLOCK]
-            terms = self.query_terms([queries[query_id] for query_id in block])
-            for query_id, own in zip(block, terms, strict=True):
-                scores = self.weights.scores(own)
-                documents = np.flatnonzero(scores > 0)
-                best = documents[
-                    np.argsort(-scores[documents], kind="stable")[:k]
-                ]  # ties by the order of the documents
-                found[query_id] = {doc_ids[n]: float(scores[n]) for n in best}
-        return found
-
-    def changed(self, removed: Collection[int], doc_ids: Sequence[str], texts: Sequence[str]) -> "SparseIndex":
-        """The index without the documents of some rows and with new ones at the end; only new documents are encoded.
-
-        Args:
-            removed: rows of the document table.
-            doc_ids: keys of all documents afterwards.
-            texts: of the new ones.
-        """
+    def update(self, removed: Collection[int], doc_ids: Sequence[str], texts: Sequence[str]) -> "SparseIndex":
+        """Return the index without some documents and with new ones, as `Lexical.update` says; only new ones are encoded."""
         terms = len(self.postings.frequencies)
         new = self.model.encode(texts, "document").T.tocsr() if len(texts) else sparse.csr_array((terms, 0))
-        return SparseIndex(doc_ids, self.model, self.postings.changed(removed, new))
+        return SparseIndex(doc_ids, self.model, self.postings.update(removed, new))
 
     def save(self, folder: Path) -> None:
         """Write the vectors, and the model as a sentence-transformers folder."""
@@ -198,7 +177,7 @@ class SparseIndex(TermIndex):
 
     @classmethod
     def load(cls, folder: Path, doc_ids: Sequence[str], device: str | None = None) -> "SparseIndex":
-        """What `save` wrote, the vectors mapped into memory.
+        """Return what `save` wrote, the vectors memory-mapped.
 
         Raises:
             FileNotFoundError: a file is missing.
@@ -212,14 +191,14 @@ class SparseIndex(TermIndex):
 def build_lexical(
     config: LexicalConfig, doc_ids: Sequence[str], texts: Sequence[str], device: str | None = None
 ) -> Lexical:
-    """The lexical part of an index of documents with these texts."""
+    """Build the lexical part of an index of documents."""
     if config.is_bm25:
         return BM25(doc_ids, texts, config.k1, config.b)
-    return SparseIndex.of_texts(doc_ids, texts, SparseModel.load(config.model, device), progress=True)
+    return SparseIndex.from_texts(doc_ids, texts, SparseModel.load(config.model, device), progress=True)
 
 
 def load_lexical(folder: Path, doc_ids: Sequence[str], device: str | None = None) -> Lexical | None:
-    """The lexical part that was saved in a folder, None if there is no folder.
+    """Load the lexical part from a folder; None if there is no folder.
 
     Raises:
         ValueError: it covers another number of documents.
@@ -230,7 +209,7 @@ def load_lexical(folder: Path, doc_ids: Sequence[str], device: str | None = None
 
 
 def _is_dense(encoder: SparseEncoder, name: str) -> bool:
-    """True if the library put an untrained sparse layer on top of a dense model."""
+    """True if sentence-transformers put an untrained sparse layer on top of a dense model."""
     if not any(isinstance(module, SparseAutoEncoder) for module in encoder.modules()):
         return False
     listed = load_file_path(name, "modules.json")

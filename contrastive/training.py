@@ -1,33 +1,26 @@
 """Contrastive pre-training: from documents and their queries to a tuned encoder.
 
-A training row is one document with V of its texts (the document itself, then queries), so every batch holds positives by
-construction; `label` is the document. Several devices and checkpoints come from `SentenceTransformerTrainer`. Knows nothing of
-docids.
+A training row is one document with V of its texts (the document itself, then queries), so that every batch holds positives;
+`label` is the document. Several devices and checkpoints come from `SentenceTransformerTrainer`. Knows nothing of docids.
 """
 
-import json
 import random
-import shutil
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import datasets
 import faiss
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.training_args import SentenceTransformerTrainingArguments
-from transformers import PrinterCallback
 
-from contrastive.callbacks import SILENT, ProgressLine, Reports
 from contrastive.encoder import Encoder
-from contrastive.inference import has_bfloat16
 from contrastive.losses import DPRLoss, SupervisedContrastiveLoss
+from contrastive.trainers import SILENT, FiniteTraining, Reports, run_trainer, trainer_settings
 from docids.files.checks import LARGEST, above_zero, at_least, between, plain_fields
 
 NO_QUERIES = "There are no queries to train the encoder on; add qrels/train.tsv or set contrastive.loss to none."
@@ -99,19 +92,19 @@ def contrastive_rows(
     views: int = 2,
     seed: int = 0,
 ) -> datasets.Dataset:
-    """One row per (document, query) pair, filled up to `views` texts of that document, with the document as `label`.
+    """Return one row per (document, query) pair, filled up to `views` texts of the document, with the document as `label`.
 
     Args:
         documents: text of each document.
         queries: {document row: its train queries}.
         pseudo_queries: {document row: its pseudo-queries}; a document without queries gets one row from these.
-        negatives: {query: document rows, the same number for each}, from `hard_negatives`; queries without them get no row.
-        views: columns; a document with too few different texts repeats its queries.
-        seed: of the further queries that fill a row.
+        negatives: {query: document rows, equally many for each} from `hard_negatives`; queries without them get no row.
+        views: columns; a document with too few texts repeats its queries.
+        seed: of the queries that fill a row.
 
     Returns:
-        A table with the columns view_0 (the document) .. view_{views-1}, label; with negatives the columns negative_0 … come
-        before the label, which then lists their documents too.
+        A table with the columns view_0 (the document) .. view_{views-1}, negative_0 … if there are negatives, and label: the
+        document, or a list of it and the negatives.
 
     Raises:
         ValueError: there are no queries.
@@ -119,17 +112,17 @@ def contrastive_rows(
     rng = random.Random(seed)
     rows = []
     for label in sorted({*queries, *pseudo_queries}):
-        own, pseudo = list(queries.get(label, ())), list(pseudo_queries.get(label, ()))
+        real, pseudo = list(queries.get(label, ())), list(pseudo_queries.get(label, ()))
         document = documents[label]
-        for query in own or rng.sample(pseudo, min(1, len(pseudo))):
-            others = [text for text in own + pseudo if text != query] or [query]
+        for query in real or rng.sample(pseudo, min(1, len(pseudo))):
+            others = [text for text in real + pseudo if text != query] or [query]
             rest = rng.sample(others, min(views - 2, len(others)))
             rest += rng.choices(others, k=views - 2 - len(rest))
             if not negatives:
                 rows.append((document, query, *rest, label))
             elif query in negatives:
-                wrong = negatives[query]
-                rows.append((document, query, *rest, *(documents[row] for row in wrong), [label, *wrong]))
+                irrelevant = negatives[query]
+                rows.append((document, query, *rest, *(documents[row] for row in irrelevant), [label, *irrelevant]))
     if not rows:
         raise ValueError(NO_QUERIES)
     names = [f"view_{view}" for view in range(views)]
@@ -142,11 +135,11 @@ def contrastive_rows(
 def hard_negatives(
     encoder: Encoder, embeddings: NDArray[np.float32], queries: Mapping[int, Sequence[str]], count: int
 ) -> dict[str, list[int]]:
-    """For each query the `count` best documents under the encoder that do not answer it (Karpukhin et al. 2020, section 3.2).
+    """Return for each query the top `count` documents that do not answer it (Karpukhin et al. 2020, section 3.2).
 
     Args:
         encoder: before training.
-        embeddings: [documents, dim] of the documents by that encoder, perhaps mapped into memory.
+        embeddings: [documents, dim] by that encoder, perhaps memory-mapped.
         queries: {document row: its train queries}.
         count: document rows per query.
     """
@@ -154,126 +147,17 @@ def hard_negatives(
     for row, texts in queries.items():
         for text in texts:
             answers.setdefault(text, set()).add(row)
-    most = max(len(rows) for rows in answers.values())
-    asked = encoder.encode(list(answers), "query", progress=True)
-    ranked = faiss.knn(asked, embeddings, min(count + most, len(embeddings)), faiss.METRIC_INNER_PRODUCT)[1]
+    k = min(count + max(len(rows) for rows in answers.values()), len(embeddings))
+    encoded = encoder.encode(list(answers), "query", progress=True)
+    ranked = faiss.knn(encoded, embeddings, k, faiss.METRIC_INNER_PRODUCT)[1]
     return {
-        text: [int(row) for row in found if row not in right][:count]
-        for (text, right), found in zip(answers.items(), ranked, strict=True)
+        text: [int(row) for row in rows if row not in relevant][:count]
+        for (text, relevant), rows in zip(answers.items(), ranked, strict=True)
     }
-
-
-def trainer_settings(config: Any, work_folder: Path, *, use_cpu: bool, reports: Reports = SILENT) -> dict[str, Any]:
-    """Trainer arguments that all our trainings share: a loss and a checkpoint every tenth, the last two checkpoints kept.
-
-    Args:
-        config: settings with `epochs`, `learning_rate`, `bf16` and `seed`.
-        work_folder: of the checkpoints.
-        use_cpu: stay on the CPU; otherwise the trainer chooses the device.
-        reports: if losses are reported, there is one every hundredth.
-    """
-    return {
-        "output_dir": str(work_folder),
-        "num_train_epochs": config.epochs,
-        "learning_rate": config.learning_rate,
-        "bf16": config.bf16 and has_bfloat16(use_cpu=use_cpu),
-        "seed": config.seed,
-        "save_strategy": "steps",
-        "save_steps": 0.1,
-        "save_total_limit": 2,
-        "logging_steps": 0.1 if reports.to == "none" else 0.01,
-        "logging_nan_inf_filter": False,  # `FiniteTraining` looks at the loss itself
-        "report_to": "none",  # `Reports` has the callbacks
-        "disable_tqdm": True,  # `run_trainer` shows the progress
-        "use_cpu": use_cpu,
-        "dataloader_pin_memory": False,
-    }
-
-
-def run_trainer(trainer: Any, description: str, work_folder: Path) -> None:
-    """Train, with our progress bar; resumes from the last checkpoint in `work_folder`, if there is one.
-
-    Args:
-        trainer: of transformers or sentence-transformers, with `trainer_settings`.
-        description: of the training, a few words.
-        work_folder: of the checkpoints.
-    """
-    shown = ProgressLine(description)
-    trainer.remove_callback(PrinterCallback)  # prints dictionaries
-    trainer.add_callback(shown)
-    try:
-        trainer.train(resume_from_checkpoint=last_checkpoint(work_folder))
-    finally:
-        shown.close()
-
-
-def last_checkpoint(work_folder: Path) -> str | None:
-    """The last whole checkpoint, from which a killed training resumes; those that a kill cut off are removed."""
-    folders = [folder for folder in work_folder.glob("checkpoint-*") if folder.name.rpartition("-")[2].isdigit()]
-    whole = [folder for folder in folders if _is_whole(folder)]
-    for folder in set(folders) - set(whole):
-        shutil.rmtree(folder, ignore_errors=True)  # several processes may do so at once
-    return str(max(whole, key=lambda folder: int(folder.name.rpartition("-")[2]))) if whole else None
-
-
-def _is_whole(checkpoint: Path) -> bool:
-    """True if all files of a checkpoint were written to their ends; the trainer writes its own state last."""
-    try:
-        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-        for weights in checkpoint.rglob("*.safetensors"):
-            with safe_open(weights, "numpy"):
-                pass
-    except (OSError, ValueError, SafetensorError):
-        return False
-    has_weights = any(checkpoint.rglob("*.safetensors"))
-    return has_weights and all(zipfile.is_zipfile(path) for path in checkpoint.glob("*.pt*"))
-
-
-class FiniteTraining:
-    """A base, before the trainer's own, that ends a training whose loss or weights are no longer finite numbers.
-
-    The loss is looked at in every step on a CPU, and elsewhere when it is logged: to look at it there is to wait for it.
-
-    Attributes:
-        section: of the training's settings, as in "training.".
-    """
-
-    section = ""
-
-    def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
-        """Do one step.
-
-        Raises:
-            ValueError: the loss is infinite or not a number.
-        """
-        trainer: Any = self
-        loss: torch.Tensor = super().training_step(*arguments, **keywords)  # type: ignore[misc]
-        step = trainer.state.global_step + 1
-        if (loss.device.type == "cpu" or step % trainer.state.logging_steps == 0) and not loss.isfinite():
-            self._stop(step, f"the loss is {loss.item():g}")
-        return loss
-
-    def train(self, *arguments: Any, **keywords: Any) -> Any:
-        """Train.
-
-        Raises:
-            ValueError: a loss, or in the end a weight, is infinite or not a number.
-        """
-        trainer: Any = self
-        output = super().train(*arguments, **keywords)  # type: ignore[misc]
-        if not all(weights.isfinite().all() for weights in trainer.model.parameters()):
-            self._stop(trainer.state.global_step, "there are weights that are not finite")
-        return output
-
-    def _stop(self, step: int, reason: str) -> NoReturn:
-        rate = self.args.learning_rate  # type: ignore[attr-defined]
-        raise ValueError(
-            f"The training diverged at step {step}: {reason}; lower {self.section}learning_rate ({rate:g})."
-        )
 
 
 class _EncoderTrainer(FiniteTraining, SentenceTransformerTrainer):
-    """Leaves out the model card, whose examples are looked for with a progress bar of their own."""
+    """Writes no model card, for which the library would collect examples, with a progress bar."""
 
     section = "contrastive."
 
@@ -288,14 +172,14 @@ def train_encoder(
     work_folder: Path,
     reports: Reports = SILENT,
 ) -> None:
-    """Train `encoder` in place on `contrastive_rows`; resumes from the last checkpoint in `work_folder`, if there is one.
+    """Train an encoder in place; resumes from the last checkpoint in `work_folder`, if there is one.
 
     Args:
         encoder: to be trained.
-        rows: what it is trained on.
-        config: how it is trained.
-        work_folder: for checkpoints.
-        reports: where the losses go.
+        rows: from `contrastive_rows`.
+        config: of the training.
+        work_folder: of the checkpoints.
+        reports: of the losses.
 
     Raises:
         ValueError: the training diverged.

@@ -1,6 +1,6 @@
-"""From docids to a docid tree: documents whose paths begin alike are a cluster, and clusters are the nodes of the tree.
+"""Builds the docid tree of docids: documents whose paths have a common prefix form a cluster, and clusters are the nodes.
 
-Knows nothing of how docids are made (`docids.schemes`), of texts or of models.
+Knows nothing of how a scheme works, of texts or of models.
 """
 
 import numpy as np
@@ -8,7 +8,8 @@ import numpy as np
 from docids.files.processes import ALONE, Processes
 from docids.files.storage import scratch_array
 from docids.schemes import Docids, DocidsConfig, SchemeInput, make_docids
-from docids.tree import DocidTree, Floats, Ints
+from docids.tree import DocidTree
+from docids.types import Floats, Ints
 from docids.vectors import BLOCK, Vectors
 
 __all__ = ["DocidsConfig", "assemble", "build_tree"]
@@ -22,14 +23,14 @@ def build_tree(
     progress: bool = False,
     processes: Processes = ALONE,
 ) -> DocidTree:
-    """The docid tree of documents, by a scheme that needs only their embeddings.
+    """Build the docid tree of documents, by a scheme that needs only their embeddings.
 
     Args:
         embeddings: [N, dim] document embeddings, in collection order.
         config: the settings.
-        cluster_embeddings: [N, any] what to cluster on instead.
+        cluster_embeddings: [N, any] vectors to cluster instead.
         progress: show a progress bar over documents.
-        processes: that share the clustering; each gets the tree, the same for any number of them.
+        processes: share the clustering; each returns the same tree, whatever their number.
 
     Raises:
         ValueError: fewer documents than `branching`, values that are not finite, or a scheme that needs more.
@@ -39,12 +40,12 @@ def build_tree(
 
 
 def assemble(docids: Docids, embeddings: Floats) -> DocidTree:
-    """The docid tree of docids; its vectors are written block by block, to scratch files.
+    """Build the docid tree of docids; its vectors are written to scratch files, block by block.
 
     Args:
         docids: of any scheme.
-        embeddings: [N, dim] the embeddings that the scheme was given, perhaps mapped into memory. If they are fewer than the
-            docids, they are those of the documents, and each place of a document has its document's.
+        embeddings: [N, dim] of the docids, perhaps memory-mapped; or fewer, of the documents, each of which gives its embedding
+            to all its docids.
     """
     order, levels = _clusters(docids.paths)
     ranges = np.concatenate(levels)
@@ -65,44 +66,42 @@ def assemble(docids: Docids, embeddings: Floats) -> DocidTree:
     for start in range(0, len(order), BLOCK):
         ordered[start : start + BLOCK] = embeddings[source[start : start + BLOCK]]
     centroids = _means_below(ordered, doc_start, doc_end)
-    vectors = Vectors.of(centroids), Vectors.of(ordered)
+    vectors = Vectors.from_array(centroids), Vectors.from_array(ordered)
     return DocidTree(first_child, num_children, doc_start, doc_end, doc_rows, *vectors)
 
 
 def _clusters(paths: Ints) -> tuple[Ints, list[Ints]]:
-    """The clusters of documents with [N, longest] paths, all different.
+    """Find the clusters of documents with paths [N, longest], all different.
 
-    A cluster whose documents differ in the next number, and have none after it, numbers its documents. Others are split by the
-    next number; a path that ends there goes first.
+    A cluster whose paths differ in the next number and end with it is a leaf cluster. Others are split by the next number; a
+    path that ends there goes first.
 
     Returns:
-        order: [N] which path is that of each docid position.
+        order: [N] path of each docid position.
         levels: root first, [clusters, 2] each, ascending: first docid position of a cluster and one past its last.
     """
     order = np.lexsort(paths.T[::-1]).astype(np.int32)
     ordered = paths[order]
     lengths = (ordered >= 0).sum(axis=1)
-    begins = np.zeros(
-        len(paths) + 1, dtype=bool
-    )  # does a cluster of the next level begin here, and the one before end?
+    begins = np.zeros(len(paths) + 1, dtype=bool)  # True where a cluster of the next level begins
     begins[[0, -1]] = True
     levels = [np.array([[0, len(paths)]], dtype=np.int32)]
     for level, numbers in enumerate(ordered.T):
         begins[1:-1] |= numbers[1:] != numbers[:-1]
         longer = np.concatenate([[0], np.cumsum(lengths > level + 1)])
         start, end = levels[-1].T
-        start, end = (own[longer[end] > longer[start]] for own in (start, end))  # of the clusters that are split
+        start, end = (edge[longer[end] > longer[start]] for edge in (start, end))  # of the clusters that are split
         if not len(start):
             break
         edges = np.flatnonzero(begins).astype(np.int32)
-        parts = np.stack([edges[:-1], edges[1:]], axis=1)
-        owner = np.searchsorted(start, parts[:, 0], side="right") - 1
-        levels.append(parts[(owner >= 0) & (parts[:, 0] < end[owner])])
+        ranges = np.stack([edges[:-1], edges[1:]], axis=1)
+        parent = np.searchsorted(start, ranges[:, 0], side="right") - 1
+        levels.append(ranges[(parent >= 0) & (ranges[:, 0] < end[parent])])
     return order, levels
 
 
 def _means_below(embeddings: Floats, doc_start: Ints, doc_end: Ints) -> Floats:
-    """Mean embedding of the documents below each node, a block of documents at a time.
+    """Return the mean embedding of the documents below each node, computed a block of documents at a time.
 
     Args:
         embeddings: [N, dim] by docid position.

@@ -1,6 +1,6 @@
-"""What other packages add to this one (docid schemes, objectives, rerankers, commands), found by their entry points.
+"""Extensions by other packages: docid schemes, objectives, rerankers and commands, found by their entry points.
 
-Nothing of another package is imported before it is used by name.
+Another package is imported only when its extension is used by name.
 """
 
 from collections.abc import Sequence
@@ -31,10 +31,10 @@ def extension_names(group: str, known: Sequence[str] = ()) -> list[str]:
 
 
 def load_extension(group: str, name: str) -> Any | None:
-    """Return what another package adds under a name, or None if no package does.
+    """Return the extension of that name; None if no package has it.
 
     Raises:
-        ValueError: it cannot be imported, or it is nothing that can be called.
+        ValueError: it cannot be imported or called.
     """
     for point in extensions(group):
         if point.name == name:
@@ -43,7 +43,7 @@ def load_extension(group: str, name: str) -> Any | None:
 
 
 def package_of(group: str, name: str) -> str:
-    """Return name and version of the package that adds something, or "" if it is our own or no package does."""
+    """Return name and version of the package of an extension, "" if no other package has it."""
     for point in extensions(group):
         if point.name == name and point.dist is not None:
             return f"{point.dist.name} {point.dist.version}"

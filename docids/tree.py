@@ -1,9 +1,9 @@
 """The docid tree: nodes, digits, centroids and the order of the documents, as flat arrays.
 
 Inner nodes are numbered breadth-first from the root (0); the document at docid position p is node num_inner + p. A node's
-children are either all inner nodes or all documents and have consecutive numbers; the documents below a node are the
-consecutive positions doc_start..doc_end. So a digit is an offset, a subtree is a slice, and nothing is looked up by string.
-A document with several docids is at several positions, its places. Knows nothing of how a tree was made, of texts or models.
+children are either all inner nodes or all documents, numbered consecutively; the documents below a node are the positions
+doc_start..doc_end. So a digit is an offset and a subtree a slice. A document with several docids is at several positions, its
+places. Knows nothing of how a tree was made, of texts or models.
 """
 
 import hashlib
@@ -18,32 +18,30 @@ from numpy.typing import NDArray
 
 from docids.files.storage import save_tensors
 from docids.files.untrusted import read_tensors
+from docids.types import Ints
 from docids.vectors import LARGE, Vectors, VectorsConfig, read_codec
 
-Ints = NDArray[np.int32]
-Floats = NDArray[np.float32]
-
 MOST_PLACES = 100
+"""Docids of one document, at most."""
 _STRUCTURE = ("first_child", "num_children", "doc_start", "doc_end", "doc_rows")
 
 
 @dataclass(frozen=True, eq=False)
 class DocidTree:
-    """A tree over N documents, or N places of fewer documents, with I inner nodes.
+    """A tree with N leaves, the places of documents, and I inner nodes.
 
     Attributes:
         first_child: [I] node number of each inner node's first child.
         num_children: [I] its number of children; child number c has digit c.
         doc_start: [I] first docid position below it.
         doc_end: [I] one past the last docid position below it.
-        doc_rows: [N] collection row of the document at each docid position; -1 if it was removed and its place is free.
-            A document with several docids is there several times.
+        doc_rows: [N] collection row of the document at each docid position; -1 where it was removed and the place is free.
         centroids: [I, dim] mean of the document embeddings below each inner node.
-        embeddings: [N, dim] embedding of the document at each docid position: the centroid of that leaf.
-        codes: [N, dim] the embeddings in few bytes, by which the cells of a large tree are searched; None if there are none.
-        trained: [I + N] by node: True if the decoder was trained with it; all are, unless the tree was updated.
+        embeddings: [N, dim] embedding of the document at each docid position.
+        codes: [N, dim] the embeddings in few bytes, by which a large tree is searched; None in a small one.
+        trained: [I + N] by node: True if the decoder was trained with it; False for nodes that updates added.
         origin: sha256 of the tree the decoder was trained for, if this one was updated since; else empty.
-        segments: how many pieces of a text get a place each, at most; those of documents that are added too.
+        segments: pieces of a text that get a place each, at most.
     """
 
     first_child: Ints
@@ -69,22 +67,22 @@ class DocidTree:
 
     @property
     def num_documents(self) -> int:
-        """Number of leaves: places of documents, and of removed ones."""
+        """Number of leaves: places of documents, free ones included."""
         return len(self.doc_rows)
 
     @cached_property
     def num_removed(self) -> int:
-        """Number of leaves whose document was removed."""
+        """Number of free places: leaves whose document was removed."""
         return int((self.doc_rows < 0).sum())
 
     @cached_property
     def num_rows(self) -> int:
-        """Number of different documents: the rows of the document table."""
+        """Number of documents: rows of the document table."""
         return int(self.doc_rows.max(initial=-1)) + 1
 
     @cached_property
     def most_places(self) -> int:
-        """Places of the document that has most; 1 if each document has one docid."""
+        """Largest number of places of a document; 1 if each has one docid."""
         return int(np.bincount(self.doc_rows[self.doc_rows >= 0]).max(initial=1))
 
     @cached_property
@@ -99,11 +97,11 @@ class DocidTree:
 
     @cached_property
     def level_sizes(self) -> list[int]:
-        """Number of nodes (inner nodes and documents) to choose from at each level."""
+        """Number of nodes, leaves included, to choose from at each level."""
         return [int(self.num_children[level].sum()) for level in self.levels]
 
     def expansions(self, beam_width: int) -> int:
-        """Upper bound on the inner nodes that a search with this beam expands."""
+        """Return an upper bound on the inner nodes that a search with this beam expands."""
         return sum(min(beam_width, level.stop - level.start) for level in self.levels)
 
     @property
@@ -113,17 +111,17 @@ class DocidTree:
 
     @cached_property
     def fan_out(self) -> list[int]:
-        """Largest number of children a node of each level has: the size of that level's digit vocabulary."""
+        """Largest number of children at each level: the size of its digit vocabulary."""
         return [int(self.num_children[level].max()) for level in self.levels]
 
     @cached_property
     def holds_documents(self) -> list[bool]:
-        """Whether documents are among the children that are chosen at each level."""
+        """For each level, True if some of the children to choose from are documents."""
         return [bool((self.first_child[level] >= self.num_inner).any()) for level in self.levels]
 
     @cached_property
     def token_offsets(self) -> Ints:
-        """[depth] token id of digit 0 of each level; token 0 starts a sequence (the root)."""
+        """[depth] token id of digit 0 of each level; token 0 starts a sequence."""
         return (1 + np.concatenate([[0], np.cumsum(self.fan_out)[:-1]])).astype(np.int32)
 
     @property
@@ -133,7 +131,7 @@ class DocidTree:
 
     @cached_property
     def positions(self) -> Ints:
-        """[documents] docid position of each collection row, of its first place: the inverse of `doc_rows`."""
+        """[documents] docid position of each collection row, the first if it has several: the inverse of `doc_rows`."""
         places = np.flatnonzero(self.doc_rows >= 0)[::-1]  # the first place of a row is assigned last
         inverse = np.empty(self.num_rows, dtype=np.int32)
         inverse[self.doc_rows[places]] = places
@@ -141,7 +139,7 @@ class DocidTree:
 
     @cached_property
     def by_row(self) -> Ints:
-        """[places] docid positions of all documents, in the order of their rows; `positions` if each has one place."""
+        """[places] docid positions of all documents, ordered by row; `positions` if each has one place."""
         if self.most_places == 1:
             return self.positions
         return np.argsort(self.doc_rows, kind="stable")[self.num_removed :].astype(np.int32)
@@ -149,14 +147,14 @@ class DocidTree:
     @cached_property
     def places(self) -> Ints:
         """[documents, most_places] docid positions of each collection row, ascending; one with fewer repeats its first."""
-        found = np.repeat(self.positions[:, None], self.most_places, axis=1)
+        places = np.repeat(self.positions[:, None], self.most_places, axis=1)
         rows = self.doc_rows[self.by_row]
-        found[rows, np.arange(len(rows)) - np.searchsorted(rows, rows)] = self.by_row
-        return found
+        places[rows, np.arange(len(rows)) - np.searchsorted(rows, rows)] = self.by_row
+        return places
 
     @cached_property
     def parents(self) -> Ints:
-        """[I + N] by node: the inner node above it, -1 for the root."""
+        """[I + N] parent of each node, -1 for the root."""
         parents = np.full(self.num_inner + self.num_documents, -1, dtype=np.int32)
         digits = np.arange(self.num_children.sum()) - np.repeat(
             np.cumsum(self.num_children) - self.num_children, self.num_children
@@ -176,7 +174,7 @@ class DocidTree:
 
     @property
     def origin_fingerprint(self) -> str:
-        """`fingerprint` of the tree that the decoder was trained for: what its vocabulary is bound to."""
+        """`fingerprint` of the tree that the decoder was trained for."""
         return self.origin_bytes.tobytes().hex()
 
     @property
@@ -185,7 +183,7 @@ class DocidTree:
         return self.origin if len(self.origin) else np.frombuffer(bytes.fromhex(self.fingerprint), dtype=np.uint8)
 
     def paths(self, positions: NDArray[np.integer]) -> tuple[Ints, Ints]:
-        """Paths from the root to documents.
+        """Return the paths from the root to documents.
 
         Args:
             positions: [n] docid positions.
@@ -211,12 +209,12 @@ class DocidTree:
         return parents, digits
 
     def digits(self, position: int) -> tuple[int, ...]:
-        """The docid of the document at a docid position."""
+        """Return the docid of the document at a docid position."""
         (row,) = self.paths(np.array([position]))[1]
         return tuple(int(digit) for digit in row if digit >= 0)
 
     def node(self, digits: Sequence[int]) -> int:
-        """The node at the end of a path of digits.
+        """Return the node at the end of a path of digits.
 
         Raises:
             ValueError: the path leaves the tree; the message names level, digit and range.
@@ -233,7 +231,7 @@ class DocidTree:
         return node
 
     def node_digits(self, node: int) -> tuple[int, ...]:
-        """The path of digits from the root to any node."""
+        """Return the digits from the root to a node."""
         if node >= self.num_inner:
             return self.digits(node - self.num_inner)
         parents, digits = self.paths(self.doc_start[[node]])
@@ -241,7 +239,7 @@ class DocidTree:
         return tuple(int(digit) for digit in digits[0, :depth])
 
     def rows_below(self, node: int) -> Ints:
-        """[places] collection rows of the documents at or below a node, in docid order."""
+        """Return the collection rows of the documents at or below a node, in docid order."""
         start, end = node - self.num_inner, node - self.num_inner + 1
         if start < 0:
             start, end = int(self.doc_start[node]), int(self.doc_end[node])
@@ -249,17 +247,18 @@ class DocidTree:
         return rows[rows >= 0]
 
     def stored_as(self, config: VectorsConfig) -> "DocidTree":
-        """The tree with its vectors in fewer bytes; a product quantiser is fitted to documents, and nodes have its codes too.
+        """Return the tree with its vectors in fewer bytes; nodes share the product quantiser of documents.
 
         Raises:
             ValueError: the vectors are too few for a product quantiser, or its bytes do not divide their dimension.
         """
         kind, code_bytes = config.kind, config.code_bytes
-        embeddings = Vectors.of(self.embeddings, kind, code_bytes)
-        codec = embeddings.codec if kind == "pq" else None  # nodes are few, so they share the documents' codewords
-        centroids = Vectors.encoded(self.centroids, codec) if codec else Vectors.of(self.centroids, kind)
-        beside = 0 if kind == "pq" else code_bytes
-        codes = Vectors.searchable(self.embeddings, beside) if beside or len(self.embeddings) > LARGE else None
+        embeddings = Vectors.from_array(self.embeddings, kind, code_bytes)
+        codec = embeddings.codec if kind == "pq" else None  # nodes are too few for codewords of their own
+        centroids = Vectors.from_codec(self.centroids, codec) if codec else Vectors.from_array(self.centroids, kind)
+        search_bytes = 0 if kind == "pq" else code_bytes
+        needs_codes = search_bytes or len(self.embeddings) > LARGE
+        codes = Vectors.search_codes(self.embeddings, search_bytes) if needs_codes else None
         return replace(self, centroids=centroids, embeddings=embeddings, codes=codes)
 
     def save(self, path: Path) -> None:
@@ -272,13 +271,13 @@ class DocidTree:
         for name in _VECTORS:
             vectors: Vectors | None = getattr(self, name)
             if vectors is not None:
-                known = vectors.codec.arrays if vectors.codec else {}
-                arrays |= {name: vectors.in_order(), **{f"{name}_{own}": array for own, array in known.items()}}
+                codec = vectors.codec.arrays if vectors.codec else {}
+                arrays |= {name: vectors.all_numbers(), **{f"{name}_{part}": array for part, array in codec.items()}}
         save_tensors(arrays, path)
 
     @classmethod
     def load(cls, path: Path) -> "DocidTree":
-        """What `save` wrote, mapped into memory; processes that load the same file share it.
+        """Return what `save` wrote, memory-mapped; processes that load the same file share it.
 
         Raises:
             FileNotFoundError: no such file.
@@ -297,7 +296,7 @@ class DocidTree:
         return tree
 
     def _problem(self) -> str:
-        """What is wrong with the arrays, or an empty string."""
+        """Return what is wrong with the arrays, or an empty string."""
         inner, documents = self.num_inner, self.num_documents
         if any(len(getattr(self, name)) != inner for name in ("num_children", "doc_start", "doc_end", "centroids")):
             return "arrays of inner nodes differ in length"
@@ -310,19 +309,19 @@ class DocidTree:
             return "what was trained does not fit the nodes"
         if not documents or self.doc_rows.min() < -1 or self.trained.view(np.uint8).max() > 1:
             return "some values are out of range"
-        vectors = [own for own in (self.centroids, self.embeddings, self.codes) if own is not None]
-        if not all(own.is_sound() for own in vectors):
+        vectors = [array for array in (self.centroids, self.embeddings, self.codes) if array is not None]
+        if not all(array.is_sound() for array in vectors):
             return "some vectors are not finite, or not what their codec reads"
-        if len({own.shape[1] for own in vectors}) > 1 or not self.embeddings.shape[1]:
+        if len({array.shape[1] for array in vectors}) > 1 or not self.embeddings.shape[1]:
             return "centroids and embeddings differ in width"
         if self.codes is not None and len(self.codes) != documents:
             return "codes are not one a document"
-        if [own.is_searchable for own in vectors] != [False, False, True][: len(vectors)]:
+        if [array.are_search_codes for array in vectors] != [False, False, True][: len(vectors)]:
             return "vectors and the codes to search by are of another kind"
         return self._structure_problem()
 
     def _structure_problem(self) -> str:
-        """What is wrong with children and documents of the inner nodes, or an empty string."""
+        """Return what is wrong with children and documents of the inner nodes, or an empty string."""
         inner, documents = self.num_inner, self.num_documents
         first, count, start, end = (
             getattr(self, name).astype(np.int64) for name in ("first_child", "num_children", "doc_start", "doc_end")
@@ -330,21 +329,23 @@ class DocidTree:
         if not inner or count.min() < 1 or count.sum() != inner + documents - 1:
             return "some nodes have no parent, or several"
         branches = first < inner
-        own, last = first[branches], (first + count)[branches] - 1
-        if (own != 1 + np.cumsum(count[branches]) - count[branches]).any() or (own <= np.flatnonzero(branches)).any():
+        child, last = first[branches], (first + count)[branches] - 1
+        if (child != 1 + np.cumsum(count[branches]) - count[branches]).any() or (
+            child <= np.flatnonzero(branches)
+        ).any():
             return "inner nodes are not numbered by level"
         if (start[0], end[0]) != (0, documents) or last.max(initial=0) != inner - 1:
             return "some nodes are not below the root"
         if ((start + inner != first) | (end - start != count))[~branches].any():
             return "some children are not their parent's documents"
         followed = np.delete(np.arange(inner), [0, *last])  # by a sibling
-        if not np.array_equal(start[branches], start[own]) or not np.array_equal(end[branches], end[last]):
+        if not np.array_equal(start[branches], start[child]) or not np.array_equal(end[branches], end[last]):
             return "some documents are not below their node"
         return "" if np.array_equal(end[followed], start[followed + 1]) else "the documents of siblings overlap"
 
 
 _VECTORS = ("centroids", "embeddings", "codes")
-_CODECS = {f"{name}_{own}": (np.float32, ndim) for name in _VECTORS for own, ndim in (("scale", 1), ("codebooks", 3))}
+_CODECS = {f"{name}_{part}": (np.float32, ndim) for name in _VECTORS for part, ndim in (("scale", 1), ("codebooks", 3))}
 _ARRAYS: dict[str, tuple[type[np.generic] | tuple[type[np.generic], ...], int]] = {
     **dict.fromkeys(_STRUCTURE, (np.int32, 1)),
     **dict.fromkeys(_VECTORS, ((np.float32, np.float16, np.int8, np.uint8), 2)),
@@ -357,11 +358,11 @@ _ARRAYS: dict[str, tuple[type[np.generic] | tuple[type[np.generic], ...], int]] 
 
 
 def diagnostics(tree: DocidTree, collisions: int = 0) -> dict[str, object]:
-    """Measures of how evenly a tree codes its documents.
+    """Return measures of how evenly a tree codes its documents.
 
     Args:
         tree: the docids.
-        collisions: how many documents only their last digit tells from an earlier one, as the scheme counted them.
+        collisions: documents that only the last digit distinguishes from an earlier one, as the scheme counted them.
 
     Returns:
         documents; docids, more if documents have several; inner_nodes, depth; depth_histogram {digits: docids}; mean_fan_out by
@@ -378,7 +379,7 @@ def diagnostics(tree: DocidTree, collisions: int = 0) -> dict[str, object]:
         "depth_histogram": {int(length): int(count) for length, count in zip(lengths, counts, strict=True)},
         "mean_fan_out": [round(float(tree.num_children[level].mean()), 2) for level in tree.levels],
         "fill": [
-            round(float(own.mean() / own.max()), 4) for own in (tree.num_children[level] for level in tree.levels)
+            round(float(tree.num_children[level].mean() / tree.num_children[level].max()), 4) for level in tree.levels
         ],
         "entropy": [round(_entropy(tree, level), 4) for level in tree.levels],
         "collisions": collisions,
@@ -386,7 +387,7 @@ def diagnostics(tree: DocidTree, collisions: int = 0) -> dict[str, object]:
 
 
 def _entropy(tree: DocidTree, level: slice) -> float:
-    """Mean over documents of H(digit | node) / log(children) at a level; 1 where all digits are equally likely."""
+    """Return the mean over documents of H(digit | node) / log(children) at a level; 1 if all digits are equally likely."""
     share, weight = 0.0, 0
     for node in range(level.start, level.stop):
         first, count = tree.first_child[node], tree.num_children[node]

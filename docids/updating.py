@@ -1,8 +1,8 @@
 """Adds documents to a docid tree and removes them, without changing the docid of any other.
 
-The decoder has learnt the docids it was trained on, so they stay. A removed document leaves its place free. A new one descends
-to the nearest cluster and takes a free place there, or one at the end; if the cluster is full, a new cluster opens beside it.
-`DocidTree.trained` records which nodes the decoder knows. Knows nothing of texts or models.
+The decoder was trained on these docids, so they stay. A removed document leaves its place free. A new one descends to the
+nearest cluster and takes a free place there, or a new one at the end; beside a full cluster a new one is opened.
+`DocidTree.trained` records which nodes the decoder was trained with. Knows nothing of texts or models.
 """
 
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.tree import DocidTree, Floats, Ints
+from docids.tree import DocidTree
+from docids.types import Floats, Ints
 from docids.vectors import Vectors
 
 _OVERFULL = 2
@@ -18,32 +19,32 @@ _OVERFULL = 2
 
 
 def remove_documents(tree: DocidTree, rows: NDArray[np.integer]) -> DocidTree:
-    """The tree without some documents; their places stay and are free.
+    """Return the tree without some documents; their places become free.
 
     Args:
         tree: the docids.
-        rows: of the document table; later rows move up.
+        rows: of the document table; later rows shift.
     """
-    gone = np.zeros(tree.num_documents + 1, dtype=bool)  # the last one for row -1 of free places
+    gone = np.zeros(tree.num_documents + 1, dtype=bool)  # the last entry is that of row -1, free places
     gone[rows] = True
     moved = (np.cumsum(~gone) - 1).astype(np.int32)
     free = gone[tree.doc_rows] | (tree.doc_rows < 0)
     doc_rows = np.where(free, -1, moved[tree.doc_rows]).astype(np.int32)
     changed = np.flatnonzero(free & (tree.doc_rows >= 0))
-    nothing = np.zeros((len(changed), tree.embeddings.shape[1]), np.float32)
-    embeddings = _with_rows(tree.embeddings, changed, nothing)
-    codes = _with_rows(tree.codes, changed, nothing) if tree.codes else None
+    zeros = np.zeros((len(changed), tree.embeddings.shape[1]), np.float32)
+    embeddings = _with_rows(tree.embeddings, changed, zeros)
+    codes = _with_rows(tree.codes, changed, zeros) if tree.codes else None
     smaller = replace(tree, doc_rows=doc_rows, embeddings=embeddings, codes=codes, origin=tree.origin_bytes)
     return _with_means(smaller, changed)
 
 
 def add_documents(tree: DocidTree, embeddings: Floats, rows: NDArray[np.integer] | None = None) -> DocidTree:
-    """The tree with more documents, which take the next rows of the document table.
+    """Return the tree with more documents, which take the next rows of the document table.
 
     Args:
         tree: the docids.
         embeddings: [n, dim] of the new documents.
-        rows: [n] which of the new documents each embedding belongs to, if some have several places; counted from 0.
+        rows: [n] new document, from 0, of each embedding, if some have several places.
 
     Raises:
         ValueError: their dimension is not the tree's, or values are not finite.
@@ -70,7 +71,7 @@ class _Opened:
 
 
 class _Growing:
-    """A tree and what is added to it; before `assemble` only the nodes on new documents' paths are read.
+    """A tree and additions to it; only the nodes on the paths of new documents are read before `assemble`.
 
     An inner node is a node number of the tree or, from `num_inner` on, an opened one. A place is a docid position of the tree
     or, from `num_documents` on, a new one.
@@ -79,16 +80,16 @@ class _Growing:
     def __init__(self, tree: DocidTree) -> None:
         self.tree = tree
         self.opened = _Opened()
-        self.taken: dict[int, None] = {}  # the places of the new documents, in their order
+        self.taken: dict[int, None] = {}  # places of the new documents, in order
         self.new_places: list[tuple[int, int]] = []  # (cluster, digit) of each new place
-        self.more: dict[int, list[int]] = {}  # {inner node: children that the tree does not have}
+        self.more: dict[int, list[int]] = {}  # {inner node: its new children}
         trained = tree.trained[: tree.num_inner]
         are_clusters = tree.first_child >= tree.num_inner
         self.most_documents = _OVERFULL * int(tree.num_children[trained & are_clusters].max())
         self.most_clusters = _OVERFULL * int(tree.num_children[trained & ~are_clusters].max(initial=2))
 
     def place(self, embedding: Floats) -> None:
-        """Find a place for the next document."""
+        """Choose a place for the next document."""
         node = 0
         while not self._is_cluster(node):
             node = self._nearest(embedding, self._children(node))
@@ -109,12 +110,12 @@ class _Growing:
 
     def _children(self, node: int) -> list[int]:
         """Inner nodes, or the places of a cluster."""
-        tree, own = self.tree, range(0)
+        tree, children = self.tree, range(0)
         if node < tree.num_inner:
             first = int(tree.first_child[node])
             first -= tree.num_inner if first >= tree.num_inner else 0
-            own = range(first, first + int(tree.num_children[node]))
-        return [*own, *self.more.get(node, ())]
+            children = range(first, first + int(tree.num_children[node]))
+        return [*children, *self.more.get(node, ())]
 
     def _is_free(self, place: int) -> bool:
         return place < self.tree.num_documents and self.tree.doc_rows[place] < 0 and place not in self.taken
@@ -137,15 +138,15 @@ class _Growing:
         return nodes[int(distances.argmin())]
 
     def _is_full(self, node: int) -> bool:
-        """True if another child should not join it; the root, which has no sibling, never is."""
+        """True if no child should be added; never for the root, which has no sibling."""
         most = self.most_documents if self._is_cluster(node) else self.most_clusters
         return node != 0 and len(self._children(node)) >= most
 
-    # If there is no room.
+    # New clusters.
 
     def _open_beside(self, cluster: int, embedding: Floats) -> int:
-        """A cluster with room beside a full one: one opened earlier, or a new one."""
-        if cluster == 0:  # the tree is one cluster, so it has no siblings
+        """Return a cluster with room beside a full one, opened earlier or now."""
+        if cluster == 0:  # the root has no siblings
             return cluster
         parent = self._parent(cluster)
         opened = self._with_room(parent, are_clusters=True)
@@ -155,7 +156,7 @@ class _Growing:
         return self._nearest(embedding, opened) if opened else self._append_inner(parent, embedding, is_cluster=True)
 
     def _parent_with_room(self, node: int) -> int:
-        """The parent for a new sibling of `node`: its own or, if that is full, one opened beside it."""
+        """Return the parent for a new sibling of `node`: the node's or, if that is full, one opened beside it."""
         parent = self._parent(node)
         if not self._is_full(parent):
             return parent
@@ -167,7 +168,7 @@ class _Growing:
         )
 
     def _with_room(self, parent: int, *, are_clusters: bool) -> list[int]:
-        """Children that an update opened and that have room."""
+        """Return children that an update opened and that have room."""
         return [
             node
             for node in self._children(parent)
@@ -189,10 +190,10 @@ class _Growing:
         self.more.setdefault(cluster, []).append(place)
         self.taken[place] = None
 
-    # The result as a tree.
+    # The resulting tree.
 
     def assemble(self, embeddings: Floats, rows: NDArray[np.integer]) -> DocidTree:
-        """The tree with new node numbers: inner nodes breadth-first, documents in docid order."""
+        """Return the tree with its nodes renumbered: inner nodes breadth-first, documents in docid order."""
         tree, inner, documents = self.tree, self.tree.num_inner, self.tree.num_documents
         cluster_of_new, digit_of_new = np.array(self.new_places, dtype=np.int64).reshape(-1, 2).T
         parent = np.concatenate([tree.parents[:inner], np.array(self.opened.parent, dtype=np.int64)])
@@ -218,7 +219,7 @@ class _Growing:
         trained[number[:inner]] = tree.trained[:inner]
         trained[len(parent) + position[:documents]] = tree.trained[inner:]
         trained[len(parent) + added] = False
-        source = np.empty(len(position), dtype=np.int32)  # the old position of each, or N + number of the new document
+        source = np.empty(len(position), dtype=np.int32)  # old position of each, or N + number of the new document
         source[position[:documents]] = np.arange(documents)
         source[added] = documents + np.arange(len(added))
         opened = np.array(self.opened.centroid, dtype=np.float32).reshape(-1, embeddings.shape[1])
@@ -228,9 +229,9 @@ class _Growing:
             doc_start=start[order].astype(np.int32),
             doc_end=(start + size)[order].astype(np.int32),
             doc_rows=doc_rows,
-            centroids=tree.centroids.arranged(order, opened),
-            embeddings=tree.embeddings.arranged(source, embeddings),
-            codes=tree.codes.arranged(source, embeddings) if tree.codes else None,
+            centroids=tree.centroids.rearrange(order, opened),
+            embeddings=tree.embeddings.rearrange(source, embeddings),
+            codes=tree.codes.rearrange(source, embeddings) if tree.codes else None,
             trained=trained,
             origin=tree.origin_bytes,
             segments=tree.segments,
@@ -239,7 +240,7 @@ class _Growing:
 
 
 def _breadth_first(parent: NDArray[np.int64], digit: NDArray[np.int64]) -> tuple[list[NDArray[np.int64]], Ints]:
-    """The nodes of each level in docid order, and each node's number in that order."""
+    """Return the nodes of each level in docid order, and each node's number in that order."""
     levels, number = [np.array([0])], np.zeros(len(parent), dtype=np.int32)
     above, numbered = np.zeros(len(parent), dtype=bool), 1
     above[0] = True
@@ -254,10 +255,10 @@ def _breadth_first(parent: NDArray[np.int64], digit: NDArray[np.int64]) -> tuple
 
 
 def _document_ranges(
-    levels: list[NDArray[np.int64]], parent: NDArray[np.int64], own: NDArray[np.int64]
+    levels: list[NDArray[np.int64]], parent: NDArray[np.int64], counts: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """First docid position below each node and how many there are; `own` counts its direct documents."""
-    size = own.copy()
+    """Return the first docid position below each node, and how many there are; `counts` are of its direct documents."""
+    size = counts.copy()
     for level in reversed(levels[1:]):
         np.add.at(size, parent[level], size[level])
     start = np.zeros(len(parent), dtype=np.int64)
@@ -269,19 +270,19 @@ def _document_ranges(
 
 
 def _with_rows(vectors: Vectors, rows: NDArray[np.integer], new: Floats) -> Vectors:
-    """The vectors with some replaced."""
+    """Return the vectors with some replaced."""
     source = np.arange(len(vectors), dtype=np.int32)
     source[rows] = len(vectors) + np.arange(len(new), dtype=np.int32)
-    return vectors.arranged(source, new)
+    return vectors.rearrange(source, new)
 
 
 def _with_means(tree: DocidTree, changed: NDArray[np.integer]) -> DocidTree:
-    """The tree with the centroids above changed places recomputed; a node without documents keeps its own."""
+    """Return the tree with the centroids above changed places recomputed; a node without documents keeps its centroid."""
     occupied = tree.doc_rows >= 0
     before = np.concatenate([[0], np.cumsum(occupied, dtype=np.int32)])
     above, _ = tree.paths(changed)
     means: dict[int, NDArray[np.float64]] = {}
-    for node in np.unique(above[above >= 0])[::-1].tolist():  # those below come first
+    for node in np.unique(above[above >= 0])[::-1].tolist():  # children before parents
         first = int(tree.first_child[node])
         below = slice(first, first + int(tree.num_children[node]))
         if first >= tree.num_inner:

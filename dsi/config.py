@@ -10,8 +10,8 @@ from typing import Any, TypeVar, get_type_hints
 
 import tomli_w
 
-from contrastive.callbacks import REPORTS
 from contrastive.encoder import EncoderConfig
+from contrastive.trainers import REPORTS
 from contrastive.training import ContrastiveConfig
 from docids.files.checks import at_least, one_of, plain, plain_fields, shown
 from docids.files.storage import write_text

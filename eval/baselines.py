@@ -1,4 +1,4 @@
-"""The systems to beat: tuned BM25 over words, and flat dense search over embeddings. Knows nothing of trees or encoders."""
+"""The systems to beat: tuned BM25, and dense search over embeddings. Knows nothing of trees or encoders."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -7,15 +7,16 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from docids.types import Qrels, Run
 from docids.words.bm25 import BM25
-from eval.measures import Judgements, evaluate, mean
+from eval.measures import evaluate, mean
 
 BM25_GRID = tuple(product((0.6, 0.9, 1.2, 1.6, 2.0), (0.2, 0.4, 0.6, 0.75, 0.9)))
 """(k1, b) pairs that `tune_bm25` chooses from."""
 
 
-def tune_bm25(bm25: BM25, queries: Mapping[str, str], qrels: Judgements) -> None:
-    """Set k1 and b to the best RR@10 of `BM25_GRID` on dev queries."""
+def tune_bm25(bm25: BM25, queries: Mapping[str, str], qrels: Qrels) -> None:
+    """Set k1 and b to the pair in `BM25_GRID` with the best RR@10 on dev queries."""
     results = []
     for k1, b in BM25_GRID:
         bm25.weigh(k1, b)
@@ -32,8 +33,8 @@ def dense_run(
     k: int,
     *,
     approximate: bool = False,
-) -> dict[str, dict[str, float]]:
-    """The k best documents of each query by dot product (faiss).
+) -> Run:
+    """Return the top k documents of each query by dot product (faiss).
 
     Args:
         query_ids: keys of the queries.
@@ -41,10 +42,10 @@ def dense_run(
         doc_ids: keys of the documents.
         doc_embeddings: [documents, dim].
         k: documents per query.
-        approximate: search an HNSW graph (32 neighbours, efSearch 2 k) instead of all documents.
+        approximate: search an HNSW graph (32 neighbours, efSearch 2 k) instead of scoring all documents.
 
     Raises:
-        ValueError: there are not as many doc_ids as embeddings.
+        ValueError: doc_ids and embeddings differ in number.
     """
     if len(doc_ids) != len(doc_embeddings):
         raise ValueError(f"Every embedding needs a doc_id, got {len(doc_ids)} doc_ids for {len(doc_embeddings)}.")

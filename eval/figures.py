@@ -1,4 +1,4 @@
-"""Pictures of results as PNG and SVG (extra `figures`: matplotlib). Knows nothing of what they show."""
+"""Figures as PNG and SVG (extra `figures`: matplotlib). Knows nothing of what they show."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,12 +34,12 @@ def lines_figure(
     """Write a line per series of {series: {x: y}}, over a logarithmic x, to path.png and path.svg."""
     figure, axes = _figure(6.0, 4.0)
     for name, points in series.items():
-        places = sorted(points)
-        axes.plot(places, [points[x] for x in places], marker="o", markersize=4, label=name)
+        xs = sorted(points)
+        axes.plot(xs, [points[x] for x in xs], marker="o", markersize=4, label=name)
     axes.set_xscale("log")
     axes.set_yscale("log" if log_y else "linear")
-    places = sorted({x for points in series.values() for x in points})
-    axes.set_xticks(places, [f"{x:g}" for x in places])
+    ticks = sorted({x for points in series.values() for x in points})
+    axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
     axes.minorticks_off()
     axes.grid(alpha=0.3)
     axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
@@ -50,13 +50,13 @@ def lines_figure(
 def bars_figure(series: Mapping[str, Mapping[int, int]], xlabel: str, ylabel: str, title: str, path: Path) -> None:
     """Write stacked bars of {series: {x: height}} to path.png and path.svg."""
     figure, axes = _figure(6.0, 3.5)
-    places = sorted({x for heights in series.values() for x in heights})
-    bottom = dict.fromkeys(places, 0)
+    ticks = sorted({x for heights in series.values() for x in heights})
+    bottom = dict.fromkeys(ticks, 0)
     for name, heights in series.items():
-        axes.bar(places, [heights.get(x, 0) for x in places], bottom=[bottom[x] for x in places], label=name)
-        for x in places:
+        axes.bar(ticks, [heights.get(x, 0) for x in ticks], bottom=[bottom[x] for x in ticks], label=name)
+        for x in ticks:
             bottom[x] += heights.get(x, 0)
-    axes.set_xticks(places)
+    axes.set_xticks(ticks)
     axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
     axes.legend()
     _save(figure, path)
@@ -67,9 +67,9 @@ def spreads_figure(spreads: Mapping[str, Sequence[Sequence[float]]], xlabel: str
     figure, first = _figure(2.2 * len(spreads) + 0.6, 3.2)
     first.remove()
     panels = figure.subplots(1, len(spreads), sharey=True, squeeze=False)[0]
-    for axes, (name, own) in zip(panels, spreads.items(), strict=True):
+    for axes, (name, fives) in zip(panels, spreads.items(), strict=True):
         keys = ("whislo", "q1", "med", "q3", "whishi")
-        axes.bxp([dict(zip(keys, five, strict=True)) for five in own], showfliers=False)
+        axes.bxp([dict(zip(keys, five, strict=True)) for five in fives], showfliers=False)
         axes.set_yscale("log")
         axes.grid(alpha=0.3, axis="y")
         axes.set(xlabel=xlabel, title=name)

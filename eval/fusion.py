@@ -2,7 +2,7 @@
 
 As a function of the weight, a query's ranking changes only where the scores of two candidates cross, and a measure only where
 one of the two is judged. So the measure is a step function of the weight. All steps of all queries are sorted, and the best
-interval is read off their running sum; no grid of weights is tried. Knows nothing of how runs come about.
+interval follows from their running sum; there is no grid of weights. Knows nothing of how runs are made.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,29 +12,29 @@ from itertools import permutations
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.measures import Judgements, Run, evaluate, ranking
+from docids.types import Qrels, Run
+from eval.measures import evaluate, ranking
 
 _ROUNDS = 5
-FusedRun = dict[str, dict[str, float]]
 
 
-def reciprocal_rank_fusion(runs: Sequence[Run], k: int = 60) -> FusedRun:
-    """A run whose scores are the sum over runs of 1 / (k + rank) (Cormack et al. 2009).
+def reciprocal_rank_fusion(runs: Sequence[Run], k: int = 60) -> Run:
+    """Return a run whose scores are sums over runs of 1 / (k + rank) (Cormack et al. 2009).
 
     >>> reciprocal_rank_fusion([{"q": {"a": 2.0, "b": 1.0}}, {"q": {"b": 5.0}}], k=1)
     {'q': {'a': 0.5, 'b': 0.8333333333333333}}
     """
-    fused: FusedRun = {}
+    fused: Run = {}
     for run in runs:
         for query_id, scores in run.items():
-            found = fused.setdefault(query_id, {})
+            sums = fused.setdefault(query_id, {})
             for rank, doc_id in enumerate(ranking(scores), start=1):
-                found[doc_id] = found.get(doc_id, 0.0) + 1 / (k + rank)
+                sums[doc_id] = sums.get(doc_id, 0.0) + 1 / (k + rank)
     return fused
 
 
-def interpolate(a: Run, b: Run, weight: float) -> FusedRun:
-    """(1 - weight) * a + weight * b over the documents of either; a document that a run lacks gets the lowest score there.
+def interpolate(a: Run, b: Run, weight: float) -> Run:
+    """Return (1 - weight) * a + weight * b over the documents of either; a document that a run lacks gets its lowest score.
 
     >>> interpolate({"q": {"x": 4.0, "y": 2.0}}, {"q": {"y": 1.0, "z": 3.0}}, 0.5)
     {'q': {'x': 2.5, 'y': 1.5, 'z': 2.5}}
@@ -52,12 +52,12 @@ def interpolate(a: Run, b: Run, weight: float) -> FusedRun:
     return fused
 
 
-def best_weight(a: Run, b: Run, qrels: Judgements, measure: str = "RR@10") -> tuple[float, float]:
-    """The weight of `interpolate` with the highest mean of a measure over judged queries, and that mean.
+def best_weight(a: Run, b: Run, qrels: Qrels, measure: str = "RR@10") -> tuple[float, float]:
+    """Return the weight of `interpolate` with the highest mean of a measure over judged queries, and that mean.
 
-    Exact: considers every interval between neighbouring crossings, and both ends. The weight is the middle of the best interval
-    (of several equal ones the widest); only candidates that tie everywhere tie there. Takes O(c log c) for c crossings of a
-    judged candidate with another.
+    Exact: considers every interval between neighbouring crossings, and both ends. The weight is the middle of the best
+    interval (of equals the widest), where only candidates that tie everywhere tie. Takes O(c log c) for c crossings of a judged
+    candidate with another.
     """
     ends = {w: evaluate(interpolate(a, b, w), qrels, [measure])[measure] for w in (0.0, 1.0)}
     best = max((sum(values.values()) / len(qrels), w) for w, values in ends.items())
@@ -71,29 +71,28 @@ def best_weight(a: Run, b: Run, qrels: Judgements, measure: str = "RR@10") -> tu
     order = np.argsort(at, kind="stable")
     at, sums = at[order], total + np.cumsum(np.concatenate(changes)[order])
     widths = np.diff(np.append(at, 1.0))
-    sums[widths <= 1e-12] = -np.inf  # of several steps at one place only the last sum is that of an interval
+    sums[widths <= 1e-12] = -np.inf  # of several steps at one weight only the last sum belongs to an interval
     top = np.flatnonzero(sums >= sums.max() - 1e-9)
     widest = top[np.argmax(widths[top])]
     inside = (float(sums[widest]) / len(qrels), float(at[widest] + widths[widest] / 2))
-    value, weight = max(inside, best, key=lambda found: found[0])  # of equals not an end
+    value, weight = max(inside, best, key=lambda entry: entry[0])  # of equals not an end
     return weight, value
 
 
-def best_weights(first: Run, others: Sequence[Run], qrels: Judgements, measure: str = "RR@10") -> list[float]:
-    """Weights of `others` in first + sum of weight * other with a high mean of a measure, by exact line searches in turn.
+def best_weights(first: Run, others: Sequence[Run], qrels: Qrels, measure: str = "RR@10") -> list[float]:
+    """Return weights of `others` in first + sum of weight * other, by exact line searches for a high mean of a measure.
 
-    Starts at zero. Each step sets one weight to its exact best with the others fixed, so no step makes the measure worse; stops
-    when a round over all runs gains nothing. Every order of the runs is tried, and the best result kept. All runs must score
-    the same documents.
+    Starts at zero. Each step sets one weight to its exact optimum with the others fixed, so the measure never falls; stops when
+    a round over all runs gains nothing. All orders of the runs are tried. All runs must score the same documents.
     """
-    ends = [_line_searches(first, others, order, qrels, measure) for order in permutations(range(len(others)))]
-    return max(ends, key=lambda end: end[0])[1]
+    results = [_line_searches(first, others, order, qrels, measure) for order in permutations(range(len(others)))]
+    return max(results, key=lambda result: result[0])[1]
 
 
 def _line_searches(
-    first: Run, others: Sequence[Run], order: Sequence[int], qrels: Judgements, measure: str
+    first: Run, others: Sequence[Run], order: Sequence[int], qrels: Qrels, measure: str
 ) -> tuple[float, list[float]]:
-    """The measure and the weights that line searches in this order reach."""
+    """Return the measure and the weights that line searches in this order reach."""
     weights, best = [0.0] * len(others), -1.0
     for _ in range(_ROUNDS):
         before = best
@@ -110,15 +109,15 @@ def _line_searches(
     return best, weights
 
 
-def _weighted_sum(a: Run, b: Run, weight: float) -> FusedRun:
+def _weighted_sum(a: Run, b: Run, weight: float) -> Run:
     return {
-        query_id: {doc: score + weight * b[query_id][doc] for doc, score in found.items()}
-        for query_id, found in a.items()
+        query_id: {doc_id: score + weight * b[query_id][doc_id] for doc_id, score in scores.items()}
+        for query_id, scores in a.items()
     }
 
 
 def _candidates(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[list[str], NDArray[np.float64]]:
-    """doc_ids of both, ascending, and their scores [2, n]."""
+    """Return the doc_ids of both, ascending, and their scores [2, n]."""
     doc_ids = sorted({**a, **b})
     lowest = [min(run.values(), default=0.0) for run in (a, b)]
     scores = [[run.get(doc_id, low) for doc_id in doc_ids] for run, low in zip((a, b), lowest, strict=True)]
@@ -128,19 +127,19 @@ def _candidates(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[list[st
 def _steps(
     a: Mapping[str, float], b: Mapping[str, float], judged: Mapping[str, int], measure: str
 ) -> tuple[NDArray[np.float64], list[float]]:
-    """Where one query's measure may change, ascending in (0, 1), and its value in each of the intervals between."""
+    """Return the weights in (0, 1), ascending, at which a query's measure may change, and its value between them."""
     doc_ids, scores = _candidates(a, b)
-    mine = [n for n, doc_id in enumerate(doc_ids) if doc_id in judged]
+    judged_rows = [n for n, doc_id in enumerate(doc_ids) if doc_id in judged]
     # Lead of every candidate over each judged one at weight 0 and at weight 1: [judged, candidates].
-    start, end = (row[None, :] - row[mine][:, None] for row in scores)
+    start, end = (row[None, :] - row[judged_rows][:, None] for row in scores)
     with np.errstate(divide="ignore", invalid="ignore"):
         at = np.where(np.sign(start) * np.sign(end) < 0, start / (start - end), np.nan)
-    start = np.where(at == 0, 0.0, start)  # a crossing that rounds to weight 0: they tie there
+    start = np.where(at == 0, 0.0, start)  # a crossing that rounds to weight 0 is a tie there
     at = np.where((at > 0) & (at < 1), at, np.nan)
     where = np.unique(at[~np.isnan(at)])
     # Just right of weight 0 the sign of `start` decides; ties at 0 are broken by `end`, then by doc_id.
     side = np.where(start != 0, start, end)
-    ahead = (side > 0) | ((side == 0) & (np.arange(len(doc_ids))[None, :] < np.array(mine, dtype=int)[:, None]))
+    ahead = (side > 0) | ((side == 0) & (np.arange(len(doc_ids))[None, :] < np.array(judged_rows, dtype=int)[:, None]))
     ranks = np.repeat(ahead.sum(axis=1)[:, None], len(where) + 1, axis=1)  # [judged, intervals], from 0
     for row, (positions, falls) in enumerate(zip(at, end < 0, strict=True)):
         crosses = ~np.isnan(positions)
@@ -148,7 +147,7 @@ def _steps(
         np.add.at(change, 1 + np.searchsorted(where, positions[crosses]), np.where(falls[crosses], -1, 1))
         ranks[row] += np.cumsum(change)
     depth = int(measure.split("@")[1])
-    gains = [judged[doc_ids[n]] for n in mine]
+    gains = [judged[doc_ids[n]] for n in judged_rows]
     missing = [gain for doc_id, gain in judged.items() if doc_id not in a and doc_id not in b]
     columns = map(tuple, np.minimum(ranks, depth).T.tolist())  # below the cut-off all ranks are alike
     return where, [_value(column, (*gains, *missing), measure) for column in columns]
@@ -156,7 +155,7 @@ def _steps(
 
 @lru_cache(maxsize=100_000)
 def _value(ranks: tuple[int, ...], gains: tuple[int, ...], measure: str) -> float:
-    """The measure of a ranking with judged documents at these ranks; gains beyond them are those of documents not in it."""
+    """Return the measure of a ranking with judged documents at these ranks; further gains are of documents outside it."""
     depth = int(measure.split("@")[1])
     scores = {f"unjudged {rank}": -float(rank) for rank in range(depth)}
     for number, rank in enumerate(ranks):

@@ -1,9 +1,9 @@
 """Retrieval measures per query and their means: Hit, RR, nDCG, Recall, P and F at k, as ir_measures and trec_eval have them.
 
-A run is ranked by score, equal scores by doc_id (ascending). A document is relevant when its judgement is above 0.
-Every judged query counts: one without results scores 0. Knows nothing of how runs come about.
+Documents are ranked by score, equal scores by doc_id (ascending). A document is relevant if its judgement is above 0. Every
+judged query counts: one without results scores 0. Knows nothing of how runs are made.
 
-Computed here, not by ir_measures: tuning calls them thousands of times on single queries. The tests compare each with it.
+Computed here, not by ir_measures, because tuning calls them thousands of times on single queries; tests compare the two.
 """
 
 import math
@@ -13,16 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-Run = Mapping[str, Mapping[str, float]]
-"""{query_id: {doc_id: score}}."""
-Judgements = Mapping[str, Mapping[str, int]]
-"""{query_id: {doc_id: relevance}}."""
+from docids.types import Qrels, Run
 
 STANDARD_MEASURES = ("Hit@1", "Hit@5", "Hit@10", "RR@10", "nDCG@10", "Recall@100")
 
 
 def ranking(scores: Mapping[str, float]) -> list[str]:
-    """doc_ids, best first; equal scores by doc_id.
+    """Return doc_ids, best first; equal scores by doc_id.
 
     >>> ranking({"b": 1.0, "a": 1.0, "c": 2.0})
     ['c', 'a', 'b']
@@ -30,15 +27,15 @@ def ranking(scores: Mapping[str, float]) -> list[str]:
     return sorted(scores, key=lambda doc_id: (-scores[doc_id], doc_id))
 
 
-def evaluate(run: Run, qrels: Judgements, measures: Sequence[str] = STANDARD_MEASURES) -> dict[str, dict[str, float]]:
-    """{measure: {query_id: value}} for every judged query.
+def evaluate(run: Run, qrels: Qrels, measures: Sequence[str] = STANDARD_MEASURES) -> dict[str, dict[str, float]]:
+    """Return {measure: {query_id: value}} for every judged query.
 
     >>> evaluate({"q": {"a": 2.0, "b": 1.0}}, {"q": {"b": 1}}, ["Hit@1", "RR@10"])
     {'Hit@1': {'q': 0.0}, 'RR@10': {'q': 0.5}}
 
     Args:
         run: scores of the documents returned.
-        qrels: judgements; queries that are only in the run are ignored.
+        qrels: judgements; other queries in the run are ignored.
         measures: names such as "Hit@1" (Success@1 in ir_measures); the mean reciprocal rank is the mean of RR.
 
     Raises:
@@ -56,17 +53,17 @@ def evaluate(run: Run, qrels: Judgements, measures: Sequence[str] = STANDARD_MEA
 
 
 def mean(values: Mapping[str, float], query_ids: Iterable[str] | None = None) -> float:
-    """Mean over the given queries (all by default); NaN for none.
+    """Return the mean over some queries (all by default); NaN for none.
 
     >>> mean({"q1": 1.0, "q2": 0.0})
     0.5
     """
-    chosen = list(values.values()) if query_ids is None else [values[query_id] for query_id in query_ids]
-    return sum(chosen) / len(chosen) if chosen else math.nan
+    numbers = list(values.values()) if query_ids is None else [values[query_id] for query_id in query_ids]
+    return sum(numbers) / len(numbers) if numbers else math.nan
 
 
 def hit(ranked: Sequence[str], judged: Mapping[str, int]) -> float:
-    """1 if a relevant document is among the ranked, else 0 (also called Success, or top-k accuracy).
+    """Return 1 if a relevant document is among the ranked, else 0 (also called Success, or top-k accuracy).
 
     >>> hit(["a", "b"], {"b": 1})
     1.0
@@ -75,7 +72,7 @@ def hit(ranked: Sequence[str], judged: Mapping[str, int]) -> float:
 
 
 def reciprocal_rank(ranked: Sequence[str], judged: Mapping[str, int]) -> float:
-    """1 / rank of the first relevant document, 0 without one.
+    """Return 1 / rank of the first relevant document, 0 without one.
 
     >>> reciprocal_rank(["a", "b"], {"b": 1})
     0.5
@@ -84,7 +81,7 @@ def reciprocal_rank(ranked: Sequence[str], judged: Mapping[str, int]) -> float:
 
 
 def recall(ranked: Sequence[str], judged: Mapping[str, int]) -> float:
-    """Share of the relevant documents that are among the ranked; 0 when nothing is relevant.
+    """Return the share of the relevant documents that are among the ranked; 0 if nothing is relevant.
 
     >>> recall(["a", "b"], {"b": 1, "c": 2})
     0.5
@@ -94,9 +91,9 @@ def recall(ranked: Sequence[str], judged: Mapping[str, int]) -> float:
 
 
 def ndcg(ranked: Sequence[str], judged: Mapping[str, int], k: int) -> float:
-    """Normalised discounted cumulative gain, gain = relevance, discount = log2(rank + 1) (Järvelin & Kekäläinen 2002).
+    """Return normalised discounted cumulative gain: gain = relevance, discount = log2(rank + 1) (Järvelin & Kekäläinen 2002).
 
-    It is ir_measures' nDCG@k. The variant with gain = 2^relevance - 1 is another measure, nDCG(dcg='exp-log2')@k there.
+    This is ir_measures' nDCG@k. The variant with gain = 2^relevance - 1 is nDCG(dcg='exp-log2')@k there.
 
     >>> ndcg(["a", "b"], {"b": 1}, 10) == 1 / math.log2(3)
     True
@@ -106,7 +103,7 @@ def ndcg(ranked: Sequence[str], judged: Mapping[str, int], k: int) -> float:
 
 
 def precision(ranked: Sequence[str], judged: Mapping[str, int], k: int) -> float:
-    """Share of k answers that are relevant (Zhuo et al. 2020, eq. 5); missing answers count as wrong.
+    """Return the share of k results that are relevant (Zhuo et al. 2020, eq. 5); missing results count as irrelevant.
 
     >>> precision(["a", "b"], {"b": 1}, 4)
     0.25
@@ -115,7 +112,7 @@ def precision(ranked: Sequence[str], judged: Mapping[str, int], k: int) -> float
 
 
 def f_measure(ranked: Sequence[str], judged: Mapping[str, int], k: int) -> float:
-    """Harmonic mean of precision and recall (Zhuo et al. 2020, eq. 7); 0 if both are 0.
+    """Return the harmonic mean of precision and recall (Zhuo et al. 2020, eq. 7); 0 if both are 0.
 
     >>> f_measure(["a", "b"], {"b": 1}, 2)
     0.6666666666666666
@@ -125,19 +122,19 @@ def f_measure(ranked: Sequence[str], judged: Mapping[str, int], k: int) -> float
 
 
 def regret(probabilities: NDArray[np.floating], chosen: NDArray[np.integer]) -> NDArray[np.float64]:
-    """[n] by how much the mean probability of the m chosen falls short of that of the m best (Zhuo et al. 2020, eq. 10).
+    """Return [n] the mean probability of the m best documents minus that of the m chosen (Zhuo et al. 2020, eq. 10).
 
     >>> regret(np.array([[0.5, 0.25, 1.0]]), np.array([[0, 1]])).tolist()
     [0.375]
 
     Args:
         probabilities: [n, documents] of relevance.
-        chosen: [n, m] columns of it; -1 for a missing answer, which counts as probability 0.
+        chosen: [n, m] columns of it; -1 for a missing result, which has probability 0.
     """
     m = chosen.shape[1]
     best = -np.partition(-probabilities, m - 1, axis=1)[:, :m]
-    got = np.take_along_axis(probabilities, np.maximum(chosen, 0), axis=1) * (chosen >= 0)
-    return np.asarray(best.mean(axis=1, dtype=np.float64) - got.mean(axis=1, dtype=np.float64))
+    achieved = np.take_along_axis(probabilities, np.maximum(chosen, 0), axis=1) * (chosen >= 0)
+    return np.asarray(best.mean(axis=1, dtype=np.float64) - achieved.mean(axis=1, dtype=np.float64))
 
 
 def _dcg(gains: Iterable[int]) -> float:

@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.measures import Judgements, Run, evaluate, mean
+from docids.types import Qrels, Run
+from eval.measures import evaluate, mean
 from eval.tables import markdown_table
 
 Splits = dict[str, list[str]]
 """{"Total" | "Overlap" | "No Overlap": query_ids}."""
 
 
-def overlap_splits(qrels: Judgements, train_documents: Collection[str]) -> Splits:
-    """Test queries by whether one of their relevant documents also answers a train query (Lewis et al. 2021).
+def overlap_splits(qrels: Qrels, train_documents: Collection[str]) -> Splits:
+    """Split test queries by whether a relevant document is also relevant to a train query (Lewis et al. 2021).
 
     >>> overlap_splits({"q1": {"a": 1}, "q2": {"b": 1}}, {"a"})
     {'Total': ['q1', 'q2'], 'Overlap': ['q1'], 'No Overlap': ['q2']}
@@ -43,7 +44,7 @@ class SystemResult:
     Attributes:
         name: of the system.
         values: {measure: {query_id: value}}.
-        settings: those worth knowing.
+        settings: shown beside the measures.
     """
 
     name: str
@@ -51,16 +52,11 @@ class SystemResult:
     settings: dict[str, Any]
 
     def means(self, splits: Splits) -> dict[str, dict[str, float]]:
-        """{split: {measure: mean, in percent}}."""
+        """Return {split: {measure: mean, in percent}}."""
         return {
             split: {measure: round(100 * mean(values, query_ids), 2) for measure, values in self.values.items()}
             for split, query_ids in splits.items()
         }
-
-
-def measure_system(name: str, run: Run, qrels: Judgements, **settings: Any) -> SystemResult:
-    """The standard measures of a run, as a row."""
-    return SystemResult(name, evaluate(run, qrels), settings)
 
 
 def table(
@@ -69,21 +65,21 @@ def table(
     measures: Sequence[str] = ("Hit@1", "Hit@5", "Hit@10"),
     more: Sequence[str] = (),
 ) -> str:
-    """A Markdown table: a row per system, a column per split with the measures in it, in percent.
+    """Return a Markdown table: a row per system, a column per split with the measures, in percent.
 
     Args:
         results: the systems.
         splits: the columns.
         measures: in each cell.
-        more: settings that get a column of their own, if a system has them.
+        more: settings that get a column.
     """
-    heads = [f"{split} {' / '.join(measures)} ({len(query_ids)})" for split, query_ids in splits.items()]
+    columns = [f"{split} {' / '.join(measures)} ({len(query_ids)})" for split, query_ids in splits.items()]
     rows = []
     for result in results:
         means = result.means(splits)
         cells = [" / ".join(_cell(means[split][measure]) for measure in measures) for split in splits]
         rows.append([result.name, *cells, *(str(result.settings.get(name, "")) for name in more)])
-    return markdown_table(["system", *heads, *more], rows)
+    return markdown_table(["system", *columns, *more], rows)
 
 
 def _cell(value: float) -> str:
@@ -93,36 +89,36 @@ def _cell(value: float) -> str:
 def best_setting(
     search: Callable[[Mapping[str, Any]], Run],
     settings: Sequence[Mapping[str, Any]],
-    qrels: Judgements,
+    qrels: Qrels,
     measure: str = "RR@10",
 ) -> tuple[dict[str, Any], list[tuple[dict[str, Any], float]]]:
-    """The best of some settings on dev (the earliest of equals), and every setting with its mean.
+    """Return the best setting on dev (of equals the first), and every setting with its mean.
 
     Args:
         search: runs the dev queries under a setting.
-        settings: what to try.
+        settings: to choose from.
         qrels: dev judgements.
         measure: the measure to maximise.
     """
-    tried = [(dict(s), mean(evaluate(search(s), qrels, [measure])[measure])) for s in settings]
-    return max(tried, key=lambda entry: entry[1])[0], tried
+    means = [(dict(s), mean(evaluate(search(s), qrels, [measure])[measure])) for s in settings]
+    return max(means, key=lambda entry: entry[1])[0], means
 
 
 def supported_setting(
     search: Callable[[Mapping[str, Any]], Run],
     settings: Sequence[Mapping[str, Any]],
-    qrels: Judgements,
+    qrels: Qrels,
     measure: str = "RR@10",
 ) -> tuple[dict[str, Any], list[tuple[dict[str, Any], float]]]:
-    """Like `best_setting`, but the first setting unless the best one gains more than a standard error over it.
+    """Return the first setting unless the best one gains more than a standard error over it; otherwise as `best_setting`.
 
-    The standard error is that of the mean paired difference between the two (the "one standard error" rule, Breiman et al.
-    1984, keeps the simplest model on the same grounds).
+    The standard error is that of the mean paired difference between the two, as in the "one standard error" rule (Breiman et
+    al. 1984).
     """
     values = [evaluate(search(setting), qrels, [measure])[measure] for setting in settings]
-    tried = [(dict(setting), mean(own)) for setting, own in zip(settings, values, strict=True)]
-    best = max(range(len(tried)), key=lambda number: tried[number][1])
-    return tried[best if supported_gain(values[best], values[0]) else 0][0], tried
+    means = [(dict(setting), mean(per_query)) for setting, per_query in zip(settings, values, strict=True)]
+    best = max(range(len(means)), key=lambda number: means[number][1])
+    return means[best if supported_gain(values[best], values[0]) else 0][0], means
 
 
 def supported_gain(a: Mapping[str, float], b: Mapping[str, float]) -> bool:
@@ -139,7 +135,7 @@ def supported_gain(a: Mapping[str, float], b: Mapping[str, float]) -> bool:
 def randomisation_test(
     a: Mapping[str, float], b: Mapping[str, float], *, rounds: int = 100_000, seed: int = 0
 ) -> tuple[float, float]:
-    """Paired randomisation test (Smucker et al. 2007), two-sided, by random sign flips of the per-query differences.
+    """Run a paired randomisation test (Smucker et al. 2007): two-sided, random sign flips of the per-query differences.
 
     Not scipy's `permutation_test`: it takes 12 times as long (12.2 s, ours 1.0 s, for 2,000 queries and 100,000 rounds).
 
@@ -173,7 +169,7 @@ def randomisation_test(
 def bootstrap_interval(
     a: Mapping[str, float], b: Mapping[str, float], *, rounds: int = 10_000, seed: int = 0
 ) -> tuple[float, float, float]:
-    """Mean difference a - b over queries, and its 95 % percentile interval from bootstrap samples of the queries (scipy).
+    """Return the mean difference a - b over queries and its 95 % percentile interval, by bootstrap over queries (scipy).
 
     Raises:
         ValueError: the systems were measured on different queries.
@@ -185,13 +181,13 @@ def bootstrap_interval(
     if len(differences) == 1:
         return mean_difference, mean_difference, mean_difference
     rng = np.random.default_rng(seed)
-    found = bootstrap((differences,), np.mean, n_resamples=rounds, batch=100, method="percentile", rng=rng)
-    low, high = found.confidence_interval
+    result = bootstrap((differences,), np.mean, n_resamples=rounds, batch=100, method="percentile", rng=rng)
+    low, high = result.confidence_interval
     return mean_difference, float(low), float(high)
 
 
 def _differences(a: Mapping[str, float], b: Mapping[str, float]) -> NDArray[np.float64]:
-    """[queries] a - b."""
+    """Return [queries] a - b."""
     if a.keys() != b.keys() or not a:
         raise ValueError(f"Both systems need values for the same queries, got {len(a)} and {len(b)}.")
     return np.array([a[query_id] - b[query_id] for query_id in a])

@@ -1,6 +1,6 @@
-"""Tables of an experiment: rows over several seeds as mean ± deviation, beside published numbers, with significance.
+"""Tables of an experiment: means ± deviations over seeds, published numbers, significance.
 
-Knows nothing of how the rows were made.
+Knows nothing of how rows are made.
 """
 
 import math
@@ -40,7 +40,7 @@ class Measured:
     Attributes:
         name: of the row.
         values: {measure: {query_id: value}}.
-        record: what is kept of it: settings, measures by split, times.
+        record: settings, measures by split, times.
         published: key of `PUBLISHED`, "" for none.
     """
 
@@ -51,27 +51,27 @@ class Measured:
 
 
 def experiment_table(rows: Sequence[Sequence[Measured]], sizes: Mapping[str, int], reference: str) -> str:
-    """A Markdown table: a line per row over all its seeds, published numbers if any, three splits, p against the reference row.
+    """Return a Markdown table: per row published numbers if any, means over seeds on three splits, p against a reference.
 
     Args:
-        rows: for each row its seeds.
+        rows: the seeds of each row.
         sizes: queries of each split.
-        reference: name of the row that the others are tested against, by each query's mean over seeds.
+        reference: name of the row to test against, by each query's mean over seeds.
     """
     against = next((seeds for seeds in rows if seeds[0].name == reference), None)
     compared = any(seeds[0].published for seeds in rows)
-    heads = ["system", *["published, NQ10k"][:compared], *(f"{split} ({sizes[split]:,})" for split in SPLITS)]
-    heads += ["p Hit@1", "p Hit@10"]
+    columns = ["system", *["published, NQ10k"][:compared], *(f"{split} ({sizes[split]:,})" for split in SPLITS)]
+    columns += ["p Hit@1", "p Hit@10"]
     lines = []
     for seeds in rows:
         published = PUBLISHED.get(seeds[0].published, ("",))[0]
         cells = [" / ".join(_mean_and_deviation(seeds, split, measure) for measure in MEASURES) for split in SPLITS]
         tests = [_p_value(seeds, against, measure) for measure in MEASURES]
         lines.append([seeds[0].name, *[published][:compared], *cells, *tests])
-    most = max((len(row) for row in rows), default=1)
-    note = "one seed" if most == 1 else f"mean ± standard deviation over {most} seeds"
+    num_seeds = max((len(row) for row in rows), default=1)
+    note = "one seed" if num_seeds == 1 else f"mean ± standard deviation over {num_seeds} seeds"
     legend = f"Hit@1 / Hit@10 in percent, {note}; p of a paired randomisation test against “{reference}”."
-    return f"{markdown_table(heads, lines)}\n\n{legend}"
+    return f"{markdown_table(columns, lines)}\n\n{legend}"
 
 
 def _mean_and_deviation(seeds: Sequence[Measured], split: str, measure: str) -> str:
@@ -97,7 +97,7 @@ def _over_seeds(seeds: Sequence[Measured], measure: str) -> dict[str, float]:
 
 
 def grid_table(values: Mapping[tuple[float, float], float], columns: str, rows: str) -> str:
-    r"""A Markdown table of {(column, row): value}.
+    r"""Return a Markdown table of {(column, row): value}.
 
     >>> print(grid_table({(0.5, 1.0): 61.7, (0.7, 1.0): 61.25}, "alpha", "beta"))
     | beta \ alpha | 0.5   | 0.7   |

@@ -9,7 +9,7 @@ from docids.schemes import Docids
 
 
 def make(documents):
-    return Docids.of([[ord(text[0]), len(text.split())] for text in documents.texts])
+    return Docids.from_paths([[ord(text[0]), len(text.split())] for text in documents.texts])
 """
 
 

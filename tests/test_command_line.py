@@ -3,7 +3,6 @@
 import importlib
 import io
 import json
-import math
 import os
 import pty
 import subprocess
@@ -236,65 +235,30 @@ def test_the_example_ends_with_the_command_that_works_in_this_shell(tmp_path, mo
 # Threads
 
 
-def stat(*ticks):
-    return "".join(f"cpu{core} {' '.join(map(str, own))} 0 0\n" for core, own in enumerate(ticks))
-
-
-@pytest.fixture
-def cores(monkeypatch):
-    """Sets what /proc/stat says before and after the sample, of four cores of which this process may use the first two."""
-
-    def say(*texts):
-        following = iter(texts)
-        monkeypatch.setattr(libraries.Path, "read_text", lambda _: next(following))
-
-    monkeypatch.setattr(libraries.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
-    monkeypatch.setattr(libraries.time, "sleep", lambda _: None)
-    return say
-
-
-IDLE = (10, 5, 10, 100, 5, 0, 0, 0)
-
-
-def test_busy_cores_are_counted_without_niced_work_and_other_cores(cores):
-    working, niced, waiting = (28, 5, 12, 100, 5, 0, 0, 0), (10, 25, 10, 100, 5, 0, 0, 0), (10, 5, 10, 110, 15, 0, 0, 0)
-    cores("cpu 1 1\n" + stat(IDLE, IDLE, IDLE, IDLE), "cpu 2 2\n" + stat(working, niced, working, working))
-    assert libraries.busy_cores(0.2) == (2, 1)
-    cores(stat(IDLE, IDLE), stat(waiting, niced))
-    assert libraries.busy_cores(0.2) == (2, 0)
-    cores(stat(IDLE, IDLE), stat(IDLE, IDLE))  # no tick between
-    assert libraries.busy_cores(0.2) == (2, 0)
-
-
 @pytest.mark.parametrize(
-    ("counted", "own", "expected"),
-    [((8, 0), None, None), ((8, 3), None, "5"), ((2, 2), None, "1"), ((0, 0), None, None), ((8, 8), "6", "6")],
+    ("limit", "cores"), [("200000 100000", 2), ("max 100000", 4), ("800000 100000", 4), ("50000 100000", 1), ("", 4)]
 )
-def test_threads_leave_busy_cores_alone_and_the_users_choice_holds(counted, own, expected, monkeypatch):
-    monkeypatch.delitem(sys.modules, "torch")
-    monkeypatch.setattr(libraries, "allowed_cores", lambda: math.inf)
-    monkeypatch.setattr(libraries, "busy_cores", lambda _: counted)
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    if own:
-        monkeypatch.setenv("OMP_NUM_THREADS", own)
-    libraries._choose_threads()
-    assert os.environ.get("OMP_NUM_THREADS") == expected
-
-
-@pytest.mark.parametrize(
-    ("limit", "cores"), [("200000 100000", 2), ("max 100000", math.inf), ("50000 100000", 1), ("", math.inf)]
-)
-def test_a_container_may_use_as_many_cores_as_it_is_given(limit, cores, tmp_path, monkeypatch):
+def test_cores_are_those_of_the_affinity_and_of_the_container(limit, cores, tmp_path, monkeypatch):
+    monkeypatch.setattr(libraries.os, "sched_getaffinity", lambda _: {0, 1, 5, 6}, raising=False)
     path = tmp_path / "cpu.max"
     path.write_text(limit + "\n")
     assert libraries.allowed_cores(path) == cores
-    assert libraries.allowed_cores(tmp_path / "missing") == math.inf
-    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert libraries.allowed_cores(tmp_path / "missing") == 4
+    monkeypatch.delattr(libraries.os, "sched_getaffinity")
+    monkeypatch.setattr(libraries.os, "cpu_count", lambda: 64)
+    assert libraries.allowed_cores(tmp_path / "missing") == 64
+
+
+@pytest.mark.parametrize(("allowed", "chosen", "expected"), [(3, None, "3"), (8, None, None), (3, "6", "6")])
+def test_threads_are_the_cores_that_may_be_used_unless_the_user_chooses(allowed, chosen, expected, monkeypatch):
     monkeypatch.delitem(sys.modules, "torch")
-    monkeypatch.setattr(libraries, "busy_cores", lambda _: (64, 3))
-    monkeypatch.setattr(libraries, "allowed_cores", lambda: cores)
-    libraries._choose_threads()
-    assert os.environ["OMP_NUM_THREADS"] == str(min(cores, 61))
+    monkeypatch.setattr(libraries, "allowed_cores", lambda: allowed)
+    monkeypatch.setattr(libraries.os, "cpu_count", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    if chosen:
+        monkeypatch.setenv("OMP_NUM_THREADS", chosen)
+    libraries._limit_threads()
+    assert os.environ.get("OMP_NUM_THREADS") == expected
 
 
 # Queries in a file

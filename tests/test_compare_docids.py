@@ -19,7 +19,7 @@ from dsi_experiments.updates import hold_out, without
 import dsi
 from docids.clustering import DocidsConfig, build_tree
 from docids.extensions import SCHEMES as ENTRY_POINTS
-from docids.schemes import SCHEMES
+from docids.schemes import SCHEMES, SchemeInput, make_docids
 from dsi.commands.main import main
 from dsi.config import Config
 from dsi.measuring.diagnosis import diagnose, errors_by_level
@@ -199,19 +199,26 @@ def test_dense_search_is_that_of_whole_documents_and_schemes_of_other_packages_h
     made = comparison({**of_file, "segments": 3})
     made.check([])
     assert made.base.docids == DocidsConfig(method="file", file=of_file["file"])
-    monkeypatch.setattr("docids.schemes._foreign", lambda: [EntryPoint("letters", "json:dumps", ENTRY_POINTS)])
+    monkeypatch.setattr(
+        "docids.extensions.extensions", lambda group: [EntryPoint("letters", "json:dumps", ENTRY_POINTS)]
+    )
     assert [made.config(name, 7).docids.seed for name in ("letters", "kmeans", "title")] == [7, 7, 0]
 
 
 def test_trees_are_of_one_size_and_titles_need_titles(beir):
     collection = dsi.read_collection(beir())
-    assert docids.schemes_for(collection) == [name for name in SCHEMES if name != "file"]
-    for documents in (500, 2000, 100_000):
-        for branching in (8, 10, 15):
-            shapes = {name: docids.shape(name, documents, branching) for name in docids.schemes_for(collection)}
-            assert {own["branching"] for name, own in shapes.items() if name != "title"} == {8}
-            assert 8**-0.5 <= 8 ** shapes["rq"]["levels"] / documents <= 8**0.5
-            assert all(DocidsConfig(method=name, **own) for name, own in shapes.items())
+    names = docids.schemes_for(collection)
+    assert names == [*(name for name in SCHEMES if name != "file"), "pq", "rkmeans", "rq"]
+    for branching in (8, 10, 15):
+        shapes = {name: docids.shape(name, branching) for name in names}
+        assert {shape["branching"] for name, shape in shapes.items() if name != "title"} == {8}
+        assert all(DocidsConfig(method=name, **shape) for name, shape in shapes.items())
+    for documents in (500, 2000):
+        points = np.random.default_rng(0).normal(size=(documents, 16)).astype(np.float32)
+        paths = make_docids(SchemeInput(points, DocidsConfig(method="rkmeans", **docids.shape("rkmeans", 10)))).paths
+        levels = next(n for n in range(1, 9) if 8**-0.5 <= 8**n / documents <= 8**0.5)
+        assert paths[:, :levels].min() >= 0
+        assert (paths[:, levels:] < 0).any()  # only documents that share all codes have another digit
     untitled = json.dumps({"_id": "a", "title": " ", "text": "a text"})
     judged = "query-id\tcorpus-id\tscore\nq\ta\t1"
     qrels = dict.fromkeys(("train", "dev", "test"), judged)

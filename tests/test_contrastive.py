@@ -13,7 +13,8 @@ from contrastive import blocks, training
 from contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, in_blocks
 from contrastive.encoder import EXAMPLE_ENCODER, Encoder, EncoderConfig, check_sha256
 from contrastive.losses import DPRLoss, SupervisedContrastiveLoss, dpr_loss, supervised_contrastive_loss
-from contrastive.training import ContrastiveConfig, contrastive_rows, hard_negatives, train_encoder, trainer_settings
+from contrastive.trainers import trainer_settings
+from contrastive.training import ContrastiveConfig, contrastive_rows, hard_negatives, train_encoder
 from docids.files.processes import Processes
 from docids.files.storage import write_json
 from tests.kills import fork, status_of

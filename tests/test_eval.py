@@ -15,16 +15,16 @@ from eval.baselines import BM25_GRID, dense_run, tune_bm25
 from eval.diversity import read_subtopics
 from eval.measures import STANDARD_MEASURES, evaluate, mean, ranking
 from eval.protocol import (
+    SystemResult,
     best_setting,
     bootstrap_interval,
-    measure_system,
     overlap_splits,
     randomisation_test,
     supported_setting,
     table,
 )
 from eval.tables import markdown_table
-from eval.trec import read_qrels, read_run, write_qrels, write_run
+from eval.trec import read_run, write_run
 
 QRELS = {"q1": {"a": 2, "b": 1, "c": 0}, "q2": {"d": 1}, "q3": {"e": 1}}
 RUN = {"q1": {"c": 3.0, "b": 2.0, "a": 1.0}, "q2": {"a": 1.0, "d": 1.0}}  # q2 is a tie; q3 has no results
@@ -87,8 +87,6 @@ def test_trec_files_survive_writing_and_reading(tmp_path):
     write_run(RUN, tmp_path / "run", "tag")
     assert (tmp_path / "run").read_text().splitlines()[0] == "q1 Q0 c 1 3.0 tag"
     assert read_run(tmp_path / "run") == RUN
-    write_qrels(QRELS, tmp_path / "qrels")
-    assert read_qrels(tmp_path / "qrels") == QRELS
     theirs = {q.query_id for q in ir_measures.read_trec_run(str(tmp_path / "run"))}
     assert theirs == {"q1", "q2"}
 
@@ -111,9 +109,8 @@ def test_bad_trec_lines_are_named(tmp_path, content, message):
 @pytest.mark.parametrize("relevance", ["--1", "²", "٣", "1_0", "1.0", "9" * 30])
 def test_a_relevance_is_a_plain_integer(tmp_path, relevance):
     (tmp_path / "qrels").write_text(f"q 0 a 1\r\nq 0 d {relevance}\r\n", encoding="utf-8")
-    for read in (read_qrels, read_subtopics):
-        with pytest.raises(ValueError, match=f"qrels, line 2: expected an integer, got '{relevance}'"):
-            read(tmp_path / "qrels")
+    with pytest.raises(ValueError, match=f"qrels, line 2: expected an integer, got '{relevance}'"):
+        read_subtopics(tmp_path / "qrels")
 
 
 def test_a_run_with_a_byte_order_mark_is_read_and_one_in_another_encoding_is_not(tmp_path):
@@ -127,13 +124,13 @@ def test_a_run_with_a_byte_order_mark_is_read_and_one_in_another_encoding_is_not
 def test_splits_and_table():
     splits = overlap_splits(QRELS, {"b", "x"})
     assert splits == {"Total": ["q1", "q2", "q3"], "Overlap": ["q1"], "No Overlap": ["q2", "q3"]}
-    result = measure_system("ours", RUN, QRELS, alpha=0.5)
+    result = SystemResult("ours", evaluate(RUN, QRELS), {"alpha": 0.5})
     assert result.means(splits)["Overlap"]["Recall@100"] == 100
     lines = table([result], splits, ["Hit@1", "Hit@10"]).splitlines()
     assert lines[0].startswith("| system | Total Hit@1 / Hit@10 (3)")
     assert "| 0.00 / 66.67" in lines[2]
     empty = overlap_splits({"q1": {"b": 1}}, {"b"})
-    assert "—" in table([measure_system("ours", RUN, {"q1": {"b": 1}})], empty)
+    assert "—" in table([SystemResult("ours", evaluate(RUN, {"q1": {"b": 1}}), {})], empty)
 
 
 def test_a_setting_is_supported_if_its_gain_exceeds_a_standard_error():

@@ -40,7 +40,7 @@ def test_docids_are_made_again_for_another_version_of_the_package(trained, tmp_p
         install(tmp_path / "site", patch, "2.0", letters="own_letters:make")
         run.build_docids()
         assert run.seconds.keys() == {"docids"}
-        assert sources_digest(run.config.docids, run.collection) == "foreign 2.0 "
+        assert sources_digest(run.config.docids, run.collection) == "foreign 2.0"
         assert sources_digest(dsi.Config().docids, run.collection) == ""
 
 

@@ -81,9 +81,9 @@ def random_case(seed: int) -> Case:
         new = int(rng.integers(1, 12))
         _ = TiedIndex(tree, generator, None).listed  # lists are made before the update, as in an index that is searched
         tree = remove_documents(tree, gone)
-        bm25 = bm25.changed(gone.tolist(), [str(n) for n in range(documents - len(gone))], [])
+        bm25 = bm25.update(gone.tolist(), [str(n) for n in range(documents - len(gone))], [])
         tree = add_documents(tree, rng.normal(size=(new, WIDTH)).astype(np.float32))
-        bm25 = bm25.changed([], [str(n) for n in range(documents - len(gone) + new)], texts(new, rng))
+        bm25 = bm25.update([], [str(n) for n in range(documents - len(gone) + new)], texts(new, rng))
     batch_size = int(rng.choice([1, 3, 12]))
     states, mask, embeddings = random_queries(batch_size, seed=seed)
     batch = QueryBatch(torch.arange(batch_size), states, mask, embeddings, texts(batch_size, rng))
@@ -206,7 +206,7 @@ def _check_candidates(case, query, dense, scores, rows_allowed, result, k, seed)
         candidates = set(sorted(reached, key=lambda row: -best_dense[row])[: request.pool])
         if config.lexical_weight:
             (terms,) = case.bm25.query_terms([case.batch.texts[query]])
-            candidates |= set(case.bm25.weights.best(terms, request.pool).rows.tolist())
+            candidates |= set(case.bm25.scorer.top(terms, request.pool).rows.tolist())
         if request.extra_scores is not None:
             candidates |= set(np.argsort(-request.extra_scores[query])[: request.pool].tolist())
         if len(candidates) >= k or not pruned:

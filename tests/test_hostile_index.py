@@ -25,7 +25,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Pooling, T
 
 from contrastive.encoder import Encoder, EncoderConfig
 from contrastive.sparse import SparseIndex, SparseModel, load_lexical
-from contrastive.stored import check_model
+from contrastive.untrusted import check_model
 from docids.clustering import DocidsConfig, build_tree
 from docids.files.untrusted import is_inside
 from docids.words.bm25 import BM25
@@ -173,7 +173,7 @@ def test_names_inside_a_folder():
 def test_a_sparse_encoder_of_an_index_is_checked_too(tmp_path, tokenizer_folder, inference_free):
     texts, ids = ["neon is a noble gas", "the danube"], ["a", "b"]
     named = SparseModel.load(str(save_model(tmp_path, tokenizer_folder, inference_free=inference_free)), "cpu")
-    SparseIndex.of_texts(ids, texts, named).save(tmp_path / "lexical")
+    SparseIndex.from_texts(ids, texts, named).save(tmp_path / "lexical")
     assert load_lexical(tmp_path / "lexical", ids, "cpu").scores(["gas"]).shape == (1, 2)
     model = tmp_path / "lexical" / "model"
     edit_arrays(tmp_path / "lexical" / "vectors.safetensors", indptr=np.array([0, 9**9], dtype=np.int32))

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 import dsi
-from contrastive.training import last_checkpoint
+from contrastive.trainers import last_checkpoint
 from docids.files.processes import ALONE
 from docids.files.storage import folder_sums, sha256, write_json
 from dsi import GenerativeRetriever, SearchConfig

@@ -1,4 +1,4 @@
-"""BM25: the weights are the library's, updates are as if made anew, what is saved is mapped."""
+"""BM25: scores are those of bm25s, updates are as if made anew, what is saved is mapped."""
 
 import math
 import shutil
@@ -6,11 +6,12 @@ import shutil
 import bm25s
 import numpy as np
 import pytest
+from bm25s.stopwords import STOPWORDS_EN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from docids.words import bm25 as lexical
-from docids.words.bm25 import BM25
+from docids.words.bm25 import BM25, STOP_WORDS
 from tests.oracles import bm25_scores
 
 QUERIES = ["w1 w2 w2", "w3", "w99", "the", "w4 new"]
@@ -23,8 +24,12 @@ def texts_of(seed: int, size: int = 40) -> list[str]:
     return [*texts, "", "the of and"]
 
 
+def test_stop_words_are_those_of_bm25s():
+    assert frozenset(STOPWORDS_EN) == STOP_WORDS
+
+
 @pytest.mark.parametrize(("k1", "b"), [(0.9, 0.4), (1.6, 0.0), (0.0, 1.0)])
-def test_weights_are_those_of_the_library(k1, b, monkeypatch):
+def test_scores_and_runs_are_those_of_bm25s(k1, b, monkeypatch):
     monkeypatch.setattr(lexical, "_BLOCK", 7)
     texts = texts_of(0)
     ours, theirs = BM25([str(n) for n in range(len(texts))], texts, k1, b), bm25s.BM25(method="lucene", k1=k1, b=b)
@@ -48,7 +53,7 @@ def test_changed_is_as_if_made_anew_and_saved_is_the_same(tmp_path):
     shutil.rmtree(tmp_path / "index")
     left = [n for n in range(len(texts)) if n not in (0, 7, 39)]
     fresh = BM25([doc_ids[n] for n in left] + new_ids, [texts[n] for n in left] + more, 1.2, 0.5)
-    changed = loaded.changed([0, 7, 39], fresh.doc_ids, more)
+    changed = loaded.update([0, 7, 39], fresh.doc_ids, more)
     assert changed.doc_ids == fresh.doc_ids
     np.testing.assert_array_equal(changed.lengths, fresh.lengths)
     np.testing.assert_allclose(changed.scores(QUERIES), fresh.scores(QUERIES), rtol=1e-5)
@@ -79,7 +84,7 @@ def test_terms_are_the_words_that_the_library_scores(query, words):
     known = [word for word in asked if any(word in own for own in documents)]
     (terms,) = bm25.query_terms([query])
     counts = [[own.count(word) for word in known] for own in documents]
-    assert bm25.weights.postings.merged()[terms.numbers].toarray().T.tolist() == counts
+    assert bm25.scorer.postings.merge()[terms.numbers].toarray().T.tolist() == counts
 
 
 @settings(deadline=None, max_examples=30)
@@ -102,7 +107,7 @@ def test_terms_after_loading_and_after_an_update(tmp_path):
         np.testing.assert_array_equal(own, other)
     np.testing.assert_array_equal(loaded.scores([query]), bm25.scores([query]))
     fresh = BM25([*doc_ids[:-1], "new"], [*texts[:-1], "w2"])
-    changed = loaded.changed([len(texts) - 1], fresh.doc_ids, ["w2"])
+    changed = loaded.update([len(texts) - 1], fresh.doc_ids, ["w2"])
     assert len(changed.query_terms([query])[0].numbers) == 3  # no document has the other word now
     np.testing.assert_allclose(changed.query_terms([query])[0].factors, fresh.query_terms([query])[0].factors)
     np.testing.assert_allclose(changed.scores([query]), fresh.scores([query]), rtol=1e-5)

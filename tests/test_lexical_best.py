@@ -6,20 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from docids.words import term_scores as weights
-from docids.words import top_lists as heads
+from docids.words import term_scores
 from docids.words.bm25 import BM25
 from docids.words.postings import Postings
-from docids.words.term_scores import Best, Terms, Weights
-from docids.words.top_lists import Damping
+from docids.words.term_scores import Damping, Terms, TermScorer, TopDocuments
 
 
 @pytest.fixture(autouse=True)
 def few_postings_are_read(monkeypatch):
     """So that lists of a few dozen documents are long, and orders by weight are kept that updates made wrong."""
-    monkeypatch.setattr(weights, "_READ", 12)
-    monkeypatch.setattr(heads, "_DEPTHS", (0, 2, 4, 8))
-    monkeypatch.setattr(heads, "_DRIFT", 0.5)
+    monkeypatch.setattr(term_scores, "_BUDGET", 12)
+    monkeypatch.setattr(term_scores, "_DEPTHS", (0, 2, 4, 8))
+    monkeypatch.setattr(term_scores, "_DRIFT", 0.5)
 
 
 def texts_of(rng: np.random.Generator, size: int) -> list[str]:
@@ -27,11 +25,11 @@ def texts_of(rng: np.random.Generator, size: int) -> list[str]:
     return [" ".join(f"w{word}" for word in rng.geometric(0.3, size=rng.integers(0, 12))) for _ in range(size)]
 
 
-def best_of(bm25: BM25, query: str, count: int) -> Best:
-    return bm25.weights.best(*bm25.query_terms([query]), count)
+def best_of(bm25: BM25, query: str, count: int) -> TopDocuments:
+    return bm25.scorer.top(*bm25.query_terms([query]), count)
 
 
-def check(found: Best, scores: np.ndarray, count: int, allowed: np.ndarray) -> None:
+def check(found: TopDocuments, scores: np.ndarray, count: int, allowed: np.ndarray) -> None:
     """One query's candidates against all its scores."""
     rows, own, rest, *_ = found
     assert len(rows) <= count
@@ -60,15 +58,17 @@ def test_no_other_document_is_above_the_bound(seed, size, count, k1, b, filters,
         allowed = np.ones(len(texts), dtype=bool) if mask is None else mask
         for own, terms in zip(scores, bm25.query_terms(queries), strict=True):
             wanted = rng.permutation(np.flatnonzero(allowed))[:7]
-            found = bm25.weights.best(terms, count, mask, wanted)
+            found = bm25.scorer.top(terms, count, mask, wanted)
             np.testing.assert_allclose(found.others, own[wanted], rtol=1e-5, atol=1e-6)
             check(found, own, count, allowed)
             some = rng.integers(0, len(texts), size=5)
-            np.testing.assert_allclose(bm25.weights.parts(terms, some).sum(axis=0), own[some], rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(
+                bm25.scorer.contributions(terms, some).sum(axis=0), own[some], rtol=1e-5, atol=1e-6
+            )
         removed = rng.choice(len(texts), rng.integers(0, len(texts)), replace=False).tolist()
         more = texts_of(rng, int(rng.integers(1, 30)))
         texts = [text for row, text in enumerate(texts) if row not in set(removed)] + more
-        bm25 = bm25.changed(removed, [str(n) for n in range(len(texts))], more)
+        bm25 = bm25.update(removed, [str(n) for n in range(len(texts))], more)
 
 
 @settings(max_examples=60, deadline=None)
@@ -78,9 +78,9 @@ def test_weights_that_are_values(seed, documents, count):
     values = rng.random((5, documents)).round(1).astype(np.float32) * (rng.random((5, documents)) < 0.6)
     terms = Terms(rng.integers(0, 5, size=4), rng.normal(size=4).astype(np.float32))
     scores = values[terms.numbers].T @ terms.factors
-    own = Weights(Postings.of(sparse.csr_array(values)))
+    own = TermScorer(Postings.from_lists(sparse.csr_array(values)))
     np.testing.assert_allclose(own.scores(terms), scores, rtol=1e-5, atol=1e-6)
-    check(own.best(terms, count), scores, count, np.ones(documents, dtype=bool))
+    check(own.top(terms, count), scores, count, np.ones(documents, dtype=bool))
 
 
 def test_the_best_by_one_word_are_found_and_nothing_is_left_of_a_rare_one():
@@ -92,17 +92,19 @@ def test_the_best_by_one_word_are_found_and_nothing_is_left_of_a_rare_one():
     np.testing.assert_allclose(found.scores, bm25.scores(["w1"])[0, highest])
     rare = best_of(bm25, "rare", 4)
     assert rare.rows.tolist() == [57, 58, 59]
-    assert rare.rest == 0
+    assert rare.bound == 0
 
 
 def test_only_what_weighs_most_is_read_of_long_lists(monkeypatch):
     counts = sparse.csr_array(np.tile(np.arange(1, 101, dtype=np.float32), (2, 1)))
-    own, read = Weights(Postings.of(counts), Damping(1.0, 0.0, 1.0), np.ones(100, np.int32)), []
+    own, read = TermScorer(Postings.from_lists(counts), Damping(1.0, 0.0, 1.0), np.ones(100, np.int32)), []
     terms = Terms(np.array([0, 1]), np.ones(2, np.float32))
-    own.best(terms, 3)
-    of = Weights.of
-    monkeypatch.setattr(Weights, "of", lambda self, values, rows: read.append(len(rows)) or of(self, values, rows))
-    rows, _, rest, _ = own.best(terms, 3)
+    own.top(terms, 3)
+    weigh = TermScorer.weigh
+    monkeypatch.setattr(
+        TermScorer, "weigh", lambda self, values, rows: read.append(len(rows)) or weigh(self, values, rows)
+    )
+    rows, _, rest, _ = own.top(terms, 3)
     assert rows.tolist() == [97, 98, 99]
     assert rest < 2
     assert sum(read) <= 12 + 2 * 3
@@ -112,17 +114,17 @@ def test_an_order_by_weight_stays_when_the_mean_length_moves_a_little():
     texts = [f"w1 {'xx ' * (n % 9)}" for n in range(1000)]
     bm25 = BM25([str(n) for n in range(1000)], texts)
     best_of(bm25, "w1", 3)
-    kept = bm25.weights.postings.parts[0].heads
+    kept = bm25.scorer.postings.parts[0].top_lists
     assert len(kept) == 1
-    longer = bm25.changed([], [str(n) for n in range(1001)], ["w1 " + "yy " * 40])
+    longer = bm25.update([], [str(n) for n in range(1001)], ["w1 " + "yy " * 40])
     before = {**kept}
     found, scores = best_of(longer, "w1", 3), longer.scores(["w1"])[0]
-    assert longer.weights.postings.parts[0].heads == before
+    assert longer.scorer.postings.parts[0].top_lists == before
     check(found, scores, 3, np.ones(1001, dtype=bool))
-    assert found.rest == pytest.approx(np.sort(scores)[-4], rel=0.01)
-    much = longer.changed([], [str(n) for n in range(1002)], ["zz " * 5000])
+    assert found.bound == pytest.approx(np.sort(scores)[-4], rel=0.01)
+    much = longer.update([], [str(n) for n in range(1002)], ["zz " * 5000])
     found = best_of(much, "w1", 3)
-    assert much.weights.postings.parts[0].heads is kept
+    assert much.scorer.postings.parts[0].top_lists is kept
     assert all(kept[term] is not head for term, head in before.items())
     check(found, much.scores(["w1"])[0], 3, np.ones(1002, dtype=bool))
 
@@ -132,9 +134,9 @@ def test_an_update_copies_no_list_that_stays_and_small_parts_are_merged():
     bm25 = first = BM25([str(n) for n in range(500)], texts)
     for step in range(40):
         texts = [*texts[1:], f"w1 new{step} w2"]
-        bm25 = bm25.changed([0], [str(n) for n in range(500)], texts[-1:])
-        parts = bm25.weights.postings.parts
-        assert np.shares_memory(parts[0].lists.data, first.weights.postings.parts[0].lists.data)
+        bm25 = bm25.update([0], [str(n) for n in range(500)], texts[-1:])
+        parts = bm25.scorer.postings.parts
+        assert np.shares_memory(parts[0].lists.data, first.scorer.postings.parts[0].lists.data)
         assert len(parts) <= 4
     fresh = BM25([str(n) for n in range(500)], texts)
     np.testing.assert_allclose(bm25.scores(["w1 w2 new39 new7"]), fresh.scores(["w1 w2 new39 new7"]), rtol=1e-5)
@@ -143,16 +145,16 @@ def test_an_update_copies_no_list_that_stays_and_small_parts_are_merged():
 
 def test_lists_are_made_anew_when_most_documents_have_left():
     bm25 = BM25([str(n) for n in range(50)], [f"w1 w{n}" for n in range(50)])
-    few = bm25.changed(range(5, 50), [str(n) for n in range(5)], [])
-    postings = few.weights.postings
-    assert (len(postings.parts), postings.documents, postings.rows) == (1, 5, None)
+    few = bm25.update(range(5, 50), [str(n) for n in range(5)], [])
+    postings = few.scorer.postings
+    assert (len(postings.parts), postings.num_documents, postings.rows) == (1, 5, None)
     fresh = BM25([str(n) for n in range(5)], [f"w1 w{n}" for n in range(5)])
     np.testing.assert_array_equal(few.scores(["w1 w3"]), fresh.scores(["w1 w3"]))
 
 
 def test_saved_are_the_words_of_this_index_alone(tmp_path):
     bm25 = BM25(["a"], ["neon gas"])
-    bm25.changed([], ["a", "b"], ["helium"])
+    bm25.update([], ["a", "b"], ["helium"])
     bm25.save(tmp_path)
     loaded = BM25.load(tmp_path, ["a"])
     assert [own.query_terms(["helium neon"])[0].numbers.tolist() for own in (loaded, bm25)] == [[0], [0]]
@@ -163,13 +165,13 @@ def test_scores_are_true_when_weights_have_fallen_below_the_bounds_of_their_list
     texts = ["alpha beta cc dd" if n % 2 else "xx yy zz vv" for n in range(200)]
     bm25 = BM25([str(n) for n in range(200)], texts, 0.9, 0.4)
     best_of(bm25, "alpha beta", 5)  # orders the lists, for the mean length of now
-    longer = bm25.changed([], [str(n) for n in range(201)], ["uu " * 100])
+    longer = bm25.update([], [str(n) for n in range(201)], ["uu " * 100])
     found, scores = best_of(longer, "alpha beta", 5), longer.scores(["alpha beta"])[0]
     assert len(found.rows) == 5
     check(found, scores, 5, np.ones(201, dtype=bool))
 
 
 def test_documents_without_a_word_can_leave():
-    bm25 = BM25(["a"], ["neon gas"]).changed([], ["a", "b"], ["the"]).changed([1], ["a"], [])
+    bm25 = BM25(["a"], ["neon gas"]).update([], ["a", "b"], ["the"]).update([1], ["a"], [])
     np.testing.assert_array_equal(bm25.scores(["neon"]), BM25(["a"], ["neon gas"]).scores(["neon"]))
-    assert BM25(["a", "b"], ["", ""]).changed([0], ["b"], []).scores(["neon"]).tolist() == [[0.0]]
+    assert BM25(["a", "b"], ["", ""]).update([0], ["b"], []).scores(["neon"]).tolist() == [[0.0]]

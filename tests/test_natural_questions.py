@@ -212,9 +212,9 @@ def test_a_killed_run_goes_on_and_ends_alike(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--counts", "3", "9", "1"], "9 train pairs were asked for, the source has 3; ask for fewer"),
-        (["--counts", "9", "2", "1"], "9 documents were asked for, the source has 3"),
-        (["--counts", "1", "3", "1"], "The pairs drawn have 3 pages, more than the 1 documents asked for"),
+        (["--counts", "3", "9", "1"], "9 train pairs were requested, the source has 3; request fewer"),
+        (["--counts", "9", "2", "1"], "9 documents were requested, the source has 3"),
+        (["--counts", "1", "3", "1"], "The pairs drawn have 3 pages, more than the 1 documents requested"),
         (["--size", "nq320k"], "nq320k is tested on other questions than it trains on; name their files: test_files"),
         (["--test", "nowhere.gz"], "nowhere.gz does not exist; give raw Natural Questions files"),
     ],

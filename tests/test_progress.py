@@ -1,4 +1,4 @@
-"""Progress where stderr is no terminal (one line, under a fake clock), and on one (tqdm's bar)."""
+"""Progress: one line per stage where stderr is no terminal (under a fake clock), tqdm's bar on one."""
 
 from types import SimpleNamespace
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from transformers import PrinterCallback
 
-from contrastive.training import run_trainer
+from contrastive.trainers import run_trainer
 from docids.files import progress as module
 from docids.files.progress import Bar, progress
 
@@ -31,28 +31,21 @@ def run(clock, *seconds, **options):
         clock.now += step
 
 
-def test_a_line_is_the_description_a_dot_every_five_seconds_and_the_time(clock, capsys):
-    run(clock, *[0.5] * 46)  # 23 seconds
-    assert capsys.readouterr().err == "docids.... 23 s\n"
-    run(clock, 12, 12, 4)  # long steps: one dot each, as nothing is seen in between
-    assert capsys.readouterr().err == "docids.. 28 s\n"
+def test_a_stage_is_one_line_with_its_time(clock, capsys):
+    run(clock, *[0.5] * 46)
+    assert capsys.readouterr().err == "docids: 23 s\n"
     run(clock, 1.5)
-    assert capsys.readouterr().err == "docids 2 s\n"
+    assert capsys.readouterr().err == "docids: 2 s\n"
 
 
-def test_the_line_comes_while_the_work_is_done(clock, capsys):
+def test_a_line_is_written_at_the_end_and_has_the_last_note(clock, capsys):
     with Bar("docids", total=3) as bar:
+        clock.now += 5
         bar.update()
+        bar.set_postfix_str("loss 0.5")
+        bar.set_postfix_str("loss 0.25")
         assert capsys.readouterr().err == ""
-        clock.now += 1
-        bar.update()
-        assert capsys.readouterr().err == "docids"
-        clock.now += 4
-        bar.update()
-        assert capsys.readouterr().err == "."
-        bar.note("loss 0.5")
-        bar.note("loss 0.25")
-    assert capsys.readouterr().err == " 5 s, loss 0.25\n"
+    assert capsys.readouterr().err == "docids: 5 s, loss 0.25\n"
     bar.close()
     assert capsys.readouterr().err == ""
 
@@ -64,16 +57,16 @@ def test_short_or_disabled_work_writes_nothing(clock, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_an_inner_bar_moves_the_line_of_the_outer_one(clock, capsys):
+def test_a_stage_inside_another_writes_nothing(clock, capsys):
     for _ in progress(range(2), "systems"):
         run(clock, 4, 4)
-    assert capsys.readouterr().err == "systems.. 16 s\n"
+    assert capsys.readouterr().err == "systems: 16 s\n"
     with Bar("off", enabled=False):
         run(clock, 6)  # a disabled bar is no outer one
-    assert capsys.readouterr().err == "docids. 6 s\n"
+    assert capsys.readouterr().err == "docids: 6 s\n"
 
 
-def test_a_line_ends_when_the_work_fails_or_is_left(clock, capsys):
+def test_a_line_is_written_when_the_work_fails_or_is_left(clock, capsys):
     def fail():
         for _ in progress(range(2), "docids"):
             clock.now += 3
@@ -81,13 +74,13 @@ def test_a_line_ends_when_the_work_fails_or_is_left(clock, capsys):
 
     with pytest.raises(RuntimeError):
         fail()
-    assert capsys.readouterr().err == "docids 3 s\n"
+    assert capsys.readouterr().err == "docids: 3 s\n"
     for _ in progress(range(2), "docids"):
         clock.now += 7
         break
-    assert capsys.readouterr().err == "docids 7 s\n"
+    assert capsys.readouterr().err == "docids: 7 s\n"
     run(clock, 6)  # not an inner one: the others are over
-    assert capsys.readouterr().err == "docids. 6 s\n"
+    assert capsys.readouterr().err == "docids: 6 s\n"
 
 
 def test_on_a_terminal_it_is_a_bar(capsys, monkeypatch):
@@ -96,7 +89,7 @@ def test_on_a_terminal_it_is_a_bar(capsys, monkeypatch):
         for _ in progress(range(3), "inner"):
             pass
         bar.update(4)
-        bar.note("loss 0.5")
+        bar.set_postfix_str("loss 0.5")
     shown = capsys.readouterr().err
     assert "states: 100%" in shown
     assert "8/8" in shown
@@ -133,11 +126,11 @@ class FakeTrainer:
 def test_a_training_is_one_line_that_ends_with_the_loss(clock, capsys, tmp_path):
     run_trainer(FakeTrainer(clock), "decoder", tmp_path)
     printed = capsys.readouterr()
-    assert printed.err == "decoder. 9 s, loss 0.25\n"
+    assert printed.err == "decoder: 9 s, loss 0.25\n"
     assert printed.out == ""
     with pytest.raises(RuntimeError, match="no memory"):
         run_trainer(FakeTrainer(clock, fails_at=3), "decoder", tmp_path)
-    assert capsys.readouterr().err == "decoder 6 s, loss 0.5\n"
+    assert capsys.readouterr().err == "decoder: 6 s, loss 0.5\n"
 
 
 def test_encoding_with_progress_gives_the_embeddings_of_sentence_transformers(encoder, clock, capsys):
@@ -155,5 +148,5 @@ def test_encoding_with_progress_gives_the_embeddings_of_sentence_transformers(en
     found = encoder.encode(texts, "query", batch_size=2, progress=True)
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert kinds == [False] * 3
-    assert capsys.readouterr().err == "embeddings of queries. 9 s\n"
+    assert capsys.readouterr().err == "embeddings of queries: 9 s\n"
     assert encoder.encode([], "query").shape == (0, encoder.embedding_dim)

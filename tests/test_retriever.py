@@ -499,7 +499,7 @@ def test_a_docid_longer_than_pythons_stack_is_explained():
     depth = sys.getrecursionlimit() + 50
     longer = np.tile(np.arange(depth) % 2, (2, 1))
     longer[1, -1] = 2
-    tree = assemble(Docids.of([[2], *longer.tolist()]), np.eye(3, dtype=np.float32))
+    tree = assemble(Docids.from_paths([[2], *longer.tolist()]), np.eye(3, dtype=np.float32))
     node, trace = 0, Trace()
     while node < tree.num_inner:
         children = tree.first_child[node] + np.arange(tree.num_children[node])

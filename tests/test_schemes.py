@@ -1,6 +1,7 @@
 """Docid schemes: every docid leads to its document and back, before and after updates, whatever the scheme."""
 
 import ast
+import inspect
 import json
 import re
 import sys
@@ -38,9 +39,11 @@ from tests.test_pipeline import TIED, write_settings
 
 ROOT = Path(__file__).parent.parent
 QUANTIZERS = ("rq", "rkmeans", "pq")
+"""Schemes of the papers' wing, found by their entry points."""
+EVERY = [*SCHEMES, *QUANTIZERS]
 OWN_SETTINGS = {
     **{method: {"branching": 4, "max_leaf_size": 3} for method in ("kmeans", "balanced", "random")},
-    **{method: {"branching": 4, "levels": 2} for method in QUANTIZERS},
+    **{method: {"branching": 4} for method in QUANTIZERS},
     "title": {},
     "file": {},
 }
@@ -64,7 +67,9 @@ def scheme_input(method: str, documents: int, folder: Path, **others) -> SchemeI
     doc_ids, own = [f"d{row}" for row in range(documents)], dict(OWN_SETTINGS[method])
     if method == "file":
         own["file"] = str(folder / "docids.tsv")
-        write_docids(folder / "docids.tsv", doc_ids, Docids.of([[9 * len(t), ord(t[0]), 3] for t in titles]).paths)
+        write_docids(
+            folder / "docids.tsv", doc_ids, Docids.from_paths([[9 * len(t), ord(t[0]), 3] for t in titles]).paths
+        )
     config = DocidsConfig(method=method, **own)
     vectors = embeddings_of(documents)
     return SchemeInput(vectors, config, doc_ids=doc_ids, titles=titles, title_model=Letters(), **others)
@@ -86,7 +91,7 @@ def check_walk(tree: DocidTree) -> None:
     assert all(tree.node(tree.node_digits(node)) == node for node in range(tree.num_inner))
 
 
-@pytest.mark.parametrize("method", SCHEMES)
+@pytest.mark.parametrize("method", EVERY)
 @pytest.mark.parametrize("documents", [5, 60, 300])
 def test_every_docid_leads_to_its_document_and_back(method, documents, tmp_path):
     tree = scheme_tree(method, documents, tmp_path)
@@ -95,7 +100,7 @@ def test_every_docid_leads_to_its_document_and_back(method, documents, tmp_path)
     assert tree.fingerprint == scheme_tree(method, documents, tmp_path).fingerprint
 
 
-@pytest.mark.parametrize("method", SCHEMES)
+@pytest.mark.parametrize("method", EVERY)
 def test_documents_come_and_go_and_no_other_docid_changes(method, tmp_path):
     original = tree = scheme_tree(method, 80, tmp_path)
     names, chance = [f"d{row}" for row in range(80)], np.random.default_rng(1)
@@ -133,7 +138,7 @@ paths = st.lists(st.lists(st.sampled_from([0, 1, 2, 7, 2**31 - 1]), min_size=1, 
 @settings(max_examples=150, deadline=None)
 @given(paths)
 def test_any_paths_make_a_tree_whose_digits_are_ranks(given_paths):
-    docids = Docids.of(given_paths)
+    docids = Docids.from_paths(given_paths)
     tree = assemble(docids, embeddings_of(len(given_paths)))
     check_walk(tree)
     distinct = len({tuple(path) for path in given_paths})
@@ -159,7 +164,7 @@ def ranks(path: tuple[int, ...], every: list[tuple[int, ...]]) -> tuple[int, ...
     raise AssertionError("the path does not end")
 
 
-@pytest.mark.parametrize("method", SCHEMES)
+@pytest.mark.parametrize("method", EVERY)
 def test_docids_written_to_a_file_are_read_as_the_same_tree(method, tmp_path):
     given = scheme_input(method, 120, tmp_path)
     docids, doc_ids = make_docids(given), list(given.doc_ids)
@@ -186,7 +191,7 @@ def test_a_node_has_the_mean_of_the_documents_below_it_whatever_the_scheme(metho
 
 @pytest.mark.parametrize("method", ["rq", "rkmeans"])
 def test_each_level_of_a_residual_quantizer_tells_more_of_a_vector(method):
-    points, config = embeddings_of(500), DocidsConfig(method=method, branching=8, levels=3)
+    points, config = embeddings_of(500), DocidsConfig(method=method, branching=8)
     paths, errors = make_docids(SchemeInput(points, config)).paths, [(points**2).mean()]
     for length in (1, 2, 3):
         _, clusters = np.unique(paths[:, :length], axis=0, return_inverse=True)
@@ -196,35 +201,35 @@ def test_each_level_of_a_residual_quantizer_tells_more_of_a_vector(method):
 
 
 def test_residual_kmeans_takes_the_nearest_centroid_of_what_is_left():
-    points, config = embeddings_of(300), DocidsConfig(method="rkmeans", branching=5, levels=2)
+    points, config = embeddings_of(300), DocidsConfig(method="rkmeans", branching=16)
     docids, left = make_docids(SchemeInput(points, config)), points
     for level in range(2):
-        centroids = np.asarray(train_kmeans(left, 5, config).centroids)  # [5, dim]
+        centroids = np.asarray(train_kmeans(left, 16, config).centroids)  # [16, dim]
         nearest = ((left[:, None] - centroids) ** 2).sum(axis=2).argmin(axis=1)
         np.testing.assert_array_equal(docids.paths[:, level], nearest)
         left = left - centroids[nearest]
 
 
-@pytest.mark.parametrize("levels", [2, 5])
-def test_product_quantization_codes_each_part_alone(levels):
-    points, config = embeddings_of(300), DocidsConfig(method="pq", branching=4, levels=levels)
+@pytest.mark.parametrize(("documents", "branching", "levels"), [(300, 16, 2), (1024, 4, 5)])
+def test_product_quantization_codes_each_part_alone(documents, branching, levels):
+    points, config = embeddings_of(documents), DocidsConfig(method="pq", branching=branching)
     one = make_docids(SchemeInput(points, config)).paths
     width = -(-WIDTH // levels)
     changed = points.copy()
-    changed[:, width:] = embeddings_of(300, seed=1)[:, width:]
+    changed[:, width:] = embeddings_of(documents, seed=1)[:, width:]
     other = make_docids(SchemeInput(changed, config)).paths
     np.testing.assert_array_equal(one[:, 0], other[:, 0])
     assert (one[:, 1] != other[:, 1]).any()
     for part in range(levels):
         own = points[:, part * width : (part + 1) * width]
-        means = np.stack([own[one[:, part] == number].mean(axis=0) for number in range(4)])
+        means = np.stack([own[one[:, part] == number].mean(axis=0) for number in range(branching)])
         assert ((own - means[one[:, part]]) ** 2).sum() < ((own - own.mean(axis=0)) ** 2).sum()
 
 
 @pytest.mark.parametrize("method", QUANTIZERS)
 def test_equal_documents_share_their_code_and_get_a_last_digit(method):
     points = np.repeat(embeddings_of(40), 5, axis=0)
-    config = DocidsConfig(method=method, branching=16, levels=3)
+    config = DocidsConfig(method=method, branching=8)  # 3 levels
     docids = make_docids(SchemeInput(points, config))
     assert docids.collisions >= 150
     code = docids.paths[:, :3].reshape(40, 5, 3)
@@ -255,13 +260,15 @@ def test_equal_documents_share_their_code_and_get_a_last_digit(method):
 def test_a_path_that_is_no_sequence_of_integers_is_refused_with_its_document(path, said):
     message = f"A path of a docid scheme must be integers from 0 to 2147483647; document 1 has {said}."
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Docids.of([[1], path, [3]])
+        Docids.from_paths([[1], path, [3]])
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.uint32, np.uint64, np.int8, np.int64])
 def test_paths_are_integers_of_any_width(kind):
-    expected = Docids.of([[0, 7], [3], [3]]).paths
-    np.testing.assert_array_equal(Docids.of([np.array(own, dtype=kind) for own in ([0, 7], [3], [3])]).paths, expected)
+    expected = Docids.from_paths([[0, 7], [3], [3]]).paths
+    np.testing.assert_array_equal(
+        Docids.from_paths([np.array(own, dtype=kind) for own in ([0, 7], [3], [3])]).paths, expected
+    )
     docids = Docids(np.array([[0, 7], [3, 0], [3, 1]], dtype=kind), np.array([0, 0, 1], dtype=kind))
     np.testing.assert_array_equal(docids.paths, expected)
     tree = assemble(docids, embeddings_of(2))
@@ -306,7 +313,7 @@ def test_titles_are_told_apart_by_as_many_tokens_as_that_takes():
     docids = make_docids(given)
     a, b, c, d, end = *map(ord, "abcd"), 1
     expected = [[a, b, c, end, 0], [a, b, d], [a, b, end], [b], [a, b, c, end, 1], [ord("x")]]
-    np.testing.assert_array_equal(docids.paths, Docids.of(expected).paths)
+    np.testing.assert_array_equal(docids.paths, Docids.from_paths(expected).paths)
     assert docids.collisions == 1
     tree = assemble(docids, vectors)
     assert tree.digits(int(tree.positions[2])) == (0, 0, 0, 0)
@@ -389,18 +396,12 @@ def test_a_file_of_docids_gives_ranks(tmp_path):
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        (
-            {"method": "rq", "branching": 10},
-            'branching must be a power of two with method "rq", got 10; set it to 8 or 16',
-        ),
-        ({"method": "pq", "branching": 3}, "set it to 2 or 4"),
         ({"method": "file"}, "docids.file must name a file of docids, got ''"),
-        ({"method": "kmeans", "levels": 4}, 'levels is not read by the docid method "kmeans"; leave it at 3, got 4'),
         (
             {"method": "title", "branching": 8},
             'branching is not read by the docid method "title"; leave it at 0, got 8',
         ),
-        ({"method": "rkmeans", "max_leaf_size": 5}, "docids.max_leaf_size is not read"),
+        ({"method": "title", "max_leaf_size": 5}, "docids.max_leaf_size is not read"),
         ({"method": "title", "file": "x"}, "docids.file is not read"),
         ({"method": "kmeans", "tokenizer": "x"}, "docids.tokenizer is not read"),
         (
@@ -408,12 +409,32 @@ def test_a_file_of_docids_gives_ranks(tmp_path):
             "docids.cluster_on is not read by the docid method \"random\"; leave it at 'documents', got 'queries'",
         ),
         ({"method": "random", "iterations": 5}, "docids.iterations is not read"),
-        ({"method": "rkmeans", "levels": 0}, "docids.levels must be at least 1, got 0"),
     ],
 )
 def test_settings_that_a_scheme_cannot_use_are_refused(own, message):
     with pytest.raises(ValueError, match=message):
         DocidsConfig(**own)
+
+
+@pytest.mark.parametrize(
+    ("method", "branching", "message"),
+    [
+        (
+            "rq",
+            10,
+            'docids.branching must be a power of two with method "rq", got 10; set it to 8 or 16.',
+        ),
+        ("pq", 3, 'docids.branching must be a power of two with method "pq", got 3; set it to 2 or 4.'),
+        (
+            "rkmeans",
+            50,
+            "The collection has 40 documents, fewer than docids.branching = 50; set branching to at most 40.",
+        ),
+    ],
+)
+def test_codewords_that_a_quantizer_cannot_use_are_refused(method, branching, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        make_docids(SchemeInput(embeddings_of(40), DocidsConfig(method=method, branching=branching)))
 
 
 def test_embeddings_to_cluster_on_are_refused_where_nothing_is_clustered():
@@ -424,7 +445,7 @@ def test_embeddings_to_cluster_on_are_refused_where_nothing_is_clustered():
     SchemeInput(points[:5], DocidsConfig(method="title"))  # and needs no more documents than branching
 
 
-@pytest.mark.parametrize("method", ["kmeans", "random", "rq"])
+@pytest.mark.parametrize("method", ["kmeans", "random", "balanced"])
 def test_one_document_is_told_of_the_schemes_that_take_it(method):
     message = f'The docid method "{method}" needs at least 2 documents, got 1; add documents, or use method "title" or "file".'
     with pytest.raises(ValueError, match=f"^{message}$"):
@@ -514,7 +535,7 @@ def foreign(tmp_path, monkeypatch):
 
 def test_a_scheme_of_another_package_is_found_by_its_entry_point(foreign):
     assert len(FOREIGN.strip().splitlines()) <= 30
-    assert scheme_names() == [*SCHEMES, "letters"]
+    assert scheme_names() == [*SCHEMES, *sorted(["letters", *QUANTIZERS])]
     texts = ["b b", "a a", "a b", "a b c", "c c"]
     given = SchemeInput(embeddings_of(5), DocidsConfig(method="letters", branching=2), texts=texts)
     tree = assemble(make_docids(given), given.embeddings)
@@ -524,7 +545,9 @@ def test_a_scheme_of_another_package_is_found_by_its_entry_point(foreign):
 
 
 def test_a_name_that_no_scheme_has_is_refused_with_those_there_are(foreign):
-    with pytest.raises(ValueError, match=r"docids.method must be one of kmeans, .*file, letters, got 'words'"):
+    with pytest.raises(
+        ValueError, match=r"docids.method must be one of kmeans, .*file, letters, pq, rkmeans, rq, got 'words'"
+    ):
         DocidsConfig(method="words")
     with pytest.raises(ValueError, match=r"There is no docid scheme 'words'; use one of kmeans, .*, letters"):
         find_scheme("words")
@@ -556,12 +579,15 @@ def test_a_scheme_that_cannot_be_loaded_is_refused_with_its_entry_point(foreign,
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (lambda: Docids.of([[1], [2]]), r"'letters' must give Docids with a path for each of 3 documents, got 2"),
+        (
+            lambda: Docids.from_paths([[1], [2]]),
+            r"'letters' must give Docids with a path for each of 3 documents, got 2",
+        ),
         (lambda: [[1], [2], [3]], r"must give Docids with a path .*, got \[\[1\], \[2\], \[3\]\]"),
-        (lambda: Docids.of([[1], [], [3]]), r"numbers from 0 .*; document 1 \(and 0 more\) has \[-1\]"),
-        (lambda: Docids.of([[1], [2, -3], [3]]), r"document 1 \(and 0 more\) has \[2, -3\]"),
-        (lambda: Docids.of([[1], [-1, 3], [2**31]]), r"document 1 \(and 1 more\) has \[-1, 3\]"),
-        (lambda: Docids.of([]), r"must be integers \[documents, longest\]"),
+        (lambda: Docids.from_paths([[1], [], [3]]), r"numbers from 0 .*; document 1 \(and 0 more\) has \[-1\]"),
+        (lambda: Docids.from_paths([[1], [2, -3], [3]]), r"document 1 \(and 0 more\) has \[2, -3\]"),
+        (lambda: Docids.from_paths([[1], [-1, 3], [2**31]]), r"document 1 \(and 1 more\) has \[-1, 3\]"),
+        (lambda: Docids.from_paths([]), r"must be integers \[documents, longest\]"),
         (lambda: Docids(np.ones((3, 2))), r"must be integers \[documents, longest\]"),
     ],
 )
@@ -573,9 +599,9 @@ def test_what_a_scheme_gives_is_checked(foreign, monkeypatch, made, message):
         make_docids(SchemeInput(embeddings_of(3), DocidsConfig(method="letters")))
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", EVERY)
 def test_a_scheme_is_one_short_module(name):
-    text = (ROOT / "docids" / "schemes" / f"{name}.py").read_text(encoding="utf-8")
+    text = Path(inspect.getfile(find_scheme(name))).read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 120
     assert "make" in {node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
 

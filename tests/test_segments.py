@@ -462,7 +462,7 @@ def test_rows_that_do_not_count_documents_are_refused(rows):
 
 
 def test_a_scheme_that_leaves_out_a_segment_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("docids.schemes.find_scheme", lambda name: lambda documents: Docids.of([[0], [1]]))
+    monkeypatch.setattr("docids.schemes.find_scheme", lambda name: lambda documents: Docids.from_paths([[0], [1]]))
     with pytest.raises(ValueError, match=r"must give Docids with a path for each of 3 documents, got 2"):
         make_docids(SchemeInput(np.eye(3, dtype=np.float32), DocidsConfig(branching=2), rows=np.array([0, 0, 1])))
 

@@ -74,13 +74,13 @@ def literal_scores(folder, queries, texts):
 
 def test_scores_are_sums_of_products_of_weights(folder, monkeypatch):
     monkeypatch.setattr(sparse, "_BLOCK", 2)
-    index = SparseIndex.of_texts(IDS, TEXTS, SparseModel.load(str(folder), "cpu"), progress=True)
+    index = SparseIndex.from_texts(IDS, TEXTS, SparseModel.load(str(folder), "cpu"), progress=True)
     expected = literal_scores(folder, QUERIES, TEXTS)
     found = index.scores(QUERIES)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     assert (found > 0).any()
-    lists = index.postings.merged()
+    lists = index.postings.merge()
     assert (lists.data > 0).all()
     assert 0 < lists.nnz < 0.5 * np.prod(lists.shape)  # the vectors are sparse
     np.testing.assert_array_equal(index.lengths, np.diff(lists.tocsc().indptr))
@@ -93,26 +93,26 @@ def test_scores_are_sums_of_products_of_weights(folder, monkeypatch):
 
 
 def test_the_best_have_their_scores_and_no_other_has_more(folder):
-    index = SparseIndex.of_texts(IDS, TEXTS, SparseModel.load(str(folder), "cpu"))
+    index = SparseIndex.from_texts(IDS, TEXTS, SparseModel.load(str(folder), "cpu"))
     for own, terms in zip(index.scores(QUERIES), index.query_terms(QUERIES), strict=True):
-        rows, few, rest, _ = index.weights.best(terms, 2, allowed=np.arange(5) != 1)
+        rows, few, rest, _ = index.scorer.top(terms, 2, allowed=np.arange(5) != 1)
         assert len(rows) <= 2
         np.testing.assert_allclose(few, own[rows], rtol=1e-5)
         assert (np.delete(own, [1, *rows]) <= rest).all()
         some = np.array([3, 0, 3])
-        np.testing.assert_allclose(index.weights.parts(terms, some).sum(axis=0), own[some], rtol=1e-5)
+        np.testing.assert_allclose(index.scorer.contributions(terms, some).sum(axis=0), own[some], rtol=1e-5)
 
 
 def test_weights_below_0_are_refused(folder, monkeypatch):
     model = SparseModel.load(str(folder), "cpu")
     monkeypatch.setattr(model.encoder, "encode_document", lambda texts, **_: torch.full((len(texts), 3), -0.5))
     with pytest.raises(ValueError, match="must give terms weights of at least 0"):
-        SparseIndex.of_texts(IDS, TEXTS, model)
+        SparseIndex.from_texts(IDS, TEXTS, model)
 
 
 def test_changed_is_as_if_made_anew_and_encodes_new_documents_alone(folder, monkeypatch):
     model = SparseModel.load(str(folder), "cpu")
-    index, encoded = SparseIndex.of_texts(IDS, TEXTS, model), []
+    index, encoded = SparseIndex.from_texts(IDS, TEXTS, model), []
     encode = SparseModel.encode
 
     def spy(self, texts, kind, **options):
@@ -120,15 +120,15 @@ def test_changed_is_as_if_made_anew_and_encodes_new_documents_alone(folder, monk
         return encode(self, texts, kind, **options)
 
     monkeypatch.setattr(SparseModel, "encode", spy)
-    changed = index.changed([1, 4], ["d0", "d2", "d3", "x", "y"], ["helium", "noble river"])
+    changed = index.update([1, 4], ["d0", "d2", "d3", "x", "y"], ["helium", "noble river"])
     assert encoded == [("document", "helium"), ("document", "noble river")]
-    fresh = SparseIndex.of_texts(
+    fresh = SparseIndex.from_texts(
         ["d0", "d2", "d3", "x", "y"], [*np.array(TEXTS)[[0, 2, 3]], "helium", "noble river"], model
     )
     assert changed.doc_ids == fresh.doc_ids
     np.testing.assert_allclose(changed.scores(QUERIES), fresh.scores(QUERIES), rtol=1e-5)
     np.testing.assert_array_equal(changed.lengths, fresh.lengths)
-    fewer = changed.changed([0], ["d2", "d3", "x", "y"], ())
+    fewer = changed.update([0], ["d2", "d3", "x", "y"], ())
     np.testing.assert_array_equal(fewer.scores(QUERIES), changed.scores(QUERIES)[:, 1:])
 
 
@@ -141,11 +141,11 @@ def test_saved_is_the_same_and_mapped_and_needs_no_other_folder(folder, tmp_path
     loaded = load_lexical(tmp_path / "lexical", IDS, "cpu")
     assert isinstance(loaded, SparseIndex)
     np.testing.assert_array_equal(loaded.scores(QUERIES), index.scores(QUERIES))
-    mapped = loaded.postings.merged().data
+    mapped = loaded.postings.merge().data
     while not isinstance(mapped, np.memmap):
         mapped = mapped.base
         assert mapped is not None, "the weights were read into memory"
-    changed = loaded.changed([0], [*IDS[1:], "x"], ["neon"])
+    changed = loaded.update([0], [*IDS[1:], "x"], ["neon"])
     changed.save(tmp_path / "lexical-2")
     again = load_lexical(tmp_path / "lexical-2", changed.doc_ids, "cpu")
     np.testing.assert_array_equal(again.scores(QUERIES), changed.scores(QUERIES))
@@ -183,7 +183,7 @@ def retriever(beir, encoder, folder):
     documents = collection.documents
     texts = encoder.document_texts(list(documents["title"]), list(documents["text"]))
     tree = build_tree(encoder.encode(texts, "document"), DocidsConfig(branching=3, max_leaf_size=3))
-    lexical = SparseIndex.of_texts(documents["doc_id"], collection.full_texts(), SparseModel.load(str(folder), "cpu"))
+    lexical = SparseIndex.from_texts(documents["doc_id"], collection.full_texts(), SparseModel.load(str(folder), "cpu"))
     config = SearchConfig(alpha=0.2, beam_width=3, lexical_weight=0.05)
     return GenerativeRetriever(encoder, tree, random_tied(tree), documents, config, lexical)
 

@@ -18,7 +18,7 @@ POINTS = np.random.default_rng(0).normal(size=(300, 12)).astype(np.float32)
 
 @pytest.mark.parametrize(("kind", "error"), [("float32", 0), ("float16", 0.002), ("int8", 0.02), ("pq", 1.5)])
 def test_vectors_decode_to_about_what_they_were(kind, error):
-    vectors = Vectors.of(POINTS, kind, code_bytes=4)
+    vectors = Vectors.from_array(POINTS, kind, code_bytes=4)
     assert vectors.shape == POINTS.shape
     assert np.abs(vectors[:] - POINTS).max() <= error
     np.testing.assert_array_equal(vectors[5], vectors[:][5])
@@ -28,9 +28,9 @@ def test_vectors_decode_to_about_what_they_were(kind, error):
 
 
 def test_codes_to_search_by_are_half_a_byte_a_part():
-    codes = Vectors.searchable(POINTS, code_bytes=3)
+    codes = Vectors.search_codes(POINTS, code_bytes=3)
     assert isinstance(codes.codec, Product)
-    assert codes.is_searchable
+    assert codes.are_search_codes
     assert codes.parts[0].shape == (300, 3)
     theirs = faiss.ProductQuantizer(12, 6, 4)
     faiss.copy_array_to_vector(codes.codec.codebooks.ravel(), theirs.centroids)
@@ -40,16 +40,16 @@ def test_codes_to_search_by_are_half_a_byte_a_part():
 @pytest.mark.parametrize(("dim", "code_bytes"), [(12, 6), (33, 17), (64, 16), (384, 24), (768, 48), (1024, 64)])
 def test_codes_have_a_sixteenth_of_the_dimension_and_at_least_sixteen_bytes(dim, code_bytes):
     points = np.random.default_rng(0).normal(size=(20, dim)).astype(np.float32)
-    assert Vectors.searchable(points[:10]).parts[0].shape == (10, code_bytes)
+    assert Vectors.search_codes(points[:10]).parts[0].shape == (10, code_bytes)
 
 
 def test_codes_are_those_of_faiss():
-    vectors = Vectors.of(POINTS, "pq", code_bytes=3)
+    vectors = Vectors.from_array(POINTS, "pq", code_bytes=3)
     assert isinstance(vectors.codec, Product)
     theirs = faiss.ProductQuantizer(12, 3, 8)
     faiss.copy_array_to_vector(vectors.codec.codebooks.ravel(), theirs.centroids)
-    np.testing.assert_array_equal(vectors.in_order(), theirs.compute_codes(POINTS))
-    np.testing.assert_array_equal(vectors[:], theirs.decode(vectors.in_order()))
+    np.testing.assert_array_equal(vectors.all_numbers(), theirs.compute_codes(POINTS))
+    np.testing.assert_array_equal(vectors[:], theirs.decode(vectors.all_numbers()))
 
 
 @settings(max_examples=40, deadline=None)
@@ -61,21 +61,21 @@ def test_codes_are_those_of_faiss():
 )
 def test_rearranged_vectors_are_those_of_an_array(kind, steps, data, seed):
     rng = np.random.default_rng(seed)
-    vectors = Vectors.of(POINTS, kind, code_bytes=4)
+    vectors = Vectors.from_array(POINTS, kind, code_bytes=4)
     expected, first = vectors[:], vectors.parts[0]
     for _ in range(steps):
         new = POINTS[rng.integers(300, size=data.draw(st.integers(0, 3)))]
         source = rng.integers(len(expected) + len(new), size=data.draw(st.integers(1, 40)))
-        vectors = vectors.arranged(source, new)
+        vectors = vectors.rearrange(source, new)
         expected = np.concatenate(
-            [expected, Vectors.encoded(new, vectors.codec)[:] if len(new) and vectors.codec else new]
+            [expected, Vectors.from_codec(new, vectors.codec)[:] if len(new) and vectors.codec else new]
         )[source]
         if kind == "float16":
             expected = expected.astype(np.float16).astype(np.float32)
         assert vectors.parts[0] is first  # nothing was copied
         np.testing.assert_array_equal(vectors[:], expected)
         np.testing.assert_array_equal(vectors[1:3], expected[1:3])
-        assert len(vectors) == len(vectors.in_order()) == len(expected)
+        assert len(vectors) == len(vectors.all_numbers()) == len(expected)
 
 
 @pytest.mark.parametrize("config", [VectorsConfig("float16"), VectorsConfig("int8", 4), VectorsConfig("pq", 8)])

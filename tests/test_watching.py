@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from contrastive import callbacks
-from contrastive.callbacks import Reports
+from contrastive import trainers
+from contrastive.trainers import Reports
 from docids.data.collection import read_collection
 from docids.files.progress import Bar
 from dsi.commands.main import main
@@ -67,7 +67,7 @@ def test_where_losses_go_changes_no_stage(config, beir, tmp_path, capsys, caplog
 def test_what_is_reported_to_must_be_there(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="report_to must be one of none, tensorboard, wandb, got 'paper'"):
         Config(report_to="paper")
-    monkeypatch.setattr(callbacks, "find_spec", lambda name: None)
+    monkeypatch.setattr(trainers, "find_spec", lambda name: None)
     with pytest.raises(
         ModuleNotFoundError, match=r'report_to = "wandb" needs wandb; run pip install "dr-scl\[wandb\]"'
     ):
@@ -102,7 +102,7 @@ def same(generator, weights):
 
 def test_the_best_state_is_kept_and_training_ends_when_it_stays_the_best(task, monkeypatch):
     notes = []
-    monkeypatch.setattr(Bar, "note", lambda self, text: notes.append(text))
+    monkeypatch.setattr(Bar, "set_postfix_str", lambda self, text: notes.append(text))
     generator, record, seen = task(
         "early", lambda number: [0.2, 0.5, 0.4, 0.5, 0.3][number - 1], evaluate_every=8, patience=3
     )

@@ -12,7 +12,8 @@ from transformers import AutoTokenizer, T5ForConditionalGeneration
 from docids.clustering import assemble
 from docids.schemes import DocidsConfig, SchemeInput, make_docids
 from docids.schemes.file import write_docids
-from docids.tree import DocidTree, Ints
+from docids.tree import DocidTree
+from docids.types import Ints
 from dsi.config import Config
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig
 from dsi.generator.kinds import create_generator, load_generator

@@ -1,1 +1,1 @@
-"""Collections: reading, records, and public sources of them."""
+"""Collections: their files, their records, and public sources."""

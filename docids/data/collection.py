@@ -1,7 +1,7 @@
 """Collections in BEIR layout: documents, queries and relevance judgements, read once and checked.
 
-Documents live in a memory-mapped Arrow table (`datasets.Dataset`), queries and judgements in dictionaries. Every error names
-the file, the line, what was found and what to do. Knows nothing of models, identifiers or measures.
+Documents are a memory-mapped Arrow table (`datasets.Dataset`), queries and judgements dictionaries. Every error names the file,
+the line, the value and the remedy. Knows nothing of models, docids or measures.
 """
 
 import logging
@@ -18,22 +18,20 @@ from typing import Any, overload
 import datasets
 
 from docids.data.lines import json_lines, text_lines, whole_number
-from docids.data.records import COLUMNS, TYPES, document_record, metadata_of, queries_of
+from docids.data.records import COLUMNS, TYPES, document_record, get_metadata, read_query_records
 from docids.files.checks import plain
 from docids.files.storage import digest, sha256
+from docids.types import Qrels
 
 logger = logging.getLogger(__name__)
 
-Qrels = dict[str, dict[str, int]]
-"""{query_id: {doc_id: relevance}}."""
-
 
 class LazyTexts(Sequence[str]):
-    """Texts made only when a slice is read, for collections larger than memory."""
+    """Texts that are made when a slice is read, for collections larger than memory."""
 
     @abstractmethod
     def between(self, start: int, stop: int) -> list[str]:
-        """The texts start..stop."""
+        """Return the texts start..stop."""
 
     @overload
     def __getitem__(self, rows: int) -> str: ...
@@ -56,13 +54,13 @@ class FullTexts(LazyTexts):
         return len(self._documents)
 
     def between(self, start: int, stop: int) -> list[str]:
-        """The texts start..stop."""
-        chosen = self._documents[start:stop]
-        return [f"{title} {text}" for title, text in zip(chosen["title"], chosen["text"], strict=True)]
+        """Return the texts start..stop."""
+        table = self._documents[start:stop]
+        return [f"{title} {text}" for title, text in zip(table["title"], table["text"], strict=True)]
 
 
 SPLITS = ("train", "dev", "test")
-"""The splits of a collection: qrels/SPLIT.tsv."""
+"""Splits of a collection: qrels/SPLIT.tsv."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +68,11 @@ class Collection:
     """A collection: `documents` (columns doc_id, title, text, metadata), `queries` and one `Qrels` a split.
 
     Attributes:
-        folder: where it was read from.
+        folder: of its files.
         documents: one row per document; arrays over documents are in this order.
         queries: {query_id: text}.
-        qrels: {"train" | "dev" | "test": judgements}; a split without a file is an empty dictionary.
-        train_file_documents: documents that `qrels/train.tsv` judges relevant to some query.
+        qrels: {"train" | "dev" | "test": judgements}; empty for a split without a file.
+        train_file_documents: doc_ids that `qrels/train.tsv` judges relevant to some query.
         rows: {doc_id: row}.
     """
 
@@ -87,13 +85,13 @@ class Collection:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of the files it is read from and of the choice of dev queries; results are recomputed when it changes."""
+        """sha256 of the files and of the choice of dev queries; results are recomputed when it changes."""
         files = [_find(self.folder, name) for name in ("corpus.jsonl", "queries.jsonl")]
         files += [path for split in SPLITS if (path := self.folder / "qrels" / f"{split}.tsv").exists()]
         return digest([[sha256(path) for path in sorted(files)], list(self.qrels["dev"])])
 
     def pairs(self, split: str) -> list[tuple[str, int]]:
-        """(query_id, document row) for every positive judgement of a split, in file order."""
+        """Return (query_id, document row) of every positive judgement of a split, in file order."""
         return [
             (query_id, self.rows[doc_id])
             for query_id, judged in self.qrels[split].items()
@@ -102,24 +100,24 @@ class Collection:
         ]
 
     def overlap_documents(self, split: str) -> frozenset[str]:
-        """Documents with a train query: a query of `split` is Overlap when its answer is one of them.
+        """Return the documents with a train query: a query of `split` is Overlap if one of them is relevant to it.
 
-        For the test split, dev queries that were cut from train count as train queries: Overlap speaks of the collection, not
-        of the cut.
+        For the test split, dev queries that were cut from train count as train queries: Overlap is a property of the
+        collection, not of the cut.
         """
         return self.train_file_documents if split == "test" else _relevant(self.qrels["train"].values())
 
     def full_texts(self) -> FullTexts:
-        """Title and whole text of every document."""
+        """Return title and whole text of every document."""
         return FullTexts(self.documents)
 
     def query_texts(self, split: str) -> dict[str, str]:
-        """{query_id: text} of the judged queries of a split."""
+        """Return {query_id: text} of the judged queries of a split."""
         return {query_id: self.queries[query_id] for query_id in self.qrels[split]}
 
 
 def check_collection(call: str, collection: object) -> None:
-    """Raise TypeError, naming the remedy, if a call was given something other than a `Collection`."""
+    """Raise TypeError, with the remedy, unless the argument of a call is a `Collection`."""
     if not isinstance(collection, Collection):
         raise TypeError(
             f"{call}() takes a collection, got {collection!r}; dsi.read_collection(FOLDER) reads one from a folder."
@@ -127,14 +125,14 @@ def check_collection(call: str, collection: object) -> None:
 
 
 def compare_documents(collection: Collection, doc_ids: Iterable[str]) -> None:
-    """Warn if a collection has other documents than an index.
+    """Warn if the documents of a collection and of an index differ.
 
     Raises:
         ValueError: they share none.
     """
-    own, indexed = collection.rows.keys(), set(doc_ids)
-    missing, extra = len(own - indexed), len(indexed - own)
-    if missing == len(own):
+    documents, indexed = collection.rows.keys(), set(doc_ids)
+    missing, extra = len(documents - indexed), len(indexed - documents)
+    if missing == len(documents):
         raise ValueError(
             f"{collection.folder} and the index share no document; give the collection that the index was made of."
         )
@@ -148,12 +146,12 @@ def compare_documents(collection: Collection, doc_ids: Iterable[str]) -> None:
 
 
 def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0) -> Collection:
-    """The collection in a BEIR folder: `corpus.jsonl[.gz]`, `queries.jsonl[.gz]`, `qrels/{train,dev,test}.tsv`.
+    """Read a BEIR folder: `corpus.jsonl[.gz]`, `queries.jsonl[.gz]`, `qrels/{train,dev,test}.tsv`.
 
     Args:
         folder: the collection.
-        dev_queries: how many train queries (at most a tenth) become the dev split if there is no `qrels/dev.tsv`, cut as
-            `cut_dev` says. Tuning uses them; training does not.
+        dev_queries: train queries, at most a tenth, that `cut_dev` makes the dev split if there is no `qrels/dev.tsv`. They are
+            used for tuning, not for training.
         seed: of the choice of dev queries.
 
     Raises:
@@ -181,12 +179,12 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
 
 
 def cut_dev(train: Qrels, test: Qrels, dev_queries: int, seed: int) -> tuple[Qrels, Qrels]:
-    """Train judgements as (train, dev): at most `dev_queries` and at most a tenth of the queries go to dev.
+    """Cut train judgements into (train, dev): at most `dev_queries` and at most a tenth of the queries go to dev.
 
-    The cut is by document: No Overlap queries are as frequent in dev as in test. Were they rarer, tuning would overrate what
-    the decoder has memorised. All train queries of a No Overlap query's documents go to dev; every document of an Overlap
-    query keeps a train query. No query is dropped. A document with more train queries than dev has room for keeps them all;
-    where one kind of query is too rare, more of the other are taken.
+    The cut is by document, so that No Overlap queries are as frequent in dev as in test; were they rarer, tuning would overrate
+    what the decoder has memorised. All train queries of a No Overlap query's documents go to dev; every document of an Overlap
+    query keeps a train query. A document with more train queries than dev has room for keeps them all; where one kind of query
+    is too rare, more of the other are taken.
 
     >>> train = {f"{document}{n}": {document: 1} for document in "abcdefghijklmnopqrst" for n in range(3)}
     >>> train, dev = cut_dev(train, {"old": {"a": 1}, "new": {"z": 1}}, 6, 0)
@@ -195,8 +193,8 @@ def cut_dev(train: Qrels, test: Qrels, dev_queries: int, seed: int) -> tuple[Qre
 
     Args:
         train: the judgements to cut.
-        test: tell the share of No Overlap queries, by their doc_ids alone; half if there are none.
-        dev_queries: the most that go to dev.
+        test: sets the share of No Overlap queries, by doc_ids alone; one half if there are none.
+        dev_queries: at most.
         seed: of the choice.
     """
     size, rng = min(dev_queries, len(train) // 10), random.Random(seed)
@@ -204,7 +202,8 @@ def cut_dev(train: Qrels, test: Qrels, dev_queries: int, seed: int) -> tuple[Qre
     families = _families(relevant)
     rng.shuffle(families)
     dev = _whole(families, round(size * _no_overlap_share(train, test)))
-    dev |= _spare({query_id: own for query_id, own in relevant.items() if query_id not in dev}, size - len(dev))
+    rest = {query_id: doc_ids for query_id, doc_ids in relevant.items() if query_id not in dev}
+    dev |= _spare(rest, size - len(dev))
     dev |= _whole([family for family in families if dev.isdisjoint(family)], size - len(dev))
     keep = {query_id: judged for query_id, judged in train.items() if query_id not in dev}
     return keep, {query_id: judged for query_id, judged in train.items() if query_id in dev}
@@ -215,33 +214,33 @@ def _relevant(judgements: Iterable[Mapping[str, int]]) -> frozenset[str]:
 
 
 def _no_overlap_share(train: Qrels, test: Qrels) -> float:
-    """Share of the test queries none of whose relevant documents has a train query; 1/2 without test queries."""
-    known = _relevant(train.values())
+    """Return the share of test queries without a relevant document that has a train query; 1/2 without test queries."""
+    train_documents = _relevant(train.values())
     answers = [relevant for judged in test.values() if (relevant := _relevant([judged]))]
-    return sum(map(known.isdisjoint, answers)) / len(answers) if answers else 0.5
+    return sum(map(train_documents.isdisjoint, answers)) / len(answers) if answers else 0.5
 
 
 def _families(relevant: Mapping[str, frozenset[str]]) -> list[list[str]]:
-    """The queries in groups, such that no document is relevant to queries of two groups."""
-    parent: dict[str, str] = {}  # of a document; the first of a group is its own
+    """Group queries such that no document is relevant to queries of two groups."""
+    parent: dict[str, str] = {}  # union-find over documents; the root of a group is its own parent
 
-    def first(doc_id: str) -> str:
+    def root(doc_id: str) -> str:
         while parent.setdefault(doc_id, doc_id) != doc_id:
             parent[doc_id] = doc_id = parent[parent[doc_id]]
         return doc_id
 
     for doc_ids in relevant.values():
         for doc_id in doc_ids:
-            parent[first(doc_id)] = first(min(doc_ids))
+            parent[root(doc_id)] = root(min(doc_ids))
     families: dict[str, list[str]] = {}
     for query_id, doc_ids in relevant.items():
         if doc_ids:
-            families.setdefault(first(min(doc_ids)), []).append(query_id)
+            families.setdefault(root(min(doc_ids)), []).append(query_id)
     return list(families.values())
 
 
 def _whole(families: Iterable[list[str]], room: int) -> set[str]:
-    """The queries of whole families, as many as there is room for."""
+    """Return the queries of whole families, up to `room`."""
     chosen: set[str] = set()
     for family in families:
         if len(chosen) + len(family) <= room:
@@ -250,7 +249,7 @@ def _whole(families: Iterable[list[str]], room: int) -> set[str]:
 
 
 def _spare(relevant: Mapping[str, frozenset[str]], room: int) -> set[str]:
-    """Queries that leave another query to each of their documents, as many as there is room for."""
+    """Return queries that leave another query to each of their documents, up to `room`."""
     left = Counter(doc_id for doc_ids in relevant.values() for doc_id in doc_ids)
     chosen: set[str] = set()
     for query_id, doc_ids in relevant.items():
@@ -261,33 +260,32 @@ def _spare(relevant: Mapping[str, frozenset[str]], room: int) -> set[str]:
 
 
 def read_documents(folder: Path) -> datasets.Dataset:
-    """The documents of a BEIR folder as an Arrow table: doc_id, title, text, and a column per metadata key."""
+    """Return the documents of a BEIR folder as an Arrow table: doc_id, title, text, and a column per metadata key."""
     path = _find(folder, "corpus.jsonl")
     if next(json_lines(path), None) is None:
         raise ValueError(f"{path} holds no documents; it needs one JSON object a line with _id, title and text.")
-    columns = {
-        row["column"]: row["kind"] for row in read_once(_column_rows, {"column": "string", "kind": "string"}, path)
-    }
+    types = read_once(_column_rows, {"column": "string", "type": "string"}, path)
+    columns = {row["column"]: row["type"] for row in types}
     return read_once(_document_rows, columns, path, columns=columns)
 
 
 def read_once(
-    rows: Callable[..., Iterator[dict[str, Any]]], kinds: dict[str, str], path: Path, **arguments: Any
+    rows: Callable[..., Iterator[dict[str, Any]]], types: dict[str, str], path: Path, **arguments: Any
 ) -> datasets.Dataset:
-    """A table of the rows of a file, cached until the file changes.
+    """Return a table of the rows of a file, cached until the file changes.
 
     Args:
-        rows: reads the file; takes path (a str), version and the further arguments.
-        kinds: {column: Arrow type} of the table.
+        rows: reads the file; its arguments are path (a str), version and `arguments`.
+        types: {column: Arrow type} of the table.
         path: of the file.
-        **arguments: further ones of `rows`.
+        **arguments: of `rows`.
     """
     try:
         return datasets.Dataset.from_generator(
             rows,
-            features=datasets.Features({name: datasets.Value(kind) for name, kind in kinds.items()}),
+            features=datasets.Features({name: datasets.Value(kind) for name, kind in types.items()}),
             cache_dir=_cache_folder(str(datasets.config.HF_DATASETS_CACHE)),
-            # The content is part of the cache key, so a changed file is read again.
+            # The content is part of the cache key, so that a changed file is read again.
             gen_kwargs={"path": str(path), "version": sha256(path), **arguments},
         )
     except datasets.exceptions.DatasetGenerationError as error:
@@ -296,42 +294,42 @@ def read_once(
         raise
 
 
-def _cache_folder(wanted: str) -> str:
-    """The folder of cached tables: the one that `datasets` has, or a temporary one if that cannot be written."""
+def _cache_folder(folder: str) -> str:
+    """Return the folder of cached tables: `folder`, or a temporary one if that cannot be written."""
     try:
-        Path(wanted).mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=wanted).close()
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError:
         return _temporary_folder().name
-    return wanted
+    return folder
 
 
 @cache
 def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder that vanishes when the process ends."""
+    """Return a folder that is deleted when the process ends."""
     return tempfile.TemporaryDirectory(prefix="dsi-tables-")
 
 
 def read_queries(folder: Path) -> dict[str, str]:
-    """{query_id: text} of a BEIR folder."""
+    """Return {query_id: text} of a BEIR folder."""
     path = _find(folder, "queries.jsonl")
-    return queries_of(json_lines(path), path)
+    return read_query_records(json_lines(path), path)
 
 
 def _column_rows(path: str, version: str) -> Iterator[dict[str, str]]:
-    """Columns of the documents in a file and their Arrow types; all values of a metadata key must have one type."""
-    kinds: dict[str, type] = {}
+    """Yield the columns of the documents in a file and their Arrow types; all values of a metadata key must have one type."""
+    types: dict[str, type] = {}
     for number, record in json_lines(Path(path)):
-        for key, value in metadata_of(record, f"{path}, line {number}").items():
-            before, kind = kinds.get(key, type(value)), type(value)
+        for key, value in get_metadata(record, f"{path}, line {number}").items():
+            before, kind = types.get(key, type(value)), type(value)
             if before is not kind and {before, kind} != {int, float}:
                 raise ValueError(
                     f"{path}, line {number}: metadata {key!r} is {value!r}, but of type {before.__name__} in the lines before; "
                     "give it one type."
                 )
-            kinds[key] = kind if before is kind else float
-    for column in (*COLUMNS, *kinds):
-        yield {"column": column, "kind": TYPES[kinds.get(column, str)]}
+            types[key] = kind if before is kind else float
+    for column in (*COLUMNS, *types):
+        yield {"column": column, "type": TYPES[types.get(column, str)]}
 
 
 def _document_rows(path: str, version: str, columns: dict[str, str]) -> Iterator[dict[str, Any]]:
@@ -341,7 +339,7 @@ def _document_rows(path: str, version: str, columns: dict[str, str]) -> Iterator
 
 
 def document_records(path: Path) -> Iterator[dict[str, Any]]:
-    """doc_id, title, text and metadata of each document of a corpus.jsonl[.gz], checked line by line.
+    """Yield doc_id, title, text and metadata of each document of a corpus.jsonl[.gz], checked line by line.
 
     Raises:
         FileNotFoundError: no such file.

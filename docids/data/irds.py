@@ -1,7 +1,7 @@
 """Any collection of ir_datasets as a BEIR folder (extra `irds`). Knows nothing of models.
 
-Judgements of documents or queries that are not there, or have no text, are left out and counted. Of several judgements of a
-query and a document the highest is kept. What is written can be read: ids and texts are checked as a collection's are.
+Judgements of missing or empty documents and queries are dropped and counted. Of several judgements of a query and a document
+the highest is kept. Ids and texts are checked as those of a collection, so that the folder can be read.
 """
 
 import json
@@ -20,13 +20,13 @@ Judgement = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class PreparedIrds:
-    """What was written.
+    """Counts of what was written.
 
     Attributes:
-        documents: how many.
-        without_text: documents that were left out, as they have neither title nor text.
-        judgements: {split: how many}.
-        left_out: {split: judgements of documents or queries that are not there}.
+        documents: written.
+        without_text: documents that were dropped because they have neither title nor text.
+        judgements: {split: written}.
+        left_out: {split: dropped judgements}.
     """
 
     documents: int
@@ -36,11 +36,11 @@ class PreparedIrds:
 
 
 def prepare(names: Mapping[str, str], output: Path) -> PreparedIrds:
-    """Write a collection: documents of the test data set, queries and judgements of each.
+    """Write a collection: the documents of the test data set, the queries and judgements of all.
 
     Args:
-        names: {"train" | "dev" | "test": name of a data set in ir_datasets}; "test" is needed.
-        output: the folder, written in one step.
+        names: {"train" | "dev" | "test": name of a data set in ir_datasets}; "test" is required.
+        output: the folder, written atomically.
 
     Raises:
         ModuleNotFoundError: ir_datasets is not installed.
@@ -51,10 +51,11 @@ def prepare(names: Mapping[str, str], output: Path) -> PreparedIrds:
     judgements = {split: _judgements(data_set) for split, data_set in data_sets.items()}
     judged = {doc_id for rows in judgements.values() for _, doc_id, _ in rows}
     with replace_folder(output) as folder:
-        documents, without_text, found = _write_corpus(data_sets["test"], folder / "corpus.jsonl", judged)
+        documents, without_text, written = _write_corpus(data_sets["test"], folder / "corpus.jsonl", judged)
         queries = _write_queries(data_sets, judgements, folder / "queries.jsonl")
         kept = {
-            split: [row for row in rows if row[0] in queries and row[1] in found] for split, rows in judgements.items()
+            split: [row for row in rows if row[0] in queries and row[1] in written]
+            for split, rows in judgements.items()
         }
         for split, rows in kept.items():
             if not rows:
@@ -85,17 +86,17 @@ def _load(name: str) -> Any:
 
 
 def _judgements(data_set: Any) -> list[Judgement]:
-    found: dict[tuple[str, str], int] = {}
+    highest: dict[tuple[str, str], int] = {}
     for judgement in data_set.qrels_iter():
         pair = judgement.query_id, judgement.doc_id
-        found[pair] = max(judgement.relevance, found.get(pair, judgement.relevance))
-    return [(query_id, doc_id, relevance) for (query_id, doc_id), relevance in found.items()]
+        highest[pair] = max(judgement.relevance, highest.get(pair, judgement.relevance))
+    return [(query_id, doc_id, relevance) for (query_id, doc_id), relevance in highest.items()]
 
 
 def _write_corpus(data_set: Any, path: Path, judged: set[str]) -> tuple[int, int, set[str]]:
-    """How many documents were written, how many had no text, and which of the judged ones were written."""
-    written = without_text = 0
-    found = set()
+    """Write the documents; return how many were written, how many had no text, and the judged ones among those written."""
+    count = without_text = 0
+    judged_written = set()
     documents = progress(data_set.docs_iter(), "documents", unit="doc", total=data_set.docs_count())
     with path.open("w", encoding="utf-8") as file:
         for document in documents:
@@ -107,26 +108,26 @@ def _write_corpus(data_set: Any, path: Path, judged: set[str]) -> tuple[int, int
             record = {"_id": document.doc_id, "title": title, "text": text or title}
             document_record(record, f"Document {document.doc_id!r}")
             _write(file, record)
-            written += 1
+            count += 1
             if document.doc_id in judged:
-                found.add(document.doc_id)
-    return written, without_text, found
+                judged_written.add(document.doc_id)
+    return count, without_text, judged_written
 
 
 def _write_queries(data_sets: Mapping[str, Any], judged: Mapping[str, Sequence[Judgement]], path: Path) -> set[str]:
-    """Write the judged queries of all splits, each once; returns their ids."""
-    known: set[str] = set()
+    """Write the judged queries of all splits, each once; return their ids."""
+    written: set[str] = set()
     with path.open("w", encoding="utf-8") as file:
         for split, rows in judged.items():
-            wanted = {query_id for query_id, _, _ in rows} - known
+            missing = {query_id for query_id, _, _ in rows} - written
             for query in data_sets[split].queries_iter():
                 record = {"_id": query.query_id, "text": query.default_text()}
-                if query.query_id in wanted and record["text"].strip():
+                if query.query_id in missing and record["text"].strip():
                     query_record(record, f"Query {query.query_id!r}")
-                    wanted.remove(query.query_id)
-                    known.add(query.query_id)
+                    missing.remove(query.query_id)
+                    written.add(query.query_id)
                     _write(file, record)
-    return known
+    return written
 
 
 def _write_judgements(rows: Sequence[Judgement], path: Path) -> None:

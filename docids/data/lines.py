@@ -1,4 +1,4 @@
-"""Text files read line by line, compressed or not; errors name file and line. Knows nothing of what lines hold."""
+"""Text files read line by line, compressed or not; errors name file and line. Knows nothing of what lines mean."""
 
 import gzip
 import json
@@ -12,12 +12,12 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
 
 def text_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Number, from 1, and text of each line of a file in UTF-8 that is not blank, without its end.
+    """Yield number, from 1, and text of each line of a UTF-8 file that is not blank, without its end.
 
-    A file whose name ends in .gz is decompressed. A byte order mark is left out; lines end in LF or CRLF.
+    A file whose name ends in .gz is decompressed. A byte order mark is skipped; lines end in LF or CRLF.
 
     Raises:
-        ValueError: a line is not UTF-8, or the compressed data are damaged or cut off.
+        ValueError: a line is not UTF-8, or the compressed data are damaged or truncated.
     """
     number = 0
     try:
@@ -31,7 +31,7 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Number and JSON object of each line that is not blank.
+    """Yield number and JSON object of each line that is not blank.
 
     Raises:
         ValueError: as `text_lines` does, or a line is no JSON object.
@@ -52,7 +52,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def whole_number(text: str) -> int | None:
-    """The integer that a text writes in decimal digits, at most 18 of them; None if it does not.
+    """Return the integer in a text of at most 18 decimal digits; None if it is none.
 
     >>> whole_number("-1"), whole_number("--1"), whole_number("²")
     (-1, None, None)

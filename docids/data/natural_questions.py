@@ -1,11 +1,11 @@
 """Natural Questions (Kwiatkowski et al. 2019) as a BEIR folder, from records in any of its three forms.
 
-A document is a Wikipedia page, its `doc_id` a number in order of first appearance, its text the page's paragraphs; pages with
-the same title are one document (the first is kept). A query is a question with its page; the same pair twice counts once.
+A document is a Wikipedia page: its `doc_id` is a number in order of first appearance, its text the page's paragraphs; of pages
+with the same title the first is kept. A query is a question with its page; duplicate pairs count once.
 
-`prepare` does it in two passes. `stage` streams the records and appends each new page and each question to two files, with a
-journal from which a killed run continues; only titles and questions stay in memory. `select` draws pairs and pages and writes
-the collection. Knows nothing of models.
+`prepare` works in two passes. `stage` streams the records and appends each new page and question to two files, with a journal
+from which a killed run continues; only titles and questions stay in memory. `select` draws pairs and pages and writes the
+collection. Knows nothing of models.
 """
 
 import html
@@ -22,7 +22,7 @@ from typing import Any, TextIO
 from urllib.parse import parse_qs, urlsplit
 
 from docids.files.progress import progress
-from docids.files.storage import open_text, replace_folder, sha256, write_json
+from docids.files.storage import folder_sums, open_text, replace_folder, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +35,12 @@ _SPACE_BEFORE = re.compile(r" ([,.;:!?%)\]]|'s\b|n't\b)")
 _SPACE_AFTER = re.compile(r"([(\[]) ")
 
 Records = Iterable[tuple[str, dict[str, Any] | ValueError]]
-"""(where it stands, the record or what is wrong with it)."""
+"""(source, the record or its problem)."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """A question and the page that was judged for it."""
+    """A question and its page."""
 
     example_id: str
     question: str
@@ -50,14 +50,14 @@ class Example:
 
 @dataclass
 class Journal:
-    """How far `stage` has come.
+    """The progress of `stage`.
 
     Attributes:
         records: read so far, by source.
-        skipped: how many of them were malformed.
+        skipped: malformed ones among them.
         documents: pages written.
         pairs: questions written.
-        sizes: bytes of the two files at that moment; anything beyond is an unfinished write.
+        sizes: bytes of the two files at that moment; more is an unfinished write.
     """
 
     records: dict[str, int] = field(default_factory=dict)
@@ -81,29 +81,23 @@ def prepare(
     """Write a collection of Natural Questions; a killed run continues where it was.
 
     Args:
-        output: folder of the collection; the staged files lie beside it, in `output`.staged.
+        output: folder of the collection; the staged files are in `output`.staged.
         files: raw files, .jsonl or .jsonl.gz.
         test_files: raw files whose questions are the test set; without them it is drawn from all questions.
-        hub: stream the records from the Hub instead (or as well).
+        hub: stream records from the Hub too.
         size: a name of `SIZES`.
         counts: (documents, train pairs, test pairs) instead of those of `size`; 0 for all.
         seed: of the draw.
-        keep_staged: keep the staged files, to draw another size from them.
+        keep_staged: keep the staged files, for another size.
 
     Returns:
-        What was read, and the report of `select`.
+        The final journal, and the report of `select`.
 
     Raises:
         FileNotFoundError: a raw file is missing.
-        ValueError: no source, no test questions, or fewer records than were asked for.
+        ValueError: no source, no test questions, or fewer records than requested.
     """
-    missing = [path for path in (*files, *test_files) if not path.is_file()]
-    if missing:
-        raise FileNotFoundError(f"{missing[0]} does not exist; give raw Natural Questions files, or hub=True (--hub).")
-    if not files and not hub:
-        raise ValueError("Give raw Natural Questions files, or hub=True (--hub) to stream them from the Hub.")
-    if size not in SIZES:
-        raise ValueError(f"size must be one of {', '.join(SIZES)}, got {size!r}.")
+    _check_sources(files, test_files, size, hub=hub)
     documents, train, test = counts or SIZES[size]
     test_sources = [path.name for path in test_files] + ["hub:validation"] * (hub and not test)
     if not test and not test_sources:
@@ -123,11 +117,21 @@ def prepare(
     return journal, report
 
 
+def _check_sources(files: Sequence[Path], test_files: Sequence[Path], size: str, *, hub: bool) -> None:
+    missing = [path for path in (*files, *test_files) if not path.is_file()]
+    if missing:
+        raise FileNotFoundError(f"{missing[0]} does not exist; give raw Natural Questions files, or hub=True (--hub).")
+    if not files and not hub:
+        raise ValueError("Give raw Natural Questions files, or hub=True (--hub) to stream them from the Hub.")
+    if size not in SIZES:
+        raise ValueError(f"size must be one of {', '.join(SIZES)}, got {size!r}.")
+
+
 def parse(record: dict[str, Any]) -> Example:
-    """One record in the simplified form (`document_text`), the original one (`document_tokens`) or the Hub's (`document`).
+    """Parse a record in the simplified form (`document_text`), the original one (`document_tokens`) or the Hub's (`document`).
 
     Raises:
-        ValueError: it has none of these forms, lacks a key, or has an empty question, title or page.
+        ValueError: it is in none of these forms, lacks a key, or has an empty question, title or page.
     """
     try:
         if "document_text" in record:
@@ -154,7 +158,7 @@ def parse(record: dict[str, Any]) -> Example:
 
 
 def paragraphs(tokens: Iterable[tuple[str, bool]]) -> str:
-    """The text inside <P> … </P>; of a page without paragraphs, all of its text.
+    """Return the text inside <P> … </P>; all text of a page without paragraphs.
 
     >>> paragraphs([("Contents", False), ("<P>", True), ("Neon", False), ("glows", False), (".", False), ("</P>", True)])
     'Neon glows.'
@@ -162,19 +166,19 @@ def paragraphs(tokens: Iterable[tuple[str, bool]]) -> str:
     Args:
         tokens: (token, is_html) pairs.
     """
-    inside, everything, found = False, [], []
+    inside, everything, kept = False, [], []
     for token, is_html in tokens:
         if is_html:
             inside = token.upper().startswith("<P>") or (inside and token.upper() != "</P>")
             continue
         everything.append(token)
         if inside:
-            found.append(token)
-    return _SPACE_AFTER.sub(r"\1", _SPACE_BEFORE.sub(r"\1", " ".join(found or everything))).strip()
+            kept.append(token)
+    return _SPACE_AFTER.sub(r"\1", _SPACE_BEFORE.sub(r"\1", " ".join(kept or everything))).strip()
 
 
 def _title(url: str) -> str:
-    """The page's title from `…/w/index.php?title=Trade_winds&amp;oldid=…`."""
+    """Return the page's title from `…/w/index.php?title=Trade_winds&amp;oldid=…`."""
     titles = parse_qs(urlsplit(html.unescape(url)).query).get("title")
     if not titles:
         raise ValueError(f"has a document_url without a title: {url!r}")
@@ -182,7 +186,7 @@ def _title(url: str) -> str:
 
 
 def read_files(paths: Sequence[Path], done: dict[str, int]) -> Records:
-    """Records of raw .jsonl[.gz] files, without the first `done[file name]` of each."""
+    """Yield the records of raw .jsonl[.gz] files, without the first `done[file name]` of each."""
     for path in paths:
         with open_text(path) as lines:
             for number, line in enumerate(lines, start=1):
@@ -200,7 +204,7 @@ def _json(line: str) -> dict[str, Any] | ValueError:
 
 
 def read_hub(split: str, done: dict[str, int]) -> Records:
-    """Records streamed from the Hub; nothing is stored."""
+    """Yield records streamed from the Hub; nothing is stored."""
     import datasets
 
     stream = datasets.load_dataset(HUB_NAME, split=split, streaming=True)
@@ -210,10 +214,10 @@ def read_hub(split: str, done: dict[str, int]) -> Records:
 
 
 def stage(records: Records, journal: Journal, folder: Path) -> Journal:
-    """Append pages and questions to `documents.jsonl` and `pairs.jsonl` in a folder; returns the final journal.
+    """Append pages and questions to `documents.jsonl` and `pairs.jsonl` in a folder; return the final journal.
 
     Args:
-        records: those that the journal does not count yet.
+        records: after those in the journal.
         journal: from `read_journal`.
         folder: of the two files.
     """
@@ -248,7 +252,7 @@ def stage(records: Records, journal: Journal, folder: Path) -> Journal:
 
 
 def read_journal(folder: Path) -> Journal:
-    """How far an earlier run came; unfinished writes are cut off its files."""
+    """Return the journal of an earlier run; unfinished writes are cut off its files."""
     path = folder / "journal.json"
     journal = Journal(**json.loads(path.read_text())) if path.exists() else Journal()
     for name, size in zip(("documents.jsonl", "pairs.jsonl"), journal.sizes, strict=True):
@@ -270,74 +274,78 @@ def _save_journal(
 def select(
     staged: Path, output: Path, *, documents: int, train: int, test: int, seed: int, test_sources: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Draw a collection from the staged files and write it as a BEIR folder, in one step.
+    """Draw a collection from the staged files and write it as a BEIR folder, atomically.
 
-    Pairs are drawn at random; the collection has their pages, and further pages drawn at random.
+    Pairs are drawn at random; the collection has their pages and further random pages.
 
     Args:
         staged: folder of `stage`.
         output: the collection.
-        documents: how many pages; 0 for all.
+        documents: number of pages; 0 for all.
         train: pairs for training; 0 for all that are not for testing.
         test: pairs for testing; 0 for all of `test_sources`.
         seed: of the draw.
-        test_sources: sources whose pairs are the test set; others are for training. Without them both are drawn from all.
+        test_sources: sources of the test pairs, the others of the train pairs; by default both are drawn from all.
 
     Returns:
         Counts, the overlap in percent and the sha256 of each file, as written to `collection.json`.
 
     Raises:
-        ValueError: more was asked for than there is, or the drawn pairs have more pages than `documents`.
+        ValueError: there are fewer than requested, or the drawn pairs have more pages than `documents`.
     """
-    pairs = list(read_jsonl(staged / "pairs.jsonl"))
-    total = sum(1 for _ in read_jsonl(staged / "documents.jsonl"))
     rng = random.Random(seed)
-    rng.shuffle(pairs)
-    testing = [pair for pair in pairs if pair["source"] in test_sources] if test_sources else pairs
-    _enough("test pairs", test, len(testing))
-    chosen_test = testing[: test or len(testing)]
-    training = (
-        [pair for pair in pairs if pair["source"] not in test_sources] if test_sources else pairs[len(chosen_test) :]
-    )
-    _enough("train pairs", train, len(training))
-    chosen = {"train": training[: train or len(training)], "test": chosen_test}
-    pages = {pair["document"] for split in chosen.values() for pair in split}
-    _enough("documents", documents, total)
+    drawn = _draw_pairs(list(read_jsonl(staged / "pairs.jsonl")), train, test, test_sources, rng)
+    pages = {pair["document"] for split in drawn.values() for pair in split}
+    total = sum(1 for _ in read_jsonl(staged / "documents.jsonl"))
+    _check_count("documents", documents, total)
     if documents and len(pages) > documents:
-        raise ValueError(f"The pairs drawn have {len(pages)} pages, more than the {documents} documents asked for.")
+        raise ValueError(f"The pairs drawn have {len(pages)} pages, more than the {documents} documents requested.")
     others = [number for number in range(total) if number not in pages]
     pages.update(rng.sample(others, (documents or total) - len(pages)))
     with replace_folder(output) as folder:
-        _write_collection(staged, folder, pages, chosen)
-        seen = {pair["document"] for pair in chosen["train"]}
-        overlap = sum(pair["document"] in seen for pair in chosen["test"]) / max(1, len(chosen["test"]))
+        _write_collection(staged, folder, pages, drawn)
+        train_pages = {pair["document"] for pair in drawn["train"]}
+        overlap = sum(pair["document"] in train_pages for pair in drawn["test"]) / max(1, len(drawn["test"]))
         report = {
             "documents": len(pages),
-            "train": len(chosen["train"]),
-            "test": len(chosen["test"]),
+            **{split: len(pairs) for split, pairs in drawn.items()},
             "overlap": round(100 * overlap, 2),
             "seed": seed,
-            "sha256": {
-                str(path.relative_to(folder)): sha256(path) for path in sorted(folder.rglob("*")) if path.is_file()
-            },
+            "sha256": folder_sums(folder),
         }
         write_json(folder / "collection.json", report)
     return report
 
 
-def _enough(what: str, wanted: int, there: int) -> None:
-    if wanted > there:
-        raise ValueError(f"{wanted} {what} were asked for, the source has {there}; ask for fewer or give more files.")
+def _draw_pairs(
+    pairs: list[dict[str, Any]], train: int, test: int, test_sources: Sequence[str], rng: random.Random
+) -> dict[str, list[dict[str, Any]]]:
+    """Draw train and test pairs, as `select` says."""
+    rng.shuffle(pairs)
+    testing = [pair for pair in pairs if pair["source"] in test_sources] if test_sources else pairs
+    _check_count("test pairs", test, len(testing))
+    testing = testing[: test or len(testing)]
+    rest = pairs[len(testing) :]
+    training = [pair for pair in pairs if pair["source"] not in test_sources] if test_sources else rest
+    _check_count("train pairs", train, len(training))
+    return {"train": training[: train or len(training)], "test": testing}
 
 
-def _write_collection(staged: Path, folder: Path, pages: set[int], chosen: dict[str, list[dict[str, Any]]]) -> None:
+def _check_count(what: str, requested: int, available: int) -> None:
+    if requested > available:
+        raise ValueError(
+            f"{requested} {what} were requested, the source has {available}; request fewer or give more files."
+        )
+
+
+def _write_collection(staged: Path, folder: Path, pages: set[int], drawn: dict[str, list[dict[str, Any]]]) -> None:
     with (folder / "corpus.jsonl").open("w", encoding="utf-8") as corpus:
         for number, page in enumerate(read_jsonl(staged / "documents.jsonl")):
             if number in pages:
                 _write(corpus, page)
     (folder / "qrels").mkdir()
     with (folder / "queries.jsonl").open("w", encoding="utf-8") as queries:
-        for split, pairs in chosen.items():
+        for split, pairs in drawn.items():
             with (folder / "qrels" / f"{split}.tsv").open("w", encoding="utf-8") as qrels:
                 qrels.write("query-id\tcorpus-id\tscore\n")
                 for pair in pairs:
@@ -350,7 +358,7 @@ def _titles(path: Path) -> dict[str, int]:
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON Lines file; none if there is no file."""
+    """Yield the objects of a JSON Lines file; none if there is no file."""
     if path.exists():
         with path.open(encoding="utf-8") as lines:
             for line in lines:

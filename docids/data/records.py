@@ -1,4 +1,4 @@
-"""What documents and queries must be: one rule for the lines of files and for documents added to an index. Knows no files."""
+"""Checks of documents and queries, the same for lines of files and for documents added to an index. Reads no files."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from docids.files.checks import text
 COLUMNS = ("doc_id", "title", "text")
 """The columns of every document table; metadata has others."""
 TYPES = {bool: "bool", int: "int64", float: "float64", str: "string"}
-"""The types of metadata, and those of their columns."""
+"""{type of metadata: type of its column}."""
 
 
 def document_record(record: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -18,16 +18,16 @@ def document_record(record: Mapping[str, Any], source: str) -> dict[str, Any]:
 
     Args:
         record: with `_id` or `doc_id`, and text; optionally with title and metadata {key: value}.
-        source: what names the record in messages.
+        source: names the record in messages.
 
     Raises:
         ValueError: no id or text, an id with white space, a value of another type, or metadata that cannot be columns.
     """
     return {
         "doc_id": _doc_id(record, source),
-        "title": text_of(record, "title", source, ""),
-        "text": text_of(record, "text", source),
-        "metadata": metadata_of(record, source),
+        "title": get_text(record, "title", source, ""),
+        "text": get_text(record, "text", source),
+        "metadata": get_metadata(record, source),
     }
 
 
@@ -35,24 +35,24 @@ def query_record(record: Mapping[str, Any], source: str) -> tuple[str, str]:
     """Return query_id and text of a record with `_id` and text; `source` names the record in messages.
 
     Raises:
-        ValueError: a value of another type, an id with white space, or a text without any other character.
+        ValueError: a value of another type, an id with white space, or a blank text.
     """
-    query_id = _without_space(text_of(record, "_id", source), f"{source}: query_id")
-    text = text_of(record, "text", source)
+    query_id = _without_space(get_text(record, "_id", source), f"{source}: query_id")
+    text = get_text(record, "text", source)
     if not text.strip():
         raise ValueError(f"{source}: query {query_id!r} has empty text; remove it or give it text.")
     return query_id, text
 
 
-def queries_of(records: Iterable[tuple[int, Mapping[str, Any]]], name: object) -> dict[str, str]:
+def read_query_records(records: Iterable[tuple[int, Mapping[str, Any]]], name: object) -> dict[str, str]:
     """Return {query_id: text} of numbered records, as `query_record` reads each.
 
     Args:
         records: of a file, with the numbers of their lines.
-        name: what names the file in messages.
+        name: of the file, for messages.
 
     Raises:
-        ValueError: a malformed query, an id that comes twice, or no query.
+        ValueError: a malformed query, a duplicate id, or no query.
     """
     queries: dict[str, str] = {}
     for number, record in records:
@@ -66,7 +66,7 @@ def queries_of(records: Iterable[tuple[int, Mapping[str, Any]]], name: object) -
 
 
 def table_record(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of a document table as a document: its columns of metadata become one mapping, without missing values.
+    """Return a row of a document table as a document, with its metadata columns as one mapping, without missing values.
 
     >>> table_record({"doc_id": "neon", "title": "Neon", "text": "A gas.", "period": 2, "colour": None})
     {'doc_id': 'neon', 'title': 'Neon', 'text': 'A gas.', 'metadata': {'period': 2}}
@@ -75,20 +75,20 @@ def table_record(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**{name: row[name] for name in COLUMNS}, "metadata": metadata}
 
 
-def text_of(record: Mapping[str, Any], key: str, source: str, default: str | None = None) -> str:
+def get_text(record: Mapping[str, Any], key: str, source: str, default: str | None = None) -> str:
     """Return the text under a key of a record, or its default.
 
     Raises:
-        ValueError: it is no text, or missing without a default.
+        ValueError: it is not text, or missing without a default.
     """
     return text(record.get(key, default), f"{source}: key {key!r}")
 
 
-def metadata_of(record: Mapping[str, Any], source: str) -> dict[str, bool | int | float | str]:
-    """Return the plain values of a record's metadata; null, lists and objects are left out.
+def get_metadata(record: Mapping[str, Any], source: str) -> dict[str, bool | int | float | str]:
+    """Return the plain values of a record's metadata; null, lists and objects are dropped.
 
     Raises:
-        ValueError: metadata is no mapping, or holds a key or value that cannot be in a column.
+        ValueError: metadata is not a mapping, or has a key or value that no column can hold.
     """
     metadata = record.get("metadata") or {}
     if not isinstance(metadata, Mapping):
@@ -99,19 +99,19 @@ def metadata_of(record: Mapping[str, Any], source: str) -> dict[str, bool | int 
 
 def _doc_id(record: Mapping[str, Any], source: str) -> str:
     names = [name for name in ("_id", "doc_id") if name in record] or ["_id"]
-    found = {text_of(record, name, source) for name in names}
-    if len(found) > 1:
+    doc_ids = {get_text(record, name, source) for name in names}
+    if len(doc_ids) > 1:
         raise ValueError(
             f"{source}: _id is {record['_id']!r}, but doc_id is {record['doc_id']!r}; both name the document, give one of them."
         )
-    (doc_id,) = found
+    (doc_id,) = doc_ids
     if not doc_id:
         raise ValueError(f"{source} must have a doc_id that is a text and not empty, got ''.")
     return _without_space(doc_id, f"{source}: doc_id")
 
 
 def _without_space(value: str, name: str) -> str:
-    """Return an id that the lines of runs and judgements can hold."""
+    """Return an id that lines of runs and judgements can hold."""
     if value.split() != [value] or "\0" in value:
         raise ValueError(f"{name} {value!r} must not be empty or hold white space or NUL; TREC runs cannot hold it.")
     return value

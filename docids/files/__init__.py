@@ -1,1 +1,1 @@
-"""Files that are whole or absent, files from strangers, checks of values, progress, processes."""
+"""Atomic files, files from strangers, checks of values, progress, processes."""

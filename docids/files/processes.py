@@ -1,4 +1,4 @@
-"""Work shared by several processes: which does what, and how results are exchanged. Knows nothing of launchers."""
+"""Work shared by several processes: its division, and the exchange of results. Knows nothing of launchers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ U = TypeVar("U")
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes of a run, seen from one of them; by default it is alone.
+    """The processes of a run, from the view of one of them; by default there is one.
 
     Work is cut into pieces that do not depend on the number of processes, so any number gives the same result.
 
-    >>> half = Processes(rank=1, count=2, gather=lambda own: [["a", "c"], own])
+    >>> half = Processes(rank=1, count=2, gather=lambda value: [["a", "c"], value])
     >>> half.share(["a", "b", "c"])
     ['b']
     >>> half.collect(["B"])
@@ -23,12 +23,12 @@ class Processes:
     Attributes:
         rank: of this process, from 0.
         count: of all processes.
-        gather: gives, on every process, the list by rank of what each passes in; waits for all.
+        gather: returns, on every process, the list by rank of the values that processes pass in; waits for all.
     """
 
     rank: int = 0
     count: int = 1
-    gather: Callable[[Any], list[Any]] = lambda own: [own]
+    gather: Callable[[Any], list[Any]] = lambda value: [value]
 
     @property
     def is_main(self) -> bool:
@@ -39,26 +39,26 @@ class Processes:
         """Return when all processes have called it."""
         self.gather(None)
 
-    def first(self, own: T) -> T:
-        """The value of rank 0, on every process; waits for all."""
-        given: T = self.gather(own)[0]
-        return given
+    def first(self, value: T) -> T:
+        """Return the value of rank 0 on every process; waits for all."""
+        main: T = self.gather(value)[0]
+        return main
 
     def share(self, pieces: Sequence[T]) -> list[T]:
-        """The pieces that this process works on."""
+        """Return the pieces that this process works on."""
         return list(pieces[self.rank :: self.count])
 
-    def collect(self, own: Sequence[Any]) -> list[Any]:
-        """The results of all processes, in the order of the pieces; `own` holds the results of this one's share."""
-        parts = self.gather(list(own))
-        total = sum(map(len, parts))
-        return [parts[number % self.count][number // self.count] for number in range(total)]
+    def collect(self, results: Sequence[Any]) -> list[Any]:
+        """Return the results of all processes in the order of the pieces, from the results of each process's share."""
+        shares = self.gather(list(results))
+        total = sum(map(len, shares))
+        return [shares[number % self.count][number // self.count] for number in range(total)]
 
     def merge(self, items: Mapping[str, T], work: Callable[[dict[str, T]], Mapping[str, U]]) -> dict[str, U]:
-        """{key: result of `work`}, in the items' order; each process works on its share, all get the whole."""
-        own = work({key: items[key] for key in self.share(list(items))})
-        found = {key: value for part in self.gather(dict(own)) for key, value in part.items()}
-        return {key: found[key] for key in items}
+        """Return {key: result of `work`} in the order of the items; each process works on its share."""
+        share = work({key: items[key] for key in self.share(list(items))})
+        results = {key: value for part in self.gather(dict(share)) for key, value in part.items()}
+        return {key: results[key] for key in items}
 
 
 ALONE = Processes()

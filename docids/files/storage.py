@@ -1,6 +1,6 @@
-"""Files and folders that are replaced in one step, by one writer at a time, and arrays on disk.
+"""Files and folders that are replaced atomically, by one writer at a time, and arrays on disk.
 
-Knows nothing of what they hold.
+Knows nothing of their content.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ _ATTEMPTS = 20
 
 
 def sha256(path: Path) -> str:
-    """Hexadecimal sha256 of a file."""
+    """Return the hexadecimal sha256 of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -38,13 +38,13 @@ def sha256(path: Path) -> str:
 
 
 def folder_sums(folder: Path) -> dict[str, str]:
-    """{path below `folder`: sha256} of all its files, in the order of their paths."""
+    """Return {path below `folder`: sha256} of all its files, sorted by path."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): sha256(path) for path in files}
 
 
 def file_name(title: str) -> str:
-    """A title's letters and digits in lower case, with dashes between words.
+    """Return the letters and digits of a title in lower case, words joined by dashes.
 
     >>> file_name("DR-SCL+QG (beta=0)")
     'dr-scl-qg-beta-0'
@@ -53,17 +53,18 @@ def file_name(title: str) -> str:
 
 
 def digest(value: object) -> str:
-    """Hexadecimal sha256 of a value that JSON can hold."""
+    """Return the hexadecimal sha256 of a value that JSON can hold."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
-_DTYPES = {"I32": np.int32, "F32": np.float32, "F16": np.float16, "I8": np.int8, "BOOL": np.bool_, "U8": np.uint8}
+DTYPES = {"I32": np.int32, "F32": np.float32, "F16": np.float16, "I8": np.int8, "BOOL": np.bool_, "U8": np.uint8}
+"""{element type in a safetensors file: NumPy's}."""
 
 
 def tensor_header(path: Path) -> tuple[dict[str, Any], int]:
-    """({name: type, shape and offsets of each array}, the byte at which the arrays start) of a safetensors file.
+    """Return ({name: type, shape and offsets}, the byte at which the arrays start) of a safetensors file, unchecked.
 
-    The format: eight bytes with the length of a JSON header, the header, the arrays. The entries are as the file has them.
+    The format: eight bytes with the length of a JSON header, the header, the arrays.
 
     Raises:
         ValueError: the file has no such header.
@@ -78,9 +79,7 @@ def tensor_header(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def map_tensors(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of a safetensors file, mapped into memory: data is read when it is used.
-
-    The library's numpy reader copies everything into memory.
+    """Return the arrays of a safetensors file, memory-mapped; the library's NumPy reader copies them into memory.
 
     Raises:
         ValueError: the file is shorter than its header says, or has none.
@@ -91,22 +90,22 @@ def map_tensors(path: Path) -> dict[str, NDArray[Any]]:
         start, end = (first + offset for offset in entry["data_offsets"])
         if end > size:
             raise ValueError(f"it ends within {name}")
-        dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
+        dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
         mapped = np.memmap(path, dtype, "c", start, shape) if end > start else np.empty(shape, dtype)
-        arrays[name] = mapped.view(np.ndarray)  # indexing a memmap takes a microsecond longer
+        arrays[name] = mapped.view(np.ndarray)  # indexing a memmap is a microsecond slower
     return arrays
 
 
 def save_tensors(arrays: Mapping[str, NDArray[Any]], path: Path) -> None:
-    """Write arrays as a safetensors file for `map_tensors`; the library's writer first copies all of them into memory.
+    """Write arrays as a safetensors file; the library's writer copies all of them into memory first.
 
-    Matrices come first and start at a multiple of 64 bytes, so that products with mapped matrices equal those in memory.
+    Matrices come first, at a multiple of 64 bytes, so that products with mapped matrices equal those with copies.
     """
-    names, header, start = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}, {}, 0
+    names, header, start = {np.dtype(dtype): name for name, dtype in DTYPES.items()}, {}, 0
     ordered = dict(sorted(arrays.items(), key=lambda item: -item[1].ndim))
     for name, array in ordered.items():
-        places = [start, start := start + array.nbytes]
-        header[name] = {"dtype": names[array.dtype], "shape": list(array.shape), "data_offsets": places}
+        offsets = [start, start := start + array.nbytes]
+        header[name] = {"dtype": names[array.dtype], "shape": list(array.shape), "data_offsets": offsets}
     text = json.dumps(header).encode()
     text += b" " * (-(8 + len(text)) % 64)
     with path.open("wb") as file:
@@ -116,7 +115,7 @@ def save_tensors(arrays: Mapping[str, NDArray[Any]], path: Path) -> None:
 
 
 def scratch_array(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
-    """Zeros that may be larger than memory: they live in an unnamed temporary file (in TMPDIR), deleted with the array.
+    """Return zeros that may be larger than memory, in an unnamed temporary file (in TMPDIR) that is deleted with the array.
 
     Raises:
         OSError: the disk is too small.
@@ -124,7 +123,7 @@ def scratch_array(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[An
     size = math.prod(shape) * np.dtype(dtype).itemsize
     with tempfile.TemporaryFile() as file:
         try:
-            if hasattr(os, "posix_fallocate"):  # a full disk fails here, not when the array is written
+            if hasattr(os, "posix_fallocate"):  # fail now if the disk is full, not when the array is written
                 os.posix_fallocate(file.fileno(), 0, size)
         except OSError as error:
             folder = tempfile.gettempdir()
@@ -134,14 +133,14 @@ def scratch_array(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[An
 
 
 def open_text(path: Path) -> TextIO:
-    """A text file opened for reading; one whose name ends in .gz is decompressed."""
+    """Open a text file for reading; one whose name ends in .gz is decompressed."""
     if path.suffix == ".gz":
         return open_gzip(path, "rt", encoding="utf-8")  # type: ignore[return-value]
     return path.open(encoding="utf-8")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file in one step: a reader sees the old content or the new one."""
+    """Write a text file atomically: a reader sees the old content or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("w", encoding="utf-8") as file:
@@ -152,12 +151,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write strict JSON in one step; infinity becomes the string "inf", which float() reads back."""
+    """Write strict JSON atomically; infinity becomes the string "inf", which float() reads back."""
     write_text(path, json.dumps(_strict(value), indent=1, ensure_ascii=False) + "\n")
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of ours; empty if there is none, or none that can be read."""
+    """Return the JSON object in a file of ours; empty if it is missing or damaged."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -174,21 +173,21 @@ def _strict(value: Any) -> Any:
 
 
 def read_while_unchanged(path: Path, read: Callable[[], T]) -> T:
-    """What `read` returns or raises when the file `path` has stayed the same meanwhile; otherwise it reads again.
+    """Call `read` until the file `path` stays the same meanwhile; return its result, or raise its error.
 
     Raises:
-        BlockingIOError: the file changed every time.
+        BlockingIOError: the file changed at every attempt.
     """
     for _ in range(_ATTEMPTS):
         before = _content(path)
         try:
-            found = read()
+            result = read()
         except Exception:
             if _content(path) == before:
                 raise
             continue
         if _content(path) == before:
-            return found
+            return result
     raise BlockingIOError(
         f"{path} changed {_ATTEMPTS} times while it was read; try again when there are fewer updates."
     )
@@ -199,24 +198,24 @@ def _content(path: Path) -> bytes:
 
 
 def beside(folder: Path, role: str) -> Path:
-    """The hidden path beside a folder for its "lock", its "partial" replacement, or the "previous" one set aside by that."""
+    """Return the hidden path beside a folder for its "lock", "partial" replacement, or "previous" version."""
     whole = folder if folder.name not in ("", "..") else folder.resolve()  # "." has no name
     return whole.parent / f".{whole.name}.{role}"
 
 
 @contextmanager
 def writing_to(folder: Path, *, wait: bool = True) -> Iterator[None]:
-    """Be the only one who writes to a folder, among all processes and threads that ask here; readers need not ask.
+    """Hold the lock for writing to a folder, among all processes and threads; readers need no lock.
 
-    A thread may ask again for what it has. A process that dies has it no more. The lock is a file beside the folder, which may
-    be replaced meanwhile, or in it where the user may not write beside it.
+    The lock is reentrant within a thread and released when a process dies. It is a file beside the folder, which may be
+    replaced meanwhile, or in the folder where the user may not write beside it.
 
     Args:
-        folder: which need not exist.
-        wait: until whoever writes now has finished.
+        folder: need not exist.
+        wait: until the lock is free.
 
     Raises:
-        BlockingIOError: somebody writes now, and `wait` is False.
+        BlockingIOError: another process writes to the folder, and `wait` is False.
     """
     file = beside(folder.resolve(), "lock")
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -248,10 +247,10 @@ def writing_to(folder: Path, *, wait: bool = True) -> Iterator[None]:
 
 @contextmanager
 def replace_folder(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder that replaces `folder` when the block ends without an exception.
+    """Yield an empty folder that replaces `folder` if the block ends without an exception.
 
-    POSIX cannot exchange two folders in one portable step, so the old one is set aside for an instant. If the process dies in
-    that instant, `recover_folder` (called by everything that reads such a folder) brings it back.
+    POSIX has no portable exchange of two folders, so the old one is renamed first. If the process dies between the two renames,
+    `recover_folder`, which every reader of such a folder calls, restores it.
     """
     partial, previous = beside(folder, "partial"), beside(folder, "previous")
     recover_folder(folder)
@@ -269,13 +268,13 @@ def replace_folder(folder: Path) -> Iterator[Path]:
 
 
 def recover_folder(folder: Path) -> None:
-    """Undo a replacement that was killed between its two renames, and remove what a finished one left behind."""
+    """Undo a replacement that was killed between its two renames, and remove leftovers of a finished one."""
     previous = beside(folder, "previous")
     if not previous.exists():
         return
     if folder.exists():
-        shutil.rmtree(previous, ignore_errors=True)  # several may do so at once
+        shutil.rmtree(previous, ignore_errors=True)  # several processes may do so at once
         return
-    with writing_to(folder):  # perhaps nobody was killed and the second rename is to come
+    with writing_to(folder):  # perhaps the second rename is still to come
         if not folder.exists():
             previous.rename(folder)

@@ -1,11 +1,10 @@
-"""Files that a stranger may have made: what they are, their sizes and their contents are checked before they are used.
+"""Files from strangers: kind, size and content are checked before use.
 
-Nothing here costs more than the file's own size: a shape that the file does not hold is refused before an array of it is made.
-Knows nothing of what the files mean.
+No check costs more than the file's size: a shape that the file cannot hold is refused before an array is made. Knows nothing of
+what the files mean.
 """
 
 import json
-import math
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,22 +14,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 
-from docids.files.storage import map_tensors, tensor_header
+from docids.files.storage import DTYPES, map_tensors
 
 RESTORE = "restore it or train again"
-_SIZES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2, "U32": 4, "I32": 4,
-          "F32": 4, "U64": 8, "I64": 8, "F64": 8, "C64": 8}  # fmt: skip
-"""{element type of a safetensors file: its bytes}."""
-_CODES = {np.int32: "I32", np.float32: "F32", np.float16: "F16", np.int8: "I8", np.bool_: "BOOL", np.uint8: "U8"}
 Type = type[np.generic]
-
 
 _CODE = (
     ".py", ".pyc", ".pyd", ".so", ".dll", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".dill", ".npz", ".h5",
     ".gguf", ".onnx", ".msgpack",
 )  # fmt: skip
-"""Ends of the names of programs, of pickles, and of weights other than safetensors."""
+"""File name endings of programs, pickles, and weights other than safetensors."""
 
 
 class Entry(NamedTuple):
@@ -38,7 +33,7 @@ class Entry(NamedTuple):
 
     Attributes:
         dtype: its code in the file, such as "F32".
-        shape: its lengths.
+        shape: its dimensions.
     """
 
     dtype: str
@@ -47,16 +42,16 @@ class Entry(NamedTuple):
 
 @contextmanager
 def reading(path: Path, *passing: type[Exception]) -> Iterator[None]:
-    """Turn what a library raises on a damaged file into a ValueError that names `path`.
+    """Turn any error about a damaged file into a ValueError that names `path`.
 
     Args:
         path: file or folder that is read in the block.
-        *passing: what the block may raise, besides that a file is missing or memory ran out.
+        *passing: exceptions that pass unchanged, besides missing files and lack of memory.
     """
-    let_through: tuple[type[Exception], ...] = (FileNotFoundError, MemoryError, *passing)
+    unchanged: tuple[type[Exception], ...] = (FileNotFoundError, MemoryError, *passing)
     try:
         yield
-    except let_through:
+    except unchanged:
         raise
     except Exception as error:
         if isinstance(error, ValueError) and str(error).startswith(str(path)):
@@ -66,36 +61,36 @@ def reading(path: Path, *passing: type[Exception]) -> Iterator[None]:
 
 
 def check_file(path: Path) -> None:
-    """Raise unless a path is a regular file, or a link to one: reading a device or a pipe may never end.
+    """Raise unless a path is a regular file or a link to one: reading a device or a pipe may never end.
 
     Raises:
-        FileNotFoundError: there is nothing.
-        ValueError: it is something else.
+        FileNotFoundError: it does not exist.
+        ValueError: it is of another kind.
     """
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is missing; {RESTORE}.") from None
-    except OSError as error:  # links in a circle
+    except OSError as error:  # circular links
         raise ValueError(f"{path} cannot be read ({error.strerror}); {RESTORE}.") from None
     if not stat.S_ISREG(mode):
         raise ValueError(f"{path} must be a regular file, and is a folder, a device or a pipe; {RESTORE}.")
 
 
 def check_folder(folder: Path) -> None:
-    """Raise ValueError unless a folder, if there is one, holds regular files in folders, and none that could run code."""
-    for place, folders, files in os.walk(folder):
+    """Raise ValueError if a folder holds anything but regular files in folders, or files that could run code."""
+    for parent, folders, files in os.walk(folder):
         for name in files:
-            check_file(Path(place, name))
+            check_file(Path(parent, name))
         for name in [*files, *folders]:
             if name.lower().endswith(_CODE):
-                raise ValueError(f"{Path(place, name)} could run code and is not read from an index; remove it.")
-            if Path(place, name).is_symlink() and name in folders:
-                raise ValueError(f"{Path(place, name)} must be a folder, and is a link to one; {RESTORE}.")
+                raise ValueError(f"{Path(parent, name)} could run code and is not read from an index; remove it.")
+            if Path(parent, name).is_symlink() and name in folders:
+                raise ValueError(f"{Path(parent, name)} must be a folder, and is a link to one; {RESTORE}.")
 
 
 def is_inside(name: object) -> bool:
-    """True if a name is a relative path that does not leave its folder, on any system."""
+    """True if a name is a relative path inside its folder, on any system."""
     if not isinstance(name, str) or "\0" in name:
         return False
     path = PureWindowsPath(name)
@@ -103,7 +98,7 @@ def is_inside(name: object) -> bool:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
+    """Return the object in a JSON file.
 
     Raises:
         FileNotFoundError: no such file.
@@ -116,7 +111,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_any_json(path: Path) -> Any:
-    """The value in a JSON file.
+    """Return the value in a JSON file.
 
     Raises:
         FileNotFoundError: no such file.
@@ -130,7 +125,7 @@ def read_any_json(path: Path) -> Any:
 
 
 def tensor_entries(path: Path) -> dict[str, Entry]:
-    """{name: type and shape} of the arrays of a safetensors file, all of which lie inside the file.
+    """Return {name: type and shape} of the arrays of a safetensors file, all inside the file.
 
     Raises:
         FileNotFoundError: no such file.
@@ -138,32 +133,21 @@ def tensor_entries(path: Path) -> dict[str, Entry]:
     """
     check_file(path)
     try:
-        header, first = tensor_header(path)
-        size = path.stat().st_size - first
-        return {name: _entry(value, size) for name, value in header.items()}
-    except (ValueError, TypeError, KeyError, RecursionError):
+        with safe_open(path, "numpy") as file:  # checks types, shapes and offsets against the file's size
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
+            return {name: Entry(entry.get_dtype(), tuple(entry.get_shape())) for name, entry in slices.items()}
+    except SafetensorError:
         raise ValueError(f"{path} is truncated or altered: its header does not fit it; {RESTORE}.") from None
 
 
-def _entry(value: dict[str, Any], size: int) -> Entry:
-    """An entry of a header, checked against the number of bytes that follow it."""
-    shape, (start, end) = value["shape"], value["data_offsets"]
-    numbers = [*shape, start, end]
-    if not all(type(number) is int and number >= 0 for number in numbers) or not start <= end <= size:
-        raise ValueError
-    if end - start != math.prod(shape) * _SIZES[value["dtype"]]:
-        raise ValueError
-    return Entry(value["dtype"], tuple(shape))
-
-
 def read_tensors(
-    path: Path, kinds: Mapping[str, tuple[Type | tuple[Type, ...], int]], optional: Sequence[str] = ()
+    path: Path, forms: Mapping[str, tuple[Type | tuple[Type, ...], int]], optional: Sequence[str] = ()
 ) -> dict[str, NDArray[Any]]:
-    """The arrays of a safetensors file, mapped into memory.
+    """Return the arrays of a safetensors file, memory-mapped.
 
     Args:
         path: the file.
-        kinds: {name: (element type or types, number of dimensions)}.
+        forms: {name: (element type or types, number of dimensions)}.
         optional: names that may be missing.
 
     Raises:
@@ -171,37 +155,37 @@ def read_tensors(
         ValueError: truncated, or it holds other arrays.
     """
     entries = tensor_entries(path)
-    wrong = sorted((kinds.keys() - optional) - entries.keys() | entries.keys() - kinds.keys())
-    wrong += [name for name, entry in entries.items() if name in kinds and not _is_of(entry, *kinds[name])]
+    wrong = sorted((forms.keys() - optional) - entries.keys() | entries.keys() - forms.keys())
+    wrong += [name for name, entry in entries.items() if name in forms and not _has_form(entry, *forms[name])]
     if wrong:
         raise ValueError(f"{path} was altered: {wrong[0]!r} is missing, unknown or of another type; {RESTORE}.")
     return map_tensors(path)
 
 
-def _is_of(entry: Entry, types: Type | tuple[Type, ...], dimensions: int) -> bool:
-    codes = [_CODES[each] for each in (types if isinstance(types, tuple) else (types,))]  # type: ignore[index]
-    return entry.dtype in codes and len(entry.shape) == dimensions
+def _has_form(entry: Entry, types: Type | tuple[Type, ...], dimensions: int) -> bool:
+    allowed = types if isinstance(types, tuple) else (types,)
+    return DTYPES.get(entry.dtype) in allowed and len(entry.shape) == dimensions
 
 
 def is_finite(array: NDArray[np.generic]) -> bool:
-    """True if no value is NaN or infinite, nor so large that their sum in float32 is."""
+    """True if the sum of all values is finite in float32, so that no value is NaN or infinite."""
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(array.dtype == np.int8 or np.isfinite(np.sum(array, dtype=np.float32)))
 
 
 def lists_problem(
-    starts: NDArray[np.integer], numbers: NDArray[np.integer], values: NDArray[np.floating], most: int
+    starts: NDArray[np.integer], numbers: NDArray[np.integer], values: NDArray[np.floating], count: int
 ) -> str:
-    """What is wrong with lists that lie one after another (the arrays of a sparse matrix), or an empty string.
+    """Return what is wrong with the arrays of a sparse matrix, or an empty string.
 
     Args:
         starts: [lists + 1] where each list starts, and where the last ends.
-        numbers: [entries] of all lists; in 0 to `most` - 1.
-        values: [entries] one a number, finite.
-        most: how many numbers there are.
+        numbers: [entries] from 0 to `count` - 1.
+        values: [entries] finite.
+        count: how many numbers there are.
     """
     if not len(starts) or starts[0] or starts[-1] != len(numbers) or (starts[1:] < starts[:-1]).any():
         return "lists do not lie one after another"
-    if len(numbers) != len(values) or (len(numbers) and (numbers.min() < 0 or numbers.max() >= most)):
+    if len(numbers) != len(values) or (len(numbers) and (numbers.min() < 0 or numbers.max() >= count)):
         return "lists name documents that there are not"
     return "" if is_finite(values) else "some weights are not finite"

@@ -1,8 +1,8 @@
-"""Docid schemes: what a scheme gets, what it gives, and which there are.
+"""Docid schemes: their input and output, and their names.
 
-A scheme gives every document a path of numbers. Documents whose paths begin alike share a node of the docid tree. Everything
-after that (numbers, files, search, updates) is the same for all schemes. Knows nothing of how a scheme works: its module is
-imported when it is used.
+A scheme gives every document a path of numbers. Documents whose paths have a common prefix share a node of the docid tree.
+Everything after that (digits, files, search, updates) is the same for all schemes. Knows nothing of how a scheme works: its
+module is imported when it is used.
 """
 
 import dataclasses
@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from docids import extensions
 from docids.files.checks import at_least, between, names_something, one_of, plain_fields, shown
 from docids.files.processes import ALONE, Processes
-from docids.tree import MOST_PLACES, Floats, Ints
+from docids.tree import MOST_PLACES
+from docids.types import Floats, Ints
 
 _CLUSTERING = ("branching", "max_leaf_size", "segments", "cluster_on", "iterations", "seed")
 
@@ -29,10 +30,10 @@ SCHEMES = {
     "title": ("tokenizer",),  # the tokens of the title
     "file": ("file", "segments"),  # read from a file
 }
-"""{`DocidsConfig.method`: the settings that it reads}; the scheme is the function `make` of `docids.schemes.METHOD`."""
+"""{`DocidsConfig.method`: settings that it reads}; the scheme is the function `make` in `docids.schemes.METHOD`."""
 
 MOST_CLUSTERS = 64
-"""A split makes at most this many clusters, unless the configuration says how many."""
+"""A split makes at most this many clusters if `branching` is 0."""
 _CLUSTER_ON = ("documents", "queries", "untrained")
 _LARGEST = 2**31 - 1
 
@@ -88,13 +89,13 @@ class DocidsConfig:
             names_something(self, "docids.", file="a file of docids")
 
     def clusters(self, documents: int) -> int:
-        """Return into how many clusters one of so many documents is split.
+        """Return the number of clusters into which a cluster of `documents` is split.
 
         >>> DocidsConfig(max_leaf_size=20).clusters(100)
         10
         """
-        chosen = self.branching or min(MOST_CLUSTERS, -(-2 * documents // self.max_leaf_size))
-        return min(max(2, chosen), documents)
+        clusters = self.branching or min(MOST_CLUSTERS, -(-2 * documents // self.max_leaf_size))
+        return min(max(2, clusters), documents)
 
     def _check_unused(self) -> None:
         """Raise ValueError if a setting that the method does not read is not its default."""
@@ -110,33 +111,33 @@ class DocidsConfig:
 
 
 class TitleModel(Protocol):
-    """Tokens of titles."""
+    """A model that reads titles token by token."""
 
     def tokens(self, titles: Sequence[str]) -> list[list[int]]:
-        """The tokens of each title, and last the one that ends it, which is nowhere else."""
+        """Return the tokens of each title; the last is an end token, which occurs nowhere else."""
 
 
 @dataclass(frozen=True)
 class SchemeInput:
-    """What a scheme gets: documents in collection order. It is checked, so a scheme need not.
+    """The input of a scheme: documents in collection order, already checked.
 
-    If documents have several segments, N counts the segments, and everything is that of a segment or of its document.
+    If documents have several segments, N counts segments, and each entry is that of a segment or of its document.
 
     Attributes:
-        embeddings: [N, dim] the documents' embeddings, perhaps mapped into memory.
+        embeddings: [N, dim] of the documents, perhaps memory-mapped.
         config: the settings.
-        cluster_embeddings: [N, any] what to cluster on instead, if anything.
-        doc_ids: [N] the user's keys, for a scheme that looks documents up; none for the others.
+        cluster_embeddings: [N, any] vectors to cluster instead, if any.
+        doc_ids: [N] the user's keys, for a scheme that needs them; otherwise empty.
         titles: [N] for a scheme that reads them.
-        texts: [N] title and text, read by the slice, for a scheme that reads them.
+        texts: [N] title and text, read by slices, for a scheme that reads them.
         rows: [N] the document of each segment, ascending from 0; None if each document is one.
         title_model: for a scheme that reads titles by the token.
-        processes: that share the work; each of them calls the scheme, and each gets the same docids.
+        processes: share the work; each calls the scheme and gets the same docids.
         progress: show a progress bar over documents.
 
     Raises:
-        ValueError: fewer documents than `branching`, shapes that do not fit, values that are not finite, or something else to
-            cluster on where nothing is clustered.
+        ValueError: fewer documents than `branching`, shapes that do not fit, values that are not finite, or
+            `cluster_embeddings` for a scheme that clusters nothing.
     """
 
     embeddings: Floats
@@ -158,22 +159,22 @@ class SchemeInput:
 
     @property
     def points(self) -> Floats:
-        """[N, dim or any] what to cluster on."""
+        """[N, dim or any] vectors to cluster."""
         return self.embeddings if self.cluster_embeddings is None else self.cluster_embeddings
 
 
 @dataclass(frozen=True, eq=False)
 class Docids:
-    """What a scheme gives: a path a document, or several. Documents that share a path get one more number each.
+    """The output of a scheme: one or more paths per document. Documents with equal paths get one more number each.
 
     Attributes:
         paths: [N, longest] the numbers of each document in collection order, from 0 to 2**31 - 1; -1 past the end. A digit of
             the tree is the rank of the number among its siblings.
         rows: [N] the document of each path, ascending from 0, each at least once; None if each has one.
-        collisions: how many paths were those of an earlier document.
+        collisions: number of paths that were equal to an earlier one.
 
     Raises:
-        ValueError: the paths are of another kind.
+        ValueError: the paths are not of this form.
     """
 
     paths: Ints
@@ -185,39 +186,39 @@ class Docids:
         if self.rows is not None:
             _check_rows(self.rows, len(self.paths))
         longest = int((self.paths >= 0).sum(axis=1).max())
-        paths, collisions = _told_apart(self.paths[:, :longest].astype(np.int32, copy=False))
+        paths, collisions = _separate(self.paths[:, :longest].astype(np.int32, copy=False))
         object.__setattr__(self, "paths", paths)
         object.__setattr__(self, "collisions", collisions)
 
     @classmethod
-    def of(cls, paths: Sequence[Sequence[int]]) -> "Docids":
-        """Docids of paths of any lengths.
+    def from_paths(cls, paths: Sequence[Sequence[int]]) -> "Docids":
+        """Return docids of paths of any lengths.
 
-        >>> Docids.of([[0, 7], [3], [3]]).paths.tolist()
+        >>> Docids.from_paths([[0, 7], [3], [3]]).paths.tolist()
         [[0, 7], [3, 0], [3, 1]]
 
         Raises:
             ValueError: a path is no sequence of such numbers.
         """
-        return cls(padded(paths))
+        return cls(pad_paths(paths))
 
-    def of_documents(self, rows: NDArray[np.integer]) -> "Docids":
-        """The same paths, which belong to the documents [N] `rows`."""
+    def with_rows(self, rows: NDArray[np.integer]) -> "Docids":
+        """Return the same paths as those of the documents [N] `rows`."""
         same = dataclasses.replace(self, rows=rows)
         object.__setattr__(same, "collisions", self.collisions)
         return same
 
 
-def padded(paths: Sequence[Sequence[int]]) -> Ints:
-    """[paths, longest] paths of any lengths as one array, -1 past their ends.
+def pad_paths(paths: Sequence[Sequence[int]]) -> Ints:
+    """Return paths of any lengths as one array [paths, longest], -1 past their ends.
 
     Raises:
         ValueError: a path is no sequence of integers that int64 can hold.
     """
     numbers = [_integers(path, document) for document, path in enumerate(paths)]
     rows = np.full((len(numbers), max(map(len, numbers), default=0)), -1, dtype=np.int64)
-    for row, own in zip(rows, numbers, strict=True):
-        row[: len(own)] = own
+    for row, path in zip(rows, numbers, strict=True):
+        row[: len(path)] = path
     return rows  # type: ignore[return-value]
 
 
@@ -225,60 +226,62 @@ def _integers(path: Sequence[int], document: int) -> NDArray[np.int64]:
     try:
         return np.fromiter(map(index, path), np.int64)  # a cast would cut 0.9 to 0 and read "12" as a number
     except (TypeError, OverflowError):
-        own = path.tolist() if isinstance(path, np.ndarray) else path
+        values = path.tolist() if isinstance(path, np.ndarray) else path
         raise ValueError(
-            f"A path of a docid scheme must be integers from 0 to {_LARGEST}; document {document} has {shown(own)}."
+            f"A path of a docid scheme must be integers from 0 to {_LARGEST}; document {document} has {shown(values)}."
         ) from None
 
 
 class Scheme(Protocol):
-    """A docid scheme: any function from documents to docids. The same input gives the same docids on every process."""
+    """A docid scheme: any function from documents to docids that returns the same on every process."""
 
     def __call__(self, documents: SchemeInput, /) -> Docids:
-        """The docids of all documents."""
+        """Return the docids of all documents."""
 
 
 def make_docids(documents: SchemeInput) -> Docids:
-    """The docids of documents, by the scheme that their config names.
+    """Make docids by the scheme that the config names.
 
     Raises:
-        ValueError: the documents are not what the scheme needs, or it does not give each a path.
+        ValueError: the documents lack what the scheme needs, or it does not give each a path.
     """
     method, expected = documents.config.method, len(documents.embeddings)
-    made = find_scheme(method)(documents)
-    if not isinstance(made, Docids) or _covered(made, documents) != expected:
+    docids = find_scheme(method)(documents)
+    if not isinstance(docids, Docids) or _count_documents(docids, documents) != expected:
         raise ValueError(
             f"The docid scheme {method!r} must give Docids with a path for each of {expected} documents, "
-            f"got {_covered(made, documents) if isinstance(made, Docids) else shown(made)}."
+            f"got {_count_documents(docids, documents) if isinstance(docids, Docids) else shown(docids)}."
         )
-    return made if documents.rows is None else made.of_documents(documents.rows)
+    return docids if documents.rows is None else docids.with_rows(documents.rows)
 
 
-def _covered(made: Docids, documents: SchemeInput) -> int:
-    """How many documents have a path, or how many segments if documents consist of several."""
-    return len(made.paths) if made.rows is None or documents.rows is not None else int(made.rows[-1]) + 1
+def _count_documents(docids: Docids, documents: SchemeInput) -> int:
+    """Return how many documents have a path, or how many segments if documents have several."""
+    if docids.rows is None or documents.rows is not None:
+        return len(docids.paths)
+    return int(docids.rows[-1]) + 1
 
 
 def find_scheme(name: str) -> Scheme:
-    """The scheme of that name: one of `SCHEMES`, or an entry point of another package.
+    """Return the scheme of that name: one of `SCHEMES`, or an entry point of another package.
 
     >>> find_scheme("kmeans").__module__
     'docids.schemes.kmeans'
 
     Raises:
-        ValueError: there is none, and the message lists those there are; or that of another package cannot be loaded.
+        ValueError: there is none (the message lists the names), or that of another package cannot be loaded.
     """
     if name in SCHEMES:
         scheme: Scheme = importlib.import_module(f"docids.schemes.{name}").make
         return scheme
-    found: Scheme | None = extensions.load_extension(extensions.SCHEMES, name)
-    if found is None:
+    foreign: Scheme | None = extensions.load_extension(extensions.SCHEMES, name)
+    if foreign is None:
         raise ValueError(f"There is no docid scheme {name!r}; use one of {', '.join(scheme_names())}.")
-    return found
+    return foreign
 
 
 def scheme_names() -> list[str]:
-    """The names of all schemes, those of other packages last."""
+    """Return the names of all schemes, those of other packages last."""
     return extensions.extension_names(extensions.SCHEMES, list(SCHEMES))
 
 
@@ -344,12 +347,12 @@ def _are_integers(value: object, ndim: int) -> bool:
 
 
 def _kind(value: object) -> str:
-    """A value for a message, on one line also if it is an array."""
+    """Return a value for a message, on one line even if it is an array."""
     return f"an array of {value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else shown(value)
 
 
-def _told_apart(paths: Ints) -> tuple[Ints, int]:
-    """Paths of which those that several documents share have one more number; and how many repeated an earlier one."""
+def _separate(paths: Ints) -> tuple[Ints, int]:
+    """Return paths with one more number where several are equal, and how many were equal to an earlier one."""
     order = np.lexsort(paths.T[::-1])
     first = np.ones(len(paths), dtype=bool)
     first[1:] = (paths[order[1:]] != paths[order[:-1]]).any(axis=1)
@@ -362,4 +365,4 @@ def _told_apart(paths: Ints) -> tuple[Ints, int]:
     longer = np.pad(paths, ((0, 0), (0, 1)), constant_values=-1)
     longer[rows, (paths[rows] >= 0).sum(axis=1)] = numbers[shared]
     longer = longer[:, : longer.shape[1] - int((longer[:, -1] < 0).all())]
-    return _told_apart(longer)[0], int((~first).sum())  # again: a longer path may be another document's
+    return _separate(longer)[0], int((~first).sum())  # again: a longer path may now equal another

@@ -6,22 +6,22 @@ import numpy as np
 from docids.schemes import Docids, DocidsConfig, SchemeInput
 from docids.schemes.kmeans import train_kmeans
 from docids.schemes.splits import split_from_root
-from docids.tree import Floats, Ints
+from docids.types import Floats, Ints
 
 
 def make(documents: SchemeInput) -> Docids:
-    """Docids by balanced k-means."""
+    """Return docids by balanced k-means."""
     return split_from_root(documents, _split)
 
 
 def _split(points: Floats, rows: Ints, config: DocidsConfig) -> Ints:
     subset = np.ascontiguousarray(points[rows])
-    found = train_kmeans(subset, config.clusters(len(rows)), config)
-    return _assign(subset, np.asarray(found.centroids))
+    kmeans = train_kmeans(subset, config.clusters(len(rows)), config)
+    return _assign(subset, np.asarray(kmeans.centroids))
 
 
 def _assign(points: Floats, centroids: Floats) -> Ints:
-    """Nearest centroid with room left, closest pairs first; clusters hold floor(n/k) or ceil(n/k) points."""
+    """Assign points to the nearest centroid with room, closest pairs first; clusters hold floor(n/k) or ceil(n/k) points."""
     n, k = len(points), len(centroids)
     distances = faiss.pairwise_distances(points, np.ascontiguousarray(centroids))
     labels = np.full(n, -1, dtype=np.int32)

@@ -1,6 +1,6 @@
-"""Docids that others made: a file with a line a docid, the doc_id, a tab, and numbers with spaces between them.
+"""Docids read from a file: per line a doc_id, a tab, and numbers separated by spaces.
 
-A document may have several lines. If documents have segments, it has one for each of its own, in order.
+A document may have several lines; if documents have segments, one per segment, in order.
 """
 
 from collections import Counter
@@ -13,31 +13,32 @@ import numpy as np
 from docids.data.lines import text_lines, whole_number
 from docids.files.checks import shown
 from docids.files.storage import write_text
-from docids.schemes import Docids, SchemeInput, padded
-from docids.tree import MOST_PLACES, Ints
+from docids.schemes import Docids, SchemeInput, pad_paths
+from docids.tree import MOST_PLACES
+from docids.types import Ints
 
 _LARGEST = 2**31 - 1
 _Lines = dict[str, list[tuple[int, tuple[int, ...]]]]
-"""{doc_id: number of line and path of each of its docids}."""
+"""{doc_id: line number and path of each of its docids}."""
 
 
 def make(documents: SchemeInput) -> Docids:
-    """The docids in `config.file`; raises what `read_docids` does."""
+    """Return the docids in `config.file`; raises as `read_docids`."""
     return read_docids(Path(documents.config.file), documents.doc_ids, segmented=documents.rows is not None)
 
 
 def read_docids(path: Path, doc_ids: Sequence[str], *, segmented: bool = False) -> Docids:
-    """The docids of documents in a file.
+    """Return the docids of documents in a file.
 
     Args:
         path: of the file.
         doc_ids: of all documents, in collection order.
-        segmented: they are those of all segments, so that some come several times.
+        segmented: True if `doc_ids` are those of all segments, and so repeat.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: a line that is wrong, a document that is unknown or missing, or has not a line a segment, or a path that is
-            equal to another or the beginning of another; the message names the line.
+        ValueError: a malformed line, an unknown or missing document, a segment without a line, or a path equal to another or a
+            prefix of it; the message names the line.
     """
     if not path.is_file():
         raise FileNotFoundError(f"docids.file names {path}, which does not exist; give the place of a file of docids.")
@@ -51,17 +52,17 @@ def read_docids(path: Path, doc_ids: Sequence[str], *, segmented: bool = False) 
         )
     if segmented:
         _check_segments(path, lines, segments)
-    every = [line for doc_id in segments for line in lines[doc_id]]
-    _check_apart(path, sorted(every, key=lambda line: line[1]))
+    ordered = [line for doc_id in segments for line in lines[doc_id]]
+    _check_prefixes(path, sorted(ordered, key=lambda line: line[1]))
     counts = [len(lines[doc_id]) for doc_id in segments]
     rows = np.repeat(np.arange(len(counts)), counts) if max(counts) > 1 else None
-    return Docids(padded([own for _, own in every]), rows)
+    return Docids(pad_paths([digits for _, digits in ordered]), rows)
 
 
 def write_docids(path: Path, doc_ids: Sequence[str], paths: Ints) -> None:
-    """Write docids [N, longest] of documents [N], which may come several times, as `read_docids` reads them."""
+    """Write docids [N, longest] of documents [N], which may repeat, as `read_docids` reads them."""
     numbers = (" ".join(str(number) for number in row[row >= 0]) for row in paths)
-    write_text(path, "".join(f"{doc_id}\t{own}\n" for doc_id, own in zip(doc_ids, numbers, strict=True)))
+    write_text(path, "".join(f"{doc_id}\t{digits}\n" for doc_id, digits in zip(doc_ids, numbers, strict=True)))
 
 
 def _read(path: Path, known: Container[str]) -> _Lines:
@@ -94,19 +95,19 @@ def _number(digit: str, source: str) -> int:
 def _check_segments(path: Path, lines: _Lines, segments: Mapping[str, int]) -> None:
     """Raise ValueError unless every document has a line for each of its segments."""
     for doc_id, count in segments.items():
-        if len(own := lines[doc_id]) != count:
+        if len(docids := lines[doc_id]) != count:
             raise ValueError(
-                f"{path}, line {own[-1][0]}: the document {doc_id!r} has {len(own)} docids for {count} segments; give each "
-                "segment one, or set docids.segments to 1."
+                f"{path}, line {docids[-1][0]}: the document {doc_id!r} has {len(docids)} docids for {count} segments; give "
+                "each segment one, or set docids.segments to 1."
             )
 
 
-def _check_apart(path: Path, lines: Sequence[tuple[int, tuple[int, ...]]]) -> None:
-    """Raise ValueError if a path is equal to another or its beginning: sorted, they are neighbours."""
-    for (number, own), (other_number, other) in pairwise(lines):
-        if other[: len(own)] == own:
-            how = "equal to" if own == other else "the beginning of"
+def _check_prefixes(path: Path, lines: Sequence[tuple[int, tuple[int, ...]]]) -> None:
+    """Raise ValueError if a path is equal to another or a prefix of it; in sorted order these are neighbours."""
+    for (number, digits), (other_number, other) in pairwise(lines):
+        if other[: len(digits)] == digits:
+            how = "equal to" if digits == other else "the beginning of"
             raise ValueError(
-                f"{path}, line {number}: the docid {' '.join(map(str, own))} is {how} that of line {other_number}; give each "
-                "document its own."
+                f"{path}, line {number}: the docid {' '.join(map(str, digits))} is {how} that of line {other_number}; give "
+                "each document its own."
             )

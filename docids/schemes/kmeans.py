@@ -1,6 +1,6 @@
-"""Docids by hierarchical k-means (DR-SCL section 3.4): scikit-learn seeds the splits (k-means++), faiss computes them.
+"""Docids by hierarchical k-means (DR-SCL section 3.4): k-means++ seeds by scikit-learn, k-means by faiss.
 
-Several processes assign a large cluster's documents to the same centroids block by block.
+Several processes assign the documents of a large cluster to the same centroids, block by block.
 """
 
 import faiss
@@ -9,7 +9,7 @@ from sklearn.cluster import kmeans_plusplus
 
 from docids.files.processes import Processes
 from docids.schemes import Docids, DocidsConfig, SchemeInput, splits
-from docids.tree import Floats, Ints
+from docids.types import Floats, Ints
 
 TRAIN_POINTS_PER_CENTROID = 1000
 """k-means is trained on at most this many points a centroid."""
@@ -17,13 +17,13 @@ _SEEDING_POINTS = 2000
 
 
 def make(documents: SchemeInput) -> Docids:
-    """Docids by hierarchical k-means."""
+    """Return docids by hierarchical k-means."""
     return splits.split_from_root(documents, _split, together=_split_together)
 
 
 def train_kmeans(points: Floats, k: int, config: DocidsConfig) -> faiss.Kmeans:
-    """k-means of all the points, or of a thousand a centroid where there are more."""
-    found = faiss.Kmeans(
+    """Fit k-means to all points, or to a sample of a thousand per centroid."""
+    kmeans = faiss.Kmeans(
         points.shape[1],
         k,
         niter=config.iterations,
@@ -31,8 +31,8 @@ def train_kmeans(points: Floats, k: int, config: DocidsConfig) -> faiss.Kmeans:
         min_points_per_centroid=1,
         max_points_per_centroid=TRAIN_POINTS_PER_CENTROID,
     )
-    found.train(points, init_centroids=_first_centroids(points, k, config.seed))
-    return found
+    kmeans.train(points, init_centroids=_first_centroids(points, k, config.seed))
+    return kmeans
 
 
 def _split_together(points: Floats, rows: Ints, config: DocidsConfig, processes: Processes) -> Ints:
@@ -40,13 +40,13 @@ def _split_together(points: Floats, rows: Ints, config: DocidsConfig, processes:
     k, block = config.clusters(len(rows)), splits.BLOCK
     size = min(len(rows), k * TRAIN_POINTS_PER_CENTROID)
     sample = np.random.default_rng(config.seed).choice(len(rows), size, replace=False)
-    found = train_kmeans(points[np.sort(rows[sample])], k, config)
-    own = [
-        found.index.search(np.ascontiguousarray(points[rows[start : start + block]]), 1)
+    kmeans = train_kmeans(points[np.sort(rows[sample])], k, config)
+    share = [
+        kmeans.index.search(np.ascontiguousarray(points[rows[start : start + block]]), 1)
         for start in processes.share(range(0, len(rows), block))
     ]
-    blocks = processes.collect([(d[:, 0], labels[:, 0].astype(np.int32)) for d, labels in own])
-    distances, labels = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+    blocks = processes.collect([(d[:, 0], labels[:, 0].astype(np.int32)) for d, labels in share])
+    distances, labels = (np.concatenate(arrays) for arrays in zip(*blocks, strict=True))
     return _fill_empty(labels, distances, k)
 
 
@@ -57,7 +57,7 @@ def _split(points: Floats, rows: Ints, config: DocidsConfig) -> Ints:
 
 
 def _first_centroids(points: Floats, k: int, seed: int) -> Floats:
-    """k-means++ seeding (Arthur & Vassilvitskii 2007) on a sample: random seeds too often leave a group without one."""
+    """Choose seeds by k-means++ (Arthur & Vassilvitskii 2007) on a sample; random seeds often miss a cluster."""
     rng = np.random.RandomState(seed)
     if len(points) > _SEEDING_POINTS:
         points = points[rng.choice(len(points), _SEEDING_POINTS, replace=False)]
@@ -66,7 +66,7 @@ def _first_centroids(points: Floats, k: int, seed: int) -> Floats:
 
 
 def _fill_empty(labels: Ints, distances: Floats, k: int) -> Ints:
-    """Give every empty cluster the farther half of the largest one; among equal distances (duplicates) the later half."""
+    """Move the farther half of the largest cluster to each empty one; of equal distances (duplicates) the later half."""
     counts = np.bincount(labels, minlength=k)
     for empty in np.flatnonzero(counts == 0):
         largest = int(np.argmax(counts))

@@ -1,14 +1,14 @@
-"""Docids that mean nothing, a control: shuffled documents, split as evenly as can be."""
+"""Random docids, a control: shuffled documents, split as evenly as possible."""
 
 import numpy as np
 
 from docids.schemes import Docids, DocidsConfig, SchemeInput
 from docids.schemes.splits import split_from_root
-from docids.tree import Floats, Ints
+from docids.types import Floats, Ints
 
 
 def make(documents: SchemeInput) -> Docids:
-    """Random docids."""
+    """Return random docids."""
     doc_rows = np.arange(len(documents.embeddings), dtype=np.int32)
     np.random.default_rng(documents.config.seed).shuffle(doc_rows)
     return split_from_root(documents, _split, doc_rows=doc_rows)

@@ -1,6 +1,6 @@
-"""Clusters split into clusters, again and again, by one process or several; what is small enough numbers its documents.
+"""Splits clusters into clusters until they are small enough, then numbers their documents.
 
-Several processes share the work: they divide the small clusters among them, and may split a large one together.
+Several processes share the small clusters, and may split a large one together.
 """
 
 from collections.abc import Callable
@@ -11,26 +11,26 @@ import numpy as np
 from docids.files.processes import Processes
 from docids.files.progress import Bar
 from docids.schemes import Docids, DocidsConfig, SchemeInput
-from docids.tree import Floats, Ints
+from docids.types import Floats, Ints
 
 BLOCK = 65_536
-"""Documents that are assigned at a time; all processes may split a cluster of more together."""
+"""Documents that are assigned at a time; larger clusters may be split by all processes together."""
 
 Split = Callable[[Floats, Ints, DocidsConfig], Ints]
 """(points, rows of a cluster's documents, config) -> cluster number of each row, 0..k-1, none of them empty."""
 SplitTogether = Callable[[Floats, Ints, DocidsConfig, Processes], Ints]
-"""The same, for a large cluster, by all processes together."""
+"""The same for a large cluster, by all processes together."""
 
 
 def split_from_root(
     documents: SchemeInput, split: Split, *, doc_rows: Ints | None = None, together: SplitTogether | None = None
 ) -> Docids:
-    """Docids whose numbers are those of clusters, the last one that of the document in its cluster.
+    """Return docids whose numbers are those of nested clusters, the last that of the document in its cluster.
 
     Args:
-        documents: what to cluster.
-        split: one cluster into `config.clusters`.
-        doc_rows: [N] the documents in their first order, which is changed in place; the collection's by default.
+        documents: to be clustered.
+        split: splits a cluster into `config.clusters`.
+        doc_rows: [N] initial order of the documents, changed in place; collection order by default.
         together: splits large clusters.
     """
     config, processes = documents.config, documents.processes
@@ -51,14 +51,14 @@ def split_from_root(
             labels = _split_all(points, doc_rows, to_split, documents, split, together)
             clusters = [
                 below
-                for (start, end), own in zip(to_split, labels, strict=True)
-                for below in _divide(doc_rows[start:end], own, columns[-1], start)
+                for (start, end), cluster_labels in zip(to_split, labels, strict=True)
+                for below in _divide(doc_rows[start:end], cluster_labels, columns[-1], start)
             ]
     return Docids(np.stack(columns, axis=1))
 
 
 def _divide(rows: Ints, labels: Ints, column: Ints, start: int) -> list[tuple[int, int]]:
-    """Note the labels of a cluster's documents, bring the documents into their order, and return the ranges of its parts."""
+    """Write the labels of a cluster's documents, sort the documents by label, and return the ranges of equal labels."""
     column[rows] = labels
     rows[:] = rows[np.argsort(labels, kind="stable")]
     return list(pairwise([start, *(start + np.cumsum(np.bincount(labels))).tolist()]))
@@ -72,12 +72,12 @@ def _split_all(
     split: Split,
     together: SplitTogether | None,
 ) -> list[Ints]:
-    """The labels of every cluster's documents: large ones by all processes together, the others by one process each."""
+    """Return the labels of every cluster's documents: large clusters by all processes together, others by one process each."""
     config, processes = documents.config, documents.processes
     large = [together is not None and end - start > BLOCK for start, end in clusters]
     small = [cluster for cluster, is_large in zip(clusters, large, strict=True) if not is_large]
-    own = [split(points, doc_rows[start:end], config) for start, end in processes.share(small)]
-    labels = iter(processes.collect(own))
+    share = [split(points, doc_rows[start:end], config) for start, end in processes.share(small)]
+    labels = iter(processes.collect(share))
     return [
         together(points, doc_rows[start:end], config, processes) if together and is_large else next(labels)
         for (start, end), is_large in zip(clusters, large, strict=True)

@@ -1,31 +1,31 @@
-"""Docids that are the tokens of titles, as in GENRE (De Cao et al. 2021), up to the one that tells a title from all others.
+"""Docids that are the tokens of titles, as in GENRE (De Cao et al. 2021), up to the one that makes a title unique.
 
-What would follow has no alternative, so a search that follows the tree loses nothing by the cut.
+Later tokens have no alternative, so a search that follows the tree loses nothing.
 """
 
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from docids.schemes import Docids, SchemeInput, padded
-from docids.tree import Ints
+from docids.schemes import Docids, SchemeInput, pad_paths
+from docids.types import Ints
 
 
 def make(documents: SchemeInput) -> Docids:
-    """Docids of titles.
+    """Return docids of titles.
 
     Raises:
-        ValueError: a title is blank, or there is no model that reads titles.
+        ValueError: a title is blank, or there is no title model.
     """
     model, titles = documents.title_model, list(documents.titles)
     if model is None or len(titles) != len(documents.embeddings):
         raise ValueError('The docid method "title" needs the titles of all documents, and a model that reads them.')
     check_titles(titles, documents.doc_ids)
-    return Docids(_cut(padded(model.tokens(titles))))
+    return Docids(_cut(pad_paths(model.tokens(titles))))
 
 
 def check_titles(titles: Iterable[str], doc_ids: Sequence[str]) -> None:
-    """Raise ValueError if a document has no title; the message names the first by its doc_id, if there are any."""
+    """Raise ValueError if a document has no title; the message names the first, by its doc_id if there are doc_ids."""
     blank = [row for row, title in enumerate(titles) if not title.strip()]
     if blank:
         name = doc_ids[blank[0]] if len(doc_ids) else blank[0]
@@ -36,7 +36,7 @@ def check_titles(titles: Iterable[str], doc_ids: Sequence[str]) -> None:
 
 
 def _cut(paths: Ints) -> Ints:
-    """[N, longest] paths up to the first number with which they are alone."""
+    """Cut paths [N, longest] after the first number that makes them unique."""
     order = np.lexsort(paths.T[::-1])
     same = np.logical_and.accumulate(paths[order[1:]] == paths[order[:-1]], axis=1).sum(axis=1)  # [N - 1] with the next
     kept = np.empty(len(paths), dtype=np.int64)

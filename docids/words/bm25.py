@@ -1,39 +1,41 @@
 """BM25 over the documents' words: a baseline, and the lexical part of an index. Knows nothing of trees or models.
 
-What an index needs of its lexical part is `Lexical`; `contrastive.sparse` has another one.
+`Lexical` is what an index needs of its lexical part; `contrastive.sparse` has the other one.
 """
 
 import math
 import re
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
-import bm25s
 import numpy as np
-from bm25s.stopwords import STOPWORDS_EN
-from numpy.typing import NDArray
 from scipy import sparse
 
 from docids.files.checks import between, plain_fields
 from docids.files.storage import save_tensors, write_json
 from docids.files.untrusted import RESTORE, read_json, reading
-from docids.words.postings import Floats, Ints, Postings, postings_arrays, read_postings
-from docids.words.term_scores import TermIndex, Terms, Weights
-from docids.words.top_lists import Damping
+from docids.types import Floats, Ints, Rows, Run
+from docids.words.postings import Postings, postings_arrays, read_postings
+from docids.words.term_scores import Damping, Terms, TermScorer, highest
 
 BM25_MODEL = "bm25"
 """Names BM25 in a configuration."""
-_WORD = re.compile(r"(?u)\b\w\w+\b")  # as bm25s and scikit-learn split
-_STOP_WORDS = frozenset(STOPWORDS_EN)
+STOP_WORDS = frozenset(
+    {
+        "a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is", "it", "no", "not", "of", "on",
+        "or", "such", "that", "the", "their", "then", "there", "these", "they", "this", "to", "was", "will", "with",
+    }
+)  # fmt: skip
+"""English words that are not indexed: Lucene's list."""
+_WORD = re.compile(r"(?u)\b\w\w+\b")  # two or more word characters, as in bm25s and scikit-learn
 _BLOCK = 16_384
 """Texts whose words are in memory at a time."""
 _NUMBERING = threading.Lock()
-"""Held while words get numbers: an index and what updates make of it share a vocabulary, which only grows."""
+"""Held while words get numbers: an index and its updates share one vocabulary, which only grows."""
 _SETTINGS, _VOCABULARY, _TERMS = "params.index.json", "vocab.index.json", "terms.safetensors"
 
 
@@ -70,171 +72,166 @@ class LexicalConfig:
         return self.model == BM25_MODEL
 
 
-class Lexical(Protocol):
-    """The lexical part of an index: a score per document that is a sum over terms of the query."""
+class Lexical(ABC):
+    """The lexical part of an index: scores that are sums over the terms of a query.
+
+    Attributes:
+        name: of the scores, in tables and features.
+        doc_ids: key of each document: a list, or a column of a table.
+    """
+
+    name: ClassVar[str]
+    doc_ids: Sequence[str]
 
     @property
-    def name(self) -> str:
-        """What the scores are, for tables and features."""
-
-    @property
+    @abstractmethod
     def lengths(self) -> Ints:
         """[documents] number of terms of each."""
 
     @property
-    def weights(self) -> Weights:
-        """The weights of terms in documents."""
+    @abstractmethod
+    def scorer(self) -> TermScorer:
+        """The documents' terms and their weights."""
 
+    @abstractmethod
     def query_terms(self, queries: Sequence[str]) -> list[Terms]:
-        """Queries as terms that documents have, and what multiplies their weights."""
+        """Return queries as terms that documents contain, and the factors of their weights."""
+
+    @abstractmethod
+    def update(self, removed: Collection[int], doc_ids: Sequence[str], texts: Sequence[str]) -> "Lexical":
+        """Return the index without some documents and with new ones at the end, as if built from the resulting texts.
+
+        Args:
+            removed: rows of the document table.
+            doc_ids: keys of all documents afterwards.
+            texts: of the new documents.
+        """
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Write the index into a folder."""
 
     def scores(self, queries: Sequence[str]) -> Floats:
-        """[queries, documents] the scores of all documents."""
+        """Return [queries, documents] the scores of all documents."""
+        scores = np.zeros((len(queries), self.scorer.postings.num_documents), dtype=np.float32)
+        for line, terms in zip(scores, self.query_terms(queries), strict=True):
+            line[:] = self.scorer.scores(terms)
+        return scores
 
-    def run(self, queries: Mapping[str, str], k: int) -> dict[str, dict[str, float]]:
-        """The k best documents of each query; those that share no term with it are left out."""
+    def run(self, queries: Mapping[str, str], k: int) -> Run:
+        """Return the top k documents of each query, best first (equals in document order), without those that score 0."""
+        doc_ids, run, query_ids = self.doc_ids[:], Run(), list(queries)
+        for start in range(0, len(query_ids), _BLOCK):
+            block = query_ids[start : start + _BLOCK]
+            for query_id, terms in zip(block, self.query_terms([queries[q] for q in block]), strict=True):
+                scores = self.scorer.scores(terms)
+                rows, _ = highest(scores, k)
+                rows = rows[np.lexsort((rows, -scores[rows]))]
+                run[query_id] = {doc_ids[row]: float(scores[row]) for row in rows}
+        return run
 
-    def changed(self, removed: Collection[int], doc_ids: Sequence[str], texts: Sequence[str]) -> "Lexical":
-        """The same without the documents of some rows and with new ones at the end; `doc_ids` are those of all afterwards."""
 
-    def save(self, folder: Path) -> None:
-        """Write it into a folder."""
+class BM25(Lexical):
+    """BM25 (Lucene's variant) without English stop words.
 
-
-class BM25(TermIndex):
-    """BM25 (Lucene's variant) without English stop words; bm25s tokenises, and ranks all documents in `run`.
-
-    The lists of documents hold how often each has the term. Weights follow from these counts and from the collection's
-    statistics when a list is read, because an update changes the weight of every term (they equal bm25s's own).
+    Posting lists hold term counts. Weights are computed from counts and collection statistics when a list is read, because an
+    update changes the weight of every term.
 
     Args:
         doc_ids: key of each document: a list, or a column of a table.
         texts: the searched text of each document.
         k1: saturation of term frequency.
         b: strength of length normalisation.
-
-    Attributes:
-        lengths: [documents] number of terms of each, without stop words.
     """
 
-    name: ClassVar[str] = "BM25"
-    lengths: Ints
+    name = "BM25"
 
     def __init__(self, doc_ids: Sequence[str], texts: Sequence[str], k1: float = 0.9, b: float = 0.4) -> None:
         self._vocabulary: dict[str, int] = {}
-        counts, self.lengths = _read(texts, self._vocabulary)
-        self.doc_ids, self._postings = doc_ids, Postings.of(counts)
+        counts, self._lengths = _count(texts, self._vocabulary)
+        self.doc_ids, self._postings = doc_ids, Postings.from_lists(counts)
         self.weigh(k1, b)
 
     def weigh(self, k1: float, b: float) -> None:
         """Set k1 and b, on which all term weights depend."""
         self.k1, self.b = k1, b
-        damping = Damping(k1, b, max(float(self.lengths.mean()), 1.0))
-        self._weights = Weights(self._postings, damping, self.lengths)
-        self.__dict__.pop("_library", None)
+        damping = Damping(k1, b, max(float(self._lengths.mean()), 1.0))
+        self._scorer = TermScorer(self._postings, damping, self._lengths)
 
     @property
-    def weights(self) -> Weights:
-        """Of the documents' words, without their rarity."""
-        return self._weights
+    def lengths(self) -> Ints:
+        """[documents] number of terms of each, without stop words."""
+        return self._lengths
 
-    def changed(self, removed: Collection[int], doc_ids: Sequence[str], texts: Sequence[str]) -> "BM25":
-        """BM25 without the documents of some rows and with new ones at the end, as if built from these texts.
+    @property
+    def scorer(self) -> TermScorer:
+        """The documents' words and their weights, without inverse document frequency."""
+        return self._scorer
 
-        Args:
-            removed: rows of the document table.
-            doc_ids: keys of all documents afterwards.
-            texts: of the new ones.
-        """
-        other, keep = BM25.__new__(BM25), np.ones(len(self.lengths), dtype=bool)
+    def update(self, removed: Collection[int], doc_ids: Sequence[str], texts: Sequence[str]) -> "BM25":
+        """Return BM25 without some documents and with new ones, as `Lexical.update` says."""
+        other, keep = BM25.__new__(BM25), np.ones(len(self._lengths), dtype=bool)
         keep[list(removed)] = False
         other._vocabulary = self._vocabulary
-        counts, lengths = _read(texts, self._vocabulary)
-        other.doc_ids, other._postings = doc_ids, self._postings.changed(removed, counts)
-        other.lengths = np.concatenate([self.lengths[keep], lengths])
+        counts, lengths = _count(texts, self._vocabulary)
+        other.doc_ids, other._postings = doc_ids, self._postings.update(removed, counts)
+        other._lengths = np.concatenate([self._lengths[keep], lengths])
         other.weigh(self.k1, self.b)
         return other
 
     def query_terms(self, queries: Sequence[str]) -> list[Terms]:
-        """Queries as the numbers of their words, each with its rarity: no stop words, and none that no document has."""
-        numbers = [self._numbers(query) for query in queries]
-        return [Terms(own, self._rarity(own)) for own in numbers]
+        """Return the known words of queries by number, with Lucene's inverse document frequencies as factors."""
+        terms = []
+        for query in queries:
+            numbers = self._numbers(query)
+            frequencies, documents = self._postings.frequencies[numbers], len(self._lengths)
+            rarity = np.log1p((documents - frequencies + 0.5) / (frequencies + 0.5))
+            terms.append(Terms(numbers, np.asarray(rarity, dtype=np.float32)))
+        return terms
 
-    def _numbers(self, query: str) -> NDArray[np.int64]:
-        """[terms] the numbers of a query's words that documents have, in order, repeats included."""
-        # 0 for words of removed documents, which the vocabulary keeps; words of later documents are beyond the end.
+    def _numbers(self, query: str) -> Rows:
+        """Return [terms] the numbers of a query's words that documents contain, in order, with repeats."""
+        # The vocabulary also has words of removed documents (frequency 0) and of later updates (beyond the end).
         frequencies = self._postings.frequencies
         numbers = (self._vocabulary.get(word, len(frequencies)) for word in _words(query))
-        own = [number for number in numbers if number < len(frequencies) and frequencies[number]]
-        return np.array(own, dtype=np.int64)
-
-    def _own_words(self) -> dict[str, int]:
-        """{word: number} without the words of later updates."""
-        words = len(self._postings.frequencies)
-        return {word: number for word, number in self._vocabulary.items() if number < words}
-
-    def _rarity(self, numbers: NDArray[np.int64] | slice) -> Floats:
-        """The inverse document frequency of some terms (Lucene's)."""
-        frequencies, documents = self._postings.frequencies[numbers], len(self.lengths)
-        return np.asarray(np.log1p((documents - frequencies + 0.5) / (frequencies + 0.5)), dtype=np.float32)
-
-    def run(self, queries: Mapping[str, str], k: int) -> dict[str, dict[str, float]]:
-        """The k best documents of each query; those that share no word with it are left out."""
-        doc_ids, k = self.doc_ids[:], min(k, len(self.doc_ids))
-        words = [list(_words(query)) for query in queries.values()]
-        documents, scores = self._library.retrieve(words, k=k, show_progress=False)
-        return {
-            query_id: {doc_ids[d]: float(s) for d, s in zip(row, row_scores, strict=True) if s > 0}
-            for query_id, row, row_scores in zip(queries, documents, scores, strict=True)
-        }
-
-    @cached_property
-    def _library(self) -> bm25s.BM25:
-        """The index of bm25s with the weights of all words."""
-        counts = self._postings.merged()
-        rarity = np.repeat(self._rarity(slice(None)), np.diff(counts.indptr))
-        weights = self.weights.of(counts.data, counts.indices) * rarity
-        index = bm25s.BM25(method="lucene", k1=self.k1, b=self.b)
-        lists = {"data": weights, "indices": counts.indices, "indptr": counts.indptr}
-        index.scores = {**lists, "num_docs": len(self.lengths)}
-        index.vocab_dict, index.nonoccurrence_array = self._own_words(), None
-        return index
+        return np.array([n for n in numbers if n < len(frequencies) and frequencies[n]], dtype=np.int64)
 
     def save(self, folder: Path) -> None:
-        """Write the words, how often each document has them, and the settings."""
+        """Write the vocabulary, the term counts of documents, and the settings."""
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / _SETTINGS, {"k1": self.k1, "b": self.b, "num_docs": len(self.lengths)})
-        write_json(folder / _VOCABULARY, self._own_words())
-        save_tensors({**postings_arrays(self._postings), "lengths": self.lengths}, folder / _TERMS)
+        words = len(self._postings.frequencies)  # without those of later updates
+        write_json(folder / _SETTINGS, {"k1": self.k1, "b": self.b, "num_docs": len(self._lengths)})
+        write_json(folder / _VOCABULARY, {word: number for word, number in self._vocabulary.items() if number < words})
+        save_tensors({**postings_arrays(self._postings), "lengths": self._lengths}, folder / _TERMS)
 
     @classmethod
     def load(cls, folder: Path, doc_ids: Sequence[str]) -> "BM25":
-        """What `save` wrote, mapped into memory; the folder may be replaced or deleted afterwards.
+        """Return what `save` wrote, memory-mapped; the folder may be replaced or deleted afterwards.
 
         Raises:
             FileNotFoundError: a file is missing.
             ValueError: it covers another number of documents, or a file was altered.
         """
         loaded = cls.__new__(cls)
-        config, found = _read_settings(folder / _SETTINGS)
-        if found != len(doc_ids):
-            raise ValueError(f"{folder} covers {found} documents, the document table has {len(doc_ids)}.")
+        config, documents = _read_settings(folder / _SETTINGS)
+        if documents != len(doc_ids):
+            raise ValueError(f"{folder} covers {documents} documents, the document table has {len(doc_ids)}.")
         loaded.doc_ids, loaded._vocabulary = doc_ids, read_json(folder / _VOCABULARY)
         words = len(loaded._vocabulary)
         if not _are_numbered(loaded._vocabulary):
             raise ValueError(f"{folder / _VOCABULARY} does not number its words from 0 to {words - 1}; {RESTORE}.")
-        loaded._postings, others = read_postings(folder / _TERMS, found, ["lengths"])
-        loaded.lengths, lists = others["lengths"], len(loaded._postings.frequencies)
+        loaded._postings, others = read_postings(folder / _TERMS, documents, ["lengths"])
+        loaded._lengths, lists = others["lengths"], len(loaded._postings.frequencies)
         if lists != words:
             raise ValueError(f"{folder / _TERMS} holds {lists} words, the vocabulary has {words}; {RESTORE}.")
-        if len(loaded.lengths) != found or loaded.lengths.min(initial=0) < 0:
-            raise ValueError(f"{folder / _TERMS} does not hold the lengths of {found} documents; {RESTORE}.")
+        if len(loaded._lengths) != documents or loaded._lengths.min(initial=0) < 0:
+            raise ValueError(f"{folder / _TERMS} does not hold the lengths of {documents} documents; {RESTORE}.")
         loaded.weigh(config.k1, config.b)
         return loaded
 
 
 def _read_settings(path: Path) -> tuple[LexicalConfig, int]:
-    """k1 and b as a config, and the number of documents."""
+    """Return k1 and b as a config, and the number of documents."""
     record = read_json(path)
     with reading(path):
         k1, b, documents = (record[name] for name in ("k1", "b", "num_docs"))
@@ -248,23 +245,22 @@ def _are_numbered(vocabulary: Mapping[str, Any]) -> bool:
     return set(map(type, numbers)) <= {int} and sorted(numbers) == list(range(len(numbers)))
 
 
-def _read(texts: Sequence[str], vocabulary: dict[str, int]) -> tuple[sparse.csr_array, Ints]:
-    """How often each term occurs [terms, texts], and the number of terms of each text; adds new words to the vocabulary."""
+def _count(texts: Sequence[str], vocabulary: dict[str, int]) -> tuple[sparse.csr_array, Ints]:
+    """Return term counts [terms, texts] and the number of terms of each text; new words are added to the vocabulary."""
     terms, lengths = [np.empty(0, dtype=np.int32)], []
     for start in range(0, len(texts), _BLOCK):
-        block = list(texts[start : start + _BLOCK])
-        found = bm25s.tokenize(block, token_pattern=_WORD.pattern, stopwords=_STOP_WORDS, show_progress=False)
+        block = [list(_words(text)) for text in texts[start : start + _BLOCK]]
         with _NUMBERING:
-            numbers = [vocabulary.setdefault(word, len(vocabulary)) for word in found.vocab]
-        terms.append(np.array(numbers, dtype=np.int32)[np.fromiter(chain.from_iterable(found.ids), dtype=np.int64)])
-        lengths += [len(own) for own in found.ids]
-    starts, every = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), np.concatenate(terms)
-    ones = np.ones(len(every), dtype=np.float32)
-    counts = sparse.csr_array((ones, every, starts), shape=(len(lengths), len(vocabulary)))
+            numbers = [vocabulary.setdefault(word, len(vocabulary)) for words in block for word in words]
+        terms.append(np.array(numbers, dtype=np.int32))
+        lengths += [len(words) for words in block]
+    starts, all_terms = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), np.concatenate(terms)
+    ones = np.ones(len(all_terms), dtype=np.float32)
+    counts = sparse.csr_array((ones, all_terms, starts), shape=(len(lengths), len(vocabulary)))
     counts.sum_duplicates()
     return counts.T.tocsr(), np.array(lengths, dtype=np.int32)
 
 
 def _words(text: str) -> Iterator[str]:
-    """The words of a text in lower case, as bm25s reads them, without English stop words."""
-    return (word for word in _WORD.findall(text.lower()) if word not in _STOP_WORDS)
+    """Yield the words of a text in lower case, without stop words."""
+    return (word for word in _WORD.findall(text.lower()) if word not in STOP_WORDS)

@@ -1,30 +1,103 @@
-"""Scores of documents that are sums over the terms of a query, of all documents or of the best without looking at the others.
+"""Scores of documents that are sums over the terms of a query: of all documents, or of the top ones without scoring the rest.
 
 A term adds its factor in the query times its weight in the document. A weight is the value in a posting list (learned sparse
-vectors), or value / (value + the document's damping) (BM25). Knows nothing of words.
+vectors), or value / (value + the document's damping) (BM25). Of long lists only the top is read, as deep as a query needs.
+Knows nothing of words.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.words.postings import Floats, Ints, Mask, Part, Postings, Rows
-from docids.words.top_lists import Damping, Head, levels
+from docids.types import Floats, Ints, Mask, Rows
+from docids.words.postings import Part, Postings
 
-_READ = 1 << 15
-"""Postings that are read for a query, about: the shortest lists whole, and what weighs most in those that are left."""
-_TIMES = 4
-"""Of the documents asked for: so many postings are read at least; if no more documents are allowed, all of them are scored."""
+_BUDGET = 1 << 15
+"""Postings that are read per query, roughly: the shortest lists whole, and the highest weights of the others."""
+_PER_DOCUMENT = 4
+"""Read at least this many postings per requested document; if no more documents are allowed, all of them are scored."""
+_DEPTHS = (0, *(1 << n for n in range(8, 15)))
+"""How many postings may be read of a list that is not read whole."""
+_DRIFT = 0.01
+"""A top list is rebuilt when the documents' mean length has changed by this share."""
 _ROUNDING = np.float32(1 + 1e-5)
-"""Of sums of float32 in another order."""
+"""Covers the rounding of float32 sums in another order."""
+_NO_ROWS, _NO_FLOATS = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
-_NONE, _EMPTY = np.empty(0, np.int64), np.empty(0, np.float32)
+@dataclass(frozen=True)
+class Damping:
+    """What BM25 adds to the count of a term: k1 * (1 - b + b * length / mean length)."""
+
+    k1: float
+    b: float
+    mean: float
+
+    def for_lengths(self, lengths: Ints) -> Floats:
+        """Return [documents] the damping of documents of these lengths."""
+        return (self.k1 * (1 - self.b + self.b * lengths / self.mean)).astype(np.float32)
+
+    def is_near(self, other: "Damping | None") -> bool:
+        """True if an order by weight under one is good enough for the other."""
+        if other is None or (self.k1, self.b) != (other.k1, other.b):
+            return False
+        return abs(self.mean - other.mean) <= _DRIFT * other.mean
+
+    def bound(self, weight: float, before: "Damping") -> float:
+        """Return a bound of weights that were at most `weight` under the damping `before`, which differs in the mean only.
+
+        A document's damping is at least min(1, ratio of the means) times what it was.
+        """
+        ratio = min(1.0, before.mean / self.mean)
+        return weight / (weight + (1 - weight) * ratio)
+
+
+class TopList(NamedTuple):
+    """The documents of a long list with the highest weights.
+
+    Attributes:
+        documents: ascending.
+        values: of the term in them.
+        ranks: of the documents by weight.
+        bounds: for each of `_DEPTHS`, the highest weight below that depth; 0 if there is none.
+        damping: under which they are the highest.
+    """
+
+    documents: Ints
+    values: Floats
+    ranks: Ints
+    bounds: list[float]
+    damping: Damping | None
+
+    @classmethod
+    def from_list(cls, documents: Ints, values: Floats, weights: Floats, damping: Damping | None) -> "TopList":
+        """Return the top of a whole list: documents, ascending, values of the term in them, their weights under a damping."""
+        losses = -weights
+        if _DEPTHS[-1] < len(losses):
+            top = np.argpartition(losses, _DEPTHS[-1])[: _DEPTHS[-1] + 1]  # and the first that is never read
+            top.sort()
+            documents, values, losses = documents[top], values[top], losses[top]
+        order = np.argsort(losses)
+        ranks = np.empty(len(order), dtype=np.int32)
+        ranks[order] = np.arange(len(order), dtype=np.int32)
+        bounds = [float(-losses[order[depth]]) if depth < len(order) else 0.0 for depth in _DEPTHS]
+        return cls(documents, values, ranks, bounds, damping)
+
+    def read(self, depth: int) -> tuple[Ints, Floats]:
+        """Return the top `_DEPTHS[depth]` documents, ascending, and the values of the term in them."""
+        within = self.ranks < _DEPTHS[depth]
+        return self.documents[within], self.values[within]
+
+    def bounds_under(self, damping: Damping | None) -> Floats:
+        """Return [depths] the bounds under another damping."""
+        if damping is None or self.damping is None:
+            return np.array(self.bounds, dtype=np.float32)
+        return np.array([damping.bound(bound, self.damping) for bound in self.bounds], dtype=np.float32)
 
 
 class Terms(NamedTuple):
@@ -34,37 +107,37 @@ class Terms(NamedTuple):
     factors: Floats
 
 
-class Best(NamedTuple):
-    """About the best documents of a query, and a bound of all others.
+class TopDocuments(NamedTuple):
+    """Roughly the top documents of a query, and a bound of all others.
 
     Attributes:
         rows: [n] of the document table, ascending.
         scores: [n] their complete scores.
-        rest: at least the score of every other document, and at least 0.
-        others: [m] the complete scores of the documents that were asked for.
+        bound: at least the score of every other document, and at least 0.
+        others: [m] complete scores of further documents that were requested.
     """
 
     rows: Rows
     scores: Floats
-    rest: np.float32
+    bound: np.float32
     others: Floats
 
 
-class _List(NamedTuple):
-    """A term's list in a part, as far as it is read.
+class _Reading(NamedTuple):
+    """What is read of a term's list in a part.
 
     Attributes:
-        part: where the list is.
-        number: of the term.
-        factor: of the query.
+        part: of the list.
+        term: its number.
+        factor: of the term in the query.
         documents: of the part, ascending.
         values: of the term in them.
-        bound: the weights that are not read are at most this.
-        whole: whether all is read.
+        bound: of the weights that are not read.
+        whole: True if all is read.
     """
 
     part: Part
-    number: int
+    term: int
     factor: np.float32
     documents: Ints
     values: Floats
@@ -72,16 +145,16 @@ class _List(NamedTuple):
     whole: bool
 
 
-class _Seen(NamedTuple):
-    """What reading lists gives.
+class _Scan(NamedTuple):
+    """Documents in the lists that were read.
 
     Attributes:
-        rows: documents, which may repeat.
-        sums: of what was read of them, above the bounds of their lists; where one repeats, the largest one counts.
-        bounds: of their scores; the highest one of a document counts.
+        rows: of the documents, perhaps repeated.
+        sums: of their weights less the bounds of the lists; where a document repeats, the largest counts.
+        bounds: of their scores; the highest of a document counts.
         rest: a bound of the scores of all others.
-        others: the sums of the documents that are asked for.
-        left: lists that are not read to the end, and the rows [n] that were read of each, ascending.
+        others: sums of the documents that were requested.
+        unfinished: lists that were not read whole, and the rows [n], ascending, that were read of each.
     """
 
     rows: Rows
@@ -89,162 +162,177 @@ class _Seen(NamedTuple):
     bounds: Floats
     rest: np.float32
     others: Floats
-    left: list[tuple[_List, Rows]]
+    unfinished: list[tuple[_Reading, Rows]]
 
 
 @dataclass(frozen=True, eq=False)
-class Weights:
-    """The weights of terms in documents, and the scores they add up to.
+class TermScorer:
+    """Scores documents by the weights of a query's terms in them.
 
     Attributes:
         postings: the lists.
-        damping: what damps their values; None if they are the weights.
+        damping: of their values; None if the values are the weights.
         lengths: [documents] what the damping depends on.
     """
 
     postings: Postings
     damping: Damping | None = None
     lengths: Ints | None = None
-    _idle: list[Floats] = field(default_factory=list)  # [documents] zeros, for one query at a time each
+    _idle: list[Floats] = field(default_factory=list)  # [documents] zeros, each for one query at a time
 
     @cached_property
     def _damping(self) -> Floats | None:
-        return None if self.damping is None or self.lengths is None else self.damping.of(self.lengths)
+        return None if self.damping is None or self.lengths is None else self.damping.for_lengths(self.lengths)
 
-    def of(self, values: Floats, rows: Rows | Ints) -> Floats:
-        """The weights of some values above 0 in these rows."""
+    def weigh(self, values: Floats, rows: Rows | Ints) -> Floats:
+        """Return the weights of values above 0 in the documents of some rows."""
         return values if self._damping is None else values / (values + self._damping[rows])
 
     def scores(self, terms: Terms) -> Floats:
-        """[documents] the scores of all."""
-        found = np.zeros(self.postings.documents, dtype=np.float32)
+        """Return [documents] the scores of all."""
+        scores = np.zeros(self.postings.num_documents, dtype=np.float32)
         for number, factor in zip(*terms, strict=True):
             for rows, values in self.postings.read(int(number)):
-                found[rows] += factor * self.of(values, rows)  # no document comes twice
-        return found
+                scores[rows] += factor * self.weigh(values, rows)  # no row repeats
+        return scores
 
-    def parts(self, terms: Terms, rows: NDArray[np.integer]) -> Floats:
-        """[terms, rows] what each term adds to the scores of some documents."""
-        wanted, found = np.asarray(rows, dtype=np.int32), np.zeros((len(terms.numbers), len(rows)), dtype=np.float32)
-        for own, number, factor in zip(found, *terms, strict=True):
-            values = np.sum([self.postings.values(part, int(number), wanted) for part in self.postings.parts], axis=0)
-            held = np.flatnonzero(values)
-            own[held] = factor * self.of(values[held], wanted[held])
-        return found
+    def contributions(self, terms: Terms, rows: NDArray[np.integer]) -> Floats:
+        """Return [terms, rows] what each term adds to the scores of some documents."""
+        documents: Ints = np.asarray(rows, dtype=np.int32)
+        added = np.zeros((len(terms.numbers), len(rows)), dtype=np.float32)
+        for line, term, factor in zip(added, *terms, strict=True):
+            values = np.sum([self.postings.values(part, int(term), documents) for part in self.postings.parts], axis=0)
+            there = np.flatnonzero(values)
+            line[there] = factor * self.weigh(values[there], documents[there])
+        return added
 
-    def best(self, terms: Terms, count: int, allowed: Mask | None = None, others: Rows = _NONE) -> Best:
-        """Up to `count` documents, about the best, and other ones that are asked for.
+    def top(self, terms: Terms, count: int, allowed: Mask | None = None, others: Rows = _NO_ROWS) -> TopDocuments:
+        """Return roughly the top `count` documents, and the scores of `others`.
 
-        If lists are long, only their highest weights are read. A document's score is at most the sum of the weights that were
-        read and, for lists in which it was not seen, of the weights at which reading ended (Fagin's threshold algorithm). Those
-        with the highest bounds are scored completely.
+        Of long lists only the highest weights are read. A document's score is at most the sum of the weights that were read of
+        it and, for lists in which it was not found, of the weights at which reading ended (Fagin's threshold algorithm). The
+        documents with the highest bounds are scored completely.
 
         Args:
             terms: the query.
-            count: at most so many documents.
-            allowed: [documents] True at those that count; all by default.
-            others: rows of allowed documents whose scores are wanted too.
+            count: of documents, at most.
+            allowed: [documents] True at those that may be returned; all by default.
+            others: rows of further allowed documents to score.
         """
-        terms, budget = _distinct(terms), max(_READ, _TIMES * count)
+        terms, budget = _merge_repeats(terms), max(_BUDGET, _PER_DOCUMENT * count)
         if allowed is not None:
-            many = np.count_nonzero(allowed)
-            if many <= _TIMES * count:
+            num_allowed = np.count_nonzero(allowed)
+            if num_allowed <= _PER_DOCUMENT * count:
                 rows = np.flatnonzero(allowed)
-                scores = self.parts(terms, rows).sum(axis=0)
-                places, limit = _highest(scores, count)
-                places.sort()
-                return Best(rows[places], scores[places], limit * _ROUNDING, self.parts(terms, others).sum(axis=0))
-            budget = int(budget * len(allowed) / many)
-        seen = self._seen([list(self._read(part, terms, budget)) for part in self.postings.parts], allowed, others)
-        places, limit = _highest(seen.bounds, count)
-        places = places[np.argsort(seen.rows[places])]
-        rows, rest = seen.rows[places], max(seen.rest, limit) * _ROUNDING
-        scores = self._completed(seen.sums[places], rows, seen.left)
-        return Best(rows, scores, rest, self._completed(seen.others, others, seen.left))
+                scores = self.contributions(terms, rows).sum(axis=0)
+                top, bound = highest(scores, count)
+                top.sort()
+                other_scores = self.contributions(terms, others).sum(axis=0)
+                return TopDocuments(rows[top], scores[top], bound * _ROUNDING, other_scores)
+            budget = int(budget * len(allowed) / num_allowed)
+        scan = self._scan([list(self._read(part, terms, budget)) for part in self.postings.parts], allowed, others)
+        top, bound = highest(scan.bounds, count)
+        top = top[np.argsort(scan.rows[top])]
+        rows, bound = scan.rows[top], max(scan.rest, bound) * _ROUNDING
+        scores = self._complete(scan.sums[top], rows, scan.unfinished)
+        return TopDocuments(rows, scores, bound, self._complete(scan.others, others, scan.unfinished))
 
-    def _seen(self, parts: Sequence[Sequence[_List]], allowed: Mask | None, others: Rows) -> _Seen:
-        """Documents that are high in some list of the parts, and the sums of all that is read of them."""
-        sums, read, left, rest = self._zeros(), [], [], [np.float32(0)]
+    def _scan(self, parts: Sequence[Sequence[_Reading]], allowed: Mask | None, others: Rows) -> _Scan:
+        """Sum all that is read, and bound the scores of the documents found there."""
+        sums, blocks, unfinished, rest = self._zeros(), [], [], [np.float32(0)]
         for part in parts:
-            rest.append(np.float32(sum(own.factor * own.bound for own in part)))
-            for own in part:
-                rows, values = self.postings.living(own.part, own.documents, own.values, allowed)
-                sums[rows] += own.factor * (self.of(values, rows) - own.bound)  # no document comes twice
-                read.append((rows, rest[-1]))
-                left += [] if own.whole else [(own, rows)]
-        found, gains = sums[others], [_EMPTY]
-        for rows, _ in read:
+            rest.append(np.float32(sum(reading.factor * reading.bound for reading in part)))
+            for reading in part:
+                rows, values = self.postings.to_rows(reading.part, reading.documents, reading.values, allowed)
+                sums[rows] += reading.factor * (self.weigh(values, rows) - reading.bound)  # no row repeats
+                blocks.append((rows, rest[-1]))
+                unfinished += [] if reading.whole else [(reading, rows)]
+        other_sums, gains = sums[others], [_NO_FLOATS]
+        for rows, _ in blocks:
             gains.append(sums[rows])
-            sums[rows] = -np.inf  # a document counts where it comes first
-        for rows, _ in read:
+            sums[rows] = -np.inf  # only a document's first occurrence counts
+        for rows, _ in blocks:
             sums[rows] = 0
         self._idle.append(sums)
-        bounds = [own + bound for own, (_, bound) in zip(gains[1:], read, strict=True)]
-        rows = np.concatenate([_NONE, *(rows for rows, _ in read)])
-        return _Seen(rows, np.concatenate(gains), np.concatenate([_EMPTY, *bounds]), max(rest), found, left)
+        bounds = [gain + bound for gain, (_, bound) in zip(gains[1:], blocks, strict=True)]
+        rows = np.concatenate([_NO_ROWS, *(rows for rows, _ in blocks)])
+        all_bounds = np.concatenate([_NO_FLOATS, *bounds])
+        return _Scan(rows, np.concatenate(gains), all_bounds, max(rest), other_sums, unfinished)
 
-    def _completed(self, sums: Floats, rows: Rows, left: Sequence[tuple[_List, Rows]]) -> Floats:
-        """[n] the scores of documents in some rows, from the sums of what was read of them."""
-        for own, read in left:
-            seen = _among(rows, read)
-            sums[seen] += own.factor * own.bound  # the rest is in the sum
-            missed = np.flatnonzero(~seen)
-            values = self.postings.values(own.part, own.number, rows[missed].astype(np.int32))
-            held = np.flatnonzero(values)
-            places = missed[held]
-            sums[places] += own.factor * self.of(values[held], rows[places])
+    def _complete(self, sums: Floats, rows: Rows, unfinished: Sequence[tuple[_Reading, Rows]]) -> Floats:
+        """Turn the sums [n] of documents in some rows into their scores, by looking up what was not read."""
+        for reading, read in unfinished:
+            was_read = _is_in(rows, read)
+            sums[was_read] += reading.factor * reading.bound  # the rest is in the sum
+            missed = np.flatnonzero(~was_read)
+            values = self.postings.values(reading.part, reading.term, rows[missed].astype(np.int32))
+            there = np.flatnonzero(values)
+            missed = missed[there]
+            sums[missed] += reading.factor * self.weigh(values[there], rows[missed])
         return sums
 
     def _zeros(self) -> Floats:
-        """[documents] made once for each query of a moment; it is given back to `_idle` as it was."""
+        """Return [documents] zeros, which `_scan` returns to `_idle` as zeros; one array per concurrent query."""
         try:
             return self._idle.pop()
         except IndexError:
-            return np.zeros(self.postings.documents, dtype=np.float32)
+            return np.zeros(self.postings.num_documents, dtype=np.float32)
 
-    def _read(self, part: Part, terms: Terms, budget: int) -> Iterator[_List]:
-        """The lists of terms in a part, as far as they are read; nothing of those that lower scores."""
-        heads, bound = [], np.float32(0)
-        asked = [(part.span(number), int(number), factor) for number, factor in zip(*terms, strict=True)]
-        for span, number, factor in sorted(asked, key=lambda own: own[0].stop - own[0].start):
+    def _read(self, part: Part, terms: Terms, budget: int) -> Iterator[_Reading]:
+        """Read the lists of terms in a part: shortest first, then the tops of long ones; nothing of terms that lower scores."""
+        long, zero = [], np.float32(0)
+        lists = [(part.span(number), int(number), factor) for number, factor in zip(*terms, strict=True)]
+        for span, term, factor in sorted(lists, key=lambda entry: entry[0].stop - entry[0].start):
             if factor <= 0:
-                yield _List(part, number, factor, part.lists.indices[:0], _EMPTY, bound, whole=False)
+                yield _Reading(part, term, factor, part.lists.indices[:0], _NO_FLOATS, zero, whole=False)
             elif span.stop - span.start <= budget:
-                yield _List(part, number, factor, part.lists.indices[span], part.lists.data[span], bound, whole=True)
+                yield _Reading(part, term, factor, part.lists.indices[span], part.lists.data[span], zero, whole=True)
                 budget -= span.stop - span.start
             else:
-                heads.append((number, factor, self._head(part, number, span)))
-        bounds = [head.bounds_with(self.damping) for *_, head in heads]
-        losses = [factor * own for (_, factor, _), own in zip(heads, bounds, strict=True)]
-        for (number, factor, head), own, level in zip(heads, bounds, levels(losses, budget), strict=True):
-            yield _List(part, number, factor, *head.best(level), own[level], whole=False)
+                long.append((term, factor, self._top_list(part, term, span)))
+        bounds = [top_list.bounds_under(self.damping) for *_, top_list in long]
+        unread = [factor * bound for (_, factor, _), bound in zip(long, bounds, strict=True)]
+        depths = choose_depths(unread, budget)
+        for (term, factor, top_list), bound, depth in zip(long, bounds, depths, strict=True):
+            yield _Reading(part, term, factor, *top_list.read(depth), bound[depth], whole=False)
 
-    def _head(self, part: Part, term: int, span: slice) -> Head:
-        """The head of a list, kept for the next query."""
-        head: Head | None = part.heads.get(term)
-        if head is None or not (self.damping is None or self.damping.is_near(head.damping)):
-            head = part.heads[term] = self._make_head(part, span)
-        return head
+    def _top_list(self, part: Part, term: int, span: slice) -> TopList:
+        """Return the top of a list, cached for the next query."""
+        cached: TopList | None = part.top_lists.get(term)
+        if cached is None or not (self.damping is None or self.damping.is_near(cached.damping)):
+            cached = part.top_lists[term] = self._make_top_list(part, span)
+        return cached
 
-    def _make_head(self, part: Part, span: slice) -> Head:
+    def _make_top_list(self, part: Part, span: slice) -> TopList:
         documents, values = part.lists.indices[span], part.lists.data[span]
-        slots = documents + np.int32(part.first)
+        rows = documents + np.int32(part.first)
         if self.postings.rows is not None:
-            alive = self.postings.rows[slots] >= 0
-            documents, values, slots = documents[alive], values[alive], self.postings.rows[slots[alive]]
-        return Head.of(documents, values, self.of(values, slots), self.damping)
+            alive = self.postings.rows[rows] >= 0
+            documents, values, rows = documents[alive], values[alive], self.postings.rows[rows[alive]]
+        return TopList.from_list(documents, values, self.weigh(values, rows), self.damping)
 
 
-def _among(rows: Rows, ascending: Rows) -> Mask:
-    """[n] True at the rows that are in the other array."""
-    if not len(ascending):
-        return np.zeros(len(rows), dtype=bool)
-    found: Mask = ascending[np.searchsorted(ascending, rows).clip(max=len(ascending) - 1)] == rows
-    return found
+def choose_depths(unread: Sequence[Floats], budget: int) -> list[int]:
+    """Choose how deep to read each list, as an index into `_DEPTHS`; extend the list whose unread part weighs most.
+
+    Args:
+        unread: for each list, [depths] the highest contribution below each depth.
+        budget: postings to read in all.
+    """
+    depths, queue = [0] * len(unread), [(-float(bounds[0]), n) for n, bounds in enumerate(unread)]
+    heapify(queue)
+    while queue:
+        _, n = heappop(queue)
+        depth = depths[n] + 1
+        if depth < len(_DEPTHS) and (more := _DEPTHS[depth] - _DEPTHS[depth - 1]) <= budget:
+            budget -= more
+            depths[n] = depth
+            heappush(queue, (-float(unread[n][depth]), n))
+    return depths
 
 
-def _highest(values: Floats, count: int) -> tuple[Rows, np.float32]:
-    """The places of the `count` highest values above 0, and a bound of the others."""
+def highest(values: Floats, count: int) -> tuple[Rows, np.float32]:
+    """Return the indices of the `count` highest values above 0 (of equals the first), and a bound of all other values."""
     if len(values) <= count:
         return np.flatnonzero(values > 0), np.float32(0)
     limit = max(-np.partition(-values, count)[count], np.float32(0))
@@ -253,27 +341,15 @@ def _highest(values: Floats, count: int) -> tuple[Rows, np.float32]:
     return np.concatenate([above, ties]), limit
 
 
-def _distinct(terms: Terms) -> Terms:
-    """The same query without repeats."""
+def _is_in(rows: Rows, ascending: Rows) -> Mask:
+    """Return [n] True at the rows that are in the other array."""
+    if not len(ascending):
+        return np.zeros(len(rows), dtype=bool)
+    found: Mask = ascending[np.searchsorted(ascending, rows).clip(max=len(ascending) - 1)] == rows
+    return found
+
+
+def _merge_repeats(terms: Terms) -> Terms:
+    """Return the query with each term once, its factors summed."""
     numbers, places = np.unique(terms.numbers, return_inverse=True)
     return Terms(numbers, np.bincount(places, terms.factors, len(numbers)).astype(np.float32))
-
-
-class TermIndex(ABC):
-    """The scores of queries that are weighted terms."""
-
-    @property
-    @abstractmethod
-    def weights(self) -> Weights:
-        """Of the documents' terms."""
-
-    @abstractmethod
-    def query_terms(self, queries: Sequence[str]) -> list[Terms]:
-        """Queries as terms that documents have, and what multiplies their weights."""
-
-    def scores(self, queries: Sequence[str]) -> Floats:
-        """[queries, documents] the scores of all documents."""
-        found = np.zeros((len(queries), self.weights.postings.documents), dtype=np.float32)
-        for own, terms in zip(found, self.query_terms(queries), strict=True):
-            own[:] = self.weights.scores(terms)
-        return found

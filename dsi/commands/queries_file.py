@@ -14,9 +14,9 @@ def read_queries_file(path: Path) -> dict[str, str]:
         ValueError: a line that is not such a query, or an id that comes twice or has white space, which a TREC run cannot hold.
     """
     from docids.data.lines import json_lines
-    from docids.data.records import queries_of
+    from docids.data.records import read_query_records
 
-    return queries_of(json_lines(path) if ".jsonl" in path.suffixes else _tab_separated(path), path)
+    return read_query_records(json_lines(path) if ".jsonl" in path.suffixes else _tab_separated(path), path)
 
 
 def _tab_separated(path: Path) -> Iterator[tuple[int, dict[str, str]]]:

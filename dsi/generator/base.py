@@ -8,7 +8,8 @@ from transformers import T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5PreTrainedModel, T5Stack
 from typing_extensions import Self
 
-from docids.tree import DocidTree, Ints
+from docids.tree import DocidTree
+from docids.types import Ints
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig
 from dsi.trees.objectives import find_objective
 

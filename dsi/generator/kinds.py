@@ -4,9 +4,10 @@ from pathlib import Path
 
 import torch
 
-from contrastive.stored import load_weights
+from contrastive.untrusted import load_weights
 from docids.files.untrusted import RESTORE, tensor_entries
-from docids.tree import DocidTree, Ints
+from docids.tree import DocidTree
+from docids.types import Ints
 from dsi.generator.base import Generator
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig
 from dsi.generator.model import DocidGenerator

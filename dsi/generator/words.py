@@ -17,7 +17,8 @@ from transformers import T5Config
 
 from docids.files.untrusted import RESTORE
 from docids.schemes.file import read_docids
-from docids.tree import DocidTree, Ints
+from docids.tree import DocidTree
+from docids.types import Ints
 from dsi.generator.config import GeneratorConfig
 from dsi.generator.model import DocidGenerator
 

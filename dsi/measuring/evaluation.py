@@ -19,8 +19,9 @@ from docids.files.checks import plain
 from docids.files.processes import ALONE, Processes
 from docids.files.progress import progress
 from docids.files.storage import write_json
+from docids.types import Run
 from dsi.measuring.provenance import provenance
-from dsi.measuring.rows import DenseSystems, IndexSystems, Run, WordSystems, alone
+from dsi.measuring.rows import DenseSystems, IndexSystems, WordSystems, alone
 from dsi.rerankers.candidates import Reranker
 from dsi.rerankers.reranking import rerank
 from dsi.retriever import GenerativeRetriever

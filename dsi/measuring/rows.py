@@ -20,6 +20,7 @@ from contrastive.blocks import DocumentTexts
 from contrastive.encoder import Encoder
 from docids.data.collection import Collection
 from docids.files.processes import ALONE, Processes
+from docids.types import Run
 from docids.words.bm25 import BM25
 from dsi.retriever import GenerativeRetriever
 from dsi.search.engine import Method
@@ -30,7 +31,6 @@ from dsi.training.weights import DEPTH, HybridScores
 from eval.baselines import dense_run, tune_bm25
 from eval.fusion import best_weight, interpolate
 
-Run = dict[str, dict[str, float]]
 _BATCH = 128
 """Queries searched at a time."""
 

@@ -13,7 +13,7 @@ from sentence_transformers import CrossEncoder
 from torch import nn
 
 from contrastive.encoder import check_device
-from contrastive.stored import check_model
+from contrastive.untrusted import check_model
 from docids.files.progress import Bar
 from dsi.rerankers.candidates import Candidates, Floats, Reranker
 

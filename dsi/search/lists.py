@@ -48,10 +48,10 @@ class Lists:
         The first call makes them; trees that updates make of this one have the same. A tree from before those updates can hold
         more documents, and has them made anew.
         """
-        kept, stored = tree.embeddings.kept, len(tree.embeddings.parts[0])
-        found: Lists | None = kept.get("lists")
+        cache, stored = tree.embeddings.cache, len(tree.embeddings.parts[0])
+        found: Lists | None = cache.get("lists")
         if found is None or found.edges[-1] < np.count_nonzero(stored_rows(tree) < stored):
-            found = kept["lists"] = cls._make(tree)
+            found = cache["lists"] = cls._make(tree)
         return found
 
     @classmethod
@@ -61,7 +61,7 @@ class Lists:
         is_first = places < first
         before = np.concatenate([[0], np.cumsum(is_first)])
         edges = np.append(before[tree.doc_start[nodes]], before[-1])
-        codes = tree.codes or Vectors.searchable(tree.embeddings)
+        codes = tree.codes or Vectors.search_codes(tree.embeddings)
         rows = places[is_first]
         index = _faiss_lists(codes, np.flatnonzero(is_first), rows, edges)
         return cls(None if tree.embeddings.order is None else rows, edges, _paths(tree, nodes), index)
@@ -201,7 +201,7 @@ def _faiss_lists(codes: Vectors, positions: Numbers, rows: Numbers, edges: Numbe
         rows: [n] their ids.
         edges: [lists + 1] where each list begins.
     """
-    codec, stored = codes.codec, codes.stored(positions)
+    codec, stored = codes.codec, codes.numbers(positions)
     assert isinstance(codec, Product)
     plain: Any = faiss.IndexIVFPQ(
         faiss.IndexFlatIP(codec.dim),

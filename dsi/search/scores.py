@@ -97,14 +97,14 @@ class DocumentScores:
         """
         if self.lexical is None:
             return _NONE, np.zeros(0, dtype=np.float32), 0.0, np.zeros(len(others), dtype=np.float32)
-        found = self.lexical.weights.best(self._terms[row], count, allowed, others.astype(np.int64, copy=False))
-        return found.rows, self.weight * found.scores, float(self.weight * found.rest), self.weight * found.others
+        top = self.lexical.scorer.top(self._terms[row], count, allowed, others.astype(np.int64, copy=False))
+        return top.rows, self.weight * top.scores, float(self.weight * top.bound), self.weight * top.others
 
     def lexical_of(self, row: int, rows: Ints) -> Floats:
         """[n] weighted lexical scores of documents [n], for one query."""
         if self.lexical is None:
             return np.zeros(len(rows), dtype=np.float32)
-        return self.weight * self.lexical.weights.parts(self._terms[row], rows).sum(axis=0)
+        return self.weight * self.lexical.scorer.contributions(self._terms[row], rows).sum(axis=0)
 
     def best_extra(self, row: int, count: int, allowed: Bools | None) -> tuple[Ints, float]:
         """Return the best documents by the caller's own scores, and the highest score of all others; for one query."""

@@ -65,7 +65,7 @@ def with_documents(
     full_texts = [f"{title} {text}" for title, text in zip(titles, texts, strict=True)]
     tree = remove_documents(content.tree, np.array(replaced)) if replaced else content.tree
     table = _dataset(_with(_without(old, replaced), new))
-    lexical = content.lexical.changed(replaced, table["doc_id"], full_texts) if content.lexical else None
+    lexical = content.lexical.update(replaced, table["doc_id"], full_texts) if content.lexical else None
     return Content(add_documents(tree, embeddings, places), table, lexical)
 
 
@@ -142,7 +142,7 @@ def without_documents(content: Content, rows: Sequence[int]) -> Content:
     if len(set(rows)) == len(content.documents):
         raise ValueError("An index cannot be left without documents; keep at least one.")
     table = _dataset(_without(document_table(content.documents, texts=True), rows))
-    lexical = content.lexical.changed(rows, table["doc_id"], ()) if content.lexical else None
+    lexical = content.lexical.update(rows, table["doc_id"], ()) if content.lexical else None
     return Content(remove_documents(content.tree, np.array(rows)), table, lexical)
 
 

@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks
-from contrastive.callbacks import SILENT, Reports
 from contrastive.encoder import Encoder
+from contrastive.trainers import SILENT, Reports
 from docids.data.collection import Collection
 from docids.files.processes import Processes
 from docids.files.storage import digest
-from docids.tree import DocidTree, Ints
+from docids.tree import DocidTree
+from docids.types import Ints
 from docids.words.bm25 import Lexical
 from dsi.config import Config
 from dsi.generator.base import Generator

@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, in_blocks
-from contrastive.callbacks import Reports
 from contrastive.encoder import Encoder
 from contrastive.sparse import build_lexical, load_lexical
+from contrastive.trainers import Reports
 from contrastive.training import contrastive_rows, hard_negatives, train_encoder
 from docids.data.collection import Collection, check_collection
 from docids.extensions import OBJECTIVES, package_of

@@ -98,7 +98,7 @@ def _check_vectors(config: Config, encoder: Encoder, documents: int) -> None:
     """Store a few vectors as those of the documents will be; raises what storing them would."""
     few = _FEW_VECTORS if config.docids.segments > 1 else min(documents, _FEW_VECTORS)  # a document may have several
     vectors = np.random.default_rng(0).normal(size=(few, encoder.embedding_dim)).astype(np.float32)
-    assemble(Docids.of([[row] for row in range(few)]), vectors).stored_as(config.vectors)
+    assemble(Docids.from_paths([[row] for row in range(few)]), vectors).stored_as(config.vectors)
 
 
 def _check_decoder(config: Config, encoder: Encoder) -> None:

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
-from contrastive.callbacks import SILENT, Reports
-from contrastive.training import FiniteTraining, run_trainer, trainer_settings
+from contrastive.trainers import SILENT, FiniteTraining, Reports, run_trainer, trainer_settings
 from docids.files.progress import progress
 from docids.words.bm25 import Lexical
 from dsi.generator.config import QueryMapConfig

@@ -20,9 +20,8 @@ from transformers import (
     TrainingArguments,
 )
 
-from contrastive.callbacks import QUALITY, SILENT, Reports
 from contrastive.encoder import Encoder
-from contrastive.training import FiniteTraining, run_trainer, trainer_settings
+from contrastive.trainers import QUALITY, SILENT, FiniteTraining, Reports, run_trainer, trainer_settings
 from dsi.generator.base import Generator
 from dsi.generator.config import ObjectiveConfig, TrainingConfig
 from dsi.training.examples import DocidExamples, LengthBucketSampler

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from docids.data.collection import Collection, check_collection, compare_documents
 from docids.files.progress import progress
 from docids.files.storage import digest, read_record, write_json
+from docids.types import Qrels, Run
 from dsi.retriever import GenerativeRetriever
 from dsi.search.generate import TiedIndex
 from dsi.search.queries import EncodedQueries
@@ -30,8 +31,7 @@ from dsi.snapshot import IndexSnapshot
 from dsi.store.loading import index_state, write_search_config
 from dsi.store.manifest import search_config
 from dsi.training.stages import stage_line
-from dsi.training.weights import HybridScores, Runs, reciprocal_ranks, summed, supported_weights
-from eval.measures import Judgements
+from dsi.training.weights import HybridScores, reciprocal_ranks, summed, supported_weights
 from eval.protocol import best_setting, supported_gain, supported_setting
 
 logger = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     return tuning
 
 
-def choose(index: IndexSnapshot, encoded: EncodedQueries, qrels: Judgements) -> Tuning:
+def choose(index: IndexSnapshot, encoded: EncodedQueries, qrels: Qrels) -> Tuning:
     """Return the best settings of search, without changing the index.
 
     Args:
@@ -124,7 +124,7 @@ def choose(index: IndexSnapshot, encoded: EncodedQueries, qrels: Judgements) -> 
 # Tied tokens.
 
 
-def _choose_tied(index: IndexSnapshot, encoded: EncodedQueries, qrels: Judgements) -> Tuning:
+def _choose_tied(index: IndexSnapshot, encoded: EncodedQueries, qrels: Qrels) -> Tuning:
     best: dict[str, Any] = tied_weights(index, encoded, qrels) if qrels else {}
     config = dataclasses.replace(index.search_config, method="generate", **best)
     few = _first(encoded, _MOST_QUERIES)
@@ -135,7 +135,7 @@ def _choose_tied(index: IndexSnapshot, encoded: EncodedQueries, qrels: Judgement
 
 
 def tied_weights(
-    index: IndexSnapshot, encoded: EncodedQueries, qrels: Judgements, *, query_map: bool = True
+    index: IndexSnapshot, encoded: EncodedQueries, qrels: Qrels, *, query_map: bool = True
 ) -> dict[str, float]:
     """Return the weights of the document score that are best on judged queries; 0 for a part that they reject.
 
@@ -248,7 +248,7 @@ class _Paths:
         qrels: their judgements.
     """
 
-    def __init__(self, index: IndexSnapshot, encoded: EncodedQueries, qrels: Judgements) -> None:
+    def __init__(self, index: IndexSnapshot, encoded: EncodedQueries, qrels: Qrels) -> None:
         self.index, self.encoded, self.qrels, self.config = index, encoded, qrels, index.search_config
         doc_ids, vectors = list(index.documents.rows), index.tree.embeddings[index.tree.places]
         self.scores = HybridScores(doc_ids, vectors, index.lexical)
@@ -264,7 +264,7 @@ class _Paths:
         plain = {"alpha": 0.0, "lexical_weight": lexical}
         return Tuning(*supported_setting(self._search, [plain, self._with_decoder(lexical)], self.qrels))
 
-    def _search(self, settings: Mapping[str, Any]) -> Runs:
+    def _search(self, settings: Mapping[str, Any]) -> Run:
         config = dataclasses.replace(self.config, **settings)
         return self.index.run(self.encoded, SearchRequest(10, config))
 
@@ -275,7 +275,7 @@ class _Paths:
         temperature.
         """
         index, encoded, temperature = self.index, self.encoded, self.config.ann_temperature
-        generative: Runs = {query_id: {} for query_id in encoded.query_ids}
+        generative: Run = {query_id: {} for query_id in encoded.query_ids}
         for alpha in progress(PROBES, "tuning", unit="search"):
             config = dataclasses.replace(
                 self.config, method="generate", alpha=alpha, lexical_weight=lexical_weight, beam_width=PROBE_DEPTH

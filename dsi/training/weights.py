@@ -7,15 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from docids.types import Floats, Qrels, Run
 from docids.words.bm25 import Lexical
 from dsi.trees.places import document_scores
 from eval.fusion import best_weights
-from eval.measures import Judgements, Run, evaluate
+from eval.measures import evaluate
 
-Floats = NDArray[np.float32]
-Runs = dict[str, dict[str, float]]
 DEPTH = 100
 """Candidates per query on which weights are compared."""
 _BLOCK = 256
@@ -43,7 +41,7 @@ class HybridScores:
         texts: Sequence[str],
         mapped: Floats | None = None,
         candidates: Mapping[str, Sequence[int]] | None = None,
-    ) -> list[Runs]:
+    ) -> list[Run]:
         """Return the scores of each query's candidates: dense ones, lexical ones, and those of the query map.
 
         Args:
@@ -56,7 +54,7 @@ class HybridScores:
         Returns:
             Runs of z.e, of the lexical part (zeros without one), and of (M z).e; the best place of z.e + (M z).e counts.
         """
-        runs: list[Runs] = [{} for _ in range(2 + (mapped is not None))]
+        runs: list[Run] = [{} for _ in range(2 + (mapped is not None))]
         for start in range(0, len(query_ids), _BLOCK):
             own = slice(start, start + _BLOCK)
             scores = [document_scores(queries[own], self.embeddings), self._words(texts[own])]
@@ -80,7 +78,7 @@ class HybridScores:
             return np.zeros((len(texts), len(self.doc_ids)), dtype=np.float32)
         return self.lexical.scores(texts)
 
-    def best_weight(self, query_ids: Sequence[str], queries: Floats, texts: Sequence[str], qrels: Judgements) -> float:
+    def best_weight(self, query_ids: Sequence[str], queries: Floats, texts: Sequence[str], qrels: Qrels) -> float:
         """Return the weight of the lexical scores with the best RR@10; 0 if none helps, or there is none."""
         if self.lexical is None or not query_ids:
             return 0.0
@@ -88,14 +86,14 @@ class HybridScores:
         return supported_weights(dense, [lexical], qrels)[0]
 
 
-def supported_weights(first: Run, others: Sequence[Run], qrels: Judgements) -> list[float]:
+def supported_weights(first: Run, others: Sequence[Run], qrels: Qrels) -> list[float]:
     """Return `best_weights`, or zeros if the weighted sum ranks no better than `first` alone."""
     weights = best_weights(first, others, qrels)
     before, after = (sum(reciprocal_ranks(run, qrels).values()) for run in (first, summed(first, others, weights)))
     return weights if after > before else [0.0] * len(others)
 
 
-def summed(first: Run, others: Sequence[Run], weights: Sequence[float]) -> Runs:
+def summed(first: Run, others: Sequence[Run], weights: Sequence[float]) -> Run:
     """Return first + sum of weight * other over the same documents."""
     total = {query_id: dict(found) for query_id, found in first.items()}
     for other, weight in zip(others, weights, strict=True):
@@ -105,6 +103,6 @@ def summed(first: Run, others: Sequence[Run], weights: Sequence[float]) -> Runs:
     return total
 
 
-def reciprocal_ranks(run: Run, qrels: Judgements) -> dict[str, float]:
+def reciprocal_ranks(run: Run, qrels: Qrels) -> dict[str, float]:
     """Return {query_id: RR@10} of judged queries."""
     return evaluate(run, qrels, ["RR@10"])["RR@10"]

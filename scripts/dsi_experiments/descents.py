@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dsi.measuring.rows import Run
+from docids.types import Run
 from dsi.retriever import GenerativeRetriever
 from dsi.search.queries import EncodedQueries, QueryBatch
 from dsi.search.request import SearchRequest

@@ -20,8 +20,9 @@ from docids.data.records import table_record
 from docids.files.checks import shown
 from docids.schemes import SCHEMES, DocidsConfig, find_scheme, make_docids, scheme_names
 from docids.tree import MOST_PLACES, DocidTree
+from docids.types import Run
 from dsi.config import Config
-from dsi.measuring.rows import DenseSystems, Run, alone
+from dsi.measuring.rows import DenseSystems, alone
 from dsi.retriever import GenerativeRetriever
 from dsi.search.queries import EncodedQueries, encode_queries
 from dsi.training.docids_stage import scheme_input

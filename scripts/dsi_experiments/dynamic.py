@@ -21,12 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from docids.data.collection import Collection, FullTexts, Qrels
+from docids.data.collection import Collection, FullTexts
 from docids.data.records import table_record
 from docids.files.storage import write_text
+from docids.types import Qrels, Run
 from docids.words.bm25 import BM25
 from dsi.config import Config
-from dsi.measuring.rows import Run, alone
+from dsi.measuring.rows import alone
 from dsi_experiments.laboratory import SPLIT, Laboratory, answer
 from dsi_experiments.rows import Rows, Values
 from dsi_experiments.tables import DIGITS, TIED, Changes, Row

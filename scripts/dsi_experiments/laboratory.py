@@ -21,9 +21,10 @@ from contrastive.encoder import Encoder
 from docids.data.collection import Collection
 from docids.files.storage import digest
 from docids.tree import DocidTree
+from docids.types import Run
 from dsi.config import Config
 from dsi.measuring.provenance import provenance
-from dsi.measuring.rows import DenseSystems, IndexSystems, Run, WordSystems, alone
+from dsi.measuring.rows import DenseSystems, IndexSystems, WordSystems, alone
 from dsi.retriever import GenerativeRetriever
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchRequest

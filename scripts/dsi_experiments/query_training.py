@@ -19,7 +19,7 @@ from transformers import (
     Seq2SeqTrainingArguments,
 )
 
-from contrastive.training import FiniteTraining, run_trainer, trainer_settings
+from contrastive.trainers import FiniteTraining, run_trainer, trainer_settings
 from docids.files.checks import above_zero
 from docids.files.storage import replace_folder
 from dsi.generator.pseudo_queries import reading_text

@@ -15,8 +15,9 @@ import numpy as np
 from docids.data.collection import Collection, read_collection
 from docids.data.records import table_record
 from docids.files.storage import digest, replace_folder, write_json, write_text
+from docids.types import Run
 from dsi.measuring.provenance import provenance
-from dsi.measuring.rows import IndexSystems, Run
+from dsi.measuring.rows import IndexSystems
 from dsi_experiments.laboratory import Laboratory, answer
 from dsi_experiments.tables import ON_DENSE, TABLES
 from eval.measures import evaluate, mean

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from docids.files.storage import map_tensors, read_record, save_tensors, write_json
-from docids.vectors import searchable_parts
+from docids.vectors import search_code_parts
 from dsi_experiments.benchmarks.index_data import Searched
 
 faiss: Any = library  # its stubs lack some keywords
@@ -226,7 +226,7 @@ def set_for(batch: int) -> None:
 
 def code_bytes(dim: int) -> int:
     """Bytes of a code in a large index."""
-    return searchable_parts(dim) // 2
+    return search_code_parts(dim) // 2
 
 
 def num_lists(documents: int) -> int:

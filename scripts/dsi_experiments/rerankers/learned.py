@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from contrastive.stored import load_weights
+from contrastive.untrusted import load_weights
 from docids.files.checks import above_zero, at_least
 from dsi.rerankers.candidates import Candidates, Floats, Reranker
 from dsi_experiments.rerankers.lists import JudgedLists, list_lambdas

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from contrastive.stored import load_weights
+from contrastive.untrusted import load_weights
 from docids.files.checks import at_least, one_of
 from dsi.rerankers.candidates import Bools, Candidates, Floats, Ints, Reranker
 from dsi.rerankers.diversity import AlphaNdcg

@@ -14,6 +14,7 @@ from scipy.optimize import minimize_scalar
 
 from docids.data.collection import Collection
 from docids.files.progress import progress
+from docids.types import Qrels
 from dsi.rerankers.candidates import Bools, Candidates, Floats, Ints, Reranker
 from dsi.rerankers.diversity import STRATEGIES, Pyversity, prefix_labels, subtopic_labels
 from dsi.rerankers.reranking import rerank, save_reranker
@@ -24,7 +25,7 @@ from dsi_experiments.rerankers.learned import LinearReranker, RankNet, RankNetCo
 from dsi_experiments.rerankers.lists import JudgedLists, exact_weight, lambdas
 from dsi_experiments.rerankers.m2div import M2Div, M2DivConfig
 from eval.diversity import Subtopics, read_subtopics
-from eval.measures import Judgements, evaluate, mean
+from eval.measures import evaluate, mean
 from eval.tables import markdown_table
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class JudgedCandidates:
     """
 
     candidates: Candidates
-    qrels: Judgements
+    qrels: Qrels
     subtopics: Subtopics | None = None
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Docids by quantizers: trained on a sample of the documents, then applied block by block, on rank 0."""
+"""Docids by quantizers, trained on a sample of the documents, then applied block by block; on rank 0."""
 
 import math
 from collections.abc import Callable
@@ -9,27 +9,27 @@ from numpy.typing import NDArray
 from docids.files.progress import Bar
 from docids.schemes import Docids, DocidsConfig, SchemeInput
 from docids.schemes.kmeans import TRAIN_POINTS_PER_CENTROID
-from docids.tree import Floats, Ints
+from docids.types import Floats, Ints
 from docids.vectors import BLOCK
 
 Coder = Callable[[Floats], Ints]
-"""[n, any] points to [n, levels] numbers."""
+"""Points [n, any] -> numbers [n, levels]."""
 Train = Callable[[Floats, DocidsConfig, int, int], Coder]
-"""(points, config, codewords, levels) to a coder."""
+"""(points, config, codewords, levels) -> coder."""
 _CODEWORDS = 16
-"""Values of a digit, unless `branching` says how many."""
+"""Values of a digit if `branching` is 0."""
 
 
 def code(documents: SchemeInput, train: Train, *, bits: bool = False) -> Docids:
-    """Return docids of as many digits as codewords ** levels = documents needs; documents that share all get one more.
+    """Return docids with about log(documents) / log(codewords) digits; documents that share all get one more.
 
     Args:
-        documents: to give docids to.
-        train: makes a quantizer of some points.
-        bits: the quantizer needs a power of two of codewords.
+        documents: in collection order.
+        train: fits a quantizer to points.
+        bits: True if the quantizer needs a power of two of codewords.
 
     Raises:
-        ValueError: fewer documents than codewords, or no power of two where one is needed.
+        ValueError: fewer documents than codewords, or codewords that must be a power of two and are not.
     """
     processes, codewords = documents.processes, documents.config.branching or _CODEWORDS
     if bits and codewords & (codewords - 1):
@@ -64,6 +64,6 @@ def _code(documents: SchemeInput, train: Train, codewords: int) -> Ints:
 
 
 def unpack(codes: NDArray[np.uint8], levels: int, bits: int) -> Ints:
-    """[n, levels] the numbers of `bits` bits that faiss packs into bytes, the lowest bit first."""
-    own = np.unpackbits(codes, axis=1, bitorder="little")[:, : levels * bits].reshape(-1, levels, bits)
-    return (own @ (1 << np.arange(bits, dtype=np.int32))).astype(np.int32)
+    """Return [n, levels] the numbers of `bits` bits that faiss packs into bytes, lowest bit first."""
+    digits = np.unpackbits(codes, axis=1, bitorder="little")[:, : levels * bits].reshape(-1, levels, bits)
+    return (digits @ (1 << np.arange(bits, dtype=np.int32))).astype(np.int32)

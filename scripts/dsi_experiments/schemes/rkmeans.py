@@ -1,31 +1,31 @@
-"""Docids by residual k-means (RK-means): each level clusters what the levels above leave over of the vectors."""
+"""Docids by residual k-means (RK-means): each level clusters the residuals of the levels above."""
 
 import numpy as np
 
 from docids.schemes import Docids, DocidsConfig, SchemeInput
 from docids.schemes.kmeans import train_kmeans
-from docids.tree import Floats, Ints
+from docids.types import Floats, Ints
 from dsi_experiments.schemes.codes import Coder, code
 
 
 def make(documents: SchemeInput) -> Docids:
-    """Docids by residual k-means, with `branching` centroids a level."""
+    """Return docids by residual k-means, with `branching` centroids a level."""
     return code(documents, _train)
 
 
 def _train(points: Floats, config: DocidsConfig, codewords: int, levels: int) -> Coder:
-    left, indexes, centroids = points, [], []
+    residuals, indexes, centroids = points, [], []
     for _ in range(levels):
-        found = train_kmeans(left, codewords, config)
-        indexes.append(found.index)
-        centroids.append(np.asarray(found.centroids))
-        left = left - centroids[-1][found.index.search(left, 1)[1][:, 0]]
+        kmeans = train_kmeans(residuals, codewords, config)
+        indexes.append(kmeans.index)
+        centroids.append(np.asarray(kmeans.centroids))
+        residuals = residuals - centroids[-1][kmeans.index.search(residuals, 1)[1][:, 0]]
 
     def encode(block: Floats) -> Ints:
         numbers = []
-        for index, own in zip(indexes, centroids, strict=True):
+        for index, level_centroids in zip(indexes, centroids, strict=True):
             numbers.append(index.search(block, 1)[1][:, 0])
-            block = block - own[numbers[-1]]
+            block = block - level_centroids[numbers[-1]]
         return np.stack(numbers, axis=1).astype(np.int32)
 
     return encode

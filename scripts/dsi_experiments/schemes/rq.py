@@ -1,14 +1,14 @@
-"""Docids by residual quantization: faiss keeps the best few sums of codewords from level to level."""
+"""Docids by residual quantization: faiss keeps a beam of the best sums of codewords."""
 
 import faiss
 
 from docids.schemes import Docids, DocidsConfig, SchemeInput
-from docids.tree import Floats
+from docids.types import Floats
 from dsi_experiments.schemes.codes import Coder, code, unpack
 
 
 def make(documents: SchemeInput) -> Docids:
-    """Docids by residual quantization, with `branching` codewords a level."""
+    """Return docids by residual quantization, with `branching` codewords a level."""
     return code(documents, _train, bits=True)
 
 
@@ -17,6 +17,6 @@ def _train(points: Floats, config: DocidsConfig, codewords: int, levels: int) ->
     quantizer = faiss.ResidualQuantizer(points.shape[1], levels, bits)
     quantizer.cp.niter, quantizer.cp.seed = config.iterations, config.seed + 1
     quantizer.cp.min_points_per_centroid = 1
-    quantizer.train_type = faiss.ResidualQuantizer.Train_default  # the other one needs as many points as dimensions
+    quantizer.train_type = faiss.ResidualQuantizer.Train_default  # the default needs as many points as dimensions
     quantizer.train(points)
     return lambda block: unpack(quantizer.compute_codes(block), levels, bits)

@@ -1,8 +1,8 @@
-"""Models in the folders of an index, checked before sentence-transformers loads them: they run no code of their own.
+"""Checks of models in the folders of an index, before sentence-transformers loads them: they must not run code.
 
-A model that a configuration names is the user's choice; the one in an index may be a stranger's. Its modules must be those of
-sentence-transformers that are known to be harmless, and its sizes those of its weights, so that loading costs what its files
-say. Knows nothing of what a model computes.
+A model that a configuration names is the user's choice; the one in an index may be a stranger's. Its modules must be known
+harmless ones of sentence-transformers, and its sizes those of its weights, so that loading costs no more than its files. Knows
+nothing of what a model computes.
 """
 
 import math
@@ -42,18 +42,18 @@ _MODULE = re.compile(rf"sentence_transformers(\.\w+)*\.({'|'.join([*_PLAIN, *_SH
 _ACTIVATION = re.compile(r"torch\.nn\.modules\.(activation|linear)\.\w+")
 _ARGUMENTS = ("model_args", "model_kwargs", "tokenizer_args", "processor_kwargs", "config_args", "config_kwargs")
 _COUNTS = re.compile("layer|block|depth|stage|expert|label")
-"""Settings that say how many modules or names are made, one at a time."""
+"""Settings that count modules or labels, which are made one at a time."""
 _FEW = 256
 _ROOM = 2**24
-"""Elements that a model may have besides those of its weights: buffers, and an encoder-decoder's decoder, which is dropped."""
+"""Elements that a model may have beyond its weights: buffers, and the decoder of an encoder-decoder, which is dropped."""
 
 
 def check_model(folder: Path) -> None:
-    """Raise unless the model in a folder can be loaded without running its code or taking more memory than its weights.
+    """Raise unless the model in a folder can be loaded without running code or needing much more memory than its weights.
 
     Raises:
         FileNotFoundError: no model.
-        ValueError: a module, an option or a file that an index may not hold, or sizes that are not those of the weights.
+        ValueError: a module, option or file that an index may not hold, or sizes that differ from those of the weights.
     """
     check_folder(folder)
     for path in filter(Path.is_file, folder.rglob("*.json")):
@@ -72,20 +72,20 @@ def check_model(folder: Path) -> None:
     return None
 
 
-def _check_module(folder: Path, place: object, kind: object, source: Path) -> None:
-    """Check a module by its type and folder; one that routes to others, also them."""
+def _check_module(folder: Path, subfolder: object, kind: object, source: Path) -> None:
+    """Check a module by its type and folder, and the modules that it routes to."""
     match = _MODULE.fullmatch(kind) if isinstance(kind, str) else None
     if match is None:
         raise ValueError(f"{source} names the module {kind!r}; an index may use only {', '.join([*_PLAIN, *_SHAPES])}.")
-    if not isinstance(place, str) or not is_inside(place):
-        raise ValueError(f"{source} names the folder {place!r}, which must lie inside the model; {RESTORE}.")
-    name, own = match[2], folder / place
+    if not isinstance(subfolder, str) or not is_inside(subfolder):
+        raise ValueError(f"{source} names the folder {subfolder!r}, which must lie inside the model; {RESTORE}.")
+    name, module_folder = match[2], folder / subfolder
     if name == "Router":
-        _check_router(own)
+        _check_router(module_folder)
     elif name in _SHAPES:
-        _check_shape(own, *_SHAPES[name])
+        _check_shape(module_folder, *_SHAPES[name])
     elif name in _TRANSFORMERS:
-        _check_transformer(own)
+        _check_transformer(module_folder)
 
 
 def _check_router(folder: Path) -> None:
@@ -93,24 +93,24 @@ def _check_router(folder: Path) -> None:
     types = read_json(path).get("types")
     if not isinstance(types, dict):
         raise ValueError(f"{path} must say the types of its modules; {RESTORE}.")
-    for place, kind in types.items():
+    for subfolder, kind in types.items():
         if isinstance(kind, str) and kind.endswith(".Router"):
             raise ValueError(f"{path} routes to another router; {RESTORE}.")
-        _check_module(folder, place, kind, path)
+        _check_module(folder, subfolder, kind, path)
 
 
 def _check_shape(folder: Path, weight: str, settings: tuple[str, ...]) -> None:
     path = folder / "config.json"
     config, entry = read_json(path), tensor_entries(folder / "model.safetensors").get(weight)
-    found = tuple(config.get(name) for name in settings)
-    if entry is None or entry.shape != found:
+    shape = tuple(config.get(name) for name in settings)
+    if entry is None or entry.shape != shape:
         raise ValueError(
-            f"{path} does not fit model.safetensors beside it: {', '.join(settings)} are {found}; {RESTORE}."
+            f"{path} does not fit model.safetensors beside it: {', '.join(settings)} are {shape}; {RESTORE}."
         )
 
 
 def _check_options(value: Any, path: Path) -> None:
-    """Raise ValueError if JSON, at any depth, asks for code of its own or passes arguments to what loads the model."""
+    """Raise ValueError if JSON, at any depth, names code or passes arguments to the functions that load the model."""
     if isinstance(value, list):
         for item in value:
             _check_options(item, path)
@@ -127,28 +127,28 @@ def _check_options(value: Any, path: Path) -> None:
 
 
 def _is_native(config: Mapping[str, Any]) -> bool:
-    """True if transformers has the model itself, and so does not look at the code that a config offers."""
+    """True if transformers has the model and so ignores code that a config names."""
     return str(config.get("model_type")) in CONFIG_MAPPING
 
 
 def _check_transformer(folder: Path) -> None:
-    """Raise ValueError unless a transformer's config asks for a model of about the size of its weights."""
+    """Raise ValueError unless a transformer's config describes a model of about the size of its weights."""
     path, entries = folder / "config.json", _weights(folder)
     record = read_json(path)
     if not _is_native(record):
         raise ValueError(f"{path} must name a model_type of transformers, got {record.get('model_type')!r}; {RESTORE}.")
-    if most := _too_many(record, max(len(entries), _FEW)):
-        raise ValueError(f"{path}: {most} is more than the weights beside it have; {RESTORE}.")
+    if setting := _too_many(record, max(len(entries), _FEW)):
+        raise ValueError(f"{path}: {setting} is more than the weights beside it have; {RESTORE}.")
     with reading(path), torch.device("meta"):
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         model = AutoModel.from_config(config, trust_remote_code=False)
-    asked = sum(tensor.numel() for tensor in [*model.parameters(), *model.buffers()])
-    if asked > 4 * sum(math.prod(entry.shape) for entry in entries.values()) + _ROOM:
-        raise ValueError(f"{path} asks for {asked:,} weights, far more than there are beside it; {RESTORE}.")
+    size = sum(tensor.numel() for tensor in [*model.parameters(), *model.buffers()])
+    if size > 4 * sum(math.prod(entry.shape) for entry in entries.values()) + _ROOM:
+        raise ValueError(f"{path} asks for {size:,} weights, far more than there are beside it; {RESTORE}.")
 
 
 def _weights(folder: Path) -> dict[str, Entry]:
-    """The weights of a transformer, of one file or of several that an index names."""
+    """Return the weights of a transformer, in one file or in several that an index file names."""
     listed = folder / "model.safetensors.index.json"
     if not listed.exists():
         return tensor_entries(folder / "model.safetensors")
@@ -158,7 +158,7 @@ def _weights(folder: Path) -> dict[str, Entry]:
 
 
 def _too_many(record: Any, most: int) -> str:
-    """The first setting, at any depth, that counts more modules than `most`; an empty string if there is none."""
+    """Return the first setting, at any depth, that counts more modules than `most`, or an empty string."""
     items = record.items() if isinstance(record, dict) else enumerate(record) if isinstance(record, list) else ()
     for key, value in items:
         if isinstance(value, int) and isinstance(key, str) and _COUNTS.search(key) and value > most:
@@ -169,25 +169,25 @@ def _too_many(record: Any, most: int) -> str:
 
 
 def load_weights(make: Callable[[], M], path: Path) -> M:
-    """A module with the weights of a safetensors file; nothing is allocated before they are known to fit.
+    """Return a module with the weights of a safetensors file; nothing is allocated before they are known to fit.
 
     Args:
-        make: makes the module; called while tensors have shapes only.
+        make: makes the module; called with tensors on the meta device.
         path: the file.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: truncated, or weights of another module, or not finite.
+        ValueError: the file is truncated, of another module, or not finite.
     """
     entries = tensor_entries(path)
     with reading(path), torch.device("meta"):
         module = make()
     expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    found = {name: entry.shape for name, entry in entries.items()}
-    if expected != found:
-        wrong = next(name for name in [*expected, *found] if expected.get(name) != found.get(name))
+    shapes = {name: entry.shape for name, entry in entries.items()}
+    if expected != shapes:
+        wrong = next(name for name in [*expected, *shapes] if expected.get(name) != shapes.get(name))
         raise ValueError(
-            f"{path} does not fit the config beside it: {wrong} is {found.get(wrong)}, and should be {expected.get(wrong)}; "
+            f"{path} does not fit the config beside it: {wrong} is {shapes.get(wrong)}, and should be {expected.get(wrong)}; "
             f"{RESTORE}."
         )
     with reading(path):
@@ -205,11 +205,11 @@ def check_finite(module: nn.Module, path: Path) -> None:
 
 
 def check_tokens(ids: Mapping[str, int], embeddings: int, path: Path) -> None:
-    """Raise ValueError if a tokenizer has a token for which a model has no embedding.
+    """Raise ValueError if a tokenizer has a token without an embedding.
 
     Args:
         ids: {token: number}.
-        embeddings: how many the model has.
+        embeddings: their number in the model.
         path: of the model, for messages.
     """
     if max(ids.values(), default=0) >= embeddings:

@@ -1,0 +1,241 @@
+"""What all trainings share: settings, checkpoints, progress, reports, and a stop when a loss is not finite.
+
+Knows nothing of what is trained.
+"""
+
+import json
+import shutil
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations import TensorBoardCallback, WandbCallback
+from transformers.utils import is_torch_bf16_gpu_available
+
+from docids.files.checks import one_of
+from docids.files.progress import Bar
+
+REPORTS = ("none", "tensorboard", "wandb")
+"""Where losses can be reported."""
+QUALITY = "eval_Hit@1"
+"""The trainer's name of the quality that is measured during training."""
+
+
+@dataclass(frozen=True)
+class Reports:
+    """Where losses, and the quality measured during training, are reported.
+
+    Raises:
+        ModuleNotFoundError: the tool is not installed.
+    """
+
+    to: str = "none"
+    """One of `REPORTS`."""
+    folder: Path = Path("logs")
+    """Of TensorBoard's files, with a subfolder per training."""
+
+    def __post_init__(self) -> None:
+        one_of(self, "report_", to=REPORTS)
+        if self.to != "none" and find_spec(self.to) is None:
+            raise ModuleNotFoundError(f'report_to = "{self.to}" needs {self.to}; run pip install "dr-scl[{self.to}]".')
+
+    def callbacks(self, training: str) -> list[TrainerCallback]:
+        """Return the callbacks that report the training of this name."""
+        if self.to == "none":
+            return []
+        return [_TensorBoard(self.folder / training) if self.to == "tensorboard" else _Wandb(training)]
+
+
+SILENT = Reports()
+
+
+class _TensorBoard(TensorBoardCallback):
+    """Writes into a given folder."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.logging_dir = str(folder)
+
+
+class _Wandb(WandbCallback):
+    """Makes a run per training, of its name."""
+
+    def __init__(self, training: str) -> None:
+        super().__init__()
+        self._training = training
+
+    def on_train_begin(self, args: TrainingArguments, *others: Any, **more: Any) -> None:
+        args.run_name = self._training
+        super().on_train_begin(args, *others, **more)
+
+    def on_train_end(self, *arguments: Any, **more: Any) -> None:
+        super().on_train_end(*arguments, **more)
+        if self._initialized:
+            self._wandb.finish()
+
+
+class ProgressLine(TrainerCallback):
+    """Shows the steps of a training as a `Bar` with the last loss, on the first process.
+
+    Args:
+        description: of the training, a few words.
+    """
+
+    def __init__(self, description: str) -> None:
+        self._description = description
+        self._bar: Bar | None = None
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Open the bar at the step from which the training continues."""
+        shown, done = state.is_world_process_zero, state.global_step
+        self._bar = Bar(self._description, unit="step", total=state.max_steps, done=done, enabled=shown)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Move the bar."""
+        if self._bar:
+            self._bar.update()
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **_: Any,
+    ) -> None:
+        """Show the loss or the quality."""
+        if self._bar and logs and "loss" in logs:
+            self._bar.set_postfix_str(f"loss {logs['loss']:.4g}")
+        elif self._bar and logs and QUALITY in logs:
+            self._bar.set_postfix_str(f"dev Hit@1 {100 * logs[QUALITY]:.1f}")
+
+    def close(self) -> None:
+        """Close the bar, even if the training failed."""
+        if self._bar:
+            self._bar.close()
+
+
+def trainer_settings(config: Any, work_folder: Path, *, use_cpu: bool, reports: Reports = SILENT) -> dict[str, Any]:
+    """Return the trainer arguments that all our trainings share: a loss and a checkpoint every tenth, two checkpoints kept.
+
+    Args:
+        config: settings with `epochs`, `learning_rate`, `bf16` and `seed`.
+        work_folder: of the checkpoints.
+        use_cpu: train on the CPU; otherwise the trainer chooses the device.
+        reports: with reports there is a loss every hundredth.
+    """
+    return {
+        "output_dir": str(work_folder),
+        "num_train_epochs": config.epochs,
+        "learning_rate": config.learning_rate,
+        "bf16": config.bf16 and has_bfloat16(use_cpu=use_cpu),
+        "seed": config.seed,
+        "save_strategy": "steps",
+        "save_steps": 0.1,
+        "save_total_limit": 2,
+        "logging_steps": 0.1 if reports.to == "none" else 0.01,
+        "logging_nan_inf_filter": False,  # `FiniteTraining` checks the loss
+        "report_to": "none",  # `Reports` adds the callbacks
+        "disable_tqdm": True,  # `run_trainer` shows the progress
+        "use_cpu": use_cpu,
+        "dataloader_pin_memory": False,
+    }
+
+
+def run_trainer(trainer: Any, description: str, work_folder: Path) -> None:
+    """Train with our progress bar; resumes from the last checkpoint in `work_folder`, if there is one.
+
+    Args:
+        trainer: of transformers or sentence-transformers, with `trainer_settings`.
+        description: of the training, a few words.
+        work_folder: of the checkpoints.
+    """
+    progress_line = ProgressLine(description)
+    trainer.remove_callback(PrinterCallback)  # prints dictionaries
+    trainer.add_callback(progress_line)
+    try:
+        trainer.train(resume_from_checkpoint=last_checkpoint(work_folder))
+    finally:
+        progress_line.close()
+
+
+def last_checkpoint(work_folder: Path) -> str | None:
+    """Return the last complete checkpoint; incomplete ones, of killed trainings, are removed."""
+    folders = [folder for folder in work_folder.glob("checkpoint-*") if folder.name.rpartition("-")[2].isdigit()]
+    complete = [folder for folder in folders if _is_complete(folder)]
+    for folder in set(folders) - set(complete):
+        shutil.rmtree(folder, ignore_errors=True)  # several processes may do so at once
+    return str(max(complete, key=lambda folder: int(folder.name.rpartition("-")[2]))) if complete else None
+
+
+def _is_complete(checkpoint: Path) -> bool:
+    """True if all files of a checkpoint are complete; the trainer writes its own state last."""
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+        for weights in checkpoint.rglob("*.safetensors"):
+            with safe_open(weights, "numpy"):
+                pass
+    except (OSError, ValueError, SafetensorError):
+        return False
+    has_weights = any(checkpoint.rglob("*.safetensors"))
+    return has_weights and all(zipfile.is_zipfile(path) for path in checkpoint.glob("*.pt*"))
+
+
+class FiniteTraining:
+    """A mixin, listed before the trainer, that stops a training whose loss or weights are not finite.
+
+    The loss is checked at every step on a CPU; on other devices, where reading it means waiting for it, when it is logged.
+
+    Attributes:
+        section: prefix of the training's settings, as in "training.".
+    """
+
+    section = ""
+
+    def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
+        """Run one step.
+
+        Raises:
+            ValueError: the loss is infinite or not a number.
+        """
+        trainer: Any = self
+        loss: torch.Tensor = super().training_step(*arguments, **keywords)  # type: ignore[misc]
+        step = trainer.state.global_step + 1
+        if (loss.device.type == "cpu" or step % trainer.state.logging_steps == 0) and not loss.isfinite():
+            self._stop(step, f"the loss is {loss.item():g}")
+        return loss
+
+    def train(self, *arguments: Any, **keywords: Any) -> Any:
+        """Train.
+
+        Raises:
+            ValueError: a loss, or a weight at the end, is infinite or not a number.
+        """
+        trainer: Any = self
+        output = super().train(*arguments, **keywords)  # type: ignore[misc]
+        if not all(weights.isfinite().all() for weights in trainer.model.parameters()):
+            self._stop(trainer.state.global_step, "there are weights that are not finite")
+        return output
+
+    def _stop(self, step: int, reason: str) -> NoReturn:
+        rate = self.args.learning_rate  # type: ignore[attr-defined]
+        raise ValueError(
+            f"The training diverged at step {step}: {reason}; lower {self.section}learning_rate ({rate:g})."
+        )
+
+
+def has_bfloat16(*, use_cpu: bool) -> bool:
+    """True if the device has instructions for bfloat16; without them bfloat16 takes twice as long as float32.
+
+    False on CPUs under old versions of torch, which do not report a CPU's instructions.
+    """
+    if not use_cpu:
+        return bool(is_torch_bf16_gpu_available())
+    capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return any(there for name, there in capabilities.items() if "bf16" in name)

@@ -7,7 +7,7 @@ import pytest
 import dsi
 from docids.clustering import DocidsConfig, build_tree
 from docids.words.bm25 import BM25
-from dsi.measuring.rows import IndexSystems
+from dsi.measuring.runs import IndexSystems
 from tests.conftest import random_tied
 
 LEFT = "documents are in the collection only"

@@ -22,11 +22,10 @@ from docids.words.bm25 import BM25
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.measuring.diagnosis import diagnose, diagnosis_table
 from dsi.search import generate
-from dsi.search.answers import Hit, Hits
 from dsi.search.engine import Followed
-from dsi.search.explanation import Found, explain
+from dsi.search.explanation import TracedSearch, explain
 from dsi.search.request import SearchOptions, SearchRequest
-from dsi.search.results import LevelTrace, SearchResult, Trace
+from dsi.search.results import Hit, Hits, LevelTrace, SearchResult, Trace
 from dsi.search.walk import Walk
 from tests.conftest import MINIPEDIA, WIDTH, random_generator, random_tied, random_tree
 
@@ -113,8 +112,8 @@ def test_generate_finds_less_with_a_narrow_beam_and_all_with_a_wide_one(retrieve
 
 def test_a_default_search_walks_once_a_query_and_reads_a_small_part(encoder, monkeypatch):
     retriever = index_of(encoder, tied=True, count=len(RECORDS), leaf=2, words=True, lexical_weight=0.05, candidates=5)
-    walk, walked = Walk.of_query, []
-    monkeypatch.setattr(Walk, "of_query", lambda *given: walked.append(given) or walk(*given))
+    walk, walked = Walk.descend, []
+    monkeypatch.setattr(Walk, "descend", lambda *given: walked.append(given) or walk(*given))
     found = retriever.search_encoded(retriever.encode_queries(QUERIES), k=5)
     assert len(walked) == len(QUERIES)
     nodes, documents = retriever.tree.num_inner, len(retriever.documents)
@@ -393,8 +392,8 @@ def test_explain_shows_the_search_that_answered_under_any_option(retriever, digi
 
 def test_explain_shows_the_walk_that_search_made(retriever, monkeypatch):
     """Documents, their scores, and the nodes kept are those of the search itself."""
-    query, walk, reached = "which capitals are on the danube", Walk.of_query, []
-    monkeypatch.setattr(Walk, "of_query", lambda *given: reached.append(walk(*given)) or reached[-1])
+    query, walk, reached = "which capitals are on the danube", Walk.descend, []
+    monkeypatch.setattr(Walk, "descend", lambda *given: reached.append(walk(*given)) or reached[-1])
     hits = retriever.search(query, k=5)
     (searched,) = reached
     explanation = retriever.explain(query, k=5)
@@ -510,7 +509,9 @@ def test_a_docid_longer_than_pythons_stack_is_explained():
     result.positions[0, 0], result.scores[0, 0] = 0, 1.0
     followed = Followed(np.zeros((1, 1), dtype=int), np.zeros((1, 1, tree.depth), dtype=np.float32), {})
     started = time.perf_counter()
-    explanation = explain("q", tree, ["a", "b", "c"], SearchConfig(), Found(trace, result, followed), "", tied=True)
+    explanation = explain(
+        "q", tree, ["a", "b", "c"], SearchConfig(), TracedSearch(trace, result, followed), "", tied=True
+    )
     lines = str(explanation).splitlines()
     assert time.perf_counter() - started < 5
     assert [len(node.digits) for node in explanation.levels[-1]] == [tree.depth] * 2

@@ -6,8 +6,7 @@ from typing import Any
 
 from docids.files.checks import plain, shown
 from dsi.retriever import GenerativeRetriever
-from dsi.search.answers import Document, Hit
-from dsi.search.queries import encoded_queries
+from dsi.search.results import Document, Hit
 
 
 def open_index(retriever: object) -> GenerativeRetriever:
@@ -40,7 +39,7 @@ def check_search(retriever: GenerativeRetriever, k: int, options: Mapping[str, A
     """
     if plain(int, k, name) < 1:
         raise ValueError(f"{name} must be at least 1, got {k}.")
-    retriever.snapshot.request("DocidRetriever", k, options)
+    retriever.request("DocidRetriever", k, options)
 
 
 def find(
@@ -53,9 +52,8 @@ def find(
         ValueError: an empty query, or an option out of range.
     """
     index = retriever.snapshot
-    request = index.request("search", k, options)
-    for hits in index.hits(index.search(encoded_queries(index.encoder, queries), request)):
-        yield [(hit, index.document(hit.doc_id)) for hit in hits]
+    for hits in index.search(list(queries), k, **options):
+        yield [(hit, index.get(hit.doc_id)) for hit in hits]
 
 
 def content(document: Document) -> str:

@@ -18,7 +18,7 @@ from docids.files.checks import plain, text
 from docids.files.progress import progress
 from docids.tree import DocidTree
 from dsi.integrations.tries import Trie, token_rows
-from dsi.search.queries import ids_and_texts
+from dsi.search.engine import ids_and_texts
 
 _BATCH = 32
 _QUERY_LENGTH = 512

@@ -2,7 +2,7 @@
 
 All systems search the same collection, with weights chosen on the same dev queries. The index is measured as users search it:
 with its own beam, ten documents per query, and beside two controls, words without a walk and a walk without the generator.
-Knows nothing of how runs are made; see `dsi.measuring.rows`.
+Knows nothing of how runs are made; see `dsi.measuring.runs`.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from docids.files.processes import ALONE, Processes
 from docids.files.progress import progress
 from docids.files.storage import write_json
 from dsi.measuring.provenance import provenance
-from dsi.measuring.rows import DenseSystems, IndexSystems, Run, WordSystems, alone
+from dsi.measuring.runs import DenseSystems, IndexSystems, Run, WordSystems, alone
 from dsi.rerankers.candidates import Reranker
 from dsi.rerankers.reranking import rerank
 from dsi.retriever import GenerativeRetriever
@@ -209,17 +209,16 @@ class _Systems:
 
     def add_index(self) -> str:
         """Add the index, searched in several ways; returns the name of the row with its own search config."""
-        lexical, index = self.retriever.lexical, self.retriever.snapshot
+        lexical, method = self.retriever.lexical, self.retriever.search_config.method
         if lexical:
             self._add(f"{_DENSE_AND}{lexical.name}", lambda: self.systems.tune(learned=False))
-        if index.is_tied:
+        if self.retriever.engine.is_tied:
             self._add_controls()
         else:
             self._add(ALONE_ROW, lambda: alone(self.retriever))
-        own = index.search_config.method
-        for name in (EXACT, GENERATE) if own == EXACT else (GENERATE, EXACT):
+        for name in (EXACT, GENERATE) if method == EXACT else (GENERATE, EXACT):
             self._add(name, lambda name=name: {"method": name})  # type: ignore[misc]
-        return own
+        return method
 
     def _add_controls(self) -> None:
         """Add what the parts of a walk earn: words without a walk, walks without words, and a walk by the encoder alone."""

@@ -20,7 +20,7 @@ from docids import extensions
 from docids.files.checks import shown
 from docids.files.storage import replace_folder, write_json
 from docids.files.untrusted import RESTORE, check_folder, read_json, reading
-from dsi.search.answers import Hit, Hits
+from dsi.search.results import Hit, Hits
 
 Floats = NDArray[np.floating]
 Ints = NDArray[np.integer]

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
 from docids.words.bm25 import Lexical
-from dsi.search.engine import Engine
-from dsi.search.queries import EncodedQueries, QueryBatch
+from dsi.search.engine import EncodedQueries, Engine, QueryBatch
 from dsi.search.results import Floats, Ints, SearchResult
 
 PREFIXES = (1, 2, 3)

@@ -13,8 +13,7 @@ from docids.words.bm25 import Lexical
 from dsi.rerankers.candidates import Candidates, Reranker, load_reranker
 from dsi.rerankers.cross_encoder import CrossEncoderReranker
 from dsi.rerankers.features import features_of
-from dsi.search.engine import Engine
-from dsi.search.queries import EncodedQueries
+from dsi.search.engine import EncodedQueries, Engine
 from dsi.search.results import SearchResult
 from dsi.store.documents import DocumentTable
 from dsi.store.manifest import read_manifest

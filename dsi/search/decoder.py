@@ -18,7 +18,6 @@ from torch import Tensor
 from contrastive.inference import PackedLinear, for_inference
 from dsi.generator.base import Generator
 from dsi.generator.model import DocidGenerator
-from dsi.generator.tied import TiedGenerator
 from dsi.generator.words import WordGenerator
 
 
@@ -123,6 +122,12 @@ class FastDecoder:
             return self._attend(query.flatten(0, 1), past[number][: level + 1]).view_as(query)
 
         return self._logits(self._layers(self._embedded(tokens), cache, attend), tokens, level)
+
+    def logits(self, tokens: Tensor, level: int, cache: DecoderCache, beam_width: int) -> Tensor:
+        """Return `step`, by `first_step` where all digits of the first level will be kept."""
+        if level == 0 and tokens.shape[1] == 1 and len(self.fan_out) > 1 and self.fan_out[0] <= beam_width:
+            return self.first_step(cache)
+        return self.step(tokens, level, cache)
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         return self.embeddings[tokens]
@@ -270,17 +275,15 @@ class WordDecoder(FastDecoder):
         return super()._logits(hidden, tokens, level).gather(2, self.columns[children])
 
 
-def search_decoder(generator: Generator, dtype: torch.dtype | None = None) -> FastDecoder | TiedGenerator:
-    """Return a generator laid out for search.
+DECODERS: dict[str, type[FastDecoder]] = {"digits": FastDecoder, "words": WordDecoder}
+"""{docid_tokens of the generator: class}."""
+
+
+def search_decoder(generator: Generator, dtype: torch.dtype | None = None) -> FastDecoder:
+    """Return the decoder of a generator with (level, digit) or word tokens, laid out for search.
 
     Args:
-        generator: with tokens of any kind.
-        dtype: of a decoder's weights and arithmetic; the generator's own by default. All else is float32.
+        generator: its weights are copied.
+        dtype: of weights and arithmetic; the generator's by default.
     """
-    if isinstance(generator, TiedGenerator):
-        generator = copy.deepcopy(generator).eval().requires_grad_(requires_grad=False)
-        if generator.reads_states:
-            generator.decoder.to(dtype or torch.float32)
-        return generator
-    assert isinstance(generator, DocidGenerator)
-    return (WordDecoder if isinstance(generator, WordGenerator) else FastDecoder)(generator, dtype)
+    return DECODERS[generator.config.docid_tokens](generator, dtype)  # type: ignore[arg-type]

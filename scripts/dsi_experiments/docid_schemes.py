@@ -21,9 +21,9 @@ from docids.files.checks import shown
 from docids.schemes import SCHEMES, DocidsConfig, find_scheme, make_docids, scheme_names
 from docids.tree import MOST_PLACES, DocidTree
 from dsi.config import Config
-from dsi.measuring.rows import DenseSystems, Run, alone
+from dsi.measuring.runs import DenseSystems, Run, alone
 from dsi.retriever import GenerativeRetriever
-from dsi.search.queries import EncodedQueries, encode_queries
+from dsi.search.engine import EncodedQueries, encode_queries
 from dsi.training.docids_stage import scheme_input
 from dsi_experiments.descents import Descents, descend
 from dsi_experiments.docids_report import BASELINES, BEAMS, MEASURES, TYPOS, write_report

@@ -26,7 +26,7 @@ from docids.data.records import table_record
 from docids.files.storage import write_text
 from docids.words.bm25 import BM25
 from dsi.config import Config
-from dsi.measuring.rows import Run, alone
+from dsi.measuring.runs import Run, alone
 from dsi_experiments.laboratory import SPLIT, Laboratory, answer
 from dsi_experiments.rows import Rows, Values
 from dsi_experiments.tables import DIGITS, TIED, Changes, Row

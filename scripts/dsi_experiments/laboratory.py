@@ -23,9 +23,9 @@ from docids.files.storage import digest
 from docids.tree import DocidTree
 from dsi.config import Config
 from dsi.measuring.provenance import provenance
-from dsi.measuring.rows import DenseSystems, IndexSystems, Run, WordSystems, alone
+from dsi.measuring.runs import DenseSystems, IndexSystems, Run, WordSystems, alone
 from dsi.retriever import GenerativeRetriever
-from dsi.search.queries import EncodedQueries
+from dsi.search.engine import EncodedQueries
 from dsi.search.request import SearchRequest
 from dsi.search.results import Trace
 from dsi.training.docids_stage import sources_digest
@@ -222,7 +222,8 @@ class Laboratory:
 def answer(retriever: GenerativeRetriever, encoded: EncodedQueries, k: int, **changes: Any) -> Run:
     """Return the top k documents of each query, with some settings of `[search]` changed."""
     index = retriever.snapshot
-    return index.run(encoded, SearchRequest(k, dataclasses.replace(index.search_config, **changes)))
+    request = SearchRequest(k, dataclasses.replace(index.search_config, **changes))
+    return index.as_run(encoded.query_ids, index.engine.search(encoded, request))
 
 
 Method = Callable[[Laboratory, Config], tuple[Run, Mapping[str, Any]]]
@@ -290,7 +291,8 @@ def _planned(beam_width: int) -> Method:
             extra = (
                 weight * bm25.scores(list(queries.values())) - dense
             )  # BM25 in place of the dense scores, not beside them
-            return snapshot.run(encoded, SearchRequest(ANSWERS, own, extra_scores=extra))
+            result = snapshot.engine.search(encoded, SearchRequest(ANSWERS, own, extra_scores=extra))
+            return snapshot.as_run(encoded.query_ids, result)
 
         def quality(weight: float) -> float:
             return mean(evaluate(search("dev", weight), dev, ["RR@10"])["RR@10"])

@@ -14,7 +14,7 @@ from typing import Any
 from docids.files.storage import write_text
 from docids.tree import DocidTree
 from dsi.config import Config
-from dsi.measuring.rows import IndexSystems, alone
+from dsi.measuring.runs import IndexSystems, alone
 from dsi.training.objective import decoder_positions
 from dsi_experiments.laboratory import SPLIT, Laboratory
 from dsi_experiments.rows import Rows

@@ -16,7 +16,7 @@ from docids.data.collection import Collection, read_collection
 from docids.data.records import table_record
 from docids.files.storage import digest, replace_folder, write_json, write_text
 from dsi.measuring.provenance import provenance
-from dsi.measuring.rows import IndexSystems, Run
+from dsi.measuring.runs import IndexSystems, Run
 from dsi_experiments.laboratory import Laboratory, answer
 from dsi_experiments.tables import ON_DENSE, TABLES
 from eval.measures import evaluate, mean

@@ -4,9 +4,11 @@ retriever = GenerativeRetriever.from_pretrained("runs/example")
 retriever.search("which capitals are on the danube", k=5)
 """
 
+import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, overload
@@ -66,6 +68,12 @@ class _State:
     search_config: SearchConfig
     documents: DocumentTable
     engine: Engine
+
+    @cached_property
+    def trained_beam(self) -> float:
+        """The widest beam whose nodes were all trained; inf unless training was limited to a beam."""
+        trains_beam = self.generator.objective.candidates == "beam"
+        return self.generator.config.training_beam if trains_beam else math.inf
 
     @property
     def content(self) -> Content:
@@ -326,8 +334,8 @@ class GenerativeRetriever:
         config = replace(state.search_config, **overrides)
         check_used(call, options, config, tied=state.engine.is_tied)
         _check_parts(options, state.engine.lexical)
-        if config.alpha:
-            state.generator.check_beam(config.beam_width)
+        if config.alpha and config.beam_width > state.trained_beam:
+            state.generator.check_beam(config.beam_width)  # warns
         allowed = state.documents.allowed(**{name: others.pop(name, None) for name in ("allow", "deny", "where")})
         if allowed is not None:
             doc_rows = state.engine.tree.doc_rows

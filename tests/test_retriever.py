@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import datasets
 import numpy as np
@@ -388,6 +389,28 @@ def test_explain_shows_the_search_that_answered_under_any_option(retriever, digi
             assert ranked[hit.rank].score == pytest.approx(hit.score, rel=1e-5)
             assert sum(ranked[hit.rank].parts.values()) == pytest.approx(hit.score, rel=1e-4)
             assert ranked[hit.rank].label == hit.title
+
+
+def test_a_search_passes_through_few_files(encoder):
+    """From the public call to the answer: eight files in three rooms of dsi, and eight of the packages below."""
+    retriever, root = index_of(encoder, tied=True, words=True, lexical_weight=0.1), Path(dsi.__file__).parent.parent
+    retriever.search("x", k=5)  # makes what later searches read
+    touched, packages = set(), {"dsi", "docids", "contrastive", "eval"}
+
+    def record(frame, event, _):
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(root) and path.relative_to(root).parts[0] in packages:
+            touched.add(path.relative_to(root))
+
+    sys.setprofile(record)
+    try:
+        retriever.search("x", k=5)
+    finally:
+        sys.setprofile(None)
+    ours = {path for path in touched if path.parts[0] == "dsi"}
+    assert len(ours) <= 8, sorted(map(str, ours))
+    assert len({path.parent for path in ours}) <= 3
+    assert len(touched) <= 16, sorted(map(str, touched))
 
 
 def test_explain_shows_the_walk_that_search_made(retriever, monkeypatch):

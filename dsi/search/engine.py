@@ -30,7 +30,7 @@ class QueryBatch(NamedTuple):
     """A batch of encoded queries.
 
     Attributes:
-        rows: [n] their indices in the order given.
+        rows: [n] their indices among all queries of the call.
         states: [n, length, state_dim] token states.
         mask: [n, length] True at real tokens.
         embeddings: [n, embedding_dim].
@@ -59,7 +59,7 @@ class EncodedQueries:
     """Encoded queries, to be searched with any options.
 
     Attributes:
-        query_ids: in the order given; "0", "1", … for queries without ids.
+        query_ids: in the order of the call; "0", "1", … for queries without ids.
         batches: the queries, grouped by length.
     """
 
@@ -73,15 +73,15 @@ class EncodedQueries:
 
     @property
     def texts(self) -> list[str]:
-        """The queries in the order given."""
-        found = {
+        """The queries in the order of the call."""
+        texts = {
             row: text for batch in self.batches for row, text in zip(batch.rows.tolist(), batch.texts, strict=True)
         }
-        return [found[row] for row in range(self.count)]
+        return [texts[row] for row in range(self.count)]
 
     @property
     def embeddings(self) -> Tensor:
-        """[count, embedding_dim] on the CPU, in the order given."""
+        """[count, embedding_dim] on the CPU, in the order of the call."""
         rows = torch.cat([batch.rows for batch in self.batches])
         return torch.cat([batch.embeddings.cpu() for batch in self.batches])[rows.argsort()]
 
@@ -107,8 +107,8 @@ def encode_queries(
     texts = encoder.query_texts(queries)
     order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
     batches = []
-    starts = range(0, len(order), batch_size)
-    for start in progress(starts, "queries", unit="batch", enabled=show_progress):
+    starts: Iterable[int] = range(0, len(order), batch_size)
+    for start in progress(starts, "queries", unit="batch") if show_progress else starts:
         rows = order[start : start + batch_size]
         encoded = encoder.forward([texts[row] for row in rows], "query")
         batches.append(QueryBatch(torch.tensor(rows), *encoded, [queries[row] for row in rows]))
@@ -158,13 +158,13 @@ class Method(ABC):
 
         Args:
             batch: the queries.
-            request: what is asked.
-            trace: if given, receives how the search came about; for one query.
+            request: the options of the search.
+            trace: if not None, receives how the search came about; for one query.
         """
 
 
 class Followed(NamedTuple):
-    """How the paths to given documents are scored.
+    """How the paths to some documents are scored.
 
     Attributes:
         positions: [batch, n] docid positions of their best places.
@@ -217,26 +217,31 @@ class DigitScores(NamedTuple):
     def from_siblings(cls, levels: Sequence[Siblings]) -> "DigitScores":
         """Return those of softmaxes over siblings."""
         columns = [_digit_scores(level) for level in levels]
-        return cls(*(np.stack(own, axis=2) for own in zip(*columns, strict=True)))
+        return cls(*(np.stack(column, axis=2) for column in zip(*columns, strict=True)))
 
 
 def _digit_scores(level: Siblings) -> tuple[Floats, Floats, Floats, Floats]:
+    """[batch, n] each: log-probabilities by generator and encoder, the generator's entropy and margin, at one level."""
     exists = level.valid.any(axis=2)
     digits = level.digits[:, :, None]
-    found = []
-    for scores in (level.generative, level.dense):
-        masked = np.where(level.valid, scores, -np.inf)
-        highest = np.where(exists, masked.max(axis=2, initial=-np.inf), 0)[:, :, None]
-        shares = np.exp(masked - highest)
-        log_p = np.where(level.valid, masked - highest - np.log(shares.sum(axis=2, keepdims=True).clip(1e-30)), 0)
-        found.append(log_p)
-    own, dense = (np.where(exists, np.take_along_axis(log_p, digits, axis=2)[:, :, 0], 0) for log_p in found)
-    entropy = -(np.where(level.valid, np.exp(found[0]), 0) * found[0]).sum(axis=2)
-    others = np.where(level.valid, found[0], -np.inf)
+    log_p, dense_log_p = (_log_softmax(scores, level.valid) for scores in (level.generative, level.dense))
+    generative, dense = (
+        np.where(exists, np.take_along_axis(values, digits, axis=2)[:, :, 0], 0) for values in (log_p, dense_log_p)
+    )
+    entropy = -(np.where(level.valid, np.exp(log_p), 0) * log_p).sum(axis=2)
+    others = np.where(level.valid, log_p, -np.inf)
     np.put_along_axis(others, digits, -np.inf, axis=2)
     best = others.max(axis=2, initial=-np.inf)
-    margin = np.where(exists & (best > -np.inf), own - np.where(best > -np.inf, best, 0), 0)
-    return tuple(np.asarray(each, dtype=np.float32) for each in (own, dense, entropy, margin))  # type: ignore[return-value]
+    margin = np.where(exists & (best > -np.inf), generative - np.where(best > -np.inf, best, 0), 0)
+    return tuple(np.asarray(v, dtype=np.float32) for v in (generative, dense, entropy, margin))  # type: ignore[return-value]
+
+
+def _log_softmax(scores: Floats, valid: Bools) -> Floats:
+    """[batch, n, fan_out] log-softmax over valid siblings, 0 elsewhere."""
+    masked = np.where(valid, scores, -np.inf)
+    highest = np.where(valid.any(axis=2), masked.max(axis=2, initial=-np.inf), 0)[:, :, None]
+    total = np.exp(masked - highest).sum(axis=2, keepdims=True)
+    return np.where(valid, masked - highest - np.log(total.clip(1e-30)), 0)
 
 
 class Engine(ABC):

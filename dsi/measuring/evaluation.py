@@ -21,7 +21,7 @@ from docids.files.progress import progress
 from docids.files.storage import write_json
 from dsi.measuring.provenance import provenance
 from dsi.measuring.runs import DenseSystems, IndexSystems, Run, WordSystems, alone
-from dsi.rerankers.candidates import Reranker
+from dsi.rerankers.candidates import Candidates, Reranker
 from dsi.rerankers.reranking import rerank
 from dsi.retriever import GenerativeRetriever
 from dsi.search.engine import Method
@@ -92,7 +92,7 @@ class Evaluation:
         return "\n".join(lines)
 
     def save(self, path: str | Path, **more: Any) -> None:
-        """Write measures, search configs, hardware and versions as JSON, and any other fields given."""
+        """Write measures, search configs, hardware and versions as JSON, with any other fields."""
         systems = {row.name: {"settings": row.settings, **row.means(self.splits)} for row in self.rows}
         write_json(Path(path), {**self.about, **more, "systems": systems})
 
@@ -102,12 +102,12 @@ class Evaluation:
     @cached_property
     def _tests(self) -> dict[str, dict[str, tuple[float, float]]]:
         """{row: {measure: (difference in points, p)}} of the index against every other row."""
-        own, found = self.row(self.index).values, {}
+        values, by_row = self.row(self.index).values, {}
         for row in self.rows:
             if row.name != self.index:
-                tests = {name: randomisation_test(own[name], row.values[name], rounds=10_000) for name in _TESTED}
-                found[row.name] = {name: (100 * difference, p) for name, (difference, p) in tests.items()}
-        return found
+                tests = {name: randomisation_test(values[name], row.values[name], rounds=10_000) for name in _TESTED}
+                by_row[row.name] = {name: (100 * difference, p) for name, (difference, p) in tests.items()}
+        return by_row
 
 
 def _verdict(difference: float, p: float) -> str:
@@ -232,25 +232,25 @@ class _Systems:
             self._add("generate, walk by the encoder alone", lambda: {"method": GENERATE, "alpha": 0.0})
 
     def _add(self, name: str, changes: Callable[[], Mapping[str, Any]], method: type[Method] | None = None) -> None:
-        def searched() -> tuple[Run, dict[str, Any]]:
-            found = self.systems.search(self.split, self.depth, method, **changes())
-            cost = {_READ: round(found.read), _TIME: round(found.milliseconds, 3)}
-            return found.run, {**dataclasses.asdict(found.config), **cost}
+        def search() -> tuple[Run, dict[str, Any]]:
+            costed = self.systems.search(self.split, self.depth, method, **changes())
+            cost = {_READ: round(costed.read), _TIME: round(costed.milliseconds, 3)}
+            return costed.run, {**dataclasses.asdict(costed.config), **cost}
 
-        self._rows[name] = searched
+        self._rows[name] = search
 
     def add_reranked(self, rerankers: Mapping[str, Sequence[Reranker]], k: int) -> None:
         """Add rows of rerankers over the same candidates, with their milliseconds per query."""
-        found: list[Any] = []
+        made: list[Candidates] = []
 
         def row(chain: Sequence[Reranker]) -> tuple[Run, dict[str, Any]]:
-            if not found:
+            if not made:
                 queries = self.systems.encode(self.split, self.collection.query_texts(self.split))
                 candidates = self.retriever.candidates(queries, k)
                 texts_of = candidates.texts_of or DocumentTable(self.collection.documents).texts_of
-                found.append(dataclasses.replace(candidates, texts_of=texts_of))
+                made.append(dataclasses.replace(candidates, texts_of=texts_of))
             started = time.perf_counter()
-            run = rerank(found[0], chain).as_run()
+            run = rerank(made[0], chain).as_run()
             milliseconds = round(1000 * (time.perf_counter() - started) / max(len(run), 1), 2)
             return run, {"rerank depth": k, _TIME: milliseconds}
 

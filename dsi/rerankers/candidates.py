@@ -95,9 +95,10 @@ class Candidates:
 
     def hits(self) -> list[Hits]:
         """The candidates of each query as hits, best first."""
-        answers, texts = [], self._stored_texts() if self.texts_of else [[None] * len(own) for own in self.doc_ids]
+        texts = self._stored_texts() if self.texts_of else [[None] * len(doc_ids) for doc_ids in self.doc_ids]
+        answers = []
         for row, exact in enumerate(self.exact.tolist()):
-            docids = (tuple(digit for digit in own if digit >= 0) for own in self.digits[row].tolist())
+            docids = (tuple(digit for digit in path if digit >= 0) for path in self.digits[row].tolist())
             columns = count(1), self.scores[row].tolist(), self.doc_ids[row], self.titles[row], docids, texts[row]
             answers.append(Hits([Hit(*fields) for fields in zip(*columns, strict=False)], exact))
         return answers
@@ -105,7 +106,7 @@ class Candidates:
     def as_run(self) -> dict[str, dict[str, float]]:
         """{query_id: {doc_id: score}}, which `eval` measures and TREC tools read."""
         lists = zip(self.query_ids, self.doc_ids, self.scores.tolist(), strict=True)
-        return {query_id: dict(zip(own, scores, strict=False)) for query_id, own, scores in lists}
+        return {query_id: dict(zip(doc_ids, scores, strict=False)) for query_id, doc_ids, scores in lists}
 
     def columns(self, names: Sequence[str]) -> Floats:
         """[n, k, len(names)] some of the features.
@@ -138,32 +139,32 @@ class Candidates:
                 "`dsi update RUN --texts DIR`, or retriever.keep_texts(collection.documents)."
             )
         pairs = zip(self.titles, self._stored_texts(), strict=True)
-        return [[f"{title} {text}".strip() for title, text in zip(*own, strict=True)] for own in pairs]
+        return [[f"{title} {text}".strip() for title, text in zip(*pair, strict=True)] for pair in pairs]
 
     def _stored_texts(self) -> list[list[str]]:
         """The texts of the candidates, without titles; each document is read once."""
         assert self.texts_of is not None
-        found = sorted({doc_id for own in self.doc_ids for doc_id in own})
-        texts = dict(zip(found, self.texts_of(found), strict=True))
-        return [[texts[doc_id] for doc_id in own] for own in self.doc_ids]
+        unique = sorted({doc_id for doc_ids in self.doc_ids for doc_id in doc_ids})
+        texts = dict(zip(unique, self.texts_of(unique), strict=True))
+        return [[texts[doc_id] for doc_id in doc_ids] for doc_ids in self.doc_ids]
 
     def select(self, rows: Ints) -> "Candidates":
         """The candidates of some of the queries."""
 
-        def of(own: Sequence[Any]) -> list[Any]:
-            return [own[row] for row in rows.tolist()]
+        def pick(values: Sequence[Any]) -> list[Any]:
+            return [values[row] for row in rows.tolist()]
 
         return replace(
             self,
-            queries=of(self.queries),
-            doc_ids=of(self.doc_ids),
-            titles=of(self.titles),
+            queries=pick(self.queries),
+            doc_ids=pick(self.doc_ids),
+            titles=pick(self.titles),
             scores=self.scores[rows],
             digits=self.digits[rows],
             query_embeddings=self.query_embeddings[rows],
             embeddings=self.embeddings[rows],
             features=self.features[rows],
-            query_ids=of(self.query_ids),
+            query_ids=pick(self.query_ids),
             exact=self.exact[rows],
         )
 
@@ -188,8 +189,10 @@ class Candidates:
             index = order.reshape(order.shape + (1,) * (values.ndim - 2))
             return np.take_along_axis(values, index, axis=1)
 
-        def lists(own: Sequence[Sequence[str]]) -> list[list[str]]:
-            return [[items[n] for n in row if n < len(items)] for row, items in zip(order.tolist(), own, strict=True)]
+        def lists(values: Sequence[Sequence[str]]) -> list[list[str]]:
+            return [
+                [items[n] for n in row if n < len(items)] for row, items in zip(order.tolist(), values, strict=True)
+            ]
 
         return replace(
             self,

@@ -12,7 +12,7 @@ import numpy as np
 from docids.words.bm25 import Lexical
 from dsi.rerankers.candidates import Candidates, Reranker, load_reranker
 from dsi.rerankers.cross_encoder import CrossEncoderReranker
-from dsi.rerankers.features import features_of
+from dsi.rerankers.features import compute_features
 from dsi.search.engine import EncodedQueries, Engine
 from dsi.search.results import SearchResult
 from dsi.store.documents import DocumentTable
@@ -51,7 +51,7 @@ def rerank(candidates: Candidates, rerankers: Reranker | Sequence[Reranker]) -> 
             f"rerank() takes the Candidates that retriever.candidates(…) returns, got {type(candidates).__name__}."
         )
     several = rerankers if isinstance(rerankers, Sequence) and not isinstance(rerankers, str) else [rerankers]
-    for reranker in [_checked(own) for own in several]:
+    for reranker in [_checked(item) for item in several]:
         candidates = reranker.rerank(candidates)
     return candidates
 
@@ -86,18 +86,18 @@ def candidates_of(
     """
     tree, positions = engine.tree, result.positions  # [queries, k]
     valid = positions >= 0
-    found = np.maximum(positions, 0)
-    rows = tree.doc_rows[found]
+    any_position = np.maximum(positions, 0)  # an arbitrary one at padding
+    rows = tree.doc_rows[any_position]
 
     def lists(column: str) -> list[list[str]]:
         values = zip(documents.values_of(column, rows), valid.sum(axis=1).tolist(), strict=True)
-        return [[str(value) for value in own[:count]] for own, count in values]
+        return [[str(value) for value in column[:count]] for column, count in values]
 
     titles = lists("title")
     computed, names = np.zeros((*positions.shape, 0), dtype=np.float32), tuple[str, ...]()
     if features:
-        computed, names = features_of(engine, lexical, encoded, result, titles)
-    _, digits = tree.paths(found.ravel())  # [queries * k, depth]
+        computed, names = compute_features(engine, lexical, encoded, result, titles)
+    _, digits = tree.paths(any_position.ravel())  # [queries * k, depth]
     return Candidates(
         queries=encoded.texts,
         doc_ids=lists("doc_id"),
@@ -105,7 +105,7 @@ def candidates_of(
         scores=result.scores.astype(np.float64),
         digits=np.where(valid[:, :, None], digits.reshape(*positions.shape, digits.shape[1]), -1),
         query_embeddings=encoded.embeddings.float().numpy(),
-        embeddings=tree.embeddings[found] * valid[:, :, None],
+        embeddings=tree.embeddings[any_position] * valid[:, :, None],
         features=computed,
         names=names,
         query_ids=encoded.query_ids,
@@ -164,8 +164,8 @@ def load_rerankers(index: str | Path, names: str | Sequence[str], *, device: str
         'mmr'
     """
     bound_to = binding(read_manifest(Path(index)))
-    wanted = [names] if isinstance(names, str) else names
-    if not isinstance(wanted, Sequence) or not all(isinstance(name, str) for name in wanted):
+    several = [names] if isinstance(names, str) else names
+    if not isinstance(several, Sequence) or not all(isinstance(name, str) for name in several):
         raise TypeError(f"names must be the name of a reranker or a list of names, got {names!r}.")
 
     def load(name: str) -> Reranker:
@@ -173,4 +173,4 @@ def load_rerankers(index: str | Path, names: str | Sequence[str], *, device: str
             return CrossEncoderReranker(name.removeprefix(_CROSS_ENCODER), device=device)
         return load_reranker(reranker_folder(index, name), bound_to).to(device)
 
-    return [load(name) for name in wanted]
+    return [load(name) for name in several]

@@ -51,9 +51,9 @@ class DecoderCache:
         batch, old = len(beams), self.past[0].shape[2] // len(beams)
         rows = (torch.arange(batch, device=beams.device)[:, None] * old + beams).flatten()  # [batch * new beams]
         if self._spare is None or self._spare[0].shape[2] != len(rows):
-            self._spare = [own.new_empty(*own.shape[:2], len(rows), *own.shape[3:]) for own in self.past]
-        for own, other in zip(self.past, self._spare, strict=True):
-            torch.index_select(own[: self.levels], 2, rows, out=other[: self.levels])
+            self._spare = [past.new_empty(*past.shape[:2], len(rows), *past.shape[3:]) for past in self.past]
+        for past, target in zip(self.past, self._spare, strict=True):
+            torch.index_select(past[: self.levels], 2, rows, out=target[: self.levels])
         self.past, self._spare = self._spare, self.past
 
 
@@ -168,7 +168,7 @@ class FastDecoder:
     def _attend(self, query: Tensor, past: Tensor) -> Tensor:
         """Return self-attention of query [rows, heads, head_dim] over past [levels, 2, rows, heads, head_dim].
 
-        The last level is the query's own. Each row attends to a few levels only, so elementwise products are faster
+        The last level is that of the query. Each row attends to a few levels only, so elementwise products are faster
         than matrix products with a single row.
         """
         levels = len(past)
@@ -223,10 +223,10 @@ class _Layer:
     """The weights of one T5 decoder block."""
 
     def __init__(self, block: Any) -> None:
-        own, cross, feed_forward = block
-        attention = own.SelfAttention
+        self_attention, cross, feed_forward = block
+        attention = self_attention.SelfAttention
         together = torch.cat([attention.q.weight, attention.k.weight, attention.v.weight])
-        self.self_qkv = PackedLinear(_after_norm(together, own.layer_norm))
+        self.self_qkv = PackedLinear(_after_norm(together, self_attention.layer_norm))
         self.self_out = PackedLinear(attention.o.weight)
         attention = cross.EncDecAttention
         self.cross_q = PackedLinear(_after_norm(attention.q.weight, cross.layer_norm))

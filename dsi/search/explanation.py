@@ -258,5 +258,5 @@ def _line(node: ExplainedNode) -> str:
     score = "not scored" if node.score is None else f"{node.score:.3f}"
     parts = [f"{value:.3f} {name}" for name, value in node.parts.items() if abs(value) >= _SHOWN]
     total = f" = {' + '.join(parts)}" if len(parts) > 1 else ""
-    found = f"  (found by {' and '.join(node.found_by)})" if node.found_by and "walk" not in node.found_by else ""
-    return f"{mark} {digits}  {score}{total}  {what}{found}"
+    source = f"  (found by {' and '.join(node.found_by)})" if node.found_by and "walk" not in node.found_by else ""
+    return f"{mark} {digits}  {score}{total}  {what}{source}"

@@ -279,8 +279,8 @@ class Generate(Method):
 
         Args:
             batch: the queries.
-            request: what is asked.
-            trace: if given, receives how the search came about; for one query.
+            request: the options of the search.
+            trace: if not None, receives how the search came about; for one query.
             walks: False takes candidates by words and extra_scores alone, a control for measurements.
         """
         search = _Search(self.index, batch, request)
@@ -314,7 +314,7 @@ class _Search:
     Args:
         index: what is searched.
         batch: the queries.
-        request: what is asked.
+        request: the options of the search.
 
     Attributes:
         documents: how many may be returned.

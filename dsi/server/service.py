@@ -54,11 +54,11 @@ class Service:
             TooLargeError: beyond the limits of the settings.
         """
         self.settings.check(queries, k, options)
-        wanted = json.dumps({"k": k, "options": options, "parts": parts}, sort_keys=True)
-        return self.batcher.submit(wanted, queries)
+        key = json.dumps({"k": k, "options": options, "parts": parts}, sort_keys=True)
+        return self.batcher.submit(key, queries)
 
-    def _search(self, wanted: str, queries: Sequence[str]) -> list[Json]:
-        return answers(self.retriever.snapshot, queries, **json.loads(wanted))
+    def _search(self, key: str, queries: Sequence[str]) -> list[Json]:
+        return answers(self.retriever.snapshot, queries, **json.loads(key))
 
     def explain(self, query: str, k: Any, options: Mapping[str, Any], doc_id: str | None) -> Any:
         """Return the future picture of a search, with `target` if a document is named; raises as `search` does."""

@@ -102,7 +102,7 @@ class GenerativeRetriever:
         documents: table with doc_id, title, optional metadata and, for rerankers that read it, text; in collection order.
         search_config: the default search config.
         lexical: BM25 or a `SparseIndex` of the same documents, needed for `lexical_weight`.
-        dtype: of encoder and decoder in search; scores are always float32. torch.bfloat16 is faster where processors know it.
+        dtype: of encoder and decoder in search; scores are always float32. torch.bfloat16 is faster on processors that have it.
 
     Raises:
         ValueError: the parts do not belong together.
@@ -391,7 +391,7 @@ class GenerativeRetriever:
         """Make new documents searchable at once, without training; no other document's docid changes.
 
         A document descends the centroids to its cluster. The walk, dense scores and BM25 treat it like any other; with docid
-        tokens that have weights of their own, the decoder gives it the mean probability of its siblings. Searches may run
+        tokens that have weights of their own, it gets the mean probability of its siblings. Searches may run
         meanwhile; each sees all of the new documents or none.
 
         Args:
@@ -427,7 +427,7 @@ class GenerativeRetriever:
             self._hold(with_texts(self._state.content, documents))
 
     def keep_vectors(self, kind: str, code_bytes: int = 0) -> None:
-        """Keep the vectors of documents and nodes in other bytes, as `docids.vectors.VectorsConfig` says; docids stay.
+        """Store the vectors of documents and nodes in another format of `docids.vectors.VectorsConfig`; docids stay.
 
         Raises:
             ValueError: no such kind, or bytes that do not divide the dimension.
@@ -437,7 +437,7 @@ class GenerativeRetriever:
             self._hold(content._replace(tree=content.tree.stored_as(config)))
 
     def _hold(self, content: Content) -> None:
-        """Search this content from now on."""
+        """Replace the content; searches from now on use it."""
         engine = self._state.engine.with_content(content.tree, content.lexical)
         self._state = replace(self._state, documents=DocumentTable(content.documents), engine=engine)
 
@@ -465,7 +465,7 @@ class GenerativeRetriever:
             )
 
     def save_update(self, folder: str | Path) -> int:
-        """Write what was added, removed and kept otherwise to the index this one was loaded from, atomically.
+        """Write updates to the index that this one was loaded from, atomically.
 
         Returns:
             The generation of the index on disk: 1 after training, one more with every update.

@@ -125,7 +125,7 @@ def extractive_queries(title: str, text: str, count: int, rng: random.Random) ->
     Args:
         title: may be empty.
         text: the document's full text.
-        count: how many to aim for; a very short document gives fewer.
+        count: how many to aim for; a very short document has fewer.
         rng: source of randomness.
     """
     sentences = [words for part in _SENTENCE_END.split(text) if len(words := _WORD.findall(part.lower())) >= 3]

@@ -1,7 +1,7 @@
 """A generator that writes titles in the words of the T5 checkpoint it starts from, as GENRE does (De Cao et al. 2021).
 
 A node of the tree stands for one token of a title. All nodes of a token share one row of the embeddings and one of the output
-layer, whatever their level, and both rows are the checkpoint's: what it knows of a word holds wherever the word stands.
+layer, whatever their level, and both rows are the checkpoint's: what it learned of a word holds at every place of the word.
 Softmaxes run over a node's children only. Nodes are numbered as in the tree that the generator was trained for; its shape is
 kept here, so that documents may be added to the tree. Knows no titles and no tokenizer.
 """

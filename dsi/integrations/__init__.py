@@ -16,7 +16,7 @@ def extra(name: str) -> Iterator[None]:
         name: of the extra.
 
     Raises:
-        ModuleNotFoundError: one of them is not installed; the message says how to install them all.
+        ModuleNotFoundError: one of them is not installed; the message names the extra.
     """
     try:
         yield

@@ -127,8 +127,8 @@ def _comparison(part: MetadataFilter) -> str:
         raise ValueError(f"The filter on {part.key!r} must be one of {known}, got {operator.value}.")
     takes_list = operator in _EMPTY
     if value is None or isinstance(value, list) != takes_list:
-        wanted = "a list of values" if takes_list else "one value"
-        raise ValueError(f"The filter on {part.key!r}: {operator.value} takes {wanted}, got {shown(value)}.")
+        expected = "a list of values" if takes_list else "one value"
+        raise ValueError(f"The filter on {part.key!r}: {operator.value} takes {expected}, got {shown(value)}.")
     values = value if isinstance(value, list) else [value]
     form = _OPERATORS[operator] if values else _EMPTY[operator]
     column = '"' + part.key.replace('"', '""') + '"'

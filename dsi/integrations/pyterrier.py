@@ -91,7 +91,7 @@ class LexicalRetriever(pt.Transformer):
 
 
 class TextLoader(pt.Transformer):
-    """Adds what an index knows of documents to frames with docno: title, text if it keeps texts, and metadata.
+    """Adds columns of documents to frames with docno: title, text if it keeps texts, and metadata.
 
     Args:
         retriever: the index, or its folder.
@@ -152,11 +152,11 @@ class DocidIndex(pt.Artifact):
         return LexicalRetriever(self.index, num_results)
 
     def text_loader(self, fields: Sequence[str] | str = "*", *, verbose: bool = False) -> TextLoader:
-        """Return a transformer that adds columns of documents, as `pt.text.get_text` asks for; see `TextLoader`."""
+        """Return a transformer that adds columns of documents, as `pt.text.get_text` does; see `TextLoader`."""
         return TextLoader(self.index, fields)
 
     def _package_files(self) -> Iterator[tuple[str, str | io.BytesIO]]:
-        """Yield name and place of the files to share: those of the index, and nothing else that lies in its folder."""
+        """Yield name and path of the files to share: those of the index, and no others in its folder."""
         for name in ("manifest.json", *read_manifest(self._folder)["files"]):
             yield name, str(self._folder / name)
         yield "pt_meta.json", io.BytesIO(json.dumps(METADATA).encode())

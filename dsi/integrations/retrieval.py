@@ -1,4 +1,4 @@
-"""What the retrievers of other libraries share: opening an index, checking a search, its documents. Knows none of them."""
+"""Shared by the retrievers of other libraries: opening an index, checking a search, its documents. Knows none of them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ def open_index(retriever: object) -> GenerativeRetriever:
 
 
 def check_search(retriever: GenerativeRetriever, k: int, options: Mapping[str, Any], name: str = "k") -> None:
-    """Refuse what a search would refuse, when a retriever is made and not at its first query.
+    """Check the options of a search, when a retriever is made and not at its first query.
 
     Args:
         retriever: that searches.
@@ -57,5 +57,5 @@ def find(
 
 
 def content(document: Document) -> str:
-    """Return what a reader of a document gets: its text, or its title if the index keeps no texts."""
+    """Return the text of a document, or its title if the index keeps no texts."""
     return document.title if document.text is None else document.text

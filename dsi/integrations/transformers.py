@@ -23,7 +23,7 @@ from dsi.search.engine import ids_and_texts
 _BATCH = 32
 _QUERY_LENGTH = 512
 _DROPPED = -1e8
-"""`generate` gives beams that it dropped scores of -1e9 and less."""
+"""Beams that `generate` dropped have scores of -1e9 and less."""
 
 
 class DocidLogitsProcessor(LogitsProcessor):

@@ -73,7 +73,7 @@ class DenseSystems:
         encoder: of the queries.
         embeddings: [n, dim] of the documents to search; computed by the encoder by default.
         doc_ids: [n] of the documents to search, in the order of the embeddings; those of the collection by default. One that
-            comes several times has several embeddings, and the best counts.
+            occurs several times has several embeddings, and the best counts.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class DenseSystems:
         self.embeddings, self.doc_ids = embeddings, doc_ids or list(collection.rows)
 
     def run(self, split: str, encoded: NDArray[np.float32] | None = None, *, approximate: bool = False) -> Run:
-        """Return the top hundred documents of each query of a split; `encoded`: [queries, dim], if they are at hand."""
+        """Return the top hundred documents of each query of a split; `encoded`: [queries, dim], if computed already."""
         queries = self.collection.query_texts(split)
         if encoded is None:
             encoded = self.encoder.encode(self.encoder.query_texts(list(queries.values())), "query")

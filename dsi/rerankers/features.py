@@ -1,4 +1,4 @@
-"""Features of the answers of a search, for rerankers; those of a whole batch are computed in one pass.
+"""Features of the results of a search, for rerankers; those of a whole batch are computed in one pass.
 
 From the decoder and the centroids: the log-probability of every digit; the decoder's entropy at that level, and the margin of
 the digit over the next best. From the answer list: rank, and how many candidates share the first digits. From words: BM25, and
@@ -27,7 +27,7 @@ def compute_features(
     result: SearchResult,
     titles: Sequence[Sequence[str]],
 ) -> tuple[NDArray[np.float32], tuple[str, ...]]:
-    """Features of the answers of a search.
+    """Return the features of the results of a search.
 
     Args:
         engine: the tree, and the scores of its nodes.
@@ -80,7 +80,7 @@ def _batch_features(
 
 
 def _digit_features(engine: Engine, batch: QueryBatch, positions: Ints) -> dict[str, Floats]:
-    """Log-probabilities of every digit by decoder and centroids, and the decoder's entropy and margin there."""
+    """Return log-probabilities of every digit by decoder and centroids, and the decoder's entropy and margin there."""
     scores = engine.digit_scores(batch, positions)
     by_level = {"log P_T5": scores.generative, "log P_ANN": scores.dense}
     columns = {name: values.sum(axis=2) for name, values in by_level.items()}
@@ -114,10 +114,10 @@ def _title_words(queries: Sequence[str], titles: Sequence[Sequence[str]], k: int
 
 
 def words(text: str) -> set[str]:
-    """The words of a text in lower case."""
+    """Return the words of a text in lower case."""
     return set(re.findall(r"\w+", text.lower()))
 
 
 def word_list(text: str) -> list[str]:
-    """The words of a text in lower case, in order, without English stop words."""
+    """Return the words of a text in lower case, in order, without English stop words."""
     return [word for word in re.findall(r"\w+", text.lower()) if word not in ENGLISH_STOP_WORDS]

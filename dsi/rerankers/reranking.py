@@ -1,4 +1,4 @@
-"""Rerankers applied to what a search found: candidates, `rerank`, and rerankers on disk.
+"""Rerankers applied to the results of a search: candidates, `rerank`, and rerankers on disk.
 
 Takes the parts of an index that it needs. Knows nothing of retrievers.
 """
@@ -22,7 +22,7 @@ _CROSS_ENCODER = "cross-encoder:"
 
 
 def rerank(candidates: Candidates, rerankers: Reranker | Sequence[Reranker]) -> Candidates:
-    """The candidates in the order that one or several rerankers give them, applied one after another.
+    """Return the candidates in a new order, by one reranker or several applied one after another.
 
     `exact` stays as the search left it: no other k documents scored better before reranking.
 
@@ -74,14 +74,14 @@ def candidates_of(
     *,
     features: bool = True,
 ) -> Candidates:
-    """The answers of a search as rerankers read them.
+    """Return the results of a search as candidates for rerankers.
 
     Args:
         engine: the tree, and the scores of its nodes, for the features.
         documents: the document table.
         lexical: BM25 or learned sparse vectors, if the index has them.
         encoded: the queries.
-        result: their answers, rows in the order of the queries.
+        result: of the search, rows in the order of the queries.
         features: compute them; takes another pass of the generator over the answers.
     """
     tree, positions = engine.tree, result.positions  # [queries, k]
@@ -115,13 +115,13 @@ def candidates_of(
 
 
 def binding(manifest: dict[str, Any]) -> dict[str, Any]:
-    """What a reranker saved beside an index is bound to: the index's encoder and generator."""
+    """Return what a saved reranker is bound to: the encoder and the generator of its index."""
     files = {name: value for name, value in manifest["files"].items() if name.startswith("generator/")}
     return {"encoder": manifest["fingerprints"]["encoder"], "generator": files}
 
 
 def reranker_folder(index: str | Path, name: str) -> Path:
-    """Where a reranker lies beside an index.
+    """Return the folder of a reranker beside an index.
 
     Raises:
         ValueError: the name is no plain folder name.
@@ -132,7 +132,7 @@ def reranker_folder(index: str | Path, name: str) -> Path:
 
 
 def save_reranker(reranker: Reranker, index: str | Path, name: str) -> Path:
-    """Write a reranker beside the index that it was trained on, in one step; returns its folder, RUN/rerank/NAME.
+    """Write a reranker beside the index that it was trained on, in one step, and return its folder, RUN/rerank/NAME.
 
     Raises:
         FileNotFoundError: there is no index.
@@ -144,7 +144,7 @@ def save_reranker(reranker: Reranker, index: str | Path, name: str) -> Path:
 
 
 def load_rerankers(index: str | Path, names: str | Sequence[str], *, device: str | None = None) -> list[Reranker]:
-    """Rerankers by name, for `dsi.rerank`.
+    """Return rerankers by name, for `dsi.rerank`.
 
     Args:
         index: the index's folder, RUN.

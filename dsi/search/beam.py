@@ -209,7 +209,7 @@ class BeamSearch(Engine):
 
     @cached_property
     def _occupied(self) -> Tensor | None:
-        """[nodes] True where a document that was not removed is, or lies below; None if none was removed."""
+        """[nodes] True at documents that were not removed and at nodes above them; None if none was removed."""
         if not self.tree.num_removed:
             return None
         return self.dense.alive(torch.from_numpy(self.tree.doc_rows >= 0).to(self.device))
@@ -296,7 +296,7 @@ class BeamSearch(Engine):
         """Run through all levels: expand the beam, then keep the best candidates.
 
         Args:
-            queries: what is searched.
+            queries: the queries, and what scores their nodes.
             k: documents per query.
             beam_width: inner nodes kept per level.
             reached: [batch] a score that k documents are known to reach; nodes below it are dropped, if scores are bounds.
@@ -503,7 +503,7 @@ class BestPaths(Method):
 class AllPaths(Method):
     """The documents at the end of the best of all paths.
 
-    The answers of a beam give a score that k documents reach. Nodes below it are dropped where scores are bounds, and no other.
+    A beam search gives a score that k documents reach. Where scores are bounds, nodes below it are dropped, and no others.
 
     Args:
         search: the beam search.

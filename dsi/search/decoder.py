@@ -42,7 +42,7 @@ class DecoderCache:
     _spare: list[Tensor] | None = None
 
     def select(self, beams: Tensor) -> None:
-        """Give each new beam the past of the beam it continues; beams: [batch, new beams] indices of old beams.
+        """Copy to each new beam the past of the beam it continues; beams: [batch, new beams] indices of old beams.
 
         After `first_step`, the next step does that by the digits chosen.
         """

@@ -172,7 +172,7 @@ class TiedIndex(Engine):
             yield Siblings(both[0], both[1], exists, np.maximum(digits[:, :, level], 0))
 
     def alive(self, allowed: Bools | None) -> Bools | None:
-        """[inner nodes] True where an allowed document lies below; None if all are."""
+        """[inner nodes] True at those above an allowed document; None if all documents are allowed."""
         if allowed is None:
             return None
         before = np.concatenate([[0], np.cumsum(allowed)])
@@ -185,7 +185,7 @@ class TiedIndex(Engine):
 
     @cached_property
     def occupied_nodes(self) -> Bools | None:
-        """[inner nodes] True where a document that was not removed lies below; None if none was removed."""
+        """[inner nodes] True at those above a document that was not removed; None if none was removed."""
         return self.alive(self.occupied)
 
     def ends_above(self) -> Ints:
@@ -200,7 +200,7 @@ class Exact(Method):
     """Scores all documents.
 
     Args:
-        index: what is searched.
+        index: the index that is searched.
     """
 
     def __init__(self, index: TiedIndex) -> None:
@@ -261,10 +261,10 @@ class _Pool:
 
 
 class Generate(Method):
-    """Walks down the tree, and scores documents below the last nodes, and the best by words.
+    """Walks down the tree, and scores the documents below the last nodes and the best by words.
 
     Args:
-        index: what is searched.
+        index: the index that is searched.
     """
 
     def __init__(self, index: TiedIndex) -> None:
@@ -312,14 +312,14 @@ class _Search:
     """A search for a batch of queries.
 
     Args:
-        index: what is searched.
+        index: the index that is searched.
         batch: the queries.
         request: the options of the search.
 
     Attributes:
         documents: how many may be returned.
         k: documents per query: fewer if fewer may be returned.
-        count: documents that each source gives.
+        count: documents that each source contributes.
         few: rows of the document table that may be returned, if they are so few that all are scored; else None.
     """
 
@@ -438,7 +438,7 @@ class WordsOnly(Method):
     """The best by words alone, ranked by the document score: a control, to measure what the walk earns.
 
     Args:
-        index: what is searched.
+        index: the index that is searched.
     """
 
     def __init__(self, index: TiedIndex) -> None:

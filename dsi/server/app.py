@@ -120,7 +120,7 @@ def _add_errors(app: FastAPI) -> None:
 
 
 async def _within_limit(request: Request, future: "Future[Any]") -> Any:
-    """Wait for a result, and give it up after the time that a request may take."""
+    """Wait for a result, for at most the time that a request may take."""
     seconds = request.app.state.service.settings.timeout
     try:
         return await asyncio.wait_for(asyncio.wrap_future(future), seconds)

@@ -1,4 +1,4 @@
-"""What wraps every request: a limit on its bytes, and numbers for Prometheus. Knows nothing of indexes."""
+"""Middleware around every request: a limit on its bytes, and metrics for Prometheus. Knows nothing of indexes."""
 
 import os
 import time
@@ -18,8 +18,8 @@ class Metrics:
     """Requests by path and status, their seconds, the queries of batches, and what waits.
 
     Args:
-        waiting: says how many requests wait.
-        documents: says how many documents the index has.
+        waiting: returns how many requests wait.
+        documents: returns how many documents the index has.
     """
 
     def __init__(self, waiting: Callable[[], int], documents: Callable[[], int]) -> None:

@@ -1,4 +1,4 @@
-"""An index that is served: its searches, explanations and updates, each with the snapshot it began with.
+"""An index behind a server: its searches, explanations and updates, each on one snapshot.
 
 Knows nothing of HTTP.
 """
@@ -22,7 +22,7 @@ class Service:
     """An index, loaded and warm.
 
     Args:
-        settings: what is served.
+        settings: of the server.
         observe: called with the number of queries of every batch.
 
     Raises:
@@ -84,7 +84,7 @@ class Service:
             return self._topics[1]
 
     def about(self) -> Json:
-        """Return what a client needs to know of the index, and the limits."""
+        """Return facts of the index for clients, and the limits of a request."""
         index, settings = self.retriever.snapshot, self.settings
         features = index.documents.dataset.features
         return {

@@ -1,4 +1,4 @@
-"""What a cluster of the docid tree is about: its most telling words.
+"""The topic of a cluster of the docid tree: its most telling words.
 
     weight(word, cluster) = n * log((n / size) / (N / all))
 

@@ -40,7 +40,7 @@ class DocumentTable:
 
     @cached_property
     def rows(self) -> dict[str, int]:
-        """{doc_id: row} of all documents, made on first use; `find` looks some up without it."""
+        """{doc_id: row} of all documents, made on first use; `find` does without it."""
         return {doc_id: row for row, doc_id in enumerate(self.dataset["doc_id"][:])}
 
     def find(self, doc_ids: Iterable[str]) -> dict[str, int]:

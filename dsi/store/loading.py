@@ -123,7 +123,7 @@ def updating(folder: Path) -> Iterator[None]:
         FileNotFoundError: no finished index.
     """
     if not (folder / "manifest.json").exists():
-        read_manifest(folder)  # says what is missing, or recovers it; no lock is left where there is no index
+        read_manifest(folder)  # names what is missing, or recovers it; no lock is left where there is no index
     with writing_to(folder):
         yield
 
@@ -149,7 +149,7 @@ def check_no_updates(folder: Path, *, discard: bool = False) -> None:
 
     Args:
         folder: of a run, new or not; what a killed update left there is removed.
-        discard: allow losing the updates. They stay until training replaces a part of the index.
+        discard: allow training to drop the updates. They stay until training replaces a part of the index.
     """
     generation = generation_of(folder)
     if generation > 1 and not discard:
@@ -174,7 +174,7 @@ def load_index(folder: Path, device: str | None) -> tuple[Parts, str]:
     An update that replaces the index meanwhile is loaded instead. The parts that updates leave alone come last.
 
     Returns:
-        The arguments of a retriever, and the state that they are of, as `index_state` gives it.
+        The arguments of a retriever, and the `index_state` that was loaded.
     """
 
     def changing() -> tuple[dict[str, Any], DocidTree, datasets.Dataset, Lexical | None]:
@@ -380,9 +380,9 @@ def check_fit(folder: Path, encoder: Encoder, tree: DocidTree, generator: Genera
 
     Args:
         folder: of the index, for messages.
-        encoder: must give finite embeddings and states of the width that it says.
+        encoder: must return finite embeddings and states of its stated width.
         tree: the docids.
-        generator: must know every docid that it was trained with.
+        generator: must have the digits of all docids that it was trained with.
     """
     _check_encoder(folder, encoder)
     fan_out, digits = generator.config.fan_out, trained_fan_out(tree)

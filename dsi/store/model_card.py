@@ -26,7 +26,7 @@ def model_card(folder: Path, manifest: dict[str, Any], name: str, license: str |
         folder: of the index.
         manifest: read from it.
         name: of the index on the Hub, "user/name".
-        license: of the encoder, the documents and the rest, as the Hub names it, such as "apache-2.0"; None to say nothing.
+        license: of the encoder, the documents and the rest, as the Hub names it, such as "apache-2.0"; None for none.
     """
     record, row_name = _evaluation(folder, manifest)
     data = ModelCardData(

@@ -45,7 +45,7 @@ def with_documents(
 
     Raises:
         TypeError: documents are no list of mappings.
-        ValueError: a doc_id is in the index already or comes twice, a document has no text, or metadata do not fit the
+        ValueError: a doc_id is in the index already or twice in the list, a document has no text, or metadata do not fit the
             columns of the index; the message names it.
     """
     records, may_replace = _records(documents), plain(bool, replace, "replace")

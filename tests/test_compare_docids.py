@@ -23,7 +23,7 @@ from docids.schemes import SCHEMES
 from dsi.commands.main import main
 from dsi.config import Config
 from dsi.measuring.diagnosis import diagnose, errors_by_level
-from dsi.measuring.runs import alone
+from dsi.measuring.runs import generator_only
 from dsi.search.request import SearchConfig
 from tests.conftest import random_generator, random_tied
 from tests.test_pipeline import TIED, write_settings
@@ -234,7 +234,7 @@ def test_survival_and_search_errors_are_those_of_single_traced_searches(kind, be
     encoded = retriever.encode_queries(queries)
     lost = 0
     for beam_width, k in ((1, 1), (2, 2), (4, 3)):
-        options = {**alone(retriever), "beam_width": beam_width}
+        options = {**generator_only(retriever), "beam_width": beam_width}
         found = descend(retriever, encoded, list(answers.values()), k, **options)
         assert {q: set(run) for q, run in found.run.items()} == {
             q: set(run) for q, run in answer(retriever, encoded, k, **options).items()

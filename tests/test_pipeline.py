@@ -647,7 +647,7 @@ def test_an_index_is_trained_tuned_measured_and_searched_from_python(
         highest = max(tuning.tried, key=lambda entry: entry[1])[0]
         assert tuning.best in (highest, tuning.tried[0][0])
         alone = evaluation.runs["decoder only"]
-        run = runs.IndexSystems(collection, retriever).run("test", 10, **runs.alone(retriever))
+        run = runs.IndexRuns(collection, retriever).run("test", 10, **runs.generator_only(retriever))
         assert run.keys() == alone.keys()
     collection.qrels["dev"].clear()
     dsi.tune(retriever, collection)  # on train queries

@@ -30,7 +30,7 @@ from dsi.config import read_config
 from dsi.generator.base import Generator
 from dsi.generator.tied import TiedGenerator
 from dsi.measuring.diagnosis import diagnose
-from dsi.measuring.runs import IndexSystems
+from dsi.measuring.runs import IndexRuns
 from dsi.search import generate
 from dsi.search.beam import BeamSearch
 from dsi.search.engine import Engine, QueryBatch
@@ -511,7 +511,7 @@ def test_an_index_of_segments_is_trained_tuned_searched_and_updated(
     for hits in retriever.search(QUERIES, 40, method="exact"):
         assert len({hit.doc_id for hit in hits}) == 40
         assert hits.exact
-    dense = IndexSystems(collection, retriever).run_dense("test")
+    dense = IndexRuns(collection, retriever).run_dense("test")
     found = retriever.run(collection.query_texts("test"), 10, method="exact", lexical_weight=0.0)
     for query_id, answers in found.items():
         assert list(answers) == list(dense[query_id])[:10]

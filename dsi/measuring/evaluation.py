@@ -20,7 +20,7 @@ from docids.files.processes import ALONE, Processes
 from docids.files.progress import progress
 from docids.files.storage import write_json
 from dsi.measuring.provenance import provenance
-from dsi.measuring.runs import DenseSystems, IndexSystems, Run, WordSystems, alone
+from dsi.measuring.runs import BM25Runs, DenseRuns, IndexRuns, Run, generator_only
 from dsi.rerankers.candidates import Candidates, Reranker
 from dsi.rerankers.reranking import rerank
 from dsi.retriever import GenerativeRetriever
@@ -184,19 +184,19 @@ class _Systems:
         self, retriever: GenerativeRetriever, collection: Collection, split: str, depth: int, processes: Processes
     ) -> None:
         self.retriever, self.collection, self.split, self.depth = retriever, collection, split, depth
-        self.systems = IndexSystems(collection, retriever, processes)
+        self.systems = IndexRuns(collection, retriever, processes)
         self._rows: dict[str, Callable[[], tuple[Run, dict[str, Any]]]] = {}
         self._runs: dict[str, Run] = {}
         self._is_main = processes.is_main
 
     def add_baselines(self, untrained: bool) -> None:
         def bm25() -> tuple[Run, dict[str, Any]]:
-            words = WordSystems(self.collection, tuned=self.split != "dev")
+            words = BM25Runs(self.collection, tuned=self.split != "dev")
             return words.run(self.split), words.options
 
         def before_training() -> tuple[Run, dict[str, Any]]:
             encoder = Encoder.load(self.retriever.encoder.config, device=str(self.retriever.device))
-            return DenseSystems(self.collection, encoder).run(self.split), {}
+            return DenseRuns(self.collection, encoder).run(self.split), {}
 
         self._rows["BM25"] = bm25
         if untrained:
@@ -215,7 +215,7 @@ class _Systems:
         if self.retriever.engine.is_tied:
             self._add_controls()
         else:
-            self._add(ALONE_ROW, lambda: alone(self.retriever))
+            self._add(ALONE_ROW, lambda: generator_only(self.retriever))
         for name in (EXACT, GENERATE) if method == EXACT else (GENERATE, EXACT):
             self._add(name, lambda name=name: {"method": name})  # type: ignore[misc]
         return method

@@ -34,13 +34,13 @@ _BATCH = 128
 """Queries searched at a time."""
 
 
-def alone(retriever: GenerativeRetriever) -> dict[str, Any]:
+def generator_only(retriever: GenerativeRetriever) -> dict[str, Any]:
     """Return the settings of `[search]` for the generator alone: neither the encoder's scores of nodes nor words."""
     beta = {} if retriever.engine.is_tied else {"beta": 0.0}
     return {"method": "generate", "alpha": 1.0, "lexical_weight": 0.0, **beta}
 
 
-class WordSystems:
+class BM25Runs:
     """BM25 over the documents, tuned on dev.
 
     Args:
@@ -65,7 +65,7 @@ class WordSystems:
         return self.bm25.run(self.collection.query_texts(split), DEPTH)
 
 
-class DenseSystems:
+class DenseRuns:
     """Flat and approximate dense search with an encoder.
 
     Args:
@@ -122,7 +122,7 @@ class CostedRun:
     milliseconds: float
 
 
-class IndexSystems:
+class IndexRuns:
     """An index searched with any settings, and the dense search of its own encoder.
 
     Args:
@@ -136,7 +136,7 @@ class IndexSystems:
         tree = retriever.tree
         doc_ids = list(retriever.documents.rows)  # in the index's order
         embeddings, doc_ids = tree.embeddings[tree.by_row], [doc_ids[row] for row in tree.doc_rows[tree.by_row]]
-        self.dense = DenseSystems(collection, retriever.encoder, embeddings, doc_ids)
+        self.dense = DenseRuns(collection, retriever.encoder, embeddings, doc_ids)
         self._encoded: dict[tuple[str, int], EncodedQueries] = {}
 
     def run(self, split: str, k: int = DEPTH, **changes: Any) -> Run:
@@ -226,9 +226,11 @@ class IndexSystems:
         """Weight of the decoder's scores in `post_hoc`, chosen on dev."""
         if not self.collection.qrels["dev"]:
             return 0.0
-        decoder = self.run("dev", **alone(self.retriever))
+        decoder = self.run("dev", **generator_only(self.retriever))
         return self.processes.first(best_weight(self.run_dense("dev"), decoder, self.collection.qrels["dev"])[0])
 
     def post_hoc(self, split: str) -> Run:
         """Return the runs of dense search and of the decoder, interpolated after the search."""
-        return interpolate(self.run_dense(split), self.run(split, **alone(self.retriever)), self.post_hoc_weight)
+        return interpolate(
+            self.run_dense(split), self.run(split, **generator_only(self.retriever)), self.post_hoc_weight
+        )

@@ -160,7 +160,7 @@ class Trace:
 
 
 def highest(scores: Floats, count: int) -> Ints:
-    """[count] the places of the highest of scores [n], ascending; of equal ones the first.
+    """[count] the indices of the highest of scores [n], ascending; of equal ones the first.
 
     >>> highest(np.array([1.0, 3.0, 2.0, 2.0]), 2).tolist()
     [1, 2]
@@ -169,25 +169,25 @@ def highest(scores: Floats, count: int) -> Ints:
 
 
 def highest_and_rest(scores: Floats, count: int) -> tuple[Ints, float]:
-    """Return the places of the `count` highest of scores [n], ascending, and the highest score of the others, -inf if none."""
+    """Return the indices of the `count` highest of scores [n], ascending, and the highest score of the others, -inf if none."""
     n = len(scores)
     if count >= n:
         return np.arange(n), -np.inf
     ordered = scores.copy()
     ordered.partition((n - count - 1, n - count))
     limit = ordered[n - count]  # the lowest score that is kept
-    (places,) = (scores >= limit).nonzero()
-    if len(places) > count:
-        ties = places[scores[places] == limit]
-        places = np.setdiff1d(places, ties[len(ties) - (len(places) - count) :], assume_unique=True)
-    return places, float(ordered[n - count - 1])
+    (indices,) = (scores >= limit).nonzero()
+    if len(indices) > count:
+        ties = indices[scores[indices] == limit]
+        indices = np.setdiff1d(indices, ties[len(ties) - (len(indices) - count) :], assume_unique=True)
+    return indices, float(ordered[n - count - 1])
 
 
 def best(scores: Floats, count: int) -> Ints:
-    """[count] the places of the highest of scores [n], best first; ties in the order of the places.
+    """[count] the indices of the highest of scores [n], best first; ties in ascending order.
 
     >>> best(np.array([1.0, 3.0, 3.0, 2.0]), 3).tolist()
     [1, 2, 3]
     """
-    places = highest(scores, count)
-    return places[np.argsort(-scores[places], kind="stable")]
+    indices = highest(scores, count)
+    return indices[np.argsort(-scores[indices], kind="stable")]

@@ -23,7 +23,7 @@ from docids.files.storage import digest
 from docids.tree import DocidTree
 from dsi.config import Config
 from dsi.measuring.provenance import provenance
-from dsi.measuring.runs import DenseSystems, IndexSystems, Run, WordSystems, alone
+from dsi.measuring.runs import BM25Runs, DenseRuns, IndexRuns, Run, generator_only
 from dsi.retriever import GenerativeRetriever
 from dsi.search.engine import EncodedQueries
 from dsi.search.request import SearchRequest
@@ -73,7 +73,7 @@ class Laboratory:
                 f"{self.collection.folder} has no queries to measure on; add qrels/{SPLIT}.tsv with relevant documents."
             )
         self.processes = launch(self.device)
-        self._index: tuple[Config, IndexSystems] | None = None
+        self._index: tuple[Config, IndexRuns] | None = None
 
     def say(self, text: str) -> None:
         """Print on the first process only."""
@@ -162,29 +162,29 @@ class Laboratory:
     # The parts of methods.
 
     @cached_property
-    def words(self) -> WordSystems:
+    def words(self) -> BM25Runs:
         """BM25 over the whole texts."""
-        return WordSystems(self.collection)
+        return BM25Runs(self.collection)
 
-    def cut_words(self, config: Config) -> WordSystems:
+    def cut_words(self, config: Config) -> BM25Runs:
         """BM25 over the part of the texts that the encoder reads."""
         encoder = Encoder.load(config.encoder, device=self.device)
-        return WordSystems(self.collection, DocumentTexts(encoder, self.collection.documents)[:])
+        return BM25Runs(self.collection, DocumentTexts(encoder, self.collection.documents)[:])
 
-    def dense(self, config: Config) -> DenseSystems:
+    def dense(self, config: Config) -> DenseRuns:
         """Dense search with the encoder of a configuration; no decoder is trained."""
         tree, encoder = self.tree(config), self._training(config).encoder()
         doc_ids = list(self.collection.rows)
         own = [doc_ids[row] for row in tree.doc_rows[tree.by_row]]
-        return DenseSystems(self.collection, encoder, tree.embeddings[tree.by_row], own)
+        return DenseRuns(self.collection, encoder, tree.embeddings[tree.by_row], own)
 
-    def index(self, config: Config) -> IndexSystems:
+    def index(self, config: Config) -> IndexRuns:
         """The trained index of a configuration; the last one stays in memory."""
         if self._index is None or self._index[0] != config:
             run = self._training(config)
             run.all_stages()
             retriever = GenerativeRetriever.from_pretrained(run.folder, device=self.device)
-            self._index = config, IndexSystems(self.collection, retriever, self.processes)
+            self._index = config, IndexRuns(self.collection, retriever, self.processes)
         return self._index[1]
 
     def tree(self, config: Config) -> DocidTree:
@@ -230,7 +230,7 @@ Method = Callable[[Laboratory, Config], tuple[Run, Mapping[str, Any]]]
 
 
 def _tuned(**options: Any) -> Method:
-    """Search with the settings that are best on dev; `options`: of `IndexSystems.tune`."""
+    """Search with the settings that are best on dev; `options`: of `IndexRuns.tune`."""
 
     def method(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
         index = laboratory.index(config)
@@ -245,7 +245,7 @@ def _alone(beam_width: int = 0) -> Method:
 
     def method(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
         index = laboratory.index(config)
-        changes = {**alone(index.retriever), **({"beam_width": beam_width} if beam_width else {})}
+        changes = {**generator_only(index.retriever), **({"beam_width": beam_width} if beam_width else {})}
         return index.run(SPLIT, min(beam_width, ANSWERS) or DEPTH, **changes), changes
 
     return method
@@ -256,7 +256,7 @@ def _clusters(beam_width: int) -> Method:
 
     def method(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
         systems = laboratory.index(config)
-        index, changes = systems.retriever.snapshot, {**alone(systems.retriever), "beam_width": beam_width}
+        index, changes = systems.retriever.snapshot, {**generator_only(systems.retriever), "beam_width": beam_width}
         request = SearchRequest(ANSWERS, dataclasses.replace(index.search_config, **changes))
         encoded = systems.encode(SPLIT, laboratory.collection.query_texts(SPLIT))
         doc_ids, tree, found = list(index.documents.rows), index.tree, dict[int, dict[str, float]]()

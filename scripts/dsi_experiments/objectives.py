@@ -14,7 +14,7 @@ from typing import Any
 from docids.files.storage import write_text
 from docids.tree import DocidTree
 from dsi.config import Config
-from dsi.measuring.runs import IndexSystems, alone
+from dsi.measuring.runs import IndexRuns, generator_only
 from dsi.training.objective import decoder_positions
 from dsi_experiments.laboratory import SPLIT, Laboratory
 from dsi_experiments.rows import Rows
@@ -78,7 +78,7 @@ def equal_budgets(base: Config, tree: DocidTree) -> dict[str, Config]:
     return budgets
 
 
-def measure(index: IndexSystems, split: str) -> list[Cell]:
+def measure(index: IndexRuns, split: str) -> list[Cell]:
     """Hit@1, Hit@10 and search errors by beam width, decoder alone and fused; a beam below ten gives as many answers.
 
     A search error is a query whose document was not returned though it scores higher than the last answer.
@@ -87,7 +87,7 @@ def measure(index: IndexSystems, split: str) -> list[Cell]:
     right = {query_id: max(judged, key=lambda doc_id: judged[doc_id]) for query_id, judged in qrels.items()}
     cells = []
     for system, options in (
-        ("decoder alone", alone(index.retriever)),
+        ("decoder alone", generator_only(index.retriever)),
         ("fused", index.tune(fusion="bound", lexical=False)),
     ):
         scores = index.scores(split, right, **options)

@@ -246,15 +246,24 @@ class GenerativeRetriever:
         return index.as_run(encoded.query_ids, result)
 
     @shows_options
-    def explain(self, query: str, k: int = 5, **options: Unpack[SearchOptions]) -> Explanation:
-        """Search, and return how: nodes kept and pruned level by level, and the parts of each hit's score; prints as a tree."""
+    def explain(self, query: str | EncodedQueries, k: int = 5, **options: Unpack[SearchOptions]) -> Explanation:
+        """Return how a search came about: nodes kept and pruned by level, and the parts of each hit's score; prints as a tree.
+
+        Args:
+            query: a text, or the output of `encode_queries` for one query.
+            k: documents.
+            **options: see `SearchOptions`.
+        """
         index = self.snapshot
         request = index.request("explain", k, options)
-        search = trace_search(index.engine, encoded_queries(index.encoder, [query]), request)
+        encoded = encoded_queries(index.encoder, query if isinstance(query, EncodedQueries) else [query])
+        if encoded.count != 1:
+            raise ValueError(f"explain() takes one query, got {encoded.count}.")
+        search = trace_search(index.engine, encoded, request)
         titles, lexical = index.documents.dataset["title"], index.lexical
         lexical_name = lexical.name if lexical and request.config.lexical_weight else ""
         tied = index.engine.is_tied
-        return explain(query, index.tree, titles, request.config, search, lexical_name, tied=tied)
+        return explain(encoded.texts[0], index.tree, titles, request.config, search, lexical_name, tied=tied)
 
     @shows_options
     def follow(

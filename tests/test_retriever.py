@@ -455,6 +455,7 @@ def test_explain_shows_the_walk_that_search_made(retriever, monkeypatch):
         (lambda r: r.run({"q": None}), "Query 'q' must be a text that is not empty, got None"),
         (lambda r: r.run({1: "river"}), "A query_id must be a string, got 1"),
         (lambda r: r.explain(None), "Query 0 must be a text that is not empty, got None"),
+        (lambda r: r.explain(r.encode_queries(["a", "b"])), r"explain\(\) takes one query, got 2"),
         (lambda r: r.encode_queries(["river"], batch_size=0), "batch_size must be at least 1, got 0"),
         (lambda r: r.candidates([]), r"candidates\(\) takes at least one query, got none"),
         (
@@ -570,6 +571,15 @@ def test_threads_get_the_answers_that_one_thread_gets(retriever):
         answers = list(pool.map(work, range(8)))
     assert all(same for row in answers for same in row)
     assert [len(row) for row in answers] == [rounds] * 8
+
+
+def test_a_trace_tells_where_a_path_was_pruned():
+    first = LevelTrace(np.array([[1, 2, 3]]), np.float32([[0.5, 0.75, 0.25]]), np.array([[True, True, False]]))
+    second = LevelTrace(np.array([[4, 5, -1]]), np.float32([[2.0, 3.0, -np.inf]]), np.array([[False, True, False]]))
+    trace, paths = Trace([first, second]), np.array([[1, 5, 9], [3, 7, 8], [2, 4, -1]])  # nodes from 6 on are documents
+    assert trace.survivors(paths).tolist() == [[True, True, True], [False, True, True], [True, False, True]]
+    assert [trace.pruned_at(path, 6) for path in paths] == [None, (0, 0.25, 0.5), (1, 2.0, 3.0)]
+    assert Trace().pruned_at(paths[1], 6) is None
 
 
 def test_misses_are_search_errors_or_model_errors(retriever):

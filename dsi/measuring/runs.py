@@ -24,8 +24,8 @@ from docids.words.bm25 import BM25
 from dsi.retriever import GenerativeRetriever
 from dsi.search.engine import EncodedQueries, Method
 from dsi.search.request import SearchConfig, SearchRequest
-from dsi.training.tuning import choose
-from dsi.training.weights import DEPTH, HybridScores
+from dsi.training.tuning import choose, hybrid_scores
+from dsi.training.weights import DEPTH
 from eval.baselines import dense_run, tune_bm25
 from eval.fusion import best_weight, interpolate
 
@@ -211,9 +211,8 @@ class IndexRuns:
         if learned:
             config = dataclasses.replace(index.search_config, **changes)
             return self.processes.first({**changes, **choose(index, dev, qrels, config, lexical=lexical).best})
-        scores = HybridScores(list(index.documents.rows), index.tree.embeddings[index.tree.places], index.lexical)
-        vectors = dev.embeddings.float().numpy()
-        weight = scores.best_weight(dev.query_ids, vectors, dev.texts, qrels) if lexical else 0.0
+        scores = hybrid_scores(index, index.lexical if lexical else None)
+        weight = scores.best_weight(dev.query_ids, dev.embeddings.float().numpy(), dev.texts, qrels)
         return self.processes.first({**changes, "lexical_weight": weight})
 
     def _without(self) -> dict[str, Any]:

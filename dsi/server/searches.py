@@ -77,7 +77,7 @@ class Explainer:
         self.index, self.topics = index, topics
         self.encoded = encode_queries(index.encoder, [query])
         self.request = index.request("explain", k, options)
-        self.explanation = index.explain(query, k, **options)
+        self.explanation = index.explain(self.encoded, k, **options)
         self.result, self.trace = self.explanation.result, self.explanation.trace
 
     @cached_property

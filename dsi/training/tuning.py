@@ -148,10 +148,15 @@ class _Index(NamedTuple):
     def engine(self) -> Engine:
         return self.retriever.engine
 
-    def candidate_scores(self) -> HybridScores:
-        """Return dense and lexical scores of all documents."""
-        tree = self.retriever.tree
-        return HybridScores(list(self.retriever.documents.rows), tree.embeddings[tree.places], self.lexical)
+    def hybrid_scores(self) -> HybridScores:
+        """Return what scores all documents by dense and lexical scores."""
+        return hybrid_scores(self.retriever, self.lexical)
+
+
+def hybrid_scores(retriever: GenerativeRetriever, lexical: Lexical | None) -> HybridScores:
+    """Return what scores all documents of an index by dense and lexical scores; `lexical`: the part that is weighted."""
+    tree = retriever.tree
+    return HybridScores(list(retriever.documents.rows), tree.embeddings[tree.places], lexical)
 
 
 # Tied tokens.
@@ -173,7 +178,7 @@ def _tied_weights(index: _Index, encoded: EncodedQueries, qrels: Judgements) -> 
     mapped: Floats | None = z @ _tied(index).generator.query_map_array.T
     if mapped is not None and not mapped.any():
         mapped = None
-    dense, lexical, *of_map = index.candidate_scores().runs(encoded.query_ids, z, encoded.texts, mapped)
+    dense, lexical, *of_map = index.hybrid_scores().runs(encoded.query_ids, z, encoded.texts, mapped)
     (plain,) = supported_weights(dense, [lexical], qrels) if index.lexical is not None else (0.0,)
     best = {"lexical_weight": plain, "query_map_weight": 0.0}
     if of_map:
@@ -275,7 +280,7 @@ class _Paths:
 
     def __init__(self, index: _Index, encoded: EncodedQueries, qrels: Judgements) -> None:
         self.index, self.encoded, self.qrels, self.config = index, encoded, qrels, index.search_config
-        self.scores = index.candidate_scores()
+        self.scores = index.hybrid_scores()
 
     def choose(self) -> Tuning:
         """Return the best weights of fusion "paper" by a grid, those of "bound" by line searches."""

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from dsi.rerankers.candidates import Candidates, Reranker
     from dsi.rerankers.reranking import load_rerankers, rerank
     from dsi.retriever import GenerativeRetriever
-    from dsi.search.answers import Hit, Hits
     from dsi.search.request import SearchConfig, SearchOptions
+    from dsi.search.results import Hit, Hits
     from dsi.training.pipeline import train
     from dsi.training.tuning import tune
 
@@ -32,8 +32,8 @@ _HOMES = {
     "Config": "dsi.config",
     "Evaluation": "dsi.measuring.evaluation",
     "GenerativeRetriever": "dsi.retriever",
-    "Hit": "dsi.search.answers",
-    "Hits": "dsi.search.answers",
+    "Hit": "dsi.search.results",
+    "Hits": "dsi.search.results",
     "Reranker": "dsi.rerankers.candidates",
     "SearchConfig": "dsi.search.request",
     "SearchOptions": "dsi.search.request",

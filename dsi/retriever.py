@@ -4,18 +4,22 @@ retriever = GenerativeRetriever.from_pretrained("runs/example")
 retriever.search("which capitals are on the danube", k=5)
 """
 
-import dataclasses
+import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, overload
 
 import datasets
+import numpy as np
 import torch
 from typing_extensions import Unpack
 
 from contrastive.encoder import Encoder
+from docids.data.records import COLUMNS
 from docids.files.checks import plain
 from docids.files.storage import replace_folder, writing_to
 from docids.tree import DocidTree
@@ -23,21 +27,61 @@ from docids.vectors import VectorsConfig
 from docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
 from dsi.rerankers.candidates import Candidates
-from dsi.search.answers import Document, Hits
-from dsi.search.decoder import search_decoder
-from dsi.search.engine import Followed
-from dsi.search.explanation import Explanation
-from dsi.search.queries import EncodedQueries, encode_queries, encoded_queries
-from dsi.search.request import SearchConfig, SearchOptions, shows_options
-from dsi.search.results import SearchResult
-from dsi.snapshot import IndexParts, IndexSnapshot
-from dsi.store.loading import check_known, index_state, load_index, save_docids, updating, write_manifest, write_update
+from dsi.rerankers.reranking import candidates_of
+from dsi.search.beam import BeamSearch
+from dsi.search.engine import EncodedQueries, Engine, Followed, encode_queries, encoded_queries
+from dsi.search.explanation import Explanation, explain, trace_search
+from dsi.search.generate import TiedIndex
+from dsi.search.request import (
+    SearchConfig,
+    SearchOptions,
+    SearchRequest,
+    check_used,
+    given_options,
+    shows_options,
+    split_options,
+)
+from dsi.search.results import Document, Hit, Hits, SearchResult
+from dsi.store.documents import DocumentTable
+from dsi.store.loading import check_known, index_state, load_index, save_index, updating, write_update
 from dsi.store.updating import Content, with_documents, with_texts, without_documents
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_ENGINES: dict[str, type[Engine]] = {"tied": TiedIndex, "digits": BeamSearch, "words": BeamSearch}
+"""{docid_tokens of the generator: what searches an index with it}."""
 
 
-class GenerativeRetriever(IndexParts):
+@dataclass(frozen=True, eq=False)
+class _State:
+    """The parts of an index at one moment. An update makes a new state, so threads share one without locks.
+
+    Attributes:
+        encoder: laid out for search.
+        generator: trained for these docids.
+        search_config: the default search config.
+        documents: the document table, in collection order.
+        engine: searches docids, and holds the lexical part.
+    """
+
+    encoder: Encoder
+    generator: Generator
+    search_config: SearchConfig
+    documents: DocumentTable
+    engine: Engine
+
+    @cached_property
+    def trained_beam(self) -> float:
+        """The widest beam whose nodes were all trained; inf unless training was limited to a beam."""
+        trains_beam = self.generator.objective.candidates == "beam"
+        return self.generator.config.training_beam if trains_beam else math.inf
+
+    @property
+    def content(self) -> Content:
+        """The parts that an update changes."""
+        return Content(self.engine.tree, self.documents.dataset, self.engine.lexical)
+
+
+class GenerativeRetriever:
     """An index that can be searched, explained and updated.
 
     Every search takes the options of `dsi.search.request.SearchOptions` by name: `method`, `beam_width`, `candidates`, `alpha`,
@@ -58,7 +102,7 @@ class GenerativeRetriever(IndexParts):
         documents: table with doc_id, title, optional metadata and, for rerankers that read it, text; in collection order.
         search_config: the default search config.
         lexical: BM25 or a `SparseIndex` of the same documents, needed for `lexical_weight`.
-        dtype: of encoder and decoder in search; scores are always float32. torch.bfloat16 is faster where processors know it.
+        dtype: of encoder and decoder in search; scores are always float32. torch.bfloat16 is faster on processors that have it.
 
     Raises:
         ValueError: the parts do not belong together.
@@ -75,9 +119,8 @@ class GenerativeRetriever(IndexParts):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         generator.check_tree(tree)
-        covered = tree.num_rows
-        if len(documents) != covered:
-            raise ValueError(f"The docids cover {covered} documents, the document table has {len(documents)}.")
+        if len(documents) != tree.num_rows:
+            raise ValueError(f"The docids cover {tree.num_rows} documents, the document table has {len(documents)}.")
         if encoder.embedding_dim != tree.embeddings.shape[1] or encoder.state_dim != generator.config.d_model:
             raise ValueError(
                 f"The encoder gives embeddings of {encoder.embedding_dim} and states of {encoder.state_dim}, docids and "
@@ -87,29 +130,65 @@ class GenerativeRetriever(IndexParts):
         self._updating = threading.Lock()
         self._saved: dict[Path, str] = {}  # folder: state of the index there that this one contains
         generator = generator.to(self.device)
-        self._decoder = search_decoder(generator, dtype)
-        content = Content(tree, documents, lexical)
+        engine = _ENGINES[generator.config.docid_tokens].from_generator(generator, tree, lexical, self.device, dtype)
         config = search_config or SearchConfig()
-        self._index = IndexSnapshot.of(encoder.for_search(dtype), generator, self._decoder, config, content)
+        self._state = _State(encoder.for_search(dtype), generator, config, DocumentTable(documents), engine)
 
-    # Its parts are properties of `IndexParts`.
+    # The parts of the index.
+
+    @property
+    def encoder(self) -> Encoder:
+        """The frozen encoder, laid out for search."""
+        return self._state.encoder
+
+    @property
+    def generator(self) -> Generator:
+        """The decoder."""
+        return self._state.generator
+
+    @property
+    def tree(self) -> DocidTree:
+        """The docids."""
+        return self._state.engine.tree
+
+    @property
+    def documents(self) -> DocumentTable:
+        """The documents: doc_id, title and metadata."""
+        return self._state.documents
+
+    @property
+    def lexical(self) -> Lexical | None:
+        """BM25 or learned sparse vectors of the documents; None if the index has neither."""
+        return self._state.engine.lexical
+
+    @property
+    def engine(self) -> Engine:
+        """What searches encoded queries and returns docid positions; for measurements and extensions."""
+        return self._state.engine
+
+    @property
+    def snapshot(self) -> "GenerativeRetriever":
+        """The index at this moment, as a retriever of its own: later updates of this one do not reach it."""
+        snapshot = object.__new__(type(self))
+        snapshot.__dict__.update(self.__dict__)
+        return snapshot
 
     @property
     def search_config(self) -> SearchConfig:
         """The default search config; may be assigned."""
-        return self._index.search_config
+        return self._state.search_config
 
     @search_config.setter
     def search_config(self, config: SearchConfig) -> None:
         if not isinstance(config, SearchConfig):
             raise TypeError(f"search_config must be a SearchConfig, got {config!r}.")
         with self._updating:
-            self._index = dataclasses.replace(self._index, search_config=config)
+            self._state = replace(self._state, search_config=config)
 
     def __repr__(self) -> str:
         return f"GenerativeRetriever({len(self.documents)} documents, docids of up to {self.tree.depth} digits)"
 
-    # Searching. Each call works on one snapshot of the index, so it does not see an update made meanwhile.
+    # Searching. Each call works on a snapshot, so it sees all of an update made meanwhile or nothing of it.
 
     @overload  # a str is a Sequence[str] too; the first signature takes it
     def search(self, queries: str, k: int = 10, **options: Unpack[SearchOptions]) -> Hits: ...  # type: ignore[overload-overlap]
@@ -141,9 +220,9 @@ class GenerativeRetriever(IndexParts):
         """
         if isinstance(queries, Mapping):
             raise TypeError("search() takes a text or a list of texts; run() takes {query_id: text}.")
-        index = self._index
+        index = self.snapshot
         encoded = encoded_queries(index.encoder, [queries] if isinstance(queries, str) else queries)
-        hits = index.hits(index.search(encoded, index.request("search", k, options)))
+        hits = index.hits(index.engine.search(encoded, index.request("search", k, options)))
         return hits[0] if isinstance(queries, str) else hits
 
     @shows_options
@@ -153,27 +232,38 @@ class GenerativeRetriever(IndexParts):
         """Return the arrays of `search`, rows in the order of the queries."""
         if not isinstance(encoded, EncodedQueries):
             raise TypeError(f"search_encoded() takes what encode_queries() returns, got {encoded!r}.")
-        index = self._index
-        request = index.request("search_encoded", k, options)
-        return index.search(encoded, request, show_progress=show_progress)
+        index = self.snapshot
+        return index.engine.search(encoded, index.request("search_encoded", k, options), show_progress=show_progress)
 
     @shows_options
     def run(
         self, queries: Mapping[str, str] | EncodedQueries, k: int = 10, **options: Unpack[SearchOptions]
     ) -> dict[str, dict[str, float]]:
         """Return {query_id: {doc_id: score}} for {query_id: text}, the format of `eval` and of TREC tools."""
-        index = self._index
+        index = self.snapshot
         encoded = encoded_queries(index.encoder, queries, show_progress=True)
-        return index.as_run(
-            encoded.query_ids, index.search(encoded, index.request("run", k, options), show_progress=True)
-        )
+        result = index.engine.search(encoded, index.request("run", k, options), show_progress=True)
+        return index.as_run(encoded.query_ids, result)
 
     @shows_options
-    def explain(self, query: str, k: int = 5, **options: Unpack[SearchOptions]) -> Explanation:
-        """Search, and return how: nodes kept and pruned level by level, and the parts of each hit's score; prints as a tree."""
-        index = self._index
+    def explain(self, query: str | EncodedQueries, k: int = 5, **options: Unpack[SearchOptions]) -> Explanation:
+        """Return how a search came about: nodes kept and pruned by level, and the parts of each hit's score; prints as a tree.
+
+        Args:
+            query: a text, or the output of `encode_queries` for one query.
+            k: documents.
+            **options: see `SearchOptions`.
+        """
+        index = self.snapshot
         request = index.request("explain", k, options)
-        return index.explain(query, encoded_queries(index.encoder, [query]), request)[0]
+        encoded = encoded_queries(index.encoder, query if isinstance(query, EncodedQueries) else [query])
+        if encoded.count != 1:
+            raise ValueError(f"explain() takes one query, got {encoded.count}.")
+        search = trace_search(index.engine, encoded, request)
+        titles, lexical = index.documents.dataset["title"], index.lexical
+        lexical_name = lexical.name if lexical and request.config.lexical_weight else ""
+        tied = index.engine.is_tied
+        return explain(encoded.texts[0], index.tree, titles, request.config, search, lexical_name, tied=tied)
 
     @shows_options
     def follow(
@@ -182,19 +272,29 @@ class GenerativeRetriever(IndexParts):
         doc_ids: Sequence[Sequence[str]],
         **options: Unpack[SearchOptions],
     ) -> Followed:
-        """Return how the paths to given documents are scored, whether or not a search finds them.
+        """Return how the paths to some documents are scored, whether or not a search finds them.
 
         Args:
             queries: texts, or the output of `encode_queries`.
-            doc_ids: documents for each query, the same number for all.
-            **options: options of the search whose scores are wanted.
+            doc_ids: documents for each query, the same number for all; one with several places has the path to its best one.
+            **options: see `SearchOptions`; the scores are those of a search with them.
 
         Returns:
             Scores of the nodes by level, [queries, documents, depth], and the parts of the documents' scores.
         """
-        index = self._index
+        index = self.snapshot
         encoded = encoded_queries(index.encoder, queries)
-        return index.follow(encoded, index.request("follow", 1, options), doc_ids)
+        request = index.request("follow", 1, options)
+        if not isinstance(doc_ids, Sequence) or isinstance(doc_ids, str):
+            raise TypeError(f"doc_ids must be a list of documents for each query, got {doc_ids!r}.")
+        rows = [index.documents.rows_of(documents, "doc_ids") for documents in doc_ids]
+        counts = [len(documents) for documents in rows]
+        if len(rows) != encoded.count or not counts or min(counts) != max(counts) or not counts[0]:
+            raise ValueError(
+                f"doc_ids must be a list of documents for each of the {encoded.count} queries, equally long and not empty, got "
+                f"{len(rows)} lists of lengths {counts[:10]}."
+            )
+        return index.engine.follow_all(encoded, request, np.array(rows))
 
     @shows_options
     def candidates(
@@ -213,19 +313,67 @@ class GenerativeRetriever(IndexParts):
             features: compute the features of learned rerankers; takes one more pass of the decoder.
             **options: see `SearchOptions`.
         """
-        index = self._index
+        index = self.snapshot
         encoded = encoded_queries(index.encoder, queries)
-        result = index.search(encoded, index.request("candidates", k, options))
-        return index.candidates(encoded, result, features=features)
+        result = index.engine.search(encoded, index.request("candidates", k, options))
+        if not encoded.count:
+            raise ValueError("candidates() takes at least one query, got none.")
+        return candidates_of(index.engine, index.documents, index.lexical, encoded, result, features=features)
 
     @shows_options
     def config_for(self, k: int = 10, **options: Unpack[SearchOptions]) -> SearchConfig:
         """Return the search config that a call with these options uses."""
-        return self._index.request("config_for", k, options).config
+        return self.snapshot.request("config_for", k, options).config
+
+    def request(self, call: str, k: int, options: Mapping[str, Any]) -> SearchRequest:
+        """Return a request to `engine` for k documents: the options of a call over the index's search config.
+
+        Args:
+            call: name of the public method, for messages.
+            k: documents per query.
+            options: of `SearchOptions`.
+
+        Raises:
+            TypeError: an unknown option.
+            ValueError: an option that is out of range or not used, an unknown doc_id or column in a filter.
+        """
+        state = self._state
+        options = given_options(call, options)
+        overrides, others = split_options(options)
+        config = replace(state.search_config, **overrides)
+        check_used(call, options, config, tied=state.engine.is_tied)
+        _check_parts(options, state.engine.lexical)
+        if config.alpha and config.beam_width > state.trained_beam:
+            state.generator.check_beam(config.beam_width)  # warns
+        allowed = state.documents.allowed(**{name: others.pop(name, None) for name in ("allow", "deny", "where")})
+        if allowed is not None:
+            doc_rows = state.engine.tree.doc_rows
+            allowed = np.asarray(allowed[doc_rows] & (doc_rows >= 0))  # [places]
+        return SearchRequest(plain(int, k, "k"), config, allowed, **others)
+
+    def hits(self, result: SearchResult) -> list[Hits]:
+        """Return the hits of each query of a search result."""
+        index = self.snapshot
+        positions = np.maximum(result.positions, 0)
+        _, digits = index.tree.paths(positions.ravel())
+        docids = [tuple(digit for digit in path if digit >= 0) for path in digits.tolist()]
+        rows = np.maximum(index.tree.doc_rows[positions], 0)
+        doc_ids, titles, texts = (index.documents.values_of(name, rows) for name in ("doc_id", "title", "text"))
+        hits, k, scores = [], positions.shape[1], result.scores.tolist()
+        for row, (count, exact) in enumerate(zip(result.counts.tolist(), result.exact.tolist(), strict=True)):
+            columns = scores[row], doc_ids[row], titles[row], docids[row * k : row * k + k], texts[row]
+            hits.append(Hits([Hit(*fields) for fields in zip(range(1, count + 1), *columns, strict=False)], exact))
+        return hits
 
     def as_run(self, query_ids: Sequence[str], result: SearchResult) -> dict[str, dict[str, float]]:
         """Return {query_id: {doc_id: score}} of a result with one row per query."""
-        return self._index.as_run(query_ids, result)
+        index = self.snapshot
+        rows = np.maximum(index.tree.doc_rows[np.maximum(result.positions, 0)], 0)
+        columns = index.documents.values_of("doc_id", rows), result.scores.tolist(), result.counts.tolist()
+        return {
+            query_id: dict(zip(doc_ids[:count], scores, strict=False))
+            for query_id, doc_ids, scores, count in zip(query_ids, *columns, strict=True)
+        }
 
     def encode_queries(
         self, queries: Sequence[str] | Mapping[str, str], *, batch_size: int = 32, show_progress: bool = False
@@ -233,21 +381,26 @@ class GenerativeRetriever(IndexParts):
         """Encode queries once, to search them several times."""
         return encode_queries(self.encoder, queries, batch_size=batch_size, show_progress=show_progress)
 
-    # Updating and saving.
-
     def get(self, doc_id: str) -> Document:
-        """Return a document as the index holds it: title, metadata, docid, and its text if the index keeps texts.
+        """Return a document as the index holds it: title, metadata, its first docid, and its text if the index keeps texts.
 
         Raises:
             ValueError: the doc_id is not in the index.
         """
-        return self._index.document(doc_id)
+        index = self.snapshot
+        (row,) = index.documents.rows_of([doc_id], "get")
+        values = index.documents.record(row)
+        doc_id, title, text = (values.pop(name, None) for name in COLUMNS)
+        metadata = {name: value for name, value in values.items() if value is not None}
+        return Document(doc_id, title, text, metadata, index.tree.digits(int(index.tree.positions[row])))
+
+    # Updating and saving.
 
     def add(self, documents: Iterable[Mapping[str, Any]], *, replace: bool = False) -> None:
         """Make new documents searchable at once, without training; no other document's docid changes.
 
         A document descends the centroids to its cluster. The walk, dense scores and BM25 treat it like any other; with docid
-        tokens that have weights of their own, the decoder gives it the mean probability of its siblings. Searches may run
+        tokens that have weights of their own, it gets the mean probability of its siblings. Searches may run
         meanwhile; each sees all of the new documents or none.
 
         Args:
@@ -259,7 +412,7 @@ class GenerativeRetriever(IndexParts):
             ValueError: a doc_id that is in the index already, repeated or empty; no text; an unknown key or metadata.
         """
         with self._updating:
-            self._hold(with_documents(self._index.content, self.encoder, documents, replace=replace))
+            self._hold(with_documents(self._state.content, self.encoder, documents, replace=replace))
 
     def remove(self, doc_ids: Iterable[str]) -> None:
         """Remove documents; their places in the tree become free for new ones.
@@ -268,7 +421,7 @@ class GenerativeRetriever(IndexParts):
             ValueError: a doc_id is not in the index, or no document would be left.
         """
         with self._updating:
-            self._hold(without_documents(self._index.content, self.documents.rows_of(doc_ids, "remove")))
+            self._hold(without_documents(self._state.content, self.documents.rows_of(doc_ids, "remove")))
 
     def keep_texts(self, documents: datasets.Dataset) -> None:
         """Put the texts of the documents into the index, for rerankers that read them; `add` keeps those of new documents.
@@ -280,22 +433,22 @@ class GenerativeRetriever(IndexParts):
             ValueError: the table has no texts, or lacks a document of the index.
         """
         with self._updating:
-            self._hold(with_texts(self._index.content, documents))
+            self._hold(with_texts(self._state.content, documents))
 
     def keep_vectors(self, kind: str, code_bytes: int = 0) -> None:
-        """Keep the vectors of documents and nodes in other bytes, as `docids.vectors.VectorsConfig` says; docids stay.
+        """Store the vectors of documents and nodes in another format of `docids.vectors.VectorsConfig`; docids stay.
 
         Raises:
             ValueError: no such kind, or bytes that do not divide the dimension.
         """
         with self._updating:
-            content, config = self._index.content, VectorsConfig(kind, code_bytes)
+            content, config = self._state.content, VectorsConfig(kind, code_bytes)
             self._hold(content._replace(tree=content.tree.stored_as(config)))
 
     def _hold(self, content: Content) -> None:
-        """Search this content from now on."""
-        index = self._index
-        self._index = IndexSnapshot.of(index.encoder, index.generator, self._decoder, index.search_config, content)
+        """Replace the content; searches from now on use it."""
+        engine = self._state.engine.with_content(content.tree, content.lexical)
+        self._state = replace(self._state, documents=DocumentTable(content.documents), engine=engine)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the whole index atomically: a killed process leaves the old folder or the new one.
@@ -309,14 +462,9 @@ class GenerativeRetriever(IndexParts):
         with writing_to(target):
             if target in self._saved and index_state(target):
                 check_known(target, self._saved.values())
-            index = self._index
+            state = self._state
             with replace_folder(target) as partial:
-                index.encoder.save(partial / "encoder")
-                if index.lexical:
-                    index.lexical.save(partial / "lexical")
-                save_docids(index.tree, index.documents.dataset, partial / "docids", texts=True)
-                index.generator.save_pretrained(str(partial / "generator"))
-                write_manifest(partial, index.encoder, index.tree, index.search_config)
+                save_index(partial, state.encoder, state.generator, state.search_config, *state.content)
             self._saved[target] = index_state(target)
 
     def _check_dtype(self) -> None:
@@ -326,7 +474,7 @@ class GenerativeRetriever(IndexParts):
             )
 
     def save_update(self, folder: str | Path) -> int:
-        """Write what was added, removed and kept otherwise to the index this one was loaded from, atomically.
+        """Write updates to the index that this one was loaded from, atomically.
 
         Returns:
             The generation of the index on disk: 1 after training, one more with every update.
@@ -339,8 +487,8 @@ class GenerativeRetriever(IndexParts):
         self._check_dtype()
         target = Path(folder).resolve()
         with updating(target):
-            index = self._index
-            generation = write_update(target, self._saved.values(), index.encoder, *index.content)
+            state = self._state
+            generation = write_update(target, self._saved.values(), state.encoder, *state.content)
             self._saved[target] = index_state(target)
         return generation
 
@@ -387,8 +535,19 @@ class GenerativeRetriever(IndexParts):
 
         if plain(str, dtype, "dtype") not in _DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}.")
-        place = index_folder(folder, revision, token)
-        parts, loaded = load_index(place, device)
+        local = index_folder(folder, revision, token)
+        parts, state = load_index(local, device)
         retriever = cls(*parts, _DTYPES[dtype])
-        retriever._saved[place.resolve()] = loaded
+        retriever._saved[local.resolve()] = state
         return retriever
+
+
+def _check_parts(options: Mapping[str, Any], lexical: Lexical | None) -> None:
+    """Raise ValueError if a call weights a part of the score that the index lacks; without options it is left out."""
+    if options.get("lexical_weight") and lexical is None:
+        raise ValueError(
+            f"lexical_weight is {options['lexical_weight']:g}, but this index has no lexical part; use 0, or train with "
+            "lexical.enabled = true."
+        )
+    if options.get("token_weight"):
+        raise ValueError(f"token_weight is {options['token_weight']:g}, but this index has no token vectors; use 0.")

@@ -42,7 +42,7 @@ from dsi.generator.model import DocidGenerator
 from dsi.generator.tied import TiedGenerator
 from dsi.search.beam import BeamSearch
 from dsi.search.decoder import search_decoder
-from dsi.search.queries import QueryBatch
+from dsi.search.engine import QueryBatch
 
 MINIPEDIA = Path(__file__).parent.parent / "docids" / "data" / "minipedia"
 WIDTH = 32

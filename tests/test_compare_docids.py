@@ -23,8 +23,8 @@ from docids.schemes import SCHEMES, SchemeInput, make_docids
 from dsi.commands.main import main
 from dsi.config import Config
 from dsi.measuring.diagnosis import diagnose, errors_by_level
-from dsi.measuring.rows import alone
-from dsi.search.request import SearchConfig, SearchRequest
+from dsi.measuring.runs import generator_only
+from dsi.search.request import SearchConfig
 from tests.conftest import random_generator, random_tied
 from tests.test_pipeline import TIED, write_settings
 from tests.test_tree_models import table_rows
@@ -241,15 +241,16 @@ def test_survival_and_search_errors_are_those_of_single_traced_searches(kind, be
     encoded = retriever.encode_queries(queries)
     lost = 0
     for beam_width, k in ((1, 1), (2, 2), (4, 3)):
-        options = {**alone(retriever), "beam_width": beam_width}
+        options = {**generator_only(retriever), "beam_width": beam_width}
         found = descend(retriever, encoded, list(answers.values()), k, **options)
         assert {q: set(run) for q, run in found.run.items()} == {
             q: set(run) for q, run in answer(retriever, encoded, k, **options).items()
         }
         for row, (query_id, text) in enumerate(queries.items()):
             digits = tree.digits(int(tree.positions[collection.rows[answers[query_id]]]))
-            request = SearchRequest(k, dataclasses.replace(config, **options))
-            explained, _ = retriever.snapshot.explain(text, retriever.encode_queries([text]), request)
+            at_options = retriever.snapshot
+            at_options.search_config = dataclasses.replace(config, **options)
+            explained = at_options.explain(text, k)
             kept = {node.digits for level in explained.levels for node in level if node.kept}
             expected, alive = [], True
             for level in range(tree.depth):

@@ -53,7 +53,7 @@ class Lists:
         prior[at, new.histories[at, positions]] = 0
         prior[finished] = 0
         self.asked += list(zip(new.problems.tolist(), map(tuple, new.histories.tolist()), strict=True))
-        values = np.where(finished | self.value, self.reward.of(new.problems, new.histories), 0.0)
+        values = np.where(finished | self.value, self.reward.measure(new.problems, new.histories), 0.0)
         return prior / np.maximum(prior.sum(axis=1, keepdims=True), 1), values
 
 
@@ -61,7 +61,7 @@ def test_search_finds_the_best_of_all_permutations():
     _, labels = made_up(n=10, k=7)
     reward = AlphaNdcg(labels, 4)
     every = np.array(list(permutations(range(7), 4)))
-    best = [reward.of(np.full(len(every), row), every).max() for row in range(10)]
+    best = [reward.measure(np.full(len(every), row), every).max() for row in range(10)]
     evaluator = Lists(reward, 7, 4, value=True)
     search = Puct(evaluator, 10, 4, PuctConfig(1000, exploration=1.0), moves=4)
     lists = np.full((10, 4), -1)
@@ -70,7 +70,7 @@ def test_search_finds_the_best_of_all_permutations():
         np.testing.assert_allclose(search.policy.sum(axis=1), 1)
         lists[:, position] = search.root_visits.argmax(axis=1)
         search.advance(lists[:, position])
-    np.testing.assert_allclose(reward.of(np.arange(10), lists), best, atol=1e-12)
+    np.testing.assert_allclose(reward.measure(np.arange(10), lists), best, atol=1e-12)
     assert len(set(evaluator.asked)) == len(evaluator.asked)  # no node is asked for twice
 
 
@@ -115,7 +115,7 @@ def test_alpha_ndcg_is_that_of_ndeval():
     qrels = [ir_measures.Qrel(str(q), str(d), 1, iteration=str(s)) for q, d, s in np.argwhere(labels).tolist()]
     run = [ir_measures.ScoredDoc(str(q), str(d), -p) for q in range(8) for p, d in enumerate(lists[q].tolist())]
     found = {m.query_id: m.value for m in ir_measures.iter_calc([ir_measures.alpha_DCG @ 10], qrels, run)}
-    own = reward.of(np.arange(8), lists)
+    own = reward.measure(np.arange(8), lists)
     most = labels.any(axis=1).sum(axis=1) * (0.5 ** np.arange(10) / np.log2(2 + np.arange(10))).sum()  # ndeval's scale
     for q, value in found.items():
         assert own[int(q)] * reward.ideal[int(q)] / most[int(q)] == pytest.approx(value, rel=1e-4)
@@ -125,7 +125,7 @@ def test_alpha_ndcg_is_that_of_ndeval():
     )  # ties of greedy ideals
     short = lists.copy()
     short[:, 3:] = -1
-    assert (reward.of(np.arange(8), short) <= own).all()
+    assert (reward.measure(np.arange(8), short) <= own).all()
 
 
 def test_gains_are_what_a_candidate_adds():
@@ -141,7 +141,9 @@ def test_gains_are_what_a_candidate_adds():
                 continue
             longer = lists[row : row + 1].copy()
             longer[0, at] = candidate
-            added = (reward.of(rows[row : row + 1], longer) - reward.of(rows[row : row + 1], lists[row : row + 1]))[0]
+            added = (
+                reward.measure(rows[row : row + 1], longer) - reward.measure(rows[row : row + 1], lists[row : row + 1])
+            )[0]
             assert gains[row, candidate] / np.log2(2 + at) / reward.ideal[row] == pytest.approx(added)
 
 
@@ -214,10 +216,10 @@ def test_every_teacher_teaches(settings, least):
     fresh, fresh_labels = made_up(n=60, seed=1)
     reward = AlphaNdcg(fresh_labels, 4)
     model = M2Div.create(train, M2DivConfig(positions=4, learning_rate=1e-2, **settings))
-    before = reward.of(np.arange(60), model.choose(model.vectors(fresh))[:, :4]).mean()
+    before = reward.measure(np.arange(60), model.choose(model.vectors(fresh))[:, :4]).mean()
     told = []
     model.fit(train, labels, lambda teacher, value: told.append((teacher, value)))
-    after = reward.of(np.arange(60), model.choose(model.vectors(fresh))[:, :4]).mean()
+    after = reward.measure(np.arange(60), model.choose(model.vectors(fresh))[:, :4]).mean()
     assert after > before + least
     assert len(told) == settings.get("epochs", 0) + settings.get("pretrain_epochs", 0)
 

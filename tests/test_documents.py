@@ -265,6 +265,7 @@ def test_a_document_is_read_by_its_id(retriever, folder):
 @pytest.mark.parametrize("chosen", [[3], [0, 39, 7], range(40)])
 def test_documents_are_replaced_in_one_step(retriever, chosen, monkeypatch):
     before, doc_ids = retriever.snapshot, list(retriever.documents.rows)
+    table, engine = retriever.documents, retriever.engine
     untouched = {doc_id: retriever.get(doc_id) for row, doc_id in enumerate(doc_ids) if row not in chosen}
     snapshots = []
     monkeypatch.setattr(retriever, "_hold", lambda content, hold=retriever._hold: snapshots.append(hold(content)))
@@ -275,7 +276,8 @@ def test_documents_are_replaced_in_one_step(retriever, chosen, monkeypatch):
         retriever.add([*new, new[0]], replace=True)
     with pytest.raises(ValueError, match="replace must be True or False, got 'no'"):
         retriever.add(new, replace="no")
-    assert retriever.snapshot is before
+    assert retriever.documents is table
+    assert retriever.engine is engine
     retriever.add([*new, NEW], replace=True)
     assert len(snapshots) == 1
     assert set(retriever.documents.rows) == {*doc_ids, "new"}

@@ -7,7 +7,7 @@ import pytest
 import dsi
 from docids.clustering import DocidsConfig, build_tree
 from docids.words.bm25 import BM25
-from dsi.measuring.rows import IndexSystems
+from dsi.measuring.runs import IndexRuns
 from tests.conftest import random_tied
 
 LEFT = "documents are in the collection only"
@@ -38,10 +38,10 @@ def replace_first(retriever, collection):
 
 
 def test_the_order_of_an_updated_index_changes_no_result(retriever, collection, caplog):
-    dense = IndexSystems(collection, retriever).run_dense("test")
+    dense = IndexRuns(collection, retriever).run_dense("test")
     before, tuned = dsi.evaluate(retriever, collection), dsi.tune(retriever, collection).best
     replace_first(retriever, collection)
-    again = IndexSystems(collection, retriever).run_dense("test")
+    again = IndexRuns(collection, retriever).run_dense("test")
     assert {query_id: pytest.approx(found, abs=1e-4) for query_id, found in dense.items()} == again
     assert dsi.tune(retriever, collection).best["lexical_weight"] == pytest.approx(tuned["lexical_weight"], rel=1e-2)
     after = dsi.evaluate(retriever, collection)

@@ -14,8 +14,8 @@ from docids.updating import add_documents, remove_documents
 from docids.vectors import VectorsConfig
 from docids.words.bm25 import BM25
 from dsi.generator.tied import TiedGenerator
+from dsi.search.engine import QueryBatch
 from dsi.search.generate import TiedIndex, WordsOnly
-from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import EXTRA, WALK, WORDS, Trace, best, highest
 from dsi.trees.bonus import SIZE_WEIGHT

@@ -32,7 +32,7 @@ from docids.words.bm25 import BM25
 from dsi import GenerativeRetriever, SearchConfig, load_rerankers
 from dsi.rerankers.candidates import load_reranker
 from dsi.rerankers.reranking import save_reranker
-from dsi.store.parts import load_documents, trained_fan_out
+from dsi.store.loading import load_documents, trained_fan_out
 from tests.conftest import MINIPEDIA, WIDTH, random_generator, random_tied, random_tree, save_cross_encoder
 from tests.hostile import count_outcomes, write_sums
 from tests.test_sparse import save_model

@@ -19,7 +19,7 @@ from contrastive.encoder import Encoder, EncoderConfig
 from docids.clustering import DocidsConfig, build_tree
 from docids.words.bm25 import BM25
 from dsi import GenerativeRetriever, SearchConfig
-from dsi.snapshot import IndexSnapshot
+from dsi.search.engine import Engine
 from eval.measures import evaluate, mean
 from tests.conftest import MINIPEDIA, random_tied
 
@@ -350,9 +350,9 @@ def test_a_langchain_batch_is_one_search_with_a_callback_for_each_query(retrieve
 
     search = adapter("langchain").DocidRetriever(retriever, k=3)
     alone = [[document.id for document in search.invoke(query)] for query in QUERIES]
-    whole = IndexSnapshot.search
+    whole = Engine.search
     monkeypatch.setattr(
-        IndexSnapshot,
+        Engine,
         "search",
         lambda self, encoded, *rest: searched.append(encoded.count) or whole(self, encoded, *rest),
     )

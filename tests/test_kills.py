@@ -19,7 +19,7 @@ from docids.files.storage import folder_sums, sha256, write_json
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.commands.main import main
 from dsi.config import read_config
-from dsi.search.answers import Hits
+from dsi.search.results import Hits
 from dsi.training.pipeline import TrainingRun
 from dsi.training.stages import StageFolders
 from tests.conftest import thin_out

@@ -16,9 +16,9 @@ from docids.tree import DocidTree
 from docids.updating import add_documents, remove_documents
 from docids.vectors import VectorsConfig
 from docids.words.bm25 import BM25
+from dsi.search.engine import QueryBatch
 from dsi.search.generate import TiedIndex
 from dsi.search.lists import Lists, cell_nodes
-from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import SearchResult
 from tests.conftest import random_queries, random_tied, random_tree
@@ -151,7 +151,7 @@ torch.set_num_threads(1); faiss.omp_set_num_threads(1)
 from docids.tree import DocidTree
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.generate import TiedIndex
-from dsi.search.queries import QueryBatch
+from dsi.search.engine import QueryBatch
 from tests.conftest import random_queries, random_tied, random_tree
 
 def search(tree, rows):

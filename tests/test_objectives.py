@@ -19,7 +19,7 @@ from dsi.generator.config import GeneratorConfig, ObjectiveConfig, TrainingConfi
 from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.model import DocidGenerator
 from dsi.generator.states import StateCache, write_states
-from dsi.search.queries import QueryBatch
+from dsi.search.engine import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import Trace
 from dsi.training.examples import DocidExamples

@@ -9,7 +9,7 @@ import torch
 import dsi
 from dsi.commands.main import main
 from dsi.config import Config
-from dsi.search.queries import QueryBatch
+from dsi.search.engine import QueryBatch
 from tests.conftest import thin_out
 from tests.oracles import document_log_p
 from tests.test_search import path_scores

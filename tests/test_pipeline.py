@@ -35,7 +35,7 @@ from dsi.commands.main import find_command, main
 from dsi.commands.train import STAGES
 from dsi.config import CONFIGS, Config, config_names, from_dict, read_config, write_config
 from dsi.generator.kinds import load_generator
-from dsi.measuring import rows as systems
+from dsi.measuring import runs
 from dsi.training import pipeline
 from dsi.training.pipeline import TrainingRun
 from tests.conftest import thin_out, write_collection
@@ -638,7 +638,7 @@ def test_an_index_is_trained_tuned_measured_and_searched_from_python(
     tuning = dsi.tune(retriever, collection)
     assert retriever.search_config.alpha == pytest.approx(tuned["alpha"]) == tuning.best["alpha"]
     assert tuning.best.items() <= dataclasses.asdict(retriever.search_config).items()
-    if retriever.snapshot.is_tied:
+    if retriever.engine.is_tied:
         assert set(tuning.best) == {"lexical_weight", "query_map_weight", "alpha", "beam_width"}
         found = {setting["beam_width"]: share for setting, share in tuning.tried if "beam_width" in setting}
         assert found[tuning.best["beam_width"]] >= 0.98
@@ -647,7 +647,7 @@ def test_an_index_is_trained_tuned_measured_and_searched_from_python(
         highest = max(tuning.tried, key=lambda entry: entry[1])[0]
         assert tuning.best in (highest, tuning.tried[0][0])
         alone = evaluation.runs["decoder only"]
-        run = systems.IndexSystems(collection, retriever).run("test", 10, **systems.alone(retriever))
+        run = runs.IndexRuns(collection, retriever).run("test", 10, **runs.generator_only(retriever))
         assert run.keys() == alone.keys()
     collection.qrels["dev"].clear()
     dsi.tune(retriever, collection)  # on train queries

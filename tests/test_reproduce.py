@@ -257,7 +257,9 @@ def test_a_plan_of_words_guides_the_beam_and_joins_the_scores(config, data, tmp_
     for row, query_id in enumerate(queries):
         found = list(run[query_id])
         request = SearchRequest(1, SearchConfig(alpha=1.0, beta=0.0))
-        log_p = snapshot.follow(index.retriever.encode_queries([queries[query_id]]), request, [found]).scores[0]
+        rows = np.array([snapshot.documents.rows_of(found, "found")])
+        encoded = index.retriever.encode_queries([queries[query_id]])
+        log_p = snapshot.engine.follow_all(encoded, request, rows).scores[0]
         scores = 0.5 * log_p + 0.5 * 0.3 * np.array([words[row, collection.rows[doc_id]] for doc_id in found])
         assert list(run[query_id].values()) == pytest.approx(scores.tolist(), abs=1e-3)
 

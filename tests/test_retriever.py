@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import datasets
 import numpy as np
@@ -22,11 +23,10 @@ from docids.words.bm25 import BM25
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.measuring.diagnosis import diagnose, diagnosis_table
 from dsi.search import generate
-from dsi.search.answers import Hit, Hits
 from dsi.search.engine import Followed
-from dsi.search.explanation import Found, explain
+from dsi.search.explanation import TracedSearch, explain
 from dsi.search.request import SearchOptions, SearchRequest
-from dsi.search.results import LevelTrace, SearchResult, Trace
+from dsi.search.results import Hit, Hits, LevelTrace, SearchResult, Trace
 from dsi.search.walk import Walk
 from tests.conftest import MINIPEDIA, WIDTH, random_generator, random_tied, random_tree
 
@@ -113,8 +113,8 @@ def test_generate_finds_less_with_a_narrow_beam_and_all_with_a_wide_one(retrieve
 
 def test_a_default_search_walks_once_a_query_and_reads_a_small_part(encoder, monkeypatch):
     retriever = index_of(encoder, tied=True, count=len(RECORDS), leaf=2, words=True, lexical_weight=0.05, candidates=5)
-    walk, walked = Walk.of_query, []
-    monkeypatch.setattr(Walk, "of_query", lambda *given: walked.append(given) or walk(*given))
+    walk, walked = Walk.descend, []
+    monkeypatch.setattr(Walk, "descend", lambda *given: walked.append(given) or walk(*given))
     found = retriever.search_encoded(retriever.encode_queries(QUERIES), k=5)
     assert len(walked) == len(QUERIES)
     nodes, documents = retriever.tree.num_inner, len(retriever.documents)
@@ -391,10 +391,32 @@ def test_explain_shows_the_search_that_answered_under_any_option(retriever, digi
             assert ranked[hit.rank].label == hit.title
 
 
+def test_a_search_passes_through_few_files(encoder):
+    """From the public call to the answer: eight files in three rooms of dsi, and eight of the packages below."""
+    retriever, root = index_of(encoder, tied=True, words=True, lexical_weight=0.1), Path(dsi.__file__).parent.parent
+    retriever.search("x", k=5)  # makes what later searches read
+    touched, packages = set(), {"dsi", "docids", "contrastive", "eval"}
+
+    def record(frame, event, _):
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(root) and path.relative_to(root).parts[0] in packages:
+            touched.add(path.relative_to(root))
+
+    sys.setprofile(record)
+    try:
+        retriever.search("x", k=5)
+    finally:
+        sys.setprofile(None)
+    ours = {path for path in touched if path.parts[0] == "dsi"}
+    assert len(ours) <= 8, sorted(map(str, ours))
+    assert len({path.parent for path in ours}) <= 3
+    assert len(touched) <= 16, sorted(map(str, touched))
+
+
 def test_explain_shows_the_walk_that_search_made(retriever, monkeypatch):
     """Documents, their scores, and the nodes kept are those of the search itself."""
-    query, walk, reached = "which capitals are on the danube", Walk.of_query, []
-    monkeypatch.setattr(Walk, "of_query", lambda *given: reached.append(walk(*given)) or reached[-1])
+    query, walk, reached = "which capitals are on the danube", Walk.descend, []
+    monkeypatch.setattr(Walk, "descend", lambda *given: reached.append(walk(*given)) or reached[-1])
     hits = retriever.search(query, k=5)
     (searched,) = reached
     explanation = retriever.explain(query, k=5)
@@ -433,6 +455,7 @@ def test_explain_shows_the_walk_that_search_made(retriever, monkeypatch):
         (lambda r: r.run({"q": None}), "Query 'q' must be a text that is not empty, got None"),
         (lambda r: r.run({1: "river"}), "A query_id must be a string, got 1"),
         (lambda r: r.explain(None), "Query 0 must be a text that is not empty, got None"),
+        (lambda r: r.explain(r.encode_queries(["a", "b"])), r"explain\(\) takes one query, got 2"),
         (lambda r: r.encode_queries(["river"], batch_size=0), "batch_size must be at least 1, got 0"),
         (lambda r: r.candidates([]), r"candidates\(\) takes at least one query, got none"),
         (
@@ -510,7 +533,9 @@ def test_a_docid_longer_than_pythons_stack_is_explained():
     result.positions[0, 0], result.scores[0, 0] = 0, 1.0
     followed = Followed(np.zeros((1, 1), dtype=int), np.zeros((1, 1, tree.depth), dtype=np.float32), {})
     started = time.perf_counter()
-    explanation = explain("q", tree, ["a", "b", "c"], SearchConfig(), Found(trace, result, followed), "", tied=True)
+    explanation = explain(
+        "q", tree, ["a", "b", "c"], SearchConfig(), TracedSearch(trace, result, followed), "", tied=True
+    )
     lines = str(explanation).splitlines()
     assert time.perf_counter() - started < 5
     assert [len(node.digits) for node in explanation.levels[-1]] == [tree.depth] * 2
@@ -546,6 +571,15 @@ def test_threads_get_the_answers_that_one_thread_gets(retriever):
         answers = list(pool.map(work, range(8)))
     assert all(same for row in answers for same in row)
     assert [len(row) for row in answers] == [rounds] * 8
+
+
+def test_a_trace_tells_where_a_path_was_pruned():
+    first = LevelTrace(np.array([[1, 2, 3]]), np.float32([[0.5, 0.75, 0.25]]), np.array([[True, True, False]]))
+    second = LevelTrace(np.array([[4, 5, -1]]), np.float32([[2.0, 3.0, -np.inf]]), np.array([[False, True, False]]))
+    trace, paths = Trace([first, second]), np.array([[1, 5, 9], [3, 7, 8], [2, 4, -1]])  # nodes from 6 on are documents
+    assert trace.survivors(paths).tolist() == [[True, True, True], [False, True, True], [True, False, True]]
+    assert [trace.pruned_at(path, 6) for path in paths] == [None, (0, 0.25, 0.5), (1, 2.0, 3.0)]
+    assert Trace().pruned_at(paths[1], 6) is None
 
 
 def test_misses_are_search_errors_or_model_errors(retriever):

@@ -677,7 +677,7 @@ def test_an_index_of_titles_is_trained_searched_and_updated_and_keeps_the_tokens
     for doc_id, own in tokens.items():
         assert model.tokens([titles[run.collection.rows[doc_id]]])[0][: len(own)] == own
     end = run.encoder().model.tokenizer.eos_token_id
-    DocidLogitsProcessor.of([[token for token in own if token != end] for own in tokens.values()], end)
+    DocidLogitsProcessor.from_identifiers([[token for token in own if token != end] for own in tokens.values()], end)
     check_updates(run.folder)
 
 

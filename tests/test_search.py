@@ -22,7 +22,7 @@ from dsi.generator.model import DocidGenerator
 from dsi.search import beam as beam_module
 from dsi.search.beam import BeamSearch
 from dsi.search.decoder import FastDecoder
-from dsi.search.queries import QueryBatch
+from dsi.search.engine import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import SearchResult, Trace
 from tests.conftest import WIDTH, beam_search_for, random_batch, random_generator, random_queries, random_tree

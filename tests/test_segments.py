@@ -27,15 +27,14 @@ from docids.vectors import VectorsConfig
 from docids.words.bm25 import BM25
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.config import read_config
+from dsi.generator.base import Generator
 from dsi.generator.tied import TiedGenerator
 from dsi.measuring.diagnosis import diagnose
-from dsi.measuring.rows import IndexSystems
+from dsi.measuring.runs import IndexRuns
 from dsi.search import generate
 from dsi.search.beam import BeamSearch
-from dsi.search.decoder import search_decoder
-from dsi.search.engine import Engine
+from dsi.search.engine import Engine, QueryBatch
 from dsi.search.generate import TiedIndex
-from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchRequest
 from dsi.store.loading import load_docids
 from dsi.training.docids_stage import save_made
@@ -79,10 +78,9 @@ def query_batch(seed: int) -> QueryBatch:
     return QueryBatch(torch.arange(3), states, mask, embeddings, texts(3, seed + 1))
 
 
-def engine_of(tree: DocidTree, decoder, bm25: BM25) -> Engine:
-    if isinstance(decoder, TiedGenerator):
-        return TiedIndex(tree, decoder, bm25)
-    return BeamSearch(tree, decoder, torch.device("cpu"), bm25)
+def engine_of(tree: DocidTree, generator: Generator, bm25: BM25) -> Engine:
+    kind = TiedIndex if isinstance(generator, TiedGenerator) else BeamSearch
+    return kind.from_generator(generator, tree, bm25, torch.device("cpu"), torch.float32)
 
 
 def place_scores(tree: DocidTree, queries: np.ndarray, words: np.ndarray) -> np.ndarray:
@@ -117,12 +115,12 @@ def test_answers_are_the_best_documents_by_their_best_places(
     tree, k, beam, alpha, beta, kind, weight, filtered, outright, updated, seed
 ):
     generator = random_generator(tree, layers=1, seed=seed) if kind == "digits" else random_tied(tree, seed=seed)
-    decoder, mapped = search_decoder(generator), 0.7 if kind == "tied" else 0.0
+    mapped = 0.7 if kind == "tied" else 0.0
     if updated and kind == "tied":
         new = np.random.default_rng(seed).normal(size=(5, WIDTH)).astype(np.float32)
         tree = remove_documents(add_documents(tree, new, np.array([0, 0, 1, 1, 1])), np.array([0, tree.num_rows]))
     bm25 = BM25([str(n) for n in range(tree.num_rows)], texts(tree.num_rows, seed))
-    methods, batch = engine_of(tree, decoder, bm25).methods, query_batch(seed)
+    methods, batch = engine_of(tree, generator, bm25).methods, query_batch(seed)
     allowed = (tree.doc_rows >= 0) & ((tree.doc_rows % 3 > 0) | (not filtered))
     config = SearchConfig(
         alpha=alpha, beta=beta, ann_temperature=0.5, lexical_weight=weight, query_map_weight=mapped, fusion="bound",
@@ -166,7 +164,7 @@ def test_answers_are_the_best_documents_by_their_best_places(
 def test_a_document_is_found_once_with_the_score_that_its_path_has(tree, k, seed, fusion):
     generator = random_tied(tree, seed=seed) if fusion == "tied" else random_generator(tree, layers=1, seed=seed)
     bm25 = BM25([str(n) for n in range(tree.num_rows)], texts(tree.num_rows, seed))
-    engine, batch = engine_of(tree, search_decoder(generator), bm25), query_batch(seed)
+    engine, batch = engine_of(tree, generator, bm25), query_batch(seed)
     own = {} if fusion == "tied" else {"fusion": fusion}
     request = SearchRequest(k, SearchConfig(alpha=0.5, beam_width=10_000, query_map_weight=0.5, **own))
     followed = engine.follow(batch, request, np.tile(np.arange(tree.num_rows), (3, 1)))
@@ -280,7 +278,7 @@ def test_an_index_ranks_documents_by_their_best_segments_before_and_after_update
         assert len(own.documents) == len(documents) == own.tree.num_rows
         for query in QUERIES:
             expected = own_scores(own, list(documents.values()), query)
-            options = {"method": "exact"} if own.snapshot.is_tied else {"alpha": 0.0}
+            options = {"method": "exact"} if own.engine.is_tied else {"alpha": 0.0}
             hits = own.search(query, len(documents), lexical_weight=0.0, **options)
             assert {hit.doc_id: pytest.approx(hit.score, abs=1e-4) for hit in hits} == expected
             assert hits.exact
@@ -513,7 +511,7 @@ def test_an_index_of_segments_is_trained_tuned_searched_and_updated(
     for hits in retriever.search(QUERIES, 40, method="exact"):
         assert len({hit.doc_id for hit in hits}) == 40
         assert hits.exact
-    dense = IndexSystems(collection, retriever).run_dense("test")
+    dense = IndexRuns(collection, retriever).run_dense("test")
     found = retriever.run(collection.query_texts("test"), 10, method="exact", lexical_weight=0.0)
     for query_id, answers in found.items():
         assert list(answers) == list(dense[query_id])[:10]

@@ -419,7 +419,7 @@ def test_telling_words_follow_the_formula(library):
         rows = library.tree.doc_rows[library.tree.doc_start[node] : library.tree.doc_end[node]]
         weights = {word: weight(word, rows) for word in set().union(*(words[row] for row in rows))}
         best = sorted(weights, key=lambda word: (-round(weights[word], 6), word))[:5]
-        assert topics.of(node) == [word for word in best if weights[word] > 0]
+        assert topics.telling_words(node) == [word for word in best if weights[word] > 0]
 
 
 def test_the_tree_leads_to_every_document(client, library):

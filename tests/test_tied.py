@@ -15,10 +15,8 @@ from dsi.generator.config import GeneratorConfig, ObjectiveConfig, QueryMapConfi
 from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.states import Embeddings
 from dsi.generator.tied import LevelOutputs, TiedGenerator
-from dsi.search.decoder import search_decoder
-from dsi.search.engine import DigitScores, Siblings
+from dsi.search.engine import DigitScores, QueryBatch, Siblings
 from dsi.search.generate import TiedIndex
-from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.training.examples import DocidExamples
 from dsi.training.query_map import QueryMapExamples, QueryMapLoss, train_query_map
@@ -126,8 +124,8 @@ def found_by(generator: TiedGenerator, tree: DocidTree, examples: DocidExamples)
     embeddings = torch.from_numpy(examples.inputs.embeddings)
     batch = query_batch(len(embeddings))._replace(embeddings=embeddings)
     index = TiedIndex(tree, generator, None)
-    levels, ends = index.levels(batch, SearchConfig(alpha=1.0)), index.ends_above()
-    nodes = [index.walk.of_query(levels, row, 3).nodes for row in range(len(embeddings))]
+    scores, ends = index.walk.node_scores(batch, SearchConfig(alpha=1.0)), index.ends_above()
+    nodes = [index.walk.descend(scores, row, 3).nodes for row in range(len(embeddings))]
     return float(np.mean([ends[own] in kept for own, kept in zip(examples.positions, nodes, strict=True)]))
 
 
@@ -209,11 +207,11 @@ def test_configurations_whose_index_could_not_be_searched_are_refused():
 
 def test_generators_do_not_share_weights_with_their_search():
     generator = random_tied(random_tree(20))
-    laid_out, kept = search_decoder(generator), copy.deepcopy(generator.maps)
+    kept = copy.deepcopy(generator.maps)
+    index = TiedIndex.from_generator(generator, random_tree(20), None, torch.device("cpu"), torch.float32)
     with torch.no_grad():
         generator.maps.add_(1.0)
-    assert isinstance(laid_out, TiedGenerator)
-    assert torch.equal(laid_out.maps, kept)
+    assert torch.equal(index.generator.maps, kept)
 
 
 # The query map.

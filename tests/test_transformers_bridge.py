@@ -64,7 +64,7 @@ def test_the_scores_of_every_prefix_are_those_of_transformers_own_constraint(ide
     input_ids = torch.tensor([[0, *own] for own in prefixes])
     scores = torch.randn(len(prefixes), VOCABULARY)
     expected = PrefixConstrainedLogitsProcessor(slow_allowed(identifiers), 1)(input_ids, scores)
-    found = DocidLogitsProcessor.of(identifiers, END)(input_ids, scores)
+    found = DocidLogitsProcessor.from_identifiers(identifiers, END)(input_ids, scores)
     assert torch.equal(found, expected)
 
 
@@ -87,7 +87,7 @@ def test_generate_writes_the_same_as_with_transformers_own_constraint(t5, identi
         "num_beams": beams, "num_return_sequences": beams, "max_new_tokens": 5, "length_penalty": 0.0, "do_sample": False,
         "return_dict_in_generate": True, "output_scores": True,
     }  # fmt: skip
-    processors = LogitsProcessorList([DocidLogitsProcessor.of(identifiers, END)])
+    processors = LogitsProcessorList([DocidLogitsProcessor.from_identifiers(identifiers, END)])
     ours = t5.generate(queries, logits_processor=processors, **options)
     theirs = t5.generate(queries, prefix_allowed_tokens_fn=slow_allowed(identifiers), **options)
     assert torch.equal(ours.sequences, theirs.sequences)
@@ -100,7 +100,7 @@ def test_generate_writes_the_same_as_with_transformers_own_constraint(t5, identi
 
 def test_sampling_a_batch_of_identifiers_of_several_lengths(t5):
     identifiers = [[2], [3, 4, 5], [3, 4, 6, 7]]
-    processors = LogitsProcessorList([DocidLogitsProcessor.of(identifiers, END)])
+    processors = LogitsProcessorList([DocidLogitsProcessor.from_identifiers(identifiers, END)])
     torch.manual_seed(0)
     written = t5.generate(
         torch.randint(2, VOCABULARY, (20, 5)), logits_processor=processors, do_sample=True, max_new_tokens=6
@@ -118,7 +118,7 @@ def test_docids_of_a_tree_are_searched_as_the_reference_does():
     expected = baseline.search(states, mask, 5, 10)
     offsets = tree.token_offsets
     tokens = [range(first, first + size) for first, size in zip(offsets.tolist(), tree.fan_out, strict=True)]
-    processor = DocidLogitsProcessor.of_tree(tree, tokens, baseline.end)
+    processor = DocidLogitsProcessor.from_tree(tree, tokens, baseline.end)
     output = baseline.model.generate(
         encoder_outputs=BaseModelOutput(last_hidden_state=states), attention_mask=mask.long(), num_beams=10,
         num_return_sequences=5, max_new_tokens=tree.depth + 1, length_penalty=0.0, do_sample=False, renormalize_logits=True,
@@ -134,16 +134,16 @@ def test_docids_of_a_tree_are_searched_as_the_reference_does():
 def test_removed_documents_of_a_tree_are_no_identifiers():
     tree = remove_documents(random_tree(30), np.arange(5))
     tokens = [range(2, 2 + size) for size in tree.fan_out]
-    rows = DocidLogitsProcessor.of_tree(tree, tokens, END).trie
+    rows = DocidLogitsProcessor.from_tree(tree, tokens, END).trie
     assert int((rows.children == len(rows.starts) - 2).sum()) == 25 + 1  # an end for each document, and the end's own
     with pytest.raises(ValueError, match=r"tokens must have \[.*\] digits by level, got \[1\]"):
-        DocidLogitsProcessor.of_tree(tree, [[2]], END)
+        DocidLogitsProcessor.from_tree(tree, [[2]], END)
     with pytest.raises(ValueError, match="different for the digits of a level"):
-        DocidLogitsProcessor.of_tree(tree, [[2] * size for size in tree.fan_out], END)
+        DocidLogitsProcessor.from_tree(tree, [[2] * size for size in tree.fan_out], END)
 
 
 def test_a_decoder_writes_identifiers_after_its_prompt():
-    processor = DocidLogitsProcessor.of([[5, 6], [7]], END, prompt_length=3)
+    processor = DocidLogitsProcessor.from_identifiers([[5, 6], [7]], END, prompt_length=3)
     found = processor(torch.tensor([[4, 4, 4, 5], [9, 4, 4, 7]]), torch.zeros(2, 9))
     assert [row.isfinite().nonzero().flatten().tolist() for row in found] == [[6], [END]]
     with pytest.raises(
@@ -165,7 +165,7 @@ def test_a_decoder_writes_identifiers_after_its_prompt():
 )
 def test_identifiers_that_cannot_be_told_apart_are_refused_by_name(identifiers, message):
     with pytest.raises(ValueError, match=message):
-        DocidLogitsProcessor.of(identifiers, END)
+        DocidLogitsProcessor.from_identifiers(identifiers, END)
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from dsi import GenerativeRetriever, Hits, SearchConfig
 from dsi.commands.main import main
 from dsi.generator.model import DocidGenerator
 from dsi.search.beam import BeamSearch
-from dsi.search.queries import QueryBatch
+from dsi.search.engine import QueryBatch
 from dsi.search.request import SearchRequest
 from dsi.store import updating
 from tests.conftest import MINIPEDIA, WIDTH, beam_search_for, random_generator, random_queries, random_tied, random_tree

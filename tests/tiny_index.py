@@ -21,7 +21,7 @@ from docids.words.bm25 import BM25
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.config import write_config
 from dsi.search import generate
-from dsi.search.answers import Hits
+from dsi.search.results import Hits
 from tests.conftest import MINIPEDIA, random_generator, random_tied
 from tests.grammars import condition, words
 from tests.oracles import document_log_p

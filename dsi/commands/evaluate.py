@@ -123,7 +123,7 @@ def _chains(index: Path, names: Sequence[str], device: str | None) -> "dict[str,
 
 def _print_tables(arguments: argparse.Namespace, retriever: "GenerativeRetriever", collection: "Collection") -> None:
     """Print the other tables that were asked for."""
-    from dsi.measuring.beam_widths import beam_figure, beam_rows, beam_table
+    from dsi.measuring.beam_sweep import beam_figure, beam_rows, beam_table
     from dsi.measuring.diagnosis import diagnose_split, diagnosis_table, errors_by_level
     from eval.figures import bars_figure
 

@@ -22,7 +22,7 @@ from dsi.commands.values import count, existing_file, output_file, query_text
 if TYPE_CHECKING:
     from dsi.rerankers.candidates import Candidates, Reranker
     from dsi.retriever import GenerativeRetriever
-    from dsi.search.answers import Hits
+    from dsi.search.results import Hits
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -158,7 +158,7 @@ class _Searches:
             show(text, self._search(text))
 
     def _search(self, query: str) -> "Hits":
-        from dsi.search.answers import Hits
+        from dsi.search.results import Hits
 
         if not self.rerankers:
             return self.retriever.search(query, self.k, **self.options)

@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if given.writable and given.workers > 1:
         raise ValueError("--writable needs --workers 1: an update in one process would not reach the others.")
     load_libraries()
-    from dsi.integrations.extras import extra
+    from dsi.integrations import extra
     from dsi.server.settings import ServerSettings
     from dsi.store.loading import load_index
 

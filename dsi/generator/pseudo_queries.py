@@ -125,20 +125,20 @@ def extractive_queries(title: str, text: str, count: int, rng: random.Random) ->
     Args:
         title: may be empty.
         text: the document's full text.
-        count: how many to aim for; a very short document gives fewer.
+        count: how many to aim for; a very short document has fewer.
         rng: source of randomness.
     """
     sentences = [words for part in _SENTENCE_END.split(text) if len(words := _WORD.findall(part.lower())) >= 3]
     title_words = _WORD.findall(title.lower())
     if not sentences:
         sentences = [title_words or _WORD.findall(text.lower()) or [text.strip().lower()]]
-    found: dict[str, None] = {}
+    unique: dict[str, None] = {}
     for attempt in range(4 * count):
         make = _MAKERS[(attempt + rng.randrange(2)) % len(_MAKERS)]
         query = " ".join(make(title_words, rng.choice(sentences), rng))
-        if query and len(found) < count:
-            found[query] = None
-    return list(found)
+        if query and len(unique) < count:
+            unique[query] = None
+    return list(unique)
 
 
 def _span(title: list[str], sentence: list[str], rng: random.Random, longest: int = 10) -> list[str]:
@@ -197,8 +197,8 @@ def _seq2seq(documents: Iterator[dict[str, str]], config: PseudoQueriesConfig) -
         )  # fmt: skip
         texts = [text.strip() for text in tokenizer.batch_decode(output, skip_special_tokens=True)]
         for row, document in enumerate(batch):
-            own = texts[row * config.per_document : (row + 1) * config.per_document]
-            yield document["doc_id"], [text for text in dict.fromkeys(own) if text]
+            generated = texts[row * config.per_document : (row + 1) * config.per_document]
+            yield document["doc_id"], [text for text in dict.fromkeys(generated) if text]
         start += len(batch)
         batch = list(islice(documents, config.batch_size))
 

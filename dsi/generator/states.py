@@ -60,8 +60,8 @@ class StateCache:
         states = np.zeros((len(spans), longest, self._states[0].shape[1]), dtype=np.float16)
         for target, part, (start, length) in zip(states, parts, spans, strict=True):
             target[:length] = self._states[part][start : start + length]
-        own_rows = np.asarray(rows) - self._first_rows[parts]
-        embeddings = np.stack([self._embeddings[part][row] for part, row in zip(parts, own_rows, strict=True)])
+        part_rows = np.asarray(rows) - self._first_rows[parts]
+        embeddings = np.stack([self._embeddings[part][row] for part, row in zip(parts, part_rows, strict=True)])
         return {
             "token_states": torch.from_numpy(states).float(),
             "states_mask": torch.arange(longest) < torch.from_numpy(spans[:, 1:]),
@@ -96,9 +96,9 @@ class Embeddings:
     def batch(self, rows: Sequence[int]) -> dict[str, Tensor]:
         """Return the embeddings [len(rows), dim] of some texts."""
         parts = np.searchsorted(self._first_rows, rows, side="right") - 1
-        own_rows = np.asarray(rows) - self._first_rows[parts]
-        found = [self._parts[part][row] for part, row in zip(parts, own_rows, strict=True)]
-        return {"embeddings": torch.from_numpy(np.stack(found))}
+        part_rows = np.asarray(rows) - self._first_rows[parts]
+        embeddings = [self._parts[part][row] for part, row in zip(parts, part_rows, strict=True)]
+        return {"embeddings": torch.from_numpy(np.stack(embeddings))}
 
 
 def _states(folder: Path) -> np.ndarray:

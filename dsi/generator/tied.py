@@ -1,4 +1,4 @@
-"""A generator whose docid tokens are tied to the vectors of the tree's nodes, so that it knows what its digits mean.
+"""A generator whose docid tokens are tied to the vectors of the tree's nodes, so that its digits have a meaning from the start.
 
 It turns a query into one query vector a level, q_l = z + A_l z + W_l h_l: z is the query's embedding, A_l and W_l are linear
 maps, and h_l is the output of a T5 decoder over the token states at position l; with num_layers = 0 there is no decoder and no

@@ -1,7 +1,7 @@
 """A generator that writes titles in the words of the T5 checkpoint it starts from, as GENRE does (De Cao et al. 2021).
 
 A node of the tree stands for one token of a title. All nodes of a token share one row of the embeddings and one of the output
-layer, whatever their level, and both rows are the checkpoint's: what it knows of a word holds wherever the word stands.
+layer, whatever their level, and both rows are the checkpoint's: what it learned of a word holds at every place of the word.
 Softmaxes run over a node's children only. Nodes are numbered as in the tree that the generator was trained for; its shape is
 kept here, so that documents may be added to the tree. Knows no titles and no tokenizer.
 """
@@ -65,8 +65,8 @@ class WordGenerator(DocidGenerator):
             ValueError: a token that the checkpoint does not have.
         """
         assert numbers is not None
-        own = node_numbers(tree, numbers)
-        tokens = np.unique(own[own >= 0])
+        by_node = node_numbers(tree, numbers)
+        tokens = np.unique(by_node[by_node >= 0])
         known = min(len(checkpoint.shared.weight), len(checkpoint.lm_head.weight))
         if tokens[-1] >= known:
             raise ValueError(
@@ -76,7 +76,7 @@ class WordGenerator(DocidGenerator):
         scale = checkpoint.config.d_model**-0.5 if checkpoint.config.scale_decoder_outputs else 1.0
         self.decoder.embed_tokens.weight.copy_(checkpoint.shared.weight[source])
         self.head.weight.copy_(checkpoint.lm_head.weight[source] * scale)
-        self.rows.copy_(torch.from_numpy(np.where(own < 0, 0, 1 + np.searchsorted(tokens, own))))
+        self.rows.copy_(torch.from_numpy(np.where(by_node < 0, 0, 1 + np.searchsorted(tokens, by_node))))
         self.first_child.copy_(torch.from_numpy(tree.first_child))
         self.num_children.copy_(torch.from_numpy(tree.num_children))
 
@@ -120,11 +120,11 @@ def node_numbers(tree: DocidTree, numbers: Ints) -> Ints:
         numbers: [N, longest] of each docid in docid order, -1 past the end; a digit of the tree is a rank among siblings.
     """
     parents, digits = tree.paths(np.arange(tree.num_documents))
-    found = np.full(tree.num_inner + tree.num_documents, -1, dtype=np.int32)
+    by_node = np.full(tree.num_inner + tree.num_documents, -1, dtype=np.int32)
     for level in range(min(tree.depth, numbers.shape[1])):
         here = digits[:, level] >= 0
-        found[tree.first_child[parents[here, level]] + digits[here, level]] = numbers[here, level]
-    return found
+        by_node[tree.first_child[parents[here, level]] + digits[here, level]] = numbers[here, level]
+    return by_node
 
 
 def read_numbers(folder: Path, doc_ids: Sequence[str], tree: DocidTree) -> Ints:

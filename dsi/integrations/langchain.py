@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dsi.integrations.extras import extra
+from dsi.integrations import extra
 from dsi.integrations.retrieval import check_search, content, find, open_index
 from dsi.retriever import GenerativeRetriever
 
@@ -64,7 +64,9 @@ class DocidRetriever(BaseRetriever):
         if return_exceptions:
             return super().batch(inputs, config, return_exceptions=True, **options)
         configs, found = get_config_list(config, len(inputs)), self._search(inputs, **options)
-        return [self.invoke(query, own, found=hits) for query, own, hits in zip(inputs, configs, found, strict=True)]
+        return [
+            self.invoke(query, config, found=hits) for query, config, hits in zip(inputs, configs, found, strict=True)
+        ]
 
     async def abatch(
         self,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing_extensions import Unpack
 
 from docids.files.checks import shown
-from dsi.integrations.extras import extra
+from dsi.integrations import extra
 from dsi.integrations.retrieval import check_search, content, find, open_index
 from dsi.retriever import GenerativeRetriever
 from dsi.search.request import SearchOptions
@@ -107,7 +107,7 @@ def where_of(filters: MetadataFilters) -> str:
     condition = filters.condition or FilterCondition.AND
     if condition not in _JOINED:
         raise ValueError(f"filters must be joined by and / or, got {condition.value}; write it as `where`.")
-    return _JOINED[condition].join(f"({_part(each)})" for each in filters.filters)
+    return _JOINED[condition].join(f"({_part(part)})" for part in filters.filters)
 
 
 def _part(part: MetadataFilter | MetadataFilters) -> str:
@@ -127,8 +127,8 @@ def _comparison(part: MetadataFilter) -> str:
         raise ValueError(f"The filter on {part.key!r} must be one of {known}, got {operator.value}.")
     takes_list = operator in _EMPTY
     if value is None or isinstance(value, list) != takes_list:
-        wanted = "a list of values" if takes_list else "one value"
-        raise ValueError(f"The filter on {part.key!r}: {operator.value} takes {wanted}, got {shown(value)}.")
+        expected = "a list of values" if takes_list else "one value"
+        raise ValueError(f"The filter on {part.key!r}: {operator.value} takes {expected}, got {shown(value)}.")
     values = value if isinstance(value, list) else [value]
     form = _OPERATORS[operator] if values else _EMPTY[operator]
     column = '"' + part.key.replace('"', '""') + '"'

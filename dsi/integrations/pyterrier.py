@@ -19,7 +19,7 @@ from typing_extensions import Unpack
 
 from docids.files.checks import shown, text
 from docids.words.bm25 import Lexical
-from dsi.integrations.extras import extra
+from dsi.integrations import extra
 from dsi.integrations.pyterrier_metadata import METADATA
 from dsi.integrations.retrieval import check_search, open_index
 from dsi.retriever import GenerativeRetriever
@@ -91,7 +91,7 @@ class LexicalRetriever(pt.Transformer):
 
 
 class TextLoader(pt.Transformer):
-    """Adds what an index knows of documents to frames with docno: title, text if it keeps texts, and metadata.
+    """Adds columns of documents to frames with docno: title, text if it keeps texts, and metadata.
 
     Args:
         retriever: the index, or its folder.
@@ -152,11 +152,11 @@ class DocidIndex(pt.Artifact):
         return LexicalRetriever(self.index, num_results)
 
     def text_loader(self, fields: Sequence[str] | str = "*", *, verbose: bool = False) -> TextLoader:
-        """Return a transformer that adds columns of documents, as `pt.text.get_text` asks for; see `TextLoader`."""
+        """Return a transformer that adds columns of documents, as `pt.text.get_text` does; see `TextLoader`."""
         return TextLoader(self.index, fields)
 
     def _package_files(self) -> Iterator[tuple[str, str | io.BytesIO]]:
-        """Yield name and place of the files to share: those of the index, and nothing else that lies in its folder."""
+        """Yield name and path of the files to share: those of the index, and no others in its folder."""
         for name in ("manifest.json", *read_manifest(self._folder)["files"]):
             yield name, str(self._folder / name)
         yield "pt_meta.json", io.BytesIO(json.dumps(METADATA).encode())
@@ -168,22 +168,22 @@ def _lexical(retriever: GenerativeRetriever) -> Lexical:
     return retriever.lexical
 
 
-def _ranking(queries: pd.DataFrame, found: Sequence[Sequence[tuple[str, float]]]) -> pd.DataFrame:
-    """Return a row for each document found: the columns of its query, docno, score and rank.
+def _ranking(queries: pd.DataFrame, results: Sequence[Sequence[tuple[str, float]]]) -> pd.DataFrame:
+    """Return a row for each document of the results: the columns of its query, docno, score and rank.
 
     Args:
         queries: a row for each query.
-        found: doc_id and score of the documents of each query, best first.
+        results: doc_id and score of the documents of each query, best first.
     """
-    counts = np.array([len(own) for own in found], dtype=np.int64)
+    counts = np.array([len(documents) for documents in results], dtype=np.int64)
     rows = np.repeat(np.arange(len(queries)), counts)
     return (
         queries.iloc[rows]
         .reset_index(drop=True)
         .assign(
-            docno=pd.Series([doc_id for own in found for doc_id, _ in own], dtype=str),
-            score=np.array([score for own in found for _, score in own], dtype=np.float64),
-            rank=np.array([rank for own in found for rank in range(len(own))], dtype=np.int64),
+            docno=pd.Series([doc_id for documents in results for doc_id, _ in documents], dtype=str),
+            score=np.array([score for documents in results for _, score in documents], dtype=np.float64),
+            rank=np.array([rank for documents in results for rank in range(len(documents))], dtype=np.int64),
         )
     )
 

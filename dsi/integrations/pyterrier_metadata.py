@@ -1,4 +1,4 @@
-"""Tells PyTerrier which folders hold an index. It asks whenever it loads an artifact, so nothing heavy is imported."""
+"""Tells PyTerrier which folders hold an index. PyTerrier imports it with every artifact, so it imports nothing heavy."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the retrievers of other libraries share: opening an index, checking a search, its documents. Knows none of them."""
+"""Shared by the retrievers of other libraries: opening an index, checking a search, its documents. Knows none of them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -6,8 +6,7 @@ from typing import Any
 
 from docids.files.checks import plain, shown
 from dsi.retriever import GenerativeRetriever
-from dsi.search.answers import Document, Hit
-from dsi.search.queries import encoded_queries
+from dsi.search.results import Document, Hit
 
 
 def open_index(retriever: object) -> GenerativeRetriever:
@@ -26,7 +25,7 @@ def open_index(retriever: object) -> GenerativeRetriever:
 
 
 def check_search(retriever: GenerativeRetriever, k: int, options: Mapping[str, Any], name: str = "k") -> None:
-    """Refuse what a search would refuse, when a retriever is made and not at its first query.
+    """Check the options of a search, when a retriever is made and not at its first query.
 
     Args:
         retriever: that searches.
@@ -40,7 +39,7 @@ def check_search(retriever: GenerativeRetriever, k: int, options: Mapping[str, A
     """
     if plain(int, k, name) < 1:
         raise ValueError(f"{name} must be at least 1, got {k}.")
-    retriever.snapshot.request("DocidRetriever", k, options)
+    retriever.request("DocidRetriever", k, options)
 
 
 def find(
@@ -53,11 +52,10 @@ def find(
         ValueError: an empty query, or an option out of range.
     """
     index = retriever.snapshot
-    request = index.request("search", k, options)
-    for hits in index.hits(index.search(encoded_queries(index.encoder, queries), request)):
-        yield [(hit, index.document(hit.doc_id)) for hit in hits]
+    for hits in index.search(list(queries), k, **options):
+        yield [(hit, index.get(hit.doc_id)) for hit in hits]
 
 
 def content(document: Document) -> str:
-    """Return what a reader of a document gets: its text, or its title if the index keeps no texts."""
+    """Return the text of a document, or its title if the index keeps no texts."""
     return document.title if document.text is None else document.text

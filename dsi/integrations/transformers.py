@@ -18,19 +18,19 @@ from docids.files.checks import plain, text
 from docids.files.progress import progress
 from docids.tree import DocidTree
 from dsi.integrations.tries import Trie, token_rows
-from dsi.search.queries import ids_and_texts
+from dsi.search.engine import ids_and_texts
 
 _BATCH = 32
 _QUERY_LENGTH = 512
 _DROPPED = -1e8
-"""`generate` gives beams that it dropped scores of -1e9 and less."""
+"""Beams that `generate` dropped have scores of -1e9 and less."""
 
 
 class DocidLogitsProcessor(LogitsProcessor):
     """Lets `generate` write identifiers only, as `prefix_allowed_tokens_fn` over a trie does, without a loop over beams.
 
     Example:
-        >>> processor = DocidLogitsProcessor.of([[5, 6], [5, 7, 8]], end=1)
+        >>> processor = DocidLogitsProcessor.from_identifiers([[5, 6], [5, 7, 8]], end=1)
         >>> processor(torch.tensor([[0, 5]]), torch.zeros(1, 9)).isfinite().nonzero()[:, 1].tolist()
         [6, 7]
 
@@ -43,7 +43,9 @@ class DocidLogitsProcessor(LogitsProcessor):
         self.trie, self.prompt_length = trie, plain(int, prompt_length, "prompt_length")
 
     @classmethod
-    def of(cls, identifiers: Sequence[Sequence[int]], end: int, *, prompt_length: int = 1) -> "DocidLogitsProcessor":
+    def from_identifiers(
+        cls, identifiers: Sequence[Sequence[int]], end: int, *, prompt_length: int = 1
+    ) -> "DocidLogitsProcessor":
         """Return a processor for identifiers.
 
         Args:
@@ -55,10 +57,10 @@ class DocidLogitsProcessor(LogitsProcessor):
             ValueError: no identifiers, or one that is empty, equal to another or the start of another.
         """
         names = [f"number {number}" for number in range(len(identifiers))]
-        return cls(Trie.of(token_rows(identifiers, names, end), end), prompt_length=prompt_length)
+        return cls(Trie.from_rows(token_rows(identifiers, names, end), end), prompt_length=prompt_length)
 
     @classmethod
-    def of_tree(
+    def from_tree(
         cls, tree: DocidTree, tokens: Sequence[Sequence[int]], end: int, *, prompt_length: int = 1
     ) -> "DocidLogitsProcessor":
         """Return a processor for the docids of a tree; those of removed documents are no identifiers.
@@ -72,16 +74,21 @@ class DocidLogitsProcessor(LogitsProcessor):
         Raises:
             ValueError: the tokens are not those of the tree's levels and digits.
         """
-        sizes = [len(own) for own in tokens]
-        if len(sizes) != tree.depth or any(own < most for own, most in zip(sizes, tree.fan_out, strict=True)):
+        sizes = [len(level_tokens) for level_tokens in tokens]
+        if len(sizes) != tree.depth or any(size < most for size, most in zip(sizes, tree.fan_out, strict=True)):
             raise ValueError(f"tokens must have {tree.fan_out} digits by level, got {sizes}.")
-        if any(len(set(own)) < len(own) or min(own) < 0 or end in own for own in tokens):
+        if any(
+            len(set(level_tokens)) < len(level_tokens) or min(level_tokens) < 0 or end in level_tokens
+            for level_tokens in tokens
+        ):
             raise ValueError("tokens must be different for the digits of a level, at least 0, and none the end token.")
         _, digits = tree.paths(tree.by_row)  # [places, depth]
         rows = np.full(digits.shape, -1, dtype=np.int64)
-        for level, own in enumerate(tokens):
-            rows[:, level] = np.where(digits[:, level] < 0, -1, np.asarray(own, dtype=np.int64)[digits[:, level]])
-        return cls(Trie.of(rows, end), prompt_length=prompt_length)
+        for level, level_tokens in enumerate(tokens):
+            rows[:, level] = np.where(
+                digits[:, level] < 0, -1, np.asarray(level_tokens, dtype=np.int64)[digits[:, level]]
+            )
+        return cls(Trie.from_rows(rows, end), prompt_length=prompt_length)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Return the scores [n, vocabulary] with -inf for every token that goes on with no identifier.
@@ -122,10 +129,13 @@ class Seq2SeqRetriever:
         self._end = tokenizer.eos_token_id
         if self._end is None:
             raise ValueError("The tokenizer has no end token, which identifiers need; set its eos_token.")
-        tokens = [self._tokens(text(own, f"The identifier of {doc_id!r}")) for doc_id, own in identifiers.items()]
+        tokens = [
+            self._tokens(text(identifier, f"The identifier of {doc_id!r}"))
+            for doc_id, identifier in identifiers.items()
+        ]
         rows = token_rows(tokens, [repr(doc_id) for doc_id in identifiers], self._end)
-        self._processor = DocidLogitsProcessor(Trie.of(rows, self._end))
-        self._doc_ids = {tuple(own): doc_id for doc_id, own in zip(identifiers, tokens, strict=True)}
+        self._processor = DocidLogitsProcessor(Trie.from_rows(rows, self._end))
+        self._doc_ids = {tuple(row): doc_id for doc_id, row in zip(identifiers, tokens, strict=True)}
         self._longest = rows.shape[1]
 
     @classmethod
@@ -176,11 +186,11 @@ class Seq2SeqRetriever:
             raise ValueError(f"k and beam_width must be at least 1, got {k} and {beam_width}.")
         query_ids, texts = ids_and_texts(queries)
         starts = range(0, len(texts), _BATCH)
-        found: dict[str, dict[str, float]] = {}
+        results: dict[str, dict[str, float]] = {}
         for start in progress(starts, "search", unit="batch"):
             answers = self._search(texts[start : start + _BATCH], min(k, len(self._doc_ids)), max(k, beam_width))
-            found.update(zip(query_ids[start : start + _BATCH], answers, strict=True))
-        return found
+            results.update(zip(query_ids[start : start + _BATCH], answers, strict=True))
+        return results
 
     def _search(self, texts: list[str], k: int, beam_width: int) -> list[dict[str, float]]:
         """Return {doc_id: log probability} for each text."""

@@ -34,7 +34,7 @@ class Trie:
     largest: int
 
     @classmethod
-    def of(cls, rows: NDArray[np.int64], end: int) -> "Trie":
+    def from_rows(cls, rows: NDArray[np.int64], end: int) -> "Trie":
         """Return the trie of identifiers, none of which is a prefix of another.
 
         Args:
@@ -59,7 +59,7 @@ class Trie:
         all_children = np.concatenate([*children, [nodes]])
         all_children[all_children < 0] = nodes
         starts = np.searchsorted(all_keys, np.arange(nodes + 2) * _STRIDE)
-        flat = [torch.from_numpy(own) for own in (all_keys, all_children, starts)]
+        flat = [torch.from_numpy(array) for array in (all_keys, all_children, starts)]
         return cls(flat[0], flat[1], flat[2], (*widest, 1), max(int(ended.max()), end))
 
     def to(self, device: torch.device) -> "Trie":
@@ -99,14 +99,14 @@ def token_rows(identifiers: Sequence[Sequence[int]], names: Sequence[str], end: 
     if not len(identifiers):
         raise ValueError("There are no identifiers to generate; give at least one.")
     rows = np.full((len(identifiers), max(map(len, identifiers))), -1, dtype=np.int64)
-    for row, own, name in zip(rows, identifiers, names, strict=True):
-        if not len(own):
+    for row, identifier, name in zip(rows, identifiers, names, strict=True):
+        if not len(identifier):
             raise ValueError(f"The identifier of {name} is empty; give it at least one token.")
-        row[: len(own)] = own
-        if min(own) < 0 or max(own) >= _STRIDE or end in own:
+        row[: len(identifier)] = identifier
+        if min(identifier) < 0 or max(identifier) >= _STRIDE or end in identifier:
             raise ValueError(
                 f"The identifier of {name} must have tokens from 0 to {_STRIDE - 1} other than the end token {end}, "
-                f"got {list(map(int, own))}."
+                f"got {list(map(int, identifier))}."
             )
     _check_prefixes(rows, names)
     return rows
@@ -116,8 +116,8 @@ def _check_prefixes(rows: NDArray[np.int64], names: Sequence[str]) -> None:
     """Raise ValueError if a row is equal to another, or the start of another: sorted, they are neighbours."""
     order = np.lexsort(rows.T[::-1])
     first, second = rows[order[:-1]], rows[order[1:]]
-    (found,) = np.nonzero(((first == second) | (first < 0)).all(axis=1))
-    if len(found):
-        one, other = (names[order[found[0] + step]] for step in (0, 1))
-        how = "equal" if (first[found[0]] == second[found[0]]).all() else "the first is the start of the second"
+    (pairs,) = np.nonzero(((first == second) | (first < 0)).all(axis=1))
+    if len(pairs):
+        one, other = (names[order[pairs[0] + step]] for step in (0, 1))
+        how = "equal" if (first[pairs[0]] == second[pairs[0]]).all() else "the first is the start of the second"
         raise ValueError(f"The identifiers of {one} and {other} cannot be told apart: {how}; give each its own.")

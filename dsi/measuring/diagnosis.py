@@ -8,11 +8,12 @@ wrong first. Knows nothing of how scores are made.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 from typing_extensions import Unpack
 
 from docids.data.collection import Collection
 from dsi.retriever import GenerativeRetriever
-from dsi.search.explanation import Explanation
+from dsi.search.engine import path_nodes
 from dsi.search.request import SearchOptions
 from eval.tables import markdown_table
 
@@ -54,16 +55,20 @@ def diagnose(
     """
     index, encoded = retriever.snapshot, retriever.encode_queries(queries)
     request = index.request("diagnose", k, options)
-    run = index.run(encoded, request)
-    followed = index.follow(encoded, request, [[answers[query_id]] for query_id in queries])
+    run = index.as_run(encoded.query_ids, index.engine.search(encoded, request))
+    rows = index.documents.rows_of([answers[query_id] for query_id in queries], "answers")
+    followed = index.engine.follow_all(encoded, request, np.array(rows)[:, None])
     scores, misses = followed.scores[:, 0].tolist(), []
-    for row, (query_id, found) in enumerate(run.items()):
-        if answers[query_id] in found:
+    for row, (query_id, hits) in enumerate(run.items()):
+        if answers[query_id] in hits:
             continue
-        last = min(found.values())
-        explanation = retriever.explain(queries[query_id], k, **options)
-        digits = index.tree.digits(int(followed.positions[row, 0]))
-        level, margin = _left_at(explanation, digits) or (len(digits) - 1, last - scores[row])
+        last, path = min(hits.values()), path_nodes(index.tree, followed.positions[row])[0]
+        pruned = index.explain(queries[query_id], k, **options).trace.pruned_at(path, index.tree.num_inner)
+        if pruned is None:
+            level, margin = int((path >= 0).sum()) - 1, last - scores[row]
+        else:
+            level, score, lowest = pruned
+            margin = lowest - score if lowest < np.inf else 0.0
         misses.append(Miss(query_id, answers[query_id], scores[row] > last, level, margin))
     return misses
 
@@ -78,22 +83,12 @@ def diagnose_split(
     return diagnose(retriever, queries, answers, k), len(queries)
 
 
-def _left_at(explanation: Explanation, digits: tuple[int, ...]) -> tuple[int, float] | None:
-    """Return the level at which a node above a document was pruned, and its margin to the lowest node kept there."""
-    for level, nodes in enumerate(explanation.levels[: len(digits) - 1]):
-        own = [node for node in nodes if node.digits == digits[: level + 1]]
-        if own and own[0].score is not None and not own[0].kept:
-            kept = [node.score for node in nodes if node.kept and node.score is not None and node.rank is None]
-            return level, min(kept) - own[0].score if kept else 0.0
-    return None
-
-
 def errors_by_level(misses: list[Miss]) -> dict[str, dict[int, int]]:
     """Count misses: {"search errors" | "model errors": {level from 0: misses whose node was pruned there}}."""
     counts: dict[str, dict[int, int]] = {"search errors": {}, "model errors": {}}
     for miss in misses:
-        own = counts["search errors" if miss.search_error else "model errors"]
-        own[miss.level] = own.get(miss.level, 0) + 1
+        by_level = counts["search errors" if miss.search_error else "model errors"]
+        by_level[miss.level] = by_level.get(miss.level, 0) + 1
     return counts
 
 

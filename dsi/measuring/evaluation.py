@@ -2,7 +2,7 @@
 
 All systems search the same collection, with weights chosen on the same dev queries. The index is measured as users search it:
 with its own beam, ten documents per query, and beside two controls, words without a walk and a walk without the generator.
-Knows nothing of how runs are made; see `dsi.measuring.rows`.
+Knows nothing of how runs are made; see `dsi.measuring.runs`.
 """
 
 import dataclasses
@@ -21,8 +21,8 @@ from docids.files.progress import progress
 from docids.files.storage import write_json
 from docids.types import Run
 from dsi.measuring.provenance import provenance
-from dsi.measuring.rows import DenseSystems, IndexSystems, WordSystems, alone
-from dsi.rerankers.candidates import Reranker
+from dsi.measuring.runs import BM25Runs, DenseRuns, IndexRuns, generator_only
+from dsi.rerankers.candidates import Candidates, Reranker
 from dsi.rerankers.reranking import rerank
 from dsi.retriever import GenerativeRetriever
 from dsi.search.engine import Method
@@ -93,7 +93,7 @@ class Evaluation:
         return "\n".join(lines)
 
     def save(self, path: str | Path, **more: Any) -> None:
-        """Write measures, search configs, hardware and versions as JSON, and any other fields given."""
+        """Write measures, search configs, hardware and versions as JSON, with any other fields."""
         systems = {row.name: {"settings": row.settings, **row.means(self.splits)} for row in self.rows}
         write_json(Path(path), {**self.about, **more, "systems": systems})
 
@@ -103,12 +103,12 @@ class Evaluation:
     @cached_property
     def _tests(self) -> dict[str, dict[str, tuple[float, float]]]:
         """{row: {measure: (difference in points, p)}} of the index against every other row."""
-        own, found = self.row(self.index).values, {}
+        values, by_row = self.row(self.index).values, {}
         for row in self.rows:
             if row.name != self.index:
-                tests = {name: randomisation_test(own[name], row.values[name], rounds=10_000) for name in _TESTED}
-                found[row.name] = {name: (100 * difference, p) for name, (difference, p) in tests.items()}
-        return found
+                tests = {name: randomisation_test(values[name], row.values[name], rounds=10_000) for name in _TESTED}
+                by_row[row.name] = {name: (100 * difference, p) for name, (difference, p) in tests.items()}
+        return by_row
 
 
 def _verdict(difference: float, p: float) -> str:
@@ -185,19 +185,19 @@ class _Systems:
         self, retriever: GenerativeRetriever, collection: Collection, split: str, depth: int, processes: Processes
     ) -> None:
         self.retriever, self.collection, self.split, self.depth = retriever, collection, split, depth
-        self.systems = IndexSystems(collection, retriever, processes)
+        self.systems = IndexRuns(collection, retriever, processes)
         self._rows: dict[str, Callable[[], tuple[Run, dict[str, Any]]]] = {}
         self._runs: dict[str, Run] = {}
         self._is_main = processes.is_main
 
     def add_baselines(self, untrained: bool) -> None:
         def bm25() -> tuple[Run, dict[str, Any]]:
-            words = WordSystems(self.collection, tuned=self.split != "dev")
+            words = BM25Runs(self.collection, tuned=self.split != "dev")
             return words.run(self.split), words.options
 
         def before_training() -> tuple[Run, dict[str, Any]]:
             encoder = Encoder.load(self.retriever.encoder.config, device=str(self.retriever.device))
-            return DenseSystems(self.collection, encoder).run(self.split), {}
+            return DenseRuns(self.collection, encoder).run(self.split), {}
 
         self._rows["BM25"] = bm25
         if untrained:
@@ -210,17 +210,16 @@ class _Systems:
 
     def add_index(self) -> str:
         """Add the index, searched in several ways; returns the name of the row with its own search config."""
-        lexical, index = self.retriever.lexical, self.retriever.snapshot
+        lexical, method = self.retriever.lexical, self.retriever.search_config.method
         if lexical:
             self._add(f"{_DENSE_AND}{lexical.name}", lambda: self.systems.tune(learned=False))
-        if index.is_tied:
+        if self.retriever.engine.is_tied:
             self._add_controls()
         else:
-            self._add(ALONE_ROW, lambda: alone(self.retriever))
-        own = index.search_config.method
-        for name in (EXACT, GENERATE) if own == EXACT else (GENERATE, EXACT):
+            self._add(ALONE_ROW, lambda: generator_only(self.retriever))
+        for name in (EXACT, GENERATE) if method == EXACT else (GENERATE, EXACT):
             self._add(name, lambda name=name: {"method": name})  # type: ignore[misc]
-        return own
+        return method
 
     def _add_controls(self) -> None:
         """Add what the parts of a walk earn: words without a walk, walks without words, and a walk by the encoder alone."""
@@ -234,25 +233,25 @@ class _Systems:
             self._add("generate, walk by the encoder alone", lambda: {"method": GENERATE, "alpha": 0.0})
 
     def _add(self, name: str, changes: Callable[[], Mapping[str, Any]], method: type[Method] | None = None) -> None:
-        def searched() -> tuple[Run, dict[str, Any]]:
-            found = self.systems.search(self.split, self.depth, method, **changes())
-            cost = {_READ: round(found.read), _TIME: round(found.milliseconds, 3)}
-            return found.run, {**dataclasses.asdict(found.config), **cost}
+        def search() -> tuple[Run, dict[str, Any]]:
+            costed = self.systems.search(self.split, self.depth, method, **changes())
+            cost = {_READ: round(costed.read), _TIME: round(costed.milliseconds, 3)}
+            return costed.run, {**dataclasses.asdict(costed.config), **cost}
 
-        self._rows[name] = searched
+        self._rows[name] = search
 
     def add_reranked(self, rerankers: Mapping[str, Sequence[Reranker]], k: int) -> None:
         """Add rows of rerankers over the same candidates, with their milliseconds per query."""
-        found: list[Any] = []
+        made: list[Candidates] = []
 
         def row(chain: Sequence[Reranker]) -> tuple[Run, dict[str, Any]]:
-            if not found:
+            if not made:
                 queries = self.systems.encode(self.split, self.collection.query_texts(self.split))
                 candidates = self.retriever.candidates(queries, k)
                 texts_of = candidates.texts_of or DocumentTable(self.collection.documents).texts_of
-                found.append(dataclasses.replace(candidates, texts_of=texts_of))
+                made.append(dataclasses.replace(candidates, texts_of=texts_of))
             started = time.perf_counter()
-            run = rerank(found[0], chain).as_run()
+            run = rerank(made[0], chain).as_run()
             milliseconds = round(1000 * (time.perf_counter() - started) / max(len(run), 1), 2)
             return run, {"rerank depth": k, _TIME: milliseconds}
 

@@ -15,11 +15,11 @@ from dsi.store.loading import package_versions
 def provenance() -> dict[str, Any]:
     """Return hardware, package versions and commit ("" outside a checkout) of this process."""
     git = ["git", "rev-parse", "HEAD"]
-    found = subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    output = subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
     return {
         "hardware": ", ".join([f"{_processor()}, {torch.get_num_threads()} threads", *_accelerators()]),
         "versions": package_versions(),
-        "commit": found.stdout.strip(),
+        "commit": output.stdout.strip(),
     }
 
 

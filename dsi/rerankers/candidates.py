@@ -1,8 +1,7 @@
 """What rerankers work on (`Candidates`), and what a reranker is (`Reranker`).
 
-A reranker gives the candidates of each query new scores; their order follows. Rerankers are applied one after another, each to
-the order that the one before left. They are saved beside the index and bound to it; nothing is ever unpickled. Knows nothing
-of searching.
+A reranker computes new scores for the candidates of each query, which decide their order. Rerankers are applied one after
+another. They are saved beside the index and bound to it; nothing is ever unpickled. Knows nothing of searching.
 """
 
 import importlib
@@ -20,7 +19,7 @@ from docids import extensions
 from docids.files.checks import shown
 from docids.files.storage import replace_folder, write_json
 from docids.files.untrusted import RESTORE, check_folder, read_json, reading
-from dsi.search.answers import Hit, Hits
+from dsi.search.results import Hit, Hits
 
 Floats = NDArray[np.floating]
 Ints = NDArray[np.integer]
@@ -36,7 +35,7 @@ _classes: dict[str, type["Reranker"]] = {}
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Candidates:
-    """The answers to n queries, k a query, best first; shorter lists are padded to k.
+    """The results of n queries, k documents each, best first; shorter lists are padded to k.
 
     Attributes:
         queries: their texts.
@@ -94,21 +93,22 @@ class Candidates:
         return np.asarray(self.scores > -np.inf)
 
     def hits(self) -> list[Hits]:
-        """The candidates of each query as hits, best first."""
-        answers, texts = [], self._stored_texts() if self.texts_of else [[None] * len(own) for own in self.doc_ids]
+        """Return the candidates of each query as hits, best first."""
+        texts = self._stored_texts() if self.texts_of else [[None] * len(doc_ids) for doc_ids in self.doc_ids]
+        answers = []
         for row, exact in enumerate(self.exact.tolist()):
-            docids = (tuple(digit for digit in own if digit >= 0) for own in self.digits[row].tolist())
+            docids = (tuple(digit for digit in path if digit >= 0) for path in self.digits[row].tolist())
             columns = count(1), self.scores[row].tolist(), self.doc_ids[row], self.titles[row], docids, texts[row]
             answers.append(Hits([Hit(*fields) for fields in zip(*columns, strict=False)], exact))
         return answers
 
     def as_run(self) -> dict[str, dict[str, float]]:
-        """{query_id: {doc_id: score}}, which `eval` measures and TREC tools read."""
+        """Return {query_id: {doc_id: score}}, which `eval` measures and TREC tools read."""
         lists = zip(self.query_ids, self.doc_ids, self.scores.tolist(), strict=True)
-        return {query_id: dict(zip(own, scores, strict=False)) for query_id, own, scores in lists}
+        return {query_id: dict(zip(doc_ids, scores, strict=False)) for query_id, doc_ids, scores in lists}
 
     def columns(self, names: Sequence[str]) -> Floats:
-        """[n, k, len(names)] some of the features.
+        """Return some of the features, [n, k, len(names)].
 
         Raises:
             ValueError: a feature that these candidates do not have.
@@ -127,7 +127,7 @@ class Candidates:
         return self.features[:, :, [self.names.index(name) for name in names]]
 
     def texts(self) -> list[list[str]]:
-        """Title and text of the candidates; read when this is called, each document once.
+        """Return title and text of the candidates; each document is read once, at this call.
 
         Raises:
             ValueError: the index keeps no texts.
@@ -138,49 +138,49 @@ class Candidates:
                 "`dsi update RUN --texts DIR`, or retriever.keep_texts(collection.documents)."
             )
         pairs = zip(self.titles, self._stored_texts(), strict=True)
-        return [[f"{title} {text}".strip() for title, text in zip(*own, strict=True)] for own in pairs]
+        return [[f"{title} {text}".strip() for title, text in zip(*pair, strict=True)] for pair in pairs]
 
     def _stored_texts(self) -> list[list[str]]:
-        """The texts of the candidates, without titles; each document is read once."""
+        """Return the texts of the candidates, without titles; each document is read once."""
         assert self.texts_of is not None
-        found = sorted({doc_id for own in self.doc_ids for doc_id in own})
-        texts = dict(zip(found, self.texts_of(found), strict=True))
-        return [[texts[doc_id] for doc_id in own] for own in self.doc_ids]
+        unique = sorted({doc_id for doc_ids in self.doc_ids for doc_id in doc_ids})
+        texts = dict(zip(unique, self.texts_of(unique), strict=True))
+        return [[texts[doc_id] for doc_id in doc_ids] for doc_ids in self.doc_ids]
 
     def select(self, rows: Ints) -> "Candidates":
-        """The candidates of some of the queries."""
+        """Return the candidates of some of the queries."""
 
-        def of(own: Sequence[Any]) -> list[Any]:
-            return [own[row] for row in rows.tolist()]
+        def pick(values: Sequence[Any]) -> list[Any]:
+            return [values[row] for row in rows.tolist()]
 
         return replace(
             self,
-            queries=of(self.queries),
-            doc_ids=of(self.doc_ids),
-            titles=of(self.titles),
+            queries=pick(self.queries),
+            doc_ids=pick(self.doc_ids),
+            titles=pick(self.titles),
             scores=self.scores[rows],
             digits=self.digits[rows],
             query_embeddings=self.query_embeddings[rows],
             embeddings=self.embeddings[rows],
             features=self.features[rows],
-            query_ids=of(self.query_ids),
+            query_ids=pick(self.query_ids),
             exact=self.exact[rows],
         )
 
     def with_feature(self, name: str, values: Floats) -> "Candidates":
-        """The candidates with one more feature [n, k], for the rerankers that follow."""
+        """Return the candidates with one more feature [n, k], for the rerankers that follow."""
         values = np.where(self.valid, values, 0.0).astype(np.float32)
         features = np.concatenate([self.features, values[:, :, None]], axis=2)
         return replace(self, features=features, names=(*self.names, name))
 
     def order(self, scores: Floats) -> Ints:
-        """[n, k] columns by descending new score; ties keep their order, and padding stays at the end."""
+        """Return the columns [n, k] by descending new score; ties keep their order, and padding stays at the end."""
         if scores.shape != self.scores.shape:
             raise ValueError(f"A reranker must give scores of shape {self.scores.shape}, got {scores.shape}.")
         return np.argsort(-np.where(self.valid, scores, -np.inf), axis=1, kind="stable")
 
     def reorder(self, scores: Floats) -> "Candidates":
-        """The candidates by new scores [n, k]."""
+        """Return the candidates in the order of new scores [n, k]."""
         order = self.order(scores)
         scores = np.where(self.valid, scores, -np.inf)
 
@@ -188,8 +188,10 @@ class Candidates:
             index = order.reshape(order.shape + (1,) * (values.ndim - 2))
             return np.take_along_axis(values, index, axis=1)
 
-        def lists(own: Sequence[Sequence[str]]) -> list[list[str]]:
-            return [[items[n] for n in row if n < len(items)] for row, items in zip(order.tolist(), own, strict=True)]
+        def lists(values: Sequence[Sequence[str]]) -> list[list[str]]:
+            return [
+                [items[n] for n in row if n < len(items)] for row, items in zip(order.tolist(), values, strict=True)
+            ]
 
         return replace(
             self,
@@ -203,7 +205,7 @@ class Candidates:
 
 
 class Reranker(ABC):
-    """Gives candidates new scores.
+    """Computes new scores for candidates.
 
     A subclass has a `kind` and defines `score`; one with state on disk also defines `write`, and `read` where its constructor
     does not take what `write` returned.
@@ -232,18 +234,18 @@ class Reranker(ABC):
 
     @abstractmethod
     def score(self, candidates: Candidates) -> Floats:
-        """[n, k] new scores; higher is better, and values at padding do not matter."""
+        """Return new scores [n, k]; higher is better, and values at padding do not matter."""
 
     def rerank(self, candidates: Candidates) -> Candidates:
-        """The candidates in their new order."""
+        """Return the candidates in their new order."""
         return candidates.reorder(self.score(candidates))
 
     def to(self: R, device: str | None) -> R:
-        """The reranker, on a device ("cpu", "cuda", …) if it runs a model there; None changes nothing."""
+        """Move a reranker that runs a model to a device ("cpu", "cuda", …), and return it; None changes nothing."""
         return self
 
     def write(self, folder: Path) -> dict[str, Any]:
-        """Write weights into `folder`; returns the settings, which go into reranker.json. Writes nothing by default."""
+        """Write weights into `folder`, and return the settings for reranker.json; by default there are none."""
         return {}
 
     @classmethod
@@ -266,7 +268,7 @@ class Reranker(ABC):
 
 
 def load_reranker(folder: Path, binding: Mapping[str, Any] | None = None) -> Reranker:
-    """A saved reranker.
+    """Return a saved reranker.
 
     Raises:
         FileNotFoundError: there is none.

@@ -1,6 +1,6 @@
 """Reranking by a cross-encoder: a pretrained model that reads a query and a document together. Knows nothing of features.
 
-It is slow and good: every candidate is one pass of a transformer, so it comes after the beam, over a few dozen candidates.
+It is accurate and slow, one pass of a transformer per candidate, so it reranks the first few dozen documents of a search.
 """
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ class CrossEncoderReranker(Reranker):
         self._model = _load(self.name, device)
 
     def score(self, candidates: Candidates) -> Floats:
-        """[n, k] the model's score of each candidate; of several queries with a progress bar."""
+        """Return the model's score of each candidate [n, k]; several queries show a progress bar."""
         lists = zip(candidates.queries, candidates.texts(), strict=True)
         pairs = [(query, text) for query, texts in lists for text in texts]
         scores = np.zeros(candidates.scores.shape, dtype=np.float32)
@@ -61,7 +61,7 @@ class CrossEncoderReranker(Reranker):
         return scores
 
     def score_pairs(self, pairs: Sequence[tuple[str, str]], *, show_progress: bool = False) -> NDArray[np.float32]:
-        """[pairs] scores of (query, document text); texts are cut where the model's input ends.
+        """Return the scores of (query, document text) pairs [pairs]; texts are cut to the length of the model's input.
 
         Args:
             pairs: in any order; they are sorted by length.
@@ -82,7 +82,7 @@ class CrossEncoderReranker(Reranker):
         return scores
 
     def to(self, device: str | None) -> "CrossEncoderReranker":
-        """The reranker, on another device from now on; None changes nothing.
+        """Move the reranker to another device, and return it; None changes nothing.
 
         Raises:
             ValueError: the device is not there.

@@ -34,12 +34,11 @@ class AlphaNdcg:
         lists = np.full((len(labels), positions), -1)
         for position in range(min(positions, labels.shape[1])):
             lists[:, position] = self.gains(rows, lists).argmax(axis=1)
-        self.ideal = np.maximum(self.of(rows, lists), 1e-12)
+        self.ideal = np.maximum(self.measure(rows, lists), 1e-12)
 
     def seen(self, rows: Ints, lists: Ints) -> Ints:
         """[m, subtopics] how often each occurs in lists [m, positions] of queries [m]; lists have -1 past their end."""
-        found = self.labels[rows[:, None], lists] & (lists >= 0)[:, :, None]
-        return found.sum(axis=1)
+        return (self.labels[rows[:, None], lists] & (lists >= 0)[:, :, None]).sum(axis=1)
 
     def gains(self, rows: Ints, lists: Ints) -> Floats:
         """[m, k] gain of appending each candidate to these lists, without the discount by position; -inf at those in them."""
@@ -49,12 +48,12 @@ class AlphaNdcg:
         gains[at, lists[at, positions]] = -np.inf
         return gains
 
-    def of(self, rows: Ints, lists: Ints) -> Floats:
+    def measure(self, rows: Ints, lists: Ints) -> Floats:
         """[m] alpha-nDCG of lists [m, positions] of queries [m]; lists have -1 past their end."""
         total, seen = np.zeros(len(rows)), np.zeros((len(rows), self.labels.shape[2]))
         for position in range(self.positions):
-            own = lists[:, position]
-            about = self.labels[rows, own] & (own >= 0)[:, None]
+            columns = lists[:, position]
+            about = self.labels[rows, columns] & (columns >= 0)[:, None]
             total += (about * (1 - self.alpha) ** seen).sum(axis=1) / np.log2(2 + position)
             seen += about
         return total / self.ideal[rows]
@@ -70,7 +69,9 @@ def subtopic_labels(candidates: Candidates, subtopics: Mapping[str, Mapping[str,
     numbers = [
         {
             name: number
-            for number, name in enumerate(sorted({s for own in subtopics.get(query_id, {}).values() for s in own}))
+            for number, name in enumerate(
+                sorted({name for names in subtopics.get(query_id, {}).values() for name in names})
+            )
         }
         for query_id in candidates.query_ids
     ]
@@ -116,7 +117,7 @@ class Pyversity(Reranker):
         self.strategy, self.diversity = strategy, diversity
 
     def score(self, candidates: Candidates) -> Floats:
-        """[n, k] k for the candidate that comes first, k - 1 for the second, …; scores of a list are scaled to [0, 1]."""
+        """[n, k] k for the first candidate, k - 1 for the second, …; the scores of a list are scaled to [0, 1] before."""
         try:
             diversify = importlib.import_module("pyversity").diversify
         except ImportError:
@@ -124,12 +125,12 @@ class Pyversity(Reranker):
         scores = np.zeros(candidates.scores.shape)
         for row, doc_ids in enumerate(candidates.doc_ids):
             count = len(doc_ids)
-            own = candidates.scores[row, :count]
-            scaled = (own - own.min()) / max(own.max() - own.min(), 1e-12)
-            found = diversify(candidates.embeddings[row, :count], scaled, count, self.strategy, self.diversity)
-            scores[row, found.indices] = np.arange(count, 0, -1)
+            before = candidates.scores[row, :count]
+            scaled = (before - before.min()) / max(before.max() - before.min(), 1e-12)
+            result = diversify(candidates.embeddings[row, :count], scaled, count, self.strategy, self.diversity)
+            scores[row, result.indices] = np.arange(count, 0, -1)
         return scores
 
     def write(self, folder: Path) -> dict[str, Any]:
-        """Returns strategy and diversity; writes no file."""
+        """Return strategy and diversity; write no file."""
         return {"strategy": self.strategy, "diversity": self.diversity}

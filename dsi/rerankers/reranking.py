@@ -1,4 +1,4 @@
-"""Rerankers applied to what a search found: candidates, `rerank`, and rerankers on disk.
+"""Rerankers applied to the results of a search: candidates, `rerank`, and rerankers on disk.
 
 Takes the parts of an index that it needs. Knows nothing of retrievers.
 """
@@ -12,9 +12,8 @@ import numpy as np
 from docids.words.bm25 import Lexical
 from dsi.rerankers.candidates import Candidates, Reranker, load_reranker
 from dsi.rerankers.cross_encoder import CrossEncoderReranker
-from dsi.rerankers.features import features_of
-from dsi.search.engine import Engine
-from dsi.search.queries import EncodedQueries
+from dsi.rerankers.features import compute_features
+from dsi.search.engine import EncodedQueries, Engine
 from dsi.search.results import SearchResult
 from dsi.store.documents import DocumentTable
 from dsi.store.manifest import read_manifest
@@ -23,7 +22,7 @@ _CROSS_ENCODER = "cross-encoder:"
 
 
 def rerank(candidates: Candidates, rerankers: Reranker | Sequence[Reranker]) -> Candidates:
-    """The candidates in the order that one or several rerankers give them, applied one after another.
+    """Return the candidates in a new order, by one reranker or several applied one after another.
 
     `exact` stays as the search left it: no other k documents scored better before reranking.
 
@@ -52,7 +51,7 @@ def rerank(candidates: Candidates, rerankers: Reranker | Sequence[Reranker]) -> 
             f"rerank() takes the Candidates that retriever.candidates(…) returns, got {type(candidates).__name__}."
         )
     several = rerankers if isinstance(rerankers, Sequence) and not isinstance(rerankers, str) else [rerankers]
-    for reranker in [_checked(own) for own in several]:
+    for reranker in [_checked(item) for item in several]:
         candidates = reranker.rerank(candidates)
     return candidates
 
@@ -75,30 +74,30 @@ def candidates_of(
     *,
     features: bool = True,
 ) -> Candidates:
-    """The answers of a search as rerankers read them.
+    """Return the results of a search as candidates for rerankers.
 
     Args:
         engine: the tree, and the scores of its nodes, for the features.
         documents: the document table.
         lexical: BM25 or learned sparse vectors, if the index has them.
         encoded: the queries.
-        result: their answers, rows in the order of the queries.
+        result: of the search, rows in the order of the queries.
         features: compute them; takes another pass of the generator over the answers.
     """
     tree, positions = engine.tree, result.positions  # [queries, k]
     valid = positions >= 0
-    found = np.maximum(positions, 0)
-    rows = tree.doc_rows[found]
+    any_position = np.maximum(positions, 0)  # an arbitrary one at padding
+    rows = tree.doc_rows[any_position]
 
     def lists(column: str) -> list[list[str]]:
         values = zip(documents.values_of(column, rows), valid.sum(axis=1).tolist(), strict=True)
-        return [[str(value) for value in own[:count]] for own, count in values]
+        return [[str(value) for value in column[:count]] for column, count in values]
 
     titles = lists("title")
     computed, names = np.zeros((*positions.shape, 0), dtype=np.float32), tuple[str, ...]()
     if features:
-        computed, names = features_of(engine, lexical, encoded, result, titles)
-    _, digits = tree.paths(found.ravel())  # [queries * k, depth]
+        computed, names = compute_features(engine, lexical, encoded, result, titles)
+    _, digits = tree.paths(any_position.ravel())  # [queries * k, depth]
     return Candidates(
         queries=encoded.texts,
         doc_ids=lists("doc_id"),
@@ -106,7 +105,7 @@ def candidates_of(
         scores=result.scores.astype(np.float64),
         digits=np.where(valid[:, :, None], digits.reshape(*positions.shape, digits.shape[1]), -1),
         query_embeddings=encoded.embeddings.float().numpy(),
-        embeddings=tree.embeddings[found] * valid[:, :, None],
+        embeddings=tree.embeddings[any_position] * valid[:, :, None],
         features=computed,
         names=names,
         query_ids=encoded.query_ids,
@@ -116,13 +115,13 @@ def candidates_of(
 
 
 def binding(manifest: dict[str, Any]) -> dict[str, Any]:
-    """What a reranker saved beside an index is bound to: the index's encoder and generator."""
+    """Return what a saved reranker is bound to: the encoder and the generator of its index."""
     files = {name: value for name, value in manifest["files"].items() if name.startswith("generator/")}
     return {"encoder": manifest["fingerprints"]["encoder"], "generator": files}
 
 
 def reranker_folder(index: str | Path, name: str) -> Path:
-    """Where a reranker lies beside an index.
+    """Return the folder of a reranker beside an index.
 
     Raises:
         ValueError: the name is no plain folder name.
@@ -133,7 +132,7 @@ def reranker_folder(index: str | Path, name: str) -> Path:
 
 
 def save_reranker(reranker: Reranker, index: str | Path, name: str) -> Path:
-    """Write a reranker beside the index that it was trained on, in one step; returns its folder, RUN/rerank/NAME.
+    """Write a reranker beside the index that it was trained on, in one step, and return its folder, RUN/rerank/NAME.
 
     Raises:
         FileNotFoundError: there is no index.
@@ -145,7 +144,7 @@ def save_reranker(reranker: Reranker, index: str | Path, name: str) -> Path:
 
 
 def load_rerankers(index: str | Path, names: str | Sequence[str], *, device: str | None = None) -> list[Reranker]:
-    """Rerankers by name, for `dsi.rerank`.
+    """Return rerankers by name, for `dsi.rerank`.
 
     Args:
         index: the index's folder, RUN.
@@ -165,8 +164,8 @@ def load_rerankers(index: str | Path, names: str | Sequence[str], *, device: str
         'mmr'
     """
     bound_to = binding(read_manifest(Path(index)))
-    wanted = [names] if isinstance(names, str) else names
-    if not isinstance(wanted, Sequence) or not all(isinstance(name, str) for name in wanted):
+    several = [names] if isinstance(names, str) else names
+    if not isinstance(several, Sequence) or not all(isinstance(name, str) for name in several):
         raise TypeError(f"names must be the name of a reranker or a list of names, got {names!r}.")
 
     def load(name: str) -> Reranker:
@@ -174,4 +173,4 @@ def load_rerankers(index: str | Path, names: str | Sequence[str], *, device: str
             return CrossEncoderReranker(name.removeprefix(_CROSS_ENCODER), device=device)
         return load_reranker(reranker_folder(index, name), bound_to).to(device)
 
-    return [load(name) for name in wanted]
+    return [load(name) for name in several]

@@ -27,12 +27,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import Self
 
 from docids.tree import DocidTree
 from docids.words.bm25 import Lexical
-from dsi.search.decoder import DecoderCache, FastDecoder
-from dsi.search.engine import DigitScores, Engine, Followed, Method, Siblings, count_documents
-from dsi.search.queries import QueryBatch
+from dsi.generator.base import Generator
+from dsi.search.decoder import DecoderCache, FastDecoder, search_decoder
+from dsi.search.engine import DigitScores, Engine, Followed, Method, QueryBatch, Siblings, count_documents
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import WALK, Ints, LevelTrace, SearchResult, Trace
 from dsi.trees.dense import DenseScores
@@ -142,7 +143,13 @@ class PathScores(NamedTuple):
 
 
 class Descent(NamedTuple):
-    """What a descent through the levels found."""
+    """The outcome of a descent through the levels.
+
+    Attributes:
+        answers: the top k documents.
+        pruned: [batch] the best score of a node that was pruned; -inf if none was.
+        read: [batch] how many nodes were scored.
+    """
 
     answers: Answers
     pruned: Tensor
@@ -156,7 +163,7 @@ class _Queries:
     Attributes:
         batch: the queries.
         config: how nodes are scored.
-        node_scores: dense scores of nodes; None if they take no part.
+        node_scores: dense scores of nodes; None if they have no weight.
         alive: [nodes] True at documents that may be returned and at nodes above them; None if all may.
     """
 
@@ -176,6 +183,8 @@ class BeamSearch(Engine):
         lexical: BM25 or learned sparse vectors of the documents, if the index has them.
     """
 
+    is_tied = False
+
     def __init__(
         self, tree: DocidTree, decoder: FastDecoder, device: torch.device, lexical: Lexical | None = None
     ) -> None:
@@ -187,9 +196,20 @@ class BeamSearch(Engine):
             self.doc_rows = torch.from_numpy(tree.doc_rows).long().to(device)
         self._trained = None if tree.trained.all() else torch.from_numpy(tree.trained).to(device)
 
+    @classmethod
+    def from_generator(
+        cls, generator: Generator, tree: DocidTree, lexical: Lexical | None, device: torch.device, dtype: torch.dtype
+    ) -> Self:
+        """Return an engine that searches with a copy of a generator; see `Engine`."""
+        return cls(tree, search_decoder(generator.to(device), dtype), device, lexical)
+
+    def with_content(self, tree: DocidTree, lexical: Lexical | None) -> Self:
+        """Return an engine with the same generator over updated documents."""
+        return type(self)(tree, self.decoder, self.device, lexical)
+
     @cached_property
     def _occupied(self) -> Tensor | None:
-        """[nodes] True where a document that was not removed is, or lies below; None if none was removed."""
+        """[nodes] True at documents that were not removed and at nodes above them; None if none was removed."""
         if not self.tree.num_removed:
             return None
         return self.dense.alive(torch.from_numpy(self.tree.doc_rows >= 0).to(self.device))
@@ -204,9 +224,9 @@ class BeamSearch(Engine):
         places = self.tree.places[rows].reshape(len(rows), -1)  # [batch, n * places]
         paths = self.follow_paths(batch, request, torch.from_numpy(places).long().to(self.device))
         shape = (*rows.shape, self.tree.most_places, -1)
-        generative, dense = (each.numpy(force=True).reshape(shape) for each in paths[:2])
+        generative, dense = (scores.numpy(force=True).reshape(shape) for scores in paths[:2])
         best = (generative + dense)[:, :, :, -1].argmax(axis=2)[:, :, None, None]
-        generative, dense = (np.take_along_axis(each, best, axis=2)[:, :, 0] for each in (generative, dense))
+        generative, dense = (np.take_along_axis(scores, best, axis=2)[:, :, 0] for scores in (generative, dense))
         positions = np.take_along_axis(places.reshape(shape[:-1]), best[:, :, :, 0], axis=2)[:, :, 0]
         _, digits = self.tree.paths(positions.ravel())
         nodes = np.where(digits.reshape(generative.shape) >= 0, generative + dense, np.nan)
@@ -219,26 +239,30 @@ class BeamSearch(Engine):
     def _siblings(self, batch: QueryBatch, positions: Ints) -> Iterator[Siblings]:
         """Yield for each level the scores of the nodes on the paths and their siblings, by generator and by encoder."""
         on_device = torch.from_numpy(positions).long().to(self.device)
-        alone = SearchRequest(1, SearchConfig(alpha=1.0, beta=0.0))
-        paths = self.follow_paths(batch, alone, on_device)
+        decoder_only = SearchRequest(1, SearchConfig(alpha=1.0, beta=0.0))
+        paths = self.follow_paths(batch, decoder_only, on_device)
         digits = self.tree.paths(positions.ravel())[1].reshape(*positions.shape, -1)
         for level, (nodes, generative, _) in enumerate(paths.siblings):
             shape = (*positions.shape, -1)
             dense = self.dense.dot(batch.embeddings.float(), nodes.clamp(min=0)) / _FEATURE_TEMPERATURE
             by_generator, by_encoder, valid = (
-                each.numpy(force=True).reshape(shape) for each in (generative, dense, nodes >= 0)
+                tensor.numpy(force=True).reshape(shape) for tensor in (generative, dense, nodes >= 0)
             )
             yield Siblings(by_generator, by_encoder, valid, np.maximum(digits[:, :, level], 0))
 
-    def result(self, found: Descent) -> SearchResult:
-        """Return what a descent found, with a certificate if nothing that was pruned could be better."""
-        answers = found.answers
+    def result(self, descent: Descent) -> SearchResult:
+        """Return the documents of a descent, with a certificate if nothing that was pruned could be better."""
+        answers = descent.answers
         bounds = self.decoder.score != "node"
-        exact = found.pruned <= (answers.scores[:, -1] if bounds else -torch.inf)
+        exact = descent.pruned <= (answers.scores[:, -1] if bounds else -torch.inf)
         positions = answers.positions.numpy(force=True)
         sources = np.where(positions >= 0, np.uint8(WALK), np.uint8(0))
         return SearchResult(
-            positions, answers.scores.numpy(force=True), exact.numpy(force=True), found.read.numpy(force=True), sources
+            positions,
+            answers.scores.numpy(force=True),
+            exact.numpy(force=True),
+            descent.read.numpy(force=True),
+            sources,
         )
 
     def queries(self, batch: QueryBatch, request: SearchRequest) -> _Queries:
@@ -263,8 +287,8 @@ class BeamSearch(Engine):
         if request.extra_scores is not None:
             extra = np.asarray(request.extra_scores[batch.rows.numpy()], dtype=np.float32)
             documents = documents + torch.from_numpy(extra[:, self.tree.doc_rows]).to(self.device)
-        every = self.dense.largest(documents / config.ann_temperature)  # [batch, nodes]
-        return lambda nodes: every.gather(1, nodes.flatten(1)).view_as(nodes)
+        largest = self.dense.largest(documents / config.ann_temperature)  # [batch, nodes]
+        return lambda nodes: largest.gather(1, nodes.flatten(1)).view_as(nodes)
 
     def descend(
         self, queries: _Queries, k: int, beam_width: int, reached: Tensor | None, trace: Trace | None = None
@@ -272,7 +296,7 @@ class BeamSearch(Engine):
         """Run through all levels: expand the beam, then keep the best candidates.
 
         Args:
-            queries: what is searched.
+            queries: the queries, and what scores their nodes.
             k: documents per query.
             beam_width: inner nodes kept per level.
             reached: [batch] a score that k documents are known to reach; nodes below it are dropped, if scores are bounds.
@@ -327,8 +351,8 @@ class BeamSearch(Engine):
             is_document = candidates.nodes >= self.tree.num_inner
             beam = candidates.take(columns, candidates.score.masked_fill(is_document, -torch.inf))
             ended = digits[:, :, level] < 0  # [batch, m]
-            for found, own in ((generative, beam.generative), (dense, beam.dense)):
-                found.append(torch.where(ended, found[-1], own) if found else own)
+            for by_level, scores in ((generative, beam.generative), (dense, beam.dense)):
+                by_level.append(torch.where(ended, by_level[-1], scores) if by_level else scores)
         return PathScores(torch.stack(generative, dim=2), torch.stack(dense, dim=2), siblings)
 
     @torch.no_grad()
@@ -360,7 +384,7 @@ class BeamSearch(Engine):
         # The generative score: alpha log P_T5 along the path (DR-SCL eq. 9, 11).
         generative = beam.generative[:, :, None].expand_as(nodes)
         if cache is not None:
-            logits = self._logits(beam, level, cache, beam_width)
+            logits = self.decoder.logits(beam.tokens, level, cache, beam_width)
             weight = config.alpha if fused or (config.fusion == "bound" and config.beta > 0) else 1.0
             log_p, adds_up = self._log_probabilities(logits.float(), nodes, valid, level)
             generative = generative.masked_fill(~adds_up, 0.0) + weight * log_p
@@ -384,18 +408,11 @@ class BeamSearch(Engine):
         )
 
     def _start(self, queries: _Queries) -> DecoderCache | None:
-        """Return what the decoder keeps of the queries, None if it takes no part."""
+        """Return the decoder's cache of the queries; None if the decoder has no weight."""
         config = queries.config
         if not (config.alpha > 0 or config.beta == 0 or (config.fusion == "paper" and config.beta < self.tree.depth)):
             return None
         return self.decoder.start(queries.batch.states, queries.batch.mask)
-
-    def _logits(self, beam: Beam, level: int, cache: DecoderCache, beam_width: int) -> Tensor:
-        """Return the decoder's logits [batch, beams, fan_out] of the beam's children."""
-        one_beam = level == 0 and beam.nodes.shape[1] == 1
-        if one_beam and self.tree.depth > 1 and self.tree.fan_out[0] <= beam_width:
-            return self.decoder.first_step(cache)
-        return self.decoder.step(beam.tokens, level, cache)
 
     def _log_probabilities(self, logits: Tensor, nodes: Tensor, valid: Tensor, level: int) -> tuple[Tensor, Tensor]:
         """Return decoder scores [batch, beams, fan_out], and True where they add to the parent's score.
@@ -403,7 +420,7 @@ class BeamSearch(Engine):
         A node added after training gets the mean probability of its trained siblings; without any, it shares its parent's
         probability equally with its siblings. It is excluded from the softmax if no document below it remains.
         """
-        score, counted = self.decoder.score, valid
+        score, in_softmax = self.decoder.score, valid
         if score != "softmax path":
             level_size = torch.full_like(logits[..., :1], float(self.tree.level_sizes[level]))  # [batch, beams, 1]
             logits = F.logsigmoid(logits + log_prior(score, valid.sum(2, keepdim=True), level_size))
@@ -411,7 +428,7 @@ class BeamSearch(Engine):
         if self._trained is not None:
             logits = F.pad(logits, (0, nodes.shape[2] - logits.shape[2]))
             known = valid & self._trained[nodes]
-            counted = valid if self._occupied is None else known | (valid & self._occupied[nodes])
+            in_softmax = valid if self._occupied is None else known | (valid & self._occupied[nodes])
             mean = (
                 logits.masked_fill(~known, -torch.inf).logsumexp(dim=2, keepdim=True) - known.sum(2, keepdim=True).log()
             )
@@ -419,7 +436,7 @@ class BeamSearch(Engine):
             logits = torch.where(known, logits, torch.where(some, mean, -valid.sum(2, keepdim=True).clamp(min=1).log()))
             adds_up = adds_up | ~some
         if score == "softmax path":
-            return valid_log_softmax(logits, counted), adds_up
+            return valid_log_softmax(logits, in_softmax), adds_up
         return logits.masked_fill(~valid, 0.0), adds_up
 
     def _select(
@@ -472,13 +489,13 @@ class BestPaths(Method):
         result = SearchResult.empty(len(batch.texts), k)
         rows, width = np.arange(len(batch.texts)), max(request.config.beam_width, k * search.tree.most_places)
         while k and len(rows):
-            own = batch if len(rows) == len(batch.texts) else batch.select(torch.from_numpy(rows))
+            remaining = batch if len(rows) == len(batch.texts) else batch.select(torch.from_numpy(rows))
             if trace is not None:
                 trace.levels, trace.beam_width = [], width
-            found = search.descend(search.queries(own, request), k, width, None, trace)
-            part = search.result(found)
+            descent = search.descend(search.queries(remaining, request), k, width, None, trace)
+            part = search.result(descent)
             result.put(rows, part)
-            rows = rows[(part.found < k) & (found.pruned > -torch.inf).numpy(force=True)]
+            rows = rows[(part.counts < k) & (descent.pruned > -torch.inf).numpy(force=True)]
             width *= 2
         return result
 
@@ -486,7 +503,7 @@ class BestPaths(Method):
 class AllPaths(Method):
     """The documents at the end of the best of all paths.
 
-    The answers of a beam give a score that k documents reach. Nodes below it are dropped where scores are bounds, and no other.
+    A beam search gives a score that k documents reach. Where scores are bounds, nodes below it are dropped, and no others.
 
     Args:
         search: the beam search.
@@ -515,13 +532,13 @@ class AllPaths(Method):
                 nothing,
             )
             for alive in self._shares(queries.alive):
-                found = search.descend(dataclasses.replace(queries, alive=alive), k, search.tree.num_inner, reached)
-                answers = whole.answers.merge(found.answers.positions, found.answers.scores, search.doc_rows)
-                whole = Descent(answers, whole.pruned, whole.read + found.read)
+                descent = search.descend(dataclasses.replace(queries, alive=alive), k, search.tree.num_inner, reached)
+                answers = whole.answers.merge(descent.answers.positions, descent.answers.scores, search.doc_rows)
+                whole = Descent(answers, whole.pruned, whole.read + descent.read)
             result.put(rows, search.result(whole))
             result.exact[rows] = True
         if trace is not None:
-            trace.show(result.positions, result.scores, result.sources)
+            trace.add_documents(result.positions, result.scores, result.sources)
         return result
 
     def _shares(self, alive: Tensor | None) -> "list[Tensor | None]":

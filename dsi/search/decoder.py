@@ -18,7 +18,6 @@ from torch import Tensor
 from contrastive.inference import PackedLinear, for_inference
 from dsi.generator.base import Generator
 from dsi.generator.model import DocidGenerator
-from dsi.generator.tied import TiedGenerator
 from dsi.generator.words import WordGenerator
 
 
@@ -43,7 +42,7 @@ class DecoderCache:
     _spare: list[Tensor] | None = None
 
     def select(self, beams: Tensor) -> None:
-        """Give each new beam the past of the beam it continues; beams: [batch, new beams] indices of old beams.
+        """Copy to each new beam the past of the beam it continues; beams: [batch, new beams] indices of old beams.
 
         After `first_step`, the next step does that by the digits chosen.
         """
@@ -52,9 +51,9 @@ class DecoderCache:
         batch, old = len(beams), self.past[0].shape[2] // len(beams)
         rows = (torch.arange(batch, device=beams.device)[:, None] * old + beams).flatten()  # [batch * new beams]
         if self._spare is None or self._spare[0].shape[2] != len(rows):
-            self._spare = [own.new_empty(*own.shape[:2], len(rows), *own.shape[3:]) for own in self.past]
-        for own, other in zip(self.past, self._spare, strict=True):
-            torch.index_select(own[: self.levels], 2, rows, out=other[: self.levels])
+            self._spare = [past.new_empty(*past.shape[:2], len(rows), *past.shape[3:]) for past in self.past]
+        for past, target in zip(self.past, self._spare, strict=True):
+            torch.index_select(past[: self.levels], 2, rows, out=target[: self.levels])
         self.past, self._spare = self._spare, self.past
 
 
@@ -124,6 +123,12 @@ class FastDecoder:
 
         return self._logits(self._layers(self._embedded(tokens), cache, attend), tokens, level)
 
+    def logits(self, tokens: Tensor, level: int, cache: DecoderCache, beam_width: int) -> Tensor:
+        """Return `step`, by `first_step` where all digits of the first level will be kept."""
+        if level == 0 and tokens.shape[1] == 1 and len(self.fan_out) > 1 and self.fan_out[0] <= beam_width:
+            return self.first_step(cache)
+        return self.step(tokens, level, cache)
+
     def _embedded(self, tokens: Tensor) -> Tensor:
         return self.embeddings[tokens]
 
@@ -163,7 +168,7 @@ class FastDecoder:
     def _attend(self, query: Tensor, past: Tensor) -> Tensor:
         """Return self-attention of query [rows, heads, head_dim] over past [levels, 2, rows, heads, head_dim].
 
-        The last level is the query's own. Each row attends to a few levels only, so elementwise products are faster
+        The last level is that of the query. Each row attends to a few levels only, so elementwise products are faster
         than matrix products with a single row.
         """
         levels = len(past)
@@ -218,10 +223,10 @@ class _Layer:
     """The weights of one T5 decoder block."""
 
     def __init__(self, block: Any) -> None:
-        own, cross, feed_forward = block
-        attention = own.SelfAttention
+        self_attention, cross, feed_forward = block
+        attention = self_attention.SelfAttention
         together = torch.cat([attention.q.weight, attention.k.weight, attention.v.weight])
-        self.self_qkv = PackedLinear(_after_norm(together, own.layer_norm))
+        self.self_qkv = PackedLinear(_after_norm(together, self_attention.layer_norm))
         self.self_out = PackedLinear(attention.o.weight)
         attention = cross.EncDecAttention
         self.cross_q = PackedLinear(_after_norm(attention.q.weight, cross.layer_norm))
@@ -270,17 +275,15 @@ class WordDecoder(FastDecoder):
         return super()._logits(hidden, tokens, level).gather(2, self.columns[children])
 
 
-def search_decoder(generator: Generator, dtype: torch.dtype | None = None) -> FastDecoder | TiedGenerator:
-    """Return a generator laid out for search.
+DECODERS: dict[str, type[FastDecoder]] = {"digits": FastDecoder, "words": WordDecoder}
+"""{docid_tokens of the generator: class}."""
+
+
+def search_decoder(generator: Generator, dtype: torch.dtype | None = None) -> FastDecoder:
+    """Return the decoder of a generator with (level, digit) or word tokens, laid out for search.
 
     Args:
-        generator: with tokens of any kind.
-        dtype: of a decoder's weights and arithmetic; the generator's own by default. All else is float32.
+        generator: its weights are copied.
+        dtype: of weights and arithmetic; the generator's by default.
     """
-    if isinstance(generator, TiedGenerator):
-        generator = copy.deepcopy(generator).eval().requires_grad_(requires_grad=False)
-        if generator.reads_states:
-            generator.decoder.to(dtype or torch.float32)
-        return generator
-    assert isinstance(generator, DocidGenerator)
-    return (WordDecoder if isinstance(generator, WordGenerator) else FastDecoder)(generator, dtype)
+    return DECODERS[generator.config.docid_tokens](generator, dtype)  # type: ignore[arg-type]

@@ -1,19 +1,152 @@
-"""What searches an index: its methods, and the scores on the way to given documents.
+"""What searches an index, and what it takes: encoded queries, and methods that score documents for them.
 
-There are two engines, by the docid tokens of the index: `dsi.search.generate` for tied ones, `dsi.search.beam` for those with
-weights of their own, (level, digit) and word tokens. Knows nothing of how they work.
+One pass of the encoder serves many searches. There are two engines, by the docid tokens of the index: `dsi.search.generate` for
+tied ones, `dsi.search.beam` for those with weights of their own, (level, digit) and word tokens. Knows nothing of how they
+score.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from typing_extensions import Self
 
+from contrastive.encoder import Encoder
+from docids.files.checks import plain, text
+from docids.files.progress import progress
 from docids.tree import DocidTree
-from dsi.search.queries import QueryBatch
-from dsi.search.request import SearchRequest
+from docids.words.bm25 import Lexical
+from dsi.generator.base import Generator
+from dsi.search.request import SearchConfig, SearchRequest, check_extra_scores
 from dsi.search.results import Bools, Floats, Ints, SearchResult, Trace
+
+
+class QueryBatch(NamedTuple):
+    """A batch of encoded queries.
+
+    Attributes:
+        rows: [n] their indices among all queries of the call.
+        states: [n, length, state_dim] token states.
+        mask: [n, length] True at real tokens.
+        embeddings: [n, embedding_dim].
+        texts: the queries, without the encoder's prompt.
+    """
+
+    rows: Tensor
+    states: Tensor
+    mask: Tensor
+    embeddings: Tensor
+    texts: list[str]
+
+    def select(self, which: Tensor) -> "QueryBatch":
+        """Return the queries at the indices `which`."""
+        texts = [self.texts[n] for n in which.tolist()]
+        return QueryBatch(self.rows[which], self.states[which], self.mask[which], self.embeddings[which], texts)
+
+    @property
+    def vectors(self) -> NDArray[np.float32]:
+        """[n, embedding_dim] embeddings on the CPU."""
+        return self.embeddings.float().numpy(force=True)
+
+
+@dataclass(frozen=True)
+class EncodedQueries:
+    """Encoded queries, to be searched with any options.
+
+    Attributes:
+        query_ids: in the order of the call; "0", "1", … for queries without ids.
+        batches: the queries, grouped by length.
+    """
+
+    query_ids: list[str]
+    batches: list[QueryBatch]
+
+    @property
+    def count(self) -> int:
+        """The number of queries."""
+        return len(self.query_ids)
+
+    @property
+    def texts(self) -> list[str]:
+        """The queries in the order of the call."""
+        texts = {
+            row: text for batch in self.batches for row, text in zip(batch.rows.tolist(), batch.texts, strict=True)
+        }
+        return [texts[row] for row in range(self.count)]
+
+    @property
+    def embeddings(self) -> Tensor:
+        """[count, embedding_dim] on the CPU, in the order of the call."""
+        rows = torch.cat([batch.rows for batch in self.batches])
+        return torch.cat([batch.embeddings.cpu() for batch in self.batches])[rows.argsort()]
+
+
+def encode_queries(
+    encoder: Encoder, queries: Iterable[str] | Mapping[str, str], *, batch_size: int = 32, show_progress: bool = False
+) -> EncodedQueries:
+    """Encode queries, in batches of similar length.
+
+    Args:
+        encoder: the index's encoder.
+        queries: texts, or {query_id: text}.
+        batch_size: queries per forward pass.
+        show_progress: show a progress bar.
+
+    Raises:
+        TypeError: queries are neither a list of texts nor a mapping.
+        ValueError: a query is empty, or no text.
+    """
+    query_ids, queries = ids_and_texts(queries)
+    if plain(int, batch_size, "batch_size") < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
+    texts = encoder.query_texts(queries)
+    order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
+    batches = []
+    starts: Iterable[int] = range(0, len(order), batch_size)
+    for start in progress(starts, "queries", unit="batch") if show_progress else starts:
+        rows = order[start : start + batch_size]
+        encoded = encoder.forward([texts[row] for row in rows], "query")
+        batches.append(QueryBatch(torch.tensor(rows), *encoded, [queries[row] for row in rows]))
+    return EncodedQueries(query_ids, batches)
+
+
+def encoded_queries(
+    encoder: Encoder, queries: Iterable[str] | Mapping[str, str] | EncodedQueries, *, show_progress: bool = False
+) -> EncodedQueries:
+    """Encode several queries, unless they are encoded already.
+
+    Raises:
+        TypeError: the queries are one text.
+    """
+    if isinstance(queries, EncodedQueries):
+        return queries
+    if isinstance(queries, str):
+        raise TypeError(f"This call takes a list of queries, got the text {queries!r}; put it into a list.")
+    return encode_queries(encoder, queries, show_progress=show_progress)
+
+
+def ids_and_texts(queries: Iterable[str] | Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Return query_ids and texts, checked."""
+    if not isinstance(queries, Iterable) or isinstance(queries, str | bytes | Set):
+        raise TypeError(f"Queries must be a list of texts, in order, or {{query_id: text}}, got {queries!r}.")
+    if isinstance(queries, Mapping):
+        query_ids = [text(query_id, "A query_id") for query_id in queries]
+        return query_ids, [_query(query, f"Query {query_id!r}") for query_id, query in queries.items()]
+    texts = [_query(query, f"Query {row}") for row, query in enumerate(queries)]
+    return [str(row) for row in range(len(texts))], texts
+
+
+def _query(query: object, name: str) -> str:
+    if not isinstance(query, str) or not query.strip():
+        raise ValueError(f"{name} must be a text that is not empty, got {query!r}.")
+    if "\0" in query:
+        raise ValueError(f"{name} must be a text without NUL characters, got {query!r}.")
+    return text(query, name)
 
 
 class Method(ABC):
@@ -25,13 +158,13 @@ class Method(ABC):
 
         Args:
             batch: the queries.
-            request: what is asked.
-            trace: if given, receives how the search came about; for one query.
+            request: the options of the search.
+            trace: if not None, receives how the search came about; for one query.
         """
 
 
 class Followed(NamedTuple):
-    """How the paths to given documents are scored.
+    """How the paths to some documents are scored.
 
     Attributes:
         positions: [batch, n] docid positions of their best places.
@@ -84,32 +217,64 @@ class DigitScores(NamedTuple):
     def from_siblings(cls, levels: Sequence[Siblings]) -> "DigitScores":
         """Return those of softmaxes over siblings."""
         columns = [_digit_scores(level) for level in levels]
-        return cls(*(np.stack(own, axis=2) for own in zip(*columns, strict=True)))
+        return cls(*(np.stack(column, axis=2) for column in zip(*columns, strict=True)))
 
 
 def _digit_scores(level: Siblings) -> tuple[Floats, Floats, Floats, Floats]:
+    """[batch, n] each: log-probabilities by generator and encoder, the generator's entropy and margin, at one level."""
     exists = level.valid.any(axis=2)
     digits = level.digits[:, :, None]
-    found = []
-    for scores in (level.generative, level.dense):
-        masked = np.where(level.valid, scores, -np.inf)
-        highest = np.where(exists, masked.max(axis=2, initial=-np.inf), 0)[:, :, None]
-        shares = np.exp(masked - highest)
-        log_p = np.where(level.valid, masked - highest - np.log(shares.sum(axis=2, keepdims=True).clip(1e-30)), 0)
-        found.append(log_p)
-    own, dense = (np.where(exists, np.take_along_axis(log_p, digits, axis=2)[:, :, 0], 0) for log_p in found)
-    entropy = -(np.where(level.valid, np.exp(found[0]), 0) * found[0]).sum(axis=2)
-    others = np.where(level.valid, found[0], -np.inf)
+    log_p, dense_log_p = (_log_softmax(scores, level.valid) for scores in (level.generative, level.dense))
+    generative, dense = (
+        np.where(exists, np.take_along_axis(values, digits, axis=2)[:, :, 0], 0) for values in (log_p, dense_log_p)
+    )
+    entropy = -(np.where(level.valid, np.exp(log_p), 0) * log_p).sum(axis=2)
+    others = np.where(level.valid, log_p, -np.inf)
     np.put_along_axis(others, digits, -np.inf, axis=2)
     best = others.max(axis=2, initial=-np.inf)
-    margin = np.where(exists & (best > -np.inf), own - np.where(best > -np.inf, best, 0), 0)
-    return tuple(np.asarray(each, dtype=np.float32) for each in (own, dense, entropy, margin))  # type: ignore[return-value]
+    margin = np.where(exists & (best > -np.inf), generative - np.where(best > -np.inf, best, 0), 0)
+    return tuple(np.asarray(v, dtype=np.float32) for v in (generative, dense, entropy, margin))  # type: ignore[return-value]
+
+
+def _log_softmax(scores: Floats, valid: Bools) -> Floats:
+    """[batch, n, fan_out] log-softmax over valid siblings, 0 elsewhere."""
+    masked = np.where(valid, scores, -np.inf)
+    highest = np.where(valid.any(axis=2), masked.max(axis=2, initial=-np.inf), 0)[:, :, None]
+    total = np.exp(masked - highest).sum(axis=2, keepdims=True)
+    return np.where(valid, masked - highest - np.log(total.clip(1e-30)), 0)
 
 
 class Engine(ABC):
-    """Searches one index at one moment."""
+    """Searches one index at one moment.
+
+    Attributes:
+        tree: the docids.
+        lexical: BM25 or learned sparse vectors of the documents; None if the index has neither.
+        is_tied: whether docid tokens are tied to the tree's vectors.
+    """
 
     tree: DocidTree
+    lexical: Lexical | None
+    is_tied: ClassVar[bool]
+
+    @classmethod
+    @abstractmethod
+    def from_generator(
+        cls, generator: Generator, tree: DocidTree, lexical: Lexical | None, device: torch.device, dtype: torch.dtype
+    ) -> Self:
+        """Return an engine that searches with a copy of a generator, laid out for search.
+
+        Args:
+            generator: trained for these docids.
+            tree: the docids.
+            lexical: BM25 or learned sparse vectors of the documents, if the index has them.
+            device: of the decoder.
+            dtype: of a decoder's weights and arithmetic; all else is float32.
+        """
+
+    @abstractmethod
+    def with_content(self, tree: DocidTree, lexical: Lexical | None) -> Self:
+        """Return an engine with the same generator over updated documents."""
 
     @property
     @abstractmethod
@@ -118,11 +283,67 @@ class Engine(ABC):
 
     @abstractmethod
     def follow(self, batch: QueryBatch, request: SearchRequest, rows: Ints) -> Followed:
-        """Return how the paths to documents [batch, n], rows of the document table, are scored."""
+        """Return how the paths to documents [batch, n], rows of the document table, are scored; a filter changes no score."""
 
     @abstractmethod
     def digit_scores(self, batch: QueryBatch, positions: Ints) -> DigitScores:
-        """Return log-probabilities of the digits of docids [batch, n]."""
+        """Return log-probabilities of the digits of docids [batch, n], from softmaxes over siblings."""
+
+    def search(
+        self,
+        encoded: EncodedQueries,
+        request: SearchRequest,
+        *,
+        method: Method | None = None,
+        trace: Trace | None = None,
+        show_progress: bool = False,
+    ) -> SearchResult:
+        """Return the top k documents of each query, rows in the order of the queries.
+
+        Args:
+            encoded: the queries.
+            request: the options of the search.
+            method: in place of the request's, for measurements.
+            trace: receives how the search came about; for one query.
+            show_progress: show a progress bar.
+
+        Raises:
+            ValueError: extra_scores of another shape, or scores that overflow.
+        """
+        self._check_extra_scores(encoded, request)
+        method = method or self.methods[request.config.method]
+        batches = progress(encoded.batches, "search", unit="batch") if show_progress else encoded.batches
+        results = [method.retrieve(batch, request, trace) for batch in batches]
+        whole = SearchResult.empty(encoded.count, results[0].positions.shape[1] if results else 0)
+        for batch, result in zip(encoded.batches, results, strict=True):
+            whole.put(batch.rows.numpy(), result)
+        _check_finite(whole, request.config)
+        return whole
+
+    def follow_all(self, encoded: EncodedQueries, request: SearchRequest, rows: Ints) -> Followed:
+        """Return `follow` for all queries and documents [queries, n], rows in the order of the queries."""
+        self._check_extra_scores(encoded, request)
+        parts = [self.follow(batch, request, rows[batch.rows.numpy()]) for batch in encoded.batches]
+        order = np.concatenate([batch.rows.numpy() for batch in encoded.batches]).argsort()
+        positions, nodes = (np.concatenate([part[field] for part in parts])[order] for field in (0, 1))
+        names = parts[0].parts
+        return Followed(
+            positions, nodes, {name: np.concatenate([part.parts[name] for part in parts])[order] for name in names}
+        )
+
+    def _check_extra_scores(self, encoded: EncodedQueries, request: SearchRequest) -> None:
+        if request.extra_scores is not None:
+            check_extra_scores(request.extra_scores, (encoded.count, self.tree.num_rows))
+
+
+def _check_finite(result: SearchResult, config: SearchConfig) -> None:
+    """Raise ValueError if scores overflow: an order of such scores would mean nothing."""
+    if np.isfinite(result.scores[result.positions >= 0]).all() and not np.isnan(result.scores).any():
+        return
+    raise ValueError(
+        f"Scores overflow with lexical_weight {config.lexical_weight:g}, query_map_weight {config.query_map_weight:g} and "
+        f"ann_temperature {config.ann_temperature:g}; choose values closer to the scale of the scores."
+    )
 
 
 def count_documents(tree: DocidTree, allowed: Bools | None) -> int:
@@ -132,3 +353,9 @@ def count_documents(tree: DocidTree, allowed: Bools | None) -> int:
     if tree.most_places == 1:
         return int(np.count_nonzero(allowed))
     return len(np.unique(tree.doc_rows[allowed]))
+
+
+def path_nodes(tree: DocidTree, positions: Ints) -> Ints:
+    """[n, depth] the nodes on the paths to docid positions [n], from the children of the root on; -1 past the document."""
+    parents, digits = tree.paths(positions)
+    return np.where(digits >= 0, tree.first_child[parents] + digits, -1)

@@ -1,14 +1,14 @@
-"""Explains a search: its levels as data, and as a printed tree. Knows nothing of models."""
+"""Explains a search: its levels as data, and as a printed tree. Knows nothing of how scores are made."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from docids.tree import DocidTree
-from dsi.search.engine import Followed
-from dsi.search.request import SearchConfig
+from dsi.search.engine import EncodedQueries, Engine, Followed
+from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import EXTRA, WALK, WORDS, SearchResult, Trace
 
 _PRUNED_SHOWN = 2
@@ -53,9 +53,10 @@ class Explanation:
         config: the search config that was used; the beam is the one that answered.
         levels: the nodes of each level, best first.
         roots: the first level.
-        read: how many vectors of nodes and documents were scored.
         total: how many documents the index has.
-        lexical: name of the lexical scores, "" if they take no part.
+        result: the answer.
+        trace: the candidates of the search, level by level.
+        lexical: name of the lexical scores, "" if they have no weight.
         tied: whether docid tokens are tied to the tree's vectors.
     """
 
@@ -63,10 +64,16 @@ class Explanation:
     config: SearchConfig
     levels: list[list[ExplainedNode]]
     roots: list[ExplainedNode]
-    read: int
     total: int
+    result: SearchResult
+    trace: Trace
     lexical: str = ""
     tied: bool = True
+
+    @property
+    def read(self) -> int:
+        """How many vectors of nodes and documents were scored."""
+        return int(self.result.read[0])
 
     def __str__(self) -> str:
         config, read = self.config, "vectors read" if self.tied else "nodes scored"
@@ -90,8 +97,8 @@ class Explanation:
     __repr__ = __str__
 
 
-class Found(NamedTuple):
-    """How one search came about.
+class TracedSearch(NamedTuple):
+    """One search, and how it came about.
 
     Attributes:
         trace: of the search.
@@ -104,8 +111,25 @@ class Found(NamedTuple):
     followed: Followed
 
 
+def trace_search(engine: Engine, encoded: EncodedQueries, request: SearchRequest) -> TracedSearch:
+    """Search for one query, and return how the search came about."""
+    trace = Trace()
+    result = engine.search(encoded, request, trace=trace)
+    followed = Followed(result.positions, result.scores[:, :, None], {})
+    if result.positions.size:
+        followed = engine.follow_all(encoded, request, engine.tree.doc_rows[np.maximum(result.positions, 0)])
+    return TracedSearch(trace, result, followed)
+
+
 def explain(
-    query: str, tree: DocidTree, titles: Sequence[str], config: SearchConfig, found: Found, lexical: str, *, tied: bool
+    query: str,
+    tree: DocidTree,
+    titles: Sequence[str],
+    config: SearchConfig,
+    search: TracedSearch,
+    lexical: str,
+    *,
+    tied: bool,
 ) -> Explanation:
     """Return the `Explanation` of a search for one query.
 
@@ -114,18 +138,18 @@ def explain(
         tree: the docids.
         titles: of the documents, in collection order; only those shown are read.
         config: the search config that was used.
-        found: how the search came about.
-        lexical: name of the lexical scores, "" if they take no part.
+        search: the search, with its trace.
+        lexical: name of the lexical scores, "" if they have no weight.
         tied: whether docid tokens are tied to the tree's vectors.
     """
-    return _Builder(tree, titles, found).explanation(query, config, lexical, tied=tied)
+    return _Builder(tree, titles, search).explanation(query, config, lexical, tied=tied)
 
 
 class _Builder:
     """Puts the nodes of a trace, and the documents, at their places in the tree."""
 
-    def __init__(self, tree: DocidTree, titles: Sequence[str], found: Found) -> None:
-        self.tree, self.titles, self.found = tree, titles, found
+    def __init__(self, tree: DocidTree, titles: Sequence[str], search: TracedSearch) -> None:
+        self.tree, self.titles, self.search = tree, titles, search
         self.known: dict[tuple[int, ...], ExplainedNode] = {}
         self._add_scored()
         self._add_returned()
@@ -137,10 +161,10 @@ class _Builder:
             levels[len(node.digits) - 1].append(node)
             if len(node.digits) > 1:
                 self.known[node.digits[:-1]].children.append(node)
-        width = self.found.trace.beam_width or config.beam_width
-        used = SearchConfig(**{**vars(config), "beam_width": width})
-        read = int(self.found.result.read[0]) if len(self.found.result.read) else 0
-        return Explanation(query, used, levels, levels[0] if levels else [], read, self.tree.num_rows, lexical, tied)
+        trace, result, _ = self.search
+        config = replace(config, beam_width=trace.beam_width or config.beam_width)
+        roots = levels[0] if levels else []
+        return Explanation(query, config, levels, roots, self.tree.num_rows, result, trace, lexical, tied)
 
     def _digits(self, nodes: np.ndarray) -> list[tuple[int, ...]]:
         """Return the paths of nodes."""
@@ -149,15 +173,15 @@ class _Builder:
         _, digits = tree.paths(positions)
         above = np.searchsorted([level.start for level in tree.levels], nodes, side="right") - 1
         lengths = np.where(inner, above, (digits >= 0).sum(axis=1))
-        return [tuple(own[:length]) for own, length in zip(digits.tolist(), lengths.tolist(), strict=True)]
+        return [tuple(path[:length]) for path, length in zip(digits.tolist(), lengths.tolist(), strict=True)]
 
     def _add_scored(self) -> None:
         """Add the nodes that the search scored on its way."""
-        levels = [(level.nodes[0], level.scores[0], level.kept[0]) for level in self.found.trace.levels]
+        levels = [(level.nodes[0], level.scores[0], level.kept[0]) for level in self.search.trace.levels]
         if not levels:
             return
-        nodes, scores, kept = (np.concatenate(each) for each in zip(*levels, strict=True))
-        nodes, scores, kept = (each[nodes >= 0] for each in (nodes, scores, kept))
+        nodes, scores, kept = (np.concatenate(column) for column in zip(*levels, strict=True))
+        nodes, scores, kept = (column[nodes >= 0] for column in (nodes, scores, kept))
         for entry in zip(self._digits(nodes), nodes.tolist(), scores.tolist(), kept.tolist(), strict=True):
             self._add(*entry)
 
@@ -169,7 +193,7 @@ class _Builder:
 
     def _add_returned(self) -> None:
         """Add the documents of the answer, and the nodes above them that the walk did not score."""
-        result, followed, tree = self.found.result, self.found.followed, self.tree
+        (_, result, followed), tree = self.search, self.tree
         for column, position in enumerate(result.positions[0].tolist()):
             if position < 0:
                 continue
@@ -183,7 +207,7 @@ class _Builder:
 
     def _add_others(self) -> None:
         """Add the documents that were scored completely and not returned, below nodes that were kept."""
-        trace = self.found.trace
+        trace = self.search.trace
         if not trace.positions.shape[1]:
             return
         entries = zip(trace.positions[0].tolist(), trace.scores[0].tolist(), trace.sources[0].tolist(), strict=True)
@@ -212,9 +236,9 @@ def _lines(nodes: Sequence[ExplainedNode]) -> list[str]:
 
 def _below(nodes: Sequence[ExplainedNode], indent: str) -> list[tuple[str, Sequence[ExplainedNode], str]]:
     """Return, for each node that is shown, its line, its children and their indent."""
-    needed = [node for node in nodes if node.kept or node.children]
+    on_paths = [node for node in nodes if node.kept or node.children]
     pruned = [node for node in nodes if not (node.kept or node.children)]
-    shown = needed + pruned[:_PRUNED_SHOWN]
+    shown = on_paths + pruned[:_PRUNED_SHOWN]
     hidden = len(pruned) - _PRUNED_SHOWN
     entries: list[tuple[str, Sequence[ExplainedNode], str]] = []
     for number, node in enumerate(shown):
@@ -234,5 +258,5 @@ def _line(node: ExplainedNode) -> str:
     score = "not scored" if node.score is None else f"{node.score:.3f}"
     parts = [f"{value:.3f} {name}" for name, value in node.parts.items() if abs(value) >= _SHOWN]
     total = f" = {' + '.join(parts)}" if len(parts) > 1 else ""
-    found = f"  (found by {' and '.join(node.found_by)})" if node.found_by and "walk" not in node.found_by else ""
-    return f"{mark} {digits}  {score}{total}  {what}{found}"
+    source = f"  (found by {' and '.join(node.found_by)})" if node.found_by and "walk" not in node.found_by else ""
+    return f"{mark} {digits}  {score}{total}  {what}{source}"

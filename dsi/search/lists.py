@@ -30,7 +30,7 @@ class Lists:
     """The lists of a tree, and of those that updates make of it.
 
     Attributes:
-        rows: [documents] of the stored vectors, list by list; None if they are in order.
+        rows: [documents] rows of the stored vectors, list by list; None if they are in order.
         edges: [lists + 1] where each list begins in them.
         digits: [lists, depth] the path to the node of each list, -1 past the end.
         index: of faiss; ids are rows of the stored vectors.
@@ -49,10 +49,10 @@ class Lists:
         more documents, and has them made anew.
         """
         cache, stored = tree.embeddings.cache, len(tree.embeddings.parts[0])
-        found: Lists | None = cache.get("lists")
-        if found is None or found.edges[-1] < np.count_nonzero(stored_rows(tree) < stored):
-            found = cache["lists"] = cls._make(tree)
-        return found
+        lists: Lists | None = cache.get("lists")
+        if lists is None or lists.edges[-1] < np.count_nonzero(stored_rows(tree) < stored):
+            lists = cache["lists"] = cls._make(tree)
+        return lists
 
     @classmethod
     def _make(cls, tree: DocidTree) -> "Lists":
@@ -81,7 +81,7 @@ class Lists:
             queries: [batch, dim].
             lists: [batch, n] to scan, -1 at padding.
             count: documents per query.
-            allowed: [stored rows] True at those that count; all by default.
+            allowed: [stored rows] True at those that may be returned; all by default.
         """
         queries, chosen = np.ascontiguousarray(queries), np.ascontiguousarray(lists, dtype=np.int64)
         parameters: Any = faiss.SearchParametersIVF()
@@ -91,10 +91,10 @@ class Lists:
             selector = faiss.IDSelectorBitmap(len(bits), faiss.swig_ptr(bits))  # faiss keeps no reference to either
             parameters.sel = selector
         coarse = np.zeros(chosen.shape, np.float32)  # codes are of whole vectors, not of what cells leave over
-        scores, found = np.empty((len(queries), count), np.float32), np.empty((len(queries), count), np.int64)
-        arrays = [faiss.swig_ptr(own) for own in (chosen, coarse, scores, found)]
+        scores, rows = np.empty((len(queries), count), np.float32), np.empty((len(queries), count), np.int64)
+        arrays = [faiss.swig_ptr(array) for array in (chosen, coarse, scores, rows)]
         self.index.search_preassigned_c(len(queries), faiss.swig_ptr(queries), count, *arrays, False, parameters)
-        return found
+        return rows
 
 
 class ListedDocuments:
@@ -117,18 +117,18 @@ class ListedDocuments:
         self._positions = None  # [stored rows + 1] docid position of each, -1 if it is not in the tree
         if tree.embeddings.order is not None:
             self._positions = np.full(first + 1, -1, dtype=np.int64)  # the last one for no row
-            own = np.flatnonzero(places < first)
-            self._positions[places[own]] = own
+            positions = np.flatnonzero(places < first)
+            self._positions[places[positions]] = positions
         self._later = np.flatnonzero((places >= first) & (tree.doc_rows >= 0))  # ascending
 
     def below(self, queries: Floats, nodes: Sequence[Ints], count: int, allowed: Bools | None) -> list[Numbers]:
-        """Return for each query docid positions of about the `count` best documents below nodes, and of all later ones there.
+        """Return for each query docid positions of roughly the top `count` documents below nodes, and of all later ones there.
 
         Args:
             queries: [batch, dim] what scores documents.
             nodes: for each query, where its walk ended.
             count: documents per query.
-            allowed: [places] True at docid positions that count; all by default.
+            allowed: [places] True at docid positions that may be returned; all by default.
 
         Returns:
             [n] ascending positions of each query.
@@ -136,20 +136,21 @@ class ListedDocuments:
         lists = np.full((len(nodes), max(map(len, nodes), default=0)), -1, dtype=np.int64)
         if not lists.size:
             return [np.zeros(0, dtype=np.int64)] * len(nodes)
-        for row, own in enumerate(nodes):
-            lists[row, : len(own)] = self._list_of[own]
+        for row, ends in enumerate(nodes):
+            lists[row, : len(ends)] = self._list_of[ends]
         count = min(count, self.tree.num_documents)
-        found = self.lists.scan(queries, lists, count, self._allowed_rows(allowed))
+        positions = self.lists.scan(queries, lists, count, self._allowed_rows(allowed))
         if self._positions is not None:
-            found = self._positions[found]
-        return [self._with_others(*pair) for pair in zip(found, nodes, strict=True)]
+            positions = self._positions[positions]
+        return [self._with_others(*pair) for pair in zip(positions, nodes, strict=True)]
 
-    def _with_others(self, found: Numbers, nodes: Ints) -> Numbers:
-        """Return the documents that were found below nodes, -1 at padding, and the later ones there; ascending."""
-        if found[-1] < 0:  # faiss returns no document whose code scores lowest of all, such as for a zero query
+    def _with_others(self, positions: Numbers, nodes: Ints) -> Numbers:
+        """Return documents that a scan found below nodes, -1 at padding, and the later ones there; ascending."""
+        if positions[-1] < 0:  # faiss returns no document whose code scores lowest of all, such as for a zero query
             starts = self.tree.doc_start[nodes]
-            found = np.union1d(found[found >= 0], ranges(starts, self.tree.doc_end[nodes] - starts)[: len(found)])
-        return np.union1d(found, self._later_below(nodes)) if len(self._later) else np.sort(found)
+            below = ranges(starts, self.tree.doc_end[nodes] - starts)
+            positions = np.union1d(positions[positions >= 0], below[: len(positions)])
+        return np.union1d(positions, self._later_below(nodes)) if len(self._later) else np.sort(positions)
 
     def _allowed_rows(self, allowed: Bools | None) -> Bools | None:
         if self._positions is None:
@@ -167,7 +168,10 @@ class ListedDocuments:
 
 
 def cell_nodes(tree: DocidTree) -> Numbers:
-    """Return the cells, in docid order: highest nodes with at most so many documents that cells are few, or large clusters."""
+    """Return the cells, in docid order: the highest nodes with at most `limit` documents, and larger clusters.
+
+    `limit` is the smallest power of two that makes few enough cells.
+    """
     sizes = tree.doc_end - tree.doc_start
     most, limit = _PER_ROOT * math.sqrt(tree.num_documents), 1
     while True:

@@ -1,6 +1,8 @@
-"""The records of a search: its result, and a trace of how it came about. Knows no scores."""
+"""The records of a search: its result, the hits that users see, and a trace of how it came about. Knows no index."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,9 +52,42 @@ class SearchResult:
             getattr(self, name)[rows] = getattr(other, name)
 
     @property
-    def found(self) -> Ints:
+    def counts(self) -> Ints:
         """[batch] how many documents each query has."""
         return np.asarray((self.positions >= 0).sum(axis=1))
+
+
+class Hit(NamedTuple):
+    """One document found: its rank (from 1), score, doc_id, title, docid, and its text if the index keeps texts."""
+
+    rank: int
+    score: float
+    doc_id: str
+    title: str
+    digits: tuple[int, ...]
+    text: str | None = None
+
+
+class Document(NamedTuple):
+    """One document of an index: doc_id, title, text (None if the index keeps no texts), metadata and docid."""
+
+    doc_id: str
+    title: str
+    text: str | None
+    metadata: dict[str, bool | int | float | str]
+    digits: tuple[int, ...]
+
+
+class Hits(list[Hit]):
+    """The documents found for one query, best first.
+
+    Attributes:
+        exact: True if they are provably the top k of all documents under the scores of the search.
+    """
+
+    def __init__(self, hits: Sequence[Hit], exact: bool) -> None:
+        super().__init__(hits)
+        self.exact = exact
 
 
 @dataclass(frozen=True)
@@ -89,13 +124,43 @@ class Trace:
     sources: Ints = field(default_factory=lambda: np.zeros((1, 0), dtype=np.uint8))
     beam_width: int = 0
 
-    def show(self, positions: Ints, scores: Floats, sources: Ints) -> None:
+    def add_documents(self, positions: Ints, scores: Floats, sources: Ints) -> None:
         """Take the documents that were scored completely, each [batch, n]."""
         self.positions, self.scores, self.sources = positions, scores, sources
 
+    def survivors(self, paths: Ints) -> Bools:
+        """[n, depth] True at the nodes of paths that the search did not prune.
+
+        A node that was not scored was not pruned: below the last nodes of a walk all documents are read. For one query.
+
+        Args:
+            paths: [n, depth] nodes, one a level from the children of the root on.
+        """
+        kept = np.ones(paths.shape, dtype=bool)
+        for level, candidates in enumerate(self.levels):
+            kept[:, level] = ~np.isin(paths[:, level], candidates.nodes[~candidates.kept])
+        return kept
+
+    def pruned_at(self, path: Ints, num_inner: int) -> tuple[int, float, float] | None:
+        """Return where the search pruned an inner node on a path: the level from 0, its score, and the lowest score kept there.
+
+        None if it pruned none. The lowest score is that of an inner node, infinite if none was kept. For one query.
+
+        Args:
+            path: [depth] nodes, one a level from the children of the root on.
+            num_inner: number of inner nodes of the tree; nodes from there on are documents.
+        """
+        pruned = ~self.survivors(path[None])[0] & (path >= 0) & (path < num_inner)
+        if not pruned.any():
+            return None
+        level = int(pruned.argmax())
+        candidates = self.levels[level]
+        kept = candidates.scores[candidates.kept & (candidates.nodes < num_inner)]
+        return level, float(candidates.scores[candidates.nodes == path[level]][0]), float(kept.min(initial=np.inf))
+
 
 def highest(scores: Floats, count: int) -> Ints:
-    """[count] the places of the highest of scores [n], ascending; of equal ones the first.
+    """[count] the indices of the highest of scores [n], ascending; of equal ones the first.
 
     >>> highest(np.array([1.0, 3.0, 2.0, 2.0]), 2).tolist()
     [1, 2]
@@ -104,25 +169,25 @@ def highest(scores: Floats, count: int) -> Ints:
 
 
 def highest_and_rest(scores: Floats, count: int) -> tuple[Ints, float]:
-    """Return the places of the `count` highest of scores [n], ascending, and the highest score of the others, -inf if none."""
+    """Return the indices of the `count` highest of scores [n], ascending, and the highest score of the others, -inf if none."""
     n = len(scores)
     if count >= n:
         return np.arange(n), -np.inf
     ordered = scores.copy()
     ordered.partition((n - count - 1, n - count))
     limit = ordered[n - count]  # the lowest score that is kept
-    (places,) = (scores >= limit).nonzero()
-    if len(places) > count:
-        ties = places[scores[places] == limit]
-        places = np.setdiff1d(places, ties[len(ties) - (len(places) - count) :], assume_unique=True)
-    return places, float(ordered[n - count - 1])
+    (indices,) = (scores >= limit).nonzero()
+    if len(indices) > count:
+        ties = indices[scores[indices] == limit]
+        indices = np.setdiff1d(indices, ties[len(ties) - (len(indices) - count) :], assume_unique=True)
+    return indices, float(ordered[n - count - 1])
 
 
 def best(scores: Floats, count: int) -> Ints:
-    """[count] the places of the highest of scores [n], best first; ties in the order of the places.
+    """[count] the indices of the highest of scores [n], best first; ties in ascending order.
 
     >>> best(np.array([1.0, 3.0, 3.0, 2.0]), 3).tolist()
     [1, 2, 3]
     """
-    places = highest(scores, count)
-    return places[np.argsort(-scores[places], kind="stable")]
+    indices = highest(scores, count)
+    return indices[np.argsort(-scores[indices], kind="stable")]

@@ -1,7 +1,7 @@
 """The score of a document: s(d) = z.e_d + m (M z).e_d + w BM25(d), of indexes with tied docid tokens.
 
-z is the query's embedding, e_d the document's, M the learned query map with weight m, w the lexical weight. The caller's own
-scores are added. A document with several places scores as its best one. All methods of search rank by this one score. Knows
+z is the query's embedding, e_d the document's, M the learned query map with weight m, w the lexical weight. The caller's scores
+are added. A document with several places scores as its best one. All methods of search rank by this one score. Knows
 nothing of nodes.
 """
 
@@ -29,7 +29,7 @@ class DocumentScores:
         texts: [batch] the queries.
         lexical: BM25 or learned sparse vectors; None if they have no weight.
         weight: of the lexical scores.
-        extra: [batch, documents] the caller's own scores, in the order of the document table; None if there are none.
+        extra: [batch, documents] the caller's scores, in the order of the document table; None if there are none.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class DocumentScores:
         self.tree, self.queries, self.texts = tree, queries, texts
         self.lexical, self.weight = lexical, np.float32(weight)
         self.extra = None if extra is None else np.asarray(extra, dtype=np.float32)
-        self._every: Floats | None = None
+        self._all_dots: Floats | None = None
 
     def all(self, rows: slice) -> Floats:
         """[batch, places] the scores of all places by docid position, for some of the queries; -inf at removed documents."""
@@ -62,10 +62,10 @@ class DocumentScores:
 
         The scores of all documents are computed once for the batch where that is less work.
         """
-        if self._every is None and reads_all(len(positions), self.tree.num_documents, len(self.queries)):
-            self._every = self.tree.embeddings.products(self.queries)
-        if self._every is not None:
-            return self._every[row, positions]
+        if self._all_dots is None and reads_all(len(positions), self.tree.num_documents, len(self.queries)):
+            self._all_dots = self.tree.embeddings.products(self.queries)
+        if self._all_dots is not None:
+            return self._all_dots[row, positions]
         return self.tree.embeddings.take(positions) @ self.queries[row]
 
     def dense(self, row: int, rows: Ints) -> tuple[Ints, Floats]:
@@ -75,39 +75,40 @@ class DocumentScores:
             return positions, self.dots(row, positions)
         places = self.tree.places[rows]  # [n, places]
         scores = self.dots(row, places.ravel()).reshape(places.shape)
-        best = scores.argmax(axis=1)
-        own = np.arange(len(rows))
-        return places[own, best], scores[own, best]
+        best = np.arange(len(rows)), scores.argmax(axis=1)
+        return places[best], scores[best]
 
     @cached_property
     def _terms(self) -> list[Terms]:
         return [] if self.lexical is None else self.lexical.query_terms(self.texts)
 
-    def words(self, row: int, count: int, allowed: Bools | None, others: Ints) -> tuple[Ints, Floats, float, Floats]:
-        """Return about the `count` best documents by words, and the lexical scores of others, for one query.
+    def best_by_words(
+        self, row: int, count: int, allowed: Bools | None, others: Ints
+    ) -> tuple[Ints, Floats, float, Floats]:
+        """Return roughly the top `count` documents by words, and the lexical scores of others, for one query.
 
         Args:
             row: of the batch.
             count: documents.
-            allowed: [documents] True at those that count; all by default.
+            allowed: [documents] True at those that may be returned; all by default.
             others: [m] rows of the document table.
 
         Returns:
-            rows of the best documents; their weighted scores; a bound of those of all other documents; those of `others`.
+            rows of the top documents; their weighted scores; a bound of those of all other documents; those of `others`.
         """
         if self.lexical is None:
             return _NONE, np.zeros(0, dtype=np.float32), 0.0, np.zeros(len(others), dtype=np.float32)
         top = self.lexical.scorer.top(self._terms[row], count, allowed, others.astype(np.int64, copy=False))
         return top.rows, self.weight * top.scores, float(self.weight * top.bound), self.weight * top.others
 
-    def lexical_of(self, row: int, rows: Ints) -> Floats:
+    def lexical_scores(self, row: int, rows: Ints) -> Floats:
         """[n] weighted lexical scores of documents [n], for one query."""
         if self.lexical is None:
             return np.zeros(len(rows), dtype=np.float32)
         return self.weight * self.lexical.scorer.contributions(self._terms[row], rows).sum(axis=0)
 
-    def best_extra(self, row: int, count: int, allowed: Bools | None) -> tuple[Ints, float]:
-        """Return the best documents by the caller's own scores, and the highest score of all others; for one query."""
+    def best_by_extra(self, row: int, count: int, allowed: Bools | None) -> tuple[Ints, float]:
+        """Return the top documents by the caller's scores, and the highest score of all others, for one query."""
         if self.extra is None:
             return _NONE, 0.0
         rows = np.arange(self.extra.shape[1]) if allowed is None else np.flatnonzero(allowed)
@@ -117,6 +118,6 @@ class DocumentScores:
         order = np.argpartition(-values, count)
         return rows[order[:count]], float(values[order[count]])
 
-    def extra_of(self, row: int, rows: Ints) -> Floats | float:
-        """[n] the caller's own scores of documents [n], for one query; 0 without any."""
+    def extra_scores(self, row: int, rows: Ints) -> Floats | float:
+        """[n] the caller's scores of documents [n], for one query; 0 without any."""
         return 0.0 if self.extra is None else self.extra[row, rows]

@@ -11,27 +11,21 @@ only their children are candidates. Knows nothing of documents but how many lie 
 """
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from docids.tree import DocidTree
 from docids.vectors import reads_all
+from dsi.generator.tied import TiedGenerator
+from dsi.search.engine import QueryBatch
+from dsi.search.request import SearchConfig
 from dsi.search.results import Bools, Floats, Ints, LevelTrace, highest
+from dsi.trees.bonus import SIZE_WEIGHT, bonuses
 
-
-@dataclass(frozen=True)
-class Level:
-    """What scores the nodes that are chosen at one level, for a batch of queries.
-
-    Attributes:
-        queries: [batch, dim].
-        vectors: [nodes, dim] of the level's inner nodes; None if they are read from the tree.
-        bonus: [nodes] what is added, weighted.
-    """
-
-    queries: Floats
-    vectors: Floats | None
-    bonus: Floats
+_KEPT = 32_768
+"""Levels of up to this many nodes are kept as floats, with the generator's map of the level applied to them."""
 
 
 @dataclass(frozen=True)
@@ -50,34 +44,43 @@ class Reached:
 
 
 class Walk:
-    """Walks down one tree.
+    """Walks down one tree by the scores of one generator.
 
     Args:
         tree: the docids.
+        generator: the weights of the level queries.
         ends: [inner nodes] True at nodes where a walk ends; by default those whose children are documents.
     """
 
-    def __init__(self, tree: DocidTree, ends: Bools | None = None) -> None:
-        self.tree, self.ends = tree, tree.first_child >= tree.num_inner if ends is None else ends
-        self._first, self._count = (np.array(own, dtype=np.int64) for own in (tree.first_child, tree.num_children))
+    def __init__(self, tree: DocidTree, generator: TiedGenerator, ends: Bools | None = None) -> None:
+        self.tree, self.generator = tree, generator
+        self.reads_states = generator.reads_states
+        self.ends = tree.first_child >= tree.num_inner if ends is None else ends
+        self._first, self._count = (array.astype(np.int64) for array in (tree.first_child, tree.num_children))
         self._some_end = [bool(self.ends[level].any()) for level in tree.levels]
+        self._vectors: dict[tuple[int, float], Floats] = {}
+        self._weighted_bonuses: dict[tuple[int, float], Floats] = {}
 
-    def of_query(
+    def node_scores(self, batch: QueryBatch, config: SearchConfig) -> "NodeScores":
+        """Return the scores of all nodes for a batch of queries."""
+        return NodeScores(self, batch, config)
+
+    def descend(
         self,
-        levels: "Levels",
+        node_scores: "NodeScores",
         row: int,
         beam_width: int,
         alive: Bools | None = None,
         trace: list[LevelTrace] | None = None,
     ) -> Reached:
-        """Return the last nodes that one query of a batch keeps.
+        """Return the last nodes that are kept for one query of a batch.
 
         Args:
-            levels: what scores the nodes of each level.
+            node_scores: of the batch.
             row: of the query.
             beam_width: nodes kept per level.
             alive: [inner nodes] True at those with a document that may be returned below; all by default.
-            trace: if given, receives one `LevelTrace` a level.
+            trace: if not None, receives one `LevelTrace` a level.
         """
         kept: Ints = np.zeros(1, dtype=np.int64)
         last, pruned, read = [], False, 0
@@ -92,7 +95,7 @@ class Walk:
             nodes = ranges(self._first[kept], self._count[kept])  # ascending
             if alive is not None:
                 nodes = nodes[alive[nodes]]
-            scores = levels.scores(level, row, nodes)
+            scores = node_scores.scores(level, row, nodes)
             read += len(nodes)
             chosen = slice(None) if len(nodes) <= beam_width else highest(scores, beam_width)
             kept = nodes[chosen]
@@ -106,40 +109,107 @@ class Walk:
             last = [nodes[self.tree.doc_start[nodes].argsort()]]
         return Reached(last[0] if last else kept, pruned, read)
 
+    def vectors(self, level: int, alpha: float) -> Floats | None:
+        """[nodes, dim] v + alpha A_l' v of the nodes chosen at a level, which z scores as z + alpha A_l z scores v.
 
-class Levels:
-    """Scores of the nodes of every level, for a batch of queries; each level is looked up when a walk comes to it.
+        None if the level is too large to be kept.
+        """
+        nodes = self.tree.levels[level + 1]
+        if nodes.stop - nodes.start > _KEPT:
+            return None
+        vectors = self._vectors.get((level, alpha))
+        if vectors is None:
+            vectors = self.tree.centroids[nodes]
+            if alpha:
+                vectors = vectors + np.float32(alpha) * (vectors @ self.generator.map_array(level))
+            self._vectors[level, alpha] = vectors
+        return vectors
 
-    Args:
-        tree: the docids.
-        batch: number of queries.
+    def weighted_bonus(self, level: int, alpha: float) -> Floats:
+        """[nodes] the weighted bonus of the nodes chosen at a level; its weight is mixed by alpha too."""
+        bonus = self._weighted_bonuses.get((level, alpha))
+        if bonus is None:
+            weight = SIZE_WEIGHT + alpha * (self.generator.size_weight(level) - SIZE_WEIGHT)
+            bonus = self._weighted_bonuses[level, alpha] = (
+                np.float32(weight) * self._bonuses[self.tree.levels[level + 1]]
+            )
+        return bonus
+
+    @cached_property
+    def _bonuses(self) -> Floats:
+        """[inner nodes] what the size weight multiplies."""
+        return bonuses(self.tree)
+
+
+class _Level(NamedTuple):
+    """What scores the nodes that are chosen at one level, for a batch of queries.
+
+    Attributes:
+        queries: [batch, dim].
+        vectors: [nodes, dim] of the level's inner nodes; None if they are read from the tree.
+        bonus: [nodes] the weighted bonus.
+        all_scores: [batch, nodes] the scores of all nodes; None if scoring the candidates is less work.
     """
 
-    def __init__(self, tree: DocidTree, batch: int) -> None:
-        self.tree, self.batch = tree, batch
-        self._known: dict[int, tuple[Level, Floats | None]] = {}
+    queries: Floats
+    vectors: Floats | None
+    bonus: Floats
+    all_scores: Floats | None = None
 
-    def level(self, level: int) -> Level:
-        """Return what scores the nodes that are chosen at a level."""
-        raise NotImplementedError
+
+class NodeScores:
+    """Scores of nodes for a batch of queries, computed level by level as walks reach them.
+
+    Args:
+        walk: the tree and the generator.
+        batch: the queries.
+        config: alpha and beta.
+    """
+
+    def __init__(self, walk: Walk, batch: QueryBatch, config: SearchConfig) -> None:
+        self.walk, self.batch, self.config = walk, batch, config
+        self._embeddings = batch.vectors
+        self._levels: dict[int, _Level] = {}
 
     def scores(self, level: int, row: int, nodes: Ints) -> Floats:
         """[n] the scores of nodes [n] that are chosen at a level, for one query."""
-        first = self.tree.levels[level + 1].start
-        if level not in self._known:
-            self._known[level] = self._score(level, len(nodes))
-        own, every = self._known[level]
-        if every is not None:
-            return every[row, nodes - first]
-        vectors = self.tree.centroids[nodes] if own.vectors is None else own.vectors[nodes - first]
-        return vectors @ own.queries[row] + own.bonus[nodes - first]
+        scorer = self._levels.get(level)
+        if scorer is None:
+            scorer = self._levels[level] = self._score_level(level, len(nodes))
+        queries, vectors, bonus, all_scores = scorer
+        tree = self.walk.tree
+        columns = nodes - tree.levels[level + 1].start
+        if all_scores is not None:
+            return all_scores[row, columns]
+        candidates = tree.centroids[nodes] if vectors is None else vectors[columns]
+        return candidates @ queries[row] + bonus[columns]
 
-    def _score(self, level: int, candidates: int) -> tuple[Level, Floats | None]:
-        """Return a level, and the scores [batch, nodes] of all its nodes if that is less work than those of candidates."""
-        own = self.level(level)
-        if own.vectors is None or not reads_all(candidates, len(own.vectors), self.batch):
-            return own, None
-        return own, own.queries @ own.vectors.T + own.bonus
+    def _score_level(self, level: int, candidates: int) -> _Level:
+        """Return what scores a level, with the scores of all its nodes if that is less work than those of candidates."""
+        scorer = self._level(level)
+        vectors = scorer.vectors
+        if vectors is None or not reads_all(candidates, len(vectors), len(self.batch.texts)):
+            return scorer
+        return scorer._replace(all_scores=scorer.queries @ vectors.T + scorer.bonus)
+
+    def _level(self, level: int) -> _Level:
+        """Return what scores the nodes that are chosen at a level: (1 - alpha) z + alpha q_l below beta, then q_l."""
+        walk, z = self.walk, self._embeddings
+        alpha = self.config.alpha if level < self.config.beta else 1.0
+        bonus = walk.weighted_bonus(level, alpha)
+        if alpha and walk.reads_states:
+            mixed = z + np.float32(alpha) * (self._level_queries[:, walk.generator.row_of(level)] - z)
+            return _Level(mixed, walk.vectors(level, 0.0), bonus)
+        vectors = walk.vectors(level, alpha)
+        if vectors is None and alpha:
+            z = z + np.float32(alpha) * (z @ walk.generator.map_array(level).T)
+        return _Level(z, vectors, bonus)
+
+    @cached_property
+    def _level_queries(self) -> Floats:
+        """[batch, depth, dim] the queries of a generator with a decoder."""
+        batch = self.batch
+        return self.walk.generator.level_queries(batch.embeddings, batch.states, batch.mask)
 
 
 def ranges(first: Ints, counts: Ints) -> Ints:
@@ -151,6 +221,6 @@ def ranges(first: Ints, counts: Ints) -> Ints:
     if len(first) == 1:
         return np.arange(first[0], first[0] + counts[0])
     ends = counts.cumsum()
-    found = np.repeat(first - ends + counts, counts)
-    found += np.arange(len(found))
-    return found
+    numbers = np.repeat(first - ends + counts, counts)
+    numbers += np.arange(len(numbers))
+    return numbers

@@ -19,8 +19,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from tqdm import tqdm
 
 from dsi.server.batching import BusyError
-from dsi.server.metrics import Metrics
-from dsi.server.middleware import BodyLimit, Observed
+from dsi.server.middleware import BodyLimit, Metrics, Observed
 from dsi.server.models import AddBody, ErrorAnswer, ExplainBody, SearchBody
 from dsi.server.service import Service
 from dsi.server.settings import TOKEN, ServerSettings, TooLargeError
@@ -121,7 +120,7 @@ def _add_errors(app: FastAPI) -> None:
 
 
 async def _within_limit(request: Request, future: "Future[Any]") -> Any:
-    """Wait for a result, and give it up after the time that a request may take."""
+    """Wait for a result, for at most the time that a request may take."""
     seconds = request.app.state.service.settings.timeout
     try:
         return await asyncio.wait_for(asyncio.wrap_future(future), seconds)
@@ -154,14 +153,14 @@ def _add_searches(app: FastAPI) -> None:
     @app.post("/search", summary="Search for one query or several")
     async def search(request: Request, service: Served, body: SearchBody) -> dict[str, Any]:
         started = time.perf_counter()
-        found = service.search(body.texts(), body.k, body.options(), parts=body.parts)
-        answers = list(await _within_limit(request, found))
+        future = service.search(body.texts(), body.k, body.options(), parts=body.parts)
+        answers = list(await _within_limit(request, future))
         return {"answers": answers, "milliseconds": round(1000 * (time.perf_counter() - started), 1)}
 
     @app.post("/explain", summary="Show how a search came about, and why a document is not among the answers")
     async def explain(request: Request, service: Served, body: ExplainBody) -> dict[str, Any]:
-        found = service.explain(body.query, body.k, body.options(), body.doc_id)
-        explained: dict[str, Any] = await _within_limit(request, found)
+        future = service.explain(body.query, body.k, body.options(), body.doc_id)
+        explained: dict[str, Any] = await _within_limit(request, future)
         return explained
 
     @app.get("/tree", summary="A node of the docid tree and its children")
@@ -176,12 +175,12 @@ def _add_searches(app: FastAPI) -> None:
 
 
 def _may_write(request: Request) -> None:
-    """Refuse who may not change the index."""
+    """Raise HTTPException unless the request may change the index."""
     state = request.app.state
     if not state.service.settings.writable:
         raise HTTPException(403, f"This server is read-only; start it with --writable and a token in {TOKEN}.")
-    given = request.headers.get("Authorization", "")
-    if not hmac.compare_digest(given.encode(), f"Bearer {state.token}".encode()):
+    header = request.headers.get("Authorization", "")
+    if not hmac.compare_digest(header.encode(), f"Bearer {state.token}".encode()):
         message = "Changing documents needs the header `Authorization: Bearer TOKEN` with this server's token."
         raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
 

@@ -1,4 +1,4 @@
-"""One thread that computes for many clients: searches that wait together and ask for the same are searched together.
+"""One thread that computes for many clients: waiting searches with equal options run as one batch.
 
 Knows nothing of HTTP or of indexes.
 """
@@ -138,7 +138,7 @@ class Batcher(Generic[Answer]):
                 return
             self._observe(len(queries))
             answers = self._search(group[0].options, queries)
-        except Exception as error:  # whatever it is, the one who asked gets it
+        except Exception as error:  # passed on to the client, whatever it is
             if len(group) == 1:
                 group[0].future.set_exception(error)
             else:

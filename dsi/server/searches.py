@@ -8,13 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from dsi.search.answers import Hits
+from dsi.retriever import GenerativeRetriever
+from dsi.search.engine import encode_queries, path_nodes
 from dsi.search.explanation import ExplainedNode
-from dsi.search.queries import EncodedQueries, encode_queries
-from dsi.search.request import SearchRequest
 from dsi.search.results import SearchResult
 from dsi.server.topics import Topics
-from dsi.snapshot import IndexSnapshot
 
 _PRUNED_SHOWN = 8
 """Pruned children of a node that are shown, the best ones."""
@@ -25,44 +23,44 @@ Json = dict[str, Any]
 
 
 def answers(
-    index: IndexSnapshot, queries: Sequence[str], k: int, options: Mapping[str, Any], *, parts: bool
+    index: GenerativeRetriever, queries: Sequence[str], k: int, options: Mapping[str, Any], *, parts: bool
 ) -> list[Json]:
     """Return for each query its text, whether the answer is exact, and the hits; with `parts`, those of every score.
+
+    Args:
+        index: a snapshot.
+        queries: their texts.
+        k: documents per query.
+        options: of `SearchOptions`.
+        parts: add the parts of every score.
 
     Raises:
         TypeError: an option does not exist.
         ValueError: bad queries or options.
     """
     encoded = encode_queries(index.encoder, queries)
-    request = index.request("search", k, options)
-    found = index.hits(index.search(encoded, request))
-    shown = [
-        {"query": query, "exact": hits.exact, "hits": [_hit(hit._asdict()) for hit in hits]}
-        for query, hits in zip(queries, found, strict=True)
+    hits = index.search(encoded, k, **options)
+    shown: list[Json] = [
+        {"query": query, "exact": query_hits.exact, "hits": [_without_none(hit._asdict()) for hit in query_hits]}
+        for query, query_hits in zip(queries, hits, strict=True)
     ]
-    if parts and any(found):
-        _add_parts(index, encoded, request, found, shown)
+    if parts and any(hits):
+        followed = index.follow(encoded, [[hit.doc_id for hit in query_hits] for query_hits in hits], **options)
+        for row, answer in enumerate(shown):
+            for column, hit in enumerate(answer["hits"]):
+                hit["parts"] = {name: float(values[row, column]) for name, values in followed.parts.items()}
     return shown
 
 
-def _hit(fields: Json) -> Json:
+def _without_none(fields: Json) -> Json:
     return {name: value for name, value in fields.items() if value is not None}
-
-
-def _add_parts(
-    index: IndexSnapshot, encoded: EncodedQueries, request: SearchRequest, found: Sequence[Hits], shown: list[Json]
-) -> None:
-    followed = index.follow(encoded, request, [[hit.doc_id for hit in hits] for hits in found])
-    for row, answer in enumerate(shown):
-        for column, hit in enumerate(answer["hits"]):
-            hit["parts"] = {name: float(values[row, column]) for name, values in followed.parts.items()}
 
 
 class Explainer:
     """A search of one query, level by level.
 
     Args:
-        index: the snapshot.
+        index: a snapshot.
         topics: of the same snapshot.
         query: a text.
         k: documents.
@@ -73,11 +71,14 @@ class Explainer:
         ValueError: a bad query or option.
     """
 
-    def __init__(self, index: IndexSnapshot, topics: Topics, query: str, k: int, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, index: GenerativeRetriever, topics: Topics, query: str, k: int, options: Mapping[str, Any]
+    ) -> None:
         self.index, self.topics = index, topics
         self.encoded = encode_queries(index.encoder, [query])
-        self.request: SearchRequest = index.request("explain", k, options)
-        self.explanation, self.result = index.explain(query, self.encoded, self.request)
+        self.request = index.request("explain", k, options)
+        self.explanation = index.explain(self.encoded, k, **options)
+        self.result, self.trace = self.explanation.result, self.explanation.trace
 
     @cached_property
     def _scores_nodes(self) -> bool:
@@ -105,9 +106,9 @@ class Explainer:
 
     def _below(self, nodes: Sequence[ExplainedNode]) -> Json:
         """Return nodes: those that were kept or lead to an answer, the best others, and the number of these."""
-        needed = [node for node in nodes if node.kept or node.children]
+        on_paths = [node for node in nodes if node.kept or node.children]
         others = [node for node in nodes if not (node.kept or node.children)]
-        return {"children": [self._shown(node) for node in needed + others[:_PRUNED_SHOWN]], "pruned": len(others)}
+        return {"children": [self._shown(node) for node in on_paths + others[:_PRUNED_SHOWN]], "pruned": len(others)}
 
     def _shown(self, node: ExplainedNode) -> Json:
         is_document = self._is_document(node)
@@ -120,7 +121,7 @@ class Explainer:
             "parts": node.parts,
             "documents": node.documents,
             "title": node.label if is_document else None,
-            "words": [] if is_document else self.topics.of(self.index.tree.node(node.digits)),
+            "words": [] if is_document else self.topics.telling_words(self.index.tree.node(node.digits)),
             **(self._below(node.children) if node.children else {}),
         }
 
@@ -135,8 +136,8 @@ class Explainer:
         Raises:
             ValueError: the doc_id is not in the index.
         """
-        document = self.index.document(doc_id)
-        followed = self.index.follow(self.encoded, self.request, [[doc_id]])
+        document, row = self.index.get(doc_id), self.index.documents.rows_of([doc_id], "doc_id")
+        followed = self.index.engine.follow_all(self.encoded, self.request, np.array([row]))
         position, score = int(followed.positions[0, 0]), float(followed.scores[0, 0])
         rank = self._rank(self.result, position)
         path = self._path(position, followed.nodes[0, 0].tolist(), rank)
@@ -146,7 +147,7 @@ class Explainer:
             "digits": path[-1]["digits"],
             "rank": rank,
             "path": path,
-            "reason": self._reason(position, score, rank, path),
+            "reason": self._reason(position, score, rank),
         }
 
     def _path(self, position: int, scores: Sequence[float], rank: int | None) -> list[Json]:
@@ -154,16 +155,16 @@ class Explainer:
         tree, known, state = self.index.tree, self._known, "kept"
         digits, path = tree.digits(position), []
         for level in range(1, len(digits) + 1):
-            own = digits[:level]
-            node = known.get(own)
+            prefix = digits[:level]
+            node = known.get(prefix)
             if level == len(digits):
                 state = "answer" if rank else "not an answer"
             elif node is not None and node.score is not None:
                 state = "kept" if node.kept else "pruned"
             else:
                 state = "not scored" if state in ("kept", "not scored") else "not reached"
-            words = [] if level == len(digits) else self.topics.of(tree.node(own))
-            path.append({"digits": own, "score": scores[level - 1], "state": state, "words": words})
+            words = [] if level == len(digits) else self.topics.telling_words(tree.node(prefix))
+            path.append({"digits": prefix, "score": scores[level - 1], "state": state, "words": words})
         return path
 
     @cached_property
@@ -173,38 +174,35 @@ class Explainer:
     def _rank(self, result: SearchResult, position: int) -> int | None:
         """Return the rank of the document at a docid position in a result; None if it is not there."""
         rows = self.index.tree.doc_rows
-        found = result.positions[0, : result.found[0]]
-        places = np.flatnonzero(rows[found] == rows[position]).tolist()
-        return places[0] + 1 if places else None
+        ranks = np.flatnonzero(rows[result.positions[0, : result.counts[0]]] == rows[position]).tolist()
+        return ranks[0] + 1 if ranks else None
 
-    def _reason(self, position: int, score: float, rank: int | None, path: Sequence[Json]) -> str:
+    def _reason(self, position: int, score: float, rank: int | None) -> str:
         if rank:
             return f"It is here, at rank {rank}."
         if self.request.allowed is not None and not self.request.allowed[position]:
             return "The filter excludes it."
-        k, last = int(self.result.found[0]), _last(self.result)
+        k, last = int(self.result.counts[0]), _last(self.result)
         if math.isclose(score, last, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE / 10):
             return f"Its score {score:.3f} is that of the last answer, number {k}, up to rounding."
-        own, other = _distinct(score, last)
+        shown, last_shown = _distinct(score, last)
         if score < last:
-            return f"Its score {own} is less than the {other} of the last answer, number {k}."
-        lost, remedy = self._lost(path), self._remedy(position, score)
-        return f"Its score {own} is more than the {other} of the last answer, number {k}, but {lost} {remedy}"
+            return f"Its score {shown} is less than the {last_shown} of the last answer, number {k}."
+        loss, remedy = self._loss(position), self._remedy(position, score)
+        return f"Its score {shown} is more than the {last_shown} of the last answer, number {k}, but {loss} {remedy}"
 
-    def _lost(self, path: Sequence[Json]) -> str:
+    def _loss(self, position: int) -> str:
         """Return at which node the walk lost a document, or that it had better candidates."""
-        lost = next((step["digits"] for step in path if step["state"] == "pruned"), None)
-        if lost is None:
+        tree = self.index.tree
+        pruned = self.trace.pruned_at(path_nodes(tree, np.array([position]))[0], tree.num_inner)
+        if pruned is None:
             if self.explanation.lexical:
                 return f"neither its vector nor its words made it one of the candidates ({self.request.pool} each)."
             return f"its vector did not make it one of the {self.request.pool} candidates."
-        level = self.explanation.levels[len(lost) - 1]
-        kept = [node.score for node in level if node.kept and node.score is not None and not self._is_document(node)]
-        own, other = _distinct(self._known[lost].score or 0.0, min(kept))
-        return (
-            f"its node {'.'.join(map(str, lost))} left the walk at level {len(lost)}: it scores {own}, the last node kept "
-            f"{other}."
-        )
+        level, score, lowest = pruned
+        node = ".".join(map(str, tree.digits(position)[: level + 1]))
+        shown, kept = _distinct(score, lowest)
+        return f"its node {node} left the walk at level {level + 1}: it scores {shown}, the last node kept {kept}."
 
     def _remedy(self, position: int, score: float) -> str:
         """Return which search returns a document that this one misses, found by searching."""
@@ -212,28 +210,28 @@ class Explainer:
         width = config.beam_width
         while width < self.index.tree.num_inner:  # that many are never pruned
             width *= 2
-            found = self._search(beam_width=width)
-            if self._rank(found, position):
+            result = self._search(beam_width=width)
+            if self._rank(result, position):
                 return f"A beam of {width} returns it."
-            if _last(found) > score:
-                return f"With a beam of {width}, {_others(found)} higher."
+            if _last(result) > score:
+                return f"With a beam of {width}, {_others(result)} higher."
         if self._rank(self._search(method="exact"), position):
             return 'No wider beam returns it; method "exact" does.'
         return f"Of all documents, {_others(self.result)} higher."
 
     def _search(self, **changes: Any) -> SearchResult:
         config = replace(self.request.config, **changes)
-        return self.index.search(self.encoded, replace(self.request, config=config))
+        return self.index.engine.search(self.encoded, replace(self.request, config=config))
 
 
 def _last(result: SearchResult) -> float:
     """Return the score of the last answer to one query."""
-    count = int(result.found[0])
+    count = int(result.counts[0])
     return float(result.scores[0, count - 1]) if count else -math.inf
 
 
 def _others(result: SearchResult) -> str:
-    count = int(result.found[0])
+    count = int(result.counts[0])
     return "another document scores" if count == 1 else f"{count} other documents score"
 
 

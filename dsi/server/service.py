@@ -1,9 +1,8 @@
-"""An index that is served: its searches, explanations and updates, each with the snapshot it began with.
+"""An index behind a server: its searches, explanations and updates, each on one snapshot.
 
 Knows nothing of HTTP.
 """
 
-import copy
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,7 @@ from dsi.server.batching import Batcher
 from dsi.server.searches import Explainer, Json, answers, shown_config
 from dsi.server.settings import ServerSettings
 from dsi.server.topics import Topics
-from dsi.snapshot import IndexSnapshot
+from dsi.store.documents import DocumentTable
 
 _CHILDREN_SHOWN = 1000
 
@@ -23,7 +22,7 @@ class Service:
     """An index, loaded and warm.
 
     Args:
-        settings: what is served.
+        settings: of the server.
         observe: called with the number of queries of every batch.
 
     Raises:
@@ -35,7 +34,7 @@ class Service:
         self.settings = settings
         self.retriever = GenerativeRetriever.from_pretrained(settings.run, device=settings.device, dtype=settings.dtype)
         self._updating, self._counting = threading.Lock(), threading.Lock()
-        self._topics: tuple[IndexSnapshot, Topics] | None = None
+        self._topics: tuple[DocumentTable, Topics] | None = None
         self.retriever.search("warm up", k=1)  # the first search takes longer
         self.batcher: Batcher[Json] = Batcher(
             self._search,
@@ -55,11 +54,11 @@ class Service:
             TooLargeError: beyond the limits of the settings.
         """
         self.settings.check(queries, k, options)
-        wanted = json.dumps({"k": k, "options": options, "parts": parts}, sort_keys=True)
-        return self.batcher.submit(wanted, queries)
+        key = json.dumps({"k": k, "options": options, "parts": parts}, sort_keys=True)
+        return self.batcher.submit(key, queries)
 
-    def _search(self, wanted: str, queries: Sequence[str]) -> list[Json]:
-        return answers(self.retriever.snapshot, queries, **json.loads(wanted))
+    def _search(self, key: str, queries: Sequence[str]) -> list[Json]:
+        return answers(self.retriever.snapshot, queries, **json.loads(key))
 
     def explain(self, query: str, k: Any, options: Mapping[str, Any], doc_id: str | None) -> Any:
         """Return the future picture of a search, with `target` if a document is named; raises as `search` does."""
@@ -69,29 +68,29 @@ class Service:
             index = self.retriever.snapshot
             if doc_id is not None:
                 index.documents.rows_of([doc_id], "doc_id")  # an unknown one is refused before the search
-            found = Explainer(index, self.topics(index), query, k, options)
-            target = {} if doc_id is None else {"target": found.target(doc_id)}
-            return {**found.picture(), **target}
+            explainer = Explainer(index, self.topics(index), query, k, options)
+            target = {} if doc_id is None else {"target": explainer.target(doc_id)}
+            return {**explainer.picture(), **target}
 
         return self.batcher.call(explained)
 
     # The index.
 
-    def topics(self, index: IndexSnapshot) -> Topics:
-        """Return the topics of a snapshot; those of the newest one asked for are kept."""
+    def topics(self, index: GenerativeRetriever) -> Topics:
+        """Return the topics of a snapshot; those of the last one are cached."""
         with self._counting:
-            if self._topics is None or self._topics[0] is not index:
-                self._topics = index, Topics(index.tree, index.documents)
+            if self._topics is None or self._topics[0] is not index.documents:  # an update makes a new table
+                self._topics = index.documents, Topics(index.tree, index.documents)
             return self._topics[1]
 
     def about(self) -> Json:
-        """Return what a client needs to know of the index, and the limits."""
+        """Return facts of the index for clients, and the limits of a request."""
         index, settings = self.retriever.snapshot, self.settings
         features = index.documents.dataset.features
         return {
             "documents": len(index.documents),
             "depth": index.tree.depth,
-            "tied": index.is_tied,
+            "tied": index.engine.is_tied,
             "search_config": shown_config(index.search_config),
             "lexical": index.lexical.name if index.lexical else None,
             "columns": {name: str(feature.dtype) for name, feature in features.items()},
@@ -143,17 +142,17 @@ class Service:
 
     def _update(self, change: Callable[[GenerativeRetriever], None]) -> int:
         with self._updating:
-            changed = copy.copy(self.retriever)  # takes its place when it is on disk
+            changed = self.retriever.snapshot  # replaces it once it is on disk
             change(changed)
             changed.save_update(self.settings.run)
             self.retriever = changed
             return len(changed.documents)
 
 
-def _node(index: IndexSnapshot, topics: Topics, node: int, digits: Sequence[int]) -> Json:
+def _node(index: GenerativeRetriever, topics: Topics, node: int, digits: Sequence[int]) -> Json:
     rows = index.tree.rows_below(node)
     shown: Json = {"digits": list(digits), "documents": len(rows)}
     if node < index.tree.num_inner:
-        return {**shown, "words": topics.of(node)}
+        return {**shown, "words": topics.telling_words(node)}
     doc_id, title = (index.documents.values_of(name, rows[None])[0][0] for name in ("doc_id", "title"))
     return {**shown, "doc_id": doc_id, "title": title}

@@ -1,4 +1,4 @@
-"""What a cluster of the docid tree is about: its most telling words.
+"""The topic of a cluster of the docid tree: its most telling words.
 
     weight(word, cluster) = n * log((n / size) / (N / all))
 
@@ -39,15 +39,15 @@ class Topics:
         self._by_place = occupied.dot(counts[np.maximum(tree.doc_rows, 0)]).tocsr()
         self._share = np.maximum(np.asarray(counts.sum(axis=0)).ravel(), 1) / len(documents)  # [words] N / all
 
-    def of(self, node: int, most: int = 5) -> list[str]:
+    def telling_words(self, node: int, most: int = 5) -> list[str]:
         """Return the words that weigh most, best first, of an inner node; equal ones in the order of the alphabet."""
         places = slice(int(self.tree.doc_start[node]), int(self.tree.doc_end[node]))
         below, size = self._by_place[places], len(self.tree.rows_below(node))
         counts = np.bincount(below.indices, weights=below.data, minlength=len(self.words))
-        (found,) = np.nonzero(counts)
-        weights = counts[found] * np.log(counts[found] / size / self._share[found])
+        (numbers,) = np.nonzero(counts)
+        weights = counts[numbers] * np.log(counts[numbers] / size / self._share[numbers])
         best = np.argsort(-weights.round(6), kind="stable")[:most]
-        return [self.words[word] for word, weight in zip(found[best], weights[best], strict=True) if weight > 0]
+        return [self.words[word] for word, weight in zip(numbers[best], weights[best], strict=True) if weight > 0]
 
     def _counts(self, documents: DocumentTable) -> sparse.csr_array:
         vocabulary: dict[str, int] = {}

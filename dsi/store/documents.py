@@ -40,17 +40,17 @@ class DocumentTable:
 
     @cached_property
     def rows(self) -> dict[str, int]:
-        """{doc_id: row} of all documents, made on first use; `find` looks some up without it."""
+        """{doc_id: row} of all documents, made on first use; `find` does without it."""
         return {doc_id: row for row, doc_id in enumerate(self.dataset["doc_id"][:])}
 
     def find(self, doc_ids: Iterable[str]) -> dict[str, int]:
         """Return {doc_id: row} of those doc_ids that are in the index."""
-        wanted = [doc_id for doc_id in dict.fromkeys(doc_ids) if _is_unicode(doc_id)]
+        unique = [doc_id for doc_id in dict.fromkeys(doc_ids) if _is_unicode(doc_id)]
         column = self._columns["doc_id"]
-        places = pc.index_in(column, value_set=pa.array(wanted, type=column.type))
-        rows = np.flatnonzero(places.is_valid())
-        numbers = places.drop_null().to_numpy()
-        return dict(zip((wanted[number] for number in numbers), rows.tolist(), strict=True))
+        numbers_by_row = pc.index_in(column, value_set=pa.array(unique, type=column.type))
+        rows = np.flatnonzero(numbers_by_row.is_valid())
+        numbers = numbers_by_row.drop_null().to_numpy()
+        return dict(zip((unique[number] for number in numbers), rows.tolist(), strict=True))
 
     def values_of(self, column: str, rows: NDArray[np.integer]) -> list[list[Any]]:
         """Return the values of a column at rows [n, m]; None for texts that the table does not hold."""
@@ -174,10 +174,10 @@ class DocumentTable:
             ) from None
 
     def _mask(self, where: pc.Expression) -> NDArray[np.bool_]:
-        found = pyarrow.dataset.dataset(self._columns).to_table(columns={"mask": where})["mask"]
-        if found.type != pa.bool_():
-            raise pa.ArrowInvalid(f"it gives {found.type}, not true or false")
-        return np.asarray(found.fill_null(False))
+        mask = pyarrow.dataset.dataset(self._columns).to_table(columns={"mask": where})["mask"]
+        if mask.type != pa.bool_():
+            raise pa.ArrowInvalid(f"it gives {mask.type}, not true or false")
+        return np.asarray(mask.fill_null(False))
 
 
 def _is_unicode(value: str) -> bool:

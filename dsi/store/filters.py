@@ -72,7 +72,7 @@ def names_of(schema: pa.Schema, most: int = 30) -> str:
 
 
 class _Token(NamedTuple):
-    """A piece of a condition: its kind, what it says (keywords in lower case), and its first character."""
+    """A piece of a condition: its kind, its value (keywords in lower case), and the place of its first character."""
 
     kind: str
     value: str
@@ -96,10 +96,10 @@ class _Parser:
         self.token = self._next()
 
     def whole(self) -> pc.Expression:
-        found = self._either()
+        expression = self._either()
         if self.token.kind != "end":
             self._expected("`and`, `or` or the end")
-        return found
+        return expression
 
     # The grammar, from what binds least to what binds most.
 
@@ -122,14 +122,14 @@ class _Parser:
         if self.depth > MAX_DEPTH:
             self._fail(f"parentheses and `not` may be nested {MAX_DEPTH} deep")
         if self._take("not"):
-            found = ~self._single()
+            expression = ~self._single()
         elif self._take("("):
-            found = self._either()
+            expression = self._either()
             self._need(")")
         else:
-            found = self._condition()
+            expression = self._condition()
         self.depth -= 1
-        return found
+        return expression
 
     def _condition(self) -> pc.Expression:
         self.conditions += 1
@@ -139,11 +139,11 @@ class _Parser:
         if self._take("is"):
             negated = self._take("not")
             self._need("null")
-            found = column.values.is_null()
+            expression = column.values.is_null()
         else:
             negated = self._take("not")
-            found = self._test(column, negated)
-        return ~found if negated else found
+            expression = self._test(column, negated)
+        return ~expression if negated else expression
 
     def _test(self, column: _Column, negated: bool) -> pc.Expression:
         """Read what stands after a column, and `not`: a comparison, `in`, `between` or `like`."""
@@ -232,9 +232,9 @@ class _Parser:
         else:
             self._expected("a value")
         if kind != column.kind and {kind, column.kind} != {"integer", "float"}:
-            wanted = _EXAMPLES[column.kind]
+            example = _EXAMPLES[column.kind]
             self._fail(
-                f"{column.name} is a column of {column.kind} values, got the {kind} {_shown(token)}; it takes {wanted}"
+                f"{column.name} is a column of {column.kind} values, got the {kind} {_shown(token)}; it takes {example}"
             )
         if column.kind == "integer" and value == int(value):
             value = int(value)
@@ -254,17 +254,17 @@ class _Parser:
 
     def _next(self) -> _Token:
         """Read the next token from the text."""
-        found = _TOKEN.match(self.where, self.at)
-        if found and found.lastgroup == "space":
-            self.at = found.end()
-            found = _TOKEN.match(self.where, self.at)
+        match = _TOKEN.match(self.where, self.at)
+        if match and match.lastgroup == "space":
+            self.at = match.end()
+            match = _TOKEN.match(self.where, self.at)
         start = self.at
         if start == len(self.where):
             return _Token("end", "", start)
-        if found is None:
+        if match is None:
             quote = self.where[start] in "'\""
             self._fail("a quote is never closed" if quote else f"unexpected {self.where[start]!r}", start)
-        self.at, kind, value = found.end(), str(found.lastgroup), found[0]
+        self.at, kind, value = match.end(), str(match.lastgroup), match[0]
         if kind in ("text", "name"):
             value = value[1:-1].replace(value[0] * 2, value[0])
         elif kind == "word" and value.lower() in _KEYWORDS:

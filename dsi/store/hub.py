@@ -50,7 +50,7 @@ def index_folder(name: str | Path, revision: str | None = None, token: str | boo
     Raises:
         FileNotFoundError: neither a folder nor an index on the Hub, no such revision, or not in the cache when offline.
         ConnectionError: the Hub refuses or cannot be reached.
-        ValueError: a revision of a folder, or a manifest that says what it should not.
+        ValueError: a revision of a folder, or a malformed manifest.
     """
     folder = Path(name)
     recover_folder(folder)
@@ -111,7 +111,7 @@ def push(
 
 @contextmanager
 def _plain_errors(name: str, revision: str | None) -> Iterator[None]:
-    """Turn what huggingface_hub raises into one line that says what to do."""
+    """Turn errors of huggingface_hub into one line with the remedy."""
     try:
         yield
     except LocalEntryNotFoundError:

@@ -3,13 +3,14 @@
 An index folder holds `encoder/` (sentence-transformers), `docids/` (the tree, and the document table as Arrow), `generator/`
 (config.json, model.safetensors), optionally `lexical/`, and `manifest.json`: format version, search config, package
 versions, the sha256 of every file, and the fingerprints that bind encoder, docids and generator to each other. Knows nothing
-of searching; `dsi.store.manifest` reads the manifest.
+of searching; `dsi.store.manifest` reads the manifest. An index may come from a stranger, so what a file holds is checked.
 """
 
 import dataclasses
 import platform
 import re
 import shutil
+import struct
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -17,7 +18,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import datasets
+import numpy as np
 import pyarrow as pa
+import torch
 
 from contrastive.encoder import Encoder, EncoderConfig
 from contrastive.sparse import load_lexical
@@ -30,6 +33,7 @@ from docids.files.storage import (
     write_json,
     writing_to,
 )
+from docids.files.untrusted import check_file, reading
 from docids.tree import DocidTree
 from docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
@@ -37,7 +41,6 @@ from dsi.generator.kinds import load_generator
 from dsi.search.request import SearchConfig
 from dsi.store.documents import document_table
 from dsi.store.manifest import FORMAT_VERSION, PARTS, read_manifest, search_config
-from dsi.store.parts import check_fit, load_documents
 
 _CHANGING = ("docids", "lexical")
 """The parts that an update replaces, by new folders with the generation in their name; the manifest points to them."""
@@ -45,8 +48,10 @@ _GENERATION = re.compile(r"docids|lexical|\.?(?:docids|lexical)-(\d+)(?:\.partia
 """Names of such folders, and of what a kill leaves of them."""
 _PACKAGES = ("torch", "transformers", "sentence-transformers", "faiss-cpu")
 
-
 Parts: TypeAlias = tuple[Encoder, DocidTree, Generator, datasets.Dataset, SearchConfig, Lexical | None]
+
+
+# Writing and reading the parts.
 
 
 def save_docids(tree: DocidTree, documents: datasets.Dataset, folder: Path, *, texts: bool = False) -> None:
@@ -66,8 +71,26 @@ def load_docids(folder: Path) -> tuple[DocidTree, datasets.Dataset]:
 
 def load_encoder(folder: Path, config: EncoderConfig, device: str | None) -> Encoder:
     """Load the encoder that the generator reads: its own if they were trained together, else the one in `encoder/`."""
-    own = folder / "generator" / "encoder"
-    return Encoder.load(config, own if own.exists() else folder / "encoder", device)
+    trained_together = folder / "generator" / "encoder"
+    return Encoder.load(config, trained_together if trained_together.exists() else folder / "encoder", device)
+
+
+def save_index(
+    folder: Path,
+    encoder: Encoder,
+    generator: Generator,
+    config: SearchConfig,
+    tree: DocidTree,
+    documents: datasets.Dataset,
+    lexical: Lexical | None,
+) -> None:
+    """Write a whole index into a new folder."""
+    encoder.save(folder / "encoder")
+    if lexical:
+        lexical.save(folder / "lexical")
+    save_docids(tree, documents, folder / "docids", texts=True)
+    generator.save_pretrained(str(folder / "generator"))
+    write_manifest(folder, encoder, tree, config)
 
 
 def write_manifest(folder: Path, encoder: Encoder, tree: DocidTree, config: SearchConfig) -> None:
@@ -94,13 +117,13 @@ def write_search_config(folder: Path, config: SearchConfig) -> None:
 
 @contextmanager
 def updating(folder: Path) -> Iterator[None]:
-    """Be the only one who changes an index on disk; waits for others.
+    """Lock an index on disk against other writers; waits for them.
 
     Raises:
         FileNotFoundError: no finished index.
     """
     if not (folder / "manifest.json").exists():
-        read_manifest(folder)  # says what is missing, or recovers it; no lock is left where there is no index
+        read_manifest(folder)  # names what is missing, or recovers it; no lock is left where there is no index
     with writing_to(folder):
         yield
 
@@ -116,7 +139,7 @@ def is_whole(folder: Path) -> bool:
 
 def generation_of(folder: Path) -> int:
     """Return the generation of the index in `folder`, new or not: above 1 if documents were added, or removed."""
-    updates = [int(found[1]) for entry in folder.glob("docids-*") if (found := _GENERATION.fullmatch(entry.name))]
+    updates = [int(match[1]) for entry in folder.glob("docids-*") if (match := _GENERATION.fullmatch(entry.name))]
     # without a manifest the folders tell
     return int(read_record(folder / "manifest.json").get("generation", max(updates, default=1)))
 
@@ -126,7 +149,7 @@ def check_no_updates(folder: Path, *, discard: bool = False) -> None:
 
     Args:
         folder: of a run, new or not; what a killed update left there is removed.
-        discard: the updates may go. They stay until training replaces a part of the index.
+        discard: allow training to drop the updates. They stay until training replaces a part of the index.
     """
     generation = generation_of(folder)
     if generation > 1 and not discard:
@@ -151,7 +174,7 @@ def load_index(folder: Path, device: str | None) -> tuple[Parts, str]:
     An update that replaces the index meanwhile is loaded instead. The parts that updates leave alone come last.
 
     Returns:
-        The arguments of a retriever, and the state that they are of, as `index_state` gives it.
+        The arguments of a retriever, and the `index_state` that was loaded.
     """
 
     def changing() -> tuple[dict[str, Any], DocidTree, datasets.Dataset, Lexical | None]:
@@ -168,7 +191,7 @@ def load_index(folder: Path, device: str | None) -> tuple[Parts, str]:
 
 
 def index_state(folder: Path) -> str:
-    """Return a digest that is another one after every update of the index in `folder`; empty without an index."""
+    """Return a digest that changes with every update of the index in `folder`; empty without an index."""
     manifest = read_record(folder / "manifest.json")
     return content_fingerprint(manifest) if "files" in manifest else ""
 
@@ -224,8 +247,8 @@ def write_update(
     parts = {name: f"{name}-{generation}" for name in _CHANGING}
     with replace_folder(folder / parts["docids"]) as partial:
         save_docids(tree, documents, partial, texts=True)
-        if (own_numbers := part(folder, manifest, "docids") / "docids.tsv").exists():
-            shutil.copy(own_numbers, partial)
+        if (numbers := part(folder, manifest, "docids") / "docids.tsv").exists():
+            shutil.copy(numbers, partial)
     if lexical:
         with replace_folder(folder / parts["lexical"]) as partial:
             lexical.save(partial)
@@ -269,10 +292,123 @@ def content_fingerprint(manifest: dict[str, Any]) -> str:
 
 def check_binding(manifest: dict[str, Any], encoder: Encoder, tree: DocidTree) -> None:
     """Raise ValueError unless encoder and docids are those of the manifest (the generator checks its docids itself)."""
-    for part, found in (("encoder", encoder.fingerprint), ("docids", tree.fingerprint)):
-        expected = manifest["fingerprints"][part]
-        if found != expected:
+    for name, fingerprint in (("encoder", encoder.fingerprint), ("docids", tree.fingerprint)):
+        expected = manifest["fingerprints"][name]
+        if fingerprint != expected:
             raise ValueError(
-                f"manifest.json and {part} do not belong together: the manifest names {expected[:12]}, "
-                f"{part} is {found[:12]}; restore the one that was replaced."
+                f"manifest.json and {name} do not belong together: the manifest names {expected[:12]}, "
+                f"{name} is {fingerprint[:12]}; restore the one that was replaced."
             )
+
+
+# Checks of parts.
+
+
+def load_documents(path: Path) -> datasets.Dataset:
+    """Return the document table in a file; it stays on disk.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: truncated or altered, no column doc_id or title, or columns that a document table does not have.
+    """
+    check_file(path)
+    with reading(path), pa.memory_map(str(path)) as source:
+        for message in pa.ipc.MessageReader.open_stream(source):
+            if message.type == "record batch" and _is_compressed(message.metadata.to_pybytes()):
+                raise ValueError("it is compressed")  # and could be of any size
+        source.seek(0)
+        reader = pa.ipc.open_stream(source)
+        _check_schema(reader.schema)
+        for batch in reader:
+            batch.validate(full=True)  # Arrow does not check the offsets in a file before it follows them
+        return datasets.Dataset.from_file(str(path))
+
+
+def _is_compressed(message: bytes) -> bool:
+    """True if the metadata of a record batch, a flatbuffer, has an entry for its compression."""
+
+    def field(table: int, number: int) -> int:
+        (back,) = struct.unpack_from("<i", message, table)
+        size, offset = struct.unpack_from("<H", message, table - back)[0], table - back + 4 + 2 * number
+        return table + struct.unpack_from("<H", message, offset)[0] if 4 + 2 * number < size else table
+
+    (root,) = struct.unpack_from("<I", message)
+    header = field(root, 2)
+    batch = header + struct.unpack_from("<I", message, header)[0]
+    return field(batch, 3) != batch
+
+
+def _check_schema(schema: pa.Schema) -> None:
+    """Raise ValueError unless a table has doc_id and title, and columns that are read as they are."""
+    if len(set(schema.names)) != len(schema):
+        raise ValueError("a column occurs twice")
+    for name in ("doc_id", "title"):
+        if name not in schema.names or not _is_text(schema.field(name).type):
+            raise ValueError(f"it has no column {name} of texts")
+    features = datasets.Features.from_arrow_schema(schema)
+    for field in schema:
+        if not (_is_plain(field.type) and _is_undecoded(features.get(field.name))):
+            raise ValueError(f"column {field.name!r} has a type that metadata cannot have")
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    """True for texts, bytes, numbers, times, and lists and structs of them."""
+    if pa.types.is_struct(kind):
+        return all(_is_plain(kind.field(number).type) for number in range(kind.num_fields))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return _is_plain(kind.value_type)
+    types = pa.types
+    others = (types.is_primitive, types.is_null, types.is_decimal, types.is_binary, types.is_large_binary)
+    return _is_text(kind) or any(is_type(kind) for is_type in others)
+
+
+def _is_undecoded(feature: Any) -> bool:
+    """True unless `datasets` would open a file for a value, as it does for an image or a sound."""
+    if isinstance(feature, dict):
+        return all(map(_is_undecoded, feature.values()))
+    if isinstance(feature, datasets.List | datasets.LargeList):
+        return _is_undecoded(feature.feature)
+    return type(feature).__name__ in ("Value", "ClassLabel", "Json")
+
+
+def check_fit(folder: Path, encoder: Encoder, tree: DocidTree, generator: Generator) -> None:
+    """Raise ValueError unless encoder and generator fit the docids.
+
+    Args:
+        folder: of the index, for messages.
+        encoder: must return finite embeddings and states of its stated width.
+        tree: the docids.
+        generator: must have the digits of all docids that it was trained with.
+    """
+    _check_encoder(folder, encoder)
+    fan_out, digits = generator.config.fan_out, trained_fan_out(tree)
+    if len(fan_out) != tree.depth or any(known < used for known, used in zip(fan_out, digits, strict=True)):
+        raise ValueError(
+            f"{folder / 'generator'} and the docids do not belong together: it knows {fan_out} digits by level, the docids "
+            f"have {digits}; restore the one that was replaced."
+        )
+
+
+def _check_encoder(folder: Path, encoder: Encoder) -> None:
+    with reading(folder / "encoder", torch.OutOfMemoryError):
+        states, _, embeddings = encoder.forward(["a"], "query")
+        outputs = [states, embeddings, torch.from_numpy(encoder.encode(["a"], "document"))]
+        sizes, expected = [output.shape[-1] for output in outputs], [encoder.state_dim, *[encoder.embedding_dim] * 2]
+        if sizes != expected:
+            raise ValueError(f"its states and embeddings are {sizes} wide, and should be {expected}")
+        if not all(output.isfinite().all() for output in outputs):
+            raise ValueError("it gives embeddings that are not finite")
+
+
+def trained_fan_out(tree: DocidTree) -> list[int]:
+    """Return how many digits the nodes of each level have that the generator was trained with."""
+    nodes = np.flatnonzero(tree.trained[1:]) + 1
+    digits = nodes - tree.first_child[tree.parents[nodes]]
+    return [
+        int(digits[(tree.parents[nodes] >= level.start) & (tree.parents[nodes] < level.stop)].max(initial=-1)) + 1
+        for level in tree.levels
+    ]

@@ -1,7 +1,7 @@
 """The manifest of an index: read, and checked together with the files that it lists.
 
-An index may come from a stranger, who can make the sums fit anything. So they tell damage only; what a file holds is checked by
-whoever loads it, and here what it is: a regular file inside the folder, and none that could run code. Opens no part.
+An index may come from a stranger, who can make the sums fit anything. So sums detect damage only. The content of a file is
+checked when it is loaded; here it must be a regular file inside the folder that cannot run code. Opens no part.
 """
 
 import math
@@ -26,8 +26,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: no finished index, or a file is missing.
-        ValueError: another format version, a manifest that says what it should not, or a file was altered or truncated, is no
-            file, or could run code.
+        ValueError: another format version, a malformed manifest, or a file was altered or truncated, is no file, or could run
+            code.
     """
     recover_folder(folder)
     path = folder / "manifest.json"
@@ -52,7 +52,7 @@ def read_entries(path: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: another format version, or a manifest that says what it should not.
+        ValueError: another format version, or a malformed manifest.
     """
     manifest = read_json(path)
     if manifest.get("format_version") != FORMAT_VERSION:

@@ -26,17 +26,17 @@ def model_card(folder: Path, manifest: dict[str, Any], name: str, license: str |
         folder: of the index.
         manifest: read from it.
         name: of the index on the Hub, "user/name".
-        license: of the encoder, the documents and the rest, as the Hub names it, such as "apache-2.0"; None to say nothing.
+        license: of the encoder, the documents and the rest, as the Hub names it, such as "apache-2.0"; None for none.
     """
-    record, own = _evaluation(folder, manifest)
+    record, row_name = _evaluation(folder, manifest)
     data = ModelCardData(
         license=license,
         library_name="dr-scl",
         tags=["generative-retrieval", "information-retrieval", "document-retrieval"],
         model_name=name.split("/")[-1],
-        eval_results=_results(record, own),
+        eval_results=_results(record, row_name),
     )
-    sections = [_head(name), _about(folder, manifest), _measured(record, own), _files(folder, manifest)]
+    sections = [_head(name), _about(folder, manifest), _measured(record, row_name), _files(folder, manifest)]
     return ModelCard("\n".join([f"---\n{data.to_yaml()}\n---\n", *filter(None, sections)]))
 
 
@@ -45,23 +45,23 @@ def _evaluation(folder: Path, manifest: dict[str, Any]) -> tuple[dict[str, Any],
     path = folder / RECORD
     record = read_record(path)
     systems = record.get("systems", {})
-    own = next((name for name, row in systems.items() if row.get("settings") == manifest["search"]), "")
-    if record and (not own or path.stat().st_mtime < (folder / "manifest.json").stat().st_mtime):
+    row_name = next((name for name, row in systems.items() if row.get("settings") == manifest["search"]), "")
+    if record and (not row_name or path.stat().st_mtime < (folder / "manifest.json").stat().st_mtime):
         logger.warning("%s is of another state of the index and stays out of the model card; evaluate again.", path)
         return {}, ""
-    return record, own
+    return record, row_name
 
 
-def _results(record: dict[str, Any], own: str) -> list[EvalResult] | None:
+def _results(record: dict[str, Any], row_name: str) -> list[EvalResult] | None:
     """Return the measures of the index for the card's metadata."""
-    if not own:
+    if not row_name:
         return None
     about = {
         "dataset_type": record["collection"],
         "dataset_name": record["collection"],
         "dataset_split": record["split"],
     }
-    total = record["systems"][own]["Total"]
+    total = record["systems"][row_name]["Total"]
     return [
         EvalResult(task_type="text-retrieval", metric_type=kind, metric_name=name, metric_value=total[name], **about)
         for name, kind in _METRICS.items()
@@ -100,14 +100,14 @@ def _about(folder: Path, manifest: dict[str, Any]) -> str:
     return f"## Content\n\n{markdown_table(['', ''], rows)}\n"
 
 
-def _measured(record: dict[str, Any], own: str) -> str:
+def _measured(record: dict[str, Any], row_name: str) -> str:
     """Return the section with the results of the index and its baselines."""
-    if not own:
+    if not row_name:
         return ""
     systems = record["systems"]
-    names = [name for name in _METRICS if name in systems[own]["Total"]]
+    names = [name for name in _METRICS if name in systems[row_name]["Total"]]
     rows = [
-        [f"**{name}**" if name == own else name, *(f"{row['Total'][measure]:.2f}" for measure in names)]
+        [f"**{name}**" if name == row_name else name, *(f"{row['Total'][measure]:.2f}" for measure in names)]
         for name, row in systems.items()
     ]
     where = f"{record['collection']}, {record['split']} split, {record['queries']['Total']:,} queries"

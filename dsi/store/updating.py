@@ -45,7 +45,7 @@ def with_documents(
 
     Raises:
         TypeError: documents are no list of mappings.
-        ValueError: a doc_id is in the index already or comes twice, a document has no text, or metadata do not fit the
+        ValueError: a doc_id is in the index already or twice in the list, a document has no text, or metadata do not fit the
             columns of the index; the message names it.
     """
     records, may_replace = _records(documents), plain(bool, replace, "replace")
@@ -58,10 +58,10 @@ def with_documents(
     old, replaced = document_table(content.documents, texts=True), list(rows.values())
     metadata = _metadata_columns([record["metadata"] for record in records], doc_ids, old.schema)
     segments = encoder.segment_texts(titles, texts, content.tree.segments)
-    embeddings = encoder.encode([text for own in segments for text in own], "document")
-    places = np.repeat(np.arange(len(segments)), [len(own) for own in segments])
-    own = {"text": texts} if "text" in old.column_names else {}
-    new = pa.table({"doc_id": doc_ids, "title": titles, **own, **metadata}, schema=old.schema)
+    embeddings = encoder.encode([text for texts_of_one in segments for text in texts_of_one], "document")
+    places = np.repeat(np.arange(len(segments)), [len(texts_of_one) for texts_of_one in segments])
+    text_column = {"text": texts} if "text" in old.column_names else {}
+    new = pa.table({"doc_id": doc_ids, "title": titles, **text_column, **metadata}, schema=old.schema)
     full_texts = [f"{title} {text}" for title, text in zip(titles, texts, strict=True)]
     tree = remove_documents(content.tree, np.array(replaced)) if replaced else content.tree
     table = _dataset(_with(_without(old, replaced), new))
@@ -104,8 +104,8 @@ def _metadata_columns(
 ) -> dict[str, pa.Array]:
     """Return {column: values of the new documents}, null where a document has none."""
     columns = {field.name: field.type for field in schema if field.name not in COLUMNS}
-    for doc_id, own in zip(doc_ids, metadata, strict=True):
-        for name, value in own.items():
+    for doc_id, values in zip(doc_ids, metadata, strict=True):
+        for name, value in values.items():
             if name not in columns:
                 raise ValueError(
                     f"Document {doc_id!r} has metadata {name!r}, for which the index has no column; "
@@ -115,7 +115,7 @@ def _metadata_columns(
                 raise ValueError(
                     f"Document {doc_id!r}: metadata {name!r} must be of type {columns[name]}, got {value!r}."
                 )
-    return {name: pa.array([own.get(name) for own in metadata], type=kind) for name, kind in columns.items()}
+    return {name: pa.array([values.get(name) for values in metadata], type=kind) for name, kind in columns.items()}
 
 
 def _fits(value: bool | int | float | str, kind: pa.DataType) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +22,12 @@ from docids.data.collection import Collection, check_collection, compare_documen
 from docids.files.progress import progress
 from docids.files.storage import digest, read_record, write_json
 from docids.types import Qrels, Run
+from docids.words.bm25 import Lexical
 from dsi.retriever import GenerativeRetriever
+from dsi.search.engine import EncodedQueries, Engine
 from dsi.search.generate import TiedIndex
-from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchConfig, SearchRequest
-from dsi.search.results import Ints, SearchResult
-from dsi.snapshot import IndexSnapshot
+from dsi.search.results import Floats, Ints, SearchResult
 from dsi.store.loading import index_state, write_search_config
 from dsi.store.manifest import search_config
 from dsi.training.stages import stage_line
@@ -101,68 +101,99 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     judged = any(relevance > 0 for own in qrels.values() for relevance in own.values())
     if not judged:
         logger.warning("No dev query has a relevant document; the weights of documents' scores stay as they are.")
-    tuning = choose(retriever.snapshot, retriever.encode_queries(queries), qrels if judged else {})
+    tuning = choose(retriever, retriever.encode_queries(queries), qrels if judged else {})
     retriever.search_config = dataclasses.replace(retriever.search_config, **tuning.best)
     return tuning
 
 
-def choose(index: IndexSnapshot, encoded: EncodedQueries, qrels: Qrels) -> Tuning:
+def choose(
+    retriever: GenerativeRetriever,
+    encoded: EncodedQueries,
+    qrels: Qrels,
+    config: SearchConfig | None = None,
+    *,
+    lexical: bool = True,
+) -> Tuning:
     """Return the best settings of search, without changing the index.
 
     Args:
-        index: with the settings that are not chosen; words are weighed if it has a lexical part.
+        retriever: the index.
         encoded: the queries, with their query_ids.
         qrels: their judgements; without any, weights stay as they are.
+        config: the settings that are not chosen; those of the index by default.
+        lexical: also weight the lexical part, if the index has one.
     """
-    if index.is_tied:
+    index = _Index(retriever.snapshot, config or retriever.search_config, retriever.lexical if lexical else None)
+    if index.engine.is_tied:
         return _choose_tied(index, encoded, qrels)
     if not qrels:
         return Tuning({}, [])
     return _Paths(index, encoded, qrels).choose()
 
 
+class _Index(NamedTuple):
+    """The index that is tuned.
+
+    Attributes:
+        retriever: not updated meanwhile.
+        search_config: the settings that are not chosen.
+        lexical: the lexical part that is weighted; None for none.
+    """
+
+    retriever: GenerativeRetriever
+    search_config: SearchConfig
+    lexical: Lexical | None
+
+    @property
+    def engine(self) -> Engine:
+        return self.retriever.engine
+
+    def hybrid_scores(self) -> HybridScores:
+        """Return what scores all documents by dense and lexical scores."""
+        return hybrid_scores(self.retriever, self.lexical)
+
+
+def hybrid_scores(retriever: GenerativeRetriever, lexical: Lexical | None) -> HybridScores:
+    """Return what scores all documents of an index by dense and lexical scores; `lexical`: the part that is weighted."""
+    tree = retriever.tree
+    return HybridScores(list(retriever.documents.rows), tree.embeddings[tree.places], lexical)
+
+
 # Tied tokens.
 
 
-def _choose_tied(index: IndexSnapshot, encoded: EncodedQueries, qrels: Qrels) -> Tuning:
-    best: dict[str, Any] = tied_weights(index, encoded, qrels) if qrels else {}
+def _choose_tied(index: _Index, encoded: EncodedQueries, qrels: Qrels) -> Tuning:
+    best: dict[str, Any] = _tied_weights(index, encoded, qrels) if qrels else {}
     config = dataclasses.replace(index.search_config, method="generate", **best)
     few = _first(encoded, _MOST_QUERIES)
-    exact = index.search(few, SearchRequest(10, dataclasses.replace(config, method="exact")))
+    exact = index.engine.search(few, SearchRequest(10, dataclasses.replace(config, method="exact")))
     alpha, tried = _best_alpha(index, few, config, exact)
     beam_width, compared = _best_beam(index, few, dataclasses.replace(config, alpha=alpha), exact)
     return Tuning({**best, "alpha": alpha, "beam_width": beam_width}, [*tried, *compared])
 
 
-def tied_weights(
-    index: IndexSnapshot, encoded: EncodedQueries, qrels: Qrels, *, query_map: bool = True
-) -> dict[str, float]:
-    """Return the weights of the document score that are best on judged queries; 0 for a part that they reject.
-
-    Args:
-        index: with tied tokens.
-        encoded: the queries.
-        qrels: their judgements.
-        query_map: also weigh the query map.
-    """
-    engine = index.engine
-    assert isinstance(engine, TiedIndex)
-    tree, z = engine.tree, encoded.embeddings.float().numpy()
-    mapped = z @ engine.generator.query_map_array.T if query_map else None
+def _tied_weights(index: _Index, encoded: EncodedQueries, qrels: Qrels) -> dict[str, float]:
+    """Return the weights of the document score that are best on judged queries; 0 for a part that they reject."""
+    z = encoded.embeddings.float().numpy()
+    mapped: Floats | None = z @ _tied(index).generator.query_map_array.T
     if mapped is not None and not mapped.any():
         mapped = None
-    scores = HybridScores(list(index.documents.rows), tree.embeddings[tree.places], index.lexical)
-    dense, lexical, *of_map = scores.runs(encoded.query_ids, z, encoded.texts, mapped)
+    dense, lexical, *of_map = index.hybrid_scores().runs(encoded.query_ids, z, encoded.texts, mapped)
     (plain,) = supported_weights(dense, [lexical], qrels) if index.lexical is not None else (0.0,)
-    found = {"lexical_weight": plain, "query_map_weight": 0.0}
+    best = {"lexical_weight": plain, "query_map_weight": 0.0}
     if of_map:
         weights = supported_weights(dense, [lexical, *of_map], qrels)
         before, after = (
-            reciprocal_ranks(summed(dense, [lexical, *of_map], own), qrels) for own in ([plain, 0.0], weights)
+            reciprocal_ranks(summed(dense, [lexical, *of_map], pair), qrels) for pair in ([plain, 0.0], weights)
         )
         if supported_gain(after, before):
-            found = dict(zip(found, weights, strict=True))
-    return found
+            best = dict(zip(best, weights, strict=True))
+    return best
+
+
+def _tied(index: _Index) -> TiedIndex:
+    assert isinstance(index.engine, TiedIndex)
+    return index.engine
 
 
 def _first(encoded: EncodedQueries, count: int) -> EncodedQueries:
@@ -172,11 +203,10 @@ def _first(encoded: EncodedQueries, count: int) -> EncodedQueries:
 
 
 def _best_alpha(
-    index: IndexSnapshot, encoded: EncodedQueries, config: SearchConfig, exact: SearchResult
+    index: _Index, encoded: EncodedQueries, config: SearchConfig, exact: SearchResult
 ) -> tuple[float, list[tuple[dict[str, Any], float]]]:
     """Return the alpha whose walks reach most of the exact top ten; of equal ones the largest."""
-    engine = index.engine
-    assert isinstance(engine, TiedIndex)
+    engine = _tied(index)
     alphas = ALPHAS if engine.generator.maps.any() or engine.generator.reads_states else (1.0,)
     tried = [
         ({"alpha": alpha}, reached_share(engine, encoded, dataclasses.replace(config, alpha=alpha), exact))
@@ -196,12 +226,12 @@ def reached_share(
     """Return the share of the exact top documents that lie below the nodes which walks keep, averaged over some beams."""
     ends, shares = engine.ends_above(), []
     for batch in encoded.batches:
-        levels = engine.levels(batch, config)
-        for row, own in enumerate(exact.positions[batch.rows.numpy()]):
-            wanted = ends[own[own >= 0]]
+        node_scores = engine.walk.node_scores(batch, config)
+        for row, positions in enumerate(exact.positions[batch.rows.numpy()]):
+            exact_ends = ends[positions[positions >= 0]]
             for beam_width in beams:
-                nodes = engine.walk.of_query(levels, row, beam_width, engine.nodes_there).nodes
-                shares.append(np.isin(wanted, nodes).mean() if len(wanted) else 1.0)
+                nodes = engine.walk.descend(node_scores, row, beam_width, engine.occupied_nodes).nodes
+                shares.append(np.isin(exact_ends, nodes).mean() if len(exact_ends) else 1.0)
     return float(np.mean(shares))
 
 
@@ -218,15 +248,15 @@ def agreement(found: SearchResult, exact: SearchResult) -> float:
 
 
 def _best_beam(
-    index: IndexSnapshot, encoded: EncodedQueries, config: SearchConfig, exact: SearchResult
+    index: _Index, encoded: EncodedQueries, config: SearchConfig, exact: SearchResult
 ) -> tuple[int, list[tuple[dict[str, Any], float]]]:
     """Return the smallest beam that finds what "exact" finds."""
     tried, enough = [], 0
     for beam_width in BEAMS:
-        found = index.search(encoded, SearchRequest(10, dataclasses.replace(config, beam_width=beam_width)))
-        share = agreement(found, exact)
+        result = index.engine.search(encoded, SearchRequest(10, dataclasses.replace(config, beam_width=beam_width)))
+        share = agreement(result, exact)
         tried.append(({"beam_width": beam_width}, share))
-        cheap = found.read.mean() < _CHEAP * index.tree.num_documents
+        cheap = result.read.mean() < _CHEAP * index.engine.tree.num_documents
         if share >= _AGREE and not enough:
             enough = beam_width
         if share >= _AGREE_CHEAPLY and cheap:
@@ -248,10 +278,9 @@ class _Paths:
         qrels: their judgements.
     """
 
-    def __init__(self, index: IndexSnapshot, encoded: EncodedQueries, qrels: Qrels) -> None:
+    def __init__(self, index: _Index, encoded: EncodedQueries, qrels: Qrels) -> None:
         self.index, self.encoded, self.qrels, self.config = index, encoded, qrels, index.search_config
-        doc_ids, vectors = list(index.documents.rows), index.tree.embeddings[index.tree.places]
-        self.scores = HybridScores(doc_ids, vectors, index.lexical)
+        self.scores = index.hybrid_scores()
 
     def choose(self) -> Tuning:
         """Return the best weights of fusion "paper" by a grid, those of "bound" by line searches."""
@@ -266,7 +295,11 @@ class _Paths:
 
     def _search(self, settings: Mapping[str, Any]) -> Run:
         config = dataclasses.replace(self.config, **settings)
-        return self.index.run(self.encoded, SearchRequest(10, config))
+        return self._run(SearchRequest(10, config))
+
+    def _run(self, request: SearchRequest) -> Run:
+        retriever, encoded = self.index.retriever, self.encoded
+        return retriever.as_run(encoded.query_ids, retriever.engine.search(encoded, request))
 
     def _with_decoder(self, lexical_weight: float) -> dict[str, float]:
         """Return the best weights of log-probabilities and lexical scores, on the documents that searches with `PROBES` find.
@@ -275,20 +308,21 @@ class _Paths:
         temperature.
         """
         index, encoded, temperature = self.index, self.encoded, self.config.ann_temperature
+        rows = index.retriever.documents.rows
         generative: Run = {query_id: {} for query_id in encoded.query_ids}
         for alpha in progress(PROBES, "tuning", unit="search"):
             config = dataclasses.replace(
                 self.config, method="generate", alpha=alpha, lexical_weight=lexical_weight, beam_width=PROBE_DEPTH
             )
             request = SearchRequest(PROBE_DEPTH, config)
-            doc_ids = [list(own) or [next(iter(index.documents.rows))] for own in index.run(encoded, request).values()]
+            doc_ids = [list(scores) or [next(iter(rows))] for scores in self._run(request).values()]
             longest = max(map(len, doc_ids))
-            padded = [[*own, *own[:1] * (longest - len(own))] for own in doc_ids]
-            parts = index.follow(encoded, request, padded).parts["generator"] / alpha
-            for query_id, own, log_p in zip(encoded.query_ids, padded, parts.tolist(), strict=True):
-                generative[query_id].update(zip(own, log_p, strict=True))
-        rows = index.documents.rows
-        candidates = {query_id: [rows[doc_id] for doc_id in found] for query_id, found in generative.items()}
+            padded = [[*documents, *documents[:1] * (longest - len(documents))] for documents in doc_ids]
+            numbers = np.array([[rows[doc_id] for doc_id in documents] for documents in padded])
+            parts = index.engine.follow_all(encoded, request, numbers).parts["generator"] / alpha
+            for query_id, documents, log_p in zip(encoded.query_ids, padded, parts.tolist(), strict=True):
+                generative[query_id].update(zip(documents, log_p, strict=True))
+        candidates = {query_id: [rows[doc_id] for doc_id in scores] for query_id, scores in generative.items()}
         vectors = encoded.embeddings.float().numpy()
         dense, others = self.scores.runs(encoded.query_ids, vectors, encoded.texts, None, candidates)
         *weights, w = supported_weights(dense, [others, generative] if index.lexical else [generative], self.qrels)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from docids.types import Run
 from dsi.retriever import GenerativeRetriever
-from dsi.search.queries import EncodedQueries, QueryBatch
+from dsi.search.engine import EncodedQueries, QueryBatch, path_nodes
 from dsi.search.request import SearchRequest
 from dsi.search.results import SearchResult, Trace
 
@@ -67,31 +67,20 @@ def descend(
     request = SearchRequest(k, dataclasses.replace(index.search_config, **changes))
     method, tree = index.engine.methods[request.config.method], index.tree
     places = tree.places[[index.documents.rows[doc_id] for doc_id in answers]]  # [queries, places]
-    parents, digits = tree.paths(places.ravel())
-    right = np.where(digits >= 0, tree.first_child[parents] + digits, -1).reshape(*places.shape, tree.depth)
+    right = path_nodes(tree, places.ravel()).reshape(*places.shape, tree.depth)
     result = SearchResult.empty(encoded.count, min(k, tree.num_rows))
     kept = np.zeros(right.shape, dtype=bool)  # [queries, places, depth]
     for row, batch in one_by_one(encoded):
         trace = Trace()
         result.put(np.array([row]), method.retrieve(batch, request, trace))
-        kept[row] = _kept(trace, right[row])
+        kept[row] = trace.survivors(right[row])
     found = (result.positions[:, None, :] == places[:, :, None]).any(axis=(1, 2))
     is_inner = (right >= 0) & (right < tree.num_inner)
     alive = np.logical_and.accumulate(np.where(is_inner, kept, found[:, None, None]), axis=2).any(axis=1)
-    scores = index.follow(encoded, request, [[doc_id] for doc_id in answers]).scores[:, 0]
+    rows = np.array(index.documents.rows_of(answers, "answers"))
+    scores = index.engine.follow_all(encoded, request, rows[:, None]).scores[:, 0]
     last = np.where(result.positions < 0, np.inf, result.scores).min(axis=1)
     return Descents(index.as_run(encoded.query_ids, result), np.asarray(alive), ~found & (scores > last))
-
-
-def _kept(trace: Trace, right: NDArray[np.integer]) -> NDArray[np.bool_]:
-    """[places, depth] True at the nodes `right` [places, depth] that a search did not prune.
-
-    A level that chooses among no children of a kept node, because all that is below it is read, prunes nothing there.
-    """
-    kept = np.ones(right.shape, dtype=bool)
-    for level, own in enumerate(trace.levels):
-        kept[:, level] = ~np.isin(right[:, level], own.nodes[~own.kept])
-    return kept
 
 
 def one_by_one(encoded: EncodedQueries) -> Iterator[tuple[int, QueryBatch]]:

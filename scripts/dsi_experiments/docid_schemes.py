@@ -22,9 +22,9 @@ from docids.schemes import SCHEMES, DocidsConfig, find_scheme, make_docids, sche
 from docids.tree import MOST_PLACES, DocidTree
 from docids.types import Run
 from dsi.config import Config
-from dsi.measuring.rows import DenseSystems, alone
+from dsi.measuring.runs import DenseRuns, generator_only
 from dsi.retriever import GenerativeRetriever
-from dsi.search.queries import EncodedQueries, encode_queries
+from dsi.search.engine import EncodedQueries, encode_queries
 from dsi.training.docids_stage import scheme_input
 from dsi_experiments.descents import Descents, descend
 from dsi_experiments.docids_report import BASELINES, BEAMS, MEASURES, TYPOS, write_report
@@ -211,7 +211,7 @@ class Comparison:
     def _descend(self, retriever: GenerativeRetriever, encoded: EncodedQueries, beam: int) -> Descents:
         """The generator alone; with tied tokens the documents that it reaches are ranked by dense scores."""
         answers = [self._answers[query_id] for query_id in encoded.query_ids]
-        return descend(retriever, encoded, answers, ANSWERS, beam_width=beam, **alone(retriever))
+        return descend(retriever, encoded, answers, ANSWERS, beam_width=beam, **generator_only(retriever))
 
     def _added(self, config: Config, trained: Mapping[int, Run]) -> dict[str, Any]:
         """Queries of documents that were held out and added after training, and the same ones trained with them."""
@@ -238,7 +238,7 @@ class Comparison:
         return round(time.process_time() - started, 2)
 
     @cached_property
-    def _dense(self) -> DenseSystems:
+    def _dense(self) -> DenseRuns:
         return self.laboratory.dense(self.base)
 
     @cached_property

@@ -27,7 +27,7 @@ from docids.files.storage import write_text
 from docids.types import Qrels, Run
 from docids.words.bm25 import BM25
 from dsi.config import Config
-from dsi.measuring.rows import alone
+from dsi.measuring.runs import generator_only
 from dsi_experiments.laboratory import SPLIT, Laboratory, answer
 from dsi_experiments.rows import Rows, Values
 from dsi_experiments.tables import DIGITS, TIED, Changes, Row
@@ -116,7 +116,7 @@ class GrowingIndex:
             "BM25": lambda: first.words.options,
             "dense": dict,
             "dense + BM25": lambda: index.tune(learned=False),
-            "decoder alone": lambda: alone(index.retriever),
+            "decoder alone": lambda: generator_only(index.retriever),
             "fused": index.tune,
         }
         self.settings = {name: dict(choices[name]()) for name in systems}

@@ -24,9 +24,9 @@ from docids.tree import DocidTree
 from docids.types import Run
 from dsi.config import Config
 from dsi.measuring.provenance import provenance
-from dsi.measuring.rows import DenseSystems, IndexSystems, WordSystems, alone
+from dsi.measuring.runs import BM25Runs, DenseRuns, IndexRuns, generator_only
 from dsi.retriever import GenerativeRetriever
-from dsi.search.queries import EncodedQueries
+from dsi.search.engine import EncodedQueries
 from dsi.search.request import SearchRequest
 from dsi.search.results import Trace
 from dsi.training.docids_stage import sources_digest
@@ -74,7 +74,7 @@ class Laboratory:
                 f"{self.collection.folder} has no queries to measure on; add qrels/{SPLIT}.tsv with relevant documents."
             )
         self.processes = launch(self.device)
-        self._index: tuple[Config, IndexSystems] | None = None
+        self._index: tuple[Config, IndexRuns] | None = None
 
     def say(self, text: str) -> None:
         """Print on the first process only."""
@@ -163,29 +163,29 @@ class Laboratory:
     # The parts of methods.
 
     @cached_property
-    def words(self) -> WordSystems:
+    def words(self) -> BM25Runs:
         """BM25 over the whole texts."""
-        return WordSystems(self.collection)
+        return BM25Runs(self.collection)
 
-    def cut_words(self, config: Config) -> WordSystems:
+    def cut_words(self, config: Config) -> BM25Runs:
         """BM25 over the part of the texts that the encoder reads."""
         encoder = Encoder.load(config.encoder, device=self.device)
-        return WordSystems(self.collection, DocumentTexts(encoder, self.collection.documents)[:])
+        return BM25Runs(self.collection, DocumentTexts(encoder, self.collection.documents)[:])
 
-    def dense(self, config: Config) -> DenseSystems:
+    def dense(self, config: Config) -> DenseRuns:
         """Dense search with the encoder of a configuration; no decoder is trained."""
         tree, encoder = self.tree(config), self._training(config).encoder()
         doc_ids = list(self.collection.rows)
         own = [doc_ids[row] for row in tree.doc_rows[tree.by_row]]
-        return DenseSystems(self.collection, encoder, tree.embeddings[tree.by_row], own)
+        return DenseRuns(self.collection, encoder, tree.embeddings[tree.by_row], own)
 
-    def index(self, config: Config) -> IndexSystems:
+    def index(self, config: Config) -> IndexRuns:
         """The trained index of a configuration; the last one stays in memory."""
         if self._index is None or self._index[0] != config:
             run = self._training(config)
             run.all_stages()
             retriever = GenerativeRetriever.from_pretrained(run.folder, device=self.device)
-            self._index = config, IndexSystems(self.collection, retriever, self.processes)
+            self._index = config, IndexRuns(self.collection, retriever, self.processes)
         return self._index[1]
 
     def tree(self, config: Config) -> DocidTree:
@@ -223,14 +223,15 @@ class Laboratory:
 def answer(retriever: GenerativeRetriever, encoded: EncodedQueries, k: int, **changes: Any) -> Run:
     """Return the top k documents of each query, with some settings of `[search]` changed."""
     index = retriever.snapshot
-    return index.run(encoded, SearchRequest(k, dataclasses.replace(index.search_config, **changes)))
+    request = SearchRequest(k, dataclasses.replace(index.search_config, **changes))
+    return index.as_run(encoded.query_ids, index.engine.search(encoded, request))
 
 
 Method = Callable[[Laboratory, Config], tuple[Run, Mapping[str, Any]]]
 
 
 def _tuned(**options: Any) -> Method:
-    """Search with the settings that are best on dev; `options`: of `IndexSystems.tune`."""
+    """Search with the settings that are best on dev; `options`: of `IndexRuns.tune`."""
 
     def method(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
         index = laboratory.index(config)
@@ -245,7 +246,7 @@ def _alone(beam_width: int = 0) -> Method:
 
     def method(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
         index = laboratory.index(config)
-        changes = {**alone(index.retriever), **({"beam_width": beam_width} if beam_width else {})}
+        changes = {**generator_only(index.retriever), **({"beam_width": beam_width} if beam_width else {})}
         return index.run(SPLIT, min(beam_width, ANSWERS) or DEPTH, **changes), changes
 
     return method
@@ -256,7 +257,7 @@ def _clusters(beam_width: int) -> Method:
 
     def method(laboratory: Laboratory, config: Config) -> tuple[Run, Mapping[str, Any]]:
         systems = laboratory.index(config)
-        index, changes = systems.retriever.snapshot, {**alone(systems.retriever), "beam_width": beam_width}
+        index, changes = systems.retriever.snapshot, {**generator_only(systems.retriever), "beam_width": beam_width}
         request = SearchRequest(ANSWERS, dataclasses.replace(index.search_config, **changes))
         encoded = systems.encode(SPLIT, laboratory.collection.query_texts(SPLIT))
         doc_ids, tree, found = list(index.documents.rows), index.tree, dict[int, dict[str, float]]()
@@ -291,7 +292,8 @@ def _planned(beam_width: int) -> Method:
             extra = (
                 weight * bm25.scores(list(queries.values())) - dense
             )  # BM25 in place of the dense scores, not beside them
-            return snapshot.run(encoded, SearchRequest(ANSWERS, own, extra_scores=extra))
+            result = snapshot.engine.search(encoded, SearchRequest(ANSWERS, own, extra_scores=extra))
+            return snapshot.as_run(encoded.query_ids, result)
 
         def quality(weight: float) -> float:
             return mean(evaluate(search("dev", weight), dev, ["RR@10"])["RR@10"])

@@ -16,7 +16,7 @@ import torch
 from docids.files.storage import write_text
 from docids.tree import DocidTree
 from dsi.config import Config
-from dsi.measuring.rows import IndexSystems, alone
+from dsi.measuring.runs import IndexRuns, generator_only
 from dsi.trees.families import FamilyTree
 from dsi_experiments.laboratory import SPLIT, Laboratory
 from dsi_experiments.objectives.rows import ROWS, WARM_START, ObjectiveRow
@@ -103,7 +103,7 @@ def decoder_positions(tree: DocidTree, row: ObjectiveRow, samples: int = 256) ->
     return share * cost(row.warm_up) + (1 - share) * cost(row)
 
 
-def measure(index: IndexSystems, split: str) -> list[Cell]:
+def measure(index: IndexRuns, split: str) -> list[Cell]:
     """Hit@1, Hit@10 and search errors by beam width, decoder alone and fused; a beam below ten gives as many answers.
 
     A search error is a query whose document was not returned though it scores higher than the last answer.
@@ -112,7 +112,7 @@ def measure(index: IndexSystems, split: str) -> list[Cell]:
     right = {query_id: max(judged, key=lambda doc_id: judged[doc_id]) for query_id, judged in qrels.items()}
     cells = []
     for system, options in (
-        ("decoder alone", alone(index.retriever)),
+        ("decoder alone", generator_only(index.retriever)),
         ("fused", index.tune(fusion="bound", lexical=False)),
     ):
         scores = index.scores(split, right, **options)

@@ -17,7 +17,7 @@ from docids.data.records import table_record
 from docids.files.storage import digest, replace_folder, write_json, write_text
 from docids.types import Run
 from dsi.measuring.provenance import provenance
-from dsi.measuring.rows import IndexSystems
+from dsi.measuring.runs import IndexRuns
 from dsi_experiments.laboratory import Laboratory, answer
 from dsi_experiments.tables import ON_DENSE, TABLES
 from eval.measures import evaluate, mean
@@ -82,9 +82,7 @@ def _write_lines(path: Path, records: Any) -> None:
         file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
-def measure_updates(
-    collection: Collection, without: IndexSystems, whole: IndexSystems, rows: list[int]
-) -> dict[str, Any]:
+def measure_updates(collection: Collection, without: IndexRuns, whole: IndexRuns, rows: list[int]) -> dict[str, Any]:
     """The three indexes on the test queries of the added documents and of the others, and the time of adding.
 
     Args:

@@ -59,7 +59,7 @@ def _measure(documents: int, arguments: argparse.Namespace) -> list[dict[str, An
     tree = build_tree(vectors, DocidsConfig(method="random"))
     end = tree.vocab_size
     levels = zip(tree.token_offsets.tolist(), tree.fan_out, strict=True)
-    ours = DocidLogitsProcessor.of_tree(tree, [range(first, first + size) for first, size in levels], end)
+    ours = DocidLogitsProcessor.from_tree(tree, [range(first, first + size) for first, size in levels], end)
     theirs = PrefixConstrainedLogitsProcessor(partial(_allowed, nested_trie(tree, end)[0], end), 1)
     rows = []
     for queries in arguments.queries:

@@ -17,7 +17,7 @@ from docids.tree import DocidTree
 from dsi.generator.model import DocidGenerator
 from dsi.search.beam import BeamSearch
 from dsi.search.decoder import FastDecoder
-from dsi.search.queries import QueryBatch
+from dsi.search.engine import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi_experiments.benchmarks.reference import T5_VOCAB_SIZE, GenerateBaseline
 from dsi_experiments.benchmarks.timing import alternate

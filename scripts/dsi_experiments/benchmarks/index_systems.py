@@ -10,8 +10,8 @@ from docids.vectors import VectorsConfig
 from docids.words.bm25 import Lexical
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig
 from dsi.generator.tied import TiedGenerator
+from dsi.search.engine import QueryBatch
 from dsi.search.generate import TiedIndex, WordsOnly
-from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi_experiments.benchmarks.index_data import Searched
 from dsi_experiments.benchmarks.index_faiss import (

@@ -19,8 +19,8 @@ from dsi.generator.model import DocidGenerator
 from dsi.generator.tied import TiedGenerator
 from dsi.search.beam import BeamSearch
 from dsi.search.decoder import FastDecoder
+from dsi.search.engine import QueryBatch
 from dsi.search.generate import TiedIndex
-from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import SearchResult
 from dsi_experiments.benchmarks.index_faiss import set_for

@@ -67,7 +67,7 @@ def searches(run: Path, encoder_config: "EncoderConfig") -> dict[str, Callable[[
     import numpy as np
 
     from contrastive.encoder import Encoder
-    from dsi.measuring.rows import alone
+    from dsi.measuring.runs import generator_only
     from dsi.retriever import GenerativeRetriever
 
     retriever = GenerativeRetriever.from_pretrained(run)
@@ -81,9 +81,9 @@ def searches(run: Path, encoder_config: "EncoderConfig") -> dict[str, Callable[[
         "the index, bfloat16": _search(rounded),
         "generate, beam 10": _search(retriever, method="generate", beam_width=10),
         "generate, no words": _search(retriever, method="generate", lexical_weight=0.0),
-        "generator alone": _search(retriever, **alone(retriever)),
+        "generator alone": _search(retriever, **generator_only(retriever)),
     }
-    if retriever.snapshot.is_tied:  # with other tokens, the decoder would run over every node
+    if retriever.engine.is_tied:  # with other tokens, the decoder would run over every node
         found["exact"] = _search(retriever, method="exact")
     return found
 
@@ -93,7 +93,9 @@ def _search(retriever: "GenerativeRetriever", **changes: Any) -> Callable[[list[
     from dsi.search.request import SearchRequest
 
     index, request = retriever.snapshot, SearchRequest(K, replace(retriever.search_config, **changes))
-    return lambda texts: index.hits(index.search(retriever.encode_queries(texts, batch_size=len(texts)), request))
+    return lambda texts: index.hits(
+        index.engine.search(retriever.encode_queries(texts, batch_size=len(texts)), request)
+    )
 
 
 def _table(rows: Sequence[dict[str, float]], batches: Sequence[int]) -> str:

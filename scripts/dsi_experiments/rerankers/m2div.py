@@ -165,7 +165,7 @@ class M2Div(nn.Module, Reranker):
         for rows in np.array_split(np.arange(len(labels)), -(-len(labels) // QUERIES_AT_ONCE)):
             reward = AlphaNdcg(labels[rows], self.config.positions, self.config.alpha)
             actions, targets = self._episode(teacher, lists.select(rows), reward, rng)
-            parts.append((actions, targets, reward.of(np.arange(len(rows)), actions)))
+            parts.append((actions, targets, reward.measure(np.arange(len(rows)), actions)))
         actions, targets, rewards = (np.concatenate(each) for each in zip(*parts, strict=True))
         return actions, targets, rewards
 
@@ -334,7 +334,7 @@ class _Evaluator:
         prior = np.where(left & ~finished[:, None], log_p.exp().numpy(), 0.0)
         values = value.double().numpy()
         if self.reward is not None and finished.any():
-            values[finished] = self.reward.of(problems[finished], new.histories[finished])
+            values[finished] = self.reward.measure(problems[finished], new.histories[finished])
         return prior, values
 
 

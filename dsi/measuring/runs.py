@@ -1,6 +1,6 @@
-"""The systems that are compared: each returns a run of one split of a collection, with weights chosen on the dev queries.
+"""Runs of an index and of its baselines over one split of a collection, with weights chosen on the dev queries.
 
-Knows nothing of measures or tables.
+Knows nothing of tables.
 """
 
 import dataclasses
@@ -23,11 +23,10 @@ from docids.files.processes import ALONE, Processes
 from docids.types import Run
 from docids.words.bm25 import BM25
 from dsi.retriever import GenerativeRetriever
-from dsi.search.engine import Method
-from dsi.search.queries import EncodedQueries
+from dsi.search.engine import EncodedQueries, Method
 from dsi.search.request import SearchConfig, SearchRequest
-from dsi.training.tuning import choose
-from dsi.training.weights import DEPTH, HybridScores
+from dsi.training.tuning import choose, hybrid_scores
+from dsi.training.weights import DEPTH
 from eval.baselines import dense_run, tune_bm25
 from eval.fusion import best_weight, interpolate
 
@@ -35,13 +34,13 @@ _BATCH = 128
 """Queries searched at a time."""
 
 
-def alone(retriever: GenerativeRetriever) -> dict[str, Any]:
+def generator_only(retriever: GenerativeRetriever) -> dict[str, Any]:
     """Return the settings of `[search]` for the generator alone: neither the encoder's scores of nodes nor words."""
-    tied = retriever.snapshot.is_tied
-    return {"method": "generate", "alpha": 1.0, "lexical_weight": 0.0, **({} if tied else {"beta": 0.0})}
+    beta = {} if retriever.engine.is_tied else {"beta": 0.0}
+    return {"method": "generate", "alpha": 1.0, "lexical_weight": 0.0, **beta}
 
 
-class WordSystems:
+class BM25Runs:
     """BM25 over the documents, tuned on dev.
 
     Args:
@@ -66,7 +65,7 @@ class WordSystems:
         return self.bm25.run(self.collection.query_texts(split), DEPTH)
 
 
-class DenseSystems:
+class DenseRuns:
     """Flat and approximate dense search with an encoder.
 
     Args:
@@ -74,7 +73,7 @@ class DenseSystems:
         encoder: of the queries.
         embeddings: [n, dim] of the documents to search; computed by the encoder by default.
         doc_ids: [n] of the documents to search, in the order of the embeddings; those of the collection by default. One that
-            comes several times has several embeddings, and the best counts.
+            occurs several times has several embeddings, and the best counts.
     """
 
     def __init__(
@@ -90,24 +89,24 @@ class DenseSystems:
         self.embeddings, self.doc_ids = embeddings, doc_ids or list(collection.rows)
 
     def run(self, split: str, encoded: NDArray[np.float32] | None = None, *, approximate: bool = False) -> Run:
-        """Return the top hundred documents of each query of a split; `encoded`: [queries, dim], if they are at hand."""
+        """Return the top hundred documents of each query of a split; `encoded`: [queries, dim], if computed already."""
         queries = self.collection.query_texts(split)
         if encoded is None:
             encoded = self.encoder.encode(self.encoder.query_texts(list(queries.values())), "query")
-        numbers, places = [str(n) for n in range(len(self.doc_ids))], max(Counter(self.doc_ids).values())
-        found = dense_run(list(queries), encoded, numbers, self.embeddings, places * DEPTH, approximate=approximate)
-        return {query_id: self._documents(own) for query_id, own in found.items()}
+        numbers, most_places = [str(n) for n in range(len(self.doc_ids))], max(Counter(self.doc_ids).values())
+        run = dense_run(list(queries), encoded, numbers, self.embeddings, most_places * DEPTH, approximate=approximate)
+        return {query_id: self._documents(scores) for query_id, scores in run.items()}
 
-    def _documents(self, found: Mapping[str, float]) -> dict[str, float]:
+    def _documents(self, scores: Mapping[str, float]) -> dict[str, float]:
         """Return the hundred best documents, given the scores of embeddings by their number, best first."""
         best: dict[str, float] = {}
-        for number, score in found.items():
+        for number, score in scores.items():
             best.setdefault(self.doc_ids[int(number)], score)
         return dict(itertools.islice(best.items(), DEPTH))
 
 
 @dataclass(frozen=True)
-class Searched:
+class CostedRun:
     """A run of an index, and its cost.
 
     Attributes:
@@ -123,7 +122,7 @@ class Searched:
     milliseconds: float
 
 
-class IndexSystems:
+class IndexRuns:
     """An index searched with any settings, and the dense search of its own encoder.
 
     Args:
@@ -137,14 +136,14 @@ class IndexSystems:
         tree = retriever.tree
         doc_ids = list(retriever.documents.rows)  # in the index's order
         embeddings, doc_ids = tree.embeddings[tree.by_row], [doc_ids[row] for row in tree.doc_rows[tree.by_row]]
-        self.dense = DenseSystems(collection, retriever.encoder, embeddings, doc_ids)
+        self.dense = DenseRuns(collection, retriever.encoder, embeddings, doc_ids)
         self._encoded: dict[tuple[str, int], EncodedQueries] = {}
 
     def run(self, split: str, k: int = DEPTH, **changes: Any) -> Run:
         """Return the top k documents of each query of a split, with some settings of `[search]` changed."""
         return self.search(split, k, **changes).run
 
-    def search(self, split: str, k: int = DEPTH, control: type[Method] | None = None, **changes: Any) -> "Searched":
+    def search(self, split: str, k: int = DEPTH, control: type[Method] | None = None, **changes: Any) -> CostedRun:
         """Return the top k documents of each query of a split, and what finding them cost.
 
         Args:
@@ -159,37 +158,37 @@ class IndexSystems:
         read: list[int] = []
         started = time.perf_counter()
 
-        def search(own: dict[str, str]) -> Run:
+        def search(queries: dict[str, str]) -> Run:
             nonlocal read, started
-            encoded = self.encode(split, own)
+            encoded = self.encode(split, queries)
             started = time.perf_counter()
-            result = index.search(encoded, request, method=method)
+            result = index.engine.search(encoded, request, method=method)
             read = result.read.tolist()
             return index.as_run(encoded.query_ids, result)
 
         run = self.processes.merge(self.collection.query_texts(split), search)
         milliseconds = 1000 * (time.perf_counter() - started) / max(len(run), 1)
-        every = [one for part in self.processes.gather(read) for one in part]
-        return Searched(run, request.config, float(np.mean(every)) if every else 0.0, milliseconds)
+        counts = [count for part in self.processes.gather(read) for count in part]
+        return CostedRun(run, request.config, float(np.mean(counts)) if counts else 0.0, milliseconds)
 
     def run_dense(self, split: str) -> Run:
         """Return the top hundred documents of each query of a split by flat dense search."""
         return self.dense.run(split, self.encode(split, self.collection.query_texts(split)).embeddings.float().numpy())
 
     def scores(self, split: str, doc_ids: Mapping[str, str], **changes: Any) -> dict[str, float]:
-        """Return {query_id: score of one given document}, whether or not a search finds it."""
+        """Return {query_id: score of its document in `doc_ids`}, whether or not a search finds it."""
         index, encoded = self.retriever.snapshot, self.encode(split, self.collection.query_texts(split))
-        own = [[doc_ids[query_id]] for query_id in encoded.query_ids]
+        rows = index.documents.rows_of([doc_ids[query_id] for query_id in encoded.query_ids], "doc_ids")
         request = SearchRequest(1, dataclasses.replace(index.search_config, **changes))
-        followed = index.follow(encoded, request, own)
+        followed = index.engine.follow_all(encoded, request, np.array(rows)[:, None])
         return dict(zip(encoded.query_ids, followed.scores[:, 0].tolist(), strict=True))
 
-    def encode(self, split: str, own: Mapping[str, str]) -> EncodedQueries:
+    def encode(self, split: str, queries: Mapping[str, str]) -> EncodedQueries:
         """Return queries of a split, all or this process's share, encoded once."""
-        key = split, len(own)
+        key = split, len(queries)
         if key not in self._encoded:
             self._encoded[key] = self.retriever.encode_queries(
-                own, batch_size=_BATCH, show_progress=self.processes.is_main
+                queries, batch_size=_BATCH, show_progress=self.processes.is_main
             )
         return self._encoded[key]
 
@@ -199,8 +198,9 @@ class IndexSystems:
         All processes get those of rank 0, in case scores differ in the last digit.
 
         Args:
-            learned: also weigh the generator and what it learned for documents' scores; without it, the result is for "exact".
-            lexical: also weigh words.
+            learned: also weight the generator and what it learned for documents' scores; False gives the settings of
+                dense + BM25, all documents scored.
+            lexical: also weight the lexical part.
             **changes: settings of `[search]` that are not chosen.
         """
         index, qrels = self.retriever.snapshot, self.collection.qrels["dev"]
@@ -209,27 +209,27 @@ class IndexSystems:
             return changes
         dev = self.encode("dev", self.collection.query_texts("dev"))
         if learned:
-            own = dataclasses.replace(index.search_config, **changes)
-            index = dataclasses.replace(index, search_config=own, lexical=index.lexical if lexical else None)
-            return self.processes.first({**changes, **choose(index, dev, qrels).best})
-        scores = HybridScores(list(index.documents.rows), index.tree.embeddings[index.tree.places], index.lexical)
-        vectors = dev.embeddings.float().numpy()
-        weight = scores.best_weight(dev.query_ids, vectors, dev.texts, qrels) if lexical else 0.0
+            config = dataclasses.replace(index.search_config, **changes)
+            return self.processes.first({**changes, **choose(index, dev, qrels, config, lexical=lexical).best})
+        scores = hybrid_scores(index, index.lexical if lexical else None)
+        weight = scores.best_weight(dev.query_ids, dev.embeddings.float().numpy(), dev.texts, qrels)
         return self.processes.first({**changes, "lexical_weight": weight})
 
     def _without(self) -> dict[str, Any]:
         """Return settings without what was learned; with tokens that have weights of their own, by fusion "bound"."""
-        own = {"method": "exact", "alpha": 0.0, "query_map_weight": 0.0}
-        return own if self.retriever.snapshot.is_tied else {**own, "fusion": "bound", "beta": math.inf}
+        settings = {"method": "exact", "alpha": 0.0, "query_map_weight": 0.0}
+        return settings if self.retriever.engine.is_tied else {**settings, "fusion": "bound", "beta": math.inf}
 
     @cached_property
     def post_hoc_weight(self) -> float:
         """Weight of the decoder's scores in `post_hoc`, chosen on dev."""
         if not self.collection.qrels["dev"]:
             return 0.0
-        decoder = self.run("dev", **alone(self.retriever))
+        decoder = self.run("dev", **generator_only(self.retriever))
         return self.processes.first(best_weight(self.run_dense("dev"), decoder, self.collection.qrels["dev"])[0])
 
     def post_hoc(self, split: str) -> Run:
         """Return the runs of dense search and of the decoder, interpolated after the search."""
-        return interpolate(self.run_dense(split), self.run(split, **alone(self.retriever)), self.post_hoc_weight)
+        return interpolate(
+            self.run_dense(split), self.run(split, **generator_only(self.retriever)), self.post_hoc_weight
+        )

@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from docids.data.collection import Collection
 from dsi.retriever import GenerativeRetriever
@@ -46,14 +47,12 @@ def beam_rows(
     index, qrels = retriever.snapshot, collection.qrels[split]
     encoded = retriever.encode_queries(collection.query_texts(split), show_progress=True)
     config = dataclasses.replace(index.search_config, method="exact")
-    exact = index.search(encoded, SearchRequest(ANSWERS, config))
+    exact = index.engine.search(encoded, SearchRequest(ANSWERS, config))
 
     def row(name: str, beam_width: int, alpha: float = config.alpha) -> BeamRow:
-        own = (
-            dataclasses.replace(config, method="generate", beam_width=beam_width, alpha=alpha) if beam_width else config
-        )
+        changes: dict[str, Any] = {"method": "generate", "beam_width": beam_width, "alpha": alpha} if beam_width else {}
         started = time.perf_counter()
-        result = index.search(encoded, SearchRequest(ANSWERS, own))
+        result = index.engine.search(encoded, SearchRequest(ANSWERS, dataclasses.replace(config, **changes)))
         milliseconds = 1000 * (time.perf_counter() - started) / max(encoded.count, 1)
         measured = evaluate(index.as_run(encoded.query_ids, result), qrels, _MEASURES)
         first, ten = (100 * mean(values) for values in measured.values())
@@ -62,7 +61,7 @@ def beam_rows(
         )
 
     rows = [row(f"beam {width}", width) for width in beam_widths]
-    if index.is_tied and config.alpha:
+    if index.engine.is_tied and config.alpha:
         rows += [row(f"beam {width}, encoder alone", width, alpha=0.0) for width in beam_widths]
     return [*rows, row("exact", 0)]
 
@@ -96,7 +95,7 @@ def beam_figure(rows: Sequence[BeamRow], path: Path) -> None:
     alone = [row for row in rows if "encoder alone" in row.name]
     curves = {"generator": trained, "encoder alone": alone}
     lines_figure(
-        {name: {round(row.read): row.agree for row in own} for name, own in curves.items() if own},
+        {name: {round(row.read): row.agree for row in curve} for name, curve in curves.items() if curve},
         "vectors read",
         "share of the exact top ten",
         "What a search finds, by what it reads",

@@ -1,6 +1,6 @@
 """From docids to a docid tree: documents whose paths begin alike are a cluster, and clusters are the nodes of the tree.
 
-Knows nothing of how docids are made (`docids.schemes`), of texts or of models.
+Knows nothing of texts or of models.
 """
 
 import numpy as np

@@ -36,6 +36,7 @@ from dsi.commands.train import STAGES
 from dsi.config import CONFIGS, Config, config_names, from_dict, read_config, write_config
 from dsi.generator.kinds import load_generator
 from dsi.measuring import rows as systems
+from dsi.store.loading import load_docids
 from dsi.training import pipeline
 from dsi.training.pipeline import TrainingRun
 from tests.conftest import thin_out, write_collection
@@ -292,6 +293,42 @@ def test_a_training_that_writes_no_stage_leaves_the_index_as_it_is(updated, how,
         dsi.train(dsi.read_collection(beir()), trained, config=refused, device="cpu", discard_updates=True)
     assert contents(trained) == before
     assert ("neon" in GenerativeRetriever.from_pretrained(trained, device="cpu").documents.rows) is not updated
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"generator": {"num_layers": 9}}, "fewer num_layers"),
+        ({"encoder": {"name": "nowhere/encoder"}}, "nowhere/encoder"),
+        ({"docids": {"branching": 1000}}, "fewer than docids.branching"),
+    ],
+)
+def test_a_refused_training_of_changed_documents_leaves_run_and_settings(changes, message, beir, trained):
+    before, data = contents(trained), beir()
+    with (data / "corpus.jsonl").open("a") as corpus:  # so every stage would run again
+        corpus.write('\n{"_id": "new", "title": "A new river", "text": "It flows."}')
+    refused = read_config(trained / "config.toml").with_changes({**changes, "pseudo_queries": {"per_document": 3}})
+    with pytest.raises((ValueError, OSError), match=message):
+        dsi.train(dsi.read_collection(data), trained, config=refused, device="cpu")
+    assert contents(trained) == before
+
+
+def test_an_index_with_documents_that_the_collection_lacks_is_replaced_only_if_told(beir, trained, capsys):
+    before, data = contents(trained), beir()
+    first, *others = (data / "corpus.jsonl").read_text().splitlines()
+    renamed = json.dumps({**json.loads(first), "title": "Another document of the same name"})
+    (data / "corpus.jsonl").write_text("\n".join([renamed, *others]))
+    with pytest.raises(
+        ValueError, match=r"holds an index of 40 documents, and .* lacks 1 of them, such as .*replace=True"
+    ):
+        dsi.train(dsi.read_collection(data), trained, device="cpu")
+    command = ["train", "--data", str(data), "--output", str(trained), "--device", "cpu"]
+    for stage in ([], ["--stage", "pseudo_queries"]):
+        assert main([*command, *stage]) == 2
+        assert "--replace" in capsys.readouterr().err
+    assert contents(trained) == before
+    assert main([*command, "--stage", "docids", "--replace"]) == 0
+    assert "Another document of the same name" in load_docids(trained / "docids")[1]["title"][:]
 
 
 def test_updates_are_discarded_when_the_first_part_is_replaced(config, beir, trained, monkeypatch):

@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.measuring.evaluation import evaluate
     from dsi.retriever import GenerativeRetriever
     from dsi.store.manifest import read_manifest
-    from dsi.training.launch import launch
+    from dsi.training.stages import launch
     from eval.trec import write_run
 
     retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device, dtype=arguments.dtype)

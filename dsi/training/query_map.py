@@ -2,7 +2,7 @@
 
 A document scores (z + M z).e_d + w BM25(d), M linear and zero at first. The labels are train queries only. The logarithm of
 each document's number of train queries is added in training, and left out in search, so that frequent answers get no head start
-(logit adjustment, Menon et al. 2021). Knows no trees.
+(logit adjustment, Menon et al. 2021). Knows nothing of tuning.
 """
 
 from collections.abc import Mapping, Sequence

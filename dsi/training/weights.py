@@ -1,6 +1,6 @@
 """The parts of documents' scores for the candidates of flat search, and the weights that are best on judged queries.
 
-Knows nothing of trees or decoders.
+Knows nothing of nodes or decoders.
 """
 
 from collections.abc import Mapping, Sequence

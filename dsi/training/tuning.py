@@ -98,7 +98,7 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     if not queries:
         raise ValueError(f"{collection.folder} has no dev queries to tune on; add qrels/dev.tsv or train queries.")
     qrels = collection.qrels["dev"]
-    judged = any(relevance > 0 for own in qrels.values() for relevance in own.values())
+    judged = any(relevance > 0 for judgements in qrels.values() for relevance in judgements.values())
     if not judged:
         logger.warning("No dev query has a relevant document; the weights of documents' scores stay as they are.")
     tuning = choose(retriever.snapshot, retriever.encode_queries(queries), qrels if judged else {})
@@ -152,17 +152,17 @@ def tied_weights(
     if mapped is not None and not mapped.any():
         mapped = None
     scores = HybridScores(list(index.documents.rows), tree.embeddings[tree.places], index.lexical)
-    dense, lexical, *of_map = scores.runs(encoded.query_ids, z, encoded.texts, mapped)
+    dense, lexical, *mapped_runs = scores.runs(encoded.query_ids, z, encoded.texts, mapped)
     (plain,) = supported_weights(dense, [lexical], qrels) if index.lexical is not None else (0.0,)
-    found = {"lexical_weight": plain, "query_map_weight": 0.0}
-    if of_map:
-        weights = supported_weights(dense, [lexical, *of_map], qrels)
+    best = {"lexical_weight": plain, "query_map_weight": 0.0}
+    if mapped_runs:
+        weights = supported_weights(dense, [lexical, *mapped_runs], qrels)
         before, after = (
-            reciprocal_ranks(summed(dense, [lexical, *of_map], own), qrels) for own in ([plain, 0.0], weights)
+            reciprocal_ranks(summed(dense, [lexical, *mapped_runs], pair), qrels) for pair in ([plain, 0.0], weights)
         )
         if supported_gain(after, before):
-            found = dict(zip(found, weights, strict=True))
-    return found
+            best = dict(zip(best, weights, strict=True))
+    return best
 
 
 def _first(encoded: EncodedQueries, count: int) -> EncodedQueries:
@@ -197,23 +197,23 @@ def reached_share(
     ends, shares = engine.ends_above(), []
     for batch in encoded.batches:
         levels = engine.levels(batch, config)
-        for row, own in enumerate(exact.positions[batch.rows.numpy()]):
-            wanted = ends[own[own >= 0]]
+        for row, positions in enumerate(exact.positions[batch.rows.numpy()]):
+            parents = ends[positions[positions >= 0]]
             for beam_width in beams:
                 nodes = engine.walk.of_query(levels, row, beam_width, engine.nodes_there).nodes
-                shares.append(np.isin(wanted, nodes).mean() if len(wanted) else 1.0)
+                shares.append(np.isin(parents, nodes).mean() if len(parents) else 1.0)
     return float(np.mean(shares))
 
 
 def among(values: Ints, others: Ints) -> NDArray[np.bool_]:
     """[batch, n] True at values [batch, n] that are among others [batch, m] of the same row."""
-    return np.stack([np.isin(own, known) for own, known in zip(values, others, strict=True)])
+    return np.stack([np.isin(row, other) for row, other in zip(values, others, strict=True)])
 
 
-def agreement(found: SearchResult, exact: SearchResult) -> float:
+def agreement(result: SearchResult, exact: SearchResult) -> float:
     """Return the share of the documents of one result that another one has, averaged over queries."""
     there = exact.positions >= 0
-    both = among(exact.positions, np.where(found.positions >= 0, found.positions, -2)) & there
+    both = among(exact.positions, np.where(result.positions >= 0, result.positions, -2)) & there
     return float((both.sum(axis=1) / np.maximum(there.sum(axis=1), 1)).mean())
 
 
@@ -223,10 +223,10 @@ def _best_beam(
     """Return the smallest beam that finds what "exact" finds."""
     tried, enough = [], 0
     for beam_width in BEAMS:
-        found = index.search(encoded, SearchRequest(10, dataclasses.replace(config, beam_width=beam_width)))
-        share = agreement(found, exact)
+        result = index.search(encoded, SearchRequest(10, dataclasses.replace(config, beam_width=beam_width)))
+        share = agreement(result, exact)
         tried.append(({"beam_width": beam_width}, share))
-        cheap = found.read.mean() < _CHEAP * index.tree.num_documents
+        cheap = result.read.mean() < _CHEAP * index.tree.num_documents
         if share >= _AGREE and not enough:
             enough = beam_width
         if share >= _AGREE_CHEAPLY and cheap:
@@ -281,14 +281,16 @@ class _Paths:
                 self.config, method="generate", alpha=alpha, lexical_weight=lexical_weight, beam_width=PROBE_DEPTH
             )
             request = SearchRequest(PROBE_DEPTH, config)
-            doc_ids = [list(own) or [next(iter(index.documents.rows))] for own in index.run(encoded, request).values()]
+            doc_ids = [
+                list(scores) or [next(iter(index.documents.rows))] for scores in index.run(encoded, request).values()
+            ]
             longest = max(map(len, doc_ids))
-            padded = [[*own, *own[:1] * (longest - len(own))] for own in doc_ids]
+            padded = [[*ids, *ids[:1] * (longest - len(ids))] for ids in doc_ids]
             parts = index.follow(encoded, request, padded).parts["generator"] / alpha
-            for query_id, own, log_p in zip(encoded.query_ids, padded, parts.tolist(), strict=True):
-                generative[query_id].update(zip(own, log_p, strict=True))
+            for query_id, ids, log_p in zip(encoded.query_ids, padded, parts.tolist(), strict=True):
+                generative[query_id].update(zip(ids, log_p, strict=True))
         rows = index.documents.rows
-        candidates = {query_id: [rows[doc_id] for doc_id in found] for query_id, found in generative.items()}
+        candidates = {query_id: [rows[doc_id] for doc_id in scores] for query_id, scores in generative.items()}
         vectors = encoded.embeddings.float().numpy()
         dense, others = self.scores.runs(encoded.query_ids, vectors, encoded.texts, None, candidates)
         *weights, w = supported_weights(dense, [others, generative] if index.lexical else [generative], self.qrels)

@@ -23,11 +23,11 @@ import numpy as np
 
 from docids.data.collection import Collection, FullTexts, Qrels
 from docids.data.records import table_record
-from docids.files.storage import write_text
 from docids.words.bm25 import BM25
 from dsi.config import Config
 from dsi.measuring.rows import Run, alone
 from dsi_experiments.laboratory import SPLIT, Laboratory, answer
+from dsi_experiments.report import save_report
 from dsi_experiments.rows import Rows, Values
 from dsi_experiments.tables import DIGITS, TIED, Changes, Row
 from dsi_experiments.updates import collection_without
@@ -238,7 +238,7 @@ def write_report(output: Path, seed: int) -> str:
             *(_steps(name, heads, system) for name, system in systems.items()),
         ]
     )
-    write_text(output / "dynamic.md", text + "\n")
+    save_report(output, "dynamic", text)
     return text
 
 

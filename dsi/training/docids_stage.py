@@ -134,7 +134,7 @@ def train_queries(collection: Collection, encoder: Encoder) -> dict[int, list[st
     return queries
 
 
-def flat(queries: Mapping[int, Sequence[str]]) -> tuple[NDArray[np.integer], list[str]]:
+def flatten(queries: Mapping[int, Sequence[str]]) -> tuple[NDArray[np.integer], list[str]]:
     """Flatten {document row: texts} to rows and texts."""
     rows = np.repeat(np.fromiter(queries, dtype=np.int64), [len(texts) for texts in queries.values()])
     return rows, [text for texts in queries.values() for text in texts]
@@ -166,7 +166,7 @@ def means_with_queries(
     return means
 
 
-def save_made(
+def save_docids_stage(
     docids: Docids,
     embeddings: NDArray[np.float32],
     documents: datasets.Dataset,

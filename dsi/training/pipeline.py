@@ -47,9 +47,16 @@ from dsi.store.loading import (
     write_manifest,
 )
 from dsi.store.manifest import FORMAT_VERSION
-from dsi.training.docids_stage import flat, means_with_queries, save_made, scheme_input, sources_digest, train_queries
+from dsi.training.docids_stage import (
+    flatten,
+    means_with_queries,
+    save_docids_stage,
+    scheme_input,
+    sources_digest,
+    train_queries,
+)
 from dsi.training.generator_stage import GeneratorStage
-from dsi.training.preflight import check_encoder, check_index, check_settings, check_storable
+from dsi.training.preflight import check_encoder, check_index, check_models, check_settings, check_storable
 from dsi.training.stages import STAGES, StageFolders, launch
 from dsi.training.tuning import configure, is_as_configured, tune_index
 
@@ -269,7 +276,9 @@ class TrainingRun:
             if not self.processes.is_main:
                 return
             with self._stages.writing("docids", key) as folder:
-                save_made(docids, documents, self.collection.documents, folder, self.config.vectors, config.segments)
+                save_docids_stage(
+                    docids, documents, self.collection.documents, folder, self.config.vectors, config.segments
+                )
 
     def _points(self, encoder: Encoder, documents: NDArray[np.float32], work: Path) -> NDArray[np.float32] | None:
         """Return the matrix [documents, any] to cluster on, or None to cluster on the documents' embeddings."""
@@ -278,7 +287,7 @@ class TrainingRun:
             queries, (rows, texts) = train_queries(self.collection, encoder), self._pseudo_queries()
             pseudo = rows, QueryTexts(encoder, texts)
             return means_with_queries(
-                encoder, documents, {"train": flat(queries), "pseudo": pseudo}, work, self.processes
+                encoder, documents, {"train": flatten(queries), "pseudo": pseudo}, work, self.processes
             )
         if cluster_on == "untrained":
             untrained = Encoder.load(self.config.encoder, device=self.device)
@@ -376,6 +385,7 @@ class TrainingRun:
             if trained is None:
                 check_storable(self.config, encoder, self.processes)
             check_encoder(self.config, encoder, len(self.collection.documents))
+            check_models(self.config, [stage for stage, folder in finished.items() if folder is None], self.device)
         self._write_config_of_no_index()
         self._is_checked = True
 

@@ -4,7 +4,7 @@ Each check raises what a later stage would raise, when an encoder had been train
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,6 +12,7 @@ import datasets
 import numpy as np
 
 from contrastive.encoder import OFFLINE, Encoder
+from contrastive.sparse import SparseModel
 from contrastive.training import NO_QUERIES
 from docids.clustering import assemble, build_tree
 from docids.data.collection import Collection
@@ -21,6 +22,7 @@ from docids.files.untrusted import RESTORE
 from docids.schemes import Docids, DocidsConfig, check_branching, find_scheme
 from dsi.config import Config
 from dsi.generator.kinds import create_generator
+from dsi.rerankers.cross_encoder import CrossEncoderReranker
 from dsi.store.loading import check_no_updates, generation_of, part
 from dsi.store.parts import load_documents
 from dsi.training.docids_stage import TitleTokens
@@ -120,6 +122,20 @@ def check_encoder(config: Config, encoder: Encoder, documents: int) -> None:
     _check_vectors(config, encoder, documents)
     if config.docids.method == "title":
         TitleTokens(encoder, config.docids.tokenizer)
+
+
+def check_models(config: Config, stages: Sequence[str], device: str | None) -> None:
+    """Load the models that stages with no check of their own need, and drop them; raises what loading them would.
+
+    Args:
+        config: the settings.
+        stages: those that have to run.
+        device: of the models.
+    """
+    if "lexical" in stages and not config.lexical.is_bm25:
+        SparseModel.load(config.lexical.model, device)
+    if "generator" in stages and config.objective.teacher != "dense":
+        CrossEncoderReranker(config.objective.teacher, device=device)
 
 
 def check_storable(config: Config, encoder: Encoder, processes: Processes) -> None:

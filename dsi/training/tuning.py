@@ -30,7 +30,7 @@ from dsi.snapshot import IndexSnapshot
 from dsi.store.loading import index_state, write_search_config
 from dsi.store.manifest import search_config
 from dsi.training.stages import stage_line
-from dsi.training.weights import HybridScores, Runs, reciprocal_ranks, summed, supported_weights
+from dsi.training.weights import HybridScores, Runs, reciprocal_ranks, supported_weights, weighted_sum
 from eval.measures import Judgements
 from eval.protocol import best_setting, supported_gain, supported_setting
 
@@ -158,7 +158,8 @@ def tied_weights(
     if mapped_runs:
         weights = supported_weights(dense, [lexical, *mapped_runs], qrels)
         before, after = (
-            reciprocal_ranks(summed(dense, [lexical, *mapped_runs], pair), qrels) for pair in ([plain, 0.0], weights)
+            reciprocal_ranks(weighted_sum(dense, [lexical, *mapped_runs], pair), qrels)
+            for pair in ([plain, 0.0], weights)
         )
         if supported_gain(after, before):
             best = dict(zip(best, weights, strict=True))

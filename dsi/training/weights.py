@@ -91,11 +91,13 @@ class HybridScores:
 def supported_weights(first: Run, others: Sequence[Run], qrels: Judgements) -> list[float]:
     """Return `best_weights`, or zeros if the weighted sum ranks no better than `first` alone."""
     weights = best_weights(first, others, qrels)
-    before, after = (sum(reciprocal_ranks(run, qrels).values()) for run in (first, summed(first, others, weights)))
+    before, after = (
+        sum(reciprocal_ranks(run, qrels).values()) for run in (first, weighted_sum(first, others, weights))
+    )
     return weights if after > before else [0.0] * len(others)
 
 
-def summed(first: Run, others: Sequence[Run], weights: Sequence[float]) -> Runs:
+def weighted_sum(first: Run, others: Sequence[Run], weights: Sequence[float]) -> Runs:
     """Return first + sum of weight * other over the same documents."""
     total = {query_id: dict(scores) for query_id, scores in first.items()}
     for other, weight in zip(others, weights, strict=True):

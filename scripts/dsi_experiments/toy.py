@@ -108,7 +108,7 @@ def _sampled_scores(targets: TreeTargets, eta: Tensor, size: int) -> dict[str, T
     return {
         "z": direct,
         "hierarchical z": _product_of_conditionals(targets.tree, direct),
-        "z*": targets.estimated(targets.best_below(eta), leaves),
+        "z*": targets.best_relevant(eta, leaves),
         "zhat": targets.best_below(leaves),
     }
 

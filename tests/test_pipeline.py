@@ -302,7 +302,18 @@ def test_a_training_that_writes_no_stage_leaves_the_index_as_it_is(updated, how,
         ({"encoder": {"name": "nowhere/encoder"}}, "nowhere/encoder"),
         ({"docids": {"branching": 1000}}, "fewer than docids.branching"),
         ({"lexical": {"model": "nowhere/sparse"}}, "nowhere/sparse"),
-        (TIED | {"objective": {"name": "estimate", "distillation": 0.5, "teacher": "nowhere/cross"}}, "nowhere/cross"),
+        (
+            TIED
+            | {
+                "objective": {
+                    "name": "estimate",
+                    "distillation": 0.5,
+                    "dense_temperature": 0.1,
+                    "teacher": "nowhere/cross",
+                }
+            },
+            "nowhere/cross",
+        ),
     ],
 )
 def test_a_refused_training_of_changed_documents_leaves_run_and_settings(changes, message, beir, trained):
@@ -538,8 +549,8 @@ def check_generators(data: Path, one: Path, several: Path, whole: Path) -> None:
 def test_rerankers_are_trained_measured_and_searched_with(
     beir, tmp_path, sentence_t5_folder, t5_folder, capsys, caplog
 ):
-    config = write_settings(tmp_path / "config.toml", sentence_t5_folder, t5_folder, tune=False)
-    data, run = thin_out(beir(), dev=6, test=6), tmp_path / "run"
+    config = write_settings(tmp_path / "config.toml", sentence_t5_folder, t5_folder, tune=False, search={"alpha": 0.0})
+    data, run = thin_out(beir(), dev=4, test=6), tmp_path / "run"
     with (data / "corpus.jsonl").open("a") as corpus:
         corpus.write('\n{"_id": "empty", "title": "", "text": ""}')  # as in some collections of BEIR
     assert main(["train", "--config", str(config), "--data", str(data), "--output", str(run), "--device", "cpu"]) == 0

@@ -51,7 +51,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.stage == "docids":
         print((run.folder / "docids" / "diagnostics.json").read_text(), end="")
     print(f"train: {in_words(run.seconds)} -> {run.folder}")
-    if arguments.stage == "generator" and run.config.tune:
+    from dsi.training.tuning import is_tuned
+
+    if arguments.stage == "generator" and run.config.tune and not is_tuned(run.folder):
         print(f"The index is not tuned yet: dsi tune {run.folder} --data {run.collection.folder}")
 
 

@@ -1,6 +1,6 @@
 """Builds the docid tree of docids: documents whose paths have a common prefix form a cluster, and clusters are the nodes.
 
-Knows nothing of how a scheme works, of texts or of models.
+Knows nothing of texts or of models.
 """
 
 import numpy as np

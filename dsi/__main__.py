@@ -6,7 +6,7 @@ from dsi.names import LIBRARY, check_names
 
 
 def main() -> int:
-    """Run one command and return its exit status, 2 if modules of others hide ours."""
+    """Run one command and return its exit status, 2 if another package shadows one of ours."""
     try:
         check_names(*LIBRARY)
     except ImportError as error:

@@ -1,18 +1,18 @@
-"""Whether Python finds the packages beside this one, or other modules of their names. Imports nothing of ours.
+"""Checks that no other package shadows one of ours. Imports nothing of ours.
 
-`eval` and `scripts` are common names: a file eval.py beside a program would be imported in the place of our package.
+`eval` is a common name: a file eval.py beside a program would be imported in place of our package.
 """
 
 from importlib.util import find_spec
 from pathlib import Path
 
 LIBRARY = ("contrastive", "docids", "eval")
-"""The packages that the library needs; the commands need scripts too."""
+"""The packages that `dsi` needs, installed beside it."""
 _BESIDE = Path(__file__).parent.parent
 
 
 def check_names(*names: str) -> None:
-    """Refuse to go on with modules of others in the place of ours.
+    """Raise if another package shadows one of ours.
 
     Args:
         names: of our packages that are about to be imported.
@@ -23,10 +23,10 @@ def check_names(*names: str) -> None:
     for name in names:
         spec, ours = find_spec(name), _BESIDE / name
         if spec is None:
-            continue  # the import will say that it is missing
-        found = next(iter(spec.submodule_search_locations or [spec.origin or ""]))
-        if Path(found).resolve() != ours.resolve():
+            continue  # its import raises
+        first = next(iter(spec.submodule_search_locations or [spec.origin or ""]))
+        if Path(first).resolve() != ours.resolve():
             raise ImportError(
-                f"dr-scl needs its own package {name} ({ours}), but Python finds {found} first; rename that one, or take its "
+                f"dr-scl needs its own package {name} ({ours}), but Python finds {first} first; rename that one, or take its "
                 "folder off Python's path (PYTHONPATH, or the folder of the program)."
             )

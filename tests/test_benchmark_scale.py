@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from dsi_experiments.benchmarks import scale
 from dsi_experiments.benchmarks.scale_costs import _dictionaries, _following, _sorted_keys
+from dsi_experiments.commands import benchmark_scale as scale
 
 from dsi.commands.main import main
 from tests.conftest import random_tree

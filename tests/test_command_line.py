@@ -209,7 +209,16 @@ def test_without_network_the_hub_is_asked_once_and_the_offline_encoder_named(tmp
     monkeypatch.setattr("contrastive.encoder.HfApi.model_info", model_info)
     name = "sentence-transformers/no-such-encoder"
     error = refusal(
-        capsys, "train", "--config", "example", "--data", "minipedia", "--output", tmp_path / "run", "--encoder", name
+        capsys,
+        "train",
+        "--config",
+        "example",
+        "--data",
+        "minipedia",
+        "--output",
+        tmp_path / "run",
+        "--set",
+        f"encoder.name={name}",
     )
     assert f"The encoder '{name}' is no folder, and the Hub cannot be reached; name a folder, or 'all-MiniLM" in error
     assert asked == [name]

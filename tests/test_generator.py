@@ -236,7 +236,7 @@ def test_a_teacher_shares_the_targets_on_every_node_of_the_path(encoder, tmp_pat
 
 
 def entropy_on_path(tree: DocidTree, batch: dict[str, torch.Tensor], row: int) -> float:
-    """Entropy of the teacher's shares of the children of each node on a row's path, summed: the least possible loss."""
+    """Entropy of the teacher's shares of the children of each node on a row's path, weighted_sum: the least possible loss."""
     families = FamilyTree(tree, CPU)
     path = families.pack(families.above(batch["relevant"][row : row + 1]))
     mass = families.mass(path, batch["taught"][row : row + 1], batch["taught_weights"][row : row + 1])[0]

@@ -1,4 +1,4 @@
-"""What is installed: all files are in the sdist and in the wheel, versions agree, and modules that hide ours are named."""
+"""What is installed: all files are in sdists and wheels, versions agree, and modules that hide ours are named."""
 
 import os
 import shutil
@@ -17,15 +17,23 @@ from dsi.names import check_names
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("contrastive", "docids", "dsi", "eval")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+WING = tomllib.loads((ROOT / "scripts" / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 NAME = f"dr_scl-{PROJECT['version']}"
-BUILD = f"""
+WING_NAME = f"dr_scl_experiments-{WING['version']}"
+BUILD = """
 import os, tarfile
 from setuptools import build_meta
 with tarfile.open(os.path.join("..", build_meta.build_sdist(".."))) as sdist:
     sdist.extractall("..", filter="data")
-os.chdir("../{NAME}")
+os.chdir("../NAME")
 build_meta.build_wheel("..")
 """
+
+
+def build(checkout, name):
+    """Make an sdist of a checkout, and a wheel of the sdist, beside the checkout."""
+    code = BUILD.replace("NAME", name)
+    subprocess.run([sys.executable, "-c", code], cwd=checkout, check=True, capture_output=True)
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +44,24 @@ def built(tmp_path_factory):
         shutil.copytree(ROOT / name, folder / "checkout" / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder / "checkout")
-    subprocess.run([sys.executable, "-c", BUILD], cwd=folder / "checkout", check=True, capture_output=True)
+    build(folder / "checkout", NAME)
     return folder
 
 
-def package_files(folder):
+@pytest.fixture(scope="module")
+def wing(tmp_path_factory):
+    """The same of the papers' wing."""
+    folder = tmp_path_factory.mktemp("wing")
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    shutil.copytree(ROOT / "scripts", folder / "checkout", ignore=ignored)
+    build(folder / "checkout", WING_NAME)
+    return folder
+
+
+def package_files(folder, packages=PACKAGES):
     return {
         path.relative_to(folder).as_posix()
-        for package in PACKAGES
+        for package in packages
         for path in (folder / package).rglob("*")
         if path.is_file()
     }
@@ -63,6 +81,42 @@ def test_every_file_of_the_packages_is_in_the_sdist_and_in_the_wheel(built):
         found = set(wheel.namelist())
     assert {name for name in found if ".dist-info/" not in name} == expected
     assert f"{NAME}.dist-info/licenses/LICENSE" in found
+
+
+def test_every_file_of_the_wing_is_in_its_sdist_and_in_its_wheel(wing):
+    expected = package_files(wing / "checkout", ["dsi_experiments"])
+    assert {"dsi_experiments/py.typed", "dsi_experiments/commands/reproduce.py"} <= expected
+    with tarfile.open(wing / f"{WING_NAME}.tar.gz") as sdist:
+        files = {member.name.removeprefix(f"{WING_NAME}/") for member in sdist if member.isfile()}
+    assert {name for name in files if name.startswith("dsi_experiments/")} == expected
+    with zipfile.ZipFile(wing / f"{WING_NAME}-py3-none-any.whl") as wheel:
+        assert {name for name in wheel.namelist() if ".dist-info/" not in name} == expected
+
+
+def test_the_wing_has_the_version_that_it_needs_of_the_library():
+    assert WING["version"] == PROJECT["version"]
+    assert WING["dependencies"] == [f"dr-scl=={PROJECT['version']}"]
+
+
+def test_all_that_the_wing_adds_can_be_loaded(wing, tmp_path):
+    with zipfile.ZipFile(wing / f"{WING_NAME}-py3-none-any.whl") as wheel:
+        wheel.extractall(tmp_path / "site")
+    code = """
+import sys
+from pathlib import Path
+from docids import extensions
+for group in (extensions.SCHEMES, extensions.OBJECTIVES, extensions.RERANKERS, extensions.COMMANDS):
+    for point in extensions.extensions(group):
+        loaded = extensions.load_extension(group, point.name)
+        assert extensions.package_of(group, point.name).startswith("dr-scl-experiments ")
+        assert Path(sys.modules[loaded.__module__].__file__).is_relative_to(sys.argv[1])
+        assert group != extensions.RERANKERS or loaded.kind == point.name
+        print(point.name)
+"""
+    loaded = python(tmp_path, code, str(tmp_path / "site"), path=f"{tmp_path / 'site'}{os.pathsep}{ROOT}")
+    assert loaded.returncode == 0, loaded.stderr
+    points = [name for group in WING["entry-points"].values() for name in group]
+    assert sorted(loaded.stdout.split()) == sorted(points)
 
 
 def test_the_wheel_runs_without_the_checkout(built, tmp_path):
@@ -107,7 +161,7 @@ def test_a_command_names_modules_that_hide_ours(tmp_path, file):
 
 
 @pytest.mark.parametrize(
-    "code", ["import dsi; dsi.train", "from dsi import GenerativeRetriever", "import dsi.store.hub"]
+    "code", ["import dsi; dsi.train", "from dsi import GenerativeRetriever", "import dsi.integrations.langchain"]
 )
 def test_the_library_names_modules_that_hide_ours(tmp_path, code):
     (tmp_path / "eval.py").touch()

@@ -36,6 +36,7 @@ from dsi.commands.train import STAGES
 from dsi.config import CONFIGS, Config, config_names, from_dict, read_config, write_config
 from dsi.generator.kinds import load_generator
 from dsi.measuring import runs
+from dsi.store.loading import load_docids
 from dsi.training import pipeline
 from dsi.training.pipeline import TrainingRun
 from tests.conftest import thin_out, write_collection
@@ -294,6 +295,55 @@ def test_a_training_that_writes_no_stage_leaves_the_index_as_it_is(updated, how,
     assert ("neon" in GenerativeRetriever.from_pretrained(trained, device="cpu").documents.rows) is not updated
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"generator": {"num_layers": 9}}, "fewer num_layers"),
+        ({"encoder": {"name": "nowhere/encoder"}}, "nowhere/encoder"),
+        ({"docids": {"branching": 1000}}, "fewer than docids.branching"),
+        ({"lexical": {"model": "nowhere/sparse"}}, "nowhere/sparse"),
+        (
+            TIED
+            | {
+                "objective": {
+                    "name": "estimate",
+                    "distillation": 0.5,
+                    "dense_temperature": 0.1,
+                    "teacher": "nowhere/cross",
+                }
+            },
+            "nowhere/cross",
+        ),
+    ],
+)
+def test_a_refused_training_of_changed_documents_leaves_run_and_settings(changes, message, beir, trained):
+    before, data = contents(trained), beir()
+    with (data / "corpus.jsonl").open("a") as corpus:  # so every stage would run again
+        corpus.write('\n{"_id": "new", "title": "A new river", "text": "It flows."}')
+    refused = read_config(trained / "config.toml").with_changes({**changes, "pseudo_queries": {"per_document": 3}})
+    with pytest.raises((ValueError, OSError), match=message):
+        dsi.train(dsi.read_collection(data), trained, config=refused, device="cpu")
+    assert contents(trained) == before
+
+
+def test_an_index_with_documents_that_the_collection_lacks_is_replaced_only_if_told(beir, trained, capsys):
+    before, data = contents(trained), beir()
+    first, *others = (data / "corpus.jsonl").read_text().splitlines()
+    renamed = json.dumps({**json.loads(first), "title": "Another document of the same name"})
+    (data / "corpus.jsonl").write_text("\n".join([renamed, *others]))
+    with pytest.raises(
+        ValueError, match=r"holds an index of 40 documents, and .* lacks 1 of them, such as .*replace=True"
+    ):
+        dsi.train(dsi.read_collection(data), trained, device="cpu")
+    command = ["train", "--data", str(data), "--output", str(trained), "--device", "cpu"]
+    for stage in ([], ["--stage", "pseudo_queries"]):
+        assert main([*command, *stage]) == 2
+        assert "--replace" in capsys.readouterr().err
+    assert contents(trained) == before
+    assert main([*command, "--stage", "docids", "--replace"]) == 0
+    assert "Another document of the same name" in load_docids(trained / "docids")[1]["title"][:]
+
+
 def test_updates_are_discarded_when_the_first_part_is_replaced(config, beir, trained, monkeypatch):
     retriever = GenerativeRetriever.from_pretrained(trained, device="cpu")
     retriever.remove(["neon"])
@@ -377,10 +427,15 @@ def test_several_processes_do_what_one_does(processes, beir, tmp_path, sentence_
     monkeypatch.setattr(figure5, "ALPHAS", (0.0, 0.3, 1.0))
     monkeypatch.setattr(figure5, "BETAS", (0.0, 1.0, math.inf))
     monkeypatch.setattr(figure5, "grid_figure", lambda *_: None)
-    data = thin_out(beir(), dev=2, test=5)
+    data = thin_out(beir(), dev=6, test=10)
     one, results = tmp_path / "one", [tmp_path / "one.json", tmp_path / "several.json"]
     config = write_settings(
-        tmp_path / "one.toml", sentence_bert_folder, t5_folder, generator={"dropout": 0.0}, training=LONGER
+        tmp_path / "one.toml",
+        sentence_bert_folder,
+        t5_folder,
+        generator={"dropout": 0.0},
+        training=LONGER,
+        tune=False,  # what evaluate and reproduce choose on dev is compared
     )
     config.write_text(config.read_text().replace('cluster_on = "documents"', 'cluster_on = "queries"'))
     shared = halved(config, processes)
@@ -491,8 +546,11 @@ def check_generators(data: Path, one: Path, several: Path, whole: Path) -> None:
     assert likelihoods[0] == pytest.approx(likelihoods[1], abs=0.1)
 
 
-def test_rerankers_are_trained_measured_and_searched_with(config, beir, tmp_path, capsys, caplog):
-    data, run = thin_out(beir(), dev=3, test=6), tmp_path / "run"
+def test_rerankers_are_trained_measured_and_searched_with(
+    beir, tmp_path, sentence_t5_folder, t5_folder, capsys, caplog
+):
+    config = write_settings(tmp_path / "config.toml", sentence_t5_folder, t5_folder, tune=False, search={"alpha": 0.0})
+    data, run = thin_out(beir(), dev=4, test=6), tmp_path / "run"
     with (data / "corpus.jsonl").open("a") as corpus:
         corpus.write('\n{"_id": "empty", "title": "", "text": ""}')  # as in some collections of BEIR
     assert main(["train", "--config", str(config), "--data", str(data), "--output", str(run), "--device", "cpu"]) == 0
@@ -605,7 +663,7 @@ def test_an_index_is_trained_tuned_measured_and_searched_from_python(
     sections, beir, tmp_path, sentence_t5_folder, t5_folder
 ):
     config = write_settings(tmp_path / "config.toml", sentence_t5_folder, t5_folder, **sections)
-    collection = dsi.read_collection(beir())
+    collection = dsi.read_collection(thin_out(beir(), dev=2, test=3))
     retriever = dsi.train(collection, tmp_path / "run", config=config, device="cpu")
     tuned = json.loads((tmp_path / "run" / "tuning.json").read_text())["best"]
     assert retriever.search_config.alpha == tuned["alpha"]

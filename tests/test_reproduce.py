@@ -265,7 +265,8 @@ def test_a_plan_of_words_guides_the_beam_and_joins_the_scores(config, data, tmp_
 
 
 def test_tables_4_and_5_over_two_seeds_and_the_figure(config, data, tmp_path, capsys, monkeypatch):
-    output, drawn, draw = tmp_path / "out", [], figure5.grid_figure
+    output, drawn, draw, alphas = tmp_path / "out", [], figure5.grid_figure, (0.0, 0.3, 0.7, 1.0)
+    monkeypatch.setattr(figure5, "ALPHAS", alphas)
     monkeypatch.setattr(figure5, "grid_figure", lambda values, *_: drawn.append(values))
     common = ["--data", str(data), "--config", str(config), "--output", str(output), "--device", "cpu"]
     assert main(["reproduce", "table4", *common, "--rows", "random weights", "sentence encoder"]) == 0
@@ -276,12 +277,12 @@ def test_tables_4_and_5_over_two_seeds_and_the_figure(config, data, tmp_path, ca
     assert "over 2 seeds" in table
     assert main(["reproduce", "figure5", *common]) == 0
     found = [row["found"] for row in read_rows(output / "figure5.json").values() if "Hit@1" in row["found"]]
-    assert len(found) == 1 + 4 * 11  # beta = 0 is the decoder alone, whatever alpha
+    assert len(found) == 1 + 4 * len(alphas)  # beta = 0 is the decoder alone, whatever alpha
     grid = {cells[0]: cells[1:] for cells in table_rows((output / "figure5.md").read_text())[2:]}
     assert list(grid) == ["0", "1", "2", "3", "inf"]
-    assert grid["0"] == 11 * grid["0"][:1]
+    assert grid["0"] == len(alphas) * grid["0"][:1]
     by_alpha = {cell["alpha"]: f"{cell['Hit@1']:.2f}" for cell in found if cell["beta"] == "inf"}
-    assert grid["inf"] == [by_alpha[alpha / 10] for alpha in range(11)]
+    assert grid["inf"] == [by_alpha[alpha] for alpha in alphas]
     before, report = read_rows(output / "figure5.json"), (output / "figure5.md").read_text()
     remove_row(output / "figure5.json", "alpha 0.3, beta 2")  # as if it had been killed: the other cells stay
     assert main(["reproduce", "figure5", "--output", str(output), "--report-only"]) == 2
@@ -289,7 +290,7 @@ def test_tables_4_and_5_over_two_seeds_and_the_figure(config, data, tmp_path, ca
     assert main(["reproduce", "figure5", *common]) == 0
     assert capsys.readouterr().out.count("figure5: ") == 1
     assert read_rows(output / "figure5.json") == before
-    assert [len(values) for values in drawn] == [55, 55]
+    assert [len(values) for values in drawn] == [5 * len(alphas)] * 2
     assert drawn[0] == drawn[1]
     (output / "figure5.md").unlink()
     monkeypatch.setattr(figure5, "grid_figure", draw)

@@ -37,7 +37,7 @@ from dsi.search.engine import Engine, QueryBatch
 from dsi.search.generate import TiedIndex
 from dsi.search.request import SearchRequest
 from dsi.store.loading import load_docids
-from dsi.training.docids_stage import save_made
+from dsi.training.docids_stage import save_docids_stage
 from dsi.training.generator_stage import GeneratorStage
 from dsi.training.pipeline import TrainingRun
 from dsi.trees.places import nearest_places
@@ -227,7 +227,7 @@ def test_a_tree_knows_the_places_of_a_row_and_keeps_them_on_disk(tmp_path):
 
     documents = datasets.Dataset.from_dict({"doc_id": ["a", "b", "c"], "title": ["A", "B", "C"]})
     docids = make_docids(SchemeInput(segments, DocidsConfig(branching=3, max_leaf_size=3, segments=3), rows=rows))
-    save_made(docids, segments, documents, tmp_path, VectorsConfig(), 3)
+    save_docids_stage(docids, segments, documents, tmp_path, VectorsConfig(), 3)
     loaded, _ = load_docids(tmp_path)
     assert (loaded.fingerprint, loaded.segments) == (tree.fingerprint, 3)
     again = read_docids(tmp_path / "docids.tsv", [*"aaabcc"], segmented=True)  # a line a segment, in order

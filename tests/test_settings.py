@@ -17,7 +17,6 @@ import dsi
 from contrastive import training as contrastive_training
 from contrastive.encoder import Encoder, EncoderConfig
 from docids.files import checks
-from docids.files.processes import ALONE
 from dsi.commands.main import main
 from dsi.config import Config, read_config
 from dsi.training import pipeline
@@ -233,7 +232,7 @@ def test_docids_or_vectors_that_do_not_fit_are_refused_before_the_encoder_is_tra
 )
 def test_vectors_that_fit_are_not_refused(vectors, documents, segments, settings):
     config = settings.with_changes({"vectors": vectors, "docids": {"segments": segments}})
-    check_encoder(config, Encoder.load(config.encoder, device="cpu"), documents, ALONE)
+    check_encoder(config, Encoder.load(config.encoder, device="cpu"), documents)
 
 
 FRESH: dict[str, object] = {"decoder": "", "num_layers": 1}

@@ -6,7 +6,7 @@ import json
 import sys
 
 import pytest
-from dsi_experiments.benchmarks import multilabel
+from dsi_experiments.commands import benchmark_multilabel as multilabel
 from dsi_experiments.synthetic import PUBLISHED, SETTINGS, Setting, synthetic, synthetic_table
 from sklearn.datasets import dump_svmlight_file
 

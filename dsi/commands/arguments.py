@@ -134,10 +134,13 @@ def with_settings(config: "Config", settings: Sequence[tuple[str, str, Any]]) ->
     return config
 
 
-def add_discard_updates(arguments: argparse.ArgumentParser) -> None:
-    """--discard-updates."""
+def add_overwriting(arguments: argparse.ArgumentParser) -> None:
+    """Add --discard-updates and --replace."""
     arguments.add_argument(
         "--discard-updates", action="store_true", help="train again although `dsi update` changed the index since"
+    )
+    arguments.add_argument(
+        "--replace", action="store_true", help="train although RUN holds an index with documents that --data lacks"
     )
 
 
@@ -151,8 +154,14 @@ def training_run(arguments: argparse.Namespace) -> "TrainingRun":
     check_device(arguments.device)  # before stages that need none
     config = with_settings(_config(arguments), arguments.settings)
     collection = read_collection(arguments.data, dev_queries=config.dev_queries)
-    discard_updates = getattr(arguments, "discard_updates", False)
-    return TrainingRun(arguments.output, collection, config, arguments.device, discard_updates=discard_updates)
+    return TrainingRun(
+        arguments.output,
+        collection,
+        config,
+        arguments.device,
+        discard_updates=arguments.discard_updates,
+        replace=arguments.replace,
+    )
 
 
 def _config(arguments: argparse.Namespace) -> "Config":

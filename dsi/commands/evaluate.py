@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.measuring.evaluation import evaluate
     from dsi.retriever import GenerativeRetriever
     from dsi.store.manifest import read_manifest
-    from dsi.training.launch import launch
+    from dsi.training.stages import launch
     from eval.trec import write_run
 
     retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device, dtype=arguments.dtype)
@@ -59,33 +59,35 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    arguments = parser("evaluate", __doc__)
-    add_index(arguments)
-    add_data(arguments, "the collection it was trained on")
-    arguments.add_argument("--split", default="test", choices=("train", "dev", "test"), help="judgements to measure on")
-    arguments.add_argument(
+    command_line = parser("evaluate", __doc__)
+    add_index(command_line)
+    add_data(command_line, "the collection it was trained on")
+    command_line.add_argument(
+        "--split", default="test", choices=("train", "dev", "test"), help="judgements to measure on"
+    )
+    command_line.add_argument(
         "--depth", type=count, default=10, metavar="K", help="documents per query; 100 for Recall@100"
     )
-    arguments.add_argument("--untrained", action="store_true", help="also dense search before contrastive training")
-    arguments.add_argument(
+    command_line.add_argument("--untrained", action="store_true", help="also dense search before contrastive training")
+    command_line.add_argument(
         "--diagnose",
         action="store_true",
         help="search errors and model errors, by the level where the document was pruned",
     )
-    arguments.add_argument(
+    command_line.add_argument(
         "--diagnosis-figure", type=output_file, metavar="PATH", help="the same as a figure: PATH.png and PATH.svg"
     )
-    arguments.add_argument(
+    command_line.add_argument(
         "--beam-widths",
         type=count,
         nargs="+",
         metavar="N",
         help="also quality, vectors read and time at these beam widths",
     )
-    arguments.add_argument(
+    command_line.add_argument(
         "--beam-figure", type=output_file, metavar="PATH", help="the same as a figure: PATH.png and PATH.svg"
     )
-    arguments.add_argument(
+    command_line.add_argument(
         "--rerank",
         nargs="+",
         default=[],
@@ -93,22 +95,27 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="also rerankers of RUN/rerank, one row each (A+B: one after another), over --rerank-depth documents; or "
         "cross-encoder:MODEL, a Hub name or a folder",
     )
-    arguments.add_argument(
+    command_line.add_argument(
         "--rerank-depth", type=count, metavar="K", help="documents that --rerank reorders; 50 by default"
     )
-    arguments.add_argument("--results", type=output_file, help="write search configs, measures and hardware as JSON")
-    arguments.add_argument(
+    command_line.add_argument("--results", type=output_file, help="write search configs, measures and hardware as JSON")
+    command_line.add_argument(
         "--trec-runs", type=output_folder, metavar="DIR", help="write every system's run in TREC format"
     )
-    add_device(arguments, dtype=True)
-    given = arguments.parse_args(argv)
-    if given.rerank_depth and not given.rerank:
+    add_device(command_line, dtype=True)
+    arguments = command_line.parse_args(argv)
+    _check(arguments)
+    return arguments
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Raise ValueError if an option lacks the one that it belongs to."""
+    if arguments.rerank_depth and not arguments.rerank:
         raise ValueError(
             "--rerank-depth says how many answers --rerank reorders; give --rerank NAME too, or leave it out."
         )
-    if given.beam_figure and not given.beam_widths:
+    if arguments.beam_figure and not arguments.beam_widths:
         raise ValueError("--beam-figure draws the rows of --beam-widths; give both, or neither.")
-    return given
 
 
 def _chains(index: Path, names: Sequence[str], device: str | None) -> "dict[str, list[Reranker]]":

@@ -28,13 +28,13 @@ QUERIES = (
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, measure, search."""
-    arguments = parser("example", __doc__)
-    arguments.add_argument(
+    command_line = parser("example", __doc__)
+    command_line.add_argument(
         "--output", type=output_folder, default=Path("runs/example"), metavar="RUN", help="of the run"
     )
-    add_settings(arguments)
-    add_device(arguments)
-    given = arguments.parse_args(argv)
+    add_settings(command_line)
+    add_device(command_line)
+    arguments = command_line.parse_args(argv)
     started = time.perf_counter()
     print("Minipedia: 600 short encyclopedia documents, 3,600 queries.", flush=True)
     load_libraries()
@@ -44,11 +44,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.retriever import GenerativeRetriever
     from dsi.training.pipeline import TrainingRun
 
-    config = with_settings(read_config("example"), given.settings)
+    config = with_settings(read_config("example"), arguments.settings)
     collection = read_collection(SHIPPED["minipedia"])
-    run = TrainingRun(given.output, collection, config, given.device)
+    run = TrainingRun(arguments.output, collection, config, arguments.device)
     run.train()
-    retriever = GenerativeRetriever.from_pretrained(run.folder, device=given.device)
+    retriever = GenerativeRetriever.from_pretrained(run.folder, device=arguments.device)
     before = time.perf_counter()
     evaluation = evaluate(retriever, collection)
     run.seconds["evaluation"] = time.perf_counter() - before

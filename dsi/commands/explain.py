@@ -14,18 +14,18 @@ from dsi.commands.values import count, query_text
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the tree of one search."""
-    arguments = parser("explain", __doc__)
-    add_index(arguments)
-    arguments.add_argument("query", type=query_text, metavar="QUERY", help="a text")
-    arguments.add_argument("-k", type=count, default=5, help="documents")
-    add_search_options(arguments)
-    add_device(arguments, dtype=True)
-    given = arguments.parse_args(argv)
+    command_line = parser("explain", __doc__)
+    add_index(command_line)
+    command_line.add_argument("query", type=query_text, metavar="QUERY", help="a text")
+    command_line.add_argument("-k", type=count, default=5, help="documents")
+    add_search_options(command_line)
+    add_device(command_line, dtype=True)
+    arguments = command_line.parse_args(argv)
     load_libraries()
     from dsi.retriever import GenerativeRetriever
 
-    retriever = GenerativeRetriever.from_pretrained(given.run, device=given.device, dtype=given.dtype)
-    print(retriever.explain(given.query, given.k, **search_options(given)))
+    retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device, dtype=arguments.dtype)
+    print(retriever.explain(arguments.query, arguments.k, **search_options(arguments)))
 
 
 if __name__ == "__main__":

@@ -31,16 +31,18 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    arguments = parser("prepare-irds", __doc__)
-    arguments.add_argument(
+    command_line = parser("prepare-irds", __doc__)
+    command_line.add_argument(
         "--test", required=True, metavar="NAME", help="ir_datasets name of documents and test queries"
     )
-    arguments.add_argument("--train", metavar="NAME", help="ir_datasets name of train queries")
-    arguments.add_argument("--dev", metavar="NAME", help="ir_datasets name of dev queries; without it, cut from train")
-    arguments.add_argument(
+    command_line.add_argument("--train", metavar="NAME", help="ir_datasets name of train queries")
+    command_line.add_argument(
+        "--dev", metavar="NAME", help="ir_datasets name of dev queries; without it, cut from train"
+    )
+    command_line.add_argument(
         "--output", type=output_folder, required=True, metavar="DIR", help="folder of the collection"
     )
-    return arguments.parse_args(argv)
+    return command_line.parse_args(argv)
 
 
 if __name__ == "__main__":

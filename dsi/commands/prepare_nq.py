@@ -42,12 +42,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    arguments = parser("prepare-nq", __doc__)
-    arguments.add_argument("files", nargs="*", type=Path, help="raw files, .jsonl or .jsonl.gz")
-    arguments.add_argument("--hub", action="store_true", help="stream from the Hub instead")
-    arguments.add_argument("--test", nargs="+", type=Path, default=[], help="raw files of the test questions")
-    arguments.add_argument("--size", choices=tuple(SIZES), default="nq10k", help="see above")
-    arguments.add_argument(
+    command_line = parser("prepare-nq", __doc__)
+    command_line.add_argument("files", nargs="*", type=Path, help="raw files, .jsonl or .jsonl.gz")
+    command_line.add_argument("--hub", action="store_true", help="stream from the Hub instead")
+    command_line.add_argument("--test", nargs="+", type=Path, default=[], help="raw files of the test questions")
+    command_line.add_argument("--size", choices=tuple(SIZES), default="nq10k", help="see above")
+    command_line.add_argument(
         "--counts",
         nargs=3,
         type=number(int, 0),
@@ -55,14 +55,14 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar=("DOCUMENTS", "TRAIN", "TEST"),
         help="other sizes; 0 for all",
     )
-    arguments.add_argument("--seed", type=number(int, 0), default=0, help="of the choice of pairs and pages")
-    arguments.add_argument(
+    command_line.add_argument("--seed", type=number(int, 0), default=0, help="of the choice of pairs and pages")
+    command_line.add_argument(
         "--output", type=output_folder, required=True, metavar="DIR", help="folder of the collection"
     )
-    arguments.add_argument(
+    command_line.add_argument(
         "--keep-staged", action="store_true", help="keep DIR.staged, so that another size can be drawn from it"
     )
-    return arguments.parse_args(argv)
+    return command_line.parse_args(argv)
 
 
 if __name__ == "__main__":

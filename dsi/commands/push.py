@@ -16,16 +16,20 @@ from dsi.commands.main import run_command
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Upload, print the URL of the commit."""
-    arguments = parser("push", __doc__)
-    add_index(arguments)
-    arguments.add_argument("name", type=_repository, metavar="USER/INDEX", help="on the Hub; made if it does not exist")
-    arguments.add_argument("--private", action="store_true", default=None, help="make a new repository private")
-    arguments.add_argument("--license", metavar="ID", help="for the card, as the Hub names it: apache-2.0, …")
-    given = arguments.parse_args(argv)
+    command_line = parser("push", __doc__)
+    add_index(command_line)
+    command_line.add_argument(
+        "name", type=_repository, metavar="USER/INDEX", help="on the Hub; made if it does not exist"
+    )
+    command_line.add_argument("--private", action="store_true", default=None, help="make a new repository private")
+    command_line.add_argument("--license", metavar="ID", help="for the card, as the Hub names it: apache-2.0, …")
+    arguments = command_line.parse_args(argv)
     load_libraries()
     from dsi.store.hub import push
 
-    print(f"{given.run} -> {push(given.run, given.name, private=given.private, license=given.license)}")
+    print(
+        f"{arguments.run} -> {push(arguments.run, arguments.name, private=arguments.private, license=arguments.license)}"
+    )
 
 
 def _repository(value: str) -> str:

@@ -47,38 +47,38 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    arguments = parser("search", __doc__)
-    add_index(arguments)
-    arguments.add_argument("--query", type=query_text, help="answer this query and exit")
-    arguments.add_argument(
+    command_line = parser("search", __doc__)
+    add_index(command_line)
+    command_line.add_argument("--query", type=query_text, help="answer this query and exit")
+    command_line.add_argument(
         "--queries",
         type=existing_file,
         metavar="FILE",
         help="queries.jsonl, or id, a tab and the text a line; needs --run",
     )
-    arguments.add_argument(
+    command_line.add_argument(
         "--run", type=output_file, metavar="OUT", dest="output", help="TREC run to write for --queries"
     )
-    arguments.add_argument("--json", action="store_true", help="print one JSON object per query")
-    arguments.add_argument("-k", type=count, default=10, help="documents per query")
-    arguments.add_argument(
+    command_line.add_argument("--json", action="store_true", help="print one JSON object per query")
+    command_line.add_argument("-k", type=count, default=10, help="documents per query")
+    command_line.add_argument(
         "--rerank",
         metavar="NAME",
         help="a reranker of RUN/rerank (A+B: one after another), or cross-encoder:MODEL, a Hub name or a folder",
     )
-    arguments.add_argument(
+    command_line.add_argument(
         "--rerank-depth", type=count, metavar="N", help="answers that --rerank reorders; 50 by default"
     )
-    add_search_options(arguments)
-    add_device(arguments, dtype=True)
-    given = arguments.parse_args(argv)
-    if given.rerank_depth and not given.rerank:
+    add_search_options(command_line)
+    add_device(command_line, dtype=True)
+    arguments = command_line.parse_args(argv)
+    if arguments.rerank_depth and not arguments.rerank:
         raise ValueError("--rerank-depth says how many answers --rerank reorders; give --rerank too, or leave it out.")
-    if (given.queries is None) != (given.output is None):
+    if (arguments.queries is None) != (arguments.output is None):
         raise ValueError("--queries FILE and --run OUT belong together; give both, or neither.")
-    if given.queries and (given.query is not None or given.json):
+    if arguments.queries and (arguments.query is not None or arguments.json):
         raise ValueError("--queries writes a TREC run; leave out --query and --json.")
-    return given
+    return arguments
 
 
 @dataclass(frozen=True)

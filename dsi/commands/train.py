@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsi.commands.arguments import add_discard_updates, in_words, training_parser, training_run
+from dsi.commands.arguments import add_overwriting, in_words, training_parser, training_run
 from dsi.commands.main import run_command
 from dsi.commands.values import existing_file
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         metavar="FILE",
         help="with --stage docids: .npy matrix [documents, any] to cluster on, in place of the documents' embeddings",
     )
-    add_discard_updates(parser)
+    add_overwriting(parser)
     arguments = parser.parse_args(argv)
     if arguments.embeddings and arguments.stage != "docids":
         raise ValueError("--embeddings is what --stage docids clusters on; add --stage docids, or leave it out.")
@@ -51,7 +51,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.stage == "docids":
         print((run.folder / "docids" / "diagnostics.json").read_text(), end="")
     print(f"train: {in_words(run.seconds)} -> {run.folder}")
-    if arguments.stage == "generator" and run.config.tune:
+    from dsi.training.tuning import is_tuned
+
+    if arguments.stage == "generator" and run.config.tune and not is_tuned(run.folder):
         print(f"The index is not tuned yet: dsi tune {run.folder} --data {run.collection.folder}")
 
 

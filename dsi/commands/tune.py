@@ -13,20 +13,20 @@ from dsi.commands.main import run_command
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Tune, print the choice."""
-    arguments = parser("tune", __doc__)
-    add_index(arguments)
-    add_data(arguments, "the collection it was trained on")
-    add_device(arguments)
-    given = arguments.parse_args(argv)
+    command_line = parser("tune", __doc__)
+    add_index(command_line)
+    add_data(command_line, "the collection it was trained on")
+    add_device(command_line)
+    arguments = command_line.parse_args(argv)
     load_libraries()
     from docids.data.collection import read_collection
     from dsi.config import read_dev_queries
     from dsi.store.manifest import read_manifest, search_config
     from dsi.training.tuning import tune_index
 
-    collection = read_collection(given.data, dev_queries=read_dev_queries(given.run))
-    tune_index(given.run, collection, given.device)
-    print(f"{given.run} searches with {search_config(read_manifest(given.run))}")
+    collection = read_collection(arguments.data, dev_queries=read_dev_queries(arguments.run))
+    tune_index(arguments.run, collection, arguments.device)
+    print(f"{arguments.run} searches with {search_config(read_manifest(arguments.run))}")
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ def node_numbers(tree: DocidTree, numbers: Ints) -> Ints:
 
 
 def read_numbers(folder: Path, doc_ids: Sequence[str], tree: DocidTree) -> Ints:
-    """Return the numbers [N, longest] that a docid scheme gave, in docid order; see `dsi.training.docids_stage.save_made`.
+    """Return the numbers [N, longest] that a docid scheme gave, in docid order; see `save_docids_stage`.
 
     Args:
         folder: of the docids.

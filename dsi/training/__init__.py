@@ -1,1 +1,1 @@
-"""Training of the generator: examples, the loss of a batch, the trainer. Knows no index and no folders of a run."""
+"""Training an index: the stages of a run, the generator's examples, loss and trainer, and the weights of search."""

@@ -1,4 +1,4 @@
-"""What the stage that makes docids reads beside the documents, and what it writes."""
+"""The stage that makes docids: its inputs beside the documents, and its output."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -44,8 +44,8 @@ class TitleTokens:
 
     def tokens(self, titles: Sequence[str]) -> list[list[int]]:
         """Return the tokens of each title, then the tokenizer's end token."""
-        found = self._tokenizer(list(titles), add_special_tokens=False)["input_ids"]
-        return [[*(token for token in own if token != self._end), self._end] for own in found]
+        tokenized = self._tokenizer(list(titles), add_special_tokens=False)["input_ids"]
+        return [[*(token for token in tokens if token != self._end), self._end] for tokens in tokenized]
 
 
 def _load(name: str) -> Any:
@@ -134,10 +134,10 @@ def train_queries(collection: Collection, encoder: Encoder) -> dict[int, list[st
     return queries
 
 
-def flat(queries: Mapping[int, Sequence[str]]) -> tuple[NDArray[np.integer], list[str]]:
+def flatten(queries: Mapping[int, Sequence[str]]) -> tuple[NDArray[np.integer], list[str]]:
     """Flatten {document row: texts} to rows and texts."""
-    rows = np.repeat(np.fromiter(queries, dtype=np.int64), [len(own) for own in queries.values()])
-    return rows, [text for own in queries.values() for text in own]
+    rows = np.repeat(np.fromiter(queries, dtype=np.int64), [len(texts) for texts in queries.values()])
+    return rows, [text for texts in queries.values() for text in texts]
 
 
 def means_with_queries(
@@ -166,7 +166,7 @@ def means_with_queries(
     return means
 
 
-def save_made(
+def save_docids_stage(
     docids: Docids,
     embeddings: NDArray[np.float32],
     documents: datasets.Dataset,

@@ -6,8 +6,10 @@
     lexical         BM25, or learned sparse vectors
     generator       embeddings or cached token states -> trained generator; then the manifest makes the folder an index
 
-Each stage writes one folder of the run atomically; a stage that is up to date is skipped. Two trainings never write to one
-folder at once. Under `accelerate launch` all processes train, and rank 0 writes. Knows nothing of how an index is searched.
+Everything that can refuse a training is checked before its first write. Each stage writes one folder of the run atomically; a
+stage that is up to date is skipped. While the folder holds an index, `config.toml` is the configuration of that index. Two
+trainings never write to one folder at once. Under `accelerate launch` all processes train, and rank 0 writes. Knows nothing of
+how an index is searched.
 """
 
 import dataclasses
@@ -15,7 +17,7 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -38,7 +40,6 @@ from dsi.generator.pseudo_queries import generate_queries, read_queries_table
 from dsi.generator.words import read_numbers
 from dsi.retriever import GenerativeRetriever
 from dsi.store.loading import (
-    check_no_updates,
     generation_of,
     is_whole,
     load_docids,
@@ -47,11 +48,17 @@ from dsi.store.loading import (
     write_manifest,
 )
 from dsi.store.manifest import FORMAT_VERSION
-from dsi.training.docids_stage import flat, means_with_queries, save_made, scheme_input, sources_digest, train_queries
+from dsi.training.docids_stage import (
+    flatten,
+    means_with_queries,
+    save_docids_stage,
+    scheme_input,
+    sources_digest,
+    train_queries,
+)
 from dsi.training.generator_stage import GeneratorStage
-from dsi.training.launch import launch
-from dsi.training.preflight import check_encoder, check_settings
-from dsi.training.stages import StageFolders
+from dsi.training.preflight import check_encoder, check_index, check_models, check_settings, check_storable
+from dsi.training.stages import STAGES, StageFolders, launch
 from dsi.training.tuning import configure, is_as_configured, tune_index
 
 logger = logging.getLogger(__name__)
@@ -64,6 +71,7 @@ def train(
     config: str | Path | Config | None = None,
     device: str | None = None,
     discard_updates: bool = False,
+    replace: bool = False,
 ) -> GenerativeRetriever:
     """Train an index on a collection, tune it on the dev queries, and load it.
 
@@ -81,12 +89,13 @@ def train(
             recommend, `Config()`.
         device: of encoder and decoder, "cpu", "cuda", …; the best available by default.
         discard_updates: train again although documents were added or removed since; the index is that of `collection` then.
+        replace: train although `output` holds an index with documents that `collection` lacks; they are lost.
 
     Raises:
         FileNotFoundError: no such configuration.
         TypeError: collection is not one that `read_collection` returned.
         ValueError: a setting is out of range, the collection lacks something that training needs, the index in `output` was
-            updated, or `output` is the name of a configuration.
+            updated or has other documents, or `output` is the name of a configuration.
         BlockingIOError: another process trains in `output`, or updates it.
     """
     check_collection("train", collection)
@@ -97,7 +106,7 @@ def train(
             f'dsi.train(collection, "RUN", config={str(output)!r}), or "./{output}" for a folder of that name.'
         )
     chosen = Config.named(config) if config is not None else run_config(folder)
-    run = TrainingRun(folder, collection, chosen, device, discard_updates=discard_updates)
+    run = TrainingRun(folder, collection, chosen, device, discard_updates=discard_updates, replace=replace)
     run.train()
     return GenerativeRetriever.from_pretrained(output, device=device)
 
@@ -108,10 +117,11 @@ class TrainingRun:
     Args:
         folder: of the run; becomes the index.
         collection: the documents and queries.
-        config: the configuration; written to `config.toml`.
+        config: the configuration; written to `config.toml` with the first stage that replaces a part of the index.
         device: of encoder and generator; the best available by default.
         store: folder in which several runs share finished stages.
         discard_updates: train although documents were added to the index in `folder`, or removed.
+        replace: train although the index in `folder` has documents that the collection lacks.
 
     Attributes:
         processes: share the work.
@@ -127,19 +137,24 @@ class TrainingRun:
         store: Path | None = None,
         *,
         discard_updates: bool = False,
+        replace: bool = False,
     ) -> None:
         self.folder, self.collection, self.config, self.device = folder, collection, config, device
         self.processes = launch(device)
         self._reports = Reports(config.report_to, folder / "logs")
-        self._stages, self._discard_updates = StageFolders(folder, store, self.processes), discard_updates
-        self._depth = 0
+        self._stages = StageFolders(folder, store, self.processes)
+        self._discard_updates, self._replace = discard_updates, replace
+        self._depth, self._is_checked = 0, False
         with self._alone():
-            if not (folder / "manifest.json").exists():  # a finished index keeps its settings if others are refused
-                self._write_config()
+            pass  # refused at once
 
     def _write_config(self) -> None:
         if self.processes.is_main:
             write_config(self.config, self.folder / "config.toml")
+
+    def _write_config_of_no_index(self) -> None:
+        if not (self.folder / "manifest.json").exists():
+            self._write_config()
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -154,7 +169,7 @@ class TrainingRun:
 
         Raises:
             BlockingIOError: another process trains in the folder, or updates the index there.
-            ValueError: the index there was updated, and updates may not be discarded.
+            ValueError: the index there was updated or has other documents, and they may not be discarded.
         """
         with self._alone():
             self._depth += 1
@@ -169,11 +184,12 @@ class TrainingRun:
     def _alone(self) -> Iterator[None]:
         """Hold the lock of the folder; raises on all processes what the first one is refused for."""
         refusal = None
-        with ExitStack() as held:
+        with ExitStack() as stack:
             if self.processes.is_main:
                 try:
-                    held.enter_context(writing_to(self.folder, wait=False))
-                    check_no_updates(self.folder, discard=self._discard_updates)
+                    stack.enter_context(writing_to(self.folder, wait=False))
+                    if not self._depth:
+                        check_index(self.folder, self.collection, self._discard_updates, self._replace)
                 except (OSError, ValueError) as error:
                     refusal = error
             if refusal := self.processes.first(refusal):
@@ -189,8 +205,6 @@ class TrainingRun:
     def all_stages(self) -> None:
         """Run the stages that are not up to date, in order."""
         with self.writing():
-            check_settings(self.config, self.collection)
-            sources_digest(self.config.docids, self.collection)
             self.generate_queries()
             self.train_encoder()
             self.build_docids()
@@ -226,7 +240,6 @@ class TrainingRun:
             if not key:
                 return
             encoder = Encoder.load(self.config.encoder, device=self.device)
-            check_encoder(self.config, encoder, len(self.collection.documents), self.processes)
             config, work = self.config.contrastive, self._stages.work("encoder", key)
             if config.loss != "none":
                 train_encoder(encoder, self._contrastive_rows(encoder, work), config, work, self._reports)
@@ -264,7 +277,9 @@ class TrainingRun:
             if not self.processes.is_main:
                 return
             with self._stages.writing("docids", key) as folder:
-                save_made(docids, documents, self.collection.documents, folder, self.config.vectors, config.segments)
+                save_docids_stage(
+                    docids, documents, self.collection.documents, folder, self.config.vectors, config.segments
+                )
 
     def _points(self, encoder: Encoder, documents: NDArray[np.float32], work: Path) -> NDArray[np.float32] | None:
         """Return the matrix [documents, any] to cluster on, or None to cluster on the documents' embeddings."""
@@ -273,7 +288,7 @@ class TrainingRun:
             queries, (rows, texts) = train_queries(self.collection, encoder), self._pseudo_queries()
             pseudo = rows, QueryTexts(encoder, texts)
             return means_with_queries(
-                encoder, documents, {"train": flat(queries), "pseudo": pseudo}, work, self.processes
+                encoder, documents, {"train": flatten(queries), "pseudo": pseudo}, work, self.processes
             )
         if cluster_on == "untrained":
             untrained = Encoder.load(self.config.encoder, device=self.device)
@@ -356,6 +371,39 @@ class TrainingRun:
             with self._stages.writing("lexical", key) as folder:
                 lexical.save(folder)
 
+    # Checks before the first write.
+
+    def _check(self) -> None:
+        """Raise what a stage that has to run would be refused for; then the configuration is that of an unfinished run."""
+        if self._is_checked:
+            return
+        check_settings(self.config, self.collection)
+        keys = self._expected_keys(sources_digest(self.config.docids, self.collection))
+        finished = self.processes.first({stage: self._stages.find(stage, key) for stage, key in keys.items()})
+        if None in finished.values():
+            trained = finished["encoder"]
+            encoder = Encoder.load(self.config.encoder, trained, self.device)
+            if trained is None:
+                check_storable(self.config, encoder, self.processes)
+            check_encoder(self.config, encoder, len(self.collection.documents))
+            check_models(self.config, [stage for stage, folder in finished.items() if folder is None], self.device)
+        self._write_config_of_no_index()
+        self._is_checked = True
+
+    def _expected_keys(self, docid_sources: str) -> dict[str, str]:
+        """Return the key of every stage when all are up to date."""
+        keys: dict[str, str] = {}
+        for stage in self._enabled_stages():
+            keys[stage] = self._key(stage, docid_sources if stage == "docids" else "", keys)
+        return keys
+
+    def _enabled_stages(self) -> list[str]:
+        disabled = {
+            "pseudo_queries": self.config.pseudo_queries.method == "none",
+            "lexical": not self.config.lexical.enabled,
+        }
+        return [stage for stage in STAGES if not disabled.get(stage)]
+
     # Outputs of earlier stages.
 
     def encoder(self) -> Encoder:
@@ -391,15 +439,21 @@ class TrainingRun:
             needs["generator"].append("lexical")
         return needs.get(stage, [])
 
-    def _key(self, stage: str, extra: str) -> str:
-        """Return a digest of everything a stage's output depends on: collection, config, the keys of earlier stages."""
+    def _key(self, stage: str, extra: str, keys: Mapping[str, str] | None = None) -> str:
+        """Return a digest of everything a stage's output depends on: collection, config, the keys of earlier stages.
+
+        Args:
+            stage: its name.
+            extra: what else it is made from.
+            keys: of the earlier stages; by default those of their outputs on disk.
+        """
         sections = {
             "encoder": ["encoder", "contrastive"],
             "docids": ["docids", "vectors"],
             "generator": ["generator", "examples", "objective", "training", "query_map"],
         }.get(stage, [stage])
         settings = [dataclasses.asdict(getattr(self.config, section)) for section in sections]
-        earlier = [self._stages.key(name) for name in self._needs(stage)]
+        earlier = [self._stages.key(name) if keys is None else keys.get(name, "") for name in self._needs(stage)]
         version = [FORMAT_VERSION] if stage in ("docids", "lexical") else []  # files of another one cannot be read
         return digest([stage, settings, earlier, self.collection.digest, self.config.dev_queries, extra, *version])
 
@@ -407,8 +461,8 @@ class TrainingRun:
     def _stage(self, name: str, extra: str = "") -> Iterator[str]:
         """Yield the stage's key if it has to run, "" if it is up to date."""
         with self.writing():
+            self._check()
             key = self.processes.first(self._key(name, extra))
             with self._stages.stage(name, key, self._needs(name)) as has_to_run:
                 yield key if has_to_run else ""
-            if has_to_run:
-                self._write_config()
+            self._write_config_of_no_index()

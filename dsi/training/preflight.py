@@ -1,24 +1,28 @@
-"""What a training can be refused for before it starts: settings that do not fit the collection, the encoder or each other.
+"""What a training can be refused for before it starts: settings that do not fit, or an index that it would destroy.
 
 Each check raises what a later stage would raise, when an encoder had been trained in vain. Trains nothing.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import datasets
 import numpy as np
 
 from contrastive.encoder import OFFLINE, Encoder
+from contrastive.sparse import SparseModel
 from contrastive.training import NO_QUERIES
 from docids.clustering import assemble, build_tree
 from docids.data.collection import Collection
 from docids.files.processes import Processes
+from docids.files.storage import read_record
 from docids.files.untrusted import RESTORE
 from docids.schemes import Docids, DocidsConfig, check_branching, find_scheme
 from dsi.config import Config
 from dsi.generator.kinds import create_generator
+from dsi.store.loading import check_no_updates, generation_of, load_documents, part
 from dsi.training.docids_stage import TitleTokens
 from dsi.training.generator_stage import NO_DEV_QUERIES
 
@@ -61,23 +65,76 @@ def _models(config: Config) -> Iterator[tuple[str, str]]:
     yield "pseudo_queries.method", config.pseudo_queries.method
 
 
-def check_encoder(config: Config, encoder: Encoder, documents: int, processes: Processes) -> None:
-    """Raise if decoder, docids or vectors do not fit the encoder, or an index with this encoder could not be loaded.
+def check_index(folder: Path, collection: Collection, discard_updates: bool, replace: bool) -> None:
+    """Raise if training would lose documents of a finished index; what a killed update left is removed.
+
+    Args:
+        folder: of a run, new or not.
+        collection: the documents to train on.
+        discard_updates: documents that were added to the index may go.
+        replace: all of its documents may go.
+
+    Raises:
+        ValueError: the index was updated, or the collection lacks documents of it (another title is another document).
+    """
+    check_no_updates(folder, discard=discard_updates)
+    indexed = set() if replace else _indexed_documents(folder)
+    lost = indexed - _documents_of(collection.documents) if indexed else indexed
+    if lost and (generation_of(folder) == 1 or len(lost) == len(indexed)):
+        raise ValueError(
+            f"{folder} holds an index of {len(indexed)} documents, and {collection.folder} lacks {len(lost)} of them, such as "
+            f"{min(lost)[0]!r}; training would replace the index. Train into another folder, or say that the index may go "
+            "(--replace, replace=True)."
+        )
+
+
+def _indexed_documents(folder: Path) -> set[tuple[str, str]]:
+    """Return the documents of the finished index in a folder; none if it holds no index, or a damaged one."""
+    manifest = read_record(folder / "manifest.json")
+    if not isinstance(manifest.get("parts"), dict):
+        return set()
+    try:
+        return _documents_of(load_documents(part(folder, manifest, "docids") / "documents.arrow"))
+    except (OSError, ValueError):
+        return set()
+
+
+def _documents_of(table: datasets.Dataset) -> set[tuple[str, str]]:
+    return set(zip(table["doc_id"][:], table["title"][:], strict=True))
+
+
+def check_encoder(config: Config, encoder: Encoder, documents: int) -> None:
+    """Raise if decoder, docids or vectors do not fit the encoder.
 
     Args:
         config: the settings.
-        encoder: before it is trained.
+        encoder: before it is trained, or after.
         documents: how many there are.
-        processes: that share the work.
 
     Raises:
         FileNotFoundError: there is no such decoder, or no such tokenizer for docids.
-        ValueError: widths that do not fit, too few documents for codes, or a module that an index may not hold.
+        ValueError: widths that do not fit, or too few documents for codes.
     """
     _check_decoder(config, encoder)
     _check_vectors(config, encoder, documents)
     if config.docids.method == "title":
         TitleTokens(encoder, config.docids.tokenizer)
+
+
+def check_models(config: Config, stages: Sequence[str], device: str | None) -> None:
+    """Load the models that stages with no check of their own need, and drop them; raises what loading them would.
+
+    Args:
+        config: the settings.
+        stages: those that have to run.
+        device: of the models.
+    """
+    if "lexical" in stages and not config.lexical.is_bm25:
+        SparseModel.load(config.lexical.model, device)
+
+
+def check_storable(config: Config, encoder: Encoder, processes: Processes) -> None:
+    """Raise ValueError if an index with this encoder could not be loaded, as for a module that an index may not hold."""
     problem = processes.first(_storage_problem(config, encoder) if processes.is_main else "")
     if problem:
         raise ValueError(f"The encoder {config.encoder.name!r} cannot be part of an index: {problem}.")

@@ -2,7 +2,7 @@
 
 A document scores (z + M z).e_d + w BM25(d), M linear and zero at first. The labels are train queries only. The logarithm of
 each document's number of train queries is added in training, and left out in search, so that frequent answers get no head start
-(logit adjustment, Menon et al. 2021). Knows no trees.
+(logit adjustment, Menon et al. 2021). Knows nothing of tuning.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ class QueryMapExamples(Dataset):  # type: ignore[type-arg]
     Args:
         texts: the queries.
         embeddings: [queries, dim].
-        relevant: rows of the documents that each asks for.
+        relevant: rows of the relevant documents of each.
         documents: [documents, places, dim] their vectors in the order of the document table; the best place of each counts.
         lexical: the lexical part over them; None to rank by dense scores alone.
         lexical_weight: of the lexical scores beside the dense ones.
@@ -54,7 +54,9 @@ class QueryMapExamples(Dataset):  # type: ignore[type-arg]
     config: QueryMapConfig
 
     def __post_init__(self) -> None:
-        counts = np.bincount(np.concatenate([np.asarray(own) for own in self.relevant]), minlength=len(self.documents))
+        counts = np.bincount(
+            np.concatenate([np.asarray(rows) for rows in self.relevant]), minlength=len(self.documents)
+        )
         self._log_counts = np.log(counts + self.config.smoothing).astype(np.float32)
         self.candidates, self._words = self._candidates()
 
@@ -67,31 +69,33 @@ class QueryMapExamples(Dataset):  # type: ignore[type-arg]
     def _candidates(self) -> tuple[NDArray[np.int64], Floats]:
         """Return the documents that score highest, and their weighted lexical scores, [queries, candidates] each.
 
-        Documents that the query asks for replace the last ones.
+        Relevant documents replace the last ones.
         """
         count = min(self.config.candidates, len(self.documents))
-        found, words = np.empty((len(self), count), dtype=np.int64), np.zeros((len(self), count), dtype=np.float32)
+        candidates, words = np.empty((len(self), count), dtype=np.int64), np.zeros((len(self), count), dtype=np.float32)
         for start in progress(range(0, len(self), _BLOCK), "candidates", unit="block"):
-            own = slice(start, start + _BLOCK)
-            lexical = np.zeros((len(self.texts[own]), len(self.documents)), dtype=np.float32)
+            block = slice(start, start + _BLOCK)
+            lexical = np.zeros((len(self.texts[block]), len(self.documents)), dtype=np.float32)
             if self.lexical is not None:
-                lexical = np.float32(self.lexical_weight) * self.lexical.scores(list(self.texts[own]))
-            scores = document_scores(self.embeddings[own], self.documents) + lexical
+                lexical = np.float32(self.lexical_weight) * self.lexical.scores(list(self.texts[block]))
+            scores = document_scores(self.embeddings[block], self.documents) + lexical
             best = torch.from_numpy(scores).topk(count, dim=1).indices.numpy()
-            found[own] = [_with_relevant(*pair) for pair in zip(best, self.relevant[own], strict=True)]
-            words[own] = np.take_along_axis(lexical, found[own], axis=1)
-        return found, words
+            candidates[block] = [_with_relevant(*pair) for pair in zip(best, self.relevant[block], strict=True)]
+            words[block] = np.take_along_axis(lexical, candidates[block], axis=1)
+        return candidates, words
 
     def collate(self, rows: Sequence[int]) -> dict[str, Tensor]:
         """Return the inputs of `QueryMapLoss.forward`."""
         candidates = self.candidates[rows]
-        wanted = [np.isin(own, list(self.relevant[row])) for row, own in zip(rows, candidates, strict=True)]
+        relevant = [
+            np.isin(documents, list(self.relevant[row])) for row, documents in zip(rows, candidates, strict=True)
+        ]
         return {
             "embeddings": torch.from_numpy(self.embeddings[rows]),
             "documents": torch.from_numpy(self.documents[candidates]),
             "word_scores": torch.from_numpy(self._words[rows]),
             "log_counts": torch.from_numpy(self._log_counts[candidates]),
-            "wanted": torch.from_numpy(np.stack(wanted)).float(),
+            "relevant": torch.from_numpy(np.stack(relevant)).float(),
         }
 
 
@@ -119,7 +123,7 @@ class QueryMapLoss(nn.Module):
         self.log_scale = nn.Parameter(torch.tensor(_SCALE).log())
 
     def forward(
-        self, embeddings: Tensor, documents: Tensor, word_scores: Tensor, log_counts: Tensor, wanted: Tensor
+        self, embeddings: Tensor, documents: Tensor, word_scores: Tensor, log_counts: Tensor, relevant: Tensor
     ) -> Mapping[str, Tensor]:
         """Compute the loss in nats per query.
 
@@ -128,12 +132,12 @@ class QueryMapLoss(nn.Module):
             documents: [batch, candidates, places, dim] embeddings.
             word_scores: [batch, candidates] weighted lexical scores.
             log_counts: [batch, candidates] log frequency among the train queries.
-            wanted: [batch, candidates] 1.0 at documents that the query asks for.
+            relevant: [batch, candidates] 1.0 at relevant documents.
         """
         queries = embeddings + self.dropout(embeddings) @ self.query_map.T
         dense = torch.einsum("bd,bcpd->bcp", queries, documents).amax(dim=2)
         logits = (dense + word_scores).float() * self.log_scale.exp() + log_counts
-        return {"loss": softmax_loss(logits, wanted) / len(logits)}
+        return {"loss": softmax_loss(logits, relevant) / len(logits)}
 
 
 class _QueryMapTrainer(FiniteTraining, Trainer):

@@ -2,7 +2,7 @@
 
 A stage's key is a digest of the collection and the settings that its output depends on. The record holds it, the sums of the
 stage's files, and digests of the outputs of earlier stages that it was made from. Runs that share a store share every stage
-with the same record. Knows nothing of what stages do.
+with the same record. The processes of `accelerate launch` share the work. Knows nothing of what stages do.
 """
 
 import json
@@ -16,6 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
+from accelerate.utils import gather_object
+
 from docids.files.processes import Processes
 from docids.files.progress import Bar
 from docids.files.storage import digest, folder_sums, read_record, recover_folder, replace_folder, sha256
@@ -24,8 +27,19 @@ from dsi.store.manifest import PARTS
 
 logger = logging.getLogger(__name__)
 
-STAGES = ("pseudo_queries", "encoder", "docids", "generator", "lexical")
+STAGES = ("pseudo_queries", "encoder", "docids", "lexical", "generator")
+"""In the order in which they run."""
 _RECORD = "stage.json"
+
+
+def launch(device: str | None) -> Processes:
+    """Return this process among those started by `accelerate launch`; without a launcher it is alone.
+
+    Args:
+        device: "cpu" makes the processes communicate without GPUs.
+    """
+    state = PartialState(cpu=device == "cpu")
+    return Processes(state.process_index, state.num_processes, lambda value: gather_object([value]))
 
 
 class StageFolders:
@@ -110,6 +124,15 @@ class StageFolders:
     def key(self, name: str) -> str:
         """Return the key of the output on disk, "" if there is none."""
         return str(_record(self.folder / name).get("key", ""))
+
+    def find(self, name: str, key: str) -> Path | None:
+        """Return the folder of the run or of the store that holds the undamaged output with a key, None if neither does."""
+        folders = [self.folder / name, *([self.store / name / key[:16]] if self.store else [])]
+        for folder in folders:
+            record = _record(folder)
+            if record.get("key") == key and not _damaged(folder, record.get("files", {})):
+                return folder
+        return None
 
     def _listed(self, name: str) -> dict[str, str]:
         """Return the sums of a stage's files in the manifest; records of an earlier version have none."""

@@ -31,7 +31,7 @@ from dsi.search.results import Floats, Ints, SearchResult
 from dsi.store.loading import index_state, write_search_config
 from dsi.store.manifest import search_config
 from dsi.training.stages import stage_line
-from dsi.training.weights import HybridScores, reciprocal_ranks, summed, supported_weights
+from dsi.training.weights import HybridScores, reciprocal_ranks, supported_weights, weighted_sum
 from eval.protocol import best_setting, supported_gain, supported_setting
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     if not queries:
         raise ValueError(f"{collection.folder} has no dev queries to tune on; add qrels/dev.tsv or train queries.")
     qrels = collection.qrels["dev"]
-    judged = any(relevance > 0 for own in qrels.values() for relevance in own.values())
+    judged = any(relevance > 0 for judgements in qrels.values() for relevance in judgements.values())
     if not judged:
         logger.warning("No dev query has a relevant document; the weights of documents' scores stay as they are.")
     tuning = choose(retriever, retriever.encode_queries(queries), qrels if judged else {})
@@ -184,7 +184,7 @@ def _tied_weights(index: _Index, encoded: EncodedQueries, qrels: Qrels) -> dict[
     if of_map:
         weights = supported_weights(dense, [lexical, *of_map], qrels)
         before, after = (
-            reciprocal_ranks(summed(dense, [lexical, *of_map], pair), qrels) for pair in ([plain, 0.0], weights)
+            reciprocal_ranks(weighted_sum(dense, [lexical, *of_map], pair), qrels) for pair in ([plain, 0.0], weights)
         )
         if supported_gain(after, before):
             best = dict(zip(best, weights, strict=True))
@@ -237,13 +237,13 @@ def reached_share(
 
 def among(values: Ints, others: Ints) -> NDArray[np.bool_]:
     """[batch, n] True at values [batch, n] that are among others [batch, m] of the same row."""
-    return np.stack([np.isin(own, known) for own, known in zip(values, others, strict=True)])
+    return np.stack([np.isin(row, other) for row, other in zip(values, others, strict=True)])
 
 
-def agreement(found: SearchResult, exact: SearchResult) -> float:
+def agreement(result: SearchResult, exact: SearchResult) -> float:
     """Return the share of the documents of one result that another one has, averaged over queries."""
     there = exact.positions >= 0
-    both = among(exact.positions, np.where(found.positions >= 0, found.positions, -2)) & there
+    both = among(exact.positions, np.where(result.positions >= 0, result.positions, -2)) & there
     return float((both.sum(axis=1) / np.maximum(there.sum(axis=1), 1)).mean())
 
 

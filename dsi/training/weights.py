@@ -1,6 +1,6 @@
 """The parts of documents' scores for the candidates of flat search, and the weights that are best on judged queries.
 
-Knows nothing of trees or decoders.
+Knows nothing of nodes or decoders.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,21 +56,21 @@ class HybridScores:
         """
         runs: list[Run] = [{} for _ in range(2 + (mapped is not None))]
         for start in range(0, len(query_ids), _BLOCK):
-            own = slice(start, start + _BLOCK)
-            scores = [document_scores(queries[own], self.embeddings), self._words(texts[own])]
+            block = slice(start, start + _BLOCK)
+            scores = [document_scores(queries[block], self.embeddings), self._words(texts[block])]
             if mapped is not None:
-                scores.append(document_scores(queries[own] + mapped[own], self.embeddings) - scores[0])
+                scores.append(document_scores(queries[block] + mapped[block], self.embeddings) - scores[0])
             sources = scores if mapped is None else [*scores[:2], scores[0] + scores[2]]
-            for row, query_id in enumerate(query_ids[own]):
+            for row, query_id in enumerate(query_ids[block]):
                 if candidates is None:
                     best = np.unique(
-                        np.concatenate([np.argsort(-each[row], kind="stable")[:DEPTH] for each in sources])
+                        np.concatenate([np.argsort(-source[row], kind="stable")[:DEPTH] for source in sources])
                     )
                 else:
                     best = np.asarray(candidates[query_id])
                 names = [self.doc_ids[document] for document in best]
-                for run, each in zip(runs, scores, strict=True):
-                    run[query_id] = dict(zip(names, each[row][best].tolist(), strict=True))
+                for run, values in zip(runs, scores, strict=True):
+                    run[query_id] = dict(zip(names, values[row][best].tolist(), strict=True))
         return runs
 
     def _words(self, texts: Sequence[str]) -> Floats:
@@ -89,17 +89,19 @@ class HybridScores:
 def supported_weights(first: Run, others: Sequence[Run], qrels: Qrels) -> list[float]:
     """Return `best_weights`, or zeros if the weighted sum ranks no better than `first` alone."""
     weights = best_weights(first, others, qrels)
-    before, after = (sum(reciprocal_ranks(run, qrels).values()) for run in (first, summed(first, others, weights)))
+    before, after = (
+        sum(reciprocal_ranks(run, qrels).values()) for run in (first, weighted_sum(first, others, weights))
+    )
     return weights if after > before else [0.0] * len(others)
 
 
-def summed(first: Run, others: Sequence[Run], weights: Sequence[float]) -> Run:
+def weighted_sum(first: Run, others: Sequence[Run], weights: Sequence[float]) -> Run:
     """Return first + sum of weight * other over the same documents."""
-    total = {query_id: dict(found) for query_id, found in first.items()}
+    total = {query_id: dict(scores) for query_id, scores in first.items()}
     for other, weight in zip(others, weights, strict=True):
-        for query_id, found in total.items() if weight else ():
-            for doc_id in found:
-                found[doc_id] += weight * other[query_id][doc_id]
+        for query_id, scores in total.items() if weight else ():
+            for doc_id in scores:
+                scores[doc_id] += weight * other[query_id][doc_id]
     return total
 
 

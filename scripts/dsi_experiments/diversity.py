@@ -14,11 +14,10 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.preprocessing import normalize
 
 from docids.data.collection import document_records, read_queries
-from docids.files.storage import write_json, write_text
-from dsi.measuring.provenance import provenance
 from dsi.rerankers.candidates import Candidates, Floats, Reranker
 from dsi.rerankers.diversity import Pyversity, subtopic_labels
 from dsi.rerankers.reranking import rerank
+from dsi_experiments.report import save_report
 from dsi_experiments.rerankers.m2div import M2Div, M2DivConfig
 from eval.diversity import DIVERSITY_MEASURES, Subtopics, evaluate_diversity, read_subtopics
 from eval.figures import lines_figure
@@ -151,8 +150,7 @@ def diversity(folder: Path, output: Path, seeds: list[int]) -> str:
                     found.setdefault(row, []).append({m: mean(own) for m, own in values.items()})
             print(f"diversity, seed {seed}: {name} {found[name][-1][TUNED_FOR]:.4f}", flush=True)
         text = diversity_table(found, len(candidates.queries))
-        write_json(output / "diversity.json", {"seeds": seeds, **provenance(), "measures": found})
-        write_text(output / "diversity.md", text + "\n")
+        save_report(output, "diversity", text, {"seeds": seeds, "measures": found})
     shown = [name for name in found if name.startswith(("BM25", "MMR", "M2Div, K = 1000, policy", "the network"))]
     series: dict[str, dict[float, float]] = {
         name: {k: float(np.mean([own[f"alpha_nDCG@{k}"] for own in found[name]])) for k in range(1, 11)}

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from docids.files.storage import write_text
+from dsi_experiments.report import save_report
 from dsi_experiments.rows import Rows
 from eval.figures import spreads_figure
 from eval.report import Measured, experiment_table
@@ -48,7 +48,7 @@ def write_report(output: Path, experiment: str, names: Sequence[str], seeds: Seq
         f"## Queries with a typo\n\n{_typos(records, baselines)}",
     ]
     text = "\n\n".join(parts)
-    write_text(output / f"{experiment}.md", text + "\n")
+    save_report(output, experiment, text)
     spreads = {name: own[0]["found"]["tree"]["documents a node"] for name, own in records.items()}
     spreads_figure(spreads, "level", "documents a node", output / experiment)
     return text

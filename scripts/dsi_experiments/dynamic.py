@@ -23,12 +23,12 @@ import numpy as np
 
 from docids.data.collection import Collection, FullTexts
 from docids.data.records import table_record
-from docids.files.storage import write_text
 from docids.types import Qrels, Run
 from docids.words.bm25 import BM25
 from dsi.config import Config
 from dsi.measuring.runs import generator_only
 from dsi_experiments.laboratory import SPLIT, Laboratory, answer
+from dsi_experiments.report import save_report
 from dsi_experiments.rows import Rows, Values
 from dsi_experiments.tables import DIGITS, TIED, Changes, Row
 from dsi_experiments.updates import collection_without
@@ -239,7 +239,7 @@ def write_report(output: Path, seed: int) -> str:
             *(_steps(name, heads, system) for name, system in systems.items()),
         ]
     )
-    write_text(output / "dynamic.md", text + "\n")
+    save_report(output, "dynamic", text)
     return text
 
 

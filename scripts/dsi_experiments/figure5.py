@@ -8,8 +8,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from docids.files.storage import write_text
 from dsi_experiments.laboratory import SPLIT, Laboratory
+from dsi_experiments.report import save_report
 from dsi_experiments.rows import Rows
 from dsi_experiments.tables import TABLES
 from eval.figures import grid_figure
@@ -59,7 +59,7 @@ def write_report(output: Path, seed: int) -> str:
     temperature = cells[next(iter(wanted.values()))]["ann_temperature"]
     grid_figure(values, "alpha", "beta", "Hit@1, DR-SCL+QG, paper fusion", output / "figure5")
     text = f"{grid_table(values, 'alpha', 'beta')}\n\nHit@1 in percent, seed {seed}, ann_temperature {temperature:g}."
-    write_text(output / "figure5.md", text + "\n")
+    save_report(output, "figure5", text)
     return text
 
 

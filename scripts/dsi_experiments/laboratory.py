@@ -30,10 +30,9 @@ from dsi.search.engine import EncodedQueries
 from dsi.search.request import SearchRequest
 from dsi.search.results import Trace
 from dsi.training.docids_stage import sources_digest
-from dsi.training.launch import launch
 from dsi.training.pipeline import TrainingRun
 from dsi.training.preflight import check_settings
-from dsi.training.stages import stage_seconds
+from dsi.training.stages import launch, stage_seconds
 from dsi.training.weights import DEPTH
 from dsi_experiments.descents import one_by_one
 from dsi_experiments.rows import Rows, write_table

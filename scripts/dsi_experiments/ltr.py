@@ -13,8 +13,7 @@ import numpy as np
 from sklearn.datasets import load_svmlight_file
 from sklearn.linear_model import Ridge
 
-from docids.files.storage import write_json, write_text
-from dsi.measuring.provenance import provenance
+from dsi_experiments.report import save_report
 from dsi_experiments.rerankers.boosting import BoostedTrees, BoostingConfig
 from dsi_experiments.rerankers.learned import FeatureReranker, LinearReranker, RankNet, RankNetConfig
 from dsi_experiments.rerankers.lists import NDCG_EXP, Floats, JudgedLists, exact_weight, ndcg_exp
@@ -131,9 +130,6 @@ def ltr(folder: Path, output: Path, seeds: list[int]) -> str:
         print(f"ltr: {name} {np.mean(values[name]):.4f}", flush=True)
     adapted = adaptation(lists, seeds[0])
     systems = {name: [own.tolist() for own in found] for name, found in values.items()}
-    write_json(
-        output / "ltr.json", {"seeds": seeds, **provenance(), f"{NDCG_EXP} by query": systems, "adaptation": adapted}
-    )
     rows = []
     for name, found in values.items():
         a, b = ({str(n): float(v) for n, v in enumerate(np.mean(own, axis=0))} for own in (found, values[REFERENCE]))
@@ -153,5 +149,5 @@ def ltr(folder: Path, output: Path, seeds: list[int]) -> str:
         f"{table}\n\n{note}\n\n{second}\n\nBase: {BASE_QUERIES} queries; the others with {MISSING:.0%} of the "
         f"features set to 0; {SPLITS} splits."
     )
-    write_text(output / "ltr.md", text + "\n")
+    save_report(output, "ltr", text, {"seeds": seeds, f"{NDCG_EXP} by query": systems, "adaptation": adapted})
     return text

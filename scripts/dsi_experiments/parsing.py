@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from docids.data.collection import Collection, read_collection
-from docids.files.storage import write_json, write_text
 from docids.words.bm25 import BM25
-from dsi.measuring.provenance import provenance
 from dsi.rerankers.candidates import Candidates
 from dsi.rerankers.features import word_list
+from dsi_experiments.report import save_report
 from dsi_experiments.rerankers.lists import NDCG_EXP, Floats, dcg_exp, exact_weight, ndcg_exp
 from dsi_experiments.rerankers.parse_ranker import ParseRanker, ParserConfig, labelled_lists
 from dsi_experiments.rerankers.parser import DependencyModel
@@ -105,8 +104,7 @@ def parsing(folder: Path, output: Path, seeds: list[int]) -> str:
         )
     text = _parsing_table(candidates, values, len(seeds))
     record = {name: own.tolist() for name, own in values.items()}
-    write_json(output / "parsing.json", {"seeds": seeds, **provenance(), NDCG_EXP: record, "objective": saw_tooth})
-    write_text(output / "parsing.md", text + "\n")
+    save_report(output, "parsing", text, {"seeds": seeds, NDCG_EXP: record, "objective": saw_tooth})
     series = {name: _teeth(history) for name, history in saw_tooth.items()}
     lines_figure(
         series,
@@ -178,10 +176,9 @@ def treebank(folder: Path, output: Path, seeds: list[int]) -> str:
         / words
         for name, parses in systems.items()
     }
-    write_json(output / "treebank.json", {**provenance(), "sentences": len(short), "attachment": found})
     table = markdown_table(
         [f"{len(short)} sentences of up to {LONGEST_SENTENCE} words", "right heads"],
         [[name, f"{100 * value:.1f} %"] for name, value in found.items()],
     )
-    write_text(output / "treebank.md", table + "\n")
+    save_report(output, "treebank", table, {"sentences": len(short), "attachment": found})
     return table

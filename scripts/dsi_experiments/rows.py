@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from docids.files.storage import digest, write_json, write_text
+from docids.files.storage import digest, write_json
+from dsi_experiments.report import save_report
 from dsi_experiments.tables import REFERENCES, TABLES
 from eval.report import Measured, experiment_table
 
@@ -122,7 +123,7 @@ def write_table(output: Path, table: str, seeds: Sequence[int]) -> str:
     if not measured:
         raise ValueError(f"{rows.path} has no row that was measured under seed {', '.join(map(str, seeds))}.")
     text = experiment_table(measured, measured[0][0].record["queries"], REFERENCES[table])
-    write_text(output / f"{table}.md", text + "\n")
+    save_report(output, table, text)
     return text
 
 

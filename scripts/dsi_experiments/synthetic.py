@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
-from docids.files.storage import digest, write_text
+from docids.files.storage import digest
 from dsi.measuring.provenance import provenance
+from dsi_experiments.report import save_report
 from dsi_experiments.rows import Rows
 from dsi_experiments.toy import complete_tree
 from dsi_experiments.tree_model import TreeModel, TreeModelConfig
@@ -82,7 +83,7 @@ def reproduce(output: Path, runs: int, seed: int) -> str:
     for title, setting in SETTINGS.items():
         found = synthetic(setting, runs, seed, title, rows)
         texts.append(synthetic_table(found, title, None if setting.one_relevant else PUBLISHED))
-        write_text(output / "synthetic.md", "\n\n".join(texts) + "\n")
+        save_report(output, "synthetic", "\n\n".join(texts))
     return "\n\n".join(texts)
 
 

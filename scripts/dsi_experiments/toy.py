@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from docids.clustering import DocidsConfig, build_tree
-from docids.files.storage import write_json, write_text
 from docids.tree import DocidTree
+from dsi_experiments.report import save_report
 from dsi_experiments.tree_targets import TreeTargets
 from eval.measures import regret
 from eval.tables import markdown_table
@@ -42,9 +42,8 @@ def reproduce(output: Path, runs: int, seed: int) -> str:
         for name, own in cells.items()
         for (k, size), (value, error) in own.items()
     ]
-    write_json(output / "toy.json", {"runs": runs, "seed": seed, "cells": rows})
     text = toy_table(cells, runs)
-    write_text(output / "toy.md", text + "\n")
+    save_report(output, "toy", text, {"runs": runs, "seed": seed, "cells": rows})
     return text
 
 
@@ -109,7 +108,7 @@ def _sampled_scores(targets: TreeTargets, eta: Tensor, size: int) -> dict[str, T
     return {
         "z": direct,
         "hierarchical z": _product_of_conditionals(targets.tree, direct),
-        "z*": targets.estimated(targets.best_below(eta), leaves),
+        "z*": targets.best_relevant(eta, leaves),
         "zhat": targets.best_below(leaves),
     }
 

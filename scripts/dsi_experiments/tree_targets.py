@@ -188,7 +188,7 @@ def ranking_scores(targets: TreeTargets, logits: Tensor, score: str) -> Tensor:
     Args:
         targets: of the tree.
         logits: of a scorer.
-        score: "node", or the kind of path whose log-probabilities are summed (see `ObjectiveRow`).
+        score: "node", or the kind of path whose log-probabilities are weighted_sum (see `ObjectiveRow`).
     """
     if score == "node":
         return logits

@@ -14,11 +14,11 @@ import numpy as np
 
 from docids.data.collection import Collection, read_collection
 from docids.data.records import table_record
-from docids.files.storage import digest, replace_folder, write_json, write_text
+from docids.files.storage import digest, replace_folder, write_text
 from docids.types import Run
-from dsi.measuring.provenance import provenance
 from dsi.measuring.runs import IndexRuns
 from dsi_experiments.laboratory import Laboratory, answer
+from dsi_experiments.report import save_report
 from dsi_experiments.tables import ON_DENSE, TABLES
 from eval.measures import evaluate, mean
 from eval.tables import markdown_table
@@ -35,9 +35,8 @@ def reproduce(laboratory: Laboratory, seed: int) -> str:
     found = measure_updates(collection, part.index(config), laboratory.index(config), rows)
     if not laboratory.processes.is_main:
         return ""
-    write_json(laboratory.output / "updates.json", {"seed": seed, **provenance(), **found})
     text = updates_table(found)
-    write_text(laboratory.output / "updates.md", text + "\n")
+    save_report(laboratory.output, "updates", text, {"seed": seed, **found})
     return text
 
 

@@ -1,4 +1,4 @@
-"""The searches that `dsi_experiments.benchmarks.decoding` compares, with random models, and their measurement."""
+"""The searches that `dsi_experiments.commands.benchmark_decoding` compares, with random models, and their measurement."""
 
 import argparse
 import time

@@ -1,4 +1,4 @@
-"""One multi-label classifier, trained and measured in a process of its own by `dsi_experiments.benchmarks.multilabel`.
+"""One multi-label classifier, trained and measured in a process of its own by `dsi_experiments.commands.benchmark_multilabel`.
 
 Run by path under any Python, so that other libraries can have an environment of their own; imports only what it needs.
 """
@@ -6,7 +6,6 @@ Run by path under any Python, so that other libraries can have an environment of
 import argparse
 import importlib
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -86,7 +85,6 @@ def pecos(train: Data, seed: int, threads: int) -> Callable[[csr_matrix], Any]:
 
 def main() -> None:
     """Train, search, write the labels found, print times and memory."""
-    sys.path = [path for path in sys.path if Path(path) != Path(__file__).parent]  # its docids.py is not the package
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("system", help="napkinxc, pecos, or an objective of the tree model")
     parser.add_argument("train", type=Path)

@@ -1,6 +1,6 @@
 """What one index of random vectors costs to load and to search, and what ways to constrain decoding cost.
 
-Measured by `dsi_experiments.benchmarks.scale`, in a fresh process.
+Measured by `dsi_experiments.commands.benchmark_scale`, in a fresh process.
 """
 
 import time

@@ -17,25 +17,27 @@ from dsi.commands.values import configuration, number, output_folder
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure what is missing, then print and write the tables."""
-    given = parser("compare-docids", __doc__)
-    add_data(given)
-    given.add_argument("--config", type=configuration, required=True, metavar="NAME", help="the base, by name or file")
-    given.add_argument(
+    command_line = parser("compare-docids", __doc__)
+    add_data(command_line)
+    command_line.add_argument(
+        "--config", type=configuration, required=True, metavar="NAME", help="the base, by name or file"
+    )
+    command_line.add_argument(
         "--output", type=output_folder, required=True, metavar="DIR", help="of everything that is written"
     )
-    add_settings(given)
-    given.add_argument(
+    add_settings(command_line)
+    command_line.add_argument(
         "--schemes", nargs="+", metavar="NAME", help="all that fit the collection; NAME+2: with two segments"
     )
-    given.add_argument("--seeds", type=number(int, 0), nargs="+", default=[0], help="of clustering and training")
-    given.add_argument("--digits", action="store_true", help="train a decoder of (level, digit) tokens")
-    given.add_argument(
+    command_line.add_argument("--seeds", type=number(int, 0), nargs="+", default=[0], help="of clustering and training")
+    command_line.add_argument("--digits", action="store_true", help="train a decoder of (level, digit) tokens")
+    command_line.add_argument(
         "--without-added",
         action="store_true",
         help="leave out documents added later, and half of the training with them",
     )
-    add_device(given)
-    arguments = given.parse_args(argv)
+    add_device(command_line)
+    arguments = command_line.parse_args(argv)
     load_libraries()
     from docids.data.collection import read_collection
     from dsi.config import Config

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(
         f"train-query-generator: {len(train)} pairs; loss on {len(dev)} dev pairs {before:.3f} -> {after:.3f} nats per token"
     )
-    print(f"use it: dsi train --stage pseudo_queries --method {arguments.output} --data {arguments.data} --output RUN")
+    print(f"use it: dsi train --stage pseudo_queries --set pseudo_queries.method={arguments.output} …")
 
 
 def _pairs(collection: "Collection", split: str) -> "list[Pair]":
@@ -56,21 +56,23 @@ def _pairs(collection: "Collection", split: str) -> "list[Pair]":
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    arguments = parser("train-query-generator", __doc__)
-    add_data(arguments)
-    arguments.add_argument("--output", type=output_folder, required=True, metavar="FOLDER", help="folder of the model")
+    command_line = parser("train-query-generator", __doc__)
+    add_data(command_line)
+    command_line.add_argument(
+        "--output", type=output_folder, required=True, metavar="FOLDER", help="folder of the model"
+    )
     for name, (kind, default, text) in _SETTINGS.items():
-        arguments.add_argument(
+        command_line.add_argument(
             f"--{name.replace('_', '-')}", type=kind, default=default, metavar=name.upper(), help=text
         )
-    arguments.add_argument(
+    command_line.add_argument(
         "--bf16", action="store_true", help="compute in bfloat16 if the device has instructions for it"
     )
-    arguments.add_argument(
+    command_line.add_argument(
         "--dev-queries", type=number(int, 0), default=500, help="cut from train where the collection has no dev split"
     )
-    arguments.add_argument("--device", help="cpu keeps the training on the CPU")
-    return arguments.parse_args(argv)
+    command_line.add_argument("--device", help="cpu keeps the training on the CPU")
+    return command_line.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -50,31 +50,31 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    arguments = parser("train-reranker", f"{__doc__}\n{_kinds()}")
-    add_index(arguments)
-    add_data(arguments, "the collection it was trained on")
-    arguments.add_argument("--kind", choices=TRAINABLE, metavar="KIND", default="lambdasmart", help="see above")
-    arguments.add_argument("--name", help="of the reranker: RUN/rerank/NAME; its kind by default")
-    arguments.add_argument(
+    command_line = parser("train-reranker", f"{__doc__}\n{_kinds()}")
+    add_index(command_line)
+    add_data(command_line, "the collection it was trained on")
+    command_line.add_argument("--kind", choices=TRAINABLE, metavar="KIND", default="lambdasmart", help="see above")
+    command_line.add_argument("--name", help="of the reranker: RUN/rerank/NAME; its kind by default")
+    command_line.add_argument(
         "--after", nargs="+", default=[], metavar="NAME", help="rerankers to apply before it, in this order"
     )
-    arguments.add_argument(
+    command_line.add_argument(
         "--figure",
         type=output_file,
         metavar="PATH",
         help=f"write PATH.png and PATH.svg: how much each feature contributes ({', '.join(WITH_IMPORTANCE)})",
     )
-    arguments.add_argument("--split", default="dev", choices=("train", "dev"), help="judged queries to learn from")
-    arguments.add_argument("--k", type=count, default=50, help="candidates per query")
-    arguments.add_argument("--seed", type=number(int, 0), default=0, help="of the training and the folds")
-    add_device(arguments)
-    given = arguments.parse_args(argv)
-    if given.figure and given.kind not in WITH_IMPORTANCE:
+    command_line.add_argument("--split", default="dev", choices=("train", "dev"), help="judged queries to learn from")
+    command_line.add_argument("--k", type=count, default=50, help="candidates per query")
+    command_line.add_argument("--seed", type=number(int, 0), default=0, help="of the training and the folds")
+    add_device(command_line)
+    arguments = command_line.parse_args(argv)
+    if arguments.figure and arguments.kind not in WITH_IMPORTANCE:
         raise ValueError(
-            f"--figure shows how much each feature contributes to boosted trees; --kind {given.kind} has no such "
+            f"--figure shows how much each feature contributes to boosted trees; --kind {arguments.kind} has no such "
             f"figure, only {', '.join(WITH_IMPORTANCE)} have; leave --figure out."
         )
-    return given
+    return arguments
 
 
 def _kinds() -> str:

@@ -26,13 +26,13 @@ SHAPES: dict[str, tuple[dict[str, Any], int, int]] = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print a table; write JSON where asked."""
-    given = parser("benchmark-training", __doc__)
-    given.add_argument("--shapes", nargs="+", choices=tuple(SHAPES), default=list(SHAPES), help="of the models")
-    given.add_argument("--tokens", nargs="+", type=count, default=[16, 128], help="of a text")
-    given.add_argument("--documents", type=count, default=10_000, help="in the tree")
-    given.add_argument("--rounds", type=count, default=5, help="of the alternating measurements")
-    given.add_argument("--results", type=output_file, help="write the table as JSON")
-    arguments = given.parse_args(argv)
+    command_line = parser("benchmark-training", __doc__)
+    command_line.add_argument("--shapes", nargs="+", choices=tuple(SHAPES), default=list(SHAPES), help="of the models")
+    command_line.add_argument("--tokens", nargs="+", type=count, default=[16, 128], help="of a text")
+    command_line.add_argument("--documents", type=count, default=10_000, help="in the tree")
+    command_line.add_argument("--rounds", type=count, default=5, help="of the alternating measurements")
+    command_line.add_argument("--results", type=output_file, help="write the table as JSON")
+    arguments = command_line.parse_args(argv)
     load_libraries()
     from docids.files.storage import write_json
     from dsi.measuring.provenance import provenance

@@ -18,13 +18,17 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Build one tree and print what it took."""
-    given = parser("benchmark-docids", __doc__)
-    given.add_argument("--documents", type=count, default=1_000_000, help="points")
-    given.add_argument("--dim", type=count, default=384, help="of a point")
-    given.add_argument("--topics", type=count, default=2000, help="the points lie around this many random centres")
-    given.add_argument("--method", default="kmeans", choices=("kmeans", "balanced", "random"), help="of clustering")
-    given.add_argument("--results", type=output_file, help="write the figures as JSON")
-    arguments = given.parse_args(argv)
+    command_line = parser("benchmark-docids", __doc__)
+    command_line.add_argument("--documents", type=count, default=1_000_000, help="points")
+    command_line.add_argument("--dim", type=count, default=384, help="of a point")
+    command_line.add_argument(
+        "--topics", type=count, default=2000, help="the points lie around this many random centres"
+    )
+    command_line.add_argument(
+        "--method", default="kmeans", choices=("kmeans", "balanced", "random"), help="of clustering"
+    )
+    command_line.add_argument("--results", type=output_file, help="write the figures as JSON")
+    arguments = command_line.parse_args(argv)
     load_libraries()
     from docids.clustering import DocidsConfig, build_tree
     from docids.files.storage import write_json

@@ -28,19 +28,22 @@ FLAT = "encoder, faiss flat"
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure every batch size; print the table, write it and its JSON where asked."""
-    given = parser("benchmark-search", __doc__)
-    add_index(given)
-    add_data(given, "the collection it was made of")
-    given.add_argument("--batches", type=count, nargs="+", default=[1, 8, 64], metavar="N", help="queries a call")
-    given.add_argument("--rounds", type=count, default=20, help="of the alternating measurements")
-    given.add_argument("--output", type=output_folder, metavar="DIR", help="write search.json and search.md there")
-    arguments = given.parse_args(argv)
+    command_line = parser("benchmark-search", __doc__)
+    add_index(command_line)
+    add_data(command_line, "the collection it was made of")
+    command_line.add_argument(
+        "--batches", type=count, nargs="+", default=[1, 8, 64], metavar="N", help="queries a call"
+    )
+    command_line.add_argument("--rounds", type=count, default=20, help="of the alternating measurements")
+    command_line.add_argument(
+        "--output", type=output_folder, metavar="DIR", help="write search.json and search.md there"
+    )
+    arguments = command_line.parse_args(argv)
     load_libraries()
     from docids.data.collection import read_collection
-    from docids.files.storage import write_json, write_text
     from dsi.config import read_config
-    from dsi.measuring.provenance import provenance
     from dsi_experiments.benchmarks.index_faiss import set_for
+    from dsi_experiments.report import save_report
 
     config = read_config(arguments.run / "config.toml")
     queries = list(read_collection(arguments.data, dev_queries=config.dev_queries).query_texts("test").values())
@@ -55,10 +58,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     table = _table(rows, arguments.batches)
     print(table)
     if arguments.output:
-        record = {"collection": arguments.data.name, **provenance(), "rounds": arguments.rounds}
         timed = [{"batch": batch, "ms a query": row} for batch, row in zip(arguments.batches, rows, strict=True)]
-        write_json(arguments.output / "search.json", {**record, "rows": timed})
-        write_text(arguments.output / "search.md", table + "\n")
+        record = {"collection": arguments.data.name, "rounds": arguments.rounds, "rows": timed}
+        save_report(arguments.output, "search", table, record)
 
 
 def searches(run: Path, encoder_config: "EncoderConfig") -> dict[str, Callable[[list[str]], Any]]:

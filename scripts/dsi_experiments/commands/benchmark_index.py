@@ -34,10 +34,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if (arguments.run is None) != (arguments.data is None):
         raise ValueError("--run and --data go together: an index, and the collection whose test queries it answers.")
     load_libraries()
-    from docids.files.storage import write_json, write_text
-    from dsi.measuring.provenance import provenance
     from dsi_experiments.benchmarks.index_report import pictures, report
     from dsi_experiments.benchmarks.index_systems import systems
+    from dsi_experiments.report import save_report
 
     systems(arguments.leave_out)  # refuses names that are none
     if arguments.measure:
@@ -50,30 +49,31 @@ def main(argv: Sequence[str] | None = None) -> None:
         for name, folder in _collections(arguments, work):
             found = _measured(folder, arguments)
             collection = arguments.data.name if arguments.data else "synthetic"
-            record = {"collection": collection, **provenance(), "rounds": arguments.rounds, **found}
-            write_json(arguments.output / f"{name}.json", record)
-            write_text(arguments.output / f"{name}.md", report(record))
+            record = {"collection": collection, "rounds": arguments.rounds, **found}
+            save_report(arguments.output, name, report(record), record)
             pictures(record, arguments.output / name)
             print(report(record))
 
 
 def _arguments() -> argparse.ArgumentParser:
-    given = parser("benchmark-index", __doc__)
+    command_line = parser("benchmark-index", __doc__)
     sizes = number(int, _FEWEST)
-    given.add_argument("--sizes", type=sizes, nargs="+", default=[10_000, 100_000], help="synthetic documents")
-    given.add_argument("--dim", type=count, default=64, help="of their embeddings")
-    given.add_argument("--run", type=index_folder, metavar="RUN", help="an index to measure instead")
-    given.add_argument("--data", type=collection_folder, metavar="DATA", help="the collection of RUN")
-    given.add_argument("--rounds", type=count, default=10, help="of the alternating measurements")
-    given.add_argument(
+    command_line.add_argument("--sizes", type=sizes, nargs="+", default=[10_000, 100_000], help="synthetic documents")
+    command_line.add_argument("--dim", type=count, default=64, help="of their embeddings")
+    command_line.add_argument("--run", type=index_folder, metavar="RUN", help="an index to measure instead")
+    command_line.add_argument("--data", type=collection_folder, metavar="DATA", help="the collection of RUN")
+    command_line.add_argument("--rounds", type=count, default=10, help="of the alternating measurements")
+    command_line.add_argument(
         "--leave-out", nargs="*", default=[], metavar="NAME", help="systems that take too long, or much memory"
     )
-    given.add_argument(
+    command_line.add_argument(
         "--output", type=output_folder, default=Path("index"), metavar="DIR", help="of JSON, tables and pictures"
     )
-    given.add_argument("--work", type=output_folder, metavar="DIR", help="keeps what is built, for the next time")
-    given.add_argument("--measure", type=Path, help=argparse.SUPPRESS)  # what the fresh process does
-    return given
+    command_line.add_argument(
+        "--work", type=output_folder, metavar="DIR", help="keeps what is built, for the next time"
+    )
+    command_line.add_argument("--measure", type=Path, help=argparse.SUPPRESS)  # what the fresh process does
+    return command_line
 
 
 def _collections(arguments: argparse.Namespace, work: Path) -> "list[tuple[str, Path]]":
@@ -90,7 +90,7 @@ def _measured(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """The figures of one collection, built if it is not there."""
     _build(folder, arguments)
     options = ["--rounds", str(arguments.rounds), "--leave-out", *arguments.leave_out]
-    command = [sys.executable, "-m", "dsi_experiments.benchmarks.index", "--measure", str(folder), *options]
+    command = [sys.executable, "-m", "dsi_experiments.commands.benchmark_index", "--measure", str(folder), *options]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise ValueError(f"Measuring {folder.name} failed with status {done.returncode}.")

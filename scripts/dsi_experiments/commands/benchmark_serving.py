@@ -26,20 +26,23 @@ SERVERS = {"batched": [], "one by one": ["--max-batch", "1"]}
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure every number of clients; print the table, write it and its JSON where asked."""
-    given = parser("benchmark-serving", __doc__)
-    add_index(given)
-    given.add_argument(
+    command_line = parser("benchmark-serving", __doc__)
+    add_index(command_line)
+    command_line.add_argument(
         "--data", type=collection_folder, default="minipedia", metavar="DIR", help="the collection of the queries"
     )
-    given.add_argument("--clients", type=count, nargs="+", default=[1, 8, 64], metavar="N", help="at the same time")
-    given.add_argument("--rounds", type=count, default=3, help="of the alternating measurements")
-    given.add_argument("--seconds", type=number(float, 0.1), default=3.0, help="of each measurement")
-    given.add_argument("--output", type=output_folder, metavar="DIR", help="write serving.json and serving.md there")
-    arguments = given.parse_args(argv)
+    command_line.add_argument(
+        "--clients", type=count, nargs="+", default=[1, 8, 64], metavar="N", help="at the same time"
+    )
+    command_line.add_argument("--rounds", type=count, default=3, help="of the alternating measurements")
+    command_line.add_argument("--seconds", type=number(float, 0.1), default=3.0, help="of each measurement")
+    command_line.add_argument(
+        "--output", type=output_folder, metavar="DIR", help="write serving.json and serving.md there"
+    )
+    arguments = command_line.parse_args(argv)
     load_libraries()
     from docids.data.collection import read_collection
-    from docids.files.storage import write_json, write_text
-    from dsi.measuring.provenance import provenance
+    from dsi_experiments.report import save_report
 
     queries = list(read_collection(arguments.data).query_texts("test").values())
     with _serve(arguments.run, SERVERS["batched"]) as batched, _serve(arguments.run, SERVERS["one by one"]) as single:
@@ -49,9 +52,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(table)
     if arguments.output:
         settings = {"rounds": arguments.rounds, "seconds a measurement": arguments.seconds}
-        record = {"collection": arguments.data.name, **provenance(), **settings}
-        write_json(arguments.output / "serving.json", {**record, "rows": rows})
-        write_text(arguments.output / "serving.md", table + "\n")
+        record = {"collection": arguments.data.name, **settings, "rows": rows}
+        save_report(arguments.output, "serving", table, record)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ Without data:
 Rows share stages: what two of them have in common is trained once (OUTPUT/store). Each row and seed is written as soon as it is
 measured, so a killed command continues with the next, and what is up to date is not measured again. The rows of a table are one
 file, OUTPUT/TABLE.json; with OUTPUT/TABLE.values.json.gz, the values per query, --report-only writes the Markdown table again
-without training. Several processes or GPUs share the work under `accelerate launch -m dsi_experiments.reproduce`.
+without training. Several processes or GPUs share the work under `accelerate launch -m dsi_experiments.commands.reproduce`.
 """
 
 import argparse
@@ -72,34 +72,36 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    given = parser("reproduce", __doc__)
+    command_line = parser("reproduce", __doc__)
     names = [*TABLES, *ON_A_COLLECTION, *ON_LISTS, *WITHOUT_DATA]
-    given.add_argument("what", choices=names, metavar="WHAT", help="see above")
-    given.add_argument("--data", type=collection_folder, metavar="DIR", help="a collection, or a folder of lists")
-    given.add_argument(
+    command_line.add_argument("what", choices=names, metavar="WHAT", help="see above")
+    command_line.add_argument(
+        "--data", type=collection_folder, metavar="DIR", help="a collection, or a folder of lists"
+    )
+    command_line.add_argument(
         "--config",
         type=configuration,
         metavar="NAME",
         help="the base: DR-SCL+QG on this collection, by name or file (reproduce-small, …)",
     )
-    given.add_argument(
+    command_line.add_argument(
         "--output", type=output_folder, required=True, metavar="DIR", help="of everything that is written"
     )
-    add_settings(given)
-    given.add_argument(
+    add_settings(command_line)
+    command_line.add_argument(
         "--seeds",
         type=number(int, 0),
         nargs="+",
         default=[0],
         help="of sampling, clustering, initialisation, shuffling",
     )
-    given.add_argument("--rows", nargs="+", metavar="TEXT", help="only rows whose name contains one of these")
-    given.add_argument("--runs", type=count, help="of toy (200) and synthetic (3)")
-    given.add_argument(
+    command_line.add_argument("--rows", nargs="+", metavar="TEXT", help="only rows whose name contains one of these")
+    command_line.add_argument("--runs", type=count, help="of toy (200) and synthetic (3)")
+    command_line.add_argument(
         "--report-only", action="store_true", help="write tables and figures again from what is in OUTPUT"
     )
-    add_device(given)
-    arguments = given.parse_args(argv)
+    add_device(command_line)
+    arguments = command_line.parse_args(argv)
     arguments.seeds = list(dict.fromkeys(arguments.seeds))
     return arguments
 

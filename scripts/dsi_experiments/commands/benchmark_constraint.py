@@ -107,13 +107,13 @@ def _allowed(trie: dict[int, Any], end: int, _: int, prefix: "Tensor") -> list[i
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    given = parser("benchmark-constraint", __doc__)
-    given.add_argument("--documents", nargs="+", type=count, default=[10_000, 100_000], help="in the tree")
-    given.add_argument("--queries", nargs="+", type=count, default=[1, 8, 64], help="a call")
-    given.add_argument("--beams", type=count, default=10, help="a query")
-    given.add_argument("--rounds", type=count, default=7, help="alternations")
-    given.add_argument("--results", type=output_file, help="write the table as JSON")
-    return given.parse_args(argv)
+    command_line = parser("benchmark-constraint", __doc__)
+    command_line.add_argument("--documents", nargs="+", type=count, default=[10_000, 100_000], help="in the tree")
+    command_line.add_argument("--queries", nargs="+", type=count, default=[1, 8, 64], help="a call")
+    command_line.add_argument("--beams", type=count, default=10, help="a query")
+    command_line.add_argument("--rounds", type=count, default=7, help="alternations")
+    command_line.add_argument("--results", type=output_file, help="write the table as JSON")
+    return command_line.parse_args(argv)
 
 
 if __name__ == "__main__":

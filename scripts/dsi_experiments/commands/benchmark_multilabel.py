@@ -27,8 +27,8 @@ CUTOFFS = (1, 3, 5)
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure, then print and write the table."""
-    given = parser("benchmark-multilabel", __doc__)
-    given.add_argument(
+    command_line = parser("benchmark-multilabel", __doc__)
+    command_line.add_argument(
         "--data",
         type=Path,
         required=True,
@@ -36,19 +36,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         metavar="PREFIX",
         help="PREFIX.train.svm.gz and PREFIX.test.svm.gz",
     )
-    given.add_argument("--output", type=output_folder, required=True, metavar="DIR", help="folder of JSON and table")
-    given.add_argument("--objectives", nargs="+", default=["plt", "tdm", "otm", "otm-mix"], help="of our model")
-    given.add_argument("--peers", metavar="PYTHON", help="a Python interpreter that has napkinxc and libpecos")
-    given.add_argument("--seeds", type=number(int, 0), nargs="+", default=[0, 1, 2], help="of the trainings")
-    given.add_argument("--threads", type=count, default=1, help="of every system")
-    arguments = given.parse_args(argv)
+    command_line.add_argument(
+        "--output", type=output_folder, required=True, metavar="DIR", help="folder of JSON and table"
+    )
+    command_line.add_argument("--objectives", nargs="+", default=["plt", "tdm", "otm", "otm-mix"], help="of our model")
+    command_line.add_argument("--peers", metavar="PYTHON", help="a Python interpreter that has napkinxc and libpecos")
+    command_line.add_argument("--seeds", type=number(int, 0), nargs="+", default=[0, 1, 2], help="of the trainings")
+    command_line.add_argument("--threads", type=count, default=1, help="of every system")
+    arguments = command_line.parse_args(argv)
     load_libraries()
     import numpy as np
 
-    from docids.files.storage import write_json, write_text
-    from dsi.measuring.provenance import provenance
     from dsi_experiments.benchmarks.multilabel_systems import read
     from dsi_experiments.objectives.rows import find_row
+    from dsi_experiments.report import save_report
 
     for name in arguments.objectives:
         find_row(name)
@@ -65,11 +66,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         ]
         records.append({"data": prefix.name, "measured": measured})
         texts.append(table(prefix.name, measured))
-        write_json(
-            arguments.output / "multilabel.json",
-            {**provenance(), "threads": arguments.threads, "results": records},
-        )
-        write_text(arguments.output / "multilabel.md", "\n\n".join(texts) + "\n")
+        record = {"threads": arguments.threads, "results": records}
+        save_report(arguments.output, "multilabel", "\n\n".join(texts), record)
     print("\n\n".join(texts))
 
 
@@ -97,7 +95,7 @@ def measure(
     """
     import numpy as np
 
-    script = Path(__file__).with_name("multilabel_systems.py")
+    script = Path(__file__).parents[1] / "benchmarks" / "multilabel_systems.py"
     with tempfile.TemporaryDirectory() as folder:
         answers = Path(folder) / "answers.npy"
         settings = ["--seed", str(seed), "--threads", str(threads)]

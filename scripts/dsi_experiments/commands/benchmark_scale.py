@@ -26,19 +26,18 @@ from dsi.commands.values import count, output_folder
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure every size, write JSON, table and picture after each."""
-    given = parser("benchmark-scale", __doc__)
-    given.add_argument("--sizes", type=count, nargs="+", default=[10_000, 100_000, 1_000_000], help="documents")
-    given.add_argument("--dim", type=count, default=64, help="of the embeddings")
-    given.add_argument("--rounds", type=count, default=10, help="of the alternating measurements")
-    given.add_argument(
+    command_line = parser("benchmark-scale", __doc__)
+    command_line.add_argument("--sizes", type=count, nargs="+", default=[10_000, 100_000, 1_000_000], help="documents")
+    command_line.add_argument("--dim", type=count, default=64, help="of the embeddings")
+    command_line.add_argument("--rounds", type=count, default=10, help="of the alternating measurements")
+    command_line.add_argument(
         "--output", type=output_folder, default=Path("scale"), metavar="DIR", help="of JSON, table and picture"
     )
-    given.add_argument("--search", type=Path, help=argparse.SUPPRESS)  # what the fresh process does
-    arguments = given.parse_args(argv)
+    command_line.add_argument("--search", type=Path, help=argparse.SUPPRESS)  # what the fresh process does
+    arguments = command_line.parse_args(argv)
     load_libraries()
-    from docids.files.storage import write_json, write_text
-    from dsi.measuring.provenance import provenance
     from dsi_experiments.benchmarks.scale_costs import search_costs
+    from dsi_experiments.report import save_report
 
     if arguments.search:
         print(json.dumps(search_costs(arguments.search, arguments.rounds)))
@@ -47,10 +46,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     for size in sorted(arguments.sizes):
         rows.append(measure(size, arguments.dim, arguments.rounds))
         fits = {name: growth(rows, name) for name in rows[0]["ms a query"]} if len(rows) > 1 else {}
-        record = {**provenance(), "rows": rows, "exponents": fits}
-        write_json(arguments.output / "scale.json", record)
         text = table(rows, fits)
-        write_text(arguments.output / "scale.md", text + "\n")
+        save_report(arguments.output, "scale", text, {"rows": rows, "exponents": fits})
         _pictures(rows, arguments.output)
     print(text)
 
@@ -59,7 +56,7 @@ def measure(size: int, dim: int, rounds: int) -> dict[str, Any]:
     """The figures of one size: builds and writes here, loads and searches in a fresh process."""
     from docids.clustering import DocidsConfig, build_tree
     from docids.vectors import VectorsConfig
-    from dsi_experiments.benchmarks.docids import clustered_points
+    from dsi_experiments.commands.benchmark_docids import clustered_points
 
     points = clustered_points(size, dim, topics=max(10, size // 500))
     started = time.perf_counter()
@@ -71,7 +68,7 @@ def measure(size: int, dim: int, rounds: int) -> dict[str, Any]:
         command = [
             sys.executable,
             "-m",
-            "dsi_experiments.benchmarks.scale",
+            "dsi_experiments.commands.benchmark_scale",
             "--search",
             folder,
             "--rounds",

@@ -51,17 +51,17 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    given = parser("benchmark-decoding", __doc__)
-    given.add_argument("--shapes", nargs="+", choices=tuple(SHAPES), default=list(SHAPES), help="of the models")
-    given.add_argument("--documents", nargs="+", type=count, default=[10_000, 100_000], help="in the tree")
-    given.add_argument("--batches", nargs="+", type=count, default=[1, 8, 64], help="queries a call")
-    given.add_argument("--beam-width", type=count, default=10, help="of all searches")
-    given.add_argument("--query-tokens", type=count, default=16, help="of a query")
-    given.add_argument(
+    command_line = parser("benchmark-decoding", __doc__)
+    command_line.add_argument("--shapes", nargs="+", choices=tuple(SHAPES), default=list(SHAPES), help="of the models")
+    command_line.add_argument("--documents", nargs="+", type=count, default=[10_000, 100_000], help="in the tree")
+    command_line.add_argument("--batches", nargs="+", type=count, default=[1, 8, 64], help="queries a call")
+    command_line.add_argument("--beam-width", type=count, default=10, help="of all searches")
+    command_line.add_argument("--query-tokens", type=count, default=16, help="of a query")
+    command_line.add_argument(
         "--rounds", type=count, default=5, help="alternations at batch 1; fewer at larger batches, at least 2"
     )
-    given.add_argument("--results", type=output_file, help="write the table as JSON")
-    return given.parse_args(argv)
+    command_line.add_argument("--results", type=output_file, help="write the table as JSON")
+    return command_line.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -8,18 +8,16 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback, WandbCallback
 
-from docids.files.checks import one_of
+from docids.files.checks import shown
 from docids.files.progress import Bar
 
 REPORTS = ("none", "tensorboard", "wandb")
 """Where losses can be reported."""
-QUALITY = "eval_Hit@1"
-"""What the trainer calls the quality that is measured during training."""
 
 
 @dataclass(frozen=True)
 class Reports:
-    """Where the losses of trainings are reported, and the quality that is measured meanwhile.
+    """Where the losses of trainings are reported.
 
     Raises:
         ModuleNotFoundError: what they are reported to is not installed.
@@ -31,7 +29,8 @@ class Reports:
     """Of TensorBoard's files, a folder in it for each training."""
 
     def __post_init__(self) -> None:
-        one_of(self, "report_", to=REPORTS)
+        if self.to not in REPORTS:
+            raise ValueError(f"report_to must be one of {', '.join(REPORTS)}, got {shown(self.to)}.")
         if self.to != "none" and find_spec(self.to) is None:
             raise ModuleNotFoundError(f'report_to = "{self.to}" needs {self.to}; run pip install "dr-scl[{self.to}]".')
 
@@ -99,11 +98,9 @@ class ProgressLine(TrainerCallback):
         logs: dict[str, float] | None = None,
         **_: Any,
     ) -> None:
-        """Note the loss, or the quality."""
+        """Note the loss."""
         if self._bar and logs and "loss" in logs:
             self._bar.note(f"loss {logs['loss']:.4g}")
-        elif self._bar and logs and QUALITY in logs:
-            self._bar.note(f"dev Hit@1 {100 * logs[QUALITY]:.1f}")
 
     def close(self) -> None:
         """End the bar, also of a training that failed."""

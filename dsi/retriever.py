@@ -19,7 +19,7 @@ from contrastive.encoder import Encoder
 from docids.files.checks import plain
 from docids.files.storage import replace_folder, writing_to
 from docids.tree import DocidTree
-from docids.vectors import VectorsConfig
+from docids.vectors import VectorKind, VectorsConfig
 from docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
 from dsi.rerankers.candidates import Candidates
@@ -282,7 +282,7 @@ class GenerativeRetriever(IndexParts):
         with self._updating:
             self._hold(with_texts(self._index.content, documents))
 
-    def keep_vectors(self, kind: str, code_bytes: int = 0) -> None:
+    def keep_vectors(self, kind: VectorKind, code_bytes: int = 0) -> None:
         """Keep the vectors of documents and nodes in other bytes, as `docids.vectors.VectorsConfig` says; docids stay.
 
         Raises:

@@ -119,7 +119,7 @@ class IndexSnapshot:
         if given.get("lexical_weight") and self.lexical is None:
             raise ValueError(
                 f"lexical_weight is {given['lexical_weight']:g}, but this index has no lexical part; use 0, or train with "
-                "lexical.enabled = true."
+                'lexical.model = "bm25".'
             )
         if given.get("token_weight"):
             raise ValueError(f"token_weight is {given['token_weight']:g}, but this index has no token vectors; use 0.")

@@ -223,13 +223,6 @@ def path_scores(logits: Tensor, families: Families) -> Tensor:
     return above[:, :, None] + own
 
 
-def drop_states(mask: Tensor, share: float) -> Tensor:
-    """Return mask [batch, length] without a random share of its tokens; the first token is always kept."""
-    kept = mask & (torch.rand(mask.shape, device=mask.device) >= share)
-    kept[:, 0] = mask[:, 0]
-    return kept
-
-
 class DenseLogits:
     """Flat dense search as logits of children: along a path, their softmaxes multiply to the document's probability.
 

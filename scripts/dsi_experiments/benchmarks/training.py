@@ -17,9 +17,9 @@ from dsi.commands.values import count, output_file
 if TYPE_CHECKING:
     from torch import Tensor
 
-SHAPES: dict[str, tuple[dict[str, Any], int, int]] = {
-    "small": ({"num_layers": 2, "num_heads": 6}, 384, 128),
-    "t5-base": ({"num_layers": 12, "num_heads": 12}, 768, 16),
+SHAPES: dict[str, tuple[int, int, int]] = {
+    "small": (2, 384, 128),
+    "t5-base": (12, 768, 16),
 }
 """{name: (settings of the decoder, width of the states, batch size)}."""
 
@@ -59,20 +59,20 @@ def measure(shape: str, tokens: int, bf16: bool, documents: int, rounds: int) ->
     import torch
 
     from docids.clustering import DocidsConfig, build_tree
-    from dsi.generator.config import GeneratorConfig, ObjectiveConfig
+    from dsi.generator.config import CE, GeneratorConfig
     from dsi.generator.model import DocidGenerator
     from dsi.training.objective import GeneratorLoss
     from dsi_experiments.benchmarks.reference import transformers_loss
     from dsi_experiments.benchmarks.timing import alternate
 
     torch.manual_seed(0)
-    settings, width, batch = SHAPES[shape]
-    config = GeneratorConfig(decoder="", dropout=0.0, **settings)
-    tree = build_tree(np.zeros((documents, 8), dtype=np.float32), DocidsConfig(method="random"))
-    generator = DocidGenerator.create(config, tree, width)
+    layers, width, batch = SHAPES[shape]
+    config = GeneratorConfig(docid_tokens="digits", num_layers=layers)
+    tree = build_tree(np.zeros((documents, 8), dtype=np.float32), DocidsConfig(method="random", max_leaf_size=10))
+    generator = DocidGenerator.create(config, tree, width, CE).eval()  # without dropout
     states, mask = torch.randn(batch, tokens, width), torch.ones(batch, tokens, dtype=torch.bool)
     positions = torch.randint(documents, (batch,))
-    loss = GeneratorLoss(generator, tree, ObjectiveConfig(), torch.device("cpu"))
+    loss = GeneratorLoss(generator, tree, CE, torch.device("cpu"))
 
     def ours() -> "Tensor":
         batch = {"token_states": states, "states_mask": mask, "relevant": positions[:, None]}

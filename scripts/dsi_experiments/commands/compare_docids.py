@@ -12,14 +12,17 @@ from collections.abc import Sequence
 from dsi.commands.arguments import add_data, add_device, add_settings, parser, with_settings
 from dsi.commands.libraries import load_libraries
 from dsi.commands.main import run_command
-from dsi.commands.values import configuration, number, output_folder
+from dsi.commands.values import number, output_folder
+from dsi_experiments.configs import experiment_configuration
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure what is missing, then print and write the tables."""
     given = parser("compare-docids", __doc__)
     add_data(given)
-    given.add_argument("--config", type=configuration, required=True, metavar="NAME", help="the base, by name or file")
+    given.add_argument(
+        "--config", type=experiment_configuration, required=True, metavar="NAME", help="the base, by name or file"
+    )
     given.add_argument(
         "--output", type=output_folder, required=True, metavar="DIR", help="of everything that is written"
     )

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from docids.schemes import Docids, DocidsConfig, SchemeInput
+from docids.schemes import Docids, SchemeInput
 from docids.schemes.kmeans import train_kmeans
 from docids.tree import Floats, Ints
 from dsi_experiments.schemes.codes import Coder, code
@@ -13,10 +13,10 @@ def make(documents: SchemeInput) -> Docids:
     return code(documents, _train)
 
 
-def _train(points: Floats, config: DocidsConfig, codewords: int, levels: int) -> Coder:
+def _train(points: Floats, seed: int, codewords: int, levels: int) -> Coder:
     left, indexes, centroids = points, [], []
     for _ in range(levels):
-        found = train_kmeans(left, codewords, config)
+        found = train_kmeans(left, codewords, seed)
         indexes.append(found.index)
         centroids.append(np.asarray(found.centroids))
         left = left - centroids[-1][found.index.search(left, 1)[1][:, 0]]

@@ -37,20 +37,10 @@ document_length = 24
 [contrastive]
 batch_size = 16
 epochs = 1.0
-[examples]
-pseudo_queries_per_document = 2
-[generator]
-docid_tokens = "tied"
-decoder = ""
-num_layers = 0
-[objective]
-name = "estimate"
-distillation = 0.7
-dense_temperature = 0.05
 [training]
+pseudo_queries_per_document = 2
 batch_size = 32
 epochs = 1.0
-learning_rate = 1e-3
 [query_map]
 epochs = 1.0
 [search]

@@ -1,5 +1,6 @@
 """Objectives of the text generator: what is asked, what it should say, and that every one of them learns to find documents."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 
 from contrastive.encoder import Encoder
 from docids.clustering import DocidsConfig, build_tree
-from dsi.generator.config import GeneratorConfig, ObjectiveConfig, TrainingConfig
+from dsi.generator import base
+from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig, TrainingConfig
 from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.model import DocidGenerator
 from dsi.generator.states import StateCache, write_states
@@ -181,9 +183,10 @@ def examples(encoder, tmp_path):
 
 
 @pytest.mark.parametrize("objective", FOR_DIGITS)
-def test_every_objective_learns_to_find_documents_from_text(objective, examples, tmp_path):
-    config = GeneratorConfig(decoder="", num_layers=1, num_heads=4, dropout=0.0)
-    taught = ObjectiveConfig(objective, training_beam=4, random_paths=4)
+def test_every_objective_learns_to_find_documents_from_text(objective, examples, tmp_path, monkeypatch):
+    monkeypatch.setattr(base, "DROPOUT", 0.0)
+    config = GeneratorConfig(docid_tokens="digits", num_layers=1)
+    taught = dataclasses.replace(CE, name=objective, training_beam=4, random_paths=4)
     generator = create_generator(config, examples.tree, WIDTH, taught)
     training = TrainingConfig(batch_size=4, epochs=150, learning_rate=3e-3)
     train_generator(generator, examples, taught, training, tmp_path / "work")

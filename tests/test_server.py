@@ -301,7 +301,7 @@ REASONS = [
     ("tied", LAW, {"k": 1, "beam_width": 2, "candidates": 1, "lexical_weight": 0.005}, {"node", "No"}),
     ("tied", LAW, {"k": 2, "beam_width": 2, "candidates": 2, "lexical_weight": 0.01}, {"candidates", "With"}),
     ("digits", QUERY, {"k": 3, "beam_width": 3, "alpha": 0.9}, set()),
-    ("digits", QUERY, {"k": 1, "beam_width": 1, "alpha": 0.3}, {"node", "A", "With"}),
+    ("digits", QUERY, {"k": 3, "beam_width": 1, "alpha": 0.1}, {"node", "A", "With"}),
 ]
 """Index, query, options, and the kinds of reasons for documents that score more than the last answer that are met at least."""
 

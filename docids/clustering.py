@@ -20,6 +20,7 @@ def build_tree(
     config: DocidsConfig,
     *,
     cluster_embeddings: Floats | None = None,
+    seed: int = 0,
     progress: bool = False,
     processes: Processes = ALONE,
 ) -> DocidTree:
@@ -29,13 +30,14 @@ def build_tree(
         embeddings: [N, dim] document embeddings, in collection order.
         config: the settings.
         cluster_embeddings: [N, any] vectors to cluster instead.
+        seed: of k-means, or of what is drawn at random.
         progress: show a progress bar over documents.
         processes: share the clustering; each returns the same tree, whatever their number.
 
     Raises:
         ValueError: fewer documents than `branching`, values that are not finite, or a scheme that needs more.
     """
-    documents = SchemeInput(embeddings, config, cluster_embeddings, processes=processes, progress=progress)
+    documents = SchemeInput(embeddings, config, cluster_embeddings, seed=seed, processes=processes, progress=progress)
     return assemble(make_docids(documents), embeddings)
 
 

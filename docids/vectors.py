@@ -5,18 +5,18 @@ Knows nothing of trees.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.files.checks import at_least, one_of, plain_fields
+from docids.files.declarations import Whole, settings
 from docids.files.storage import scratch_array
 from docids.files.untrusted import is_finite
 from docids.types import Floats, Ints, Numbers
 
-KINDS = ("float32", "float16", "int8", "pq")
+VectorKind: TypeAlias = Literal["float32", "float16", "int8", "pq"]
 BLOCK = 4_096
 """Vectors in memory at a time when all of them are copied or summed."""
 LARGE = 262_144
@@ -34,22 +34,19 @@ _PARTS, _PART = 32, 8
 """Search codes have at least `_PARTS` parts, of at most `_PART` dimensions."""
 
 
-@dataclass(frozen=True)
+@settings("vectors")
 class VectorsConfig:
     """How an index keeps the vectors of documents and nodes (section `[vectors]`)."""
 
-    kind: str = "float32"
+    kind: VectorKind = "float32"
     """"float32", "float16", "int8" (one byte a dimension), or "pq": `code_bytes` a vector, of a product quantiser. Scores
     are those of the vectors as they are kept."""
-    code_bytes: int = 0
+    code_bytes: Whole = 0
     """Bytes of a vector's codes. With kind "pq" they are the vectors, and a divisor of the dimension. With another kind they
     are beside the vectors, a large index is searched by them, and twice as many divide the dimension; 0
     chooses: none up to 262,144 documents, else a sixteenth of the dimension, and at least 16."""
 
     def __post_init__(self) -> None:
-        plain_fields(self, "vectors.")
-        one_of(self, "vectors.", kind=KINDS)
-        at_least(self, "vectors.", code_bytes=0)
         if self.kind == "pq" and not self.code_bytes:
             raise ValueError(
                 'vectors.kind "pq" needs vectors.code_bytes of 1 or more, got 0; 64 is good for 384 dimensions.'
@@ -193,7 +190,7 @@ class Vectors:
 
     @classmethod
     def from_array(cls, vectors: "Floats | Vectors", kind: str = "float32", code_bytes: int = 0) -> "Vectors":
-        """Return vectors stored as one of `KINDS`; float32 is not copied.
+        """Return vectors stored as one of `VectorKind`; float32 is not copied.
 
         Raises:
             ValueError: as `Product.fit`.

@@ -1,31 +1,23 @@
 """The configuration of a run: the config of every part, read from and written to TOML. Knows nothing of what the parts do."""
 
 import dataclasses
-import difflib
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Literal
 
 import tomli_w
 
 from contrastive.encoder import EncoderConfig
-from contrastive.trainers import REPORTS
 from contrastive.training import ContrastiveConfig
-from docids.files.checks import at_least, one_of, plain, plain_fields, shown
+from docids.files.checks import shown
+from docids.files.declarations import Setting, Whole, create_settings, declarations, section_kinds, settings
 from docids.files.storage import write_text
 from docids.schemes import DocidsConfig
 from docids.vectors import VectorsConfig
-from docids.words.bm25 import LexicalConfig
-from dsi.generator.config import (
-    ExamplesConfig,
-    GeneratorConfig,
-    ObjectiveConfig,
-    QueryMapConfig,
-    TrainingConfig,
-    check_together,
-)
+from docids.words.bm25 import NO_MODEL, LexicalConfig
+from dsi.generator.config import GeneratorConfig, ObjectiveConfig, QueryMapConfig, TrainingConfig, check_together
 from dsi.generator.pseudo_queries import PseudoQueriesConfig
 from dsi.search.request import SearchConfig
 
@@ -34,29 +26,35 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-T = TypeVar("T")
 CONFIGS = Path(__file__).parent / "configs"
 """Folder of the configurations that ship with the package, NAME.toml each."""
 
 
-@dataclass(frozen=True)
+LEXICAL_WEIGHT = 0.03
+"""What we recommend for an index with BM25, whose scores are large beside cosines."""
+
+
+@settings()
 class Config:
-    """The configuration of a run, one section (TOML table) per part.
+    """The configuration of a run, one section (TOML table) per part; its defaults are what we recommend.
 
     Example:
         >>> import dsi
-        >>> config = dsi.Config.named("small")
-        >>> config = config.with_changes({"training": {"epochs": 2.0}, "search": {"beam_width": 10}})
+        >>> config = dsi.Config().with_changes({"training": {"epochs": 4.0}, "search": {"beam_width": 10}})
         >>> config.training.epochs
-        2.0
+        4.0
     """
 
-    dev_queries: int = 500
+    seed: Whole = 0
+    """Of everything that is drawn at random: pseudo-queries, docids, weights, shuffling."""
+    bf16: bool = True
+    """Train encoder and decoder in bfloat16 if the device has instructions for it."""
+    dev_queries: Whole = 500
     """Number of train queries set aside for tuning if the collection has no dev split."""
     tune: bool = True
     """Choose the weights of documents' scores, alpha and the beam (with fusion "paper": alpha, beta and ann_temperature) on the
     dev queries after training."""
-    report_to: str = "none"
+    report_to: Literal["none", "tensorboard", "wandb"] = "none"
     """Where the losses of encoder and generator are reported while they are trained: "none", "tensorboard" (files in
     RUN/logs) or "wandb"; changes nothing of what is trained."""
     pseudo_queries: PseudoQueriesConfig = field(default_factory=PseudoQueriesConfig)
@@ -71,8 +69,6 @@ class Config:
     """How the vectors of documents are kept."""
     lexical: LexicalConfig = field(default_factory=LexicalConfig)
     """BM25, or learned sparse vectors."""
-    examples: ExamplesConfig = field(default_factory=ExamplesConfig)
-    """Training examples of the decoder."""
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     """The decoder."""
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
@@ -81,29 +77,29 @@ class Config:
     """How the decoder is trained."""
     query_map: QueryMapConfig = field(default_factory=QueryMapConfig)
     """How the query map of documents' scores is trained."""
-    search: SearchConfig = field(default_factory=SearchConfig)
+    search: SearchConfig = field(default_factory=lambda: SearchConfig(lexical_weight=LEXICAL_WEIGHT))
     """How the index is searched by default."""
 
     def __post_init__(self) -> None:
-        plain_fields(self)
-        at_least(self, dev_queries=0)
-        one_of(self, report_to=REPORTS)
         check_together(self.generator, self.objective, self.training, self.query_map)
-        self._check_words()
+        if self.generator.docid_tokens == "words" and self.docids.method != "title":
+            raise ValueError(
+                f'generator.docid_tokens = "words" needs docids.method = "title", got {self.docids.method!r}.'
+            )
         self._check_search()
 
-    def _check_words(self) -> None:
-        """Raise ValueError if docid tokens should be a checkpoint's words and docids are not made of its tokens."""
-        docids, decoder = self.docids, self.generator.decoder
-        if self.generator.docid_tokens == "words" and (docids.method, docids.tokenizer) != ("title", decoder):
-            raise ValueError(
-                'generator.docid_tokens = "words" needs docids.method = "title" with docids.tokenizer = generator.decoder '
-                f"({decoder!r}), got {docids.method!r} with {docids.tokenizer!r}."
-            )
+    @property
+    def title_checkpoint(self) -> str:
+        """The model whose tokenizer makes docids of titles; "" for the encoder."""
+        return self.generator.decoder if self.generator.docid_tokens == "words" else ""
 
     def _check_search(self) -> None:
         """Raise ValueError if the trained index could not be searched as `[search]` says."""
         search, tied = self.search, self.generator.docid_tokens == "tied"
+        if search.lexical_weight and self.lexical.model == NO_MODEL:
+            raise ValueError(
+                f'search.lexical_weight needs a lexical part, got {search.lexical_weight} with lexical.model "none"; use 0.'
+            )
         if not tied and search.lexical_weight and (search.fusion == "paper" or not search.beta):
             raise ValueError(
                 f'search.lexical_weight needs tied tokens or search.fusion "bound", got {search.lexical_weight} with '
@@ -128,7 +124,7 @@ class Config:
         """Return a configuration with some settings replaced: {setting or section: value or {setting: value}}."""
         if not isinstance(changes, Mapping):
             raise TypeError(f"changes must be a mapping of settings and sections, got {changes!r}.")
-        return from_dict(Config, _merged(dataclasses.asdict(self), changes), "changes")
+        return create_settings(Config, _merged(dataclasses.asdict(self), changes), "changes")
 
 
 def config_names() -> list[str]:
@@ -137,7 +133,7 @@ def config_names() -> list[str]:
 
 
 def read_config(name: str | Path) -> Config:
-    """Read a configuration; settings it leaves out come from its `base`, or keep their defaults.
+    """Read a configuration; settings it leaves out are as in its `base`, or else as in `Config()`.
 
     Args:
         name: of a configuration that ships with the package, or a TOML file.
@@ -147,7 +143,7 @@ def read_config(name: str | Path) -> Config:
         ValueError: not TOML, too deeply nested, an unknown key (the message names the nearest one), a wrong type or value.
     """
     path = _find(name, Path())
-    return from_dict(Config, _with_base(path, []), str(path))
+    return _with_defaults(_with_base(path, []), str(path))
 
 
 def run_config(run: Path) -> Config:
@@ -164,7 +160,12 @@ def read_dev_queries(run: Path) -> int:
     """
     path = _find(run / "config.toml", Path())
     read = {name: value for name, value in _with_base(path, []).items() if name == "dev_queries"}
-    return from_dict(Config, read, str(path)).dev_queries
+    return _with_defaults(read, str(path)).dev_queries
+
+
+def _with_defaults(settings: Mapping[str, Any], source: str) -> Config:
+    """Return `Config()` with some settings replaced."""
+    return create_settings(Config, _merged(dataclasses.asdict(Config()), settings), source)
 
 
 def _find(name: str | Path, folder: Path) -> Path:
@@ -210,37 +211,13 @@ def write_config(config: Config, path: Path) -> None:
     write_text(path, tomli_w.dumps(dataclasses.asdict(config)))
 
 
-def from_dict(kind: type[T], settings: Mapping[str, Any], source: str) -> T:
-    """Build a dataclass from nested dictionaries, checking keys and types.
-
-    Args:
-        kind: the dataclass.
-        settings: {field: value}.
-        source: where the settings come from, for messages.
-
-    Raises:
-        ValueError: an unknown key (the message names the nearest one), a wrong type or value.
-    """
-    hints = get_type_hints(kind)
-    values: dict[str, Any] = {}
-    for key, value in settings.items():
-        if key not in hints:
-            near = difflib.get_close_matches(key, hints, n=1, cutoff=0.0)
-            raise ValueError(f"{source}: unknown key {shown(key)}; the nearest known one is {near[0]!r}.")
-        values[key] = _checked(hints[key], value, f"{source}: {key}")
-    try:
-        return kind(**values)
-    except ValueError as error:
-        raise ValueError(f"{source}: {error}") from None
-
-
-def _checked(kind: type, value: Any, source: str) -> Any:
-    if dataclasses.is_dataclass(kind):
-        if not isinstance(value, dict):
-            raise ValueError(f"{source} must be a table of settings, got {shown(value)}.")
-        return from_dict(kind, value, source)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = plain(float, value, source)
-    if type(value) is not kind or value != value:
-        raise ValueError(f"{source} must be of type {kind.__name__}, got {shown(value)}.")
-    return value
+def all_settings() -> list[Setting]:
+    """Return the declarations of all settings with the defaults of `Config()`, those of no section first."""
+    config, found = Config(), list(declarations(Config).values())
+    for section, kind in section_kinds(Config).items():
+        values = vars(getattr(config, section))
+        found += [
+            dataclasses.replace(declared, section=f"{section}.", default=values[name])
+            for name, declared in declarations(kind).items()
+        ]
+    return found

@@ -23,7 +23,7 @@ from docids.data.records import COLUMNS
 from docids.files.checks import plain
 from docids.files.storage import replace_folder, writing_to
 from docids.tree import DocidTree
-from docids.vectors import VectorsConfig
+from docids.vectors import VectorKind, VectorsConfig
 from docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
 from dsi.rerankers.candidates import Candidates
@@ -72,8 +72,7 @@ class _State:
     @cached_property
     def trained_beam(self) -> float:
         """The widest beam whose nodes were all trained; inf unless training was limited to a beam."""
-        trains_beam = self.generator.objective.candidates == "beam"
-        return self.generator.config.training_beam if trains_beam else math.inf
+        return self.generator.config.training_beam or math.inf
 
     @property
     def content(self) -> Content:
@@ -435,7 +434,7 @@ class GenerativeRetriever:
         with self._updating:
             self._hold(with_texts(self._state.content, documents))
 
-    def keep_vectors(self, kind: str, code_bytes: int = 0) -> None:
+    def keep_vectors(self, kind: VectorKind, code_bytes: int = 0) -> None:
         """Store the vectors of documents and nodes in another format of `docids.vectors.VectorsConfig`; docids stay.
 
         Raises:
@@ -547,7 +546,7 @@ def _check_parts(options: Mapping[str, Any], lexical: Lexical | None) -> None:
     if options.get("lexical_weight") and lexical is None:
         raise ValueError(
             f"lexical_weight is {options['lexical_weight']:g}, but this index has no lexical part; use 0, or train with "
-            "lexical.enabled = true."
+            'lexical.model = "bm25".'
         )
     if options.get("token_weight"):
         raise ValueError(f"token_weight is {options['token_weight']:g}, but this index has no token vectors; use 0.")

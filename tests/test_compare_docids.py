@@ -4,7 +4,6 @@ import dataclasses
 import json
 import re
 from collections import Counter
-from importlib.metadata import EntryPoint
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from dsi_experiments.updates import hold_out, without
 
 import dsi
 from docids.clustering import DocidsConfig, build_tree
-from docids.extensions import SCHEMES as ENTRY_POINTS
 from docids.schemes import SCHEMES, SchemeInput, make_docids
 from dsi.commands.main import main
 from dsi.config import Config
@@ -37,8 +35,8 @@ def command(beir, tmp_path, sentence_t5_folder, t5_folder):
     """The command on 40 documents."""
     config = write_settings(
         tmp_path / "config.toml", sentence_t5_folder, t5_folder, pseudo_queries={"method": "none"},
-        contrastive={"loss": "none", "fill_with_pseudo_queries": False}, training={"epochs": 1.0},
-        examples={"pseudo_queries_per_document": 0}, **{**TIED, "query_map": {"epochs": 0.0}},
+        contrastive={"loss": "none", "fill_with_pseudo_queries": False},
+        training={"epochs": 1.0, "pseudo_queries_per_document": 0}, **{**TIED, "query_map": {"epochs": 0.0}},
     )  # fmt: skip
     given = ["--data", str(beir()), "--config", str(config), "--output", str(tmp_path / "out"), "--device", "cpu"]
     return lambda *more: main(["compare-docids", *given, *more])
@@ -105,8 +103,8 @@ def test_without_documents_added_later_half_is_trained(command, tmp_path, capsys
 
 
 def test_digits_and_names_of_schemes(command, tmp_path, capsys, monkeypatch):
-    own = {**docids.DIGITS, "generator": {"docid_tokens": "digits", "num_layers": 1, "num_heads": 4}}
-    monkeypatch.setattr(docids, "DIGITS", {**own, "examples": {}, "training": {"epochs": 1.0}})
+    own = {**docids.DIGITS, "generator": {"docid_tokens": "digits", "num_layers": 1}}
+    monkeypatch.setattr(docids, "DIGITS", {**own, "training": {"epochs": 1.0}})
     with (tmp_path / "collection" / "qrels" / "test.tsv").open("a") as judgements:
         judgements.write("\nargon.1\targon\t0")  # the only judgement of its query
     assert command("--schemes", "pq", "--digits", "--seeds", "0", "1", "0") == 0
@@ -123,7 +121,7 @@ def test_digits_and_names_of_schemes(command, tmp_path, capsys, monkeypatch):
         (["+2"], "There is no docid scheme ''; use one of kmeans"),
         (["kmeans", "title+2"], 'docids.segments is not read by the docid method "title"; leave it at 1, got 2'),
         (["kmeans", "file"], 'The scheme "file" reads docids and makes none, so it cannot be compared; leave it out'),
-        (["kmeans", "--seeds", "0", "9999999999"], "docids.seed must be at most 1000000000, got 9999999999"),
+        (["kmeans", "--seeds", "0", "9999999999"], "seed must be at most 1000000000, got 9999999999"),
         (["kmeans", "title"], "document 'helium' (and 0 more) has none"),
     ],
 )
@@ -152,13 +150,12 @@ def test_queries_must_ask_for_documents_added_later_and_for_others(command, tmp_
 
 
 def test_what_is_missing_without_the_documents_added_later_is_refused_before_training(command, tmp_path):
-    collection = dsi.read_collection(tmp_path / "collection")
-    added = {collection.documents[row]["doc_id"] for row in hold_out(collection, docids.HELD_OUT_SEED)}
-    keep_judgements(tmp_path / "collection", "dev", added.__contains__)
-    config = base(tmp_path).with_changes({"training": {"evaluate_every": 5}})
+    config = base(tmp_path).with_changes({"docids": {"branching": 38}})
     laboratory = Laboratory(dsi.read_collection(tmp_path / "collection"), config, tmp_path / "out", "cpu")
-    with pytest.raises(ValueError, match=r"^Without the documents that are added .* dev .* Or give --without-added\.$"):
-        docids.compare(laboratory, ["kmeans"], [0])
+    with pytest.raises(
+        ValueError, match=r"^Without the documents that are added .* branching .* Or give --without-added\.$"
+    ):
+        docids.compare(laboratory, ["random"], [0])
     assert not (tmp_path / "out" / "store").exists()
 
 
@@ -182,9 +179,7 @@ def test_the_part_without_some_documents_is_of_this_collection_with_its_own_dev_
     assert kept[0] != kept[1]
 
 
-def test_dense_search_is_that_of_whole_documents_and_schemes_of_other_packages_have_the_seed(
-    command, tmp_path, monkeypatch
-):
+def test_dense_search_is_that_of_whole_documents_and_all_have_the_seed(command, tmp_path):
     collection, config = dsi.read_collection(tmp_path / "collection"), base(tmp_path)
 
     def comparison(docids_config):
@@ -195,14 +190,12 @@ def test_dense_search_is_that_of_whole_documents_and_schemes_of_other_packages_h
     assert comparison({"segments": 3}).base == config
     lines = (f"{doc_id}\t{row} {piece}\n" for row, doc_id in enumerate(collection.rows) for piece in range(3))
     (tmp_path / "docids.tsv").write_text("".join(lines))
-    of_file = {"method": "file", "file": str(tmp_path / "docids.tsv"), "branching": 0, "max_leaf_size": 10}
+    of_file = {"method": "file", "file": str(tmp_path / "docids.tsv"), "branching": 0, "max_leaf_size": 20}
     made = comparison({**of_file, "segments": 3})
     made.check([])
     assert made.base.docids == DocidsConfig(method="file", file=of_file["file"])
-    monkeypatch.setattr(
-        "docids.extensions.extensions", lambda group: [EntryPoint("letters", "json:dumps", ENTRY_POINTS)]
-    )
-    assert [made.config(name, 7).docids.seed for name in ("letters", "kmeans", "title")] == [7, 7, 0]
+    seventh = docids.Comparison(made.laboratory, 7, digits=False, add=False)
+    assert (seventh.base.seed, seventh.config("kmeans").seed) == (7, 7)
 
 
 def test_trees_are_of_one_size_and_titles_need_titles(beir):

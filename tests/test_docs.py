@@ -37,20 +37,10 @@ document_length = 24
 [contrastive]
 batch_size = 16
 epochs = 1.0
-[examples]
-pseudo_queries_per_document = 2
-[generator]
-docid_tokens = "tied"
-decoder = ""
-num_layers = 0
-[objective]
-name = "estimate"
-distillation = 0.7
-dense_temperature = 0.05
 [training]
+pseudo_queries_per_document = 2
 batch_size = 32
 epochs = 1.0
-learning_rate = 1e-3
 [query_map]
 epochs = 1.0
 [search]
@@ -89,7 +79,7 @@ def trained(tmp_path_factory, sentence_bert_folder, tokenizer_folder, t5_folder)
         (collection / "qrels" / f"{split}.tsv").write_text("\n".join([head, *own]))
     shutil.copytree(collection, folder / "DIR")
     shutil.copytree(t5_folder, folder / "t5-docids")
-    for name in ("example", "small"):  # a file of that name goes before the configuration of the package
+    for name in ("example", "digits"):  # a file of that name goes before the configuration of the package
         (folder / name).write_text(TINY.format(encoder=sentence_bert_folder.as_posix()))
     before = Path.cwd()
     os.chdir(folder)

@@ -1,5 +1,6 @@
 """An index whose training objective another package brings: trained end to end, and opened without the package."""
 
+import dataclasses
 import json
 import re
 import sys
@@ -56,7 +57,7 @@ def test_an_index_is_trained_with_a_foreign_objective_and_searched_without_it(
     config = write_settings(
         tmp_path / "config.toml", sentence_t5_folder, t5_folder, tune=False, objective={"name": "smooth"},
         contrastive={"loss": "none", "fill_with_pseudo_queries": False}, pseudo_queries={"method": "none"},
-        examples={"pseudo_queries_per_document": 0}, search={"beta": 0.0, "alpha": 1.0, "beam_width": 20},
+        training={"pseudo_queries_per_document": 0}, search={"beta": 0.0, "alpha": 1.0, "beam_width": 20},
     )  # fmt: skip
     data, run = thin_out(beir(), dev=6, test=6), tmp_path / "run"
     collection = dsi.read_collection(data)
@@ -93,13 +94,14 @@ def test_foreign_objectives_have_names_and_are_checked(package):
         ("gone", r"The objective 'gone' \(no_such_module:Objective\) cannot be loaded: No module named"),
     ):
         with pytest.raises(ValueError, match=message):
-            ObjectiveConfig(name)
+            ObjectiveConfig(name=name)
     with pytest.raises(ValueError, match=r"objective\.distillation needs an objective that reads a teacher"):
-        ObjectiveConfig("smooth", distillation=0.5)
-    digits, training = GeneratorConfig(decoder="", num_layers=1), TrainingConfig(train_encoder=True)
-    check_together(digits, ObjectiveConfig("smooth"), training, QueryMapConfig())
+        ObjectiveConfig(name="smooth", distillation=0.5)
+    digits, training = GeneratorConfig(docid_tokens="digits", num_layers=1), TrainingConfig(train_encoder=True)
+    untrained, smooth = QueryMapConfig(epochs=0.0), ObjectiveConfig(name="smooth", distillation=0.0)
+    check_together(digits, smooth, training, untrained)
     with pytest.raises(ValueError, match=r"'beam' reads the encoder's states .* use another objective"):
-        check_together(digits, ObjectiveConfig("beam"), training, QueryMapConfig())
+        check_together(digits, dataclasses.replace(smooth, name="beam"), training, untrained)
 
 
 def test_an_index_is_trained_again_with_another_version_of_the_package(
@@ -110,7 +112,7 @@ def test_an_index_is_trained_again_with_another_version_of_the_package(
     config = write_settings(
         tmp_path / "config.toml", sentence_t5_folder, t5_folder, tune=False, objective={"name": "smooth"},
         contrastive={"loss": "none", "fill_with_pseudo_queries": False}, pseudo_queries={"method": "none"},
-        examples={"pseudo_queries_per_document": 0}, training={"epochs": 1.0},
+        training={"pseudo_queries_per_document": 0, "epochs": 1.0},
     )  # fmt: skip
     run = TrainingRun(tmp_path / "run", dsi.read_collection(beir()), read_config(config), "cpu")
     run.train()

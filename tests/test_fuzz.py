@@ -23,6 +23,7 @@ from dsi import GenerativeRetriever
 from dsi.config import read_config, write_config
 from tests import grammars
 from tests.command_lines import command, option_lines, whole_lines
+from tests.conftest import PROMPTS
 from tests.hostile_calls import option_calls, plain_calls
 from tests.kills import fork, status_of
 from tests.tiny_index import TinyIndex
@@ -35,7 +36,7 @@ CASES, FIRST = int(os.environ.get("DSI_CASES", "10000")), int(os.environ.get("DS
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory, sentence_t5_folder):
-    encoder = Encoder.load(EncoderConfig(name=str(sentence_t5_folder)), device="cpu")
+    encoder = Encoder.load(EncoderConfig(name=str(sentence_t5_folder), **PROMPTS), device="cpu")
     return TinyIndex(encoder, tmp_path_factory.mktemp("fuzz"))
 
 

@@ -33,7 +33,7 @@ from dsi import GenerativeRetriever, SearchConfig, load_rerankers
 from dsi.rerankers.candidates import load_reranker
 from dsi.rerankers.reranking import save_reranker
 from dsi.store.loading import load_documents, trained_fan_out
-from tests.conftest import MINIPEDIA, WIDTH, random_generator, random_tied, random_tree, save_cross_encoder
+from tests.conftest import MINIPEDIA, PROMPTS, WIDTH, random_generator, random_tied, random_tree, save_cross_encoder
 from tests.hostile import count_outcomes, write_sums
 from tests.test_sparse import save_model
 
@@ -46,7 +46,7 @@ FEATURES = ("score", "title words")
 @pytest.fixture(scope="module")
 def index(tmp_path_factory, sentence_t5_folder):
     """A tiny index with one reranker of each kind that has files."""
-    encoder = Encoder.load(EncoderConfig(name=str(sentence_t5_folder)), device="cpu")
+    encoder = Encoder.load(EncoderConfig(name=str(sentence_t5_folder), **PROMPTS), device="cpu")
     columns = {"doc_id": "_id", "title": "title", "text": "text"}
     documents = datasets.Dataset.from_dict({name: [record[key] for record in RECORDS] for name, key in columns.items()})
     tree = build_tree(encoder.encode(documents["title"], "document"), DocidsConfig(branching=4, max_leaf_size=4))

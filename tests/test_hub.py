@@ -16,7 +16,7 @@ from docids.files.storage import write_json
 from docids.words.bm25 import BM25
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.commands.main import main
-from tests.conftest import MINIPEDIA, random_tied
+from tests.conftest import MINIPEDIA, PROMPTS, random_tied
 from tests.hub_server import TOKEN, serve
 
 QUERIES = ["noble gas", "which metal is light"]
@@ -26,7 +26,7 @@ NAME = "user/index"
 @pytest.fixture(scope="module")
 def index(tmp_path_factory, sentence_t5_folder):
     """A tiny index, with what training leaves beside it."""
-    encoder = Encoder.load(EncoderConfig(name=str(sentence_t5_folder)), device="cpu")
+    encoder = Encoder.load(EncoderConfig(name=str(sentence_t5_folder), **PROMPTS), device="cpu")
     records = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:40]]
     columns = {"doc_id": "_id", "title": "title"}
     documents = datasets.Dataset.from_dict({name: [record[key] for record in records] for name, key in columns.items()})

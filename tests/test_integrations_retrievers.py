@@ -21,7 +21,7 @@ from docids.words.bm25 import BM25
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.search.engine import Engine
 from eval.measures import evaluate, mean
-from tests.conftest import MINIPEDIA, random_tied
+from tests.conftest import MINIPEDIA, PROMPTS, random_tied
 
 ADAPTERS = {"pyterrier": "num_results", "langchain": "k", "llama_index": "similarity_top_k"}
 """{module: how it calls the number of documents}"""
@@ -38,7 +38,7 @@ def adapter(name):
 @pytest.fixture(scope="module")
 def retriever(sentence_t5_folder):
     """An index of 40 Minipedia documents with texts, metadata and BM25."""
-    encoder = Encoder.load(EncoderConfig(name=str(sentence_t5_folder)), device="cpu")
+    encoder = Encoder.load(EncoderConfig(name=str(sentence_t5_folder), **PROMPTS), device="cpu")
     rows = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:40]]
     columns = {
         "doc_id": [row["_id"] for row in rows],

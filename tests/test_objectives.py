@@ -1,5 +1,6 @@
 """Training objectives: candidates, targets, losses, and that each of them learns to find documents; foreign ones."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from contrastive.encoder import Encoder
 from docids.clustering import DocidsConfig, build_tree
 from docids.tree import DocidTree
-from dsi.generator.config import GeneratorConfig, ObjectiveConfig, TrainingConfig
+from dsi.generator import base
+from dsi.generator.config import CE, GeneratorConfig, TrainingConfig
 from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.model import DocidGenerator
 from dsi.generator.states import StateCache, write_states
@@ -190,9 +192,10 @@ def examples(encoder, tmp_path):
 
 
 @pytest.mark.parametrize("objective", ROWS)  # "residual" finds them only together with dense search, see below
-def test_every_objective_learns_to_find_documents_from_text(objective, examples, tmp_path):
-    config = GeneratorConfig(decoder="", num_layers=1, num_heads=4, dropout=0.0)
-    taught = ObjectiveConfig(objective)
+def test_every_objective_learns_to_find_documents_from_text(objective, examples, tmp_path, monkeypatch):
+    monkeypatch.setattr(base, "DROPOUT", 0.0)
+    config = GeneratorConfig(docid_tokens="digits", num_layers=1)
+    taught = dataclasses.replace(CE, name=objective)
     generator = create_generator(config, examples.tree, WIDTH, taught)
     training = TrainingConfig(batch_size=4, epochs=150, learning_rate=3e-3)
     train_generator(generator, examples, taught, training, tmp_path / "work")
@@ -257,7 +260,7 @@ def test_training_on_top_of_dense_search_starts_from_it_and_improves_on_it(encod
     )  # scores differ by a few temperatures
     tree = build_tree(points, DocidsConfig(branching=4, max_leaf_size=4))
     examples = DocidExamples(states_of(encoder, tmp_path), np.array([0, 5, 11, 19]), tree)
-    batch, config = examples.collate([0, 1, 2, 3]), GeneratorConfig(decoder="", num_layers=1, num_heads=4)
+    batch, config = examples.collate([0, 1, 2, 3]), GeneratorConfig(docid_tokens="digits", num_layers=1)
 
     def loss_of(generator: DocidGenerator) -> float:
         residual = Residual(Task(generator, tree, positions=examples.positions))
@@ -267,8 +270,9 @@ def test_training_on_top_of_dense_search_starts_from_it_and_improves_on_it(encod
     together = {}
     for name in ("ce", "residual"):
         training = TrainingConfig(batch_size=4, epochs=60.0, learning_rate=3e-3)
-        generator = create_generator(config, tree, WIDTH, ObjectiveConfig(name))
-        train_generator(generator, examples, ObjectiveConfig(name), training, tmp_path / name)
+        objective = dataclasses.replace(CE, name=name)
+        generator = create_generator(config, tree, WIDTH, objective)
+        train_generator(generator, examples, objective, training, tmp_path / name)
         together[name] = loss_of(generator)
     with torch.no_grad():
         generator.head.weight.zero_()

@@ -11,6 +11,7 @@ pytest.importorskip("playwright")
 from playwright import sync_api
 
 from contrastive.encoder import Encoder, EncoderConfig
+from tests.conftest import PROMPTS
 from tests.serving import QUERY, live, save_index
 
 pytestmark = pytest.mark.browser
@@ -24,7 +25,7 @@ LAW = "the law of light and gases in physics"
 def folder(tmp_path_factory, sentence_t5_folder):
     """Two indexes, `tied` and `digits`."""
     encoder, folder = (
-        Encoder.load(EncoderConfig(name=str(sentence_t5_folder)), device="cpu"),
+        Encoder.load(EncoderConfig(name=str(sentence_t5_folder), **PROMPTS), device="cpu"),
         tmp_path_factory.mktemp("page"),
     )
     save_index(encoder, folder / "tied")

@@ -41,7 +41,6 @@ def test_the_small_system_is_the_papers_but_for_its_models():
               if own[key] != small[section][key]}  # fmt: skip
     assert differ == {
         ("pseudo_queries", "method"), ("encoder", "name"), ("generator", "decoder"), ("generator", "num_layers"),
-        ("generator", "num_heads"),
     }  # fmt: skip
 
 

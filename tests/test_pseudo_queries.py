@@ -11,6 +11,7 @@ from dsi_experiments.query_training import QueryTrainingConfig, train_query_gene
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerCallback
 
 from dsi.commands.main import main
+from dsi.generator import pseudo_queries
 from dsi.generator.pseudo_queries import PseudoQueriesConfig, extractive_queries, generate_queries, read_queries_file
 
 DOCUMENTS = [
@@ -59,8 +60,9 @@ def test_a_torn_file_is_continued_to_the_same_end(tmp_path):
     assert torn.read_bytes() == content
 
 
-def test_a_seq2seq_model_from_disk_writes_queries_batch_by_batch(t5_folder, tmp_path):
-    config = PseudoQueriesConfig(method=str(t5_folder), per_document=3, batch_size=1, query_tokens=6)
+def test_a_seq2seq_model_from_disk_writes_queries_batch_by_batch(t5_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(pseudo_queries, "_BATCH", 1)
+    config = PseudoQueriesConfig(method=str(t5_folder), per_document=3)
     counts = generate_queries(table(DOCUMENTS), config, tmp_path / "queries.jsonl")
     queries = dict(read_queries_file(tmp_path / "queries.jsonl"))
     assert list(queries) == ["helium", "danube"]
@@ -75,16 +77,16 @@ PAIRS = [
 ]
 
 
-def test_a_query_generator_learns_the_train_pairs_and_writes_them(t5_folder, tmp_path):
+def test_a_query_generator_learns_the_train_pairs_and_writes_them(t5_folder, tmp_path, monkeypatch):
+    for name, value in {"TOP_K": 1, "QUERY_TOKENS": 8, "DOCUMENT_TOKENS": 16}.items():
+        monkeypatch.setattr(pseudo_queries, name, value)
     config = QueryTrainingConfig(
         model=str(t5_folder), batch_size=2, epochs=150, learning_rate=1e-2, document_tokens=16, query_tokens=8
     )
     before, after = train_query_generator(PAIRS, PAIRS, config, tmp_path / "model", device="cpu")
     assert after < 0.1 < 2 < before
     assert {path.name for path in tmp_path.iterdir()} == {"model"}  # no checkpoints are left
-    use = PseudoQueriesConfig(
-        method=str(tmp_path / "model"), per_document=1, top_k=1, query_tokens=8, document_tokens=16
-    )
+    use = PseudoQueriesConfig(method=str(tmp_path / "model"), per_document=1)
     documents = table([(title.lower(), title, text) for title, text, _ in PAIRS])
     generate_queries(documents, use, tmp_path / "queries.jsonl")
     written = dict(read_queries_file(tmp_path / "queries.jsonl"))

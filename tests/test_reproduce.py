@@ -43,10 +43,11 @@ def config(tmp_path, sentence_t5_folder, t5_folder):
         "pseudo_queries": {"per_document": 2},
         "contrastive": {"epochs": 1.0, "batch_size": 16, "temperature": 0.1, "fill_with_pseudo_queries": True},
         "docids": {"branching": 4, "max_leaf_size": 4},
-        "examples": {"pseudo_queries_per_document": 2},
-        "generator": {"decoder": str(t5_folder)},
-        "training": {"epochs": 1.0, "batch_size": 64, "learning_rate": 2e-3},
-        "search": {"beam_width": 10},
+        "generator": {"docid_tokens": "digits", "decoder": str(t5_folder)},
+        "objective": {"name": "ce", "distillation": 0.0},
+        "query_map": {"epochs": 0.0},
+        "training": {"pseudo_queries_per_document": 2, "epochs": 1.0, "batch_size": 64, "learning_rate": 2e-3},
+        "search": {"beam_width": 10, "lexical_weight": 0.0},
     }
     write_config(Config().with_changes(changes), tmp_path / "config.toml")
     return tmp_path / "config.toml"

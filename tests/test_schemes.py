@@ -403,12 +403,10 @@ def test_a_file_of_docids_gives_ranks(tmp_path):
         ),
         ({"method": "title", "max_leaf_size": 5}, "docids.max_leaf_size is not read"),
         ({"method": "title", "file": "x"}, "docids.file is not read"),
-        ({"method": "kmeans", "tokenizer": "x"}, "docids.tokenizer is not read"),
         (
             {"method": "random", "cluster_on": "queries"},
             "docids.cluster_on is not read by the docid method \"random\"; leave it at 'documents', got 'queries'",
         ),
-        ({"method": "random", "iterations": 5}, "docids.iterations is not read"),
     ],
 )
 def test_settings_that_a_scheme_cannot_use_are_refused(own, message):
@@ -620,12 +618,11 @@ def train(beir, tmp_path, sentence_t5_folder, t5_folder, store):
     """Train an index of 40 documents with some settings of docids."""
 
     def run_of(**docids: object) -> TrainingRun:
-        settings = {"branching": 0, "max_leaf_size": 10, **docids}
+        settings = {"branching": 0, "max_leaf_size": 20, **docids}
         config = write_settings(
             tmp_path / "config.toml", sentence_t5_folder, t5_folder, docids=settings, tune=False,
             pseudo_queries={"method": "none"}, contrastive={"loss": "none", "fill_with_pseudo_queries": False},
-            examples={"pseudo_queries_per_document": 0}, training={"epochs": 1.0},
-            **{**TIED, "query_map": {"epochs": 0.0}},
+            training={"epochs": 1.0, "pseudo_queries_per_document": 0}, **{**TIED, "query_map": {"epochs": 0.0}},
         )  # fmt: skip
         run = TrainingRun(tmp_path / "run", dsi.read_collection(beir()), read_config(config), "cpu", store)
         run.train()
@@ -669,8 +666,8 @@ def test_an_index_of_another_packages_scheme_is_trained_searched_and_updated(for
     check_updates(train(method="letters").folder)
 
 
-def test_an_index_of_titles_is_trained_searched_and_updated_and_keeps_the_tokens(train, tokenizer_folder):
-    run = train(method="title", tokenizer=str(tokenizer_folder))
+def test_an_index_of_titles_is_trained_searched_and_updated_and_keeps_the_tokens(train):
+    run = train(method="title")
     lines = (run.folder / "docids" / "docids.tsv").read_text(encoding="utf-8").splitlines()
     tokens = {doc_id: list(map(int, own.split())) for doc_id, _, own in (line.partition("\t") for line in lines)}
     model, titles = TitleTokens(run.encoder()), run.collection.documents["title"]

@@ -14,12 +14,13 @@ from docids.words.bm25 import BM25
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.commands.main import main
 from dsi.search.request import OPTIONS
-from tests.conftest import MINIPEDIA, random_generator, random_tied
+from tests.conftest import MINIPEDIA, PROMPTS, random_generator, random_tied
 
 NAN, INF = math.nan, math.inf
 THERE_ARE = f"there are {', '.join(['k', *OPTIONS])}."
 UNUSED = 'does not use {} with method "exact", which scores all documents; "generate" takes it.'
 PATHS = "does not use {}: this index scores paths of docids; tied tokens take it."
+ALPHA = "; it is the generator's weight, and the rest the encoder's."
 PAPER = (
     'does not use {}: this index scores paths by fusion "paper" with beta inf; tied tokens and fusion "bound" take it.'
 )
@@ -28,7 +29,7 @@ PAPER = (
 @pytest.fixture(scope="module")
 def indexes(sentence_t5_folder, tmp_path_factory):
     """{kind: an index of the same documents}: "tied", "paper", "bound", all with BM25, and "no words"."""
-    encoder = Encoder.load(EncoderConfig(name=str(sentence_t5_folder)), device="cpu")
+    encoder = Encoder.load(EncoderConfig(name=str(sentence_t5_folder), **PROMPTS), device="cpu")
     rows = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:30]]
     documents = datasets.Dataset.from_dict({"doc_id": [r["_id"] for r in rows], "title": [r["title"] for r in rows]})
     tree = build_tree(encoder.encode(documents["title"], "document"), DocidsConfig(branching=3, max_leaf_size=3))
@@ -89,11 +90,11 @@ WRONG = [
         for value in (True, 2.0, NAN, INF, "5")
     ),
     *(
-        ("tied", {"alpha": value}, f"alpha must be in [0, 1] (the generator's weight), got {value}.")
+        ("tied", {"alpha": value}, f"alpha must be between 0 and 1, got {value}{ALPHA}")
         for value in (-0.1, 1.5, NAN, INF)
     ),
     *(
-        ("tied", {name: value}, f"{name} must be between 0 (leave it out) and 1e6, got {value}.")
+        ("tied", {name: value}, f"{name} must be between 0 and 1e6, got {value}; 0 leaves it out.")
         for name in ("lexical_weight", "token_weight")
         for value in (-0.1, NAN, INF, -INF)
     ),
@@ -177,7 +178,7 @@ COMMANDS = [
         for value in ("2", "nan", "inf")
     ),
     *(
-        ("tied", f"{option} {value}", f"argument {option}: must be a number, at least 0, got '{value}'")
+        ("tied", f"{option} {value}", f"argument {option}: must be a number, from 0 to 1e6, got '{value}'")
         for option in ("--lexical-weight", "--token-weight")
         for value in ("-1", "nan", "True")
     ),

@@ -472,12 +472,11 @@ def test_a_scheme_that_leaves_out_a_segment_is_refused(tmp_path, monkeypatch):
 def test_an_index_of_segments_is_trained_tuned_searched_and_updated(
     method, beir, tmp_path, sentence_t5_folder, t5_folder
 ):
-    docids = {"method": method, "branching": 4, "max_leaf_size": 10, "segments": 2}
+    docids = {"method": method, "branching": 4, "max_leaf_size": 20, "segments": 2}
     config = write_settings(
         tmp_path / "config.toml", sentence_t5_folder, t5_folder, docids=docids,
         pseudo_queries={"method": "none"}, contrastive={"loss": "none", "fill_with_pseudo_queries": False},
-        examples={"pseudo_queries_per_document": 0, "document_segments": 2}, training={"epochs": 1.0},
-        **{**TIED, "query_map": {"epochs": 1.0, "batch_size": 8}},
+        training={"epochs": 1.0, "pseudo_queries_per_document": 0}, **{**TIED, "query_map": {"epochs": 1.0}},
     )  # fmt: skip
     collection = dsi.read_collection(beir())
     run = TrainingRun(tmp_path / "run", collection, read_config(config), "cpu")

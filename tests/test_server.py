@@ -22,20 +22,22 @@ from tqdm import tqdm
 from tqdm.std import TqdmDefaultWriteLock
 
 from contrastive.encoder import Encoder, EncoderConfig
+from docids.files.declarations import declarations
 from dsi.commands.main import main
 from dsi.retriever import GenerativeRetriever
-from dsi.search.request import OPTIONS
+from dsi.search.request import OPTIONS, SearchConfig
 from dsi.server.app import app_from_environment
-from dsi.server.models import NOT_IN_JSON, SearchFields
+from dsi.server.models import ExplainBody, SearchBody
 from dsi.server.settings import ServerSettings
 from dsi.server.topics import Topics
+from tests.conftest import PROMPTS
 from tests.serving import QUERY, Client, error, live, save_index
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, sentence_t5_folder):
     """Two indexes, `tied` and `digits`, the second without texts."""
-    encoder = Encoder.load(EncoderConfig(name=str(sentence_t5_folder)), device="cpu")
+    encoder = Encoder.load(EncoderConfig(name=str(sentence_t5_folder), **PROMPTS), device="cpu")
     folder = tmp_path_factory.mktemp("served")
     save_index(encoder, folder / "tied")
     save_index(encoder, folder / "digits", tied=False, texts=False)
@@ -131,15 +133,22 @@ def test_a_filter_that_allows_nothing_gives_an_empty_answer(client):
 
 
 def test_the_schema_has_every_option_that_json_can_hold():
-    assert NOT_IN_JSON == ("extra_scores",)
-    assert set(SearchFields.model_fields) - {"k"} == set(OPTIONS) - set(NOT_IN_JSON)
+    for body in (SearchBody, ExplainBody):
+        described = body.model_json_schema()["properties"]
+        assert described.keys() - body.model_fields.keys() == set(OPTIONS) - {"extra_scores"}
+        assert described["alpha"] == {
+            "type": "number", "minimum": 0, "maximum": 1, "examples": [0.7],
+            "description": declarations(SearchConfig)["alpha"].meaning,
+        }  # fmt: skip
+        assert described["method"]["enum"] == ["generate", "exact"]
+        assert described["allow"]["items"] == {"type": "string"}
 
 
 def test_the_schema_describes_options_with_examples(client):
     _, schema = client.ask("openapi.json")
     body = schema["components"]["schemas"]["SearchBody"]["properties"]
     assert body["beam_width"]["type"] == "integer"
-    assert all(body[name]["examples"] for name in OPTIONS if name not in NOT_IN_JSON)
+    assert all(body[name]["examples"] for name in OPTIONS if name != "extra_scores")
     assert "4XX" in schema["paths"]["/search"]["post"]["responses"]
 
 
@@ -166,7 +175,7 @@ BAD = [
     ({"query": "x", "method": "exact", "beam_width": 3}, 'search() does not use beam_width with method "exact"'),
     ({"query": "x", "method": "exact", "alpha": 0.3}, 'search() does not use alpha with method "exact"'),
     ({"query": "x", "token_weight": 0.5}, "token_weight is 0.5, but this index has no token vectors; use 0."),
-    ({"query": "x", "lexical_weight": -1}, "lexical_weight must be between 0 (leave it out) and 1e6, got -1"),
+    ({"query": "x", "lexical_weight": -1}, "lexical_weight must be between 0 and 1e6, got -1"),
     ({"query": "x", "deny": ["nobody"]}, "deny names the doc_id 'nobody', which is not in the index."),
     ({"query": "x", "where": "number <"}, "where 'number <' does not work at character 9: expected a value, got the end."),
     ({"query": " "}, "Query 0 must be a text that is not empty, got ' '."),
@@ -292,7 +301,7 @@ REASONS = [
     ("tied", LAW, {"k": 1, "beam_width": 2, "candidates": 1, "lexical_weight": 0.005}, {"node", "No"}),
     ("tied", LAW, {"k": 2, "beam_width": 2, "candidates": 2, "lexical_weight": 0.01}, {"candidates", "With"}),
     ("digits", QUERY, {"k": 3, "beam_width": 3, "alpha": 0.9}, set()),
-    ("digits", QUERY, {"k": 1, "beam_width": 1, "alpha": 0.3}, {"node", "A", "With"}),
+    ("digits", QUERY, {"k": 3, "beam_width": 1, "alpha": 0.1}, {"node", "A", "With"}),
 ]
 """Index, query, options, and the kinds of reasons for documents that score more than the last answer that are met at least."""
 

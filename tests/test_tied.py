@@ -11,13 +11,14 @@ import torch
 from docids.tree import DocidTree
 from docids.words.bm25 import BM25
 from dsi.config import Config
-from dsi.generator.config import GeneratorConfig, ObjectiveConfig, QueryMapConfig, TrainingConfig, check_together
+from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig, QueryMapConfig, TrainingConfig, check_together
 from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.states import Embeddings
 from dsi.generator.tied import LevelOutputs, TiedGenerator
 from dsi.search.engine import DigitScores, QueryBatch, Siblings
 from dsi.search.generate import TiedIndex
 from dsi.search.request import SearchConfig, SearchRequest
+from dsi.training import query_map as query_map_training
 from dsi.training.examples import DocidExamples
 from dsi.training.query_map import QueryMapExamples, QueryMapLoss, train_query_map
 from dsi.training.teacher import Teacher
@@ -26,7 +27,6 @@ from dsi.trees.objectives import Estimate, Task
 from tests.conftest import WIDTH, random_queries, random_tied, random_tree
 from tests.oracles import bonus
 
-CPU = torch.device("cpu")
 TIED = GeneratorConfig(docid_tokens="tied", decoder="")
 
 
@@ -132,7 +132,7 @@ def found_by(generator: TiedGenerator, tree: DocidTree, examples: DocidExamples)
 def test_training_finds_what_the_encoder_misses_and_resuming_changes_nothing(tmp_path):
     tree = random_tree(80, branching=4, leaf=4)
     examples, fresh = examples_for(tree), examples_for(tree, 100, seed=1)
-    objective = ObjectiveConfig("estimate")
+    objective = ObjectiveConfig()
     training = TrainingConfig(batch_size=40, epochs=20.0, learning_rate=2e-2)
 
     def new() -> TiedGenerator:
@@ -156,8 +156,8 @@ def test_training_finds_what_the_encoder_misses_and_resuming_changes_nothing(tmp
 @pytest.mark.parametrize("layers", [0, 2])
 def test_an_untrained_generator_descends_by_the_scores_of_the_encoder(layers):
     tree, batch = random_tree(90, branching=3, leaf=4), query_batch(5)
-    config = dataclasses.replace(TIED, num_layers=layers, num_heads=4, feed_forward_dim=64)
-    index = TiedIndex(tree, create_generator(config, tree, WIDTH, ObjectiveConfig("estimate")).eval(), None)
+    config = dataclasses.replace(TIED, num_layers=layers)
+    index = TiedIndex(tree, create_generator(config, tree, WIDTH, ObjectiveConfig()).eval(), None)
     found = [
         index.methods["generate"].retrieve(batch, SearchRequest(6, SearchConfig(alpha=alpha, beam_width=3)))
         for alpha in (0.0, 0.4, 1.0)
@@ -170,8 +170,8 @@ def test_an_untrained_generator_descends_by_the_scores_of_the_encoder(layers):
 def test_decoder_weights_of_a_t5_checkpoint_are_taken_over(t5_folder):
     tree = random_tree(30)
     config = GeneratorConfig(docid_tokens="tied", decoder=str(t5_folder))
-    generator = TiedGenerator.create(config, tree, WIDTH, ObjectiveConfig("estimate"))
-    other = create_generator(GeneratorConfig(decoder=str(t5_folder)), tree, WIDTH, ObjectiveConfig())
+    generator = TiedGenerator.create(config, tree, WIDTH, ObjectiveConfig())
+    other = create_generator(GeneratorConfig(docid_tokens="digits", decoder=str(t5_folder)), tree, WIDTH, CE)
     for name, weight in generator.decoder.state_dict().items():
         if "embed_tokens" not in name:
             assert torch.equal(weight, other.decoder.state_dict()[name]), name
@@ -180,29 +180,30 @@ def test_decoder_weights_of_a_t5_checkpoint_are_taken_over(t5_folder):
 
 
 def test_settings_that_contradict_each_other_are_refused():
-    estimate = ObjectiveConfig("estimate")
+    estimate = ObjectiveConfig()
     check_together(TIED, estimate, TrainingConfig(), QueryMapConfig(epochs=1.0))
-    digits = GeneratorConfig(decoder="", num_layers=1)
-    for generator, objective in ((digits, estimate), (TIED, ObjectiveConfig())):
+    digits = GeneratorConfig(docid_tokens="digits", num_layers=1)
+    for generator, objective in ((digits, estimate), (TIED, CE)):
         with pytest.raises(ValueError, match=r'"estimate" and generator\.docid_tokens "tied" go together'):
-            check_together(generator, objective, TrainingConfig(), QueryMapConfig())
+            check_together(generator, objective, TrainingConfig(), QueryMapConfig(epochs=0.0))
     with pytest.raises(ValueError, match="changes the encoder whose embeddings tied tokens use"):
         check_together(TIED, estimate, TrainingConfig(train_encoder=True), QueryMapConfig())
     with pytest.raises(
         ValueError, match=r"query_map\.epochs trains scores of documents, which need .* got 'digits'; use 0"
     ):
-        check_together(digits, ObjectiveConfig(), TrainingConfig(), QueryMapConfig(epochs=1.0))
-    with pytest.raises(ValueError, match="docid_tokens must be one of digits, tied, words, got 'letters'"):
+        check_together(digits, CE, TrainingConfig(), QueryMapConfig(epochs=1.0))
+    with pytest.raises(ValueError, match="docid_tokens must be one of tied, digits, words, got 'letters'"):
         GeneratorConfig(docid_tokens="letters")
 
 
 def test_configurations_whose_index_could_not_be_searched_are_refused():
-    for search in ({"lexical_weight": 0.1}, {"fusion": "bound", "beta": 0.0, "lexical_weight": 0.1}):
+    digits = Config.named("digits")
+    for search in ({"fusion": "paper", "lexical_weight": 0.1}, {"beta": 0.0, "lexical_weight": 0.1}):
         with pytest.raises(ValueError, match=r'search\.lexical_weight needs tied tokens or search\.fusion "bound"'):
-            Config().with_changes({"search": search})
-    Config().with_changes({"search": {"fusion": "bound", "lexical_weight": 0.1}})
+            digits.with_changes({"search": search})
+    digits.with_changes({"search": {"lexical_weight": 0.1}})
     with pytest.raises(ValueError, match=r'search\.query_map_weight needs generator\.docid_tokens "tied"'):
-        Config().with_changes({"search": {"query_map_weight": 0.1}})
+        digits.with_changes({"search": {"query_map_weight": 0.1}})
 
 
 def test_generators_do_not_share_weights_with_their_search():
@@ -217,18 +218,20 @@ def test_generators_do_not_share_weights_with_their_search():
 # The query map.
 
 
-def query_map_examples(config: QueryMapConfig, *, words: bool) -> QueryMapExamples:
+def query_map_examples(*, words: bool) -> QueryMapExamples:
     texts = ["rivers of europe", "noble gases and rivers", "the danube passes four capitals", "helium and neon"]
     rng = np.random.default_rng(0)
     bm25 = BM25([str(n) for n in range(6)], [*texts, "gold", "helium in the danube"])
     documents = rng.normal(size=(6, 2, WIDTH)).astype(np.float32)
     embeddings = rng.normal(size=(4, WIDTH)).astype(np.float32)
-    return QueryMapExamples(texts, embeddings, [[0], [1, 3], [2], [3]], documents, bm25 if words else None, 0.1, config)
+    return QueryMapExamples(texts, embeddings, [[0], [1, 3], [2], [3]], documents, bm25 if words else None, 0.1)
 
 
 @pytest.mark.parametrize("words", [False, True])
-def test_the_loss_of_the_query_map_is_its_definition(words):
-    examples = query_map_examples(QueryMapConfig(epochs=1.0, candidates=3, smoothing=0.5), words=words)
+def test_the_loss_of_the_query_map_is_its_definition(words, monkeypatch):
+    monkeypatch.setattr(query_map_training, "CANDIDATES", 3)
+    monkeypatch.setattr(query_map_training, "SMOOTHING", 0.5)
+    examples = query_map_examples(words=words)
     query_map = torch.nn.Parameter(torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(0)) * 0.3)
     found = QueryMapLoss(query_map, 0.0).eval()(**examples.collate([0, 1, 2, 3]))["loss"]
     counts, total = [1, 1, 1, 2, 0, 0], 0.0
@@ -248,8 +251,9 @@ def test_the_loss_of_the_query_map_is_its_definition(words):
     assert float(found) == pytest.approx(total, rel=1e-4)
 
 
-def test_candidates_are_the_best_documents_with_what_is_asked_for_in_place_of_the_last():
-    examples = query_map_examples(QueryMapConfig(epochs=1.0, candidates=2), words=True)
+def test_candidates_are_the_best_documents_with_what_is_asked_for_in_place_of_the_last(monkeypatch):
+    monkeypatch.setattr(query_map_training, "CANDIDATES", 2)
+    examples = query_map_examples(words=True)
     dense = np.einsum("qd,npd->qnp", examples.embeddings, examples.documents).max(axis=2)
     total = dense + 0.1 * examples.lexical.scores(list(examples.texts))
     for row, relevant in enumerate(examples.relevant):
@@ -261,12 +265,13 @@ def test_candidates_are_the_best_documents_with_what_is_asked_for_in_place_of_th
         assert set(examples.candidates[row].tolist()) == expected
 
 
-def test_the_query_map_learns_its_queries_and_starts_from_nothing(tmp_path):
-    config = QueryMapConfig(epochs=150.0, candidates=6, batch_size=4, learning_rate=1e-2, dropout=0.0)
-    examples, tree = query_map_examples(config, words=True), random_tree(20)
-    generator = create_generator(TIED, tree, WIDTH, ObjectiveConfig("estimate"))
+def test_the_query_map_learns_its_queries_and_starts_from_nothing(tmp_path, monkeypatch):
+    for name, value in {"CANDIDATES": 6, "BATCH_SIZE": 4, "LEARNING_RATE": 1e-2, "DROPOUT": 0.0}.items():
+        monkeypatch.setattr(query_map_training, name, value)
+    examples, tree = query_map_examples(words=True), random_tree(20)
+    generator = create_generator(TIED, tree, WIDTH, ObjectiveConfig())
     assert not generator.query_map.any()
-    train_query_map(generator, examples, config, tmp_path / "work", use_cpu=True)
+    train_query_map(generator, examples, 150.0, tmp_path / "work", use_cpu=True)
     assert generator.query_map.any()
     assert not generator.maps.any()  # nothing else is trained
     loss = QueryMapLoss(generator.query_map, 0.0)

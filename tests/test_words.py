@@ -15,7 +15,7 @@ from docids.schemes.file import write_docids
 from docids.tree import DocidTree
 from docids.types import Ints
 from dsi.config import Config
-from dsi.generator.config import GeneratorConfig, ObjectiveConfig
+from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig
 from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.words import WordGenerator, node_numbers, read_numbers
 from dsi.trees.objectives import CrossEntropy, Task
@@ -40,7 +40,7 @@ class Titles:
 def titles(t5_folder) -> tuple[DocidTree, Ints]:
     """The tree of `TITLES`, and the tokens of its docids in docid order."""
     embeddings = np.random.default_rng(0).normal(size=(len(TITLES), WIDTH)).astype(np.float32)
-    config = DocidsConfig(method="title", tokenizer=str(t5_folder))
+    config = DocidsConfig(method="title")
     docids = make_docids(SchemeInput(embeddings, config, titles=TITLES, title_model=Titles(t5_folder)))
     tree = assemble(docids, embeddings)
     return tree, docids.paths[tree.doc_rows]
@@ -48,8 +48,8 @@ def titles(t5_folder) -> tuple[DocidTree, Ints]:
 
 @pytest.fixture
 def generator(titles, t5_folder) -> WordGenerator:
-    config = GeneratorConfig(docid_tokens="words", decoder=str(t5_folder), dropout=0.0)
-    made = create_generator(config, titles[0], WIDTH, ObjectiveConfig(), numbers=titles[1])
+    config = GeneratorConfig(docid_tokens="words", decoder=str(t5_folder))
+    made = create_generator(config, titles[0], WIDTH, CE, numbers=titles[1])
     assert isinstance(made, WordGenerator)
     return made.eval()
 

@@ -48,7 +48,7 @@ def options_of_another_type_are_errors(retriever: GenerativeRetriever) -> None:
 
 def the_line_of_the_readme() -> None:
     collection = dsi.read_collection("DIR")
-    retriever = dsi.train(collection, "RUN", config="small")
+    retriever = dsi.train(collection, "RUN")
     assert_type(retriever, GenerativeRetriever)
     assert_type(dsi.evaluate(retriever, collection), Evaluation)
     dsi.tune(retriever, collection)

@@ -1,22 +1,10 @@
-"""Checks of types and ranges; messages give the setting (with its section, as in "docids."), what it may be and its value."""
+"""Checks of single values: plain types and texts that files can hold; values in messages are short. Imports nothing heavy."""
 
-import math
-from collections.abc import Callable, Sequence
-from functools import cache
 from reprlib import Repr
-from typing import Any, get_type_hints
+from typing import Any
 
-import numpy as np
-
-LARGEST = 10**9
-"""No count, seed or weight is larger: every library takes this number."""
-_WANTED = {bool: "True or False", int: "an integer", float: "a number", str: "a string"}
-_TAKEN = {
-    bool: (bool, np.bool_),
-    int: (int, np.integer),
-    float: (float, int, np.floating, np.integer),
-    str: (str,),
-}
+_NAMES = {bool: "True or False", int: "an integer", float: "a number", str: "a string"}
+_TAKEN: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (float, int), str: (str,)}
 
 
 class _Short(Repr):
@@ -34,35 +22,30 @@ shown = _Short().repr
 """`repr` of a value for a message: on one line however long, deep or large the value is."""
 
 
+def short_number(number: float) -> str:
+    """Return a bound as it is written in a message: 1000000000, 1e6, 1e-6, 0.5."""
+    return str(number) if isinstance(number, int) else f"{number:g}".replace("e+0", "e").replace("e-0", "e-")
+
+
+def unpack(value: Any) -> Any:
+    """Return the Python value of a NumPy scalar, and every other value as it is."""
+    is_scalar = type(value).__module__ == "numpy" and type(value).__name__ != "ndarray" and hasattr(value, "item")
+    return value.item() if is_scalar else value
+
+
 def plain(kind: type, value: object, name: str) -> Any:
     """Return a value as bool, int, float or str; NumPy's scalars and, for float, integers are taken too.
 
     Raises:
         ValueError: it is of another type.
     """
+    value = unpack(value)
     if not isinstance(value, _TAKEN[kind]) or (kind is not bool and isinstance(value, bool)):
-        raise ValueError(f"{name} must be {_WANTED[kind]}, got {shown(value)}.")
+        raise ValueError(f"{name} must be {_NAMES[kind]}, got {shown(value)}.")
     try:
         return kind(value)  # type: ignore[call-arg]
     except OverflowError:
         raise ValueError(f"{name} must be a number that a float can hold, got an integer beyond 1e308.") from None
-
-
-_hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
-
-
-def plain_fields(settings: object, section: str = "") -> None:
-    """Make the fields of a dataclass that are annotated bool, int, float or str of that type, as `plain` does.
-
-    Raises:
-        ValueError: a field is of another type, or a text that files and their names cannot hold.
-    """
-    for name, kind in _hints(type(settings)).items():
-        if kind in _WANTED:
-            value = plain(kind, getattr(settings, name), f"{section}{name}")
-            if kind is str and "\0" in text(value, f"{section}{name}"):
-                raise ValueError(f"{section}{name} must be text without NUL characters, got {shown(value)}.")
-            object.__setattr__(settings, name, value)
 
 
 def text(value: object, name: str) -> str:
@@ -83,48 +66,7 @@ def text(value: object, name: str) -> str:
     return value
 
 
-def at_least(settings: object, section: str = "", /, **least: float) -> None:
-    """Raise ValueError if a setting is below its least value, above `LARGEST`, or NaN."""
-    for name, bound in least.items():
-        value = getattr(settings, name)
-        if not bound <= value <= LARGEST:
-            range_ = f"at most {LARGEST}" if value > LARGEST else f"at least {bound}"
-            raise ValueError(f"{section}{name} must be {range_}, got {shown(value)}.")
-
-
-def between(settings: object, section: str = "", /, **ranges: tuple[float, float]) -> None:
-    """Raise ValueError if a setting is not between its least and its largest value, both of which it may be."""
-    for name, (least, largest) in ranges.items():
-        if not least <= (value := getattr(settings, name)) <= largest:
-            raise ValueError(f"{section}{name} must be between {least:g} and {largest:g}, got {shown(value)}.")
-
-
-def above_zero(settings: object, names: Sequence[str], section: str = "") -> None:
-    """Raise ValueError if a setting is not above 0, or infinite."""
-    for name in names:
-        value = getattr(settings, name)
-        if not 0 < value < math.inf:
-            raise ValueError(f"{section}{name} must be {'finite' if value > 0 else 'above 0'}, got {shown(value)}.")
-
-
-def below_one(settings: object, names: Sequence[str], section: str = "") -> None:
-    """Raise ValueError if a setting is not in [0, 1)."""
-    for name in names:
-        if not 0 <= getattr(settings, name) < 1:
-            raise ValueError(f"{section}{name} must be in [0, 1), got {shown(getattr(settings, name))}.")
-
-
-def one_of(settings: object, section: str = "", /, **allowed: Sequence[str]) -> None:
-    """Raise ValueError if a setting is not one of its allowed values."""
-    for name, values in allowed.items():
-        if getattr(settings, name) not in values:
-            raise ValueError(
-                f"{section}{name} must be one of {', '.join(values)}, got {shown(getattr(settings, name))}."
-            )
-
-
-def names_something(settings: object, section: str = "", /, **what: str) -> None:
-    """Raise ValueError if a setting that names something is blank; `what` says what it should name."""
-    for name, thing in what.items():
-        if not getattr(settings, name).strip():
-            raise ValueError(f"{section}{name} must name {thing}, got {shown(getattr(settings, name))}.")
+def check_name(setting: str, name: str, what: str) -> None:
+    """Raise ValueError if a setting that names something is blank; `what` is what it should name."""
+    if not name.strip():
+        raise ValueError(f"{setting} must name {what}, got {shown(name)}.")

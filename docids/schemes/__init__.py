@@ -10,68 +10,59 @@ import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import index
-from typing import Protocol
+from typing import Annotated, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from docids import extensions
-from docids.files.checks import at_least, between, names_something, one_of, plain_fields, shown
+from docids.files.checks import check_name, shown
+from docids.files.declarations import Count, Whole, settings
 from docids.files.processes import ALONE, Processes
 from docids.tree import MOST_PLACES
 from docids.types import Floats, Ints
 
-_CLUSTERING = ("branching", "max_leaf_size", "segments", "cluster_on", "iterations", "seed")
+_CLUSTERING = ("branching", "max_leaf_size", "segments", "cluster_on")
 
 SCHEMES = {
     "kmeans": _CLUSTERING,  # hierarchical k-means (DR-SCL section 3.4)
     "balanced": _CLUSTERING,  # k-means whose clusters differ in size by at most one
-    "random": ("branching", "max_leaf_size", "segments", "seed"),  # digits that mean nothing: a control
-    "title": ("tokenizer",),  # the tokens of the title
+    "random": ("branching", "max_leaf_size", "segments"),  # digits that mean nothing: a control
+    "title": (),  # the tokens of the title
     "file": ("file", "segments"),  # read from a file
 }
 """{`DocidsConfig.method`: settings that it reads}; the scheme is the function `make` in `docids.schemes.METHOD`."""
 
 MOST_CLUSTERS = 64
 """A split makes at most this many clusters if `branching` is 0."""
-_CLUSTER_ON = ("documents", "queries", "untrained")
 _LARGEST = 2**31 - 1
 
 
-@dataclass(frozen=True)
+@settings("docids")
 class DocidsConfig:
-    """How docids are made. A setting that the method does not read keeps its default."""
+    """How docids are made (section `[docids]`). A setting that the method does not read keeps its default."""
 
     method: str = "kmeans"
     """The scheme: "kmeans" (the paper), "balanced" (k-means whose clusters differ in size by at most one), "random"
     (digits that mean nothing: a control), "title" (tokens of titles), "file", or the name of one that another package adds."""
-    branching: int = 0
+    branching: Whole = 0
     """Clusters a split; digits a level. 0 chooses: as many as clusters half as large as `max_leaf_size` need, so that few
     are split again, and at most 64."""
-    max_leaf_size: int = 10
+    max_leaf_size: Count = 20
     """A cluster of at most this many documents is not split."""
-    segments: int = 1
+    segments: Annotated[int, Field(ge=1, le=MOST_PLACES)] = 1
     """Pieces of a document's text that get a docid each: the first so many of `encoder.document_length` tokens, each after the
     title. A short document has fewer. A document scores as its best docid does."""
-    cluster_on: str = "documents"
+    cluster_on: Literal["documents", "queries", "untrained"] = "documents"
     """"documents"; "queries" for the mean of a document's embedding and those of its train queries and pseudo-queries;
     or "untrained" for the documents' embeddings before contrastive training. The documents' own embeddings score them
     in any case."""
-    iterations: int = 20
-    """Of k-means."""
-    seed: int = 0
-    """Of k-means, or of what is drawn at random; one seed gives one tree."""
-    tokenizer: str = ""
-    """Of method "title": folder or Hub name of a tokenizer; "" for the encoder's."""
     file: str = ""
     """Of method "file": a line a docid, the doc_id, a tab, and digits with spaces between them. A document may have several
     lines; with `segments` they are those of its pieces, in order."""
 
     def __post_init__(self) -> None:
-        plain_fields(self, "docids.")
-        one_of(self, "docids.", cluster_on=_CLUSTER_ON)
-        at_least(self, "docids.", branching=0, max_leaf_size=1, iterations=1, seed=0)
-        between(self, "docids.", segments=(1, MOST_PLACES))
         if self.method not in SCHEMES and self.method not in (names := scheme_names()):
             raise ValueError(
                 f"docids.method must be one of {', '.join(names)}, got {shown(self.method)}; the scheme of another package "
@@ -86,7 +77,7 @@ class DocidsConfig:
                 f'{self.segments}; use cluster_on "documents".'
             )
         if self.method == "file":
-            names_something(self, "docids.", file="a file of docids")
+            check_name("docids.file", self.file, "a file of docids")
 
     def clusters(self, documents: int) -> int:
         """Return the number of clusters into which a cluster of `documents` is split.
@@ -132,6 +123,7 @@ class SchemeInput:
         texts: [N] title and text, read by slices, for a scheme that reads them.
         rows: [N] the document of each segment, ascending from 0; None if each document is one.
         title_model: for a scheme that reads titles by the token.
+        seed: of k-means, or of what is drawn at random; one seed gives one tree.
         processes: share the work; each calls the scheme and gets the same docids.
         progress: show a progress bar over documents.
 
@@ -148,6 +140,7 @@ class SchemeInput:
     texts: Sequence[str] = ()
     rows: NDArray[np.integer] | None = None
     title_model: TitleModel | None = None
+    seed: int = 0
     processes: Processes = ALONE
     progress: bool = False
 

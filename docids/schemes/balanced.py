@@ -3,7 +3,7 @@
 import faiss
 import numpy as np
 
-from docids.schemes import Docids, DocidsConfig, SchemeInput
+from docids.schemes import Docids, SchemeInput
 from docids.schemes.kmeans import train_kmeans
 from docids.schemes.splits import split_from_root
 from docids.types import Floats, Ints
@@ -14,9 +14,9 @@ def make(documents: SchemeInput) -> Docids:
     return split_from_root(documents, _split)
 
 
-def _split(points: Floats, rows: Ints, config: DocidsConfig) -> Ints:
+def _split(points: Floats, rows: Ints, documents: SchemeInput) -> Ints:
     subset = np.ascontiguousarray(points[rows])
-    kmeans = train_kmeans(subset, config.clusters(len(rows)), config)
+    kmeans = train_kmeans(subset, documents.config.clusters(len(rows)), documents.seed)
     return _assign(subset, np.asarray(kmeans.centroids))
 
 

@@ -7,12 +7,12 @@ import faiss
 import numpy as np
 from sklearn.cluster import kmeans_plusplus
 
-from docids.files.processes import Processes
-from docids.schemes import Docids, DocidsConfig, SchemeInput, splits
+from docids.schemes import Docids, SchemeInput, splits
 from docids.types import Floats, Ints
 
 TRAIN_POINTS_PER_CENTROID = 1000
 """k-means is trained on at most this many points a centroid."""
+ITERATIONS = 20
 _SEEDING_POINTS = 2000
 
 
@@ -21,26 +21,26 @@ def make(documents: SchemeInput) -> Docids:
     return splits.split_from_root(documents, _split, together=_split_together)
 
 
-def train_kmeans(points: Floats, k: int, config: DocidsConfig) -> faiss.Kmeans:
+def train_kmeans(points: Floats, k: int, seed: int) -> faiss.Kmeans:
     """Fit k-means to all points, or to a sample of a thousand per centroid."""
     kmeans = faiss.Kmeans(
         points.shape[1],
         k,
-        niter=config.iterations,
-        seed=config.seed + 1,  # faiss takes 0 for "no seed"
+        niter=ITERATIONS,
+        seed=seed + 1,  # faiss takes 0 for "no seed"
         min_points_per_centroid=1,
         max_points_per_centroid=TRAIN_POINTS_PER_CENTROID,
     )
-    kmeans.train(points, init_centroids=_first_centroids(points, k, config.seed))
+    kmeans.train(points, init_centroids=_first_centroids(points, k, seed))
     return kmeans
 
 
-def _split_together(points: Floats, rows: Ints, config: DocidsConfig, processes: Processes) -> Ints:
+def _split_together(points: Floats, rows: Ints, documents: SchemeInput) -> Ints:
     """`_split` of a large cluster, block by block: no process holds all of its points."""
-    k, block = config.clusters(len(rows)), splits.BLOCK
+    k, block, processes = documents.config.clusters(len(rows)), splits.BLOCK, documents.processes
     size = min(len(rows), k * TRAIN_POINTS_PER_CENTROID)
-    sample = np.random.default_rng(config.seed).choice(len(rows), size, replace=False)
-    kmeans = train_kmeans(points[np.sort(rows[sample])], k, config)
+    sample = np.random.default_rng(documents.seed).choice(len(rows), size, replace=False)
+    kmeans = train_kmeans(points[np.sort(rows[sample])], k, documents.seed)
     share = [
         kmeans.index.search(np.ascontiguousarray(points[rows[start : start + block]]), 1)
         for start in processes.share(range(0, len(rows), block))
@@ -50,9 +50,9 @@ def _split_together(points: Floats, rows: Ints, config: DocidsConfig, processes:
     return _fill_empty(labels, distances, k)
 
 
-def _split(points: Floats, rows: Ints, config: DocidsConfig) -> Ints:
-    subset, k = np.ascontiguousarray(points[rows]), config.clusters(len(rows))
-    distances, labels = train_kmeans(subset, k, config).index.search(subset, 1)  # [rows, 1] each
+def _split(points: Floats, rows: Ints, documents: SchemeInput) -> Ints:
+    subset, k = np.ascontiguousarray(points[rows]), documents.config.clusters(len(rows))
+    distances, labels = train_kmeans(subset, k, documents.seed).index.search(subset, 1)  # [rows, 1] each
     return _fill_empty(labels[:, 0].astype(np.int32), distances[:, 0], k)
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from docids.schemes import Docids, DocidsConfig, SchemeInput
+from docids.schemes import Docids, SchemeInput
 from docids.schemes.splits import split_from_root
 from docids.types import Floats, Ints
 
@@ -10,9 +10,9 @@ from docids.types import Floats, Ints
 def make(documents: SchemeInput) -> Docids:
     """Return random docids."""
     doc_rows = np.arange(len(documents.embeddings), dtype=np.int32)
-    np.random.default_rng(documents.config.seed).shuffle(doc_rows)
+    np.random.default_rng(documents.seed).shuffle(doc_rows)
     return split_from_root(documents, _split, doc_rows=doc_rows)
 
 
-def _split(points: Floats, rows: Ints, config: DocidsConfig) -> Ints:
-    return (np.arange(len(rows)) * config.clusters(len(rows)) // len(rows)).astype(np.int32)
+def _split(points: Floats, rows: Ints, documents: SchemeInput) -> Ints:
+    return (np.arange(len(rows)) * documents.config.clusters(len(rows)) // len(rows)).astype(np.int32)

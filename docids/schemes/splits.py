@@ -8,22 +8,19 @@ from itertools import pairwise
 
 import numpy as np
 
-from docids.files.processes import Processes
 from docids.files.progress import Bar
-from docids.schemes import Docids, DocidsConfig, SchemeInput
+from docids.schemes import Docids, SchemeInput
 from docids.types import Floats, Ints
 
 BLOCK = 65_536
 """Documents that are assigned at a time; larger clusters may be split by all processes together."""
 
-Split = Callable[[Floats, Ints, DocidsConfig], Ints]
-"""(points, rows of a cluster's documents, config) -> cluster number of each row, 0..k-1, none of them empty."""
-SplitTogether = Callable[[Floats, Ints, DocidsConfig, Processes], Ints]
-"""The same for a large cluster, by all processes together."""
+Split = Callable[[Floats, Ints, SchemeInput], Ints]
+"""(points, rows of a cluster's documents, all documents) -> cluster number of each row, 0..k-1, none of them empty."""
 
 
 def split_from_root(
-    documents: SchemeInput, split: Split, *, doc_rows: Ints | None = None, together: SplitTogether | None = None
+    documents: SchemeInput, split: Split, *, doc_rows: Ints | None = None, together: Split | None = None
 ) -> Docids:
     """Return docids whose numbers are those of nested clusters, the last that of the document in its cluster.
 
@@ -70,15 +67,15 @@ def _split_all(
     clusters: list[tuple[int, int]],
     documents: SchemeInput,
     split: Split,
-    together: SplitTogether | None,
+    together: Split | None,
 ) -> list[Ints]:
     """Return the labels of every cluster's documents: large clusters by all processes together, others by one process each."""
-    config, processes = documents.config, documents.processes
+    processes = documents.processes
     large = [together is not None and end - start > BLOCK for start, end in clusters]
     small = [cluster for cluster, is_large in zip(clusters, large, strict=True) if not is_large]
-    share = [split(points, doc_rows[start:end], config) for start, end in processes.share(small)]
+    share = [split(points, doc_rows[start:end], documents) for start, end in processes.share(small)]
     labels = iter(processes.collect(share))
     return [
-        together(points, doc_rows[start:end], config, processes) if together and is_large else next(labels)
+        together(points, doc_rows[start:end], documents) if together and is_large else next(labels)
         for (start, end), is_large in zip(clusters, large, strict=True)
     ]

@@ -3,19 +3,18 @@
 `Lexical` is what an index needs of its lexical part; `contrastive.sparse` has the other one.
 """
 
-import math
 import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from scipy import sparse
 
-from docids.files.checks import between, plain_fields
+from docids.files.checks import check_name
+from docids.files.declarations import settings
 from docids.files.storage import save_tensors, write_json
 from docids.files.untrusted import RESTORE, read_json, reading
 from docids.types import Floats, Ints, Rows, Run
@@ -24,6 +23,10 @@ from docids.words.term_scores import Damping, Terms, TermScorer, highest
 
 BM25_MODEL = "bm25"
 """Names BM25 in a configuration."""
+NO_MODEL = "none"
+"""Names an index without a lexical part there."""
+K1, B = 0.9, 0.4
+"""Saturation of term frequency and strength of length normalisation: those of Anserini (Yang et al. 2017)."""
 STOP_WORDS = frozenset(
     {
         "a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is", "it", "no", "not", "of", "on",
@@ -39,37 +42,16 @@ _NUMBERING = threading.Lock()
 _SETTINGS, _VOCABULARY, _TERMS = "params.index.json", "vocab.index.json", "terms.safetensors"
 
 
-@dataclass(frozen=True)
+@settings("lexical")
 class LexicalConfig:
-    """The lexical part of an index."""
+    """The lexical part of an index (section `[lexical]`)."""
 
-    enabled: bool = True
-    """Whether the index has one; without it `lexical_weight` must be 0."""
     model: str = BM25_MODEL
-    """What scores words: "bm25", or a sentence-transformers SparseEncoder (Hub name or local folder) such as SPLADE or an
-    inference-free model."""
-    k1: float = 0.9
-    """Of BM25: saturation of term frequency."""
-    b: float = 0.4
-    """Of BM25: strength of length normalisation, in [0, 1]."""
+    """What scores words: "bm25", a sentence-transformers SparseEncoder (Hub name or local folder) such as SPLADE or an
+    inference-free model, or "none" for no lexical part; then `lexical_weight` must be 0."""
 
     def __post_init__(self) -> None:
-        plain_fields(self, "lexical.")
-        if not self.model.strip():
-            raise ValueError('lexical.model must be "bm25" or name a sentence-transformers SparseEncoder, got a blank.')
-        if not self.is_bm25 and (self.k1, self.b) != (LexicalConfig.k1, LexicalConfig.b):
-            raise ValueError(
-                f"lexical.k1 and lexical.b belong to BM25, got {self.k1} and {self.b} with lexical.model {self.model!r}; leave "
-                "them out."
-            )
-        between(self, "lexical.", k1=(0, 1e6))
-        if not 0 <= self.b <= 1:
-            raise ValueError(f"lexical.b must be in [0, 1], got {self.b}.")
-
-    @property
-    def is_bm25(self) -> bool:
-        """True unless a sparse encoder is named."""
-        return self.model == BM25_MODEL
+        check_name("lexical.model", self.model, '"bm25", "none" or a sentence-transformers SparseEncoder')
 
 
 class Lexical(ABC):
@@ -146,7 +128,7 @@ class BM25(Lexical):
 
     name = "BM25"
 
-    def __init__(self, doc_ids: Sequence[str], texts: Sequence[str], k1: float = 0.9, b: float = 0.4) -> None:
+    def __init__(self, doc_ids: Sequence[str], texts: Sequence[str], k1: float = K1, b: float = B) -> None:
         self._vocabulary: dict[str, int] = {}
         counts, self._lengths = _count(texts, self._vocabulary)
         self.doc_ids, self._postings = doc_ids, Postings.from_lists(counts)
@@ -213,7 +195,7 @@ class BM25(Lexical):
             ValueError: it covers another number of documents, or a file was altered.
         """
         loaded = cls.__new__(cls)
-        config, documents = _read_settings(folder / _SETTINGS)
+        k1, b, documents = _read_settings(folder / _SETTINGS)
         if documents != len(doc_ids):
             raise ValueError(f"{folder} covers {documents} documents, the document table has {len(doc_ids)}.")
         loaded.doc_ids, loaded._vocabulary = doc_ids, read_json(folder / _VOCABULARY)
@@ -226,18 +208,18 @@ class BM25(Lexical):
             raise ValueError(f"{folder / _TERMS} holds {lists} words, the vocabulary has {words}; {RESTORE}.")
         if len(loaded._lengths) != documents or loaded._lengths.min(initial=0) < 0:
             raise ValueError(f"{folder / _TERMS} does not hold the lengths of {documents} documents; {RESTORE}.")
-        loaded.weigh(config.k1, config.b)
+        loaded.weigh(k1, b)
         return loaded
 
 
-def _read_settings(path: Path) -> tuple[LexicalConfig, int]:
-    """Return k1 and b as a config, and the number of documents."""
+def _read_settings(path: Path) -> tuple[float, float, int]:
+    """Return k1, b and the number of documents."""
     record = read_json(path)
     with reading(path):
         k1, b, documents = (record[name] for name in ("k1", "b", "num_docs"))
-        if type(documents) is not int or {type(k1), type(b)} - {int, float} or not math.isfinite(k1 + b):
-            raise ValueError("k1 and b must be finite numbers, and num_docs a whole one")
-        return LexicalConfig(k1=k1, b=b), documents
+        if type(documents) is not int or {type(k1), type(b)} - {int, float} or not (0 <= k1 <= 1e6 and 0 <= b <= 1):
+            raise ValueError("k1 must be a number between 0 and 1e6, b one between 0 and 1, and num_docs a whole one")
+        return k1, b, documents
 
 
 def _are_numbered(vocabulary: Mapping[str, Any]) -> bool:

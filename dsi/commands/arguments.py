@@ -5,11 +5,21 @@ Imports nothing heavy, so that `dsi COMMAND --help` answers at once, and a wrong
 
 import argparse
 import re
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dsi.commands.libraries import load_libraries
-from dsi.commands.values import collection_folder, configuration, count, index_folder, number, output_folder, setting
+from dsi.commands.values import (
+    argument_of,
+    collection_folder,
+    configuration,
+    flag,
+    index_folder,
+    run_folder,
+    setting,
+    toml_value,
+)
 
 if TYPE_CHECKING:
     from dsi.config import Config
@@ -36,7 +46,7 @@ class _Parser(argparse.ArgumentParser):
 
     def _meant(self, message: str) -> str:
         """Return "; did you mean --beam-width?" if the first unknown option is near one that exists, else ""."""
-        from dsi.search.request import nearest
+        from docids.files.declarations import nearest
 
         unknown = re.match(r"unrecognized arguments:.*?--?(\w[\w-]*)", message)
         options = {
@@ -74,18 +84,13 @@ def add_device(arguments: argparse.ArgumentParser, *, dtype: bool = False) -> No
 
 def add_search_options(arguments: argparse.ArgumentParser) -> None:
     """Add an argument for each search option that fits on a command line."""
+    from dsi.search.request import option_declarations, written_as
+
     group = arguments.add_argument_group("search options", "the index's own by default")
-    group.add_argument("--method", choices=("generate", "exact"), help="walk down the tree, or score all documents")
-    group.add_argument("--beam-width", type=count, help="nodes kept per level")
-    group.add_argument("--candidates", type=count, help="documents that the walk and the words each contribute")
-    group.add_argument(
-        "--alpha", type=number(float, 0, 1), help="the generator's weight in [0, 1], the rest is the encoder's"
-    )
-    group.add_argument("--lexical-weight", type=number(float, 0), help="weight of the lexical scores of documents")
-    group.add_argument("--token-weight", type=number(float, 0), help="weight of late interaction")
-    group.add_argument("--allow", nargs="+", metavar="DOC_ID", help="only these documents may be returned")
-    group.add_argument("--deny", nargs="+", metavar="DOC_ID", help="these documents must not be returned")
-    group.add_argument("--where", metavar="CONDITION", help="filter on metadata: lang = 'en' and year > 2000")
+    for name, option in option_declarations().items():
+        if option.kind is not object:
+            metavar = written_as(name).metavar if option.default is None else None
+            group.add_argument(flag(name), metavar=metavar, **argument_of(option))
 
 
 def search_options(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -108,7 +113,7 @@ def training_parser(command: str, description: str | None) -> argparse.ArgumentP
     add_settings(arguments)
     add_data(arguments)
     arguments.add_argument(
-        "--output", type=output_folder, required=True, metavar="RUN", help="folder of the run; becomes the index"
+        "--output", type=run_folder, required=True, metavar="RUN", help="folder of the run; becomes the index"
     )
     add_device(arguments)
     return arguments
@@ -125,6 +130,24 @@ def add_settings(arguments: argparse.ArgumentParser) -> None:
         metavar="SECTION.NAME=VALUE",
         help="change one setting of the configuration, such as docids.branching=10; may be repeated",
     )
+    arguments.add_argument("--settings", action=_Settings, help="list all settings with ranges and defaults, and exit")
+
+
+class _Settings(argparse.Action):
+    """Prints the settings of a configuration and ends, as --help does."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:  # noqa: A002 (argparse's name)
+        super().__init__(option_strings, dest=argparse.SUPPRESS, default=argparse.SUPPRESS, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        load_libraries()
+        from dsi.config import all_settings
+
+        for declared in all_settings():
+            values = declared.range or declared.kind.__name__
+            print(f"{declared.section}{declared.name} = {toml_value(declared.default)}   ({values})")
+            print(textwrap.indent(textwrap.fill(declared.meaning, 100), "    "))
+        parser.exit()
 
 
 def with_settings(config: "Config", settings: Sequence[tuple[str, str, Any]]) -> "Config":

@@ -11,11 +11,15 @@ import signal
 import sys
 import tempfile
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from dsi.commands.arguments import add_device, add_index, parser
 from dsi.commands.libraries import load_libraries
 from dsi.commands.main import run_command
-from dsi.commands.values import count, number
+from dsi.commands.values import argument_of, count, flag, number
+
+if TYPE_CHECKING:
+    from docids.files.declarations import Setting
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -33,11 +37,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         import prometheus_client  # noqa: F401
         import uvicorn
 
-    limits = {name: value for name, value in vars(given).items() if name.startswith("max_") or name == "timeout"}
-    settings = ServerSettings(
-        str(given.run), given.device, given.dtype, given.writable,
-        **{name: value for name, value in limits.items() if value is not None},
-    )  # fmt: skip
+    limits = {name: getattr(given, name) for name in _limits()}
+    settings = ServerSettings(str(given.run), given.device, given.dtype, given.writable, **limits)
     settings.check_token()
     settings.to_environment()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises the signal again when it has stopped
@@ -59,28 +60,26 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    command_line = parser("serve", __doc__)
-    add_index(command_line)
-    command_line.add_argument("--host", default="127.0.0.1", help="address to listen at; 0.0.0.0 for all")
-    command_line.add_argument("--port", type=number(int, 0, 65535), default=8000, help="to listen at; 0 for a free one")
-    command_line.add_argument("--workers", type=count, default=1, metavar="N", help="processes")
-    command_line.add_argument("--writable", action="store_true", help="let holders of the token change documents")
-    command_line.add_argument("--quiet", action="store_true", help="show only warnings")
-    add_device(command_line, dtype=True)
-    limits = command_line.add_argument_group("limits of a request")
-    limits.add_argument("--max-queries", type=count, metavar="N", help="queries (default: 100)")
-    limits.add_argument("--max-query-length", type=count, metavar="N", help="characters of a query (default: 2000)")
-    limits.add_argument("--max-k", type=count, metavar="N", help="documents per query (default: 100)")
-    limits.add_argument("--max-beam-width", type=count, metavar="N", help="nodes kept per level (default: 500)")
-    limits.add_argument("--max-candidates", type=count, metavar="N", help="of walk and words each (default: 10000)")
-    limits.add_argument("--timeout", type=number(float, 0.001), metavar="SECONDS", help="of a search (default: 30)")
-    batches = command_line.add_argument_group("batches")
-    batches.add_argument("--max-batch", type=count, metavar="N", help="queries computed together (default: 32)")
-    batches.add_argument(
-        "--max-wait", type=number(float, 0, 1), metavar="SECONDS", help="to wait for others (default: 0.003)"
-    )
-    batches.add_argument("--max-waiting", type=count, metavar="N", help="requests that may wait (default: 1000)")
-    return command_line.parse_args(argv)
+    arguments = parser("serve", __doc__)
+    add_index(arguments)
+    arguments.add_argument("--host", default="127.0.0.1", help="address to listen at; 0.0.0.0 for all")
+    arguments.add_argument("--port", type=number(int, 0, 65535), default=8000, help="to listen at; 0 for a free one")
+    arguments.add_argument("--workers", type=count, default=1, metavar="N", help="processes")
+    arguments.add_argument("--writable", action="store_true", help="let holders of the token change documents")
+    arguments.add_argument("--quiet", action="store_true", help="show only warnings")
+    add_device(arguments, dtype=True)
+    limits = arguments.add_argument_group("limits of requests, and batches")
+    for name, limit in _limits().items():
+        limits.add_argument(flag(name), default=limit.default, metavar=limit.kind.__name__, **argument_of(limit))
+    return arguments.parse_args(argv)
+
+
+def _limits() -> "dict[str, Setting]":
+    """Return the declarations of `ServerSettings` that are numbers."""
+    from docids.files.declarations import declarations
+    from dsi.server.settings import ServerSettings
+
+    return {name: setting for name, setting in declarations(ServerSettings).items() if setting.kind in (int, float)}
 
 
 if __name__ == "__main__":

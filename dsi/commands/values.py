@@ -5,12 +5,17 @@ import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+from docids.files.checks import short_number
+
+if TYPE_CHECKING:
+    from docids.files.declarations import Setting
 
 N = TypeVar("N", int, float)
 
@@ -21,7 +26,9 @@ SHIPPED = {"minipedia": ROOT / "docids" / "data" / "minipedia"}
 
 def number(kind: type[N], least: N, most: float = math.inf) -> Callable[[str], N]:
     """Return the type of an argument that is a number from `least` to `most`."""
-    bounds = f"at least {least}" if most == math.inf else f"from {least} to {most:g}"
+    bounds = f"at least {short_number(least)}"
+    if most < math.inf:
+        bounds = f"from {short_number(least)} to {short_number(most)}"
     wanted = f"{'a whole number' if kind is int else 'a number'}, {bounds}"
 
     def read(value: str) -> N:
@@ -34,6 +41,28 @@ def number(kind: type[N], least: N, most: float = math.inf) -> Callable[[str], N
         return found
 
     return read
+
+
+def flag(name: str) -> str:
+    """Return the option that sets a setting: --beam-width for beam_width."""
+    return f"--{name.replace('_', '-')}"
+
+
+def argument_of(declared: "Setting") -> dict[str, Any]:
+    """Return the keywords of `add_argument` for a declared setting: type, choices and help."""
+    from annotated_types import Ge, Le
+
+    from docids.files.declarations import LARGEST
+
+    shown: dict[str, Any] = {"help": declared.meaning.rstrip(".").replace("%", "%%")}
+    if declared.choices:
+        return {**shown, "choices": declared.choices}
+    if declared.kind is list:
+        return {**shown, "nargs": "+"}
+    if declared.kind not in (int, float):
+        return shown
+    most = declared.bound(Le)  # the library itself names the largest number that it takes
+    return {**shown, "type": number(declared.kind, declared.bound(Ge), math.inf if most == LARGEST else most)}
 
 
 count = number(int, 1)
@@ -94,6 +123,16 @@ def output_folder(value: str) -> Path:
     return path
 
 
+def run_folder(value: str) -> Path:
+    """Return a folder that is there or can be made; the name of a configuration is none."""
+    if value in shipped_configurations() and not Path(value).exists():
+        raise ArgumentTypeError(
+            f"{value} is the name of a configuration; use --config {value} --output RUN, or --output ./{value} for a folder "
+            "of that name."
+        )
+    return output_folder(value)
+
+
 def output_file(value: str) -> Path:
     """Return a file that is there or can be made."""
     path = Path(value)
@@ -103,14 +142,24 @@ def output_file(value: str) -> Path:
     return path
 
 
+def shipped_configurations() -> set[str]:
+    """Return the names of the configurations that ship with the package."""
+    return {path.stem for path in (ROOT / "dsi" / "configs").glob("*.toml")}
+
+
 def configuration(value: str) -> str:
     """Return the name of a configuration: a file, or one that ships."""
-    shipped = {path.stem for path in (ROOT / "dsi" / "configs").glob("*.toml")}
+    shipped = shipped_configurations()
     if not Path(value).is_file() and value not in shipped:
         raise ArgumentTypeError(
             f"The configuration {value!r} does not exist: neither a file nor one of {', '.join(sorted(shipped))}."
         )
     return value
+
+
+def toml_value(value: object) -> str:
+    """Return a value as a TOML file has it."""
+    return f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else f"{value}"
 
 
 def setting(value: str) -> tuple[str, str, object]:

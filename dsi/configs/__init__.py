@@ -1,1 +1,1 @@
-"""Configurations by name: `dsi.train(collection, "RUN", config="small")`."""
+"""Configurations by name: `dsi.train(collection, "RUN", config="paper")`."""

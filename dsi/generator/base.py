@@ -13,6 +13,9 @@ from docids.types import Ints
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig
 from dsi.trees.objectives import find_objective
 
+DROPOUT = 0.1
+"""Rate in training, as T5's."""
+
 
 class Generator(T5PreTrainedModel):
     """A model that scores the nodes of one docid tree for a query.
@@ -109,7 +112,7 @@ def _decoder_config(
         "objective": objective.name,
         "score": trained.score,
         "training_beam": trained.training_beam,
-        "dropout_rate": config.dropout,
+        "dropout_rate": DROPOUT,
         "is_decoder": True,
         "is_encoder_decoder": False,
         "use_cache": False,
@@ -129,16 +132,15 @@ def _decoder_config(
 
 
 def _fresh_config(config: GeneratorConfig, width: int, settings: dict[str, Any]) -> T5Config:
-    if config.num_layers and width % config.num_heads:
-        raise ValueError(f"generator.num_heads must divide the encoder's width {width}, got {config.num_heads}.")
+    heads = _heads(width)
     return T5Config(
-        d_model=width,
-        d_kv=width // config.num_heads,
-        d_ff=config.feed_forward_dim or 4 * width,
-        num_layers=config.num_layers,
-        num_heads=config.num_heads,
-        **settings,
+        d_model=width, d_kv=width // heads, d_ff=4 * width, num_layers=config.num_layers, num_heads=heads, **settings
     )
+
+
+def _heads(width: int) -> int:
+    """Return the attention heads of a fresh stack: 64 dimensions each as in T5, at least four, and a divisor of its width."""
+    return next(heads for heads in range(min(width, max(4, width // 64)), 0, -1) if width % heads == 0)
 
 
 def _take_over(stack: T5Stack, checkpoint: Any, name: str) -> None:

@@ -16,18 +16,19 @@ from dsi.generator.config import GeneratorConfig, ObjectiveConfig
 from dsi.generator.model import DocidGenerator
 from dsi.generator.tied import TiedGenerator
 from dsi.generator.words import WordGenerator
+from dsi.trees.objectives import SCORES
 
 KINDS: dict[str, type[Generator]] = {"digits": DocidGenerator, "tied": TiedGenerator, "words": WordGenerator}
 """{docid_tokens: class}."""
 
 _LEAST: dict[str, int] = {
-    "vocab_size": 1, "d_model": 1, "d_kv": 1, "d_ff": 1, "num_layers": 0, "num_heads": 1, "training_beam": 1,
+    "vocab_size": 1, "d_model": 1, "d_kv": 1, "d_ff": 1, "num_layers": 0, "num_heads": 1, "training_beam": 0,
     "relative_attention_num_buckets": 2, "embedding_dim": 1, "inner_nodes": 1, "nodes": 2,
 }  # fmt: skip
 """{whole number: its least value}."""
 _ONLY = {"embedding_dim": "tied", "inner_nodes": "words", "nodes": "words"}
 """{entry: the kind of tokens that has it}."""
-_TEXTS = ("docid_tokens", "docids_fingerprint", "objective", "feed_forward_proj")
+_TEXTS = ("docid_tokens", "docids_fingerprint", "objective", "score", "feed_forward_proj")
 _NUMBERS = ("dropout_rate", "layer_norm_epsilon", "initializer_factor")
 _MORE = (
     "relative_attention_max_distance", "fan_out", "pad_token_id", "eos_token_id", "num_decoder_layers", "classifier_dropout",
@@ -87,26 +88,29 @@ def read_config(folder: Path) -> T5Config:
         ValueError: an entry is missing, or of a wrong type or value.
     """
     path = folder / "config.json"
-    record = {"docid_tokens": "digits", "objective": "ce", "training_beam": 1, **read_json(path)}
+    record = read_json(path)
     if problem := _problem(record):
         value = record.get(problem.split()[0])
         raise ValueError(f"{path} is not the config of a generator: {problem}, got {value!r}; {RESTORE}.")
     known = [*_LEAST, *_TEXTS, *_NUMBERS, *_MORE]
     with reading(path):
         GeneratorConfig(docid_tokens=record["docid_tokens"], num_layers=1)
-        ObjectiveConfig(record["objective"])
         return T5Config(**{name: record[name] for name in known if name in record}, **_FIXED)
 
 
 def _problem(record: dict[str, Any]) -> str:
     """Return what is wrong with the entries, beginning with the name of one; "" if nothing is."""
+    for name in _TEXTS:
+        if not isinstance(record.get(name), str):
+            return f"{name} must be a text"
+    if record["score"] not in SCORES:
+        return f"score must be one of {', '.join(SCORES)}"
+    if (record["score"] == "estimate") != (record["docid_tokens"] == "tied"):
+        return 'score must be "estimate" for tied tokens, and for them alone'
     for name, least in _LEAST.items():
         value, optional = record.get(name), _ONLY.get(name, record["docid_tokens"]) != record["docid_tokens"]
         if not (optional and value is None) and not (type(value) is int and least <= value <= _MOST):
             return f"{name} must be a whole number from {least} to {_MOST}"
-    for name in _TEXTS:
-        if not isinstance(record.get(name), str):
-            return f"{name} must be a text"
     for name in _NUMBERS:
         value = record.get(name)
         if type(value) not in (int, float) or not 0 <= value < math.inf:  # type: ignore[operator]

@@ -9,56 +9,52 @@ import os
 import random
 import re
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Annotated
 
 import datasets
 import torch
+from pydantic import Field
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from docids.data.collection import read_once
-from docids.files.checks import at_least, between, names_something, plain_fields
+from docids.files.checks import check_name
+from docids.files.declarations import Remedy, settings
 from docids.files.progress import Bar
 
+DOCUMENT_TOKENS, QUERY_TOKENS = 512, 32
+"""Tokens of a document that a seq2seq model reads, and of a query that it generates, at most."""
+TOP_K = 10
+"""It samples from this many most probable tokens, as docT5query does."""
+_BATCH = 16
+"""Documents per forward pass."""
 _READ = ("doc_id", "title", "text")
 _WORD = re.compile(r"[^\W_]+(?:['’.-][^\W_]+)*")
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|\n+")
 
 
-@dataclass(frozen=True)
+@settings("pseudo_queries")
 class PseudoQueriesConfig:
     """How pseudo-queries are made (section `[pseudo_queries]`)."""
 
     method: str = "extractive"
     """"extractive", "none", or a seq2seq model (Hub name or folder) that turns a document into a query."""
-    per_document: int = 5
+    per_document: Annotated[int, Field(ge=1, le=100_000), Remedy('method = "none" makes none')] = 6
     """Queries per document."""
-    document_tokens: int = 512
-    """Tokens of a document that a seq2seq model reads."""
-    query_tokens: int = 32
-    """Tokens that it generates, at most."""
-    top_k: int = 10
-    """It samples from this many most probable tokens."""
-    batch_size: int = 16
-    """Documents per forward pass."""
-    seed: int = 0
-    """Of sampling."""
 
     def __post_init__(self) -> None:
-        plain_fields(self, "pseudo_queries.")
-        names_something(self, "pseudo_queries.", method='"extractive", "none" or a seq2seq model')
-        if self.per_document < 1:
-            raise ValueError(
-                f'pseudo_queries.per_document must be at least 1 (method = "none" for none), got {self.per_document}.'
-            )
-        between(self, "pseudo_queries.", per_document=(1, 100_000))
-        at_least(self, "pseudo_queries.", document_tokens=1, query_tokens=1, top_k=1, batch_size=1, seed=0)
+        check_name("pseudo_queries.method", self.method, '"extractive", "none" or a seq2seq model')
 
 
 def generate_queries(
-    documents: datasets.Dataset, config: PseudoQueriesConfig, path: Path, *, held_out: Iterable[str] = ()
+    documents: datasets.Dataset,
+    config: PseudoQueriesConfig,
+    path: Path,
+    *,
+    held_out: Iterable[str] = (),
+    seed: int = 0,
 ) -> dict[str, int]:
     """Write pseudo-queries, one JSON line {doc_id, queries} per document; a killed run continues where it stopped.
 
@@ -67,6 +63,7 @@ def generate_queries(
         config: how they are made.
         path: the file to write or continue.
         held_out: texts of dev and test queries; a pseudo-query equal to one (ignoring case and spacing) is dropped.
+        seed: of sampling.
 
     Returns:
         Counts of this call: {"written": n, "dropped": n that equalled a held-out query}.
@@ -76,7 +73,9 @@ def generate_queries(
     counts = {"written": 0, "dropped": 0}
     path.parent.mkdir(parents=True, exist_ok=True)
     todo = (document for document in documents.select_columns(list(_READ)) if document["doc_id"] not in finished)
-    generated = _extractive(todo, config) if config.method == "extractive" else _seq2seq(todo, config)
+    generated = (
+        _extractive(todo, config.per_document, seed) if config.method == "extractive" else _seq2seq(todo, config, seed)
+    )
     bar = Bar("pseudo-queries", unit="doc", total=len(documents), done=len(finished))
     with bar, path.open("a", encoding="utf-8") as file:
         for doc_id, queries in generated:
@@ -164,10 +163,10 @@ def _title_and_keywords(title: list[str], sentence: list[str], rng: random.Rando
 _MAKERS = (_span, _title_and_keywords, _keywords, _title_and_span)
 
 
-def _extractive(documents: Iterator[dict[str, str]], config: PseudoQueriesConfig) -> Iterator[tuple[str, list[str]]]:
+def _extractive(documents: Iterator[dict[str, str]], count: int, seed: int) -> Iterator[tuple[str, list[str]]]:
     for document in documents:
-        rng = random.Random(f"{config.seed} {document['doc_id']}")  # does not depend on where a run was resumed
-        yield document["doc_id"], extractive_queries(document["title"], document["text"], config.per_document, rng)
+        rng = random.Random(f"{seed} {document['doc_id']}")  # does not depend on where a run was resumed
+        yield document["doc_id"], extractive_queries(document["title"], document["text"], count, rng)
 
 
 def reading_text(title: str, text: str) -> str:
@@ -176,9 +175,11 @@ def reading_text(title: str, text: str) -> str:
 
 
 @torch.no_grad()
-def _seq2seq(documents: Iterator[dict[str, str]], config: PseudoQueriesConfig) -> Iterator[tuple[str, list[str]]]:
+def _seq2seq(
+    documents: Iterator[dict[str, str]], config: PseudoQueriesConfig, seed: int
+) -> Iterator[tuple[str, list[str]]]:
     """Yield queries sampled from a seq2seq model (top-k sampling, as in docT5query); loads it only if there are documents."""
-    batch, start = list(islice(documents, config.batch_size)), 0
+    batch, start = list(islice(documents, _BATCH)), 0
     if not batch:
         return
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -187,20 +188,20 @@ def _seq2seq(documents: Iterator[dict[str, str]], config: PseudoQueriesConfig) -
     while batch:
         inputs = tokenizer(
             [reading_text(document["title"], document["text"]) for document in batch],
-            truncation=True, max_length=config.document_tokens, padding=True, return_tensors="pt",
+            truncation=True, max_length=DOCUMENT_TOKENS, padding=True, return_tensors="pt",
         ).to(device)  # fmt: skip
         inputs.pop("token_type_ids", None)
-        torch.manual_seed(config.seed + start)
+        torch.manual_seed(seed + start)
         output = model.generate(
-            **inputs, do_sample=True, top_k=config.top_k, num_return_sequences=config.per_document,
-            max_new_tokens=config.query_tokens,
+            **inputs, do_sample=True, top_k=TOP_K, num_return_sequences=config.per_document,
+            max_new_tokens=QUERY_TOKENS,
         )  # fmt: skip
         texts = [text.strip() for text in tokenizer.batch_decode(output, skip_special_tokens=True)]
         for row, document in enumerate(batch):
             generated = texts[row * config.per_document : (row + 1) * config.per_document]
             yield document["doc_id"], [text for text in dict.fromkeys(generated) if text]
         start += len(batch)
-        batch = list(islice(documents, config.batch_size))
+        batch = list(islice(documents, _BATCH))
 
 
 def _finished_documents(path: Path) -> Collection[str]:

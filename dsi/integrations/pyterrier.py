@@ -164,7 +164,7 @@ class DocidIndex(pt.Artifact):
 
 def _lexical(retriever: GenerativeRetriever) -> Lexical:
     if retriever.lexical is None:
-        raise ValueError("This index has no lexical part; train with lexical.enabled = true.")
+        raise ValueError('This index has no lexical part; train with lexical.model = "bm25".')
     return retriever.lexical
 
 

@@ -4,136 +4,108 @@
 checked; it is passed on through the search. Knows nothing of trees or models.
 """
 
-import difflib
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, TypeAlias, TypeVar, Union, get_type_hints
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, get_type_hints
 
-import numpy as np
-import pyarrow.compute as pc
-from numpy.typing import NDArray
+from pydantic import Field, SkipValidation
 from typing_extensions import TypedDict
 
-from docids.files.checks import at_least, one_of, plain_fields, shown
+from docids.files.checks import shown
+from docids.files.declarations import Count, Remedy, Setting, Share, declarations, meant, read_meanings, settings
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow.compute as pc
+    from numpy.typing import NDArray
+
+    Bools: TypeAlias = NDArray[np.bool_]
+    Scores: TypeAlias = NDArray[np.floating]
+    Where: TypeAlias = Union[str, pc.Expression, NDArray[np.bool_]]  # noqa: UP007 (NDArray has no | on Python 3.10)
+else:  # commands read the declarations below without these libraries
+    Bools = Scores = Where = Any
 
 F = TypeVar("F", bound=Callable[..., Any])
-Bools = NDArray[np.bool_]
-Where: TypeAlias = Union[str, pc.Expression, NDArray[np.bool_]]  # noqa: UP007 (NDArray has no | on Python 3.10)
-"""A filter: a condition ("lang = 'en' and year > 2000"), an Arrow expression, or [documents] True at those that may be
-returned."""
-
-METHODS = ("generate", "exact")
-FUSIONS = ("paper", "bound")
 LARGEST_EXTRA = 1e30
 """Bound of `extra_scores`: further ones could overflow float32."""
-_LARGEST = 1e6
-_WEIGHTS = ("lexical_weight", "token_weight", "query_map_weight")
-_ALIASES = {
-    "top_k": "k",
-    "topk": "k",
-    "num_results": "k",
-    "n": "k",
-    "limit": "k",
-    "beam": "beam_width",
-    "filter": "where",
-}
+Weight = Annotated[float, Field(ge=0, le=1e6), Remedy("0 leaves it out")]
 
 
-@dataclass(frozen=True)
+@settings()
 class SearchConfig:
     """How an index scores documents and how widely it searches (section `[search]`)."""
 
-    method: str = "generate"
+    method: Literal["generate", "exact"] = "generate"
     """"generate" walks down the tree, and scores the documents below the last nodes and the best by words; "exact" scores all
     documents."""
-    beam_width: int = 40
+    beam_width: Count = 40
     """Nodes kept per level."""
-    candidates: int = 100
-    """How many documents the walk, the words and extra_scores each contribute."""
-    alpha: float = 0.7
-    """Weight of the generator in [0, 1], the rest being the encoder's (DR-SCL eq. 9); with tied tokens, in the scores of nodes
-    alone."""
-    beta: float = math.inf
+    candidates: Count = 100
+    """How many documents the walk, the words and extra_scores each contribute; at least k."""
+    alpha: Annotated[Share, Remedy("it is the generator's weight, and the rest the encoder's")] = 0.7
+    """Weight of the generator, the rest being the encoder's (DR-SCL eq. 9); with tied tokens, in the scores of nodes alone."""
+    beta: Annotated[float, Field(ge=0), Remedy("0 is the generator alone, inf all levels")] = math.inf
     """Number of levels that use the encoder's scores; inf for all, 0 for the generator alone (DR-SCL eq. 12)."""
-    lexical_weight: float = 0.0
+    lexical_weight: Weight = 0.0
     """Weight of BM25, or of learned sparse scores, in a document's score."""
-    token_weight: float = 0.0
+    token_weight: Weight = 0.0
     """Weight of late interaction in a document's score; needs an index with token vectors."""
-    query_map_weight: float = 0.0
+    query_map_weight: Weight = 0.0
     """With tied tokens: weight of the learned map of the query (section `[query_map]`) in a document's score."""
-    fusion: str = "paper"
+    fusion: Literal["paper", "bound"] = "paper"
     """With (level, digit) or word tokens: "paper" adds log-probabilities along the path (DR-SCL eq. 10-12); "bound" adds the
     dense score of the best document below a node, which bounds it, so that answers come with a certificate."""
-    ann_temperature: float = 1.0
+    ann_temperature: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
     """With (level, digit) or word tokens: divides the dense scores; 1 in the paper, less for normalised embeddings."""
 
-    def __post_init__(self) -> None:
-        plain_fields(self)
-        one_of(self, method=METHODS, fusion=FUSIONS)
-        if not 0 <= self.alpha <= 1:
-            raise ValueError(f"alpha must be in [0, 1] (the generator's weight), got {self.alpha}.")
-        if not self.beta >= 0:
-            raise ValueError(f"beta must be 0 (generator alone) or more levels, or inf for all, got {self.beta}.")
-        if not 1 / _LARGEST <= self.ann_temperature <= _LARGEST:  # beyond, scores could overflow float32
-            raise ValueError(f"ann_temperature must be between 1e-6 and 1e6, got {self.ann_temperature}.")
-        at_least(self, beam_width=1, candidates=1)
-        for name in _WEIGHTS:
-            if not 0 <= (value := getattr(self, name)) <= _LARGEST:
-                raise ValueError(f"{name} must be between 0 (leave it out) and 1e6, got {value}.")
+
+class Written(NamedTuple):
+    """How an option that is no number is written in the shell and in JSON; `kind` is list, str, or object for not at all."""
+
+    kind: type
+    metavar: str = ""
+    example: Any = None
 
 
 class SearchOptions(TypedDict, total=False):
-    """The keywords of `search`, `explain`, `run`, `follow` and `candidates`; None keeps the index's setting."""
+    """The keywords of `search`, `explain`, `run`, `follow` and `candidates`; None keeps the index's setting.
+
+    The first six are those of `SearchConfig`, whose meanings and ranges hold; type checkers need their names here.
+    """
 
     method: str | None
-    """As in `SearchConfig`, like the next five; they override the index's search config."""
     beam_width: int | None
-    """As in `SearchConfig`."""
     candidates: int | None
-    """As in `SearchConfig`; at least k."""
     alpha: float | None
-    """As in `SearchConfig`."""
     lexical_weight: float | None
-    """As in `SearchConfig`."""
     token_weight: float | None
-    """As in `SearchConfig`."""
-    allow: Collection[str] | None
-    """The doc_ids that may be returned; all by default. Filters act inside the walk: k documents are returned whenever k are
-    allowed, with the same scores as without a filter."""
-    deny: Collection[str] | None
+    allow: Annotated[Collection[str] | None, Written(list, "DOC_ID", ["danube"])]
+    """The only doc_ids that may be returned; all by default. Filters act inside the walk: k documents are returned whenever k
+    are allowed, with the same scores as without a filter."""
+    deny: Annotated[Collection[str] | None, Written(list, "DOC_ID", ["volga"])]
     """The doc_ids that must not be returned."""
-    where: Where | None
+    where: Annotated[Where | None, Written(str, "CONDITION", "lang = 'en' and year > 2000")]
     """A condition on the metadata: as in SQL ("lang = 'en' and year > 2000"; the grammar is that of `dsi.store.filters`), an
     Arrow expression (`pyarrow.compute.field("lang") == "en"`), or [documents] booleans."""
-    extra_scores: NDArray[np.floating] | None
+    extra_scores: Annotated[Scores | None, Written(object)]
     """[queries, documents], in the order of the document table: any other score (recency, popularity, …), already
     weighted. It is added to a document's score; the best `candidates` by it are scored too."""
 
 
-@dataclass(frozen=True, eq=False)
+@settings(eq=False)
 class SearchRequest:
-    """One search, its options checked: the record that is passed through the search.
+    """One search, its options checked: the record that is passed through the search."""
 
-    Attributes:
-        k: documents per query.
-        config: the index's search config, with the call's options applied.
-        allowed: [places] True at the docid positions of documents that a filter lets through; None without a filter.
-        extra_scores: as in `SearchOptions`.
-
-    Raises:
-        ValueError: k is below 1.
-    """
-
-    k: int
+    k: Count
+    """Documents per query."""
     config: SearchConfig
-    allowed: Bools | None = None
-    extra_scores: NDArray[np.floating] | None = None
-
-    def __post_init__(self) -> None:
-        plain_fields(self)
-        at_least(self, k=1)
+    """The index's search config, with the call's options applied."""
+    allowed: Annotated[Bools | None, SkipValidation] = None
+    """[places] True at the docid positions of documents that a filter lets through; None without a filter."""
+    extra_scores: Annotated[Scores | None, SkipValidation] = None
+    """As in `SearchOptions`."""
 
     @property
     def pool(self) -> int:
@@ -141,8 +113,25 @@ class SearchRequest:
         return max(self.config.candidates, self.k)
 
 
-OPTIONS = get_type_hints(SearchOptions)
+OPTIONS = tuple(SearchOptions.__annotations__)
+"""The names of the search options."""
 _CONFIG_FIELDS = frozenset(field.name for field in fields(SearchConfig))
+
+
+def option_declarations() -> dict[str, Setting]:
+    """Return {name: declaration} of the search options, as `SearchConfig` and `SearchOptions` have them."""
+    configured, meanings = declarations(SearchConfig), read_meanings(SearchOptions)
+    kinds = {name: written_as(name).kind for name in OPTIONS if name not in configured}
+    return {
+        name: configured[name] if name in configured else Setting("", name, kinds[name], None, meanings[name])
+        for name in OPTIONS
+    }
+
+
+def written_as(option: str) -> Written:
+    """Return how an option is written that `SearchConfig` does not have."""
+    written: Written = SearchOptions.__annotations__[option].__metadata__[0]
+    return written
 
 
 def given_options(call: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,19 +148,6 @@ def given_options(call: str, options: Mapping[str, Any]) -> dict[str, Any]:
         if name not in OPTIONS:
             raise TypeError(f"{call}() has no option {shown(name)}{meant(name, ['k', *OPTIONS])}")
     return {name: value for name, value in options.items() if value is not None}
-
-
-def meant(name: str, known: Collection[str]) -> str:
-    """Return "; did you mean 'k'?" for a name that is near a known one, else the list of names."""
-    near = nearest(name, known)
-    return f"; did you mean {near!r}?" if near else f"; there are {', '.join(known)}."
-
-
-def nearest(name: str, known: Collection[str]) -> str | None:
-    """Return the known name that a wrong one means, or None where none is near."""
-    alias = _ALIASES.get(name.lower())
-    near = [alias] if alias in known else difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    return near[0] if near else None
 
 
 def split_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -201,15 +177,24 @@ def check_used(call: str, given: Mapping[str, Any], config: SearchConfig, *, tie
         raise ValueError(f"{call}() does not use {name}: this index scores paths of docids; tied tokens take it.")
     if config.fusion == "paper" or config.beta == 0:
         for name in ("lexical_weight", "extra_scores"):
-            if name in given and np.any(given[name]):
+            if name in given and _any(given[name]):
                 raise ValueError(
                     f'{call}() does not use {name}: this index scores paths by fusion "{config.fusion}" with beta '
                     f'{config.beta:g}; tied tokens and fusion "bound" take it.'
                 )
 
 
+def _any(value: Any) -> bool:
+    """Return whether a number, or one of an array, is not 0."""
+    import numpy as np
+
+    return bool(np.any(value))
+
+
 def check_extra_scores(extra_scores: object, expected: tuple[int, int]) -> None:
     """Raise ValueError unless extra_scores are finite numbers [queries, documents]."""
+    import numpy as np
+
     if not isinstance(extra_scores, np.ndarray) or extra_scores.dtype.kind not in "fiu":
         got = (
             f"an array of {extra_scores.dtype}" if isinstance(extra_scores, np.ndarray) else type(extra_scores).__name__
@@ -232,7 +217,7 @@ def shows_options(method: F) -> F:
     kept = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     options = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-        for name, kind in OPTIONS.items()
+        for name, kind in get_type_hints(SearchOptions).items()
     ]
     method.__signature__ = signature.replace(parameters=[*kept, *options])  # type: ignore[attr-defined]
     return method

@@ -3,20 +3,47 @@
 The schema describes; the library checks, so that a wrong value gets the library's message. Knows nothing of indexes.
 """
 
+from collections.abc import Callable
 from typing import Any
 
+from annotated_types import Ge, Le
 from pydantic import BaseModel, ConfigDict, Field
 
-from dsi.search.request import METHODS
+from docids.files.declarations import Setting
+from dsi.search.request import option_declarations, written_as
 
-NOT_IN_JSON = ("extra_scores",)
-"""Search options whose values are Python objects."""
 _QUERY = "which capitals are on the danube"
+_TYPES: dict[type, dict[str, Any]] = {
+    bool: {"type": "boolean"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    str: {"type": "string"},
+    list: {"type": "array", "items": {"type": "string"}},
+}
 
 
 def _field(kind: str, description: str, example: Any, **schema: Any) -> Any:
     """Return a field that takes anything, and that the schema describes."""
     return Field(None, description=description, examples=[example], json_schema_extra={"type": kind, **schema})
+
+
+def _option_schema(option: Setting) -> dict[str, Any]:
+    """Return the JSON schema of a search option."""
+    example = written_as(option.name).example if option.default is None else option.default
+    bounds = {"minimum": option.bound(Ge), "maximum": option.bound(Le), "enum": list(option.choices) or None}
+    known = {name: value for name, value in bounds.items() if value is not None}
+    return {**_TYPES[option.kind], "description": option.meaning, "examples": [example], **known}
+
+
+def _with_options(**example: Any) -> Callable[[dict[str, Any]], None]:
+    """Return what adds the search options that JSON can hold, and an example, to the schema of a body."""
+
+    def add(schema: dict[str, Any]) -> None:
+        options = {name: option for name, option in option_declarations().items() if option.kind in _TYPES}
+        schema["properties"] |= {name: _option_schema(option) for name, option in options.items()}
+        schema["examples"] = [example]
+
+    return add
 
 
 class SearchFields(BaseModel):
@@ -25,17 +52,6 @@ class SearchFields(BaseModel):
     model_config = ConfigDict(extra="allow")  # the library names the option that was meant
 
     k: Any = Field(10, description="Documents per query.", json_schema_extra={"type": "integer", "minimum": 1})
-    method: Any = _field("string", "Walk down the tree, or score all documents.", "generate", enum=list(METHODS))
-    beam_width: Any = _field("integer", "Nodes kept per level.", 20, minimum=1)
-    candidates: Any = _field("integer", "Documents that the walk and the words each contribute.", 100, minimum=1)
-    alpha: Any = _field("number", "Weight of the generator.", 0.3, minimum=0, maximum=1)
-    lexical_weight: Any = _field("number", "Weight of BM25 in a document's score.", 0.03, minimum=0, maximum=1e6)
-    token_weight: Any = _field(
-        "number", "Weight of late interaction in a document's score.", 0.1, minimum=0, maximum=1e6
-    )
-    allow: Any = _field("array", "Only these documents may be returned.", ["danube"], items={"type": "string"})
-    deny: Any = _field("array", "These documents must not be returned.", ["volga"], items={"type": "string"})
-    where: Any = _field("string", "A condition on the metadata.", "lang = 'en' and year > 2000")
 
     def options(self) -> dict[str, Any]:
         """Return the search options that were given.
@@ -43,10 +59,9 @@ class SearchFields(BaseModel):
         Raises:
             ValueError: one that JSON cannot hold.
         """
-        own = set(type(self).model_fields) - set(SearchFields.model_fields) | {"k"}
-        given = {name: value for name, value in self.model_dump().items() if name not in own and value is not None}
-        for name in NOT_IN_JSON:
-            if name in given:
+        given = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
+        for name, option in option_declarations().items():
+            if name in given and option.kind not in _TYPES:
                 raise ValueError(f"{name} is a Python object, which no request can hold; leave it out.")
         return given
 
@@ -54,7 +69,7 @@ class SearchFields(BaseModel):
 class SearchBody(SearchFields):
     """One query or several, and how to search."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"query": _QUERY, "k": 3}]})
+    model_config = ConfigDict(json_schema_extra=_with_options(query=_QUERY, k=3))
 
     query: Any = _field("string", "One query; or give queries.", _QUERY)
     queries: Any = _field("array", "Several queries.", ["noble gases", "rivers of europe"], items={"type": "string"})
@@ -76,7 +91,7 @@ class SearchBody(SearchFields):
 class ExplainBody(SearchFields):
     """One query, how to search, and perhaps a document to look for."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"query": _QUERY, "k": 3, "doc_id": "nile"}]})
+    model_config = ConfigDict(json_schema_extra=_with_options(query=_QUERY, k=3, doc_id="nile"))
 
     query: Any = _field("string", "The query.", _QUERY)
     doc_id: Any = _field("string", "A document: is it among the answers, and if not, why?", "nile")

@@ -3,10 +3,12 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
 
-from docids.files.checks import above_zero, at_least, plain_fields
+from pydantic import Field
+
+from docids.files.declarations import LARGEST, Count, settings
 
 TOKEN = "DSI_TOKEN"
 """Environment variable that holds the bearer token of a writable server."""
@@ -17,7 +19,7 @@ class TooLargeError(ValueError):
     """A request beyond a limit of this server."""
 
 
-@dataclass(frozen=True)
+@settings()
 class ServerSettings:
     """What is served, and the limits of a request."""
 
@@ -25,36 +27,30 @@ class ServerSettings:
     """Folder of the index."""
     device: str | None = None
     """Of encoder and decoder; the best available by default."""
-    dtype: str = "float32"
+    dtype: Literal["float32", "bfloat16"] = "float32"
     """Of encoder and decoder."""
     writable: bool = False
     """Whether documents may be added and removed, with the token."""
-    max_batch: int = 32
+    max_batch: Count = 32
     """Queries that are computed together; 1 for none."""
-    max_wait: float = 0.003
+    max_wait: Annotated[float, Field(ge=0, le=1)] = 0.003
     """Seconds that a request waits for others to join its batch."""
-    max_waiting: int = 1000
+    max_waiting: Count = 1000
     """Requests that may wait; more are answered with 503."""
-    max_queries: int = 100
+    max_queries: Count = 100
     """Queries of a request."""
-    max_query_length: int = 2000
+    max_query_length: Count = 2000
     """Characters of a query."""
-    max_k: int = 100
+    max_k: Count = 100
     """Documents per query."""
-    max_beam_width: int = 500
+    max_beam_width: Count = 500
     """Nodes kept per level."""
-    max_candidates: int = 10_000
+    max_candidates: Count = 10_000
     """Documents that the walk and the words each contribute."""
-    timeout: float = 30.0
+    timeout: Annotated[float, Field(ge=1e-6, le=LARGEST)] = 30.0
     """Seconds until a search is given up, with 503."""
-    max_body: int = 8_000_000
+    max_body: Count = 8_000_000
     """Bytes of a request."""
-
-    def __post_init__(self) -> None:
-        plain_fields(self)
-        at_least(self, max_wait=0, max_batch=1, max_waiting=1, max_queries=1, max_query_length=1, max_k=1)
-        at_least(self, max_beam_width=1, max_candidates=1, max_body=1)
-        above_zero(self, ["timeout"])
 
     def check_token(self) -> str:
         """Return the token of the environment.

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from contrastive.encoder import EncoderConfig
+from docids.files.declarations import create_settings
 from docids.files.storage import read_while_unchanged, recover_folder, sha256
 from docids.files.untrusted import RESTORE, check_file, check_folder, is_inside, read_json
-from dsi.config import from_dict
 from dsi.search.request import SearchConfig
 
 FORMAT_VERSION = 4
@@ -73,7 +73,7 @@ def search_config(manifest: dict[str, Any], source: str = "manifest.json") -> Se
     record = manifest["search"]
     if record.get("beta") == "inf":  # JSON has no infinity
         record = {**record, "beta": math.inf}
-    return from_dict(SearchConfig, record, f"{source}: search")
+    return create_settings(SearchConfig, record, f"{source}: search")
 
 
 def _check_entries(manifest: dict[str, Any], path: Path) -> None:
@@ -90,7 +90,7 @@ def _check_entries(manifest: dict[str, Any], path: Path) -> None:
     for name, expected in manifest["files"].items():
         if not is_inside(name) or not isinstance(expected, str):
             raise ValueError(f"{path}: files must be names inside the index with their sums, got {name!r}; {RESTORE}.")
-    from_dict(EncoderConfig, manifest["encoder"], f"{path}: encoder")
+    create_settings(EncoderConfig, manifest["encoder"], f"{path}: encoder")
     search_config(manifest, str(path))
 
 

@@ -31,14 +31,14 @@ class TitleTokens:
 
     Args:
         encoder: whose tokenizer it may be.
-        tokenizer: folder or Hub name of the tokenizer; "" for the encoder's.
+        checkpoint: folder or Hub name of another model whose tokenizer is taken instead; "" for the encoder's.
 
     Raises:
         FileNotFoundError: there is no such tokenizer.
     """
 
-    def __init__(self, encoder: Encoder, tokenizer: str = "") -> None:
-        self._tokenizer = _load(tokenizer) if tokenizer else encoder.model.tokenizer
+    def __init__(self, encoder: Encoder, checkpoint: str = "") -> None:
+        self._tokenizer = _load(checkpoint) if checkpoint else encoder.model.tokenizer
         ends = self._tokenizer.eos_token_id, self._tokenizer.sep_token_id, len(self._tokenizer)
         self._end: int = next(end for end in ends if end is not None)
 
@@ -54,7 +54,7 @@ def _load(name: str) -> Any:
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise FileNotFoundError(
-            f"docids.tokenizer {name!r} cannot be loaded ({reason}); name a folder or a tokenizer on the Hub."
+            f"generator.decoder {name!r} has no tokenizer for titles ({reason}); name a folder or a T5 checkpoint on the Hub."
         ) from None
 
 
@@ -65,6 +65,9 @@ def scheme_input(
     embeddings: NDArray[np.float32],
     points: NDArray[np.float32] | None = None,
     processes: Processes = ALONE,
+    *,
+    checkpoint: str = "",
+    seed: int = 0,
 ) -> SchemeInput:
     """Return what a scheme reads of the documents of a collection, or of their segments.
 
@@ -75,6 +78,8 @@ def scheme_input(
         embeddings: [N, dim] of the documents, or of their segments.
         points: [N or documents, any] what to cluster on instead.
         processes: that share the work.
+        checkpoint: whose tokenizer reads titles; "" for the encoder's.
+        seed: of the scheme.
     """
     table, segments = collection.documents, config.segments
     pieces = DocumentTexts(encoder, table, segments)
@@ -89,7 +94,8 @@ def scheme_input(
         titles=titles,
         texts=pieces if segments > 1 else collection.full_texts(),
         rows=pieces.rows if segments > 1 else None,
-        title_model=TitleTokens(encoder, config.tokenizer),
+        title_model=TitleTokens(encoder, checkpoint),
+        seed=seed,
         processes=processes,
         progress=True,
     )

@@ -5,7 +5,7 @@ Knows nothing of the other stages but their outputs.
 
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from dsi.generator.base import Generator
 from dsi.generator.kinds import create_generator
 from dsi.generator.states import Embeddings, StateCache, write_states
 from dsi.generator.tied import TiedGenerator
-from dsi.retriever import GenerativeRetriever
 from dsi.training.examples import DocidExamples, Texts, group_relevant
 from dsi.training.query_map import QueryMapExamples, train_query_map
 from dsi.training.teacher import Teacher
@@ -35,15 +34,8 @@ from dsi.training.trainer import train_generator
 from dsi.training.weights import HybridScores
 from dsi.trees.objectives import find_objective
 from dsi.trees.places import nearest_places
-from eval.measures import evaluate, mean
 
 logger = logging.getLogger(__name__)
-
-NO_DEV_QUERIES = (
-    "training.evaluate_every measures on dev queries, and there are none; add qrels/dev.tsv, or set it to 0."
-)
-_MEASURED = 200
-"""Dev queries that are measured on during training."""
 
 
 @dataclass(frozen=True)
@@ -96,48 +88,37 @@ class GeneratorStage:
         """
         config, training = self.config, self.config.training
         state_dim = self.encoder.state_dim
-        seed, numbers = training.seed, self.numbers
-        generator = create_generator(config.generator, self.tree, state_dim, config.objective, seed, numbers)
+        generator = create_generator(
+            config.generator, self.tree, state_dim, config.objective, config.seed, self.numbers
+        )
         record = {"loss": 0.0, "steps": 0, "seconds": 0.0}
         nothing_to_learn = isinstance(generator, TiedGenerator) and self.tree.depth == 1  # the root holds the documents
         if training.epochs and not nothing_to_learn:
             trained_too = self.encoder if training.train_encoder else None
-            quality = self._quality(generator) if training.evaluate_every else None
-            examples, objective = self.examples(), config.objective
-            record = train_generator(generator, examples, objective, training, work, trained_too, quality, self.reports)
+            record = train_generator(
+                generator,
+                self.examples(),
+                config.objective,
+                training,
+                work,
+                trained_too,
+                self.reports,
+                seed=config.seed,
+                bf16=config.bf16,
+            )
         if config.query_map.epochs and not self.collection.pairs("train"):
             logger.warning("There are no train queries to train the query map on; documents keep their scores.")
         elif config.query_map.epochs and isinstance(generator, TiedGenerator):
             train_query_map(
                 generator,
                 self.query_map_examples(),
-                config.query_map,
+                config.query_map.epochs,
                 work / "query_map",
+                seed=config.seed,
                 use_cpu=self.encoder.model.device.type == "cpu",
                 reports=self.reports,
             )
         return generator, record
-
-    def _quality(self, generator: Generator) -> Callable[[], float]:
-        """Return a function that measures Hit@1 of the generator as it is then, on the first dev queries.
-
-        Raises:
-            ValueError: there are none.
-        """
-        queries = dict(list(self.collection.query_texts("dev").items())[:_MEASURED])
-        if not queries:
-            raise ValueError(NO_DEV_QUERIES)
-        qrels, documents = self.collection.qrels["dev"], self.collection.documents
-
-        def measure() -> float:
-            parts = (self.encoder, self.tree, generator.eval(), documents, self.config.search, self.lexical)
-            retriever = GenerativeRetriever(*parts)
-            result = retriever.search_encoded(retriever.encode_queries(queries), 1)
-            run = retriever.as_run(list(queries), result)
-            hits = evaluate(run, {query_id: qrels[query_id] for query_id in queries}, ["Hit@1"])["Hit@1"]
-            return float(self.processes.first(mean(hits)))
-
-        return measure
 
     def examples(self) -> DocidExamples:
         """Return the indexing and retrieval examples, on cached states, on embeddings, or on texts."""
@@ -184,7 +165,6 @@ class GeneratorStage:
             documents=documents,
             lexical=self.lexical,
             lexical_weight=self._lexical_weight(documents),
-            config=self.config.query_map,
         )
 
     def _lexical_weight(self, documents: NDArray[np.float32]) -> float:
@@ -204,10 +184,10 @@ class GeneratorStage:
 
     def _parts(self) -> list[Part]:
         """Return the texts of indexing and retrieval examples, by kind."""
-        config, encoder, parts = self.config.examples, self.encoder, []
+        config, encoder, parts = self.config.training, self.encoder, []
         if config.documents:
-            segments = DocumentTexts(encoder, self.collection.documents, config.document_segments)
-            parts.append(Part("document", ["documents", config.document_segments], segments.rows, segments))
+            pieces = DocumentTexts(encoder, self.collection.documents, self.tree.segments)
+            parts.append(Part("document", ["documents", self.tree.segments], pieces.rows, pieces))
         pairs = self.collection.pairs("train")
         queries = encoder.query_texts([self.collection.queries[query_id] for query_id, _ in pairs])
         parts.append(
@@ -219,8 +199,8 @@ class GeneratorStage:
         parts = [part for part in parts if len(part.rows)]
         if not parts:
             raise ValueError(
-                "There is nothing to train the decoder on; add qrels/train.tsv, or set examples.documents, "
-                "or examples.pseudo_queries_per_document with pseudo_queries.method."
+                "There is nothing to train the decoder on; add qrels/train.tsv, or set training.documents, "
+                "or training.pseudo_queries_per_document with pseudo_queries.method."
             )
         return parts
 
@@ -228,7 +208,7 @@ class GeneratorStage:
         """Return the embeddings of all parts; those of whole documents are in the tree."""
         found = []
         for part, folder in zip(parts, self._folders(parts, states=False), strict=True):
-            if part.kind == "document" and self.config.examples.document_segments == self.tree.segments == 1:
+            if part.kind == "document" and self.tree.segments == 1:
                 found.append(self.tree.embeddings[self.tree.positions])
             else:
                 found.append(encode_blocks(self.encoder, part.texts, part.kind, folder, self.processes))

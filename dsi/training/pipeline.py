@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
@@ -29,12 +30,13 @@ from contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, in_bloc
 from contrastive.encoder import Encoder
 from contrastive.sparse import build_lexical, load_lexical
 from contrastive.trainers import Reports
-from contrastive.training import contrastive_rows, hard_negatives, train_encoder
+from contrastive.training import contrastive_rows, train_encoder
 from docids.data.collection import Collection, check_collection
 from docids.extensions import OBJECTIVES, package_of
 from docids.files.storage import digest, write_json, writing_to
 from docids.schemes import make_docids
 from docids.tree import DocidTree
+from docids.words.bm25 import NO_MODEL
 from dsi.config import Config, config_names, run_config, write_config
 from dsi.generator.pseudo_queries import generate_queries, read_queries_table
 from dsi.generator.words import read_numbers
@@ -229,7 +231,9 @@ class TrainingRun:
             work = self._stages.work("pseudo_queries", key)
             held_out = [*self.collection.query_texts("dev").values(), *self.collection.query_texts("test").values()]
             documents, config = self.collection.documents, self.config.pseudo_queries
-            counts = generate_queries(documents, config, work / "queries.jsonl", held_out=held_out)
+            counts = generate_queries(
+                documents, config, work / "queries.jsonl", held_out=held_out, seed=self.config.seed
+            )
             logger.debug("%(written)d written, %(dropped)d dropped (equal to a dev or test query)", counts)
             with self._stages.writing("pseudo_queries", key) as folder:
                 shutil.copy(work / "queries.jsonl", folder / "queries.jsonl")
@@ -242,23 +246,27 @@ class TrainingRun:
             encoder = Encoder.load(self.config.encoder, device=self.device)
             config, work = self.config.contrastive, self._stages.work("encoder", key)
             if config.loss != "none":
-                train_encoder(encoder, self._contrastive_rows(encoder, work), config, work, self._reports)
+                train_encoder(
+                    encoder,
+                    self._contrastive_rows(encoder),
+                    config,
+                    work,
+                    self._reports,
+                    seed=self.config.seed,
+                    bf16=self.config.bf16,
+                )
             if self.processes.is_main:
                 with self._stages.writing("encoder", key) as folder:
                     encoder.save(folder)
 
-    def _contrastive_rows(self, encoder: Encoder, work: Path) -> datasets.Dataset:
-        config, queries, negatives = self.config.contrastive, train_queries(self.collection, encoder), {}
-        if config.hard_negatives:
-            embeddings = self._embed_documents(encoder, work / "documents")
-            negatives = hard_negatives(encoder, embeddings, queries, config.hard_negatives)
-        pseudo: dict[int, list[str]] = {}
-        if config.fill_with_pseudo_queries:
+    def _contrastive_rows(self, encoder: Encoder) -> datasets.Dataset:
+        queries, pseudo = train_queries(self.collection, encoder), dict[int, list[str]]()
+        if self.config.contrastive.fill_with_pseudo_queries:
             rows, texts = self._pseudo_queries()
             for row, text in zip(rows, in_blocks(texts), strict=True):
                 pseudo.setdefault(int(row), []).append(text)
         texts = DocumentTexts(encoder, self.collection.documents)
-        return contrastive_rows(texts, queries, pseudo, negatives, views=config.views, seed=config.seed)
+        return contrastive_rows(texts, queries, pseudo, seed=self.config.seed)
 
     def build_docids(self, embeddings: NDArray[np.float32] | None = None) -> None:
         """Run stage `docids`: embed the documents and cluster them.
@@ -273,7 +281,17 @@ class TrainingRun:
             encoder, work = self.encoder(), self._stages.work("docids", key)
             documents = self._embed_documents(encoder, work / "documents", config.segments)
             points = self._points(encoder, documents, work) if embeddings is None else embeddings
-            docids = make_docids(scheme_input(self.collection, encoder, config, documents, points, self.processes))
+            read = scheme_input(
+                self.collection,
+                encoder,
+                config,
+                documents,
+                points,
+                self.processes,
+                checkpoint=self.config.title_checkpoint,
+                seed=self.config.seed,
+            )
+            docids = make_docids(read)
             if not self.processes.is_main:
                 return
             with self._stages.writing("docids", key) as folder:
@@ -326,7 +344,7 @@ class TrainingRun:
             encoder,
             tree,
             lexical,
-            (*self._pseudo_queries(config.examples.pseudo_queries_per_document), self._stages.key("pseudo_queries")),
+            (*self._pseudo_queries(config.training.pseudo_queries_per_document), self._stages.key("pseudo_queries")),
             (self._stages.store or self.folder) / "states",
             self._stages.store is not None,
             self.processes,
@@ -358,7 +376,7 @@ class TrainingRun:
 
     def _build_lexical(self) -> None:
         config = self.config.lexical
-        if not config.enabled:
+        if config.model == NO_MODEL:
             if self.processes.is_main and (self.folder / "lexical").exists():
                 retire(self.folder)
                 shutil.rmtree(self.folder / "lexical")
@@ -400,7 +418,7 @@ class TrainingRun:
     def _enabled_stages(self) -> list[str]:
         disabled = {
             "pseudo_queries": self.config.pseudo_queries.method == "none",
-            "lexical": not self.config.lexical.enabled,
+            "lexical": self.config.lexical.model == NO_MODEL,
         }
         return [stage for stage in STAGES if not disabled.get(stage)]
 
@@ -433,7 +451,7 @@ class TrainingRun:
             "docids": ["encoder", "pseudo_queries"] if config.docids.cluster_on == "queries" else ["encoder"],
             "generator": ["docids"],
         }
-        if config.examples.pseudo_queries_per_document:
+        if config.training.pseudo_queries_per_document:
             needs["generator"].append("pseudo_queries")
         if config.query_map.epochs:
             needs["generator"].append("lexical")
@@ -450,9 +468,11 @@ class TrainingRun:
         sections = {
             "encoder": ["encoder", "contrastive"],
             "docids": ["docids", "vectors"],
-            "generator": ["generator", "examples", "objective", "training", "query_map"],
+            "generator": ["generator", "objective", "training", "query_map"],
         }.get(stage, [stage])
-        settings = [dataclasses.asdict(getattr(self.config, section)) for section in sections]
+        config = self.config
+        settings: list[Any] = [dataclasses.asdict(getattr(config, section)) for section in sections]
+        settings += [config.seed, config.title_checkpoint if stage == "docids" else config.bf16]
         earlier = [self._stages.key(name) if keys is None else keys.get(name, "") for name in self._needs(stage)]
         version = [FORMAT_VERSION] if stage in ("docids", "lexical") else []  # files of another one cannot be read
         return digest([stage, settings, earlier, self.collection.digest, self.config.dev_queries, extra, *version])

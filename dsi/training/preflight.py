@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import datasets
 import numpy as np
 
-from contrastive.encoder import OFFLINE, Encoder
+from contrastive.encoder import FRESH_T5, Encoder
 from contrastive.sparse import SparseModel
 from contrastive.training import NO_QUERIES
 from docids.clustering import assemble, build_tree
@@ -20,11 +20,11 @@ from docids.files.processes import Processes
 from docids.files.storage import read_record
 from docids.files.untrusted import RESTORE
 from docids.schemes import Docids, DocidsConfig, check_branching, find_scheme
+from docids.words.bm25 import BM25_MODEL, NO_MODEL
 from dsi.config import Config
 from dsi.generator.kinds import create_generator
 from dsi.store.loading import check_no_updates, generation_of, load_documents, part
 from dsi.training.docids_stage import TitleTokens
-from dsi.training.generator_stage import NO_DEV_QUERIES
 
 _FEW_VECTORS = 256
 """A product quantiser needs no more."""
@@ -36,7 +36,7 @@ def check_settings(config: Config, collection: Collection) -> None:
 
     Raises:
         FileNotFoundError: a setting names a folder that does not exist.
-        ValueError: no such docid scheme, too few documents for it, or no queries for the encoder or to measure on.
+        ValueError: no such docid scheme, too few documents for it, or no queries for the encoder.
     """
     find_scheme(config.docids.method)
     check_branching(len(collection.documents) * config.docids.segments, config.docids)  # short texts have fewer
@@ -47,21 +47,17 @@ def check_settings(config: Config, collection: Collection) -> None:
             )
     contrastive = config.contrastive
     filled = contrastive.fill_with_pseudo_queries and config.pseudo_queries.method != "none"
-    if contrastive.loss != "none" and not collection.qrels["train"] and (contrastive.hard_negatives or not filled):
+    if contrastive.loss != "none" and not collection.qrels["train"] and not filled:
         raise ValueError(NO_QUERIES)
-    if config.training.evaluate_every and not collection.qrels["dev"]:
-        raise ValueError(NO_DEV_QUERIES)
 
 
 def _models(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (setting, name) of the models that are to be loaded."""
-    if config.encoder.name not in OFFLINE:
+    if config.encoder.name != FRESH_T5:
         yield "encoder.name", config.encoder.name
     if config.generator.decoder:
         yield "generator.decoder", config.generator.decoder
-    if config.lexical.enabled:
-        yield "lexical.model", config.lexical.model
-    yield "docids.tokenizer", config.docids.tokenizer
+    yield "lexical.model", config.lexical.model
     yield "pseudo_queries.method", config.pseudo_queries.method
 
 
@@ -112,13 +108,13 @@ def check_encoder(config: Config, encoder: Encoder, documents: int) -> None:
         documents: how many there are.
 
     Raises:
-        FileNotFoundError: there is no such decoder, or no such tokenizer for docids.
+        FileNotFoundError: there is no such decoder, or it has no tokenizer for docids.
         ValueError: widths that do not fit, or too few documents for codes.
     """
     _check_decoder(config, encoder)
     _check_vectors(config, encoder, documents)
     if config.docids.method == "title":
-        TitleTokens(encoder, config.docids.tokenizer)
+        TitleTokens(encoder, config.title_checkpoint)
 
 
 def check_models(config: Config, stages: Sequence[str], device: str | None) -> None:
@@ -129,7 +125,7 @@ def check_models(config: Config, stages: Sequence[str], device: str | None) -> N
         stages: those that have to run.
         device: of the models.
     """
-    if "lexical" in stages and not config.lexical.is_bm25:
+    if "lexical" in stages and config.lexical.model not in (NO_MODEL, BM25_MODEL):
         SparseModel.load(config.lexical.model, device)
 
 
@@ -161,8 +157,6 @@ def _check_vectors(config: Config, encoder: Encoder, documents: int) -> None:
 def _check_decoder(config: Config, encoder: Encoder) -> None:
     """Make the generator for a tree of two documents; raises what making it for the real one would."""
     generator, width = config.generator, encoder.state_dim
-    if not generator.decoder and generator.num_heads > width:
-        raise ValueError(f"generator.num_heads must be at most the encoder's width {width}, got {generator.num_heads}.")
     tree = build_tree(np.eye(2, encoder.embedding_dim, dtype=np.float32), DocidsConfig(branching=2))
     try:
         create_generator(generator, tree, width, config.objective, numbers=np.array([[0], [1]], dtype=np.int32))

@@ -19,12 +19,21 @@ from transformers import Trainer, TrainingArguments
 from contrastive.trainers import SILENT, FiniteTraining, Reports, run_trainer, trainer_settings
 from docids.files.progress import progress
 from docids.words.bm25 import Lexical
-from dsi.generator.config import QueryMapConfig
 from dsi.generator.tied import TiedGenerator
 from dsi.trees.objectives import softmax_loss
 from dsi.trees.places import document_scores
 
 Floats = NDArray[np.float32]
+BATCH_SIZE = 128
+"""Queries per process and step."""
+LEARNING_RATE = 5e-4
+"""Peak; warmed up linearly over 5 % of the steps, then decayed linearly to zero."""
+WEIGHT_DECAY, DROPOUT = 0.1, 0.1
+"""Of AdamW, and of embeddings on their way into the map."""
+CANDIDATES = 100
+"""Documents among which a query should find its own: the first of dense search with BM25."""
+SMOOTHING = 0.1
+"""Added to each document's number of train queries, before the logarithm that the training adds to its score."""
 _BLOCK = 256
 """Queries whose scores of all documents are in memory at a time."""
 _SCALE = 20.0
@@ -42,7 +51,6 @@ class QueryMapExamples(Dataset):  # type: ignore[type-arg]
         documents: [documents, places, dim] their vectors in the order of the document table; the best place of each counts.
         lexical: the lexical part over them; None to rank by dense scores alone.
         lexical_weight: of the lexical scores beside the dense ones.
-        config: how many candidates, and how much frequency is smoothed.
     """
 
     texts: Sequence[str]
@@ -51,13 +59,12 @@ class QueryMapExamples(Dataset):  # type: ignore[type-arg]
     documents: Floats
     lexical: Lexical | None
     lexical_weight: float
-    config: QueryMapConfig
 
     def __post_init__(self) -> None:
         counts = np.bincount(
             np.concatenate([np.asarray(rows) for rows in self.relevant]), minlength=len(self.documents)
         )
-        self._log_counts = np.log(counts + self.config.smoothing).astype(np.float32)
+        self._log_counts = np.log(counts + SMOOTHING).astype(np.float32)
         self.candidates, self._words = self._candidates()
 
     def __len__(self) -> int:
@@ -71,7 +78,7 @@ class QueryMapExamples(Dataset):  # type: ignore[type-arg]
 
         Relevant documents replace the last ones.
         """
-        count = min(self.config.candidates, len(self.documents))
+        count = min(CANDIDATES, len(self.documents))
         candidates, words = np.empty((len(self), count), dtype=np.int64), np.zeros((len(self), count), dtype=np.float32)
         for start in progress(range(0, len(self), _BLOCK), "candidates", unit="block"):
             block = slice(start, start + _BLOCK)
@@ -141,42 +148,53 @@ class QueryMapLoss(nn.Module):
 
 
 class _QueryMapTrainer(FiniteTraining, Trainer):
-    section = "query_map."
+    remedy = "set query_map.epochs to 0, which leaves the map out"
 
 
 def train_query_map(
     generator: TiedGenerator,
     examples: QueryMapExamples,
-    config: QueryMapConfig,
+    epochs: float,
     work_folder: Path,
     *,
+    seed: int = 0,
     use_cpu: bool,
     reports: Reports = SILENT,
 ) -> None:
     """Train `generator.query_map` in place; resumes from the last checkpoint in `work_folder`, if there is one.
 
-    No quality is measured meanwhile: how much the map counts (query_map_weight) is chosen after it.
+    How much the map counts (query_map_weight) is chosen afterwards.
 
     Args:
         generator: whose map is trained.
         examples: the train queries with their candidates.
-        config: how it is trained.
+        epochs: passes over the train queries.
         work_folder: for checkpoints.
+        seed: of shuffling.
         use_cpu: stay on the CPU.
         reports: where losses go.
 
     Raises:
         ValueError: the training diverged.
     """
+    shared = trainer_settings(
+        work_folder,
+        epochs=epochs,
+        learning_rate=LEARNING_RATE,
+        seed=seed,
+        bf16=False,
+        use_cpu=use_cpu,
+        reports=reports,
+    )
     arguments = TrainingArguments(
-        **trainer_settings(config, work_folder, use_cpu=use_cpu, reports=reports),
-        per_device_train_batch_size=config.batch_size,
-        weight_decay=config.weight_decay,
+        **shared,
+        per_device_train_batch_size=BATCH_SIZE,
+        weight_decay=WEIGHT_DECAY,
         warmup_steps=0.05,
         remove_unused_columns=False,
     )
     trainer = _QueryMapTrainer(
-        model=QueryMapLoss(generator.query_map, config.dropout),
+        model=QueryMapLoss(generator.query_map, DROPOUT),
         args=arguments,
         train_dataset=examples,
         data_collator=examples.collate,

@@ -4,28 +4,23 @@ Knows nothing of how examples are made or of the folders of a run.
 """
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import (
-    EarlyStoppingCallback,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from contrastive.encoder import Encoder
-from contrastive.trainers import QUALITY, SILENT, FiniteTraining, Reports, run_trainer, trainer_settings
+from contrastive.trainers import SILENT, FiniteTraining, Reports, run_trainer, trainer_settings
 from dsi.generator.base import Generator
 from dsi.generator.config import ObjectiveConfig, TrainingConfig
 from dsi.training.examples import DocidExamples, LengthBucketSampler
 from dsi.trees.objectives import Objective, Task, find_objective
+
+WEIGHT_DECAY = 0.01
+"""Of AdamW."""
 
 
 class WholeModel(nn.Module):
@@ -75,23 +70,13 @@ class _Account(TrainerCallback):
 
 
 class _GeneratorTrainer(FiniteTraining, Trainer):
-    """A `Trainer` with batches of similar length and an objective's loss, which evaluates by a function of ours."""
+    """A `Trainer` with batches of similar length and an objective's loss."""
 
-    section = "training."
-    control: TrainerControl
+    remedy = "lower training.learning_rate ({rate:g})"
 
-    def __init__(
-        self, objective: Objective, state_dropout: float, quality: Callable[[], float] | None, **arguments: Any
-    ) -> None:
+    def __init__(self, objective: Objective, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self.objective, self.state_dropout, self.quality = objective, state_dropout, quality
-
-    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-        assert self.quality is not None
-        metrics = {QUALITY: self.quality()}
-        self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
+        self.objective = objective
 
     def _get_train_sampler(self, train_dataset: DocidExamples | None = None) -> LengthBucketSampler:
         examples: DocidExamples = train_dataset or self.train_dataset
@@ -99,16 +84,7 @@ class _GeneratorTrainer(FiniteTraining, Trainer):
         return LengthBucketSampler(examples.inputs.lengths, batch_size, self.args.seed)
 
     def compute_loss(self, model: Any, inputs: dict[str, Tensor], *_: Any, **__: Any) -> Any:
-        if self.state_dropout and model.training and "states_mask" in inputs:
-            inputs["states_mask"] = drop_states(inputs["states_mask"], self.state_dropout)
         return self.objective.loss(model, inputs, self.state.global_step / self.state.max_steps)
-
-
-def drop_states(mask: Tensor, share: float) -> Tensor:
-    """Return mask [batch, length] without a random share of its tokens; the first token is always kept."""
-    kept = mask & (torch.rand(mask.shape, device=mask.device) >= share)
-    kept[:, 0] = mask[:, 0]
-    return kept
 
 
 def train_generator(
@@ -118,8 +94,10 @@ def train_generator(
     training: TrainingConfig,
     work_folder: Path,
     encoder: Encoder | None = None,
-    quality: Callable[[], float] | None = None,
     reports: Reports = SILENT,
+    *,
+    seed: int = 0,
+    bf16: bool = False,
 ) -> dict[str, float]:
     """Train `generator` in place; resumes from the last checkpoint in `work_folder`, if there is one.
 
@@ -130,8 +108,9 @@ def train_generator(
         training: how it is trained.
         work_folder: for checkpoints.
         encoder: if given, trained in place together with the generator (`training.train_encoder`).
-        quality: measures what has been trained; called every `training.evaluate_every` steps.
-        reports: where losses and quality go.
+        reports: where losses go.
+        seed: of shuffling.
+        bf16: compute in bfloat16 if the device has instructions for it.
 
     Returns:
         loss: mean training loss (nats per example); steps; seconds: counted from the first step, over all resumptions.
@@ -139,11 +118,19 @@ def train_generator(
     Raises:
         ValueError: the training diverged.
     """
-    shared = trainer_settings(training, work_folder, use_cpu=generator.device.type == "cpu", reports=reports)
+    shared = trainer_settings(
+        work_folder,
+        epochs=training.epochs,
+        learning_rate=training.learning_rate,
+        seed=seed,
+        bf16=bf16,
+        use_cpu=generator.device.type == "cpu",
+        reports=reports,
+    )
     arguments = TrainingArguments(
-        **{**shared, **_measuring(training)},
+        **shared,
         per_device_train_batch_size=training.batch_size,
-        weight_decay=training.weight_decay,
+        weight_decay=WEIGHT_DECAY,
         warmup_steps=0.05,
         remove_unused_columns=False,
     )
@@ -152,33 +139,12 @@ def train_generator(
     task = Task(generator, tree, arguments.device, dtype, objective.distillation, positions)
     trainer = _GeneratorTrainer(
         find_objective(objective.name)(task),
-        training.state_dropout,
-        quality,
         model=generator if encoder is None else WholeModel(encoder.model, generator),
         args=arguments,
         train_dataset=examples,
-        eval_dataset=examples,  # never read: `evaluate` asks `quality`
         data_collator=examples.collate,
         callbacks=[_Account(), *reports.callbacks("generator")],
     )
-    if training.patience:
-        trainer.add_callback(EarlyStoppingCallback(training.patience))
     run_trainer(trainer, "decoder", work_folder)
     trainer.model.eval()
     return _Account.record(trainer.state)
-
-
-def _measuring(training: TrainingConfig) -> dict[str, Any]:
-    """Return trainer arguments that measure quality every so many steps, with a checkpoint each, and keep the best state."""
-    every = training.evaluate_every
-    if not every:
-        return {}
-    return {
-        "eval_strategy": "steps",
-        "eval_steps": every,
-        "save_steps": every,
-        "load_best_model_at_end": True,
-        "metric_for_best_model": QUALITY,
-        "greater_is_better": True,
-        "restore_callback_states_from_checkpoint": True,  # patience survives a kill
-    }

@@ -88,7 +88,7 @@ def compare(
     Args:
         laboratory: trains and keeps the rows.
         names: of schemes.
-        seeds: of clustering and training.
+        seeds: of encoder, docids and generator.
         digits: train a decoder of (level, digit) tokens, not the generator of the configuration.
         add: measure documents that are added later too, for which encoder and generators are trained once more.
 
@@ -96,13 +96,15 @@ def compare(
         FileNotFoundError: a setting names a folder that does not exist.
         ValueError: a row cannot be measured; nothing has been trained then.
     """
-    comparison, text, seeds = Comparison(laboratory, digits=digits, add=add), "", list(dict.fromkeys(seeds))
-    comparison.check([comparison.config(name, seed) for name in names for seed in seeds])
-    experiment = comparison.base.generator.docid_tokens + ("" if add else "-trained")
-    laboratory.kept(experiment, BASELINES, 0, comparison.base, comparison.baselines)
-    for seed in seeds:  # one seed of every scheme before the next seed of any
+    seeds, text = list(dict.fromkeys(seeds)), ""
+    comparisons = {seed: Comparison(laboratory, seed, digits=digits, add=add) for seed in seeds}
+    for comparison in comparisons.values():
+        comparison.check([comparison.config(name) for name in names])
+    for seed, comparison in comparisons.items():  # one seed of every scheme before the next seed of any
+        experiment = comparison.base.generator.docid_tokens + ("" if add else "-trained")
+        laboratory.kept(experiment, BASELINES, seed, comparison.base, comparison.baselines)
         for name in names:
-            config = comparison.config(name, seed)
+            config = comparison.config(name)
             laboratory.kept(experiment, name, seed, config, partial(comparison.measure, config))
         if laboratory.processes.is_main:
             text = write_report(laboratory.output, experiment, names, seeds)
@@ -110,20 +112,21 @@ def compare(
 
 
 class Comparison:
-    """What all rows have in common.
+    """What all rows of one seed have in common.
 
     Args:
         laboratory: trains.
+        seed: of encoder, docids and generator.
         digits: with (level, digit) tokens.
         add: with documents that are added later.
     """
 
-    def __init__(self, laboratory: Laboratory, *, digits: bool, add: bool) -> None:
-        self.laboratory, self.collection, self.add = laboratory, laboratory.collection, add
+    def __init__(self, laboratory: Laboratory, seed: int = 0, *, digits: bool, add: bool) -> None:
+        self.laboratory, self.collection, self.seed, self.add = laboratory, laboratory.collection, seed, add
         self._changes = DIGITS if digits else NOTHING
         own = {**self._changes.get("docids", {}), "segments": 1}  # as the schemes without +N have it
         whole: Changes = {**self._changes, "docids": own}
-        self.base = laboratory.config(Row(BASELINES, "", whole, seeded=()), 0)
+        self.base = laboratory.config(Row(BASELINES, "", whole), seed)
 
     def check(self, configs: Sequence[Config]) -> None:
         """Raise what the baselines, or schemes with these configurations, could not be measured for; trains nothing."""
@@ -147,17 +150,16 @@ class Comparison:
                     f"Without the documents that are added after training: {error} Or give --without-added."
                 ) from None
 
-    def config(self, name: str, seed: int) -> Config:
+    def config(self, name: str) -> Config:
         """The configuration of a scheme; "NAME+2" is one with two segments a document."""
         method, segments = parse_name(name)
         own = {
             "segments": segments,
             **shape(method, self.base.docids.branching or BRANCHING),
         }
-        own |= {"seed": seed} if "seed" in SCHEMES.get(method, ("seed",)) else {}  # another package's may read it
         docids = dataclasses.asdict(DocidsConfig(method=method, **own))  # type: ignore[arg-type]
-        row = Row(name, "", {**self._changes, "docids": docids}, seeded=("training", "query_map"))
-        return self.laboratory.config(row, seed)
+        row = Row(name, "", {**self._changes, "docids": docids})
+        return self.laboratory.config(row, self.seed)
 
     def baselines(self) -> dict[str, Any]:
         """Dense search and BM25, without docids; all schemes share the encoder and what it has embedded here."""
@@ -168,7 +170,7 @@ class Comparison:
         return self._systems(runs)
 
     def measure(self, config: Config) -> dict[str, Any]:
-        """Everything about one scheme under one seed."""
+        """Everything about one scheme."""
         index = self.laboratory.index(config)
         retriever, fused = index.retriever, index.tune()
         descents = {beam: self._descend(retriever, self._queries, beam) for beam in BEAMS}
@@ -232,7 +234,7 @@ class Comparison:
     def _build_seconds(self, config: Config) -> float:
         """Processor time from embeddings to a tree."""
         embeddings = self.laboratory.dense(config).embeddings
-        given = scheme_input(self.collection, self._dense.encoder, config.docids, embeddings)
+        given = scheme_input(self.collection, self._dense.encoder, config.docids, embeddings, seed=self.seed)
         started = time.process_time()
         assemble(make_docids(given), embeddings)
         return round(time.process_time() - started, 2)

@@ -36,8 +36,8 @@ def write_report(output: Path, experiment: str, names: Sequence[str], seeds: Seq
     rows = Rows(output / f"{experiment}.json")
     records = {name: [record for seed in seeds if (record := rows.find(name, seed))] for name in names}
     records = {name: own for name, own in records.items() if own}
-    baselines = rows.find(BASELINES, 0)
-    if not records or baselines is None:
+    baselines = [record for seed in seeds if (record := rows.find(BASELINES, seed))]
+    if not records or not baselines:
         raise ValueError(f"{rows.path} has no scheme under these seeds; `dsi compare-docids` measures them.")
     values = rows.values((name, record["seed"]) for name, own in records.items() for record in own)
     parts = [
@@ -144,10 +144,10 @@ def _added(records: Records) -> str:
     return f"{markdown_table(['scheme', *columns], rows)}\n\n{legend}"
 
 
-def _typos(records: Records, baselines: dict[str, Any]) -> str:
+def _typos(records: Records, baselines: list[dict[str, Any]]) -> str:
     systems = [f"{how}, beam {BEAMS[0]}" for how in ("alone", "fused")]
     lines = [(f"{name}, {system}", own, system) for system in systems for name, own in records.items()]
-    lines += [(name, [baselines], name) for name in ("dense", "BM25")]
+    lines += [(name, baselines, name) for name in ("dense", "BM25")]
     rows = (
         [name, *(_pair(own, "systems", f"{system}{kind}", "Total") for kind in ("", TYPOS))]
         for name, own, system in lines

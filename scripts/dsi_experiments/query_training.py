@@ -6,7 +6,6 @@ pseudo-queries with it, and gives it documents in the same format as in training
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import (
@@ -20,7 +19,7 @@ from transformers import (
 )
 
 from contrastive.trainers import FiniteTraining, run_trainer, trainer_settings
-from docids.files.checks import above_zero
+from docids.files.declarations import Count, Positive, Whole, settings
 from docids.files.storage import replace_folder
 from dsi.generator.pseudo_queries import reading_text
 
@@ -28,7 +27,7 @@ Pair = tuple[str, str, str]
 """(title of the document, its text, a query for it)."""
 
 
-@dataclass(frozen=True)
+@settings()
 class QueryTrainingConfig:
     """How the query generator is fine-tuned; learning rate and lengths are docT5query's.
 
@@ -44,16 +43,13 @@ class QueryTrainingConfig:
     """
 
     model: str = "google-t5/t5-base"
-    document_tokens: int = 512
-    query_tokens: int = 32
-    batch_size: int = 16
-    epochs: float = 4.0
-    learning_rate: float = 1e-4
+    document_tokens: Count = 512
+    query_tokens: Count = 32
+    batch_size: Count = 16
+    epochs: Positive = 4.0
+    learning_rate: Positive = 1e-4
     bf16: bool = False
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        above_zero(self, ["document_tokens", "query_tokens", "batch_size", "epochs", "learning_rate"])
+    seed: Whole = 0
 
 
 def train_query_generator(
@@ -80,7 +76,14 @@ def train_query_generator(
     model = AutoModelForSeq2SeqLM.from_pretrained(config.model)
     work = output.with_name(f"{output.name}.checkpoints")
     arguments = Seq2SeqTrainingArguments(
-        **trainer_settings(config, work, use_cpu=device == "cpu"),
+        **trainer_settings(
+            work,
+            epochs=config.epochs,
+            learning_rate=config.learning_rate,
+            seed=config.seed,
+            bf16=config.bf16,
+            use_cpu=device == "cpu",
+        ),
         per_device_train_batch_size=config.batch_size,
         per_device_eval_batch_size=config.batch_size,
         warmup_steps=0.05,

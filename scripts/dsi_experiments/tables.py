@@ -11,21 +11,20 @@ from typing import Any
 Changes = Mapping[str, Mapping[str, Any]]
 
 NOTHING: Changes = {}
-NO_QG: Changes = {"pseudo_queries": {"method": "none"}, "examples": {"pseudo_queries_per_document": 0}}
+NO_QG: Changes = {"pseudo_queries": {"method": "none"}, "training": {"pseudo_queries_per_document": 0}}
 WHOLE: Changes = {"contrastive": {"loss": "none"}, "training": {"train_encoder": True}}
 UNTRAINED: Changes = {"contrastive": {"loss": "none"}}
 DPR: Changes = {"contrastive": {"loss": "dpr"}}
 ON_DENSE: Changes = {
     "objective": {"name": "residual"},
-    "examples": {"documents": False, "pseudo_queries_per_document": 0},
+    "training": {"documents": False, "pseudo_queries_per_document": 0},
 }
 DISTILLED: Changes = {"objective": {"dense_temperature": 0.03, "distillation": 0.5}}
-EIGHTEEN: Changes = {"pseudo_queries": {"per_document": 18}, "examples": {"pseudo_queries_per_document": 18}}
+EIGHTEEN: Changes = {"pseudo_queries": {"per_document": 18}, "training": {"pseudo_queries_per_document": 18}}
 DIGITS: Changes = {
-    "generator": {"docid_tokens": "digits", "num_layers": 2, "num_heads": 6},
+    "generator": {"docid_tokens": "digits", "num_layers": 2},
     "objective": {"name": "ce", "distillation": 0.0},
-    "examples": {"pseudo_queries_per_document": 6},
-    "training": {"epochs": 4.0},
+    "training": {"epochs": 4.0, "pseudo_queries_per_document": 6},
     "query_map": {"epochs": 0.0},
     "docids": {"branching": 10, "max_leaf_size": 10},
     "search": {"fusion": "bound", "ann_temperature": 0.03, "beam_width": 20, "lexical_weight": 0.0},
@@ -33,8 +32,7 @@ DIGITS: Changes = {
 TIED: Changes = {
     "generator": {"docid_tokens": "tied", "num_layers": 0},
     "objective": {"name": "estimate", "distillation": 0.7, "dense_temperature": 0.05},
-    "examples": {"pseudo_queries_per_document": 3},
-    "training": {"epochs": 2.0},
+    "training": {"epochs": 2.0, "pseudo_queries_per_document": 3},
     "query_map": {"epochs": 10.0},
     "docids": {"branching": 0, "max_leaf_size": 20},
     "search": {"beam_width": 40},
@@ -42,7 +40,7 @@ TIED: Changes = {
 NO_TEACHER: Changes = {"objective": {"distillation": 0.0}}
 FLAT: Changes = {"docids": {"max_leaf_size": 1_000_000_000}}  # every document a child of the root
 RQ: Changes = {"docids": {"method": "rq", "branching": 16, "max_leaf_size": 10}}
-TITLES: Changes = {"docids": {"method": "title", "branching": 0, "max_leaf_size": 10}}
+TITLES: Changes = {"docids": {"method": "title", "branching": 0, "max_leaf_size": 20}}
 CLUSTERS: Changes = {"docids": {"branching": 64, "max_leaf_size": 300}}  # one level of 64, the documents below
 UNTRAINED_DOCIDS: Changes = {"docids": {"cluster_on": "untrained"}}
 
@@ -56,14 +54,12 @@ class Row:
         method: how it answers queries, a key of `dsi_experiments.laboratory.METHODS`.
         changes: settings that differ from the base, {section: {setting: value}}.
         published: key of `eval.report.PUBLISHED`.
-        seeded: sections of the configuration whose seed is the row's; the others keep theirs.
     """
 
     name: str
     method: str
     changes: Changes = field(default_factory=dict)
     published: str = ""
-    seeded: tuple[str, ...] = ("pseudo_queries", "contrastive", "docids", "training", "query_map")
 
 
 def _both(*several: Changes) -> Changes:
@@ -78,11 +74,6 @@ def _cut(length: int) -> Changes:
     return {"encoder": {"document_length": length}}
 
 
-def _generator(name: str, method: str, changes: Changes = NOTHING) -> Row:
-    """A row of the table "generator", all of whose rows share the encoder."""
-    return Row(name, method, changes, seeded=("training", "query_map"))
-
-
 def _joint(name: str, *changes: Changes) -> Row:
     """A row of the table "papers" whose encoder and decoder are trained together, on first tokens of documents as in DSI."""
     return Row(name, "alone-10", _both(DIGITS, WHOLE, _cut(32), *changes))
@@ -90,12 +81,12 @@ def _joint(name: str, *changes: Changes) -> Row:
 
 def _frozen(name: str, method: str, *changes: Changes) -> Row:
     """A row of the table "papers" on the base's encoder."""
-    return _generator(name, method, _both(*changes))
+    return Row(name, method, _both(*changes))
 
 
 def _ablation(name: str, method: str, changes: Changes = NOTHING) -> Row:
     """A row of the table "ablations", whose documents are ranked by z.e_d: no query map is trained."""
-    return _generator(name, method, _both({"query_map": {"epochs": 0.0}}, changes))
+    return Row(name, method, _both({"query_map": {"epochs": 0.0}}, changes))
 
 
 def _one(section: str, **settings: Any) -> Changes:
@@ -109,7 +100,6 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row("Dense, before contrastive training", "dense", UNTRAINED),
         Row("DPR", "dense", DPR, "DPR"),
         Row("DPR, HNSW", "hnsw", DPR),
-        Row("DPR, hard negatives", "dense", _both(DPR, {"contrastive": {"hard_negatives": 1}})),
         Row("DSI", "decoder", _both(WHOLE, NO_QG), "DSI"),
         Row("DSI+QG", "decoder", WHOLE, "DSI+QG"),
         Row("DR-SCL (beta=0)", "decoder", NO_QG, "DR-SCL (beta=0)"),
@@ -133,11 +123,6 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row("DR-SCL+QG, documents cut at 32 tokens, fused (bound)", "bound", _cut(32)),
         Row("DR-SCL+QG, documents cut at 64 tokens (beta=0)", "decoder", _cut(64)),
         Row("DR-SCL+QG, documents cut at 64 tokens, fused (bound)", "bound", _cut(64)),
-        Row(
-            "DR-SCL+QG, two segments of 64 tokens (beta=0)",
-            "decoder",
-            _both(_cut(64), {"examples": {"document_segments": 2}}),
-        ),
     ),
     "table4": (
         Row(
@@ -155,32 +140,32 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row("docids by the SCL encoder", "decoder", NO_QG, "docids by the SCL encoder"),
     ),
     "generator": (
-        _generator("BM25", "bm25"),
-        _generator("dense", "dense"),
-        _generator("(level, digit) tokens, alone, beam 10", "alone-10", DIGITS),
-        _generator("(level, digit) tokens, alone, beam 50", "alone-50", DIGITS),
-        _generator("tied tokens, alone, beam 10", "alone-10"),
-        _generator("tied tokens, alone, beam 20", "alone-20"),
-        _generator("tied tokens, alone, beam 50", "alone-50"),
-        _generator("dense + BM25", "dense+bm25"),
-        _generator("dense + BM25 + (level, digit) tokens", "hybrid", DIGITS),
-        _generator("dense + BM25 + tied tokens", "hybrid"),
+        Row("BM25", "bm25"),
+        Row("dense", "dense"),
+        Row("(level, digit) tokens, alone, beam 10", "alone-10", DIGITS),
+        Row("(level, digit) tokens, alone, beam 50", "alone-50", DIGITS),
+        Row("tied tokens, alone, beam 10", "alone-10"),
+        Row("tied tokens, alone, beam 20", "alone-20"),
+        Row("tied tokens, alone, beam 50", "alone-50"),
+        Row("dense + BM25", "dense+bm25"),
+        Row("dense + BM25 + (level, digit) tokens", "hybrid", DIGITS),
+        Row("dense + BM25 + tied tokens", "hybrid"),
     ),
     "ablations": (
         _ablation("tied tokens, beam 10", "alone-10"),
         _ablation("not trained", "alone-10", _one("training", epochs=0.0)),
         _ablation("no teacher", "alone-10", NO_TEACHER),
         _ablation("teacher only", "alone-10", _one("objective", distillation=1.0)),
-        _ablation("token states, 1 decoder layer", "alone-10", _one("generator", num_layers=1, num_heads=6)),
-        _ablation("token states, 2 decoder layers", "alone-10", _one("generator", num_layers=2, num_heads=6)),
-        _ablation("no pseudo-queries", "alone-10", _one("examples", pseudo_queries_per_document=0)),
-        _ablation("6 pseudo-queries a document", "alone-10", _one("examples", pseudo_queries_per_document=6)),
+        _ablation("token states, 1 decoder layer", "alone-10", _one("generator", num_layers=1)),
+        _ablation("token states, 2 decoder layers", "alone-10", _one("generator", num_layers=2)),
+        _ablation("no pseudo-queries", "alone-10", _one("training", pseudo_queries_per_document=0)),
+        _ablation("6 pseudo-queries a document", "alone-10", _one("training", pseudo_queries_per_document=6)),
         _ablation("18 pseudo-queries a document", "alone-10", EIGHTEEN),
-        _ablation("no documents", "alone-10", _one("examples", documents=False)),
+        _ablation("no documents", "alone-10", _one("training", documents=False)),
         _ablation(
             "train queries only",
             "alone-10",
-            _one("examples", documents=False, pseudo_queries_per_document=0),
+            _one("training", documents=False, pseudo_queries_per_document=0),
         ),
         _ablation("4 epochs", "alone-10", _one("training", epochs=4.0)),
     ),

@@ -51,7 +51,7 @@ def complete_tree(labels: int, branching: int, seed: int = 0) -> DocidTree:
     """The smallest complete tree with a leaf for every label, in random order; leaves past the last label are padding."""
     leaves = branching ** math.ceil(math.log(labels, branching) - 1e-9)
     points = np.zeros((leaves, 1), dtype=np.float32)
-    return build_tree(points, DocidsConfig(method="random", branching=branching, max_leaf_size=branching, seed=seed))
+    return build_tree(points, DocidsConfig(method="random", branching=branching, max_leaf_size=branching), seed=seed)
 
 
 def toy(

@@ -9,19 +9,20 @@ import json
 import logging
 import math
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from safetensors.torch import load_file, save_file
 from scipy.sparse import csr_matrix
 from sklearn.preprocessing import normalize
 from torch import Tensor, nn
 
 from docids.clustering import DocidsConfig, build_tree
-from docids.files.checks import at_least, below_one
+from docids.files.declarations import Count, Whole, settings
 from docids.files.progress import progress
 from docids.files.storage import replace_folder, write_json
 from docids.tree import DocidTree
@@ -32,7 +33,7 @@ from dsi_experiments.tree_targets import TreeTargets, candidate_nodes, ranking_s
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@settings()
 class TreeModelConfig:
     """How a tree model is trained.
 
@@ -50,23 +51,21 @@ class TreeModelConfig:
     """
 
     objective: str = "plt"
-    beam_width: int = 10
-    random_nodes: int = 50
-    hidden: int = 0
-    dropout: float = 0.0
-    epochs: int = 20
-    batch_size: int = 128
+    beam_width: Count = 10
+    random_nodes: Whole = 50
+    hidden: Whole = 0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    epochs: Count = 20
+    batch_size: Count = 128
     learning_rate: float = 1e-2
     weight_decay: float = 0.0
-    seed: int = 0
+    seed: Whole = 0
 
     def __post_init__(self) -> None:
         if find_row(self.objective).margins:
             raise ValueError(
                 f"objective {self.objective!r} compares whole paths, which only docid generators do; choose another one."
             )
-        at_least(self, beam_width=1, random_nodes=0, epochs=1, batch_size=1, hidden=0)
-        below_one(self, ["dropout"])
 
 
 def label_tree(features: csr_matrix, relevant: csr_matrix, config: DocidsConfig) -> DocidTree:

@@ -60,7 +60,7 @@ class Systems:
         torch.manual_seed(0)
         encoder = T5EncoderModel(T5Config(**settings, vocab_size=T5_VOCAB_SIZE)).eval()
         vectors = np.random.default_rng(0).normal(size=(documents, settings["d_model"])).astype(np.float32)
-        self.tree = tree = build_tree(vectors, DocidsConfig(method="random"))
+        self.tree = tree = build_tree(vectors, DocidsConfig(method="random", max_leaf_size=10))
         config = T5Config(
             **settings, vocab_size=tree.vocab_size, fan_out=tree.fan_out, docids_fingerprint=tree.fingerprint,
             is_decoder=True, is_encoder_decoder=False, use_cache=False,

@@ -122,7 +122,7 @@ def write_index(run: Path, data: "Collection", folder: Path, fewest: int) -> Non
     if lexical is None or tree.num_removed or tree.most_places > 1 or tree.embeddings.dtype != np.float32:
         raise ValueError(
             f"{run} must have a lexical part, vectors of kind float32, one docid a document and no removed documents; train an "
-            "index with lexical.enabled, vectors.kind and docids.segments by default."
+            "index with lexical.model, vectors.kind and docids.segments by default."
         )
     if tree.num_documents < fewest:
         raise ValueError(f"{run} must have at least {fewest:,} documents, got {tree.num_documents:,}.")
@@ -136,14 +136,14 @@ def write_index(run: Path, data: "Collection", folder: Path, fewest: int) -> Non
 
 
 def write_synthetic(size: int, dim: int, folder: Path, seed: int = 0) -> None:
-    """A synthetic collection, its tree included: that of the configuration "small"."""
+    """A synthetic collection, its tree included: that of `Config()`."""
     clouds = Clouds(size, dim, seed)
     points, (asked, rows) = clouds.documents, clouds.queries(QUERIES)
     words = Words(clouds.clusters, seed)
     texts = [words.query(int(row)) for row in rows]
     lexical = BM25([""] * size, words)
     started = time.process_time()
-    tree = build_tree(points, DocidsConfig(max_leaf_size=20), progress=True)
+    tree = build_tree(points, DocidsConfig(), progress=True)
     tree = tree.stored_as(VectorsConfig())
     write(folder, tree, lexical, asked, texts, seconds=round(time.process_time() - started, 1))
 

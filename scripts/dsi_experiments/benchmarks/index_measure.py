@@ -80,7 +80,9 @@ def _alone(function: Callable[..., Value], *given: object) -> Value:
 
 def _private(system: System, data: Searched) -> float:
     """The bytes by which this process grows until a query is answered; those of mapped files do not count."""
-    TreeSearch(build_tree(data.queries, DocidsConfig()))(data.queries[:1], 1)  # what the libraries take once
+    TreeSearch(build_tree(data.queries, DocidsConfig(max_leaf_size=10)))(
+        data.queries[:1], 1
+    )  # what the libraries take once
     before = private_mib()
     search = system.load(data)
     search(data.queries[:1], system.knobs(data.tree.num_documents)[0])

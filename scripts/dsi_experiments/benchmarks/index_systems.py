@@ -106,8 +106,8 @@ class TreeSearch:
     def __init__(
         self, tree: DocidTree, method: str = "generate", lexical: Lexical | None = None, weight: float = 0.0
     ) -> None:
-        config = GeneratorConfig(docid_tokens="tied", decoder="", num_layers=0)
-        generator = TiedGenerator.create(config, tree, tree.embeddings.shape[1], ObjectiveConfig("estimate"))
+        config = GeneratorConfig()
+        generator = TiedGenerator.create(config, tree, tree.embeddings.shape[1], ObjectiveConfig())
         index = TiedIndex(tree, generator.eval(), lexical)
         self._method = WordsOnly(index) if method == WORDS_ONLY else index.methods[method]
         self._weight = weight if lexical else 0.0

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from docids.tree import DocidTree
-from dsi.generator.config import GeneratorConfig, ObjectiveConfig
+from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig
 from dsi.generator.model import DocidGenerator
 from dsi.generator.tied import TiedGenerator
 from dsi.search.beam import BeamSearch
@@ -79,9 +79,9 @@ def search_costs(folder: Path, rounds: int) -> dict[str, Any]:
 
 def _engines(tree: DocidTree) -> tuple[TiedIndex, BeamSearch]:
     """Return what searches a tree with tied tokens, without a decoder, and with (level, digit) tokens, with a small one."""
-    config = GeneratorConfig(docid_tokens="tied", decoder="", num_layers=0)
-    tied = TiedGenerator.create(config, tree, WIDTH, ObjectiveConfig("estimate")).eval()
-    digits = DocidGenerator.create(GeneratorConfig(decoder="", num_layers=2, num_heads=6), tree, WIDTH).eval()
+    config = GeneratorConfig()
+    tied = TiedGenerator.create(config, tree, WIDTH, ObjectiveConfig()).eval()
+    digits = DocidGenerator.create(GeneratorConfig(docid_tokens="digits", num_layers=2), tree, WIDTH, CE).eval()
     return TiedIndex(tree, tied, None), BeamSearch(tree, FastDecoder(digits), torch.device("cpu"))
 
 

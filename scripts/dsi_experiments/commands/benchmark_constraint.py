@@ -56,7 +56,7 @@ def _measure(documents: int, arguments: argparse.Namespace) -> list[dict[str, An
     from dsi_experiments.benchmarks.timing import alternate
 
     vectors = np.random.default_rng(0).normal(size=(documents, 8)).astype(np.float32)
-    tree = build_tree(vectors, DocidsConfig(method="random"))
+    tree = build_tree(vectors, DocidsConfig(method="random", max_leaf_size=10))
     end = tree.vocab_size
     levels = zip(tree.token_offsets.tolist(), tree.fan_out, strict=True)
     ours = DocidLogitsProcessor.from_tree(tree, [range(first, first + size) for first, size in levels], end)

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     points = clustered_points(arguments.documents, arguments.dim, arguments.topics)
     started = time.perf_counter()
     with PrivateMemory() as memory:
-        tree = build_tree(points, DocidsConfig(method=arguments.method), progress=True)
+        tree = build_tree(points, DocidsConfig(method=arguments.method, max_leaf_size=10), progress=True)
     seconds = time.perf_counter() - started
     figures = {
         "method": arguments.method,

@@ -60,7 +60,7 @@ def measure(size: int, dim: int, rounds: int) -> dict[str, Any]:
 
     points = clustered_points(size, dim, topics=max(10, size // 500))
     started = time.perf_counter()
-    tree = build_tree(points, DocidsConfig(), progress=True).stored_as(VectorsConfig())
+    tree = build_tree(points, DocidsConfig(max_leaf_size=10), progress=True).stored_as(VectorsConfig())
     build_seconds = time.perf_counter() - started
     structure = ("first_child", "num_children", "doc_start", "doc_end", "doc_rows", "trained")
     with tempfile.TemporaryDirectory() as folder:

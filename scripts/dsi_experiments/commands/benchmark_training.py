@@ -17,11 +17,11 @@ from dsi.commands.values import count, output_file
 if TYPE_CHECKING:
     from torch import Tensor
 
-SHAPES: dict[str, tuple[dict[str, Any], int, int]] = {
-    "small": ({"num_layers": 2, "num_heads": 6}, 384, 128),
-    "t5-base": ({"num_layers": 12, "num_heads": 12}, 768, 16),
+SHAPES: dict[str, tuple[int, int, int]] = {
+    "small": (2, 384, 128),
+    "t5-base": (12, 768, 16),
 }
-"""{name: (settings of the decoder, width of the states, batch size)}."""
+"""{name: (layers of the decoder, width of the states, batch size)}."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -59,17 +59,17 @@ def measure(shape: str, tokens: int, bf16: bool, documents: int, rounds: int) ->
     import torch
 
     from docids.clustering import DocidsConfig, build_tree
-    from dsi.generator.config import GeneratorConfig
+    from dsi.generator.config import CE, GeneratorConfig
     from dsi.generator.model import DocidGenerator
     from dsi.trees.objectives import CrossEntropy, Task
     from dsi_experiments.benchmarks.reference import transformers_loss
     from dsi_experiments.benchmarks.timing import alternate
 
     torch.manual_seed(0)
-    settings, width, batch = SHAPES[shape]
-    config = GeneratorConfig(decoder="", dropout=0.0, **settings)
-    tree = build_tree(np.zeros((documents, 8), dtype=np.float32), DocidsConfig(method="random"))
-    generator = DocidGenerator.create(config, tree, width)
+    layers, width, batch = SHAPES[shape]
+    config = GeneratorConfig(docid_tokens="digits", num_layers=layers)
+    tree = build_tree(np.zeros((documents, 8), dtype=np.float32), DocidsConfig(method="random", max_leaf_size=10))
+    generator = DocidGenerator.create(config, tree, width, CE).eval()  # without dropout
     states, mask = torch.randn(batch, tokens, width), torch.ones(batch, tokens, dtype=torch.bool)
     positions = torch.randint(documents, (batch,))
     objective = CrossEntropy(Task(generator, tree))

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dsi.commands.arguments import add_data, add_device, add_settings, parser, with_settings
 from dsi.commands.libraries import load_libraries
 from dsi.commands.main import run_command
-from dsi.commands.values import configuration, number, output_folder
+from dsi.commands.values import number, output_folder
+from dsi_experiments.configs import experiment_configuration
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -20,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     command_line = parser("compare-docids", __doc__)
     add_data(command_line)
     command_line.add_argument(
-        "--config", type=configuration, required=True, metavar="NAME", help="the base, by name or file"
+        "--config", type=experiment_configuration, required=True, metavar="NAME", help="the base, by name or file"
     )
     command_line.add_argument(
         "--output", type=output_folder, required=True, metavar="DIR", help="of everything that is written"

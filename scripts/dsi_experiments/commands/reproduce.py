@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any
 from dsi.commands.arguments import add_device, add_settings, parser, with_settings
 from dsi.commands.libraries import load_libraries
 from dsi.commands.main import run_command
-from dsi.commands.values import collection_folder, configuration, count, number, output_folder
+from dsi.commands.values import collection_folder, count, number, output_folder
+from dsi_experiments.configs import experiment_configuration
 from dsi_experiments.tables import TABLES, Row
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     command_line.add_argument(
         "--config",
-        type=configuration,
+        type=experiment_configuration,
         metavar="NAME",
         help="the base: DR-SCL+QG on this collection, by name or file (reproduce-small, …)",
     )

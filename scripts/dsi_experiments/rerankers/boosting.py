@@ -9,15 +9,16 @@ of the gradient.
 """
 
 import importlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 from safetensors.numpy import load_file, save_file
 
-from docids.files.checks import above_zero, at_least, one_of
+from docids.files.declarations import LARGEST, Count, Positive, Whole, settings
 from docids.files.storage import write_text
 from docids.files.untrusted import check_file, reading, tensor_entries
 from dsi.rerankers.candidates import Floats, reranker_class
@@ -26,7 +27,7 @@ from dsi_experiments.rerankers.lightgbm_text import checked_model
 from dsi_experiments.rerankers.lists import JudgedLists, LineSearch, lambdas
 
 
-@dataclass(frozen=True)
+@settings()
 class BoostingConfig:
     """How trees are boosted.
 
@@ -41,19 +42,14 @@ class BoostingConfig:
         seed: of the engine.
     """
 
-    objective: str = "lambdamart"
-    engine: str = "lightgbm"
-    trees: int = 100
-    leaves: int = 15
-    min_leaf: int = 20
-    learning_rate: float = 0.05
-    sigma: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        one_of(self, objective=("lambdamart", "mart"), engine=("lightgbm", "literal"))
-        at_least(self, trees=1, leaves=2, min_leaf=1)
-        above_zero(self, ["learning_rate", "sigma"])
+    objective: Literal["lambdamart", "mart"] = "lambdamart"
+    engine: Literal["lightgbm", "literal"] = "lightgbm"
+    trees: Count = 100
+    leaves: Annotated[int, Field(ge=2, le=LARGEST)] = 15
+    min_leaf: Count = 20
+    learning_rate: Positive = 0.05
+    sigma: Positive = 1.0
+    seed: Whole = 0
 
 
 class BoostedTrees(FeatureReranker):

@@ -1,7 +1,7 @@
 """Rerankers that score each candidate by its features: a weighted sum, and RankNet."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from contrastive.untrusted import load_weights
-from docids.files.checks import above_zero, at_least
+from docids.files.declarations import Count, Positive, Whole, settings
 from dsi.rerankers.candidates import Candidates, Floats, Reranker
 from dsi_experiments.rerankers.lists import JudgedLists, list_lambdas
 
@@ -64,7 +64,7 @@ class LinearReranker(FeatureReranker):
         return cls({str(name): float(weight) for name, weight in settings["weights"].items()})
 
 
-@dataclass(frozen=True)
+@settings()
 class RankNetConfig:
     """How a RankNet is trained.
 
@@ -78,17 +78,13 @@ class RankNetConfig:
         seed: of initialisation and order.
     """
 
-    hidden: int = 32
-    sigma: float = 1.0
+    hidden: Count = 32
+    sigma: Positive = 1.0
     weigh_by_ndcg: bool = False
-    epochs: int = 30
+    epochs: Count = 30
     learning_rate: float = 3e-3
     weight_decay: float = 1e-2
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        at_least(self, hidden=1, epochs=1)
-        above_zero(self, ["sigma"])
+    seed: Whole = 0
 
 
 class RankNet(nn.Module, FeatureReranker):

@@ -12,7 +12,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,12 +20,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from contrastive.untrusted import load_weights
-from docids.files.checks import at_least, one_of
+from docids.files.declarations import Count, Whole, settings
 from dsi.rerankers.candidates import Bools, Candidates, Floats, Ints, Reranker
 from dsi.rerankers.diversity import AlphaNdcg
 from dsi_experiments.rerankers.puct import NewNodes, Puct, PuctConfig
 
-TEACHERS = ("search", "reinforce")
 QUERIES_AT_ONCE = 100
 """Queries whose lists are built together in training; more of them take more memory."""
 _MOST = 1_000
@@ -36,7 +35,7 @@ Episode = tuple[Ints, Floats]
 """Actions [n, positions], -1 past the end of a list; target probabilities [n, positions, k] of the policy."""
 
 
-@dataclass(frozen=True)
+@settings()
 class M2DivConfig:
     """How the policy is trained and used.
 
@@ -57,24 +56,23 @@ class M2DivConfig:
         seed: of initialisation, order and shuffling.
     """
 
-    positions: int = 5
+    positions: Count = 5
     ranked: int = 10
-    hidden: int = 16
+    hidden: Count = 16
     alpha: float = 0.5
-    pretrain_epochs: int = 0
-    teacher: str = "search"
-    epochs: int = 12
-    batch_size: int = 10
+    pretrain_epochs: Whole = 0
+    teacher: Literal["search", "reinforce"] = "search"
+    epochs: Whole = 12
+    batch_size: Count = 10
     learning_rate: float = 3e-3
-    simulations: int = 200
+    simulations: Count = 200
     exploration: float = 3.0
-    search_simulations: int = 0
-    seed: int = 0
+    search_simulations: Whole = 0
+    seed: Whole = 0
 
     def __post_init__(self) -> None:
-        one_of(self, teacher=TEACHERS)
-        at_least(self, positions=1, ranked=self.positions, hidden=1, batch_size=1, simulations=1)
-        at_least(self, pretrain_epochs=0, epochs=0, search_simulations=0)
+        if self.ranked < self.positions:
+            raise ValueError(f"ranked must be at least {self.positions}, got {self.ranked}.")
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,17 @@ nDCG@10 (gain 2^label - 1) on held-out lists.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 from safetensors.numpy import load_file, save_file
 from scipy.sparse import csr_matrix
 
-from docids.files.checks import at_least, one_of
+from docids.files.declarations import Count, Whole, settings
 from docids.files.storage import write_json
 from docids.files.untrusted import read_any_json, tensor_entries
 from dsi.rerankers.candidates import Candidates, Reranker
@@ -34,7 +35,7 @@ _MOST = 1_000
 """Words of a text that a parser from disk may parse: time grows with their cube."""
 
 
-@dataclass(frozen=True)
+@settings()
 class ParserConfig:
     """How a parser is trained and used.
 
@@ -51,22 +52,16 @@ class ParserConfig:
         floor: smallest probability.
     """
 
-    longest: int = 12
-    parse: str = "viterbi"
+    longest: Count = 12
+    parse: Literal["viterbi", "mbr"] = "viterbi"
     strength: float = 1.0
-    em_rounds: int = 10
-    rounds: int = 4
-    steps: int = 10
+    em_rounds: Count = 10
+    rounds: Whole = 4
+    steps: Count = 10
     step_size: float = 1.0
     divergence: float = 0.01
     weigh_by_ndcg: bool = False
-    floor: float = 1e-12
-
-    def __post_init__(self) -> None:
-        one_of(self, parse=("viterbi", "mbr"))
-        at_least(self, longest=1, em_rounds=1, rounds=0, steps=1)
-        if not 0 < self.floor < 1e-3:
-            raise ValueError(f"floor must be in (0, 0.001), got {self.floor}.")
+    floor: Annotated[float, Field(gt=0, lt=1e-3)] = 1e-12
 
 
 class Parsed(NamedTuple):

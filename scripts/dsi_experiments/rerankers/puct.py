@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.files.checks import at_least
+from docids.files.declarations import Amount, Count, settings
 
 Ints = NDArray[np.integer]
 Floats = NDArray[np.floating]
@@ -50,7 +50,7 @@ class Evaluator(Protocol):
         """
 
 
-@dataclass(frozen=True)
+@settings()
 class PuctConfig:
     """How a tree is searched.
 
@@ -59,11 +59,8 @@ class PuctConfig:
         exploration: c, the weight of the prior's term.
     """
 
-    simulations: int = 200
-    exploration: float = 3.0
-
-    def __post_init__(self) -> None:
-        at_least(self, simulations=1, exploration=0)
+    simulations: Count = 200
+    exploration: Amount = 3.0
 
 
 class Puct:

@@ -7,15 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from docids.files.progress import Bar
-from docids.schemes import Docids, DocidsConfig, SchemeInput
+from docids.schemes import Docids, SchemeInput
 from docids.schemes.kmeans import TRAIN_POINTS_PER_CENTROID
 from docids.types import Floats, Ints
 from docids.vectors import BLOCK
 
 Coder = Callable[[Floats], Ints]
 """Points [n, any] -> numbers [n, levels]."""
-Train = Callable[[Floats, DocidsConfig, int, int], Coder]
-"""(points, config, codewords, levels) -> coder."""
+Train = Callable[[Floats, int, int, int], Coder]
+"""(points, seed, codewords, levels) -> coder."""
 _CODEWORDS = 16
 """Values of a digit if `branching` is 0."""
 
@@ -49,11 +49,11 @@ def code(documents: SchemeInput, train: Train, *, bits: bool = False) -> Docids:
 
 
 def _code(documents: SchemeInput, train: Train, codewords: int) -> Ints:
-    points, config = documents.points, documents.config
+    points, seed = documents.points, documents.seed
     levels = max(1, round(math.log(len(points), codewords)))
     size = min(len(points), codewords * TRAIN_POINTS_PER_CENTROID)
-    sample = np.random.default_rng(config.seed).choice(len(points), size, replace=False)
-    encode = train(np.ascontiguousarray(points[np.sort(sample)], dtype=np.float32), config, codewords, levels)
+    sample = np.random.default_rng(seed).choice(len(points), size, replace=False)
+    encode = train(np.ascontiguousarray(points[np.sort(sample)], dtype=np.float32), seed, codewords, levels)
     blocks = []
     with Bar("docids", unit="doc", total=len(points), enabled=documents.progress) as bar:
         for start in range(0, len(points), BLOCK):

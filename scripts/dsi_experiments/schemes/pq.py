@@ -3,7 +3,8 @@
 import faiss
 import numpy as np
 
-from docids.schemes import Docids, DocidsConfig, SchemeInput
+from docids.schemes import Docids, SchemeInput
+from docids.schemes.kmeans import ITERATIONS
 from docids.types import Floats
 from dsi_experiments.schemes.codes import Coder, code, unpack
 
@@ -13,7 +14,7 @@ def make(documents: SchemeInput) -> Docids:
     return code(documents, _train, bits=True)
 
 
-def _train(points: Floats, config: DocidsConfig, codewords: int, levels: int) -> Coder:
+def _train(points: Floats, seed: int, codewords: int, levels: int) -> Coder:
     bits, missing = codewords.bit_length() - 1, -points.shape[1] % levels
 
     def pad(block: Floats) -> Floats:
@@ -21,7 +22,7 @@ def _train(points: Floats, config: DocidsConfig, codewords: int, levels: int) ->
         return np.ascontiguousarray(np.pad(block, ((0, 0), (0, missing))))
 
     quantizer = faiss.ProductQuantizer(points.shape[1] + missing, levels, bits)
-    quantizer.cp.niter, quantizer.cp.seed = config.iterations, config.seed + 1
+    quantizer.cp.niter, quantizer.cp.seed = ITERATIONS, seed + 1
     quantizer.cp.min_points_per_centroid = 1
     quantizer.train(pad(points))
     return lambda block: unpack(quantizer.compute_codes(pad(block)), levels, bits)

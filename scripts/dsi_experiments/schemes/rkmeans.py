@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from docids.schemes import Docids, DocidsConfig, SchemeInput
+from docids.schemes import Docids, SchemeInput
 from docids.schemes.kmeans import train_kmeans
 from docids.types import Floats, Ints
 from dsi_experiments.schemes.codes import Coder, code
@@ -13,10 +13,10 @@ def make(documents: SchemeInput) -> Docids:
     return code(documents, _train)
 
 
-def _train(points: Floats, config: DocidsConfig, codewords: int, levels: int) -> Coder:
+def _train(points: Floats, seed: int, codewords: int, levels: int) -> Coder:
     residuals, indexes, centroids = points, [], []
     for _ in range(levels):
-        kmeans = train_kmeans(residuals, codewords, config)
+        kmeans = train_kmeans(residuals, codewords, seed)
         indexes.append(kmeans.index)
         centroids.append(np.asarray(kmeans.centroids))
         residuals = residuals - centroids[-1][kmeans.index.search(residuals, 1)[1][:, 0]]

@@ -2,7 +2,8 @@
 
 import faiss
 
-from docids.schemes import Docids, DocidsConfig, SchemeInput
+from docids.schemes import Docids, SchemeInput
+from docids.schemes.kmeans import ITERATIONS
 from docids.types import Floats
 from dsi_experiments.schemes.codes import Coder, code, unpack
 
@@ -12,10 +13,10 @@ def make(documents: SchemeInput) -> Docids:
     return code(documents, _train, bits=True)
 
 
-def _train(points: Floats, config: DocidsConfig, codewords: int, levels: int) -> Coder:
+def _train(points: Floats, seed: int, codewords: int, levels: int) -> Coder:
     bits = codewords.bit_length() - 1
     quantizer = faiss.ResidualQuantizer(points.shape[1], levels, bits)
-    quantizer.cp.niter, quantizer.cp.seed = config.iterations, config.seed + 1
+    quantizer.cp.niter, quantizer.cp.seed = ITERATIONS, seed + 1
     quantizer.cp.min_points_per_centroid = 1
     quantizer.train_type = faiss.ResidualQuantizer.Train_default  # the default needs as many points as dimensions
     quantizer.train(points)

@@ -1,9 +1,15 @@
-"""mkdocs hooks: pictures of `results/`, line numbers in "From the paper to the code", nothing fetched from elsewhere.
+"""mkdocs hooks: CONTRIBUTING.md as a page, pictures of `results/`, line numbers of equations, the table of settings.
 
-Pages link to `../../results/NAME.svg` as they would on any viewer of the repository; here these links lead into the site.
+Pages link to `../../results/NAME.svg` and CONTRIBUTING.md to `docs/PAGE.md` as they would on any viewer of the repository; here
+these links lead into the site. Nothing is fetched from elsewhere.
 """
 
+import ast
+import dataclasses
+import inspect
 import re
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +20,13 @@ ROOT = Path(__file__).parent.parent
 _PICTURE = re.compile(r"\.\./\.\./(results/[\w/.-]+\.svg)")
 _FETCHED = re.compile(r'<(?:script|img|iframe|link)\b[^>]*(?:src|href)="(?:https?:)?//[^>]*>')
 _CITATION = re.compile(r"`([\w/]+\.py)` “([^”]+)”")
+_SETTINGS = "<!-- settings -->"
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the pictures of results/ that pages show."""
+    """Adds CONTRIBUTING.md, and the pictures of results/ that pages show."""
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").replace("](docs/", "](../")
+    files.append(File.generated(config, "develop/contributing.md", content=contributing))
     docs = Path(config["docs_dir"])
     shown = {name for page in docs.rglob("*.md") for name in _PICTURE.findall(page.read_text(encoding="utf-8"))}
     for name in sorted(shown):
@@ -28,8 +37,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links to pictures lead into the site; citations of the code get their lines."""
+    """Links to pictures lead into the site; citations of the code get their lines; settings get their table."""
     markdown = _PICTURE.sub(r"../\1", markdown)
+    if _SETTINGS in markdown:
+        markdown = markdown.replace(_SETTINGS, "\n".join(settings()))
     return _CITATION.sub(_with_line, markdown) if page.file.src_uri.endswith("paper-to-code.md") else markdown
 
 
@@ -45,5 +56,31 @@ def _with_line(match: re.Match[str]) -> str:
     lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
     numbers = [str(number) for number, line in enumerate(lines, start=1) if text in line]
     if not numbers:
-        raise PluginError(f"{path} does not cite “{text}”; correct guides/paper-to-code.md.")
+        raise PluginError(f"{path} does not cite “{text}”; correct develop/paper-to-code.md.")
     return f"{match[0]}, line {', '.join(numbers)}"
+
+
+def settings() -> Iterator[str]:
+    """Yield the lines of a table for each section of `dsi.Config`: settings, their defaults and meanings."""
+    import dsi
+
+    config = dsi.Config()
+    sections = {"": config, **{name: value for name, value in vars(config).items() if dataclasses.is_dataclass(value)}}
+    for section, values in sections.items():
+        meanings = _meanings(type(values))
+        yield from ("", f"## `[{section}]`" if section else "## Of the whole run", "")
+        yield from (inspect.cleandoc(type(values).__doc__ or "").splitlines()[0], "", "| setting | default | meaning |")
+        yield "| --- | --- | --- |"
+        for name, value in vars(values).items():
+            if not dataclasses.is_dataclass(value):
+                yield f"| `{name}` | `{value!r}` | {meanings[name]} |"
+
+
+def _meanings(kind: type) -> dict[str, str]:
+    """Return {field: the text under it} of a dataclass, on one line each."""
+    body = ast.parse(inspect.getsource(kind)).body[0].body  # type: ignore[attr-defined]
+    return {
+        field.target.id: " ".join(text.value.value.split()).replace("|", "\\|")
+        for field, text in pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }

@@ -3,7 +3,7 @@
 import dsi
 
 collection = dsi.read_collection("DIR")
-retriever = dsi.train(collection, "RUN", config="small")
+retriever = dsi.train(collection, "RUN")
 print(dsi.evaluate(retriever, collection))
 retriever.search("which capitals are on the danube", k=5)
 """

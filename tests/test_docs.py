@@ -22,7 +22,7 @@ CONTRIBUTING = ROOT / "docs" / "develop" / "contributing.md"
 """The page that docs/hooks.py makes of CONTRIBUTING.md."""
 RETIRED = (
     "without a look", "by hand, though",
-    "nq10k-small", "--config small", 'config="small"', "load_stages", "max_expansions", "retriever.trace",
+    "nq10k-small", "--config small", "load_stages", "max_expansions", "retriever.trace",
     "dsi build-docids", "dsi train-encoder", "dsi train-generator", "dsi generate-queries",
     "dsi.index import", "dsi.pipeline", "dsi.evaluation", "dsi.tuning", "scripts.experiments", "scripts.benchmarks",
     "docids.collection", "docids.lexical", "docids.storage", "docids/minipedia", "docs/guides", "docs/design",

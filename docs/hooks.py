@@ -1,9 +1,13 @@
-"""mkdocs hooks: pictures of `results/`, line numbers in "From the paper to the code", nothing fetched from elsewhere.
+"""mkdocs hooks: CONTRIBUTING.md as a page, pictures of `results/`, line numbers of equations, the table of settings.
 
-Pages link to `../../results/NAME.svg` as they would on any viewer of the repository; here these links lead into the site.
+Pages link to `../../results/NAME.svg` and CONTRIBUTING.md to `docs/PAGE.md` as they would on any viewer of the repository; here
+these links lead into the site. Nothing is fetched from elsewhere.
 """
 
+import inspect
 import re
+from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +18,13 @@ ROOT = Path(__file__).parent.parent
 _PICTURE = re.compile(r"\.\./\.\./(results/[\w/.-]+\.svg)")
 _FETCHED = re.compile(r'<(?:script|img|iframe|link)\b[^>]*(?:src|href)="(?:https?:)?//[^>]*>')
 _CITATION = re.compile(r"`([\w/]+\.py)` “([^”]+)”")
+_SETTINGS = "<!-- settings -->"
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the pictures of results/ that pages show."""
+    """Adds CONTRIBUTING.md, and the pictures of results/ that pages show."""
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").replace("](docs/", "](../")
+    files.append(File.generated(config, "develop/contributing.md", content=contributing))
     docs = Path(config["docs_dir"])
     shown = {name for page in docs.rglob("*.md") for name in _PICTURE.findall(page.read_text(encoding="utf-8"))}
     for name in sorted(shown):
@@ -28,8 +35,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links to pictures lead into the site; citations of the code get their lines."""
+    """Links to pictures lead into the site; citations of the code get their lines; settings get their table."""
     markdown = _PICTURE.sub(r"../\1", markdown)
+    if _SETTINGS in markdown:
+        markdown = markdown.replace(_SETTINGS, "\n".join(settings()))
     return _CITATION.sub(_with_line, markdown) if page.file.src_uri.endswith("paper-to-code.md") else markdown
 
 
@@ -45,5 +54,20 @@ def _with_line(match: re.Match[str]) -> str:
     lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
     numbers = [str(number) for number, line in enumerate(lines, start=1) if text in line]
     if not numbers:
-        raise PluginError(f"{path} does not cite “{text}”; correct guides/paper-to-code.md.")
+        raise PluginError(f"{path} does not cite “{text}”; correct develop/paper-to-code.md.")
     return f"{match[0]}, line {', '.join(numbers)}"
+
+
+def settings() -> Iterator[str]:
+    """Yield the lines of a table for each section of `dsi.Config`: settings with their defaults, ranges and meanings."""
+    from docids.files.declarations import section_kinds
+    from dsi.config import Config, all_settings
+
+    kinds = {"": Config, **{f"{name}.": kind for name, kind in section_kinds(Config).items()}}
+    for section, declared in groupby(all_settings(), key=lambda setting: setting.section):
+        yield from ("", f"## `[{section[:-1]}]`" if section else "## Of the whole run", "")
+        yield from (inspect.cleandoc(kinds[section].__doc__ or "").splitlines()[0], "")
+        yield from ("| setting | default | range | meaning |", "| --- | --- | --- | --- |")
+        for setting in declared:
+            meaning = setting.meaning.replace("|", "\\|")
+            yield f"| `{setting.name}` | `{setting.default!r}` | {setting.range} | {meaning} |"

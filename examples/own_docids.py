@@ -1,0 +1,25 @@
+"""Make docids by a scheme of your own, the signs of an embedding's first numbers: `python own_docids.py [RUN]`.
+
+CONTRIBUTING.md says how a package makes such a function available to `dsi train`.
+"""
+
+import sys
+
+import dsi
+from docids.clustering import assemble
+from docids.schemes import Docids, DocidsConfig, SchemeInput
+
+
+def make(documents: SchemeInput) -> Docids:
+    """Return a path of six digits for each document; documents that share one get a last digit of their own."""
+    return Docids.from_paths((documents.points[:, :6] > 0).astype(int).tolist())
+
+
+run = sys.argv[1] if len(sys.argv) > 1 else "runs/example"
+retriever = dsi.GenerativeRetriever.from_pretrained(run)
+titles = retriever.documents.dataset["title"][:]
+embeddings = retriever.encoder.encode(titles, "document")
+tree = assemble(make(SchemeInput(embeddings, DocidsConfig())), embeddings)
+print(len(titles), "documents,", tree.depth, "levels")
+for row in range(3):
+    print(titles[row], tree.digits(int(tree.positions[row])))

@@ -52,8 +52,8 @@ class DocidsConfig:
     max_leaf_size: Count = 20
     """A cluster of at most this many documents is not split."""
     segments: Annotated[int, Field(ge=1, le=MOST_PLACES)] = 1
-    """Pieces of a document's text that get a docid each: the first so many of `encoder.document_length` tokens, each after the
-    title. A short document has fewer. A document scores as its best docid does."""
+    """Number of pieces of a document's text that get a docid each: its first ones, of `encoder.document_length` tokens, each
+    after the title. A short document has fewer. A document scores as its best docid does."""
     cluster_on: Literal["documents", "queries", "untrained"] = "documents"
     """"documents"; "queries" for the mean of a document's embedding and those of its train queries and pseudo-queries;
     or "untrained" for the documents' embeddings before contrastive training. The documents' own embeddings score them

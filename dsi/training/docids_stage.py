@@ -110,7 +110,7 @@ def sources_digest(config: DocidsConfig, collection: Collection, embeddings: NDA
     """Return what docids are made of beside documents and settings, as digests, names and versions; "" if of nothing else.
 
     Args:
-        config: may name a file of docids, or ask for titles; both are checked.
+        config: may name a file of docids, or need titles; both are checked.
         collection: the documents.
         embeddings: [documents, any] to cluster on.
 

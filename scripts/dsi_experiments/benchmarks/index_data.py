@@ -41,7 +41,7 @@ Ints = NDArray[np.int64]
 QUERIES = 256
 """Of a synthetic collection."""
 JUDGED_QUERIES = 1024
-"""At most so many test queries of an index."""
+"""At most this many test queries of an index."""
 LEXICAL_WEIGHT = 0.01
 """Of BM25 beside dense scores, unless the index has one."""
 _PER_CENTRE, _BASES, _RANK = 4, 64, 12
@@ -114,7 +114,7 @@ def write(
 
 
 def write_index(run: Path, data: "Collection", folder: Path, fewest: int) -> None:
-    """A finished index of so many documents or more, and the test queries of its collection, encoded."""
+    """A finished index of at least this many documents, and the test queries of its collection, encoded."""
     from dsi.retriever import GenerativeRetriever
 
     retriever = GenerativeRetriever.from_pretrained(run, device="cpu")

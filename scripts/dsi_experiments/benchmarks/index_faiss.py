@@ -38,9 +38,9 @@ Search = Callable[[Floats, float], Found]
 
 K = 10
 _REFINED = (10, 100)
-"""faiss re-scores so many times the answers, half of nprobe between these; ours two hundred documents."""
+"""faiss rescores this many times the answers, half of nprobe between these; ours two hundred documents."""
 _WIDER = 4
-"""Codes that are all there is have so many times the bytes of codes with vectors beside them: a small index in memory."""
+"""Codes without vectors have this many times the bytes of codes with vectors beside them: a small index in memory."""
 LISTS = "lists"
 _NEVER = 2**30
 _BLOCK = 100_000
@@ -69,7 +69,7 @@ class System(ABC):
 
     @abstractmethod
     def knobs(self, documents: int) -> list[float]:
-        """The values of the knob for so many documents, ascending."""
+        """The values of the knob for this number of documents, ascending."""
 
     @abstractmethod
     def add(self, data: Searched) -> Callable[[], object]:

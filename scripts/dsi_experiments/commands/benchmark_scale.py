@@ -1,10 +1,10 @@
 """`dsi benchmark-scale`: time, memory and bytes as a collection grows, with synthetic embeddings and random weights.
 
 For each size, the tree is built and written in one process, mapped and searched in a fresh one. Searches are timed alternating,
-with batches of eight queries and ten answers. With tied tokens, "generate" has the default beam: it looks at the children of
-the nodes that it keeps and at the documents below the last ones, by codes in a large index; "exact" looks at all documents, as
-flat search does. With (level, digit) tokens and a beam of ten, the decoder alone and "paper" fusion grow with the depth of the
-tree; "bound" fusion looks at every document first. The usual ways to constrain decoding, a trie of nested dictionaries and a
+with batches of eight queries and ten answers. With tied tokens, "generate" has the default beam: it scores the children of
+the nodes that it keeps and the documents below the last ones, by codes in a large index; "exact" scores all documents, as flat
+search does. With (level, digit) tokens and a beam of ten, the decoder alone and "paper" fusion grow with the depth of the
+tree; "bound" fusion scores every document first. The usual ways to constrain decoding, a trie of nested dictionaries and a
 sorted array searched by bisection, are timed on the same prefixes.
 """
 

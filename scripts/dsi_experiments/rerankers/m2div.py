@@ -28,7 +28,7 @@ from dsi_experiments.rerankers.puct import NewNodes, Puct, PuctConfig
 QUERIES_AT_ONCE = 100
 """Queries whose lists are built together in training; more of them take more memory."""
 _MOST = 1_000
-"""Positions and simulations that an M2Div from disk may ask for."""
+"""Positions and simulations that an M2Div from disk may have."""
 State = tuple[Tensor, Tensor]
 """h and c of the LSTM, [n, hidden] each."""
 Episode = tuple[Ints, Floats]

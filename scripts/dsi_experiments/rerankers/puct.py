@@ -22,7 +22,7 @@ EPSILON = 1e-8
 
 @dataclass(frozen=True)
 class NewNodes:
-    """Nodes that a search wants evaluated, at most one a problem.
+    """Nodes that a search needs evaluated, at most one a problem.
 
     Attributes:
         problems: [m] the problem of each node.

@@ -28,7 +28,7 @@ def scalars(folder):
 def test_all_trainings_are_reported_to_tensorboard(config, beir, tmp_path):
     pytest.importorskip("tensorboard")
     run = tmp_path / "run"
-    changed = read_config(config).with_changes({**TIED, "training": {"epochs": 2.0}})
+    changed = read_config(config).with_changes({**TIED, "training": {"epochs": 2.0}, "query_map": {"epochs": 12.0}})
     write_config(changed, tmp_path / "own.toml")
     common = ["--data", str(beir()), "--output", str(run), "--device", "cpu", "--config", str(tmp_path / "own.toml")]
     for stage in ("pseudo_queries", "encoder", "docids", "generator"):

@@ -15,7 +15,7 @@ from docids.schemes.file import write_docids
 from docids.tree import DocidTree
 from docids.types import Ints
 from dsi.config import Config
-from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig
+from dsi.generator.config import CE, GeneratorConfig
 from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.words import WordGenerator, node_numbers, read_numbers
 from dsi.trees.objectives import CrossEntropy, Task
@@ -138,20 +138,16 @@ def test_words_without_titles_or_without_their_t5_are_refused(titles, t5_folder)
     tree, numbers = titles
     config = GeneratorConfig(docid_tokens="words", decoder=str(t5_folder))
     with pytest.raises(ValueError, match='docid_tokens = "words" needs the tokens of the docids'):
-        create_generator(config, tree, WIDTH, ObjectiveConfig())
+        create_generator(config, tree, WIDTH, CE)
     with pytest.raises(
         ValueError, match="The docids have the token 90000, the decoder only 2000; take its own tokenizer"
     ):
-        create_generator(
-            config, tree, WIDTH, ObjectiveConfig(), numbers=np.where(numbers == numbers.max(), 90_000, numbers)
-        )
+        create_generator(config, tree, WIDTH, CE, numbers=np.where(numbers == numbers.max(), 90_000, numbers))
     with pytest.raises(ValueError, match=r'"words" needs generator\.decoder, a T5 checkpoint'):
         GeneratorConfig(docid_tokens="words", decoder="", num_layers=1)
     words = {"generator": {"docid_tokens": "words", "decoder": "t5"}}
-    with pytest.raises(
-        ValueError, match=r'needs docids.method = "title" with docids.tokenizer = .*, got .kmeans. with ..'
-    ):
-        Config().with_changes(words)
-    with pytest.raises(ValueError, match=r"\('t5'\), got 'title' with 'bert'"):
-        Config().with_changes({**words, "docids": {"method": "title", "tokenizer": "bert"}})
-    Config().with_changes({**words, "docids": {"method": "title", "tokenizer": "t5"}})
+    digits = Config.named("digits")
+    with pytest.raises(ValueError, match=r"needs docids.method = \"title\", got 'kmeans'"):
+        digits.with_changes(words)
+    titled = {**words, "docids": {"method": "title", "branching": 0, "max_leaf_size": 20}}
+    assert digits.with_changes(titled).title_checkpoint == "t5"

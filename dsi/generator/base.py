@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from docids.tree import DocidTree
 from docids.types import Ints
-from dsi.generator.config import GeneratorConfig, ObjectiveConfig
+from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig
 from dsi.trees.objectives import find_objective
 
 DROPOUT = 0.1
@@ -31,7 +31,7 @@ class Generator(T5PreTrainedModel):
         config: GeneratorConfig,
         tree: DocidTree,
         state_dim: int,
-        objective: ObjectiveConfig = ObjectiveConfig(),  # noqa: B008 (frozen)
+        objective: ObjectiveConfig = CE,
         seed: int = 0,
         numbers: Ints | None = None,
     ) -> Self:

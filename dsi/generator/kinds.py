@@ -94,7 +94,7 @@ def read_config(folder: Path) -> T5Config:
         raise ValueError(f"{path} is not the config of a generator: {problem}, got {value!r}; {RESTORE}.")
     known = [*_LEAST, *_TEXTS, *_NUMBERS, *_MORE]
     with reading(path):
-        GeneratorConfig(docid_tokens=record["docid_tokens"], num_layers=1)
+        GeneratorConfig(docid_tokens=record["docid_tokens"], decoder="a checkpoint")
         return T5Config(**{name: record[name] for name in known if name in record}, **_FIXED)
 
 
@@ -115,6 +115,10 @@ def _problem(record: dict[str, Any]) -> str:
         value = record.get(name)
         if type(value) not in (int, float) or not 0 <= value < math.inf:  # type: ignore[operator]
             return f"{name} must be a number from 0"
+    return _problem_of_shape(record)
+
+
+def _problem_of_shape(record: dict[str, Any]) -> str:
     fan_out = record.get("fan_out")
     if (
         not isinstance(fan_out, list)

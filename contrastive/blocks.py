@@ -8,10 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contrastive.encoder import PLURALS, Encoder
+from contrastive.tokens import TokenHead
 from docids.data.collection import LazyTexts
 from docids.files.processes import Processes
 from docids.files.progress import progress
+from docids.files.storage import save_tensors, scratch_array
+from docids.files.untrusted import map_tensors
+from docids.token_vectors import TokenCodes
 
+_TOKEN_BLOCKS = "*.tokens.safetensors"
 BLOCK = 16_384
 """Texts in memory at a time."""
 
@@ -77,9 +82,14 @@ def in_blocks(texts: Sequence[str]) -> Iterator[str]:
 
 
 def encode_blocks(
-    encoder: Encoder, texts: Sequence[str], kind: str, folder: Path, processes: Processes
+    encoder: Encoder,
+    texts: Sequence[str],
+    kind: str,
+    folder: Path,
+    processes: Processes,
+    head: TokenHead | None = None,
 ) -> NDArray[np.float32]:
-    """Embeddings [len(texts), embedding_dim], mapped into memory from `folder`; reuses the blocks of a killed run.
+    """Return embeddings [len(texts), embedding_dim], mapped into memory from `folder`; reuses the blocks of a killed run.
 
     Args:
         encoder: of the texts.
@@ -87,6 +97,7 @@ def encode_blocks(
         kind: "document" or "query".
         folder: of the blocks; for these texts alone.
         processes: that share the work; all of them get the result.
+        head: also writes the codes of the texts' tokens, for `read_token_blocks`.
     """
     whole = folder / "all.npy"
     if not whole.exists():
@@ -96,12 +107,34 @@ def encode_blocks(
         several = shown and len(own) > 1  # one block shows its own bar
         for start in progress(own, f"embeddings of {PLURALS[kind]}", unit="block", enabled=several):
             if not blocks[start].exists():
-                _save(encoder.encode(texts[start : start + BLOCK], kind, progress=shown), blocks[start])
+                block = texts[start : start + BLOCK]
+                if head is None:
+                    embeddings = encoder.encode(block, kind, progress=shown)
+                else:
+                    embeddings, tokens = head.encode(encoder, block, progress=shown)
+                    save_tensors({"codes": tokens.codes, "starts": tokens.starts}, _token_block(folder, start))
+                _save(embeddings, blocks[start])
         processes.wait()
         if processes.is_main:
             _join(list(blocks.values()), (len(texts), encoder.embedding_dim), whole)
     processes.wait()
     return np.load(whole, mmap_mode="r")  # type: ignore[no-any-return]
+
+
+def read_token_blocks(folder: Path) -> TokenCodes:
+    """Return the codes of all texts that `encode_blocks` wrote into a folder with a head; they stay on disk."""
+    blocks = [map_tensors(path) for path in sorted(folder.glob(_TOKEN_BLOCKS))]
+    counts = np.concatenate([[0], *(np.diff(block["starts"]) for block in blocks)])
+    starts = np.cumsum(counts, dtype=np.int64)
+    codes, end = scratch_array((int(starts[-1]), blocks[0]["codes"].shape[1]), np.uint8), 0
+    for block in blocks:
+        codes[end : end + len(block["codes"])] = block["codes"]
+        end += len(block["codes"])
+    return TokenCodes(codes, starts)
+
+
+def _token_block(folder: Path, start: int) -> Path:
+    return folder / _TOKEN_BLOCKS.replace("*", f"{start:012}")
 
 
 def _save(array: NDArray[np.float32], path: Path) -> None:

@@ -10,8 +10,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -78,6 +80,22 @@ class EncoderConfig:
         if self.pooling not in ("model", "mean"):
             raise ValueError(f'encoder.pooling must be "model" or "mean", got {self.pooling!r}.')
         at_least(self, "encoder.", query_length=1, document_length=1)
+
+
+class EncodedTexts(NamedTuple):
+    """What one pass of an encoder gives.
+
+    Attributes:
+        states: [n, length, state_dim] token states.
+        mask: [n, length] True at real tokens.
+        embeddings: [n, embedding_dim].
+        words: [n, length] True at real tokens that are not special ones such as [CLS].
+    """
+
+    states: Tensor
+    mask: Tensor
+    embeddings: Tensor
+    words: Tensor
 
 
 class Encoder:
@@ -184,13 +202,19 @@ class Encoder:
         return embeddings
 
     @torch.no_grad()
-    def forward(self, texts: Sequence[str], kind: str) -> tuple[Tensor, Tensor, Tensor]:
-        """One pass: token states [n, length, state_dim], their mask [n, length] and embeddings [n, embedding_dim]."""
+    def forward(self, texts: Sequence[str], kind: str) -> EncodedTexts:
+        """Return token states and embeddings of texts, of one pass."""
         with self._tokenizing:
             features = self.model.preprocess(list(texts), prompt=self.model.prompts[kind])
         features = {k: v.to(self.model.device) if isinstance(v, Tensor) else v for k, v in features.items()}
         output = self.model(features)
-        return output["token_embeddings"], output["attention_mask"].bool(), output["sentence_embedding"].float()
+        mask = output["attention_mask"].bool()
+        words = mask & ~torch.isin(features["input_ids"], self._special)
+        return EncodedTexts(output["token_embeddings"], mask, output["sentence_embedding"].float(), words)
+
+    @cached_property
+    def _special(self) -> Tensor:
+        return torch.tensor(self.model.tokenizer.all_special_ids, device=self.model.device)
 
     def token_states(
         self, texts: Sequence[str], kind: str, *, batch_size: int = 64, progress: str = ""
@@ -201,7 +225,7 @@ class Encoder:
         for start in show_progress(starts, progress, unit="batch", enabled=bool(progress)):
             rows = order[start : start + batch_size]
             encoded = self.forward([texts[row] for row in rows], kind)
-            for row, states, mask, embedding in zip(rows, *encoded, strict=True):
+            for row, states, mask, embedding in zip(rows, *encoded[:3], strict=True):
                 yield row, states[mask], embedding
 
     def for_search(self, dtype: torch.dtype = torch.float32) -> "Encoder":

@@ -3,11 +3,14 @@
 Knows nothing of how docids are made (`docids.schemes`), of texts or of models.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from docids.files.processes import ALONE, Processes
 from docids.files.storage import scratch_array
 from docids.schemes import Docids, DocidsConfig, SchemeInput, make_docids
+from docids.token_vectors import TokenVectors
 from docids.tree import DocidTree, Floats, Ints
 from docids.vectors import BLOCK, Vectors
 
@@ -38,13 +41,14 @@ def build_tree(
     return assemble(make_docids(documents), embeddings)
 
 
-def assemble(docids: Docids, embeddings: Floats) -> DocidTree:
+def assemble(docids: Docids, embeddings: Floats, tokens: TokenVectors | None = None) -> DocidTree:
     """The docid tree of docids; its vectors are written block by block, to scratch files.
 
     Args:
         docids: of any scheme.
         embeddings: [N, dim] the embeddings that the scheme was given, perhaps mapped into memory. If they are fewer than the
             docids, they are those of the documents, and each place of a document has its document's.
+        tokens: of the same texts, in the same order.
     """
     order, levels = _clusters(docids.paths)
     ranges = np.concatenate(levels)
@@ -66,7 +70,8 @@ def assemble(docids: Docids, embeddings: Floats) -> DocidTree:
         ordered[start : start + BLOCK] = embeddings[source[start : start + BLOCK]]
     centroids = _means_below(ordered, doc_start, doc_end)
     vectors = Vectors.of(centroids), Vectors.of(ordered)
-    return DocidTree(first_child, num_children, doc_start, doc_end, doc_rows, *vectors)
+    tokens = None if tokens is None else replace(tokens, order=source)
+    return DocidTree(first_child, num_children, doc_start, doc_end, doc_rows, *vectors, tokens=tokens)
 
 
 def _clusters(paths: Ints) -> tuple[Ints, list[Ints]]:

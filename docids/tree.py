@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from docids.files.storage import save_tensors
 from docids.files.untrusted import read_tensors
+from docids.token_vectors import TokenVectors
 from docids.vectors import LARGE, Vectors, VectorsConfig, read_codec
 
 Ints = NDArray[np.int32]
@@ -44,6 +45,7 @@ class DocidTree:
         trained: [I + N] by node: True if the decoder was trained with it; all are, unless the tree was updated.
         origin: sha256 of the tree the decoder was trained for, if this one was updated since; else empty.
         segments: how many pieces of a text get a place each, at most; those of documents that are added too.
+        tokens: the token vectors of the text at each docid position; None if there are none. They have a file of their own.
     """
 
     first_child: Ints
@@ -57,6 +59,7 @@ class DocidTree:
     trained: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
     origin: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, dtype=np.uint8))
     segments: int = 1
+    tokens: TokenVectors | None = None
 
     def __post_init__(self) -> None:
         if not len(self.trained):

@@ -12,6 +12,7 @@ import tomli_w
 
 from contrastive.callbacks import REPORTS
 from contrastive.encoder import EncoderConfig
+from contrastive.tokens import TokensConfig
 from contrastive.training import ContrastiveConfig
 from docids.files.checks import at_least, one_of, plain, plain_fields, shown
 from docids.files.storage import write_text
@@ -69,6 +70,8 @@ class Config:
     """How docids are made."""
     vectors: VectorsConfig = field(default_factory=VectorsConfig)
     """How the vectors of documents are kept."""
+    tokens: TokensConfig = field(default_factory=TokensConfig)
+    """Token vectors of the documents, for late interaction."""
     lexical: LexicalConfig = field(default_factory=LexicalConfig)
     """BM25, or learned sparse vectors."""
     examples: ExamplesConfig = field(default_factory=ExamplesConfig)

@@ -121,8 +121,11 @@ class IndexSnapshot:
                 f"lexical_weight is {given['lexical_weight']:g}, but this index has no lexical part; use 0, or train with "
                 "lexical.enabled = true."
             )
-        if given.get("token_weight"):
-            raise ValueError(f"token_weight is {given['token_weight']:g}, but this index has no token vectors; use 0.")
+        if given.get("token_weight") and self.tree.tokens is None:
+            raise ValueError(
+                f"token_weight is {given['token_weight']:g}, but this index has no token vectors; use 0, or train with "
+                "tokens.enabled = true."
+            )
 
     def _allowed(self, **filters: Any) -> Bools | None:
         """Return [places] True at allowed documents; None without a filter."""

@@ -238,7 +238,12 @@ class BeamSearch(Engine):
         positions = answers.positions.numpy(force=True)
         sources = np.where(positions >= 0, np.uint8(WALK), np.uint8(0))
         return SearchResult(
-            positions, answers.scores.numpy(force=True), exact.numpy(force=True), found.read.numpy(force=True), sources
+            positions,
+            answers.scores.numpy(force=True),
+            exact.numpy(force=True),
+            found.read.numpy(force=True),
+            sources,
+            np.zeros(len(positions), dtype=np.int64),
         )
 
     def queries(self, batch: QueryBatch, request: SearchRequest) -> _Queries:

@@ -57,6 +57,7 @@ class Explanation:
         total: how many documents the index has.
         lexical: name of the lexical scores, "" if they take no part.
         tied: whether docid tokens are tied to the tree's vectors.
+        tokens: whether late interaction takes part.
     """
 
     query: str
@@ -67,6 +68,7 @@ class Explanation:
     total: int
     lexical: str = ""
     tied: bool = True
+    tokens: bool = False
 
     def __str__(self) -> str:
         config, read = self.config, "vectors read" if self.tied else "nodes scored"
@@ -83,7 +85,8 @@ class Explanation:
         words = f" + {config.lexical_weight:.3g} {self.lexical}" if self.lexical else ""
         if self.tied:
             mapped = " + query map" if config.query_map_weight else ""
-            return f"score of a node = q.v + bonus, of a document = dense{mapped}{words}"
+            tokens = f" + {config.token_weight:.3g} tokens" if self.tokens else ""
+            return f"score of a node = q.v + bonus, of a document = dense{mapped}{words}{tokens}"
         dense = f"that of the best document below{words}" if config.fusion == "bound" else "centroids along the path"
         return f"score = generator along the path + {dense}"
 
@@ -140,7 +143,9 @@ class _Builder:
         width = self.found.trace.beam_width or config.beam_width
         used = SearchConfig(**{**vars(config), "beam_width": width})
         read = int(self.found.result.read[0]) if len(self.found.result.read) else 0
-        return Explanation(query, used, levels, levels[0] if levels else [], read, self.tree.num_rows, lexical, tied)
+        tokens = bool(config.token_weight) and self.tree.tokens is not None
+        roots = levels[0] if levels else []
+        return Explanation(query, used, levels, roots, read, self.tree.num_rows, lexical, tied, tokens)
 
     def _digits(self, nodes: np.ndarray) -> list[tuple[int, ...]]:
         """Return the paths of nodes."""

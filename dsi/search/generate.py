@@ -32,12 +32,14 @@ from dsi.search.results import (
     highest,
     highest_and_rest,
 )
-from dsi.search.scores import DocumentScores
+from dsi.search.scores import ROUNDING, DocumentScores
 from dsi.search.walk import Level, Levels, Reached, Walk, ranges
 from dsi.trees.bonus import SIZE_WEIGHT, bonuses
 
 _OUTRIGHT = 1_000
 """If a filter lets at most this many documents through, all of them are scored."""
+_FIRST = 128
+"""Places that "exact" scores by late interaction at first; then twice as many each time."""
 _OVERSAMPLED = 8
 """Oversampling factor of large indexes: candidates retrieved by their codes, then rescored by their vectors."""
 _BLOCK = 2**24
@@ -121,7 +123,12 @@ class TiedIndex(Engine):
         queries = batch.vectors
         if config.query_map_weight:
             queries = queries + self.query_map(batch, config)
-        return DocumentScores(self.tree, queries, batch.texts, lexical, config.lexical_weight, extra)
+        words = None
+        if config.token_weight and self.tree.tokens is not None:
+            words = [batch.word_states(row) for row in range(len(batch.texts))]
+        return DocumentScores(
+            self.tree, queries, batch.texts, lexical, config.lexical_weight, extra, words, config.token_weight
+        )
 
     def query_map(self, batch: QueryBatch, config: SearchConfig) -> Floats:
         """[batch, dim] m M z, what the learned map adds to the queries that score documents."""
@@ -132,14 +139,19 @@ class TiedIndex(Engine):
     def follow(self, batch: QueryBatch, request: SearchRequest, rows: Ints) -> Followed:
         """Return how the paths to documents [batch, n], rows of the document table, are scored; a filter changes no score."""
         tree, scores = self.tree, self.document_scores(batch, request)
-        pairs = [scores.dense(row, own) for row, own in enumerate(rows)]
-        positions, dense = (np.stack(each) for each in zip(*pairs, strict=True))
+        positions = np.stack([scores.dense(row, own)[0] for row, own in enumerate(rows)])
+        if scores.has_tokens:
+            zeros = np.zeros(positions.shape[1], dtype=np.float32)
+            positions = np.stack([scores.rescore(row, own, zeros)[0] for row, own in enumerate(positions)])
+        dense = np.stack([scores.dots(row, own) for row, own in enumerate(positions)])
         parts = {"dense": dense}
         if request.config.query_map_weight:
             mapped = tree.embeddings.products_of(self.query_map(batch, request.config), positions)
             parts = {"dense": dense - mapped, "query map": mapped}
         if scores.lexical is not None:
             parts[scores.lexical.name] = np.stack([scores.lexical_of(*pair) for pair in enumerate(rows)])
+        if scores.has_tokens:
+            parts["tokens"] = np.stack([scores.late_interaction(row, own) for row, own in enumerate(positions)])
         if scores.extra is not None:
             parts["extra"] = np.take_along_axis(scores.extra, rows.astype(np.int64), axis=1)
         nodes = self._path_scores(self.levels(batch, request.config), positions)
@@ -267,11 +279,37 @@ class Exact(Method):
             if request.allowed is not None:
                 every[:, ~request.allowed] = -np.inf
             for row, own in enumerate(every, start=start):
+                if scores.has_tokens:
+                    own, result.rescored[row] = self._with_tokens(scores, row, own, k)
                 _put(result, row, _Pool(*self._best(own, k)), k)
                 result.read[row] = tree.num_documents
         if trace is not None:
             trace.show(result.positions, result.scores, result.sources)
         return result
+
+    def _with_tokens(self, scores: DocumentScores, row: int, plain: Floats, k: int) -> tuple[Floats, int]:
+        """Return scores with late interaction [places], -inf for those that cannot reach the top k, and how many were scored.
+
+        Places are scored in the order of their scores without it, until the next one could not reach the top k.
+
+        Args:
+            scores: of the batch.
+            row: of the query.
+            plain: [places] scores without late interaction.
+            k: documents to return.
+        """
+        order = np.argsort(-plain, kind="stable")
+        order = order[: int((plain > -np.inf).sum())]
+        total, end = np.full_like(plain, -np.inf), 0
+        while end < len(order):
+            start, end = end, min(len(order), max(_FIRST, 2 * end))
+            places = order[start:end]
+            total[places] = plain[places] + scores.late_interaction(row, places)
+            _, best, _ = self._best(total, k)
+            kth = np.partition(best, len(best) - k)[len(best) - k] if len(best) >= k else -np.inf
+            if end < len(order) and plain[order[end]] + scores.most_by_tokens < kth - ROUNDING * abs(kth):
+                break
+        return total, end
 
     def _best(self, scores: Floats, k: int) -> tuple[Ints, Floats, Ints]:
         """Return the best place of at least the k best documents, given the scores of all places [places]."""
@@ -296,6 +334,7 @@ class _Pool:
         sources: [n] what found them.
         bound: of the scores of documents that were reached, and are not here.
         read: how many document vectors were scored.
+        rescored: how many documents were scored by late interaction.
     """
 
     positions: Ints
@@ -303,6 +342,7 @@ class _Pool:
     sources: Ints
     bound: float = -np.inf
     read: int = 0
+    rescored: int = 0
 
 
 def _put(result: SearchResult, row: int, pool: _Pool, k: int) -> None:
@@ -311,6 +351,7 @@ def _put(result: SearchResult, row: int, pool: _Pool, k: int) -> None:
     own = slice(0, len(places))
     result.positions[row, own], result.scores[row, own] = pool.positions[places], pool.scores[places]
     result.sources[row, own], result.read[row] = pool.sources[places], pool.read
+    result.rescored[row] = max(result.rescored[row], pool.rescored)
 
 
 class Generate(Method):
@@ -349,6 +390,7 @@ class Generate(Method):
             else:
                 reached = [Reached(_NO_NODES, pruned=True, read=0)] * len(rows)
                 pools = search.pools(rows, [_NO_NODES] * len(rows))
+            pools = [search.rescore(row, pool) for row, pool in zip(rows, pools, strict=True)]
             short = []
             for row, own, pool in zip(rows, reached, pools, strict=True):
                 search.put(result, row, own, pool)
@@ -410,6 +452,16 @@ class _Search:
             trace.beam_width = beam_width
         walk = self.index.walk.of_query
         return [walk(self.levels, row, beam_width, self._alive, steps) for row in rows]
+
+    def rescore(self, row: int, pool: "_Pool") -> "_Pool":
+        """Return the best of a pool, their scores with late interaction; if few documents may be returned, all of them."""
+        if not self.scores.has_tokens or not len(pool.positions):
+            return pool
+        places, cut = highest_and_rest(pool.scores, self.count if self.few is None else len(pool.scores))
+        positions, scores = self.scores.rescore(row, pool.positions[places], pool.scores[places])
+        order = np.argsort(positions)
+        bound = max(pool.bound, cut) + self.scores.most_by_tokens
+        return _Pool(positions[order], scores[order], pool.sources[places][order], bound, pool.read, len(order))
 
     def put(self, result: SearchResult, row: int, reached: Reached, pool: "_Pool") -> None:
         """Put the answer of one query into a result."""

@@ -1,9 +1,9 @@
 """An index on disk: its parts, and the manifest that binds them.
 
-An index folder holds `encoder/` (sentence-transformers), `docids/` (the tree, and the document table as Arrow), `generator/`
-(config.json, model.safetensors), optionally `lexical/`, and `manifest.json`: format version, search config, package
-versions, the sha256 of every file, and the fingerprints that bind encoder, docids and generator to each other. Knows nothing
-of searching; `dsi.store.manifest` reads the manifest.
+An index folder holds `encoder/` (sentence-transformers), `docids/` (the tree, the document table as Arrow, perhaps token
+vectors), `generator/` (config.json, model.safetensors), optionally `lexical/`, and `manifest.json`: format version, search
+config, package versions, the sha256 of every file, and the fingerprints that bind encoder, docids and generator to each other.
+Knows nothing of searching; `dsi.store.manifest` reads the manifest.
 """
 
 import dataclasses
@@ -30,6 +30,7 @@ from docids.files.storage import (
     write_json,
     writing_to,
 )
+from docids.token_vectors import TokenVectors
 from docids.tree import DocidTree
 from docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
@@ -39,6 +40,8 @@ from dsi.store.documents import document_table
 from dsi.store.manifest import FORMAT_VERSION, PARTS, read_manifest, search_config
 from dsi.store.parts import check_fit, load_documents
 
+_TOKENS = "tokens.safetensors"
+"""In `docids/`: the token vectors, if the index has them."""
 _CHANGING = ("docids", "lexical")
 """The parts that an update replaces, by new folders with the generation in their name; the manifest points to them."""
 _GENERATION = re.compile(r"docids|lexical|\.?(?:docids|lexical)-(\d+)(?:\.partial|\.previous)?")
@@ -53,6 +56,8 @@ def save_docids(tree: DocidTree, documents: datasets.Dataset, folder: Path, *, t
     """Write the tree and the document table into a folder; with `texts` also the documents' texts if the table holds them."""
     folder.mkdir(parents=True, exist_ok=True)
     tree.save(folder / "docids.safetensors")
+    if tree.tokens:
+        tree.tokens.save(folder / _TOKENS)
     table = document_table(documents, texts=texts)
     with pa.OSFile(str(folder / "documents.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
@@ -61,6 +66,8 @@ def save_docids(tree: DocidTree, documents: datasets.Dataset, folder: Path, *, t
 def load_docids(folder: Path) -> tuple[DocidTree, datasets.Dataset]:
     """Load the tree and the document table; the table stays on disk."""
     tree = DocidTree.load(folder / "docids.safetensors")
+    if (folder / _TOKENS).exists():
+        tree = dataclasses.replace(tree, tokens=TokenVectors.load(folder / _TOKENS, tree.num_documents))
     return tree, load_documents(folder / "documents.arrow")
 
 

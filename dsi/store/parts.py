@@ -96,6 +96,11 @@ def check_fit(folder: Path, encoder: Encoder, tree: DocidTree, generator: Genera
         generator: must know every docid that it was trained with.
     """
     _check_encoder(folder, encoder)
+    if tree.tokens is not None and tree.tokens.head.shape[1] != encoder.state_dim:
+        raise ValueError(
+            f"{folder / 'docids'} and the encoder do not belong together: token vectors are made of states "
+            f"{tree.tokens.head.shape[1]} wide, the encoder's are {encoder.state_dim}; restore the one that was replaced."
+        )
     fan_out, digits = generator.config.fan_out, trained_fan_out(tree)
     if len(fan_out) != tree.depth or any(known < used for known, used in zip(fan_out, digits, strict=True)):
         raise ValueError(
@@ -106,7 +111,7 @@ def check_fit(folder: Path, encoder: Encoder, tree: DocidTree, generator: Genera
 
 def _check_encoder(folder: Path, encoder: Encoder) -> None:
     with reading(folder / "encoder", torch.OutOfMemoryError):
-        states, _, embeddings = encoder.forward(["a"], "query")
+        states, _, embeddings, _ = encoder.forward(["a"], "query")
         found = [states, embeddings, torch.from_numpy(encoder.encode(["a"], "document"))]
         sizes, expected = [own.shape[-1] for own in found], [encoder.state_dim, *[encoder.embedding_dim] * 2]
         if sizes != expected:

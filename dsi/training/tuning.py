@@ -30,7 +30,7 @@ from dsi.snapshot import IndexSnapshot
 from dsi.store.loading import index_state, write_search_config
 from dsi.store.manifest import search_config
 from dsi.training.stages import stage_line
-from dsi.training.weights import HybridScores, Runs, reciprocal_ranks, summed, supported_weights
+from dsi.training.weights import DEPTH, HybridScores, Runs, reciprocal_ranks, summed, supported_weights
 from eval.measures import Judgements
 from eval.protocol import best_setting, supported_gain, supported_setting
 
@@ -162,7 +162,46 @@ def tied_weights(
         )
         if supported_gain(after, before):
             found = dict(zip(found, weights, strict=True))
-    return found
+    return found | _token_weight(index, encoded, qrels, found)
+
+
+def _token_weight(
+    index: IndexSnapshot, encoded: EncodedQueries, qrels: Judgements, weights: Mapping[str, float]
+) -> dict[str, float]:
+    """Return all weights anew with late interaction among the parts, if that is better on the candidates; else its weight 0.
+
+    Args:
+        index: with tied tokens.
+        encoded: the queries.
+        qrels: their judgements.
+        weights: of the other parts, which choose the candidates.
+    """
+    if index.tree.tokens is None:
+        return {}
+    plain = dataclasses.replace(index.search_config, method="exact", **weights, token_weight=0.0)
+    run = index.run(encoded, SearchRequest(DEPTH, plain))
+    doc_ids = [list(found) for found in run.values()]
+    longest = max(map(len, doc_ids))
+    padded = [[*found, *found[:1] * (longest - len(found))] for found in doc_ids]
+    unit = {name: float(bool(weight)) for name, weight in weights.items()} | {"token_weight": 1.0}
+    parts = index.follow(encoded, SearchRequest(DEPTH, dataclasses.replace(plain, **unit)), padded).parts
+    runs = {
+        name: {
+            query_id: dict(zip(found, scores, strict=True))
+            for query_id, found, scores in zip(encoded.query_ids, padded, values.tolist(), strict=True)
+        }
+        for name, values in parts.items()
+    }
+    dense, tokens = runs.pop("dense"), runs.pop("tokens")
+    others = [*runs.values(), tokens]
+    chosen = supported_weights(dense, others, qrels)
+    known = [weights["query_map_weight"], weights["lexical_weight"]]
+    before = summed(dense, list(runs.values()), [weight for weight in known if weight])
+    after = summed(dense, others, chosen)
+    if not supported_gain(reciprocal_ranks(after, qrels), reciprocal_ranks(before, qrels)):
+        return {"token_weight": 0.0}
+    names = [name for name in ("query_map_weight", "lexical_weight") if weights[name]]
+    return dict(zip([*names, "token_weight"], chosen, strict=True))
 
 
 def _first(encoded: EncodedQueries, count: int) -> EncodedQueries:

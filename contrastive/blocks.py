@@ -112,7 +112,8 @@ def encode_blocks(
                     embeddings = encoder.encode(block, kind, progress=shown)
                 else:
                     embeddings, tokens = head.encode(encoder, block, progress=shown)
-                    save_tensors({"codes": tokens.codes, "starts": tokens.starts}, _token_block(folder, start))
+                    counts = tokens.counts.astype(np.int32)
+                    save_tensors({"codes": tokens.codes, "counts": counts}, _token_block(folder, start))
                 _save(embeddings, blocks[start])
         processes.wait()
         if processes.is_main:
@@ -124,13 +125,12 @@ def encode_blocks(
 def read_token_blocks(folder: Path) -> TokenCodes:
     """Return the codes of all texts that `encode_blocks` wrote into a folder with a head; they stay on disk."""
     blocks = [map_tensors(path) for path in sorted(folder.glob(_TOKEN_BLOCKS))]
-    counts = np.concatenate([[0], *(np.diff(block["starts"]) for block in blocks)])
-    starts = np.cumsum(counts, dtype=np.int64)
-    codes, end = scratch_array((int(starts[-1]), blocks[0]["codes"].shape[1]), np.uint8), 0
+    counts = np.concatenate([block["counts"] for block in blocks])
+    codes, end = scratch_array((int(counts.sum(dtype=np.int64)), blocks[0]["codes"].shape[1]), np.uint8), 0
     for block in blocks:
         codes[end : end + len(block["codes"])] = block["codes"]
         end += len(block["codes"])
-    return TokenCodes(codes, starts)
+    return TokenCodes.from_counts(codes, counts)
 
 
 def _token_block(folder: Path, start: int) -> Path:

@@ -50,10 +50,15 @@ class TokenCodes:
         return np.diff(self.starts)
 
     @classmethod
+    def from_counts(cls, codes: Codes, counts: Ints) -> "TokenCodes":
+        """Return codes of texts with so many tokens each."""
+        return cls(codes, np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]))
+
+    @classmethod
     def join(cls, blocks: Sequence["TokenCodes"]) -> "TokenCodes":
         """Return the codes of all blocks, one after another."""
-        counts = np.concatenate([[0], *(block.counts for block in blocks)])
-        return cls(np.concatenate([block.codes for block in blocks]), np.cumsum(counts, dtype=np.int64))
+        counts = np.concatenate([block.counts for block in blocks])
+        return cls.from_counts(np.concatenate([block.codes for block in blocks]), counts)
 
     def gather(self, rows: Ints) -> "TokenCodes":
         """Return the codes of the texts in some rows [n], in this order."""
@@ -196,7 +201,8 @@ class TokenVectors:
         """Write head and codes as one safetensors file; nothing of a removed document is written."""
         whole = self.in_order()
         bits = np.array([self.bits], dtype=np.int32)
-        save_tensors({"codes": whole.codes, "starts": whole.starts, "head": self.head, "bits": bits}, path)
+        counts = whole.counts.astype(np.int32)
+        save_tensors({"codes": whole.codes, "counts": counts, "head": self.head, "bits": bits}, path)
 
     @classmethod
     def load(cls, path: Path, places: int) -> "TokenVectors":
@@ -206,23 +212,23 @@ class TokenVectors:
             ValueError: truncated, altered, or of other places.
         """
         arrays = read_tensors(path, _ARRAYS)
-        bits, codes, starts, head = (arrays[name] for name in ("bits", "codes", "starts", "head"))
+        bits, codes, counts, head = (arrays[name] for name in ("bits", "codes", "counts", "head"))
         problem = ""
         if len(bits) != 1 or int(bits[0]) not in BITS:
             problem = f"bits must be one of {', '.join(map(str, BITS))}"
         elif not len(head) or not is_finite(head) or codes.shape[1] != code_size(len(head), int(bits[0])):
             problem = "head and codes do not fit each other"
-        elif len(starts) != places + 1 or starts[0] or starts[-1] != len(codes) or (np.diff(starts) < 0).any():
+        elif len(counts) != places or (counts < 0).any() or counts.sum(dtype=np.int64) != len(codes):
             problem = f"it does not hold the tokens of {places} docids"
         if problem:
             raise ValueError(f"{path} does not hold token vectors ({problem}); train the index again.")
-        parts = (TokenCodes(codes, starts),)
+        parts = (TokenCodes.from_counts(codes, counts),)
         return cls(np.asarray(head), int(bits[0]), parts, np.arange(places, dtype=np.int32))
 
 
 _ARRAYS: dict[str, tuple[type[np.generic], int]] = {
     "codes": (np.uint8, 2),
-    "starts": (np.int64, 1),
+    "counts": (np.int32, 1),
     "head": (np.float32, 2),
     "bits": (np.int32, 1),
 }

@@ -219,7 +219,7 @@ class IndexSystems:
 
     def _without(self) -> dict[str, Any]:
         """Return settings without what was learned; with tokens that have weights of their own, by fusion "bound"."""
-        own = {"method": "exact", "alpha": 0.0, "query_map_weight": 0.0}
+        own = {"method": "exact", "alpha": 0.0, "query_map_weight": 0.0, "token_weight": 0.0}
         return own if self.retriever.snapshot.is_tied else {**own, "fusion": "bound", "beta": math.inf}
 
     @cached_property

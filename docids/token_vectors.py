@@ -114,6 +114,10 @@ class TokenVectors:
         back[np.concatenate([np.flatnonzero(~later), np.flatnonzero(later)])] = np.arange(len(rows))
         return TokenCodes.join(both).gather(back)
 
+    def gather_count(self, place: int) -> int:
+        """Return how many tokens a place has."""
+        return len(self.gather(np.array([place])).codes)
+
     def late_interaction(self, tokens: Floats, weights: Floats, places: Ints) -> Floats:
         """Return the scores [n] of places [n] for one query: the sum over its tokens of weight times best product.
 

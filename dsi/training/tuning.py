@@ -1,7 +1,7 @@
 """Chooses how an index searches, on dev queries: the weights of documents' scores, alpha, and the beam.
 
-With tied tokens, in this order: the weights of the document score, by an exact line search over candidates of flat search; then
-alpha, by how many of the exact top ten lie below the nodes that the walk keeps; then the beam, the smallest that finds what
+With tied tokens, in this order: the weights of the document score, by an exact line search over candidates of flat search, late
+interaction last; then alpha, by how many of the exact top ten lie below the nodes that the walk keeps; then the beam, the smallest that finds what
 "exact" finds. The last two need no judgements. With (level, digit) and word tokens the weights come from the same line search
 (fusion "bound") or a grid (fusion "paper"). A learned part gets a weight only if its gain on dev exceeds its standard error.
 Knows nothing of how nodes are scored.
@@ -126,7 +126,8 @@ def choose(index: IndexSnapshot, encoded: EncodedQueries, qrels: Judgements) -> 
 
 def _choose_tied(index: IndexSnapshot, encoded: EncodedQueries, qrels: Judgements) -> Tuning:
     best: dict[str, Any] = tied_weights(index, encoded, qrels) if qrels else {}
-    config = dataclasses.replace(index.search_config, method="generate", **best)
+    # The walk chooses candidates, which late interaction then orders: it is compared on what it has to find.
+    config = dataclasses.replace(index.search_config, method="generate", **{**best, "token_weight": 0.0})
     few = _first(encoded, _MOST_QUERIES)
     exact = index.search(few, SearchRequest(10, dataclasses.replace(config, method="exact")))
     alpha, tried = _best_alpha(index, few, config, exact)
@@ -162,46 +163,35 @@ def tied_weights(
         )
         if supported_gain(after, before):
             found = dict(zip(found, weights, strict=True))
-    return found | _token_weight(index, encoded, qrels, found)
+    return found | {"token_weight": _token_weight(index, encoded, qrels, found)}
 
 
 def _token_weight(
     index: IndexSnapshot, encoded: EncodedQueries, qrels: Judgements, weights: Mapping[str, float]
-) -> dict[str, float]:
-    """Return all weights anew with late interaction among the parts, if that is better on the candidates; else its weight 0.
+) -> float:
+    """Return the weight of late interaction that is best on the candidates of the other parts; 0 if its gain is not supported.
 
     Args:
         index: with tied tokens.
         encoded: the queries.
         qrels: their judgements.
-        weights: of the other parts, which choose the candidates.
+        weights: of the other parts, which stay as they are.
     """
     if index.tree.tokens is None:
-        return {}
+        return 0.0
     plain = dataclasses.replace(index.search_config, method="exact", **weights, token_weight=0.0)
     run = index.run(encoded, SearchRequest(DEPTH, plain))
-    doc_ids = [list(found) for found in run.values()]
+    doc_ids = [list(documents) for documents in run.values()]
     longest = max(map(len, doc_ids))
-    padded = [[*found, *found[:1] * (longest - len(found))] for found in doc_ids]
-    unit = {name: float(bool(weight)) for name, weight in weights.items()} | {"token_weight": 1.0}
-    parts = index.follow(encoded, SearchRequest(DEPTH, dataclasses.replace(plain, **unit)), padded).parts
-    runs = {
-        name: {
-            query_id: dict(zip(found, scores, strict=True))
-            for query_id, found, scores in zip(encoded.query_ids, padded, values.tolist(), strict=True)
-        }
-        for name, values in parts.items()
+    padded = [[*documents, *documents[:1] * (longest - len(documents))] for documents in doc_ids]
+    parts = index.follow(encoded, SearchRequest(DEPTH, dataclasses.replace(plain, token_weight=1.0)), padded).parts
+    tokens: Runs = {
+        query_id: dict(zip(documents, scores, strict=True))
+        for query_id, documents, scores in zip(encoded.query_ids, padded, parts["tokens"].tolist(), strict=True)
     }
-    dense, tokens = runs.pop("dense"), runs.pop("tokens")
-    others = [*runs.values(), tokens]
-    chosen = supported_weights(dense, others, qrels)
-    known = [weights["query_map_weight"], weights["lexical_weight"]]
-    before = summed(dense, list(runs.values()), [weight for weight in known if weight])
-    after = summed(dense, others, chosen)
-    if not supported_gain(reciprocal_ranks(after, qrels), reciprocal_ranks(before, qrels)):
-        return {"token_weight": 0.0}
-    names = [name for name in ("query_map_weight", "lexical_weight") if weights[name]]
-    return dict(zip([*names, "token_weight"], chosen, strict=True))
+    (weight,) = supported_weights(run, [tokens], qrels)
+    with_tokens = reciprocal_ranks(summed(run, [tokens], [weight]), qrels)
+    return weight if supported_gain(with_tokens, reciprocal_ranks(run, qrels)) else 0.0
 
 
 def _first(encoded: EncodedQueries, count: int) -> EncodedQueries:

@@ -8,10 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contrastive.encoder import PLURALS, Encoder
+from contrastive.tokens import TokenHead
 from docids.data.collection import LazyTexts
 from docids.files.processes import Processes
 from docids.files.progress import progress
+from docids.files.storage import map_tensors, save_tensors, scratch_array
+from docids.token_vectors import TokenCodes
 
+_TOKEN_BLOCKS = "*.tokens.safetensors"
 BLOCK = 16_384
 """Texts in memory at a time."""
 
@@ -77,7 +81,12 @@ def in_blocks(texts: Sequence[str]) -> Iterator[str]:
 
 
 def encode_blocks(
-    encoder: Encoder, texts: Sequence[str], kind: str, folder: Path, processes: Processes
+    encoder: Encoder,
+    texts: Sequence[str],
+    kind: str,
+    folder: Path,
+    processes: Processes,
+    head: TokenHead | None = None,
 ) -> NDArray[np.float32]:
     """Return embeddings [len(texts), embedding_dim], memory-mapped from `folder`; reuses the blocks of a killed run.
 
@@ -87,6 +96,7 @@ def encode_blocks(
         kind: "document" or "query".
         folder: of the blocks; only for these texts.
         processes: share the work; each gets the result.
+        head: also writes the codes of the texts' tokens, for `read_token_blocks`.
     """
     joined = folder / "all.npy"
     if not joined.exists():
@@ -96,12 +106,34 @@ def encode_blocks(
         several = is_main and len(starts) > 1  # `encode` shows a bar for one block
         for start in progress(starts, f"embeddings of {PLURALS[kind]}", unit="block", enabled=several):
             if not blocks[start].exists():
-                _save(encoder.encode(texts[start : start + BLOCK], kind, progress=is_main), blocks[start])
+                block = texts[start : start + BLOCK]
+                if head is None:
+                    embeddings = encoder.encode(block, kind, progress=is_main)
+                else:
+                    embeddings, tokens = head.encode(encoder, block, progress=is_main)
+                    counts = tokens.counts.astype(np.int32)
+                    save_tensors({"codes": tokens.codes, "counts": counts}, _token_block(folder, start))
+                _save(embeddings, blocks[start])
         processes.wait()
         if processes.is_main:
             _join(list(blocks.values()), (len(texts), encoder.embedding_dim), joined)
     processes.wait()
     return np.load(joined, mmap_mode="r")  # type: ignore[no-any-return]
+
+
+def read_token_blocks(folder: Path) -> TokenCodes:
+    """Return the codes of all texts that `encode_blocks` wrote into a folder with a head; they stay on disk."""
+    blocks = [map_tensors(path) for path in sorted(folder.glob(_TOKEN_BLOCKS))]
+    counts = np.concatenate([block["counts"] for block in blocks])
+    codes, end = scratch_array((int(counts.sum(dtype=np.int64)), blocks[0]["codes"].shape[1]), np.uint8), 0
+    for block in blocks:
+        codes[end : end + len(block["codes"])] = block["codes"]
+        end += len(block["codes"])
+    return TokenCodes.from_counts(codes, counts)
+
+
+def _token_block(folder: Path, start: int) -> Path:
+    return folder / _TOKEN_BLOCKS.replace("*", f"{start:012}")
 
 
 def _save(array: NDArray[np.float32], path: Path) -> None:

@@ -9,9 +9,10 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -73,6 +74,22 @@ class EncoderConfig:
 
     def __post_init__(self) -> None:
         check_name("encoder.name", self.name, "a sentence-transformers model (Hub name or folder)")
+
+
+class EncodedTexts(NamedTuple):
+    """What one pass of an encoder gives.
+
+    Attributes:
+        states: [n, length, state_dim] token states.
+        mask: [n, length] True at real tokens.
+        embeddings: [n, embedding_dim].
+        words: [n, length] True at real tokens that are not special ones such as [CLS].
+    """
+
+    states: Tensor
+    mask: Tensor
+    embeddings: Tensor
+    words: Tensor
 
 
 class Encoder:
@@ -179,13 +196,19 @@ class Encoder:
         return embeddings
 
     @torch.no_grad()
-    def forward(self, texts: Sequence[str], kind: str) -> tuple[Tensor, Tensor, Tensor]:
-        """Return token states [n, length, state_dim], their mask [n, length] and embeddings [n, embedding_dim]."""
+    def forward(self, texts: Sequence[str], kind: str) -> EncodedTexts:
+        """Return token states and embeddings of texts, of one pass."""
         with self._tokenizing:
             features = self.model.preprocess(list(texts), prompt=self.model.prompts[kind])
         features = {k: v.to(self.model.device) if isinstance(v, Tensor) else v for k, v in features.items()}
         output = self.model(features)
-        return output["token_embeddings"], output["attention_mask"].bool(), output["sentence_embedding"].float()
+        mask = output["attention_mask"].bool()
+        words = mask & ~torch.isin(features["input_ids"], self._special)
+        return EncodedTexts(output["token_embeddings"], mask, output["sentence_embedding"].float(), words)
+
+    @cached_property
+    def _special(self) -> Tensor:
+        return torch.tensor(self.model.tokenizer.all_special_ids, device=self.model.device)
 
     def token_states(
         self, texts: Sequence[str], kind: str, *, batch_size: int = 64, progress: str = ""
@@ -196,8 +219,29 @@ class Encoder:
         for start in show_progress(starts, progress, unit="batch", enabled=bool(progress)):
             rows = order[start : start + batch_size]
             encoded = self.forward([texts[row] for row in rows], kind)
-            for row, states, mask, embedding in zip(rows, *encoded, strict=True):
+            for row, states, mask, embedding in zip(rows, *encoded[:3], strict=True):
                 yield row, states[mask], embedding
+
+    def token_spans(self, text: str, kind: str) -> tuple[list[tuple[int, int]], list[bool]]:
+        """Return the span of each token of a text, and whether it is a special one; in the order of its token states.
+
+        Tokens of the prompt and special ones have the span (0, 0).
+
+        Args:
+            text: made by `document_texts` or `query_texts`.
+            kind: "document" or "query": which prompt.
+        """
+        prompt = self.model.prompts[kind]
+        with self._tokenizing:
+            encoded = self.model.tokenizer(
+                prompt + text,
+                truncation=True,
+                max_length=self.model.max_seq_length,
+                return_offsets_mapping=True,
+                return_special_tokens_mask=True,
+            )
+        spans = [(max(0, start - len(prompt)), max(0, end - len(prompt))) for start, end in encoded["offset_mapping"]]
+        return spans, list(map(bool, encoded["special_tokens_mask"]))
 
     def for_search(self, dtype: torch.dtype = torch.float32) -> "Encoder":
         """Return a copy for fast inference in a dtype; later changes to the weights do not affect it."""

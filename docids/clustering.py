@@ -3,11 +3,14 @@
 Knows nothing of texts or of models.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from docids.files.processes import ALONE, Processes
 from docids.files.storage import scratch_array
 from docids.schemes import Docids, DocidsConfig, SchemeInput, make_docids
+from docids.token_vectors import TokenVectors
 from docids.tree import DocidTree
 from docids.types import Floats, Ints
 from docids.vectors import BLOCK, Vectors
@@ -41,13 +44,14 @@ def build_tree(
     return assemble(make_docids(documents), embeddings)
 
 
-def assemble(docids: Docids, embeddings: Floats) -> DocidTree:
+def assemble(docids: Docids, embeddings: Floats, tokens: TokenVectors | None = None) -> DocidTree:
     """Build the docid tree of docids; its vectors are written to scratch files, block by block.
 
     Args:
         docids: of any scheme.
         embeddings: [N, dim] of the docids, perhaps memory-mapped; or fewer, of the documents, each of which gives its embedding
             to all its docids.
+        tokens: of the same texts, in the same order.
     """
     order, levels = _clusters(docids.paths)
     ranges = np.concatenate(levels)
@@ -69,7 +73,8 @@ def assemble(docids: Docids, embeddings: Floats) -> DocidTree:
         ordered[start : start + BLOCK] = embeddings[source[start : start + BLOCK]]
     centroids = _means_below(ordered, doc_start, doc_end)
     vectors = Vectors.from_array(centroids), Vectors.from_array(ordered)
-    return DocidTree(first_child, num_children, doc_start, doc_end, doc_rows, *vectors)
+    tokens = None if tokens is None else replace(tokens, order=source)
+    return DocidTree(first_child, num_children, doc_start, doc_end, doc_rows, *vectors, tokens=tokens)
 
 
 def _clusters(paths: Ints) -> tuple[Ints, list[Ints]]:

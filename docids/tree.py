@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from docids.files.storage import save_tensors
 from docids.files.untrusted import read_tensors
+from docids.token_vectors import TokenVectors
 from docids.types import Ints
 from docids.vectors import LARGE, Vectors, VectorsConfig, read_codec
 
@@ -42,6 +43,7 @@ class DocidTree:
         trained: [I + N] by node: True if the decoder was trained with it; False for nodes that updates added.
         origin: sha256 of the tree the decoder was trained for, if this one was updated since; else empty.
         segments: pieces of a text that get a place each, at most.
+        tokens: token vectors of the text at each docid position, saved in a file of their own; None if there are none.
     """
 
     first_child: Ints
@@ -55,6 +57,7 @@ class DocidTree:
     trained: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
     origin: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, dtype=np.uint8))
     segments: int = 1
+    tokens: TokenVectors | None = None
 
     def __post_init__(self) -> None:
         if not len(self.trained):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from docids.token_vectors import TokenCodes
 from docids.tree import DocidTree
 from docids.types import Floats, Ints
 from docids.vectors import Vectors
@@ -34,30 +35,41 @@ def remove_documents(tree: DocidTree, rows: NDArray[np.integer]) -> DocidTree:
     zeros = np.zeros((len(changed), tree.embeddings.shape[1]), np.float32)
     embeddings = _with_rows(tree.embeddings, changed, zeros)
     codes = _with_rows(tree.codes, changed, zeros) if tree.codes else None
-    smaller = replace(tree, doc_rows=doc_rows, embeddings=embeddings, codes=codes, origin=tree.origin_bytes)
+    tokens = tree.tokens.without(changed) if tree.tokens else None
+    smaller = replace(
+        tree, doc_rows=doc_rows, embeddings=embeddings, codes=codes, origin=tree.origin_bytes, tokens=tokens
+    )
     return _with_means(smaller, changed)
 
 
-def add_documents(tree: DocidTree, embeddings: Floats, rows: NDArray[np.integer] | None = None) -> DocidTree:
+def add_documents(
+    tree: DocidTree,
+    embeddings: Floats,
+    rows: NDArray[np.integer] | None = None,
+    tokens: TokenCodes | None = None,
+) -> DocidTree:
     """Return the tree with more documents, which take the next rows of the document table.
 
     Args:
         tree: the docids.
         embeddings: [n, dim] of the new documents.
         rows: [n] new document, from 0, of each embedding, if some have several places.
+        tokens: of the n texts, for a tree with token vectors.
 
     Raises:
-        ValueError: their dimension is not the tree's, or values are not finite.
+        ValueError: their dimension is not the tree's, values are not finite, or tokens of other texts.
     """
     embeddings = np.ascontiguousarray(embeddings, dtype=np.float32)
     if embeddings.ndim != 2 or embeddings.shape[1] != tree.embeddings.shape[1]:
         raise ValueError(f"embeddings must be [documents, {tree.embeddings.shape[1]}], got {list(embeddings.shape)}.")
     if not np.isfinite(embeddings).all():
         raise ValueError("embeddings must be finite; some of the new documents' are not.")
+    if (0 if tokens is None else len(tokens)) != (len(embeddings) if tree.tokens else 0):
+        raise ValueError(f"tokens must be those of the {len(embeddings)} new texts, if the tree has token vectors.")
     growing = _Growing(tree)
     for embedding in embeddings:
         growing.place(embedding)
-    return growing.assemble(embeddings, np.arange(len(embeddings)) if rows is None else rows)
+    return growing.assemble(embeddings, np.arange(len(embeddings)) if rows is None else rows, tokens)
 
 
 @dataclass
@@ -192,7 +204,7 @@ class _Growing:
 
     # The resulting tree.
 
-    def assemble(self, embeddings: Floats, rows: NDArray[np.integer]) -> DocidTree:
+    def assemble(self, embeddings: Floats, rows: NDArray[np.integer], tokens: TokenCodes | None) -> DocidTree:
         """Return the tree with its nodes renumbered: inner nodes breadth-first, documents in docid order."""
         tree, inner, documents = self.tree, self.tree.num_inner, self.tree.num_documents
         cluster_of_new, digit_of_new = np.array(self.new_places, dtype=np.int64).reshape(-1, 2).T
@@ -235,6 +247,7 @@ class _Growing:
             trained=trained,
             origin=tree.origin_bytes,
             segments=tree.segments,
+            tokens=tree.tokens.arranged(source, tokens) if tree.tokens and tokens else None,
         )
         return _with_means(larger, added)
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import tomli_w
 
 from contrastive.encoder import EncoderConfig
+from contrastive.tokens import TokensConfig
 from contrastive.training import ContrastiveConfig
 from docids.files.checks import shown
 from docids.files.declarations import Setting, Whole, create_settings, declarations, section_kinds, settings
@@ -67,6 +68,8 @@ class Config:
     """How docids are made."""
     vectors: VectorsConfig = field(default_factory=VectorsConfig)
     """How the vectors of documents are kept."""
+    tokens: TokensConfig = field(default_factory=TokensConfig)
+    """Token vectors of the documents, for late interaction."""
     lexical: LexicalConfig = field(default_factory=LexicalConfig)
     """BM25, or learned sparse vectors."""
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)

@@ -341,7 +341,7 @@ class GenerativeRetriever:
         overrides, others = split_options(options)
         config = replace(state.search_config, **overrides)
         check_used(call, options, config, tied=state.engine.is_tied)
-        _check_parts(options, state.engine.lexical)
+        _check_parts(options, state.engine)
         if config.alpha and config.beam_width > state.trained_beam:
             state.generator.check_beam(config.beam_width)  # warns
         allowed = state.documents.allowed(**{name: others.pop(name, None) for name in ("allow", "deny", "where")})
@@ -541,12 +541,15 @@ class GenerativeRetriever:
         return retriever
 
 
-def _check_parts(options: Mapping[str, Any], lexical: Lexical | None) -> None:
+def _check_parts(options: Mapping[str, Any], engine: Engine) -> None:
     """Raise ValueError if a call weights a part of the score that the index lacks; without options it is left out."""
-    if options.get("lexical_weight") and lexical is None:
+    if options.get("lexical_weight") and engine.lexical is None:
         raise ValueError(
             f"lexical_weight is {options['lexical_weight']:g}, but this index has no lexical part; use 0, or train with "
             'lexical.model = "bm25".'
         )
-    if options.get("token_weight"):
-        raise ValueError(f"token_weight is {options['token_weight']:g}, but this index has no token vectors; use 0.")
+    if options.get("token_weight") and engine.tree.tokens is None:
+        raise ValueError(
+            f"token_weight is {options['token_weight']:g}, but this index has no token vectors; use 0, or train with "
+            "tokens.enabled = true."
+        )

@@ -225,7 +225,7 @@ def test_documents_are_title_and_cut_text_and_long_queries_are_cut_with_one_warn
 
 def test_forward_and_token_states_and_encode_agree(encoder):
     texts = ["the long danube river in europe", "neon"]
-    states, mask, embeddings = encoder.forward(texts, "query")
+    states, mask, embeddings, _ = encoder.forward(texts, "query")
     torch.testing.assert_close(torch.from_numpy(encoder.encode(texts, "query")), embeddings, atol=1e-6, rtol=1e-5)
     for row, alone, embedding in encoder.token_states(texts, "query"):
         torch.testing.assert_close(alone, states[row][mask[row]], atol=1e-5, rtol=1e-4)
@@ -235,7 +235,7 @@ def test_forward_and_token_states_and_encode_agree(encoder):
 
 def test_mean_pooling_is_the_papers_z(sentence_t5_folder):
     encoder = Encoder.load(EncoderConfig(name=str(sentence_t5_folder), pooling="mean"), device="cpu")
-    states, mask, embeddings = encoder.forward(["the danube", "neon lights glow red"], "query")
+    states, mask, embeddings, _ = encoder.forward(["the danube", "neon lights glow red"], "query")
     expected = torch.stack([row[m].mean(dim=0) for row, m in zip(states, mask, strict=True)])
     torch.testing.assert_close(embeddings, expected, atol=1e-6, rtol=1e-5)
 

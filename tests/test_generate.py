@@ -3,12 +3,14 @@
 import logging
 from dataclasses import dataclass, replace
 
+import faiss
 import numpy as np
 import pytest
 import torch
 
 from docids.clustering import assemble
 from docids.schemes import Docids
+from docids.token_vectors import BITS, TokenVectors, encode_states
 from docids.tree import DocidTree
 from docids.updating import add_documents, remove_documents
 from docids.vectors import VectorsConfig
@@ -69,6 +71,10 @@ def random_case(seed: int) -> Case:
     points = rng.normal(size=(documents * several, WIDTH)).astype(np.float32)
     tree = assemble(Docids(paths, rows), points)
     tree = replace(tree, segments=several)
+    chance = np.random.default_rng([seed, 1])
+    with_tokens = seed % 2 == 0
+    if with_tokens:
+        tree = replace(tree, tokens=random_tokens(tree.num_documents, chance))
     generator = random_tied(tree, layers=int(seed % 5 == 0), seed=seed)
     kind = ["float32", "float32", "int8", "float16", "codes"][seed % 5]
     if kind == "codes":
@@ -82,12 +88,16 @@ def random_case(seed: int) -> Case:
         _ = TiedIndex(tree, generator, None).listed  # lists are made before the update, as in an index that is searched
         tree = remove_documents(tree, gone)
         bm25 = bm25.update(gone.tolist(), [str(n) for n in range(documents - len(gone))], [])
-        tree = add_documents(tree, rng.normal(size=(new, WIDTH)).astype(np.float32))
+        vectors = rng.normal(size=(new, WIDTH)).astype(np.float32)
+        tree = add_documents(
+            tree, vectors, tokens=tree.tokens.encode(token_states(new, chance)) if with_tokens else None
+        )
         bm25 = bm25.update([], [str(n) for n in range(documents - len(gone) + new)], texts(new, rng))
     batch_size = int(rng.choice([1, 3, 12]))
     states, mask, embeddings = random_queries(batch_size, seed=seed)
     batch = QueryBatch(torch.arange(batch_size), states, mask, embeddings, texts(batch_size, rng))
     config = SearchConfig(
+        token_weight=float(chance.choice([0, 1, 4])),
         beam_width=int(rng.integers(1, 7)),
         candidates=int(rng.choice([1, 3, 100])),
         alpha=float(rng.choice([0, 0.3, 1])),
@@ -104,8 +114,45 @@ def random_case(seed: int) -> Case:
     return Case(tree, generator, bm25, batch, SearchRequest(int(rng.integers(1, 15)), config, allowed, extra))
 
 
-def place_scores(case: Case) -> tuple[np.ndarray, np.ndarray]:
-    """[batch, places] dense and complete scores by their definition, in float64; -inf where a document was removed."""
+def token_states(texts: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """States [tokens, WIDTH] of texts, some of which have no token."""
+    return [rng.normal(size=(int(rng.integers(0, 6)), WIDTH)).astype(np.float32) for _ in range(texts)]
+
+
+def random_tokens(places: int, rng: np.random.Generator) -> TokenVectors:
+    head = rng.normal(size=(8, WIDTH)).astype(np.float32)
+    bits = int(rng.choice(BITS))
+    codes = encode_states(head, bits, token_states(places, rng))
+    return TokenVectors(head, bits, (codes,), np.arange(places, dtype=np.int32))
+
+
+def token_scores(case: Case) -> np.ndarray:
+    """[batch, places] late interaction by its definition, token by token, in float64; faiss decodes."""
+    tokens, batch = case.tree.tokens, case.batch
+    scores = np.zeros((len(batch.texts), case.tree.num_documents))
+    if tokens is None:
+        return scores
+    quantizer = faiss.ScalarQuantizer(8, getattr(faiss.ScalarQuantizer, f"QT_{tokens.bits}bit_tqmse"))
+    quantizer.train(np.eye(1, 8, dtype=np.float32))
+    every = [part.codes[part.starts[row] : part.starts[row + 1]] for part in tokens.parts for row in range(len(part))]
+    for place, row in enumerate(tokens.order):
+        codes = every[row]
+        for query in range(len(batch.texts) if len(codes) else 0):
+            states = batch.states[query][batch.mask[query]].numpy().astype(np.float64)
+            best = [
+                max(cosine(tokens.head.astype(np.float64) @ state, quantizer.decode(code[None])[0]) for code in codes)
+                for state in states
+            ]
+            scores[query, place] = np.mean(best)
+    return scores
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> float:
+    return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+
+
+def place_scores(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """[batch, places] dense scores, all but late interaction, and all, by their definition; -inf at removed documents."""
     tree, config = case.tree, case.request.config
     z = case.batch.embeddings.numpy().astype(np.float64)
     query = z + config.query_map_weight * z @ case.generator.query_map.detach().numpy().astype(np.float64).T
@@ -116,7 +163,8 @@ def place_scores(case: Case) -> tuple[np.ndarray, np.ndarray]:
     if case.request.extra_scores is not None:
         total = total + case.request.extra_scores[:, rows]
     gone = tree.doc_rows < 0
-    return np.where(gone, -np.inf, dense), np.where(gone, -np.inf, total)
+    every = total + (config.token_weight * token_scores(case) if config.token_weight else 0)
+    return tuple(np.where(gone, -np.inf, scores) for scores in (dense, total, every))
 
 
 def by_document(tree: DocidTree, scores: np.ndarray) -> dict[int, float]:
@@ -153,7 +201,7 @@ def check(seed: int) -> int:
     """Compare both methods of one random case with literal ones; returns how many answers were compared."""
     case = random_case(seed)
     tree, request, index = case.tree, case.request, case.index
-    allowed, (dense, total) = allowed_places(case), place_scores(case)
+    allowed, (dense, plain, total) = allowed_places(case), place_scores(case)
     rows_allowed = {row for row in tree.doc_rows[allowed].tolist() if row >= 0}
     k = min(request.k, len(rows_allowed))
     results = {
@@ -182,11 +230,21 @@ def check(seed: int) -> int:
                 np.testing.assert_allclose(own, truth, rtol=1e-5, atol=1e-5, err_msg=f"{seed} {name}")
         assert results["exact"].exact[query]
         if len(rows_allowed) > 0:
-            _check_candidates(case, query, dense[query], scores, rows_allowed, results["generate"], k, seed)
+            _check_candidates(
+                case,
+                query,
+                dense[query],
+                by_document(tree, plain[query]),
+                scores,
+                rows_allowed,
+                results["generate"],
+                k,
+                seed,
+            )
     return 3 * len(case.batch.texts)
 
 
-def _check_candidates(case, query, dense, scores, rows_allowed, result, k, seed) -> None:
+def _check_candidates(case, query, dense, plain, scores, rows_allowed, result, k, seed) -> None:
     """The answer is the best of what the literal walk, words and extra_scores find, by the first beam that finds k."""
     tree, request, config = case.tree, case.request, case.request.config
     if request.allowed is not None:
@@ -212,6 +270,10 @@ def _check_candidates(case, query, dense, scores, rows_allowed, result, k, seed)
         if len(candidates) >= k or not pruned:
             break
         width *= 2
+    if config.token_weight and tree.tokens is not None:  # the last stage
+        if tree.most_places > 1:
+            return  # which of them are best depends on places; scores were compared
+        candidates = sorted(candidates, key=lambda row: -plain[row])[: max(k, request.pool)]
     expected = sorted((scores[row] for row in candidates), reverse=True)[:k]
     np.testing.assert_allclose(result.scores[query], expected, rtol=1e-5, atol=1e-5, err_msg=str(seed))
 
@@ -330,7 +392,7 @@ def test_follow_gives_node_scores_and_parts_that_add_up():
     request = replace(case.request, extra_scores=np.random.default_rng(1).normal(size=(4, 60)))
     rows = np.array([[3, 8], [1, 2], [0, 59], [7, 7]])
     followed = case.index.follow(case.batch, request, rows)
-    _, total = place_scores(Case(case.tree, case.generator, case.bm25, case.batch, request))
+    *_, total = place_scores(Case(case.tree, case.generator, case.bm25, case.batch, request))
     assert set(followed.parts) == {"dense", "query map", "BM25", "extra"}
     for query in range(4):
         scores = node_scores(case, query)

@@ -189,7 +189,7 @@ def test_cached_states_give_the_losses_of_recomputed_ones(encoder, tmp_path, mon
     batch = examples.collate([0, 1, 2, 3])
     assert batch["relevant"].tolist() == [[3], [7], [11], [19]]
     for row, kind in enumerate(["document", "document", "query", "query"]):
-        states, mask, _ = encoder.forward([TEXTS[row]], kind)
+        states, mask, _, _ = encoder.forward([TEXTS[row]], kind)
         fresh = loss_of(generator, tree, batch_of((states, mask), [[3, 7, 11, 19][row]]))
         cached = loss_of(generator, tree, {name: tensor[[row]] for name, tensor in batch.items()})
         assert fresh == pytest.approx(cached, abs=2e-3)  # float16 on disk
@@ -260,7 +260,7 @@ def test_encoder_and_decoder_train_together_from_texts(encoder, tmp_path):
     together = loss_of(generator, tree, batch, model=first)
     alone = []
     for row, kind in enumerate(kinds):  # prompts and tokens are those of the frozen encoder
-        states, mask, _ = encoder.forward([TEXTS[row]], kind)
+        states, mask, _, _ = encoder.forward([TEXTS[row]], kind)
         alone.append(loss_of(generator, tree, batch_of((states, mask), [[0, 5, 11, 19][row]])))
     assert sum(alone) / 4 == pytest.approx(together, abs=1e-4)
     train_generator(generator, examples, CE, training, tmp_path / "work", encoder)

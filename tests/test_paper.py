@@ -58,7 +58,7 @@ def test_answers_are_those_of_equations_9_to_12(trained, alpha, beta):
     config = dataclasses.replace(retriever.search_config, alpha=alpha, beta=beta)
     retriever.search_config, before = config, retriever.search_config
     texts = list(collection.query_texts("test").values())[:6]
-    states, mask, embeddings = retriever.encoder.forward(retriever.encoder.query_texts(texts), "query")
+    states, mask, embeddings, _ = retriever.encoder.forward(retriever.encoder.query_texts(texts), "query")
     batch = QueryBatch(torch.arange(len(texts)), states, mask, embeddings, texts)
     tree = retriever.tree
     scores = path_scores(tree, retriever.generator, batch, config)

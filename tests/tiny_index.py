@@ -81,7 +81,7 @@ class TinyIndex:
         decoder, dense, mapped = (np.zeros((len(QUERIES), len(rows))) for _ in range(3))
         query_map = self.retriever.generator.query_map.detach().numpy()
         for number, query in enumerate(QUERIES):
-            states, mask, embedding = own.encoder.forward(own.encoder.query_texts([query]), "query")
+            states, mask, embedding, _ = own.encoder.forward(own.encoder.query_texts([query]), "query")
             decoder[number, rows] = document_log_p(own.tree, own.generator, states, mask)[0].numpy()
             dense[number] = vectors @ embedding[0].numpy()
             mapped[number] = vectors @ (query_map @ embedding[0].numpy())

@@ -35,6 +35,7 @@ class QueryBatch(NamedTuple):
         mask: [n, length] True at real tokens.
         embeddings: [n, embedding_dim].
         texts: the queries, without the encoder's prompt.
+        words: [n, length] True at real tokens that are not special ones; all real tokens by default.
     """
 
     rows: Tensor
@@ -42,11 +43,18 @@ class QueryBatch(NamedTuple):
     mask: Tensor
     embeddings: Tensor
     texts: list[str]
+    words: Tensor | None = None
 
     def select(self, which: Tensor) -> "QueryBatch":
         """Return the queries at the indices `which`."""
         texts = [self.texts[n] for n in which.tolist()]
-        return QueryBatch(self.rows[which], self.states[which], self.mask[which], self.embeddings[which], texts)
+        words = None if self.words is None else self.words[which]
+        return QueryBatch(self.rows[which], self.states[which], self.mask[which], self.embeddings[which], texts, words)
+
+    def word_states(self, row: int) -> NDArray[np.float32]:
+        """[words, state_dim] states of a query's tokens that are not special ones, on the CPU."""
+        words = self.mask if self.words is None else self.words
+        return self.states[row][words[row]].float().numpy(force=True)
 
     @property
     def vectors(self) -> NDArray[np.float32]:
@@ -111,7 +119,8 @@ def encode_queries(
     for start in progress(starts, "queries", unit="batch") if show_progress else starts:
         rows = order[start : start + batch_size]
         encoded = encoder.forward([texts[row] for row in rows], "query")
-        batches.append(QueryBatch(torch.tensor(rows), *encoded, [queries[row] for row in rows]))
+        texts_of_batch = [queries[row] for row in rows]
+        batches.append(QueryBatch(torch.tensor(rows), *encoded[:3], texts_of_batch, encoded.words))
     return EncodedQueries(query_ids, batches)
 
 

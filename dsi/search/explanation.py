@@ -58,6 +58,7 @@ class Explanation:
         trace: the candidates of the search, level by level.
         lexical: name of the lexical scores, "" if they have no weight.
         tied: whether docid tokens are tied to the tree's vectors.
+        tokens: whether late interaction takes part.
     """
 
     query: str
@@ -69,6 +70,7 @@ class Explanation:
     trace: Trace
     lexical: str = ""
     tied: bool = True
+    tokens: bool = False
 
     @property
     def read(self) -> int:
@@ -90,7 +92,8 @@ class Explanation:
         words = f" + {config.lexical_weight:.3g} {self.lexical}" if self.lexical else ""
         if self.tied:
             mapped = " + query map" if config.query_map_weight else ""
-            return f"score of a node = q.v + bonus, of a document = dense{mapped}{words}"
+            tokens = f" + {config.token_weight:.3g} tokens" if self.tokens else ""
+            return f"score of a node = q.v + bonus, of a document = dense{mapped}{words}{tokens}"
         dense = f"that of the best document below{words}" if config.fusion == "bound" else "centroids along the path"
         return f"score = generator along the path + {dense}"
 
@@ -164,7 +167,8 @@ class _Builder:
         trace, result, _ = self.search
         config = replace(config, beam_width=trace.beam_width or config.beam_width)
         roots = levels[0] if levels else []
-        return Explanation(query, config, levels, roots, self.tree.num_rows, result, trace, lexical, tied)
+        tokens = bool(config.token_weight) and self.tree.tokens is not None
+        return Explanation(query, config, levels, roots, self.tree.num_rows, result, trace, lexical, tied, tokens)
 
     def _digits(self, nodes: np.ndarray) -> list[tuple[int, ...]]:
         """Return the paths of nodes."""

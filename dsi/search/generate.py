@@ -35,11 +35,13 @@ from dsi.search.results import (
     highest,
     highest_and_rest,
 )
-from dsi.search.scores import DocumentScores
+from dsi.search.scores import ROUNDING, DocumentScores
 from dsi.search.walk import NodeScores, Reached, Walk, ranges
 
 _OUTRIGHT = 1_000
 """If a filter lets at most this many documents through, all of them are scored."""
+_FIRST = 128
+"""Places that "exact" scores by late interaction at first; then twice as many each time."""
 _OVERSAMPLED = 8
 """Oversampling factor of large indexes: candidates retrieved by their codes, then rescored by their vectors."""
 _BLOCK = 2**24
@@ -102,7 +104,12 @@ class TiedIndex(Engine):
         queries = batch.vectors
         if config.query_map_weight:
             queries = queries + self._mapped(batch, config)
-        return DocumentScores(self.tree, queries, batch.texts, lexical, config.lexical_weight, extra)
+        words = None
+        if config.token_weight and self.tree.tokens is not None:
+            words = [batch.word_states(row) for row in range(len(batch.texts))]
+        return DocumentScores(
+            self.tree, queries, batch.texts, lexical, config.lexical_weight, extra, words, config.token_weight
+        )
 
     def _mapped(self, batch: QueryBatch, config: SearchConfig) -> Floats:
         """[batch, dim] m M z, what the learned map adds to the queries that score documents."""
@@ -116,14 +123,19 @@ class TiedIndex(Engine):
     def follow(self, batch: QueryBatch, request: SearchRequest, rows: Ints) -> Followed:
         """Return how the paths to documents [batch, n], rows of the document table, are scored; a filter changes no score."""
         tree, scores = self.tree, self.document_scores(batch, request)
-        pairs = [scores.dense(number, doc_rows) for number, doc_rows in enumerate(rows)]
-        positions, dense = (np.stack(column) for column in zip(*pairs, strict=True))
+        positions = np.stack([scores.dense(number, doc_rows)[0] for number, doc_rows in enumerate(rows)])
+        if scores.has_tokens:
+            zeros = np.zeros(positions.shape[1], dtype=np.float32)
+            positions = np.stack([scores.rescore(row, places, zeros)[0] for row, places in enumerate(positions)])
+        dense = np.stack([scores.dots(row, places) for row, places in enumerate(positions)])
         parts = {"dense": dense}
         if request.config.query_map_weight:
             mapped = tree.embeddings.products_of(self._mapped(batch, request.config), positions)
             parts = {"dense": dense - mapped, "query map": mapped}
         if scores.lexical is not None:
             parts[scores.lexical.name] = np.stack([scores.lexical_scores(*pair) for pair in enumerate(rows)])
+        if scores.has_tokens:
+            parts["tokens"] = np.stack([scores.late_interaction(row, places) for row, places in enumerate(positions)])
         if scores.extra is not None:
             parts["extra"] = np.take_along_axis(scores.extra, rows.astype(np.int64), axis=1)
         nodes = self._path_scores(self.walk.node_scores(batch, request.config), positions)
@@ -217,11 +229,37 @@ class Exact(Method):
             if request.allowed is not None:
                 all_scores[:, ~request.allowed] = -np.inf
             for row, place_scores in enumerate(all_scores, start=start):
+                if scores.has_tokens:
+                    place_scores, result.rescored[row] = self._with_tokens(scores, row, place_scores, k)
                 _Pool(*self._best(place_scores, k)).put(result, row, k)
                 result.read[row] = tree.num_documents
         if trace is not None:
             trace.add_documents(result.positions, result.scores, result.sources)
         return result
+
+    def _with_tokens(self, scores: DocumentScores, row: int, plain: Floats, k: int) -> tuple[Floats, int]:
+        """Return scores with late interaction [places], -inf for those that cannot reach the top k, and how many were scored.
+
+        Places are scored in the order of their scores without it, until the next one could not reach the top k.
+
+        Args:
+            scores: of the batch.
+            row: of the query.
+            plain: [places] scores without late interaction.
+            k: documents to return.
+        """
+        order = np.argsort(-plain, kind="stable")
+        order = order[: int((plain > -np.inf).sum())]
+        total, end = np.full_like(plain, -np.inf), 0
+        while end < len(order):
+            start, end = end, min(len(order), max(_FIRST, 2 * end))
+            places = order[start:end]
+            total[places] = plain[places] + scores.late_interaction(row, places)
+            _, top, _ = self._best(total, k)
+            kth = np.partition(top, len(top) - k)[len(top) - k] if len(top) >= k else -np.inf
+            if end < len(order) and plain[order[end]] + scores.most_by_tokens < kth - ROUNDING * abs(kth):
+                break
+        return total, end
 
     def _best(self, scores: Floats, k: int) -> tuple[Ints, Floats, Ints]:
         """Return the best place of at least the k best documents, given the scores of all places [places]."""
@@ -244,6 +282,7 @@ class _Pool:
         sources: [n] what found them: `WALK`, `WORDS`, `EXTRA` or a sum of them.
         bound: of the scores of documents that were reached, and are not here.
         read: how many document vectors were scored.
+        rescored: how many documents were scored by late interaction.
     """
 
     positions: Ints
@@ -251,6 +290,7 @@ class _Pool:
     sources: Ints
     bound: float = -np.inf
     read: int = 0
+    rescored: int = 0
 
     def put(self, result: SearchResult, row: int, k: int) -> None:
         """Put the k best documents into a row of a result."""
@@ -258,6 +298,7 @@ class _Pool:
         ranks = slice(0, len(order))
         result.positions[row, ranks], result.scores[row, ranks] = self.positions[order], self.scores[order]
         result.sources[row, ranks], result.read[row] = self.sources[order], self.read
+        result.rescored[row] = max(result.rescored[row], self.rescored)
 
 
 class Generate(Method):
@@ -296,6 +337,7 @@ class Generate(Method):
             else:
                 reached = [Reached(_NO_NODES, pruned=True, read=0)] * len(rows)
                 pools = search.pools(rows, [_NO_NODES] * len(rows))
+            pools = [search.rescore(row, pool) for row, pool in zip(rows, pools, strict=True)]
             short = []
             for row, end, pool in zip(rows, reached, pools, strict=True):
                 search.put(result, row, end, pool)
@@ -357,6 +399,16 @@ class _Search:
             trace.beam_width = beam_width
         descend = self.index.walk.descend
         return [descend(self.node_scores, row, beam_width, self._alive, steps) for row in rows]
+
+    def rescore(self, row: int, pool: _Pool) -> _Pool:
+        """Return the best of a pool, their scores with late interaction; if few documents may be returned, all of them."""
+        if not self.scores.has_tokens or not len(pool.positions):
+            return pool
+        kept, cut = highest_and_rest(pool.scores, self.count if self.few is None else len(pool.scores))
+        positions, scores = self.scores.rescore(row, pool.positions[kept], pool.scores[kept])
+        order = np.argsort(positions)
+        bound = max(pool.bound, cut) + self.scores.most_by_tokens
+        return _Pool(positions[order], scores[order], pool.sources[kept][order], bound, pool.read, len(order))
 
     def put(self, result: SearchResult, row: int, reached: Reached, pool: _Pool) -> None:
         """Put the answer of one query into a result."""

@@ -1,8 +1,8 @@
-"""The score of a document: s(d) = z.e_d + m (M z).e_d + w BM25(d), of indexes with tied docid tokens.
+"""The score of a document: s(d) = z.e_d + m (M z).e_d + w BM25(d) + v tok(d), of indexes with tied docid tokens.
 
-z is the query's embedding, e_d the document's, M the learned query map with weight m, w the lexical weight. The caller's scores
-are added. A document with several places scores as its best one. All methods of search rank by this one score. Knows
-nothing of nodes.
+z is the query's embedding, e_d the document's, M the learned query map with weight m, w the lexical weight, v the token weight;
+tok(d) is the mean over the query's tokens of the best product with a token of the document. The caller's scores are added. A
+document with several places scores as its best one. All methods of search rank by this one score. Knows nothing of nodes.
 """
 
 from collections.abc import Sequence
@@ -18,6 +18,8 @@ from docids.words.term_scores import Terms
 from dsi.search.results import Bools, Floats, Ints
 
 _NONE = np.zeros(0, dtype=np.int64)
+ROUNDING = 1e-5
+"""Scores closer than this share of them may change places (batch size and threads change the last bits)."""
 
 
 class DocumentScores:
@@ -30,6 +32,8 @@ class DocumentScores:
         lexical: BM25 or learned sparse vectors; None if they have no weight.
         weight: of the lexical scores.
         extra: [batch, documents] the caller's scores, in the order of the document table; None if there are none.
+        words: [batch] the states [words, state_dim] of each query's tokens; None if late interaction has no weight.
+        token_weight: of late interaction.
     """
 
     def __init__(
@@ -40,11 +44,51 @@ class DocumentScores:
         lexical: Lexical | None = None,
         weight: float = 0.0,
         extra: NDArray[np.floating] | None = None,
+        words: Sequence[Floats] | None = None,
+        token_weight: float = 0.0,
     ) -> None:
         self.tree, self.queries, self.texts = tree, queries, texts
         self.lexical, self.weight = lexical, np.float32(weight)
         self.extra = None if extra is None else np.asarray(extra, dtype=np.float32)
         self._all_dots: Floats | None = None
+        self.token_weight = np.float32(token_weight)
+        self._query_tokens: list[Floats] | None = None
+        if words is not None and tree.tokens is not None:
+            self._query_tokens = [tree.tokens.project(states) for states in words]
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether late interaction is part of the score; all other methods leave it out."""
+        return self._query_tokens is not None
+
+    def late_interaction(self, row: int, positions: Ints) -> Floats:
+        """[n] weighted scores v tok of docid positions [n], for one query."""
+        if self._query_tokens is None or self.tree.tokens is None:
+            return np.zeros(len(positions), dtype=np.float32)
+        tokens = self._query_tokens[row]
+        weights = np.full(len(tokens), 1 / max(1, len(tokens)), dtype=np.float32)
+        return self.token_weight * self.tree.tokens.late_interaction(tokens, weights, positions)
+
+    def rescore(self, row: int, positions: Ints, scores: Floats) -> tuple[Ints, Floats]:
+        """Return documents' best places [n], and their scores with late interaction, for one query.
+
+        Args:
+            row: of the batch.
+            positions: [n] each document's place with the best dense score.
+            scores: [n] their scores without late interaction.
+        """
+        if self.tree.most_places == 1:
+            return positions, scores + self.late_interaction(row, positions)
+        places = self.tree.places[self.tree.doc_rows[positions]]  # [n, most_places]
+        dense = self.dots(row, places.ravel()) + self.late_interaction(row, places.ravel())
+        gains = dense.reshape(places.shape) - self.dots(row, positions)[:, None]
+        best = np.arange(len(positions)), gains.argmax(axis=1)
+        return places[best], scores + gains[best]
+
+    @property
+    def most_by_tokens(self) -> float:
+        """Upper bound of v tok: products of normalised vectors are at most 1."""
+        return float(self.token_weight) * (1 + ROUNDING) if self.has_tokens else 0.0
 
     def all(self, rows: slice) -> Floats:
         """[batch, places] the scores of all places by docid position, for some of the queries; -inf at removed documents."""

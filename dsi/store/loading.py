@@ -34,6 +34,7 @@ from docids.files.storage import (
     writing_to,
 )
 from docids.files.untrusted import check_file, reading
+from docids.token_vectors import TokenVectors
 from docids.tree import DocidTree
 from docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
@@ -42,6 +43,8 @@ from dsi.search.request import SearchConfig
 from dsi.store.documents import document_table
 from dsi.store.manifest import FORMAT_VERSION, PARTS, read_manifest, search_config
 
+_TOKENS = "tokens.safetensors"
+"""In `docids/`: the token vectors, if the index has them."""
 _CHANGING = ("docids", "lexical")
 """The parts that an update replaces, by new folders with the generation in their name; the manifest points to them."""
 _GENERATION = re.compile(r"docids|lexical|\.?(?:docids|lexical)-(\d+)(?:\.partial|\.previous)?")
@@ -58,6 +61,8 @@ def save_docids(tree: DocidTree, documents: datasets.Dataset, folder: Path, *, t
     """Write the tree and the document table into a folder; with `texts` also the documents' texts if the table holds them."""
     folder.mkdir(parents=True, exist_ok=True)
     tree.save(folder / "docids.safetensors")
+    if tree.tokens:
+        tree.tokens.save(folder / _TOKENS)
     table = document_table(documents, texts=texts)
     with pa.OSFile(str(folder / "documents.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
@@ -66,6 +71,8 @@ def save_docids(tree: DocidTree, documents: datasets.Dataset, folder: Path, *, t
 def load_docids(folder: Path) -> tuple[DocidTree, datasets.Dataset]:
     """Load the tree and the document table; the table stays on disk."""
     tree = DocidTree.load(folder / "docids.safetensors")
+    if (folder / _TOKENS).exists():
+        tree = dataclasses.replace(tree, tokens=TokenVectors.load(folder / _TOKENS, tree.num_documents))
     return tree, load_documents(folder / "documents.arrow")
 
 
@@ -385,6 +392,11 @@ def check_fit(folder: Path, encoder: Encoder, tree: DocidTree, generator: Genera
         generator: must have the digits of all docids that it was trained with.
     """
     _check_encoder(folder, encoder)
+    if tree.tokens is not None and tree.tokens.head.shape[1] != encoder.state_dim:
+        raise ValueError(
+            f"{folder / 'docids'} and the encoder do not belong together: token vectors are made of states "
+            f"{tree.tokens.head.shape[1]} wide, the encoder's are {encoder.state_dim}; restore the one that was replaced."
+        )
     fan_out, digits = generator.config.fan_out, trained_fan_out(tree)
     if len(fan_out) != tree.depth or any(known < used for known, used in zip(fan_out, digits, strict=True)):
         raise ValueError(
@@ -395,7 +407,7 @@ def check_fit(folder: Path, encoder: Encoder, tree: DocidTree, generator: Genera
 
 def _check_encoder(folder: Path, encoder: Encoder) -> None:
     with reading(folder / "encoder", torch.OutOfMemoryError):
-        states, _, embeddings = encoder.forward(["a"], "query")
+        states, _, embeddings, _ = encoder.forward(["a"], "query")
         outputs = [states, embeddings, torch.from_numpy(encoder.encode(["a"], "document"))]
         sizes, expected = [output.shape[-1] for output in outputs], [encoder.state_dim, *[encoder.embedding_dim] * 2]
         if sizes != expected:

@@ -10,10 +10,13 @@ import datasets
 import numpy as np
 import pyarrow as pa
 from datasets.fingerprint import generate_random_fingerprint
+from numpy.typing import NDArray
 
 from contrastive.encoder import Encoder
+from contrastive.tokens import TokenHead
 from docids.data.records import COLUMNS, document_record
 from docids.files.checks import plain
+from docids.token_vectors import TokenCodes
 from docids.tree import DocidTree
 from docids.updating import add_documents, remove_documents
 from docids.words.bm25 import Lexical
@@ -58,7 +61,8 @@ def with_documents(
     old, replaced = document_table(content.documents, texts=True), list(rows.values())
     metadata = _metadata_columns([record["metadata"] for record in records], doc_ids, old.schema)
     segments = encoder.segment_texts(titles, texts, content.tree.segments)
-    embeddings = encoder.encode([text for texts_of_one in segments for text in texts_of_one], "document")
+    pieces = [text for texts_of_one in segments for text in texts_of_one]
+    embeddings, tokens = _encode(content.tree, encoder, pieces)
     places = np.repeat(np.arange(len(segments)), [len(texts_of_one) for texts_of_one in segments])
     text_column = {"text": texts} if "text" in old.column_names else {}
     new = pa.table({"doc_id": doc_ids, "title": titles, **text_column, **metadata}, schema=old.schema)
@@ -66,7 +70,14 @@ def with_documents(
     tree = remove_documents(content.tree, np.array(replaced)) if replaced else content.tree
     table = _dataset(_with(_without(old, replaced), new))
     lexical = content.lexical.update(replaced, table["doc_id"], full_texts) if content.lexical else None
-    return Content(add_documents(tree, embeddings, places), table, lexical)
+    return Content(add_documents(tree, embeddings, places, tokens), table, lexical)
+
+
+def _encode(tree: DocidTree, encoder: Encoder, pieces: Sequence[str]) -> tuple[NDArray[np.float32], TokenCodes | None]:
+    """Return embeddings of texts, and the codes of their tokens if the index has token vectors."""
+    if tree.tokens is None:
+        return encoder.encode(pieces, "document"), None
+    return TokenHead(tree.tokens.head, tree.tokens.bits).encode(encoder, pieces)
 
 
 def _taken(doc_id: str) -> str:

@@ -21,6 +21,7 @@ from docids.files.storage import scratch_array, sha256, write_json
 from docids.schemes import Docids, DocidsConfig, SchemeInput
 from docids.schemes.file import read_docids, write_docids
 from docids.schemes.title import check_titles
+from docids.token_vectors import TokenVectors
 from docids.tree import diagnostics
 from docids.vectors import VectorsConfig
 from dsi.store.loading import save_docids
@@ -179,6 +180,7 @@ def save_docids_stage(
     folder: Path,
     vectors: VectorsConfig,
     segments: int = 1,
+    tokens: TokenVectors | None = None,
 ) -> None:
     """Write the tree of docids with the document table and diagnostics, and `docids.tsv` if the digits are other numbers.
 
@@ -189,8 +191,9 @@ def save_docids_stage(
         folder: to write into.
         vectors: how they are kept.
         segments: of a document, at most.
+        tokens: of the documents, or of their segments.
     """
-    tree = replace(assemble(docids, embeddings), segments=segments).stored_as(vectors)
+    tree = replace(assemble(docids, embeddings, tokens), segments=segments).stored_as(vectors)
     save_docids(tree, documents, folder)
     write_json(folder / "diagnostics.json", diagnostics(tree, docids.collisions))
     rows = np.arange(tree.num_rows) if docids.rows is None else docids.rows

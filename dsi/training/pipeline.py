@@ -26,15 +26,17 @@ import datasets
 import numpy as np
 from numpy.typing import NDArray
 
-from contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, in_blocks
+from contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, in_blocks, read_token_blocks
 from contrastive.encoder import Encoder
 from contrastive.sparse import build_lexical, load_lexical
+from contrastive.tokens import TokenHead
 from contrastive.trainers import Reports
 from contrastive.training import contrastive_rows, train_encoder
 from docids.data.collection import Collection, check_collection
 from docids.extensions import OBJECTIVES, package_of
 from docids.files.storage import digest, write_json, writing_to
 from docids.schemes import make_docids
+from docids.token_vectors import TokenVectors
 from docids.tree import DocidTree
 from docids.words.bm25 import NO_MODEL
 from dsi.config import Config, config_names, run_config, write_config
@@ -279,7 +281,8 @@ class TrainingRun:
             if not key:
                 return
             encoder, work = self.encoder(), self._stages.work("docids", key)
-            documents = self._embed_documents(encoder, work / "documents", config.segments)
+            head = self._token_head(encoder)
+            documents = self._embed_documents(encoder, work / "documents", config.segments, head)
             points = self._points(encoder, documents, work) if embeddings is None else embeddings
             read = scheme_input(
                 self.collection,
@@ -296,7 +299,13 @@ class TrainingRun:
                 return
             with self._stages.writing("docids", key) as folder:
                 save_docids_stage(
-                    docids, documents, self.collection.documents, folder, self.config.vectors, config.segments
+                    docids,
+                    documents,
+                    self.collection.documents,
+                    folder,
+                    self.config.vectors,
+                    config.segments,
+                    self._tokens(encoder, work / "documents", head),
                 )
 
     def _points(self, encoder: Encoder, documents: NDArray[np.float32], work: Path) -> NDArray[np.float32] | None:
@@ -313,15 +322,38 @@ class TrainingRun:
             return self._embed_documents(untrained, work / "untrained", self.config.docids.segments)
         return None
 
-    def _embed_documents(self, encoder: Encoder, folder: Path, segments: int = 1) -> NDArray[np.float32]:
+    def _token_head(self, encoder: Encoder) -> TokenHead | None:
+        """Return what makes token vectors of the encoder's states; None if the index has none."""
+        config = self.config.tokens
+        if not config.enabled or self.config.generator.docid_tokens != "tied":
+            return None
+        texts = DocumentTexts(encoder, self.collection.documents, self.config.docids.segments)
+        return self.processes.first(TokenHead.fit(encoder, texts, config) if self.processes.is_main else None)
+
+    def _tokens(self, encoder: Encoder, folder: Path, head: TokenHead | None) -> TokenVectors | None:
+        """Return the token vectors of the documents' segments, which `_embed_documents` wrote."""
+        if head is None:
+            return None
+        codes = read_token_blocks(self._embeddings_folder(encoder, folder, self.config.docids.segments, head))
+        return TokenVectors(head.matrix, head.bits, (codes,), np.arange(len(codes), dtype=np.int32))
+
+    def _embed_documents(
+        self, encoder: Encoder, folder: Path, segments: int = 1, head: TokenHead | None = None
+    ) -> NDArray[np.float32]:
         """Return the embeddings of documents' segments, memory-mapped from `folder`, or from the store if runs share one."""
-        if self._stages.store:
-            identity = [encoder.fingerprint, dataclasses.asdict(encoder.config), self.collection.digest]
-            if segments > 1:
-                identity.append(str(segments))
-            folder = self._stages.store / "embeddings" / digest(identity)[:16]
         texts = DocumentTexts(encoder, self.collection.documents, segments)
-        return encode_blocks(encoder, texts, "document", folder, self.processes)
+        folder = self._embeddings_folder(encoder, folder, segments, head)
+        return encode_blocks(encoder, texts, "document", folder, self.processes, head)
+
+    def _embeddings_folder(self, encoder: Encoder, folder: Path, segments: int, head: TokenHead | None) -> Path:
+        if not self._stages.store:
+            return folder
+        identity = [encoder.fingerprint, dataclasses.asdict(encoder.config), self.collection.digest]
+        if segments > 1:
+            identity.append(str(segments))
+        if head is not None:
+            identity.append(dataclasses.asdict(self.config.tokens))
+        return self._stages.store / "embeddings" / digest(identity)[:16]
 
     def train_generator(self) -> None:
         """Run stages `lexical` and `generator`, then finish the index."""
@@ -467,7 +499,7 @@ class TrainingRun:
         """
         sections = {
             "encoder": ["encoder", "contrastive"],
-            "docids": ["docids", "vectors"],
+            "docids": ["docids", "vectors", "tokens"],
             "generator": ["generator", "objective", "training", "query_map"],
         }.get(stage, [stage])
         config = self.config

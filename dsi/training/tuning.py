@@ -1,10 +1,10 @@
 """Chooses how an index searches, on dev queries: the weights of documents' scores, alpha, and the beam.
 
-With tied tokens, in this order: the weights of the document score, by an exact line search over candidates of flat search; then
-alpha, by how many of the exact top ten lie below the nodes that the walk keeps; then the beam, the smallest that finds what
-"exact" finds. The last two need no judgements. With (level, digit) and word tokens the weights come from the same line search
-(fusion "bound") or a grid (fusion "paper"). A learned part gets a weight only if its gain on dev exceeds its standard error.
-Knows nothing of how nodes are scored.
+With tied tokens, in this order: the weights of the document score, by an exact line search over candidates of flat search, that
+of late interaction last; then alpha, by how many of the exact top ten lie below the nodes that the walk keeps; then the beam,
+the smallest that finds what "exact" finds. The last two need no judgements. With (level, digit) and word tokens the weights
+come from the same line search (fusion "bound") or a grid (fusion "paper"). A learned part gets a weight only if its gain on dev
+exceeds its standard error. Knows nothing of how nodes are scored.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from dsi.search.results import Floats, Ints, SearchResult
 from dsi.store.loading import index_state, write_search_config
 from dsi.store.manifest import search_config
 from dsi.training.stages import stage_line
-from dsi.training.weights import HybridScores, reciprocal_ranks, supported_weights, weighted_sum
+from dsi.training.weights import DEPTH, HybridScores, reciprocal_ranks, supported_weights, weighted_sum
 from eval.protocol import best_setting, supported_gain, supported_setting
 
 logger = logging.getLogger(__name__)
@@ -164,7 +164,8 @@ def hybrid_scores(retriever: GenerativeRetriever, lexical: Lexical | None) -> Hy
 
 def _choose_tied(index: _Index, encoded: EncodedQueries, qrels: Qrels) -> Tuning:
     best: dict[str, Any] = _tied_weights(index, encoded, qrels) if qrels else {}
-    config = dataclasses.replace(index.search_config, method="generate", **best)
+    # The walk chooses candidates, which late interaction then orders: it is compared on what it has to find.
+    config = dataclasses.replace(index.search_config, method="generate", **{**best, "token_weight": 0.0})
     few = _first(encoded, _MOST_QUERIES)
     exact = index.engine.search(few, SearchRequest(10, dataclasses.replace(config, method="exact")))
     alpha, tried = _best_alpha(index, few, config, exact)
@@ -188,7 +189,34 @@ def _tied_weights(index: _Index, encoded: EncodedQueries, qrels: Qrels) -> dict[
         )
         if supported_gain(after, before):
             best = dict(zip(best, weights, strict=True))
-    return best
+    return {**best, "token_weight": _token_weight(index, encoded, qrels, best)}
+
+
+def _token_weight(index: _Index, encoded: EncodedQueries, qrels: Qrels, weights: Mapping[str, Any]) -> float:
+    """Return the weight of late interaction that is best on the candidates of the other parts; 0 if its gain is not supported.
+
+    Args:
+        index: with tied tokens.
+        encoded: the queries.
+        qrels: their judgements.
+        weights: of the other parts, which stay as they are.
+    """
+    retriever, tree = index.retriever, index.engine.tree
+    if tree.tokens is None:
+        return 0.0
+    plain = dataclasses.replace(index.search_config, method="exact", **weights, token_weight=0.0)
+    result = index.engine.search(encoded, SearchRequest(DEPTH, plain))
+    rows = tree.doc_rows[np.where(result.positions < 0, result.positions[:, :1], result.positions)]
+    request = SearchRequest(DEPTH, dataclasses.replace(plain, token_weight=1.0))
+    tokens = index.engine.follow_all(encoded, request, rows).parts["tokens"]
+    run = retriever.as_run(encoded.query_ids, result)
+    by_tokens: Run = {
+        query_id: dict(zip(run[query_id], scores, strict=False))
+        for query_id, scores in zip(encoded.query_ids, tokens.tolist(), strict=True)
+    }
+    (weight,) = supported_weights(run, [by_tokens], qrels)
+    after = reciprocal_ranks(weighted_sum(run, [by_tokens], [weight]), qrels)
+    return weight if supported_gain(after, reciprocal_ranks(run, qrels)) else 0.0
 
 
 def _tied(index: _Index) -> TiedIndex:

@@ -1,0 +1,109 @@
+"""Token vectors of an encoder's own states: the head that makes them small, and the codes of a collection.
+
+Knows nothing of docid trees or of search.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from contrastive.encoder import Encoder
+from docids.files.declarations import Remedy, settings
+from docids.token_vectors import BITS, TokenCodes, encode_states
+
+_SAMPLE = 500
+"""Texts whose states the head is fitted to: some 60,000 tokens."""
+_BATCH = 64
+
+
+@settings("tokens")
+class TokensConfig:
+    """Token vectors for late interaction (section `[tokens]`)."""
+
+    enabled: bool = True
+    """Whether an index has them; with tied docid tokens only."""
+    dim: Annotated[int, Field(ge=8, le=4096), Remedy("use a multiple of 8")] = 128
+    """Dimensions of a token vector, a multiple of 8; at most those of the encoder's states."""
+    bits: int = 2
+    """Bits of a dimension: 2, 4 or 8. A token takes dim * bits / 8 bytes."""
+
+    def __post_init__(self) -> None:
+        if self.dim % 8:
+            raise ValueError(f"tokens.dim must be a multiple of 8, got {self.dim}.")
+        if self.bits not in BITS:
+            raise ValueError(f"tokens.bits must be one of {', '.join(map(str, BITS))}, got {self.bits}.")
+
+
+@dataclass(frozen=True, eq=False)
+class TokenHead:
+    """Makes token vectors of token states.
+
+    Attributes:
+        matrix: [dim, state_dim].
+        bits: of a dimension.
+    """
+
+    matrix: NDArray[np.float32]
+    bits: int
+
+    @classmethod
+    def fit(cls, encoder: Encoder, texts: Sequence[str], config: TokensConfig) -> "TokenHead":
+        """Return the principal directions of the token states of some documents, rotated at random.
+
+        The rotation changes no score, and makes all dimensions equally important to the quantiser.
+
+        Args:
+            encoder: of the documents.
+            texts: of all documents, made by `document_texts`; a sample is read.
+            config: dimensions and bits.
+        """
+        rows = np.unique(np.linspace(0, len(texts) - 1, min(_SAMPLE, len(texts))).astype(int))
+        moments = np.zeros((encoder.state_dim, encoder.state_dim), dtype=np.float64)
+        for _, states, _ in encoder.token_states([texts[row] for row in rows.tolist()], "document"):
+            own = states.float().numpy(force=True)
+            moments += own.T @ own
+        dim = min(config.dim, encoder.state_dim // 8 * 8)
+        directions = np.linalg.eigh(moments)[1][:, ::-1][:, :dim]  # [state_dim, dim]
+        rotation = np.linalg.qr(np.random.default_rng(0).standard_normal((dim, dim)))[0]
+        return cls((rotation @ directions.T).astype(np.float32), config.bits)
+
+    def encode(
+        self, encoder: Encoder, texts: Sequence[str], *, progress: bool = False
+    ) -> tuple[NDArray[np.float32], TokenCodes]:
+        """Return embeddings [n, embedding_dim] and token codes of documents, of one pass.
+
+        Args:
+            encoder: of the documents.
+            texts: made by `document_texts`.
+            progress: show a progress bar.
+        """
+        embeddings = np.empty((len(texts), encoder.embedding_dim), dtype=np.float32)
+        codes: list[TokenCodes] = []
+        order: list[int] = []
+        for rows, states, embedded in _batches(encoder, texts, "embeddings and tokens" if progress else ""):
+            embeddings[rows] = embedded
+            codes.append(encode_states(self.matrix, self.bits, states))
+            order += rows
+        if not codes:
+            return embeddings, encode_states(self.matrix, self.bits, [])
+        return embeddings, TokenCodes.join(codes).gather(np.argsort(order))
+
+
+def _batches(
+    encoder: Encoder, texts: Sequence[str], progress: str
+) -> Iterator[tuple[list[int], list[NDArray[np.float32]], NDArray[np.float32]]]:
+    """Yield rows, token states and embeddings of some documents at a time."""
+    rows, states, embedded = [], [], []
+    for row, own, embedding in encoder.token_states(texts, "document", batch_size=_BATCH, progress=progress):
+        rows.append(row)
+        states.append(own.float().numpy(force=True))
+        embedded.append(embedding.numpy(force=True))
+        if len(rows) == _BATCH:
+            yield rows, states, np.stack(embedded)
+            rows, states, embedded = [], [], []
+    if rows:
+        yield rows, states, np.stack(embedded)

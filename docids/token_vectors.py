@@ -1,0 +1,296 @@
+"""Token vectors of documents in few bytes, and late interaction over them (ColBERT; Khattab and Zaharia 2020).
+
+Each place of a document in the docid tree has the vectors of its tokens as codes of 2, 4 or 8 bits a dimension. Knows nothing
+of texts, of models, or of how places are chosen.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from docids.files.storage import save_tensors, scratch_array
+from docids.files.untrusted import is_finite, read_tensors
+
+Codes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+Ints = NDArray[np.integer]
+
+BITS = (2, 4, 8)
+_CODECS = {2: "QT_2bit_tqmse", 4: "QT_4bit_tqmse", 8: "QT_8bit_tqmse"}
+_PLACES = 4_096
+"""Places whose codes are copied at a time."""
+_TOKENS, _DECODED = 65_536, 2_048
+"""Tokens whose products are in memory at a time, and tokens that are decoded at a time: with 128 dimensions 1 MB, what a cache
+holds."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenCodes:
+    """Codes of the tokens of some texts.
+
+    Attributes:
+        codes: [tokens, dim * bits / 8].
+        starts: [texts + 1] the first token of each text, last the number of tokens.
+    """
+
+    codes: Codes
+    starts: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """[texts] how many tokens each text has."""
+        return np.diff(self.starts)
+
+    @classmethod
+    def from_counts(cls, codes: Codes, counts: Ints) -> "TokenCodes":
+        """Return codes of texts with so many tokens each."""
+        return cls(codes, np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]))
+
+    @classmethod
+    def join(cls, blocks: Sequence["TokenCodes"]) -> "TokenCodes":
+        """Return the codes of all blocks, one after another."""
+        counts = np.concatenate([block.counts for block in blocks])
+        return cls.from_counts(np.concatenate([block.codes for block in blocks]), counts)
+
+    def gather(self, rows: Ints) -> "TokenCodes":
+        """Return the codes of the texts in some rows [n], in this order."""
+        counts = self.counts[rows]
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        tokens = np.repeat(self.starts[rows] - starts[:-1], counts) + np.arange(starts[-1])
+        return TokenCodes(self.codes[tokens], starts)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenVectors:
+    """The token vectors of all places of a docid tree.
+
+    Attributes:
+        head: [dim, state_dim] maps an encoder's token state to a token vector, before normalisation.
+        bits: of a dimension, one of `BITS`.
+        parts: codes in the order in which they were written: what was there first, and what updates added.
+        order: [places] the text of each place, counted over all parts.
+    """
+
+    head: Floats
+    bits: int
+    parts: tuple[TokenCodes, ...]
+    order: NDArray[np.int32]
+
+    @property
+    def dim(self) -> int:
+        """Dimensions of a token vector."""
+        return len(self.head)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all codes."""
+        return sum(part.codes.nbytes for part in self.parts)
+
+    def encode(self, states: Sequence[Floats]) -> TokenCodes:
+        """Return the codes of texts, each given by the states [tokens, state_dim] of its tokens."""
+        return encode_states(self.head, self.bits, states)
+
+    def project(self, states: Floats) -> Floats:
+        """Return the normalised vectors [..., dim] of token states [..., state_dim]."""
+        return project(self.head, states)
+
+    def gather(self, places: Ints) -> TokenCodes:
+        """Return the codes of some places [n], in this order."""
+        rows = self.order[places]
+        first = len(self.parts[0])
+        if len(self.parts) == 1 or (rows < first).all():
+            return self.parts[0].gather(rows)
+        later = rows >= first
+        both = [part.gather(own) for part, own in zip(self.parts, (rows[~later], rows[later] - first), strict=True)]
+        back = np.empty(len(rows), dtype=np.int64)
+        back[np.concatenate([np.flatnonzero(~later), np.flatnonzero(later)])] = np.arange(len(rows))
+        return TokenCodes.join(both).gather(back)
+
+    def gather_count(self, place: int) -> int:
+        """Return how many tokens a place has."""
+        return len(self.gather(np.array([place])).codes)
+
+    def late_interaction(self, tokens: Floats, weights: Floats, places: Ints) -> Floats:
+        """Return the scores [n] of places [n] for one query: the sum over its tokens of weight times best product.
+
+        A place without tokens has 0.
+
+        Args:
+            tokens: [x, dim] normalised vectors of the query's tokens.
+            weights: [x] of these tokens, at least 0.
+            places: [n] docid positions.
+        """
+        scores = np.zeros(len(places), dtype=np.float32)
+        if not len(tokens) or not len(places):
+            return scores
+        counts = self.counts[places]
+        ends = np.cumsum(counts)
+        step = np.searchsorted(ends // _TOKENS, np.unique(ends // _TOKENS), side="right")
+        for start, end in zip([0, *step[:-1].tolist()], step.tolist(), strict=True):
+            scores[start:end] = self._scan(tokens, weights, places[start:end])
+        return scores
+
+    def best_matches(self, tokens: Floats, place: int) -> tuple[Floats, Ints]:
+        """Return for each query token [x] its best product among the tokens of a place, and which of them it is (-1: none)."""
+        found = self.gather(np.array([place]))
+        if not len(found.codes):
+            return np.zeros(len(tokens), dtype=np.float32), np.full(len(tokens), -1)
+        products = self._products(tokens, found.codes)
+        which = products.argmax(axis=0)
+        return products[which, np.arange(len(tokens))], which
+
+    def _scan(self, tokens: Floats, weights: Floats, places: Ints) -> Floats:
+        found = self.gather(places)
+        scores = np.zeros(len(places), dtype=np.float32)
+        filled = found.counts > 0
+        if filled.any():
+            best = np.maximum.reduceat(self._products(tokens, found.codes), found.starts[:-1][filled], axis=0)
+            scores[filled] = best @ weights
+        return scores
+
+    def _products(self, tokens: Floats, codes: Codes) -> Floats:
+        """Return the products [document tokens, x] of normalised vectors."""
+        products = np.empty((len(codes), len(tokens)), dtype=np.float32)
+        buffer = np.empty((_DECODED, self.dim), dtype=np.float32)
+        for start in range(0, len(codes), _DECODED):
+            vectors, norms = decode(codes[start : start + _DECODED], self.dim, self.bits, buffer)
+            np.divide(vectors @ tokens.T, norms[:, None], out=products[start : start + _DECODED])
+        return products
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """[places] how many tokens each place has."""
+        counts = np.concatenate([part.counts for part in self.parts])
+        return counts[self.order]
+
+    def arranged(self, source: Ints, new: TokenCodes) -> "TokenVectors":
+        """Return the vectors in another order; no codes that are there are copied.
+
+        Args:
+            source: [m] for each place, its place here; places here + i for text i of `new`.
+            new: codes of the texts that join.
+        """
+        first = sum(map(len, self.parts))
+        order = np.concatenate([self.order, first + np.arange(len(new), dtype=np.int32)])[source]
+        later = TokenCodes.join([*self.parts[1:], new])
+        return TokenVectors(self.head, self.bits, (self.parts[0], later), order.astype(np.int32))
+
+    def without(self, places: Ints) -> "TokenVectors":
+        """Return the vectors with some places left without tokens."""
+        source = np.arange(len(self.order))
+        source[places] = len(self.order)
+        return self.arranged(source, TokenCodes(self.parts[0].codes[:0], np.zeros(2, dtype=np.int64)))
+
+    def in_order(self) -> TokenCodes:
+        """Return the codes of all places, by place; in a scratch file unless they are so already."""
+        first = self.parts[0]
+        if len(self.parts) == 1 and np.array_equal(self.order, np.arange(len(first))):
+            return first
+        starts = np.concatenate([[0], np.cumsum(self.counts)])
+        codes = scratch_array((int(starts[-1]), first.codes.shape[1]), np.uint8)
+        for start in range(0, len(self.order), _PLACES):
+            block = self.gather(np.arange(start, min(start + _PLACES, len(self.order)))).codes
+            codes[starts[start] : starts[start] + len(block)] = block
+        return TokenCodes(codes, starts)
+
+    def save(self, path: Path) -> None:
+        """Write head and codes as one safetensors file; nothing of a removed document is written."""
+        whole = self.in_order()
+        bits = np.array([self.bits], dtype=np.int32)
+        counts = whole.counts.astype(np.int32)
+        save_tensors({"codes": whole.codes, "counts": counts, "head": self.head, "bits": bits}, path)
+
+    @classmethod
+    def load(cls, path: Path, places: int) -> "TokenVectors":
+        """Return what `save` wrote for so many places; the codes stay on disk.
+
+        Raises:
+            ValueError: truncated, altered, or of other places.
+        """
+        arrays = read_tensors(path, _ARRAYS)
+        bits, codes, counts, head = (arrays[name] for name in ("bits", "codes", "counts", "head"))
+        problem = ""
+        if len(bits) != 1 or int(bits[0]) not in BITS:
+            problem = f"bits must be one of {', '.join(map(str, BITS))}"
+        elif not len(head) or not is_finite(head) or codes.shape[1] != code_size(len(head), int(bits[0])):
+            problem = "head and codes do not fit each other"
+        elif len(counts) != places or (counts < 0).any() or counts.sum(dtype=np.int64) != len(codes):
+            problem = f"it does not hold the tokens of {places} docids"
+        if problem:
+            raise ValueError(f"{path} does not hold token vectors ({problem}); train the index again.")
+        parts = (TokenCodes.from_counts(codes, counts),)
+        return cls(np.asarray(head), int(bits[0]), parts, np.arange(places, dtype=np.int32))
+
+
+_ARRAYS: dict[str, tuple[type[np.generic], int]] = {
+    "codes": (np.uint8, 2),
+    "counts": (np.int32, 1),
+    "head": (np.float32, 2),
+    "bits": (np.int32, 1),
+}
+
+
+def code_size(dim: int, bits: int) -> int:
+    """Return the bytes of a token's code."""
+    return -(-dim * bits // 8)
+
+
+def project(head: Floats, states: Floats) -> Floats:
+    """Return the normalised vectors [..., dim] of token states [..., state_dim]; a zero stays zero."""
+    vectors = states @ head.T
+    return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12))
+
+
+def encode_states(head: Floats, bits: int, states: Sequence[Floats]) -> TokenCodes:
+    """Return the codes of texts, each given by the states [tokens, state_dim] of its tokens."""
+    starts = np.concatenate([[0], np.cumsum([len(own) for own in states])]).astype(np.int64)
+    if not starts[-1]:
+        return TokenCodes(np.empty((0, code_size(len(head), bits)), np.uint8), starts)
+    return TokenCodes(encode(project(head, np.concatenate(states).astype(np.float32)), bits), starts)
+
+
+def encode(vectors: Floats, bits: int) -> Codes:
+    """Return the codes [n, bytes] of normalised vectors [n, dim]."""
+    vectors = np.ascontiguousarray(vectors, dtype=np.float32)
+    return np.asarray(_quantizer(vectors.shape[1], bits).compute_codes(vectors))
+
+
+def decode(codes: Codes, dim: int, bits: int, buffer: Floats | None = None) -> tuple[Floats, Floats]:
+    """Return the vectors [n, dim] of codes [n, bytes], and the norms [n] to divide them by.
+
+    Each byte stands for 8 / bits numbers, whichever its place.
+
+    Args:
+        codes: of tokens.
+        dim: of their vectors; a multiple of 8 / bits.
+        bits: of a dimension.
+        buffer: [at least n, dim] in which the vectors are returned; a new one by default.
+    """
+    vectors = np.empty((len(codes), dim), dtype=np.float32) if buffer is None else buffer[: len(codes)]
+    table = _table(dim, bits)
+    table.take(codes, axis=0, out=vectors.reshape(*codes.shape, table.shape[1]), mode="clip")
+    return vectors, np.sqrt(np.einsum("ij,ij->i", vectors, vectors)).clip(1e-12)
+
+
+@cache
+def _quantizer(dim: int, bits: int) -> "faiss.ScalarQuantizer":
+    """Return faiss's quantiser of the coordinates of unit vectors, which needs no training data (TurboQuant, 2025)."""
+    quantizer = faiss.ScalarQuantizer(dim, getattr(faiss.ScalarQuantizer, _CODECS[bits]))
+    quantizer.train(np.eye(1, dim, dtype=np.float32))
+    return quantizer
+
+
+@cache
+def _table(dim: int, bits: int) -> Floats:
+    """Return the numbers [256, 8 / bits] that each byte stands for."""
+    codes = np.zeros((256, code_size(dim, bits)), dtype=np.uint8)
+    codes[:, 0] = np.arange(256)
+    return np.ascontiguousarray(_quantizer(dim, bits).decode(codes)[:, : 8 // bits])

@@ -1,0 +1,164 @@
+"""Token vectors: codes against faiss's own decoder, late interaction against its definition, changes, files of strangers."""
+
+import faiss
+import numpy as np
+import pytest
+
+from contrastive.encoder import Encoder, EncoderConfig
+from contrastive.tokens import TokenHead, TokensConfig
+from docids.files.storage import save_tensors
+from docids.token_vectors import BITS, TokenCodes, TokenVectors, code_size, decode, encode, encode_states, project
+
+RNG = np.random.default_rng(3)
+
+
+def states(texts: int, width: int = 24, rng: np.random.Generator = RNG) -> list[np.ndarray]:
+    return [rng.normal(size=(int(rng.integers(0, 9)), width)).astype(np.float32) for _ in range(texts)]
+
+
+def vectors_of(texts: int, bits: int = 2, dim: int = 16, seed: int = 0) -> tuple[TokenVectors, list[np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    head, own = rng.normal(size=(dim, 24)).astype(np.float32), states(texts, rng=rng)
+    return TokenVectors(head, bits, (encode_states(head, bits, own),), np.arange(texts, dtype=np.int32)), own
+
+
+def literal(vectors: TokenVectors, query: np.ndarray, weights: np.ndarray, place: int) -> float:
+    """Late interaction by its definition, over codes that faiss decodes."""
+    codes = vectors.gather(np.array([place])).codes
+    if not len(codes):
+        return 0.0
+    quantizer = faiss.ScalarQuantizer(vectors.dim, getattr(faiss.ScalarQuantizer, f"QT_{vectors.bits}bit_tqmse"))
+    quantizer.train(np.eye(1, vectors.dim, dtype=np.float32))
+    tokens = quantizer.decode(np.ascontiguousarray(codes)).astype(np.float64)
+    tokens /= np.linalg.norm(tokens, axis=1, keepdims=True)
+    return float(sum(weight * max(token @ own for token in tokens) for weight, own in zip(weights, query, strict=True)))
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("dim", [8, 40, 128])
+def test_codes_are_those_of_faiss_and_keep_direction(bits, dim):
+    vectors = project(np.eye(dim, dtype=np.float32), RNG.normal(size=(300, dim)).astype(np.float32))
+    codes = encode(vectors, bits)
+    assert codes.shape == (300, code_size(dim, bits)) == (300, dim * bits // 8)
+    found, norms = decode(codes, dim, bits)
+    quantizer = faiss.ScalarQuantizer(dim, getattr(faiss.ScalarQuantizer, f"QT_{bits}bit_tqmse"))
+    quantizer.train(np.eye(1, dim, dtype=np.float32))
+    np.testing.assert_allclose(found, quantizer.decode(codes), atol=1e-6)
+    cosines = (found * vectors).sum(axis=1) / norms
+    assert cosines.mean() > {2: 0.93, 4: 0.99, 8: 0.999}[bits]
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_late_interaction_is_as_defined_for_any_places_in_any_order(bits, monkeypatch):
+    monkeypatch.setattr("docids.token_vectors._TOKENS", 7)  # several blocks
+    monkeypatch.setattr("docids.token_vectors._DECODED", 3)
+    vectors, _ = vectors_of(30, bits)
+    query = vectors.project(RNG.normal(size=(4, 24)).astype(np.float32))
+    weights = np.array([0.1, 0.2, 0.3, 0.4], dtype=np.float32)
+    for places in (np.arange(30), RNG.permutation(30)[:11], np.array([3, 3, 0]), np.array([], dtype=int)):
+        expected = [literal(vectors, query, weights, int(place)) for place in places]
+        np.testing.assert_allclose(vectors.late_interaction(query, weights, places), expected, atol=1e-5)
+    assert not vectors.late_interaction(query[:0], weights[:0], np.arange(3)).any()  # a query of special tokens only
+    best, which = vectors.best_matches(query, 5)
+    np.testing.assert_allclose(best @ weights, literal(vectors, query, weights, 5), atol=1e-5)
+    assert (which < vectors.counts[5]).all()
+
+
+def test_places_change_as_a_list_of_texts_would():
+    vectors, own = vectors_of(12)
+    expected, rng = list(own), np.random.default_rng(1)
+    for _ in range(6):
+        new = states(3, rng=rng)
+        source = rng.permutation(len(expected) + 3)[: rng.integers(4, len(expected) + 3)]
+        vectors = vectors.arranged(source, vectors.encode(new))
+        expected = [[*expected, *new][row] for row in source]
+        gone = rng.choice(len(expected), 2, replace=False)
+        vectors = vectors.without(gone)
+        expected = [np.zeros((0, 24), np.float32) if row in gone else text for row, text in enumerate(expected)]
+        codes = vectors.gather(np.arange(len(expected)))
+        same = encode_states(vectors.head, vectors.bits, expected)
+        np.testing.assert_array_equal(codes.codes, same.codes)
+        np.testing.assert_array_equal(codes.starts, same.starts)
+        assert len(vectors.parts) == 2
+
+
+def test_what_is_saved_is_loaded_and_nothing_of_a_removed_place_is_written(tmp_path):
+    vectors, own = vectors_of(20, bits=8)
+    vectors = vectors.arranged(np.arange(22), vectors.encode(states(2))).without(np.array([4, 21]))
+    removed = vectors_of(20, bits=8)[0].gather(np.array([4])).codes
+    vectors.save(tmp_path / "tokens.safetensors")
+    content = (tmp_path / "tokens.safetensors").read_bytes()
+    assert len(own[4])
+    assert not any(code.tobytes() in content for code in removed)
+    again = TokenVectors.load(tmp_path / "tokens.safetensors", 22)
+    np.testing.assert_array_equal(again.gather(np.arange(22)).codes, vectors.gather(np.arange(22)).codes)
+    np.testing.assert_array_equal(again.head, vectors.head)
+    assert (again.bits, again.dim) == (8, 16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"bits": np.array([3], np.int32)}, "bits must be one of 2, 4, 8"),
+        ({"bits": np.array([2, 2], np.int32)}, "bits must be one of 2, 4, 8"),
+        ({"head": np.full((16, 24), np.nan, np.float32)}, "head and codes do not fit"),
+        ({"head": np.ones((8, 24), np.float32)}, "head and codes do not fit"),
+        ({"counts": np.array([4, -2, 8], np.int32)}, "tokens of 3 docids"),
+        ({"counts": np.array([4, 6, 2**31 - 1], np.int32)}, "tokens of 3 docids"),
+        ({"counts": np.array([10], np.int32)}, "tokens of 3 docids"),
+        ({"codes": np.zeros((10, 4), np.int8)}, "'codes' is missing, unknown or of another type"),
+        ({"more": np.zeros(3, np.float32)}, "'more' is missing, unknown or of another type"),
+    ],
+)
+def test_a_file_that_holds_something_else_is_refused(tmp_path, changes, message):
+    arrays = {
+        "codes": np.zeros((10, 4), np.uint8), "counts": np.array([4, 5, 1], np.int32),
+        "head": np.ones((16, 24), np.float32), "bits": np.array([2], np.int32),
+    }  # fmt: skip
+    path = tmp_path / "tokens.safetensors"
+    save_tensors(arrays, path)
+    assert len(TokenVectors.load(path, 3).counts) == 3
+    save_tensors({**arrays, **changes}, path)
+    with pytest.raises(ValueError, match=message):
+        TokenVectors.load(path, 3)
+
+
+def test_the_head_keeps_products_and_one_pass_gives_embeddings_and_codes(sentence_bert_folder):
+    encoder = Encoder.load(EncoderConfig(str(sentence_bert_folder)), device="cpu")
+    texts = [
+        f"the danube flows past {word} capitals" + " and on" * n for n, word in enumerate(["four", "two", "no"] * 30)
+    ]
+    head = TokenHead.fit(encoder, texts, TokensConfig(dim=512, bits=8))
+    assert head.matrix.shape == (encoder.state_dim // 8 * 8, encoder.state_dim)  # at most the width of the states
+    embeddings, codes = head.encode(encoder, texts)
+    np.testing.assert_allclose(embeddings, encoder.encode(texts, "document"), atol=1e-5)
+    by_row = {row: own.numpy() for row, own, _ in encoder.token_states(texts, "document")}
+    own = [by_row[row] for row in range(len(texts))]
+    assert codes.counts.tolist() == [len(text) for text in own]
+    a, b = own[0], own[40]
+    plain = (
+        project(np.eye(encoder.state_dim, dtype=np.float32), a)
+        @ project(np.eye(encoder.state_dim, dtype=np.float32), b).T
+    )
+    np.testing.assert_allclose(project(head.matrix, a) @ project(head.matrix, b).T, plain, atol=1e-4)
+    again = TokenHead.fit(encoder, texts, TokensConfig(dim=512, bits=8))
+    np.testing.assert_array_equal(again.matrix, head.matrix)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dim": 12}, "tokens.dim must be a multiple of 8, got 12"),
+        ({"dim": 0}, "tokens.dim must be .*got 0"),
+        ({"bits": 3}, "one of 2, 4, 8, got 3"),
+    ],
+)
+def test_dimensions_and_bits_that_do_not_fit_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        TokensConfig(**settings)
+
+
+def test_no_texts_have_no_codes():
+    codes = encode_states(np.ones((8, 4), np.float32), 2, [])
+    assert (len(codes), codes.codes.shape) == (0, (0, 2))
+    assert len(TokenCodes.join([codes, codes])) == 0

@@ -220,7 +220,7 @@ class TokenVectors:
         problem = ""
         if len(bits) != 1 or int(bits[0]) not in BITS:
             problem = f"bits must be one of {', '.join(map(str, BITS))}"
-        elif not len(head) or not is_finite(head) or codes.shape[1] != code_size(len(head), int(bits[0])):
+        elif not len(head) or not is_finite(head) or codes.shape[1] * 8 != len(head) * int(bits[0]):
             problem = "head and codes do not fit each other"
         elif len(counts) != places or (counts < 0).any() or counts.sum(dtype=np.int64) != len(codes):
             problem = f"it does not hold the tokens of {places} docids"

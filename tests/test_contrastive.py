@@ -206,7 +206,9 @@ def test_interpolation_goes_part_of_the_way_from_start_to_trained(encoder, tmp_p
     train_encoder(encoder, rows, ContrastiveConfig(interpolation=1.0), tmp_path / "work")
     for name, tensor in encoder.model.state_dict().items():
         torch.testing.assert_close(tensor, start[name] + 5)
-    with pytest.raises(ValueError, match=r"contrastive.interpolation must be in \(0, 1\], got 0.0; 1 keeps the encoder"):
+    with pytest.raises(
+        ValueError, match=r"contrastive.interpolation must be in \(0, 1\], got 0.0; 1 keeps the encoder"
+    ):
         ContrastiveConfig(interpolation=0.0)
 
 

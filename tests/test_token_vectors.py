@@ -103,6 +103,7 @@ def test_what_is_saved_is_loaded_and_nothing_of_a_removed_place_is_written(tmp_p
         ({"bits": np.array([2, 2], np.int32)}, "bits must be one of 2, 4, 8"),
         ({"head": np.full((16, 24), np.nan, np.float32)}, "head and codes do not fit"),
         ({"head": np.ones((8, 24), np.float32)}, "head and codes do not fit"),
+        ({"head": np.ones((15, 24), np.float32)}, "head and codes do not fit"),
         ({"counts": np.array([4, -2, 8], np.int32)}, "tokens of 3 docids"),
         ({"counts": np.array([4, 6, 2**31 - 1], np.int32)}, "tokens of 3 docids"),
         ({"counts": np.array([10], np.int32)}, "tokens of 3 docids"),

@@ -1,6 +1,6 @@
 """`generate` of transformers over identifiers: a logits processor for any model, and search with seq2seq models of others.
 
-Knows the docid tree; knows nothing of our generators and their search.
+Knows the docid tree; our own generators and their search take no part.
 """
 
 import math

@@ -134,11 +134,8 @@ def train_generator(
         warmup_steps=0.05,
         remove_unused_columns=False,
     )
-    dtype = torch.bfloat16 if arguments.bf16 else torch.float32  # `arguments.bf16` is False on devices without bfloat16
-    tree, positions = examples.tree, examples.positions
-    task = Task(generator, tree, arguments.device, dtype, objective.distillation, positions)
     trainer = _GeneratorTrainer(
-        find_objective(objective.name)(task),
+        find_objective(objective.name)(_task(generator, examples, objective, arguments)),
         model=generator if encoder is None else WholeModel(encoder.model, generator),
         args=arguments,
         train_dataset=examples,
@@ -148,3 +145,11 @@ def train_generator(
     run_trainer(trainer, "decoder", work_folder)
     trainer.model.eval()
     return _Account.record(trainer.state)
+
+
+def _task(
+    generator: Generator, examples: DocidExamples, objective: ObjectiveConfig, arguments: TrainingArguments
+) -> Task:
+    """Return what an objective knows of the training."""
+    dtype = torch.bfloat16 if arguments.bf16 else torch.float32  # `arguments.bf16` is False on devices without bfloat16
+    return Task(generator, examples.tree, arguments.device, dtype, objective.distillation, examples.positions)

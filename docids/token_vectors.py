@@ -51,7 +51,7 @@ class TokenCodes:
 
     @classmethod
     def from_counts(cls, codes: Codes, counts: Ints) -> "TokenCodes":
-        """Return codes of texts with so many tokens each."""
+        """Return codes of texts, given how many tokens each has."""
         return cls(codes, np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]))
 
     @classmethod
@@ -210,7 +210,7 @@ class TokenVectors:
 
     @classmethod
     def load(cls, path: Path, places: int) -> "TokenVectors":
-        """Return what `save` wrote for so many places; the codes stay on disk.
+        """Return what `save` wrote for a number of places; the codes stay on disk.
 
         Raises:
             ValueError: truncated, altered, or of other places.

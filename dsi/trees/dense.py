@@ -48,7 +48,7 @@ class DenseScores:
 
     @cached_property
     def _segments(self) -> "list[_Segments]":
-        return [_Segments.of(self.tree, nodes, self.device) for nodes in _from_the_leaves_up(self.tree)]
+        return [_Segments.from_nodes(self.tree, nodes, self.device) for nodes in _from_the_leaves_up(self.tree)]
 
     def document_scores(self, query_embeddings: Tensor) -> Tensor:
         """[batch, documents] dot products in docid order, from query_embeddings [batch, dim]; -inf at removed documents."""
@@ -113,7 +113,7 @@ class _Segments:
     offsets: Tensor
 
     @classmethod
-    def of(cls, tree: DocidTree, nodes: NDArray[np.integer], device: torch.device) -> "_Segments":
+    def from_nodes(cls, tree: DocidTree, nodes: NDArray[np.integer], device: torch.device) -> "_Segments":
         start, counts = int(tree.first_child[nodes[0]]), tree.num_children[nodes].astype(np.int64)
         offsets = np.concatenate([[0], counts.cumsum()])
         below = slice(start, start + int(offsets[-1]))

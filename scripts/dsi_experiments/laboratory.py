@@ -205,7 +205,7 @@ class Laboratory:
         return record
 
     def _folder(self, config: Config) -> Path:
-        return self.output / "runs" / digest(dataclasses.asdict(config))[:16]
+        return self.output / "runs" / digest([dataclasses.asdict(config), self.collection.digest])[:16]
 
     def _training(self, config: Config) -> TrainingRun:
         return TrainingRun(self._folder(config), self.collection, config, self.device, store=self.output / "store")

@@ -222,27 +222,6 @@ class Encoder:
             for row, states, mask, embedding in zip(rows, *encoded[:3], strict=True):
                 yield row, states[mask], embedding
 
-    def token_spans(self, text: str, kind: str) -> tuple[list[tuple[int, int]], list[bool]]:
-        """Return the span of each token of a text, and whether it is a special one; in the order of its token states.
-
-        Tokens of the prompt and special ones have the span (0, 0).
-
-        Args:
-            text: made by `document_texts` or `query_texts`.
-            kind: "document" or "query": which prompt.
-        """
-        prompt = self.model.prompts[kind]
-        with self._tokenizing:
-            encoded = self.model.tokenizer(
-                prompt + text,
-                truncation=True,
-                max_length=self.model.max_seq_length,
-                return_offsets_mapping=True,
-                return_special_tokens_mask=True,
-            )
-        spans = [(max(0, start - len(prompt)), max(0, end - len(prompt))) for start, end in encoded["offset_mapping"]]
-        return spans, list(map(bool, encoded["special_tokens_mask"]))
-
     def for_search(self, dtype: torch.dtype = torch.float32) -> "Encoder":
         """Return a copy for fast inference in a dtype; later changes to the weights do not affect it."""
         return Encoder(for_inference(self.model, dtype), self.config)  # type: ignore[arg-type]

@@ -114,10 +114,6 @@ class TokenVectors:
         back[np.concatenate([np.flatnonzero(~later), np.flatnonzero(later)])] = np.arange(len(rows))
         return TokenCodes.join(both).gather(back)
 
-    def gather_count(self, place: int) -> int:
-        """Return how many tokens a place has."""
-        return len(self.gather(np.array([place])).codes)
-
     def late_interaction(self, tokens: Floats, weights: Floats, places: Ints) -> Floats:
         """Return the scores [n] of places [n] for one query: the sum over its tokens of weight times best product.
 
@@ -137,15 +133,6 @@ class TokenVectors:
         for start, end in zip([0, *step[:-1].tolist()], step.tolist(), strict=True):
             scores[start:end] = self._scan(tokens, weights, places[start:end])
         return scores
-
-    def best_matches(self, tokens: Floats, place: int) -> tuple[Floats, Ints]:
-        """Return for each query token [x] its best product among the tokens of a place, and which of them it is (-1: none)."""
-        found = self.gather(np.array([place]))
-        if not len(found.codes):
-            return np.zeros(len(tokens), dtype=np.float32), np.full(len(tokens), -1)
-        products = self._products(tokens, found.codes)
-        which = products.argmax(axis=0)
-        return products[which, np.arange(len(tokens))], which
 
     def _scan(self, tokens: Floats, weights: Floats, places: Ints) -> Floats:
         found = self.gather(places)

@@ -83,7 +83,7 @@ def test_table3_shares_stages_resumes_and_writes_everything_down(config, data, t
     output = tmp_path / "out"
     common = ["--data", str(data), "--config", str(config), "--output", str(output), "--device", "cpu"]
     chosen = ["BM25, title", "DPR", "RRF", "QG (beta=0)", "DSI", "+QG, fused", "after search",
-              "on top of dense, fused (bound) +", "distilled (", "two segments"]  # fmt: skip
+              "on top of dense, fused (bound) +", "distilled ("]  # fmt: skip
     assert main(["reproduce", "table3", *common, "--rows", *chosen]) == 0
     printed = capsys.readouterr().out
     table = (output / "table3.md").read_text()
@@ -97,15 +97,13 @@ def test_table3_shares_stages_resumes_and_writes_everything_down(config, data, t
     # What rows have in common was trained once: fused rows and the decoder-only row are one generator.
     records = read_rows(output / "table3.json")
     assert set(records) == set(lines)
-    assert len(records) == 16
+    assert len(records) == 14
     fused = [records[f"DR-SCL+QG, fused ({how})"]["config"] for how in ("paper", "bound")]
     assert fused[0] == fused[1] == records["DR-SCL+QG (beta=0)"]["config"]
     generators = list((output / "store" / "generator").iterdir())
-    assert len(generators) == 6  # QG; DSI; DSI+QG; on top of dense; distilled; segments
+    assert len(generators) == 5  # QG; DSI; DSI+QG; on top of dense; distilled
     embeddings = list((output / "store" / "embeddings").iterdir())
-    assert (
-        len(embeddings) == 5
-    )  # one an encoder: untrained (for hard negatives and for DSI's docids), DPR, hard, SCL, cut at 64
+    assert len(embeddings) == 3  # one an encoder: untrained (for DSI's docids), DPR, SCL
     record = records["DR-SCL+QG, fused (bound)"]
     assert set(record["measures"]) == set(record["queries"]) == {"Total", "Overlap", "No Overlap"}
     assert {"commit", "versions", "hardware", "seconds", "settings", "seed", "config", "collection"} <= set(record)

@@ -75,7 +75,7 @@ WRONG = [
     ("paper", {"lexical_weight": 0.5}, PAPER.format("lexical_weight")),
     ("paper", {"extra_scores": np.ones((1, 30))}, PAPER.format("extra_scores")),
     # Parts of the score that the index lacks.
-    ("tied", {"token_weight": 0.5}, "token_weight is 0.5, but this index has no token vectors; use 0."),
+    ("tied", {"token_weight": 0.5}, "token_weight is 0.5, but this index has no token vectors; use 0"),
     ("no words", {"lexical_weight": 0.5}, "lexical_weight is 0.5, but this index has no lexical part; use 0, or train with"),
     # Values out of range, or of another type.
     ("tied", {"method": "mcts"}, "method must be one of generate, exact, got 'mcts'."),
@@ -166,7 +166,7 @@ COMMANDS = [
     ("bound", "--candidates 5", PATHS.format("candidates")),
     ("bound", "--token-weight 0.5", PATHS.format("token_weight")),
     ("paper", "--lexical-weight 0.5", PAPER.format("lexical_weight")),
-    ("tied", "--token-weight 0.5", "token_weight is 0.5, but this index has no token vectors; use 0."),
+    ("tied", "--token-weight 0.5", "token_weight is 0.5, but this index has no token vectors; use 0"),
     ("no words", "--lexical-weight 0.5", "lexical_weight is 0.5, but this index has no lexical part"),
     *(
         ("tied", f"{option} {value}", f"argument {option}: must be a whole number, at least 1, got '{value}'")

@@ -174,7 +174,7 @@ BAD = [
     ({"query": "x", "method": "mcts"}, "method must be one of generate, exact, got 'mcts'."),
     ({"query": "x", "method": "exact", "beam_width": 3}, 'search() does not use beam_width with method "exact"'),
     ({"query": "x", "method": "exact", "alpha": 0.3}, 'search() does not use alpha with method "exact"'),
-    ({"query": "x", "token_weight": 0.5}, "token_weight is 0.5, but this index has no token vectors; use 0."),
+    ({"query": "x", "token_weight": 0.5}, "token_weight is 0.5, but this index has no token vectors; use 0"),
     ({"query": "x", "lexical_weight": -1}, "lexical_weight must be between 0 and 1e6, got -1"),
     ({"query": "x", "deny": ["nobody"]}, "deny names the doc_id 'nobody', which is not in the index."),
     ({"query": "x", "where": "number <"}, "where 'number <' does not work at character 9: expected a value, got the end."),

@@ -519,61 +519,64 @@ FOREIGN, ENTRY = (re.search(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)[1] for kin
 
 @pytest.fixture
 def foreign(tmp_path, monkeypatch):
-    """A distribution that is installed, with the scheme of CONTRIBUTING, "letters"."""
+    """A distribution that is installed, with the scheme of CONTRIBUTING, "signs"."""
     site = tmp_path / "site"
-    info = site / "letter_docids-1.0.dist-info"
+    info = site / "sign_docids-1.0.dist-info"
     info.mkdir(parents=True)
-    (site / "letter_docids.py").write_text(FOREIGN)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: letter-docids\nVersion: 1.0\n")
+    (site / "sign_docids.py").write_text(FOREIGN)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sign-docids\nVersion: 1.0\n")
     ((group, schemes),) = tomllib.loads(ENTRY)["project"]["entry-points"].items()
     rows = [f"[{group}]", *(f"{name} = {place}" for name, place in schemes.items())]
     (info / "entry_points.txt").write_text("\n".join(rows))
     monkeypatch.syspath_prepend(site)
     yield
-    sys.modules.pop("letter_docids", None)
+    sys.modules.pop("sign_docids", None)
 
 
 def test_a_scheme_of_another_package_is_found_by_its_entry_point(foreign):
     assert len(FOREIGN.strip().splitlines()) <= 30
-    assert scheme_names() == [*SCHEMES, *sorted(["letters", *QUANTIZERS])]
-    texts = ["b b", "a a", "a b", "a b c", "c c"]
-    given = SchemeInput(embeddings_of(5), DocidsConfig(method="letters", branching=2), texts=texts)
+    assert scheme_names() == [*SCHEMES, *sorted(["signs", *QUANTIZERS])]
+    given = SchemeInput(embeddings_of(40), DocidsConfig(method="signs", branching=2))
     tree = assemble(make_docids(given), given.embeddings)
-    digits = [tree.digits(int(tree.positions[row])) for row in range(5)]
-    assert digits == [(1, 0), (0, 0, 0), (0, 0, 1), (0, 1, 0), (2, 0)]
+    signs = [tuple(row) for row in (given.points[:, :3] > 0).tolist()]
+    paths = [tree.digits(int(tree.positions[row]))[:3] for row in range(40)]
+    for depth in (1, 2, 3):  # documents share a node if their signs begin alike
+        assert len({(sign[:depth], path[:depth]) for sign, path in zip(signs, paths, strict=True)}) == len(
+            {sign[:depth] for sign in signs}
+        )
     check_walk(tree)
 
 
 def test_a_name_that_no_scheme_has_is_refused_with_those_there_are(foreign):
     with pytest.raises(
-        ValueError, match=r"docids.method must be one of kmeans, .*file, letters, pq, rkmeans, rq, got 'words'"
+        ValueError, match=r"docids.method must be one of kmeans, .*file, pq, rkmeans, rq, signs, got 'words'"
     ):
         DocidsConfig(method="words")
-    with pytest.raises(ValueError, match=r"There is no docid scheme 'words'; use one of kmeans, .*, letters"):
+    with pytest.raises(ValueError, match=r"There is no docid scheme 'words'; use one of kmeans, .*, signs"):
         find_scheme("words")
 
 
 @pytest.mark.parametrize(
     ("module", "cause"),
     [
-        (None, "No module named 'letter_docids'"),
+        (None, "No module named 'sign_docids'"),
         ("import no_such_module", "No module named 'no_such_module'"),
-        ("def build(): ...", "module 'letter_docids' has no attribute 'make'"),
+        ("def build(): ...", "module 'sign_docids' has no attribute 'make'"),
         ("make = [1, 2]", "it is no function but [1, 2]"),
-        ("def make(:", "invalid syntax (letter_docids.py, line 1)"),
+        ("def make(:", "invalid syntax (sign_docids.py, line 1)"),
         ("raise RuntimeError('first\\nsecond')", "first"),
         ("raise RuntimeError", "RuntimeError"),
     ],
 )
 def test_a_scheme_that_cannot_be_loaded_is_refused_with_its_entry_point(foreign, tmp_path, module, cause):
-    place = tmp_path / "site" / "letter_docids.py"
+    place = tmp_path / "site" / "sign_docids.py"
     place.unlink() if module is None else place.write_text(module)
     message = (
-        f"The docid scheme 'letters' (letter_docids:make) cannot be loaded: {cause}; repair or remove the package that "
+        f"The docid scheme 'signs' (sign_docids:make) cannot be loaded: {cause}; repair or remove the package that "
         "brings it."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        find_scheme("letters")
+        find_scheme("signs")
 
 
 @pytest.mark.parametrize(
@@ -581,7 +584,7 @@ def test_a_scheme_that_cannot_be_loaded_is_refused_with_its_entry_point(foreign,
     [
         (
             lambda: Docids.from_paths([[1], [2]]),
-            r"'letters' must give Docids with a path for each of 3 documents, got 2",
+            r"'signs' must give Docids with a path for each of 3 documents, got 2",
         ),
         (lambda: [[1], [2], [3]], r"must give Docids with a path .*, got \[\[1\], \[2\], \[3\]\]"),
         (lambda: Docids.from_paths([[1], [], [3]]), r"numbers from 0 .*; document 1 \(and 0 more\) has \[-1\]"),
@@ -592,11 +595,11 @@ def test_a_scheme_that_cannot_be_loaded_is_refused_with_its_entry_point(foreign,
     ],
 )
 def test_what_a_scheme_gives_is_checked(foreign, monkeypatch, made, message):
-    import letter_docids
+    import sign_docids
 
-    monkeypatch.setattr(letter_docids, "make", lambda documents: made())
+    monkeypatch.setattr(sign_docids, "make", lambda documents: made())
     with pytest.raises(ValueError, match=message):
-        make_docids(SchemeInput(embeddings_of(3), DocidsConfig(method="letters")))
+        make_docids(SchemeInput(embeddings_of(3), DocidsConfig(method="signs")))
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -665,7 +668,7 @@ def test_an_index_of_clusters_or_codes_is_trained_searched_and_updated(method, t
 
 
 def test_an_index_of_another_packages_scheme_is_trained_searched_and_updated(foreign, train):
-    check_updates(train(method="letters").folder)
+    check_updates(train(method="signs").folder)
 
 
 def test_an_index_of_titles_is_trained_searched_and_updated_and_keeps_the_tokens(train):

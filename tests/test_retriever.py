@@ -298,7 +298,7 @@ def test_the_options_are_those_of_the_record():
         ({"allow": 3}, "allow must be a list or set of doc_ids, got 3"),
         ({"allow": [None]}, "allow must hold doc_ids, which are strings, got None"),
         ({"deny": [["neon"]]}, "deny must hold doc_ids, which are strings, got ['neon']"),
-        ({"lexical_weight": 1e300}, "lexical_weight must be between 0 (leave it out) and 1e6, got 1e+300"),
+        ({"lexical_weight": 1e300}, "lexical_weight must be between 0 and 1e6, got 1e+300"),
         (
             {"extra_scores": np.full((1, 60), np.nan)},
             "extra_scores must be finite, from -1e30 to 1e30, got nan for query 0",
@@ -479,7 +479,7 @@ def test_explain_shows_the_walk_that_search_made(retriever, monkeypatch):
         (lambda r: r.get("nope"), "get names the doc_id 'nope', which is not in the index"),
         (lambda r: r.get(3), "get must hold doc_ids, which are strings, got 3"),
         (lambda r: r.search("river", 0), r"k must be at least 1, got 0\."),
-        (lambda r: r.search("river", 5, alpha=2), r"alpha must be in \[0, 1\] .* got 2"),
+        (lambda r: r.search("river", 5, alpha=2), r"alpha must be between 0 and 1, got 2"),
         (lambda r: r.search("river", 5, allow=["nope"]), "allow names the doc_id 'nope', which is not in the index"),
         (
             lambda r: r.search("river", 5, deny="danube"),
@@ -687,5 +687,5 @@ def test_an_index_remembers_what_its_decoder_was_taught_and_warns_of_a_wider_bea
     ):
         loaded.search("noble gases", beam_width=50)
     (first,) = loaded.search("noble gases", k=1)
-    shown = f"#1 {'.'.join(map(str, first.digits))}  {first.score:.3f}  "
+    shown = f"#1 {'.'.join(map(str, first.digits))}  {first.score:.3f} "
     assert shown in str(loaded.explain("noble gases", k=1))

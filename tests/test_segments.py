@@ -524,6 +524,7 @@ def test_an_index_of_segments_is_trained_tuned_searched_and_updated(
 
 def test_schemes_are_compared_with_segments_by_name(beir, tmp_path):
     laboratory = Laboratory(dsi.read_collection(beir()), dsi.Config.named("example"), tmp_path, "cpu")
-    config = Comparison(laboratory, digits=False, add=True).config("kmeans+3", 1)
-    assert (config.docids.method, config.docids.segments, config.docids.seed) == ("kmeans", 3, 1)
-    assert Comparison(laboratory, digits=False, add=True).config("kmeans", 1).docids.segments == 1
+    comparison = Comparison(laboratory, 1, digits=False, add=True)
+    config = comparison.config("kmeans+3")
+    assert (config.docids.method, config.docids.segments, config.seed) == ("kmeans", 3, 1)
+    assert comparison.config("kmeans").docids.segments == 1

@@ -119,7 +119,7 @@ def test_an_update_copies_nothing_large_of_what_stays(retriever):
     tree, table, words = retriever.tree, retriever.documents.dataset, retriever.lexical
     for name in ("embeddings", "centroids"):
         assert getattr(tree, name).parts[0] is getattr(before[0], name).parts[0]
-    assert words.weights.postings.parts[0].lists is before[2].weights.postings.parts[0].lists
+    assert words.scorer.postings.parts[0].lists is before[2].scorer.postings.parts[0].lists
     assert len(table) == 51
     assert retriever.documents.find([DOCUMENTS[51]["doc_id"], DOCUMENTS[50]["doc_id"], "\ud800"]) == {
         DOCUMENTS[51]["doc_id"]: 50

@@ -21,7 +21,7 @@ from tests.test_pipeline import write_settings
 PAGE = (
     (Path(__file__).parent.parent / "CONTRIBUTING.md")
     .read_text(encoding="utf-8")
-    .partition("## A training objective")[2]
+    .partition("## Add a training objective")[2]
 )
 SMOOTH = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1]
 """The objective of CONTRIBUTING, "smooth"."""

@@ -64,7 +64,7 @@ def test_the_beam_is_the_smallest_that_finds_what_exact_finds(settings, beir, tm
     assert retriever.search_config == settings.search
     tuning = dsi.tune(retriever, collection)
     assert retriever.search_config == dataclasses.replace(settings.search, **tuning.best) != settings.search
-    assert sorted(tuning.best) == ["alpha", "beam_width", "lexical_weight", "query_map_weight"]
+    assert sorted(tuning.best) == ["alpha", "beam_width", "lexical_weight", "query_map_weight", "token_weight"]
     queries = list(collection.query_texts("dev").values())
     best = [{hit.doc_id for hit in hits} for hits in retriever.search(queries, method="exact")]
     shares = {}

@@ -68,7 +68,7 @@ class TreeModelConfig:
             )
 
 
-def label_tree(features: csr_matrix, relevant: csr_matrix, config: DocidsConfig) -> DocidTree:
+def label_tree(features: csr_matrix, relevant: csr_matrix, config: DocidsConfig, seed: int = 0) -> DocidTree:
     """A tree that clusters labels by the mean direction of their instances' features (PIFA).
 
     A label without an instance is at 0.
@@ -77,9 +77,10 @@ def label_tree(features: csr_matrix, relevant: csr_matrix, config: DocidsConfig)
         features: [instances, features].
         relevant: [instances, labels], non-zero where a label is relevant.
         config: of the clustering.
+        seed: of the clustering.
     """
     means = normalize((relevant != 0).astype(np.float32).T @ normalize(features))
-    return build_tree(np.asarray(means.todense(), dtype=np.float32), config)
+    return build_tree(np.asarray(means.todense(), dtype=np.float32), config, seed=seed)
 
 
 class TreeModel(nn.Module):

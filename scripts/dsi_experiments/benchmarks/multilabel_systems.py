@@ -42,7 +42,7 @@ def tree_model(train: Data, objective: str, seed: int, threads: int) -> Callable
     torch, clustering = importlib.import_module("torch"), importlib.import_module("docids.clustering")
     model = importlib.import_module("dsi_experiments.tree_model")
     torch.set_num_threads(threads)
-    tree = model.label_tree(*train, clustering.DocidsConfig(branching=16, max_leaf_size=100, seed=seed))
+    tree = model.label_tree(*train, clustering.DocidsConfig(branching=16, max_leaf_size=100), seed)
     config = model.TreeModelConfig(
         objective=objective, hidden=1024, dropout=0.5, epochs=30, learning_rate=3e-3, beam_width=10, seed=seed
     )

@@ -5,9 +5,11 @@ Knows nothing of docid trees or of search.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -97,13 +99,7 @@ def _batches(
     encoder: Encoder, texts: Sequence[str], progress: str
 ) -> Iterator[tuple[list[int], list[NDArray[np.float32]], NDArray[np.float32]]]:
     """Yield rows, token states and embeddings of some documents at a time."""
-    rows, states, embedded = [], [], []
-    for row, own, embedding in encoder.token_states(texts, "document", batch_size=_BATCH, progress=progress):
-        rows.append(row)
-        states.append(own.float().numpy(force=True))
-        embedded.append(embedding.numpy(force=True))
-        if len(rows) == _BATCH:
-            yield rows, states, np.stack(embedded)
-            rows, states, embedded = [], [], []
-    if rows:
-        yield rows, states, np.stack(embedded)
+    encoded = encoder.token_states(texts, "document", batch_size=_BATCH, progress=progress)
+    while batch := list(islice(encoded, _BATCH)):
+        rows, states, embedded = zip(*batch, strict=True)
+        yield list(rows), [own.float().numpy(force=True) for own in states], torch.stack(embedded).numpy(force=True)

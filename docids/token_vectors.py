@@ -6,7 +6,7 @@ of texts, of models, or of how places are chosen.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 import faiss
@@ -62,7 +62,7 @@ class TokenCodes:
 
     def gather(self, rows: Ints) -> "TokenCodes":
         """Return the codes of the texts in some rows [n], in this order."""
-        counts = self.counts[rows]
+        counts = self.starts[rows + 1] - self.starts[rows]
         starts = np.concatenate([[0], np.cumsum(counts)])
         tokens = np.repeat(self.starts[rows] - starts[:-1], counts) + np.arange(starts[-1])
         return TokenCodes(self.codes[tokens], starts)
@@ -88,15 +88,6 @@ class TokenVectors:
     def dim(self) -> int:
         """Dimensions of a token vector."""
         return len(self.head)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all codes."""
-        return sum(part.codes.nbytes for part in self.parts)
-
-    def encode(self, states: Sequence[Floats]) -> TokenCodes:
-        """Return the codes of texts, each given by the states [tokens, state_dim] of its tokens."""
-        return encode_states(self.head, self.bits, states)
 
     def project(self, states: Floats) -> Floats:
         """Return the normalised vectors [..., dim] of token states [..., state_dim]."""
@@ -127,8 +118,7 @@ class TokenVectors:
         scores = np.zeros(len(places), dtype=np.float32)
         if not len(tokens) or not len(places):
             return scores
-        counts = self.counts[places]
-        ends = np.cumsum(counts)
+        ends = np.cumsum(self.counts[places])
         step = np.searchsorted(ends // _TOKENS, np.unique(ends // _TOKENS), side="right")
         for start, end in zip([0, *step[:-1].tolist()], step.tolist(), strict=True):
             scores[start:end] = self._scan(tokens, weights, places[start:end])
@@ -152,7 +142,7 @@ class TokenVectors:
             np.divide(vectors @ tokens.T, norms[:, None], out=products[start : start + _DECODED])
         return products
 
-    @property
+    @cached_property
     def counts(self) -> NDArray[np.int64]:
         """[places] how many tokens each place has."""
         counts = np.concatenate([part.counts for part in self.parts])

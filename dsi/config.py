@@ -149,8 +149,10 @@ def read_config(name: str | Path) -> Config:
     return _with_defaults(_with_base(path, []), str(path))
 
 
-def run_config(run: Path) -> Config:
-    """Return the configuration of the run in a folder, or what we recommend if there is none yet."""
+def run_config(run: Path, name: str | Path | Config | None = None) -> Config:
+    """Return the configuration for a run in a folder: the named one, by default the run's own, or else what we recommend."""
+    if name is not None:
+        return Config.named(name)
     return read_config(run / "config.toml") if (run / "config.toml").exists() else Config()
 
 

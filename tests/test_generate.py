@@ -89,9 +89,10 @@ def random_case(seed: int) -> Case:
         tree = remove_documents(tree, gone)
         bm25 = bm25.update(gone.tolist(), [str(n) for n in range(documents - len(gone))], [])
         vectors = rng.normal(size=(new, WIDTH)).astype(np.float32)
-        tree = add_documents(
-            tree, vectors, tokens=tree.tokens.encode(token_states(new, chance)) if with_tokens else None
-        )
+        tokens = None
+        if with_tokens:
+            tokens = encode_states(tree.tokens.head, tree.tokens.bits, token_states(new, chance))
+        tree = add_documents(tree, vectors, tokens=tokens)
         bm25 = bm25.update([], [str(n) for n in range(documents - len(gone) + new)], texts(new, rng))
     batch_size = int(rng.choice([1, 3, 12]))
     states, mask, embeddings = random_queries(batch_size, seed=seed)

@@ -67,7 +67,7 @@ def test_places_change_as_a_list_of_texts_would():
     for _ in range(6):
         new = states(3, rng=rng)
         source = rng.permutation(len(expected) + 3)[: rng.integers(4, len(expected) + 3)]
-        vectors = vectors.arranged(source, vectors.encode(new))
+        vectors = vectors.arranged(source, encode_states(vectors.head, vectors.bits, new))
         expected = [[*expected, *new][row] for row in source]
         gone = rng.choice(len(expected), 2, replace=False)
         vectors = vectors.without(gone)
@@ -81,7 +81,9 @@ def test_places_change_as_a_list_of_texts_would():
 
 def test_what_is_saved_is_loaded_and_nothing_of_a_removed_place_is_written(tmp_path):
     vectors, own = vectors_of(20, bits=8)
-    vectors = vectors.arranged(np.arange(22), vectors.encode(states(2))).without(np.array([4, 21]))
+    vectors = vectors.arranged(np.arange(22), encode_states(vectors.head, vectors.bits, states(2))).without(
+        np.array([4, 21])
+    )
     removed = vectors_of(20, bits=8)[0].gather(np.array([4])).codes
     vectors.save(tmp_path / "tokens.safetensors")
     content = (tmp_path / "tokens.safetensors").read_bytes()

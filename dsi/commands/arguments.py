@@ -172,10 +172,11 @@ def training_run(arguments: argparse.Namespace) -> "TrainingRun":
     load_libraries()
     from contrastive.encoder import check_device
     from docids.data.collection import read_collection
+    from dsi.config import run_config
     from dsi.training.pipeline import TrainingRun
 
     check_device(arguments.device)  # before stages that need none
-    config = with_settings(_config(arguments), arguments.settings)
+    config = with_settings(run_config(arguments.output, arguments.config), arguments.settings)
     collection = read_collection(arguments.data, dev_queries=config.dev_queries)
     return TrainingRun(
         arguments.output,
@@ -185,12 +186,6 @@ def training_run(arguments: argparse.Namespace) -> "TrainingRun":
         discard_updates=arguments.discard_updates,
         replace=arguments.replace,
     )
-
-
-def _config(arguments: argparse.Namespace) -> "Config":
-    from dsi.config import read_config, run_config
-
-    return read_config(arguments.config) if arguments.config else run_config(arguments.output)
 
 
 def in_words(seconds: dict[str, float]) -> str:

@@ -263,7 +263,6 @@ class BeamSearch(Engine):
             exact.numpy(force=True),
             descent.read.numpy(force=True),
             sources,
-            np.zeros(len(positions), dtype=np.int64),
         )
 
     def queries(self, batch: QueryBatch, request: SearchRequest) -> _Queries:

@@ -124,7 +124,7 @@ class TiedIndex(Engine):
         """Return how the paths to documents [batch, n], rows of the document table, are scored; a filter changes no score."""
         tree, scores = self.tree, self.document_scores(batch, request)
         positions = np.stack([scores.dense(number, doc_rows)[0] for number, doc_rows in enumerate(rows)])
-        if scores.has_tokens:
+        if scores.has_tokens and tree.most_places > 1:
             zeros = np.zeros(positions.shape[1], dtype=np.float32)
             positions = np.stack([scores.rescore(row, places, zeros)[0] for row, places in enumerate(positions)])
         dense = np.stack([scores.dots(row, places) for row, places in enumerate(positions)])
@@ -230,15 +230,15 @@ class Exact(Method):
                 all_scores[:, ~request.allowed] = -np.inf
             for row, place_scores in enumerate(all_scores, start=start):
                 if scores.has_tokens:
-                    place_scores, result.rescored[row] = self._with_tokens(scores, row, place_scores, k)
+                    place_scores = self._with_tokens(scores, row, place_scores, k)
                 _Pool(*self._best(place_scores, k)).put(result, row, k)
                 result.read[row] = tree.num_documents
         if trace is not None:
             trace.add_documents(result.positions, result.scores, result.sources)
         return result
 
-    def _with_tokens(self, scores: DocumentScores, row: int, plain: Floats, k: int) -> tuple[Floats, int]:
-        """Return scores with late interaction [places], -inf for those that cannot reach the top k, and how many were scored.
+    def _with_tokens(self, scores: DocumentScores, row: int, plain: Floats, k: int) -> Floats:
+        """Return scores with late interaction [places], -inf for those that cannot reach the top k.
 
         Places are scored in the order of their scores without it, until the next one could not reach the top k.
 
@@ -259,7 +259,7 @@ class Exact(Method):
             kth = np.partition(top, len(top) - k)[len(top) - k] if len(top) >= k else -np.inf
             if end < len(order) and plain[order[end]] + scores.most_by_tokens < kth - ROUNDING * abs(kth):
                 break
-        return total, end
+        return total
 
     def _best(self, scores: Floats, k: int) -> tuple[Ints, Floats, Ints]:
         """Return the best place of at least the k best documents, given the scores of all places [places]."""
@@ -282,7 +282,6 @@ class _Pool:
         sources: [n] what found them: `WALK`, `WORDS`, `EXTRA` or a sum of them.
         bound: of the scores of documents that were reached, and are not here.
         read: how many document vectors were scored.
-        rescored: how many documents were scored by late interaction.
     """
 
     positions: Ints
@@ -290,7 +289,6 @@ class _Pool:
     sources: Ints
     bound: float = -np.inf
     read: int = 0
-    rescored: int = 0
 
     def put(self, result: SearchResult, row: int, k: int) -> None:
         """Put the k best documents into a row of a result."""
@@ -298,7 +296,6 @@ class _Pool:
         ranks = slice(0, len(order))
         result.positions[row, ranks], result.scores[row, ranks] = self.positions[order], self.scores[order]
         result.sources[row, ranks], result.read[row] = self.sources[order], self.read
-        result.rescored[row] = max(result.rescored[row], self.rescored)
 
 
 class Generate(Method):
@@ -408,7 +405,7 @@ class _Search:
         positions, scores = self.scores.rescore(row, pool.positions[kept], pool.scores[kept])
         order = np.argsort(positions)
         bound = max(pool.bound, cut) + self.scores.most_by_tokens
-        return _Pool(positions[order], scores[order], pool.sources[kept][order], bound, pool.read, len(order))
+        return _Pool(positions[order], scores[order], pool.sources[kept][order], bound, pool.read)
 
     def put(self, result: SearchResult, row: int, reached: Reached, pool: _Pool) -> None:
         """Put the answer of one query into a result."""

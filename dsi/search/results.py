@@ -27,7 +27,6 @@ class SearchResult:
         read: [batch] how many vectors of nodes and documents were scored; with docid tokens that have weights of their own,
             how many nodes.
         sources: [batch, k] where each document was found: `WALK`, `WORDS`, `EXTRA` or a sum of them.
-        rescored: [batch] how many places of documents were scored by late interaction.
     """
 
     positions: Ints
@@ -35,7 +34,6 @@ class SearchResult:
     exact: Bools
     read: Ints
     sources: Ints
-    rescored: Ints
 
     @classmethod
     def empty(cls, queries: int, k: int) -> "SearchResult":
@@ -46,12 +44,11 @@ class SearchResult:
             np.ones(queries, dtype=bool),
             np.zeros(queries, dtype=np.int64),
             np.zeros((queries, k), dtype=np.uint8),
-            np.zeros(queries, dtype=np.int64),
         )
 
     def put(self, rows: Ints, other: "SearchResult") -> None:
         """Replace some rows by those of `other`."""
-        for name in ("positions", "scores", "exact", "read", "sources", "rescored"):
+        for name in ("positions", "scores", "exact", "read", "sources"):
             getattr(self, name)[rows] = getattr(other, name)
 
     @property

@@ -109,7 +109,7 @@ def train(
             f"output must be the folder to write, got {str(output)!r}, the name of a configuration; use "
             f'dsi.train(collection, "RUN", config={str(output)!r}), or "./{output}" for a folder of that name.'
         )
-    chosen = Config.named(config) if config is not None else run_config(folder)
+    chosen = run_config(folder, config)
     run = TrainingRun(folder, collection, chosen, device, discard_updates=discard_updates, replace=replace)
     run.train()
     return GenerativeRetriever.from_pretrained(output, device=device)

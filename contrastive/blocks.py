@@ -1,6 +1,7 @@
 """Embeddings of large collections: block by block, on disk, by any number of processes. Knows nothing of their use."""
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import datasets
@@ -12,7 +13,7 @@ from contrastive.tokens import TokenHead
 from docids.data.collection import LazyTexts
 from docids.files.processes import Processes
 from docids.files.progress import progress
-from docids.files.storage import map_tensors, save_tensors, scratch_array
+from docids.files.storage import map_tensors, save_tensors, scratch_blocks
 from docids.token_vectors import TokenCodes
 
 _TOKEN_BLOCKS = "*.tokens.safetensors"
@@ -27,18 +28,21 @@ class DocumentTexts(LazyTexts):
         encoder: reads the texts.
         documents: a table with title and text.
         segments: per document, at most.
-
-    Attributes:
-        rows: [texts] document row of each text.
     """
 
     def __init__(self, encoder: Encoder, documents: datasets.Dataset, segments: int = 1) -> None:
         self._encoder, self._documents, self._segments = encoder, documents, segments
-        self.rows = np.arange(len(documents))
-        if segments > 1:
-            starts = range(0, len(documents), BLOCK)
-            counts = [len(texts) for start in starts for texts in self._segments_between(start, start + BLOCK)]
-            self.rows = np.repeat(self.rows, counts)
+
+    @cached_property
+    def rows(self) -> NDArray[np.int64]:
+        """[texts] document row of each text; with several segments a document, found by cutting all of them."""
+        rows = np.arange(len(self._documents))
+        if self._segments == 1:
+            return rows
+        starts = range(0, len(rows), BLOCK)
+        return np.repeat(
+            rows, [len(texts) for start in starts for texts in self._segments_between(start, start + BLOCK)]
+        )
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -125,11 +129,8 @@ def read_token_blocks(folder: Path) -> TokenCodes:
     """Return the codes of all texts that `encode_blocks` wrote into a folder with a head; they stay on disk."""
     blocks = [map_tensors(path) for path in sorted(folder.glob(_TOKEN_BLOCKS))]
     counts = np.concatenate([block["counts"] for block in blocks])
-    codes, end = scratch_array((int(counts.sum(dtype=np.int64)), blocks[0]["codes"].shape[1]), np.uint8), 0
-    for block in blocks:
-        codes[end : end + len(block["codes"])] = block["codes"]
-        end += len(block["codes"])
-    return TokenCodes.from_counts(codes, counts)
+    shape = int(counts.sum(dtype=np.int64)), blocks[0]["codes"].shape[1]
+    return TokenCodes.from_counts(scratch_blocks(shape, np.uint8, (block["codes"] for block in blocks)), counts)
 
 
 def _token_block(folder: Path, start: int) -> Path:

@@ -84,14 +84,12 @@ class TokenHead:
             progress: show a progress bar.
         """
         embeddings = np.empty((len(texts), encoder.embedding_dim), dtype=np.float32)
-        codes: list[TokenCodes] = []
+        codes = [encode_states(self.matrix, self.bits, [])]
         order: list[int] = []
         for rows, states, embedded in _batches(encoder, texts, "embeddings and tokens" if progress else ""):
             embeddings[rows] = embedded
             codes.append(encode_states(self.matrix, self.bits, states))
             order += rows
-        if not codes:
-            return embeddings, encode_states(self.matrix, self.bits, [])
         return embeddings, TokenCodes.join(codes).gather(np.argsort(order))
 
 

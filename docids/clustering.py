@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from docids.files.processes import ALONE, Processes
-from docids.files.storage import scratch_array
+from docids.files.storage import scratch_array, scratch_blocks
 from docids.schemes import Docids, DocidsConfig, SchemeInput, make_docids
 from docids.token_vectors import TokenVectors
 from docids.tree import DocidTree
@@ -68,9 +68,8 @@ def assemble(docids: Docids, embeddings: Floats, tokens: TokenVectors | None = N
         start = next_level
     doc_rows = order if docids.rows is None else docids.rows[order].astype(np.int32)
     source = order if len(embeddings) == len(order) else doc_rows
-    ordered = scratch_array((len(order), embeddings.shape[1]), np.float32)
-    for start in range(0, len(order), BLOCK):
-        ordered[start : start + BLOCK] = embeddings[source[start : start + BLOCK]]
+    blocks = (embeddings[source[start : start + BLOCK]] for start in range(0, len(order), BLOCK))
+    ordered = scratch_blocks((len(order), embeddings.shape[1]), np.float32, blocks)
     centroids = _means_below(ordered, doc_start, doc_end)
     vectors = Vectors.from_array(centroids), Vectors.from_array(ordered)
     tokens = None if tokens is None else replace(tokens, order=source)

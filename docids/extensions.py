@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from docids.files.checks import shown
+
 SCHEMES = "dsi.docid_schemes"
 """Entry points that are functions from `SchemeInput` to `Docids`."""
 OBJECTIVES = "dsi.objectives"
@@ -49,8 +51,6 @@ def package_of(group: str, name: str) -> str:
 
 
 def _load(point: EntryPoint) -> Any:
-    from docids.files.checks import shown  # NumPy: not before `dsi --help`
-
     try:
         loaded = point.load()
         cause = "" if callable(loaded) else f"it is no function but {shown(loaded)}"

@@ -13,7 +13,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.files.storage import save_tensors, scratch_array
+from docids.files.storage import save_tensors, scratch_blocks
 from docids.files.untrusted import is_finite, read_tensors
 
 Codes = NDArray[np.uint8]
@@ -95,15 +95,12 @@ class TokenVectors:
 
     def gather(self, places: Ints) -> TokenCodes:
         """Return the codes of some places [n], in this order."""
-        rows = self.order[places]
-        first = len(self.parts[0])
-        if len(self.parts) == 1 or (rows < first).all():
-            return self.parts[0].gather(rows)
+        rows, first = self.order[places], len(self.parts[0])
         later = rows >= first
+        if not later.any():
+            return self.parts[0].gather(rows)
         both = [part.gather(own) for part, own in zip(self.parts, (rows[~later], rows[later] - first), strict=True)]
-        back = np.empty(len(rows), dtype=np.int64)
-        back[np.concatenate([np.flatnonzero(~later), np.flatnonzero(later)])] = np.arange(len(rows))
-        return TokenCodes.join(both).gather(back)
+        return TokenCodes.join(both).gather(np.argsort(np.argsort(later, kind="stable")))
 
     def late_interaction(self, tokens: Floats, weights: Floats, places: Ints) -> Floats:
         """Return the scores [n] of places [n] for one query: the sum over its tokens of weight times best product.
@@ -172,11 +169,9 @@ class TokenVectors:
         if len(self.parts) == 1 and np.array_equal(self.order, np.arange(len(first))):
             return first
         starts = np.concatenate([[0], np.cumsum(self.counts)])
-        codes = scratch_array((int(starts[-1]), first.codes.shape[1]), np.uint8)
-        for start in range(0, len(self.order), _PLACES):
-            block = self.gather(np.arange(start, min(start + _PLACES, len(self.order)))).codes
-            codes[starts[start] : starts[start] + len(block)] = block
-        return TokenCodes(codes, starts)
+        places = np.arange(len(self.order))
+        blocks = (self.gather(places[start : start + _PLACES]).codes for start in range(0, len(places), _PLACES))
+        return TokenCodes(scratch_blocks((int(starts[-1]), first.codes.shape[1]), np.uint8, blocks), starts)
 
     def save(self, path: Path) -> None:
         """Write head and codes as one safetensors file; nothing of a removed document is written."""
@@ -228,10 +223,9 @@ def project(head: Floats, states: Floats) -> Floats:
 
 def encode_states(head: Floats, bits: int, states: Sequence[Floats]) -> TokenCodes:
     """Return the codes of texts, each given by the states [tokens, state_dim] of its tokens."""
-    starts = np.concatenate([[0], np.cumsum([len(own) for own in states])]).astype(np.int64)
-    if not starts[-1]:
-        return TokenCodes(np.empty((0, code_size(len(head), bits)), np.uint8), starts)
-    return TokenCodes(encode(project(head, np.concatenate(states).astype(np.float32)), bits), starts)
+    joined = np.concatenate([np.empty((0, head.shape[1]), np.float32), *states]).astype(np.float32, copy=False)
+    counts = np.array([len(own) for own in states], dtype=np.int64)
+    return TokenCodes.from_counts(encode(project(head, joined), bits), counts)
 
 
 def encode(vectors: Floats, bits: int) -> Codes:

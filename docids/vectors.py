@@ -5,6 +5,7 @@ Knows nothing of trees.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal, Protocol, TypeAlias
 
 import faiss
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from docids.files.declarations import Whole, settings
-from docids.files.storage import scratch_array
+from docids.files.storage import scratch_blocks
 from docids.files.untrusted import is_finite
 from docids.types import Floats, Ints, Numbers
 
@@ -218,11 +219,7 @@ class Vectors:
         """Return vectors encoded by a codec, or as float16 without one, in a scratch file."""
         blocks = map(codec.encode if codec else np.float16, _blocks(vectors))
         first = next(blocks)
-        codes, start = scratch_array((len(vectors), first.shape[1]), first.dtype.type), len(first)
-        codes[:start] = first
-        for block in blocks:
-            codes[start : start + len(block)] = block
-            start += len(block)
+        codes = scratch_blocks((len(vectors), first.shape[1]), first.dtype.type, chain([first], blocks))
         return cls((codes,), codec)
 
     @property
@@ -268,10 +265,8 @@ class Vectors:
         """Return [n, numbers] of all vectors as stored, in one array: the first part, or a scratch file."""
         if self.order is None:
             return self.parts[0]
-        codes = scratch_array((len(self), self.parts[0].shape[1]), self.dtype.type)
-        for start in range(0, len(self), BLOCK):
-            codes[start : start + BLOCK] = self.numbers(slice(start, start + BLOCK))
-        return codes
+        blocks = (self.numbers(slice(start, start + BLOCK)) for start in range(0, len(self), BLOCK))
+        return scratch_blocks((len(self), self.parts[0].shape[1]), self.dtype.type, blocks)
 
     def take(self, rows: Numbers) -> Floats:
         """Return the vectors [n, dim] in some rows [n]; faster than indexing for few rows."""

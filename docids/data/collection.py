@@ -264,20 +264,22 @@ def read_documents(folder: Path) -> datasets.Dataset:
     path = _find(folder, "corpus.jsonl")
     if next(json_lines(path), None) is None:
         raise ValueError(f"{path} holds no documents; it needs one JSON object a line with _id, title and text.")
-    types = read_once(_column_rows, {"column": "string", "type": "string"}, path)
+    version = sha256(path)
+    types = read_once(_column_rows, {"column": "string", "type": "string"}, path, version)
     columns = {row["column"]: row["type"] for row in types}
-    return read_once(_document_rows, columns, path, columns=columns)
+    return read_once(_document_rows, columns, path, version, columns=columns)
 
 
 def read_once(
-    rows: Callable[..., Iterator[dict[str, Any]]], types: dict[str, str], path: Path, **arguments: Any
+    rows: Callable[..., Iterator[dict[str, Any]]], types: dict[str, str], path: Path, version: str, **arguments: Any
 ) -> datasets.Dataset:
-    """Return a table of the rows of a file, cached until the file changes.
+    """Return a table of the rows of a file, cached while the version is the same.
 
     Args:
         rows: reads the file; its arguments are path (a str), version and `arguments`.
         types: {column: Arrow type} of the table.
         path: of the file.
+        version: SHA-256 of the file; a changed file is read again.
         **arguments: of `rows`.
     """
     try:
@@ -285,8 +287,7 @@ def read_once(
             rows,
             features=datasets.Features({name: datasets.Value(kind) for name, kind in types.items()}),
             cache_dir=_cache_folder(str(datasets.config.HF_DATASETS_CACHE)),
-            # The content is part of the cache key, so that a changed file is read again.
-            gen_kwargs={"path": str(path), "version": sha256(path), **arguments},
+            gen_kwargs={"path": str(path), "version": version, **arguments},
         )
     except datasets.exceptions.DatasetGenerationError as error:
         if isinstance(error.__cause__, ValueError | OSError):

@@ -4,12 +4,12 @@ Judgements of missing or empty documents and queries are dropped and counted. Of
 the highest is kept. Ids and texts are checked as those of a collection, so that the folder can be read.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
+from docids.data.lines import write_json_line, write_judgements
 from docids.data.records import document_record, query_record
 from docids.files.progress import progress
 from docids.files.storage import replace_folder
@@ -62,7 +62,7 @@ def prepare(names: Mapping[str, str], output: Path) -> PreparedIrds:
                 raise ValueError(f"{names[split]} judges none of the documents of {names['test']}; choose one corpus.")
         (folder / "qrels").mkdir()
         for split, rows in kept.items():
-            _write_judgements(rows, folder / "qrels" / f"{split}.tsv")
+            write_judgements(rows, folder / "qrels" / f"{split}.tsv")
     counts = {split: len(rows) for split, rows in kept.items()}
     left_out = {split: len(judgements[split]) - count for split, count in counts.items()}
     return PreparedIrds(documents, without_text, counts, left_out)
@@ -107,7 +107,7 @@ def _write_corpus(data_set: Any, path: Path, judged: set[str]) -> tuple[int, int
                 continue
             record = {"_id": document.doc_id, "title": title, "text": text or title}
             document_record(record, f"Document {document.doc_id!r}")
-            _write(file, record)
+            write_json_line(file, record)
             count += 1
             if document.doc_id in judged:
                 judged_written.add(document.doc_id)
@@ -126,15 +126,5 @@ def _write_queries(data_sets: Mapping[str, Any], judged: Mapping[str, Sequence[J
                     query_record(record, f"Query {query.query_id!r}")
                     missing.remove(query.query_id)
                     written.add(query.query_id)
-                    _write(file, record)
+                    write_json_line(file, record)
     return written
-
-
-def _write_judgements(rows: Sequence[Judgement], path: Path) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write("query-id\tcorpus-id\tscore\n")
-        file.writelines(f"{query_id}\t{doc_id}\t{relevance}\n" for query_id, doc_id, relevance in rows)
-
-
-def _write(file: TextIO, record: dict[str, str]) -> None:
-    file.write(json.dumps(record, ensure_ascii=False) + "\n")

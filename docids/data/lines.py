@@ -1,12 +1,12 @@
-"""Text files read line by line, compressed or not; errors name file and line. Knows nothing of what lines mean."""
+"""Text files of lines: read, compressed or not, with errors that name file and line, and written as BEIR has them."""
 
 import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
@@ -58,6 +58,18 @@ def whole_number(text: str) -> int | None:
     (-1, None, None)
     """
     return int(text) if _INTEGER.fullmatch(text) else None
+
+
+def write_json_line(file: TextIO, record: Mapping[str, Any]) -> None:
+    """Write a record as a line of JSON."""
+    file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def write_judgements(judgements: Iterable[tuple[str, str, int]], path: Path) -> None:
+    """Write (query_id, doc_id, relevance) as a table of judgements."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write("query-id\tcorpus-id\tscore\n")
+        file.writelines(f"{query_id}\t{doc_id}\t{relevance}\n" for query_id, doc_id, relevance in judgements)
 
 
 def _open(path: Path) -> BinaryIO:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import parse_qs, urlsplit
 
+from docids.data.lines import write_json_line, write_judgements
 from docids.files.progress import progress
 from docids.files.storage import folder_sums, open_text, replace_folder, write_json
 
@@ -240,11 +241,15 @@ def stage(records: Records, journal: Journal, folder: Path) -> Journal:
                 continue
             if example.title not in titles:
                 titles[example.title] = len(titles)
-                _write(documents, {"_id": str(titles[example.title]), "title": example.title, "text": example.text})
+                write_json_line(
+                    documents, {"_id": str(titles[example.title]), "title": example.title, "text": example.text}
+                )
             pair = (example.question, titles[example.title])
             if pair not in seen:
                 seen.add(pair)
-                _write(pairs, {"_id": example.example_id, "question": pair[0], "document": pair[1], "source": source})
+                write_json_line(
+                    pairs, {"_id": example.example_id, "question": pair[0], "document": pair[1], "source": source}
+                )
             if count % _JOURNAL_EVERY == 0:
                 _save_journal(journal, titles, seen, (documents, pairs), folder)
         _save_journal(journal, titles, seen, (documents, pairs), folder)
@@ -342,15 +347,13 @@ def _write_collection(staged: Path, folder: Path, pages: set[int], drawn: dict[s
     with (folder / "corpus.jsonl").open("w", encoding="utf-8") as corpus:
         for number, page in enumerate(read_jsonl(staged / "documents.jsonl")):
             if number in pages:
-                _write(corpus, page)
+                write_json_line(corpus, page)
     (folder / "qrels").mkdir()
     with (folder / "queries.jsonl").open("w", encoding="utf-8") as queries:
         for split, pairs in drawn.items():
-            with (folder / "qrels" / f"{split}.tsv").open("w", encoding="utf-8") as qrels:
-                qrels.write("query-id\tcorpus-id\tscore\n")
-                for pair in pairs:
-                    _write(queries, {"_id": pair["_id"], "text": pair["question"]})
-                    qrels.write(f"{pair['_id']}\t{pair['document']}\t1\n")
+            for pair in pairs:
+                write_json_line(queries, {"_id": pair["_id"], "text": pair["question"]})
+            write_judgements([(pair["_id"], pair["document"], 1) for pair in pairs], folder / "qrels" / f"{split}.tsv")
 
 
 def _titles(path: Path) -> dict[str, int]:
@@ -363,7 +366,3 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
         with path.open(encoding="utf-8") as lines:
             for line in lines:
                 yield json.loads(line)
-
-
-def _write(file: TextIO, record: dict[str, Any]) -> None:
-    file.write(json.dumps(record, ensure_ascii=False) + "\n")

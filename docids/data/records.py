@@ -3,9 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
-
-from docids.files.checks import text
+from docids.files.checks import text, unpack
 
 COLUMNS = ("doc_id", "title", "text")
 """The columns of every document table; metadata has others."""
@@ -126,7 +124,7 @@ def _key(key: object, source: str) -> str:
 
 def _plain(value: Any, name: str) -> bool | int | float | str | None:
     """Return a value that a column can hold; None if it is null, a list or an object."""
-    value = value.item() if isinstance(value, np.generic) else value
+    value = unpack(value)
     if value is None or isinstance(value, list | dict):
         return None
     if type(value) not in TYPES:

@@ -12,7 +12,7 @@ import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from gzip import open as open_gzip
 from pathlib import Path
@@ -112,6 +112,15 @@ def save_tensors(arrays: Mapping[str, NDArray[Any]], path: Path) -> None:
         file.write(len(text).to_bytes(8, "little") + text)
         for array in ordered.values():
             np.ascontiguousarray(array).tofile(file)
+
+
+def scratch_blocks(shape: tuple[int, ...], dtype: type[np.generic], blocks: Iterable[NDArray[Any]]) -> NDArray[Any]:
+    """Return a scratch array that holds blocks of rows, one after another."""
+    array, end = scratch_array(shape, dtype), 0
+    for block in blocks:
+        array[end : end + len(block)] = block
+        end += len(block)
+    return array
 
 
 def scratch_array(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:

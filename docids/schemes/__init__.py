@@ -5,6 +5,7 @@ Everything after that (digits, files, search, updates) is the same for all schem
 module is imported when it is used.
 """
 
+import copy
 import dataclasses
 import importlib
 from collections.abc import Sequence
@@ -197,8 +198,9 @@ class Docids:
 
     def with_rows(self, rows: NDArray[np.integer]) -> "Docids":
         """Return the same paths as those of the documents [N] `rows`."""
-        same = dataclasses.replace(self, rows=rows)
-        object.__setattr__(same, "collisions", self.collisions)
+        _check_rows(rows, len(self.paths))
+        same = copy.copy(self)  # the paths are checked, and different
+        object.__setattr__(same, "rows", rows)
         return same
 
 

@@ -20,9 +20,11 @@ from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from docids.data.collection import read_once
+from docids.data.lines import write_json_line
 from docids.files.checks import check_name
 from docids.files.declarations import Remedy, settings
 from docids.files.progress import Bar
+from docids.files.storage import sha256
 
 DOCUMENT_TOKENS, QUERY_TOKENS = 512, 32
 """Tokens of a document that a seq2seq model reads, and of a query that it generates, at most."""
@@ -82,7 +84,7 @@ def generate_queries(
             kept = [query for query in queries if _normal(query) not in forbidden]
             counts["written"] += len(kept)
             counts["dropped"] += len(queries) - len(kept)
-            file.write(json.dumps({"doc_id": doc_id, "queries": kept}, ensure_ascii=False) + "\n")
+            write_json_line(file, {"doc_id": doc_id, "queries": kept})
             bar.update()
     return counts
 
@@ -109,7 +111,7 @@ def read_queries_file(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 def read_queries_table(path: Path, most: int) -> datasets.Dataset:
     """Return the first `most` pseudo-queries of each document: a memory-mapped table of doc_id and text."""
-    return read_once(_query_rows, {"doc_id": "string", "text": "string"}, path, most=most)
+    return read_once(_query_rows, {"doc_id": "string", "text": "string"}, path, sha256(path), most=most)
 
 
 def _query_rows(path: str, version: str, most: int) -> Iterator[dict[str, str]]:

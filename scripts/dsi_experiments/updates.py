@@ -5,7 +5,6 @@ then added to the finished index. Measured on the test queries of the added docu
 after, and against an index that was trained with all of them.
 """
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from docids.data.collection import Collection, read_collection
+from docids.data.lines import write_json_line, write_judgements
 from docids.data.records import table_record
-from docids.files.storage import digest, replace_folder, write_text
+from docids.files.storage import digest, replace_folder
 from docids.types import Run
 from dsi.measuring.runs import IndexRuns
 from dsi_experiments.laboratory import Laboratory, answer
@@ -66,19 +66,18 @@ def write_without(collection: Collection, rows: list[int], folder: Path) -> None
     """Write a collection as a BEIR folder, without some documents and their judgements; dev stays as it is."""
     gone = {collection.documents[row]["doc_id"] for row in rows}
     with replace_folder(folder) as partial:
-        kept = (document for document in collection.documents if document["doc_id"] not in gone)
-        _write_lines(
-            partial / "corpus.jsonl", ({"_id": d["doc_id"], "title": d["title"], "text": d["text"]} for d in kept)
-        )
-        _write_lines(partial / "queries.jsonl", ({"_id": q, "text": text} for q, text in collection.queries.items()))
+        with (partial / "corpus.jsonl").open("w", encoding="utf-8") as corpus:
+            for document in collection.documents:
+                if document["doc_id"] not in gone:
+                    record = {"_id": document["doc_id"], "title": document["title"], "text": document["text"]}
+                    write_json_line(corpus, record)
+        with (partial / "queries.jsonl").open("w", encoding="utf-8") as queries:
+            for query_id, text in collection.queries.items():
+                write_json_line(queries, {"_id": query_id, "text": text})
+        (partial / "qrels").mkdir()
         for split, qrels in collection.qrels.items():
-            lines = [f"{q}\t{d}\t{r}" for q, judged in qrels.items() for d, r in judged.items() if d not in gone]
-            write_text(partial / "qrels" / f"{split}.tsv", "\n".join(["query-id\tcorpus-id\tscore", *lines]) + "\n")
-
-
-def _write_lines(path: Path, records: Any) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+            judgements = [(q, d, r) for q, judged in qrels.items() for d, r in judged.items() if d not in gone]
+            write_judgements(judgements, partial / "qrels" / f"{split}.tsv")
 
 
 def measure_updates(collection: Collection, without: IndexRuns, whole: IndexRuns, rows: list[int]) -> dict[str, Any]:

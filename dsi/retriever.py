@@ -317,7 +317,7 @@ class GenerativeRetriever:
         result = index.engine.search(encoded, index.request("candidates", k, options))
         if not encoded.count:
             raise ValueError("candidates() takes at least one query, got none.")
-        return candidates_of(index.engine, index.documents, index.lexical, encoded, result, features=features)
+        return candidates_of(index.engine, index.documents, encoded, result, features=features)
 
     @shows_options
     def config_for(self, k: int = 10, **options: Unpack[SearchOptions]) -> SearchConfig:

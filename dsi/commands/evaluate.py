@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.config import read_dev_queries
     from dsi.measuring.evaluation import evaluate
     from dsi.retriever import GenerativeRetriever
-    from dsi.store.manifest import read_manifest
+    from dsi.store.manifest import read_entries
     from dsi.training.stages import launch
     from eval.trec import write_run
 
@@ -53,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     _print_tables(arguments, retriever, collection)
     if arguments.results:
         text = (arguments.run / "config.toml").read_text(encoding="utf-8")
-        evaluation.save(arguments.results, config=text, index_versions=read_manifest(arguments.run)["versions"])
+        versions = read_entries(arguments.run / "manifest.json")["versions"]
+        evaluation.save(arguments.results, config=text, index_versions=versions)
     for name, run in evaluation.runs.items() if arguments.trec_runs else ():
         write_run(run, arguments.trec_runs / f"{file_name(name)}.run", file_name(name))
 

@@ -13,8 +13,9 @@ from typing_extensions import Unpack
 
 from docids.data.collection import Collection
 from dsi.retriever import GenerativeRetriever
-from dsi.search.engine import path_nodes
+from dsi.search.engine import encode_queries, path_nodes
 from dsi.search.request import SearchOptions
+from dsi.search.results import Trace
 from eval.tables import markdown_table
 
 
@@ -63,7 +64,9 @@ def diagnose(
         if answers[query_id] in hits:
             continue
         last, path = min(hits.values()), path_nodes(index.tree, followed.positions[row])[0]
-        pruned = index.explain(queries[query_id], k, **options).trace.pruned_at(path, index.tree.num_inner)
+        trace = Trace()
+        index.engine.search(encode_queries(index.encoder, [queries[query_id]]), request, trace=trace)
+        pruned = trace.pruned_at(path, index.tree.num_inner)
         if pruned is None:
             level, margin = int((path >= 0).sum()) - 1, last - scores[row]
         else:
@@ -77,7 +80,8 @@ def diagnose_split(
     retriever: GenerativeRetriever, collection: Collection, split: str, k: int = 10
 ) -> tuple[list[Miss], int]:
     """Return the misses among the judged queries of a split (first relevant document only), and the number of queries."""
-    pairs = [(query_id, collection.documents[row]["doc_id"]) for query_id, row in reversed(collection.pairs(split))]
+    doc_ids = list(collection.rows)
+    pairs = [(query_id, doc_ids[row]) for query_id, row in reversed(collection.pairs(split))]
     answers = {query_id: doc_id for query_id, doc_id in pairs if doc_id in retriever.documents.rows}
     queries = {query_id: collection.queries[query_id] for query_id in answers}
     return diagnose(retriever, queries, answers, k), len(queries)

@@ -22,7 +22,6 @@ PREFIXES = (1, 2, 3)
 
 def compute_features(
     engine: Engine,
-    lexical: Lexical | None,
     encoded: EncodedQueries,
     result: SearchResult,
     titles: Sequence[Sequence[str]],
@@ -30,8 +29,7 @@ def compute_features(
     """Return the features of the results of a search.
 
     Args:
-        engine: the tree, and the scores of its nodes.
-        lexical: BM25 or learned sparse vectors, if the index has them; the features of its scores have its name.
+        engine: the tree, the scores of its nodes, and the lexical part, if there is one; its features have its name.
         encoded: the queries.
         result: the answers, rows in the order of the queries.
         titles: of the answers.
@@ -42,7 +40,7 @@ def compute_features(
     """
     columns: dict[str, Floats] = {}
     for batch in encoded.batches:
-        for name, values in _batch_features(engine, lexical, batch, result).items():
+        for name, values in _batch_features(engine, batch, result).items():
             whole = columns.setdefault(name, np.zeros(result.positions.shape, dtype=np.float32))
             whole[batch.rows.numpy()] = values
     columns["title words"] = _title_words(encoded.texts, titles, result.positions.shape[1])
@@ -50,9 +48,7 @@ def compute_features(
     return np.where(result.positions[:, :, None] >= 0, stacked, 0).astype(np.float32), tuple(columns)
 
 
-def _batch_features(
-    engine: Engine, lexical: Lexical | None, batch: QueryBatch, result: SearchResult
-) -> dict[str, Floats]:
+def _batch_features(engine: Engine, batch: QueryBatch, result: SearchResult) -> dict[str, Floats]:
     tree, batch_rows = engine.tree, batch.rows.numpy()
     positions, scores = np.maximum(result.positions[batch_rows], 0), result.scores[batch_rows]  # [batch, k]
     shape = positions.shape
@@ -74,8 +70,8 @@ def _batch_features(
         same = (digits[:, :, None, :m] == digits[:, None, :, :m]).all(axis=3)
         columns[f"share of the list with the same first {m} digits"] = same.mean(axis=2)
     columns |= _digit_features(engine, batch, positions)
-    if lexical is not None:
-        columns |= _lexical_features(lexical, batch.texts, tree.doc_rows[positions])
+    if engine.lexical is not None:
+        columns |= _lexical_features(engine.lexical, batch.texts, tree.doc_rows[positions])
     return columns
 
 
@@ -93,7 +89,8 @@ def _digit_features(engine: Engine, batch: QueryBatch, positions: Ints) -> dict[
 
 
 def _lexical_features(lexical: Lexical, texts: Sequence[str], rows: Ints) -> dict[str, Floats]:
-    scores, name = np.take_along_axis(lexical.scores(texts), rows.astype(np.int64), axis=1), lexical.name
+    terms, name = lexical.query_terms(texts), lexical.name
+    scores = np.stack([lexical.scorer.contributions(*query).sum(axis=0) for query in zip(terms, rows, strict=True)])
     ranks = np.argsort(np.argsort(-scores, axis=1, kind="stable"), axis=1)
     return {
         name: scores,

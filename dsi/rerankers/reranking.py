@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from docids.words.bm25 import Lexical
 from dsi.rerankers.candidates import Candidates, Reranker, load_reranker
 from dsi.rerankers.cross_encoder import CrossEncoderReranker
 from dsi.rerankers.features import compute_features
@@ -68,7 +67,6 @@ def _checked(reranker: object) -> Reranker:
 def candidates_of(
     engine: Engine,
     documents: DocumentTable,
-    lexical: Lexical | None,
     encoded: EncodedQueries,
     result: SearchResult,
     *,
@@ -77,9 +75,8 @@ def candidates_of(
     """Return the results of a search as candidates for rerankers.
 
     Args:
-        engine: the tree, and the scores of its nodes, for the features.
+        engine: the tree; the scores of its nodes and the lexical part, for the features.
         documents: the document table.
-        lexical: BM25 or learned sparse vectors, if the index has them.
         encoded: the queries.
         result: of the search, rows in the order of the queries.
         features: compute them; takes another pass of the generator over the answers.
@@ -96,7 +93,7 @@ def candidates_of(
     titles = lists("title")
     computed, names = np.zeros((*positions.shape, 0), dtype=np.float32), tuple[str, ...]()
     if features:
-        computed, names = compute_features(engine, lexical, encoded, result, titles)
+        computed, names = compute_features(engine, encoded, result, titles)
     _, digits = tree.paths(any_position.ravel())  # [queries * k, depth]
     return Candidates(
         queries=encoded.texts,

@@ -33,7 +33,7 @@ from docids.tree import DocidTree
 from docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
 from dsi.search.decoder import DecoderCache, FastDecoder, search_decoder
-from dsi.search.engine import DigitScores, Engine, Followed, Method, QueryBatch, Siblings, count_documents
+from dsi.search.engine import FEATURE_TEMPERATURE, Engine, Followed, Method, QueryBatch, Siblings, count_documents
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import WALK, Ints, LevelTrace, SearchResult, Trace
 from dsi.trees.dense import DenseScores
@@ -46,8 +46,6 @@ _ROWS = 8_192
 """An exact search runs the decoder over about this many nodes at a time."""
 _ROUNDING = 1e-4
 """One path may differ by this much between two batches of other shapes, relative to its score and one more."""
-_FEATURE_TEMPERATURE = 0.05
-"""Of the encoder's softmaxes over siblings, which features of rerankers read."""
 
 
 @dataclass(frozen=True)
@@ -134,12 +132,12 @@ class PathScores(NamedTuple):
         generative: weighted generative scores.
         dense: weighted dense scores.
         siblings: per level, the children of the nodes on the paths: nodes and generative scores [batch, documents * fan_out],
-            -1 and -inf where there is none, and True at those that are on the paths.
+            -1 and -inf where there is none.
     """
 
     generative: Tensor
     dense: Tensor
-    siblings: list[tuple[Tensor, Tensor, Tensor]]
+    siblings: list[tuple[Tensor, Tensor]]
 
 
 class Descent(NamedTuple):
@@ -232,19 +230,15 @@ class BeamSearch(Engine):
         nodes = np.where(digits.reshape(generative.shape) >= 0, generative + dense, np.nan)
         return Followed(positions, nodes, {"generator": generative[:, :, -1], "encoder": dense[:, :, -1]})
 
-    def digit_scores(self, batch: QueryBatch, positions: Ints) -> DigitScores:
-        """Return log-probabilities of the digits of docids [batch, n], from softmaxes over siblings."""
-        return DigitScores.from_siblings(list(self._siblings(batch, positions)))
-
-    def _siblings(self, batch: QueryBatch, positions: Ints) -> Iterator[Siblings]:
-        """Yield for each level the scores of the nodes on the paths and their siblings, by generator and by encoder."""
+    def siblings(self, batch: QueryBatch, positions: Ints) -> Iterator[Siblings]:
+        """Yield for each level the scores of the nodes on the paths to docids [batch, n], and of their siblings."""
         on_device = torch.from_numpy(positions).long().to(self.device)
         decoder_only = SearchRequest(1, SearchConfig(alpha=1.0, beta=0.0))
         paths = self.follow_paths(batch, decoder_only, on_device)
         digits = self.tree.paths(positions.ravel())[1].reshape(*positions.shape, -1)
-        for level, (nodes, generative, _) in enumerate(paths.siblings):
+        for level, (nodes, generative) in enumerate(paths.siblings):
             shape = (*positions.shape, -1)
-            dense = self.dense.dot(batch.embeddings.float(), nodes.clamp(min=0)) / _FEATURE_TEMPERATURE
+            dense = self.dense.dot(batch.embeddings.float(), nodes.clamp(min=0)) / FEATURE_TEMPERATURE
             by_generator, by_encoder, valid = (
                 tensor.numpy(force=True).reshape(shape) for tensor in (generative, dense, nodes >= 0)
             )
@@ -322,16 +316,13 @@ class BeamSearch(Engine):
         return Descent(answers, pruned, read)
 
     @torch.no_grad()
-    def follow_paths(
-        self, batch: QueryBatch, request: SearchRequest, positions: Tensor, levels: int | None = None
-    ) -> PathScores:
+    def follow_paths(self, batch: QueryBatch, request: SearchRequest, positions: Tensor) -> PathScores:
         """Return the scores of the nodes on the paths to given documents, whether or not a search reaches them.
 
         Args:
             batch: the queries.
             request: how nodes are scored; a filter changes no score.
             positions: [batch, m] docid positions.
-            levels: how many levels to score; all by default.
         """
         digits = torch.from_numpy(self.tree.paths(positions.flatten().numpy(force=True))[1]).long().to(self.device)
         digits = digits.view(*positions.shape, self.tree.depth)
@@ -342,12 +333,11 @@ class BeamSearch(Engine):
         generative: list[Tensor] = []
         dense: list[Tensor] = []
         siblings = []
-        for level, fan_out in enumerate(self.tree.fan_out[:levels]):
+        for level, fan_out in enumerate(self.tree.fan_out):
             candidates = self._expand(beam, level, queries, cache, 0)
             # [batch, m] where each path's next node is among the candidates [batch, m * fan_out]
             columns = torch.arange(positions.shape[1], device=self.device) * fan_out + digits[:, :, level].clamp(min=0)
-            taken = torch.zeros_like(candidates.nodes, dtype=torch.bool).scatter(1, columns, value=True)
-            siblings.append((candidates.nodes, candidates.generative, taken))
+            siblings.append((candidates.nodes, candidates.generative))
             is_document = candidates.nodes >= self.tree.num_inner
             beam = candidates.take(columns, candidates.score.masked_fill(is_document, -torch.inf))
             ended = digits[:, :, level] < 0  # [batch, m]

@@ -6,7 +6,7 @@ score.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -24,6 +24,9 @@ from docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
 from dsi.search.request import SearchConfig, SearchRequest, check_extra_scores
 from dsi.search.results import Bools, Floats, Ints, SearchResult, Trace
+
+FEATURE_TEMPERATURE = 0.05
+"""Of softmaxes over siblings, which features of rerankers read; search has none."""
 
 
 class QueryBatch(NamedTuple):
@@ -294,9 +297,13 @@ class Engine(ABC):
     def follow(self, batch: QueryBatch, request: SearchRequest, rows: Ints) -> Followed:
         """Return how the paths to documents [batch, n], rows of the document table, are scored; a filter changes no score."""
 
-    @abstractmethod
     def digit_scores(self, batch: QueryBatch, positions: Ints) -> DigitScores:
         """Return log-probabilities of the digits of docids [batch, n], from softmaxes over siblings."""
+        return DigitScores.from_siblings(list(self.siblings(batch, positions)))
+
+    @abstractmethod
+    def siblings(self, batch: QueryBatch, positions: Ints) -> Iterator[Siblings]:
+        """Yield for each level the scores of the nodes on the paths to docids [batch, n], and of their siblings."""
 
     def search(
         self,
@@ -339,6 +346,11 @@ class Engine(ABC):
         return Followed(
             positions, nodes, {name: np.concatenate([part.parts[name] for part in parts])[order] for name in names}
         )
+
+    def follow_result(self, encoded: EncodedQueries, request: SearchRequest, result: SearchResult) -> Followed:
+        """Return `follow` for the documents of a result [queries, k]; what it has at padding means nothing."""
+        places = np.maximum(np.where(result.positions < 0, result.positions[:, :1], result.positions), 0)
+        return self.follow_all(encoded, request, self.tree.doc_rows[places])
 
     def _check_extra_scores(self, encoded: EncodedQueries, request: SearchRequest) -> None:
         if request.extra_scores is not None:

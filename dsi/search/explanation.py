@@ -120,7 +120,7 @@ def trace_search(engine: Engine, encoded: EncodedQueries, request: SearchRequest
     result = engine.search(encoded, request, trace=trace)
     followed = Followed(result.positions, result.scores[:, :, None], {})
     if result.positions.size:
-        followed = engine.follow_all(encoded, request, engine.tree.doc_rows[np.maximum(result.positions, 0)])
+        followed = engine.follow_result(encoded, request, result)
     return TracedSearch(trace, result, followed)
 
 

@@ -19,7 +19,7 @@ from docids.vectors import LARGE
 from docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
 from dsi.generator.tied import TiedGenerator
-from dsi.search.engine import DigitScores, Engine, Followed, Method, QueryBatch, Siblings, count_documents
+from dsi.search.engine import FEATURE_TEMPERATURE, Engine, Followed, Method, QueryBatch, Siblings, count_documents
 from dsi.search.lists import ListedDocuments
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import (
@@ -46,8 +46,6 @@ _OVERSAMPLED = 8
 """Oversampling factor of large indexes: candidates retrieved by their codes, then rescored by their vectors."""
 _BLOCK = 2**24
 """Scores of all documents in memory at a time: 64 MB."""
-_TEMPERATURE = np.float32(0.05)
-"""Of softmaxes over siblings, which features of rerankers read; search has none."""
 _NO_NODES = np.zeros(0, dtype=np.int64)
 
 
@@ -155,13 +153,9 @@ class TiedIndex(Engine):
                 scores[row, inner, level] = node_scores.scores(level, row, nodes[inner].astype(np.int64))
         return scores
 
-    def digit_scores(self, batch: QueryBatch, positions: Ints) -> DigitScores:
-        """Return log-probabilities of the digits of docids [batch, n], from softmaxes over siblings."""
-        return DigitScores.from_siblings(list(self._siblings(batch, positions)))
-
-    def _siblings(self, batch: QueryBatch, positions: Ints) -> Iterator[Siblings]:
-        """Yield for each level the scores of the nodes on the paths and their siblings, by generator and by encoder."""
-        tree, occupied = self.tree, self.tree.doc_rows >= 0
+    def siblings(self, batch: QueryBatch, positions: Ints) -> Iterator[Siblings]:
+        """Yield for each level the scores of the nodes on the paths to docids [batch, n], and of their siblings."""
+        tree, occupied, vectors = self.tree, self.tree.doc_rows >= 0, batch.vectors
         scorers = [self.walk.node_scores(batch, SearchConfig(alpha=alpha)) for alpha in (1.0, 0.0)]
         parents, digits = (array.reshape(*positions.shape, -1) for array in tree.paths(positions.ravel()))
         for level, fan_out in enumerate(tree.fan_out):
@@ -172,16 +166,15 @@ class TiedIndex(Engine):
             ]
             is_inner, documents = children < tree.num_inner, (children - tree.num_inner).clip(0, tree.num_documents - 1)
             exists &= is_inner | occupied[documents]
-            both = []
-            for scorer in scorers:
-                scores = np.zeros(children.shape, dtype=np.float32)
-                for row in range(len(positions)):
-                    inner, leaf = exists[row] & is_inner[row], exists[row] & ~is_inner[row]
-                    if inner.any():
-                        scores[row][inner] = scorer.scores(level, row, children[row][inner])
-                    scores[row][leaf] = tree.embeddings.take(documents[row][leaf]) @ batch.vectors[row]
-                both.append(scores / _TEMPERATURE)
-            yield Siblings(both[0], both[1], exists, np.maximum(digits[:, :, level], 0))
+            scores = np.zeros((2, *children.shape), dtype=np.float32)  # by generator and by encoder
+            for row, vector in enumerate(vectors):
+                inner, leaf = exists[row] & is_inner[row], exists[row] & ~is_inner[row]
+                scores[:, row, leaf] = tree.embeddings.take(documents[row][leaf]) @ vector
+                if inner.any():
+                    for own, scorer in zip(scores, scorers, strict=True):
+                        own[row][inner] = scorer.scores(level, row, children[row][inner])
+            generative, dense = scores / np.float32(FEATURE_TEMPERATURE)
+            yield Siblings(generative, dense, exists, np.maximum(digits[:, :, level], 0))
 
     def alive(self, allowed: Bools | None) -> Bools | None:
         """[inner nodes] True at those above an allowed document; None if all documents are allowed."""

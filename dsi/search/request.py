@@ -8,6 +8,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, get_type_hints
 
 from pydantic import Field, SkipValidation
@@ -118,6 +119,7 @@ OPTIONS = tuple(SearchOptions.__annotations__)
 _CONFIG_FIELDS = frozenset(field.name for field in fields(SearchConfig))
 
 
+@cache
 def option_declarations() -> dict[str, Setting]:
     """Return {name: declaration} of the search options, as `SearchConfig` and `SearchOptions` have them."""
     configured, meanings = declarations(SearchConfig), read_meanings(SearchOptions)

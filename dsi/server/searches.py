@@ -38,14 +38,15 @@ def answers(
         TypeError: an option does not exist.
         ValueError: bad queries or options.
     """
-    encoded = encode_queries(index.encoder, queries)
-    hits = index.search(encoded, k, **options)
+    encoded, request = encode_queries(index.encoder, queries), index.request("search", k, options)
+    result = index.engine.search(encoded, request)
+    hits = index.hits(result)
     shown: list[Json] = [
         {"query": query, "exact": query_hits.exact, "hits": [_without_none(hit._asdict()) for hit in query_hits]}
         for query, query_hits in zip(queries, hits, strict=True)
     ]
     if parts and any(hits):
-        followed = index.follow(encoded, [[hit.doc_id for hit in query_hits] for query_hits in hits], **options)
+        followed = index.engine.follow_result(encoded, request, result)
         for row, answer in enumerate(shown):
             for column, hit in enumerate(answer["hits"]):
                 hit["parts"] = {name: float(values[row, column]) for name, values in followed.parts.items()}
@@ -136,14 +137,14 @@ class Explainer:
         Raises:
             ValueError: the doc_id is not in the index.
         """
-        document, row = self.index.get(doc_id), self.index.documents.rows_of([doc_id], "doc_id")
+        row = self.index.documents.rows_of([doc_id], "doc_id")
         followed = self.index.engine.follow_all(self.encoded, self.request, np.array([row]))
         position, score = int(followed.positions[0, 0]), float(followed.scores[0, 0])
         rank = self._rank(self.result, position)
         path = self._path(position, followed.nodes[0, 0].tolist(), rank)
         return {
             "doc_id": doc_id,
-            "title": document.title,
+            "title": self.index.documents.values_of("title", np.array([row]))[0][0],
             "digits": path[-1]["digits"],
             "rank": rank,
             "path": path,

@@ -70,10 +70,15 @@ def save_docids(tree: DocidTree, documents: datasets.Dataset, folder: Path, *, t
 
 def load_docids(folder: Path) -> tuple[DocidTree, datasets.Dataset]:
     """Load the tree and the document table; the table stays on disk."""
+    return load_tree(folder), load_documents(folder / "documents.arrow")
+
+
+def load_tree(folder: Path) -> DocidTree:
+    """Load the tree of a folder of docids, with its token vectors if it has any."""
     tree = DocidTree.load(folder / "docids.safetensors")
     if (folder / _TOKENS).exists():
         tree = dataclasses.replace(tree, tokens=TokenVectors.load(folder / _TOKENS, tree.num_documents))
-    return tree, load_documents(folder / "documents.arrow")
+    return tree
 
 
 def load_encoder(folder: Path, config: EncoderConfig, device: str | None) -> Encoder:
@@ -243,7 +248,7 @@ def write_update(
         ValueError: the index has another encoder, docids that these were not updated from, or it is in another state.
     """
     manifest = read_manifest(folder)
-    before, _ = load_docids(part(folder, manifest, "docids"))
+    before = load_tree(part(folder, manifest, "docids"))
     if (
         manifest["fingerprints"]["encoder"] != encoder.fingerprint
         or before.origin_fingerprint != tree.origin_fingerprint

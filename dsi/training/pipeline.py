@@ -48,6 +48,7 @@ from dsi.store.loading import (
     is_whole,
     load_docids,
     load_encoder,
+    load_tree,
     retire,
     write_manifest,
 )
@@ -368,8 +369,9 @@ class TrainingRun:
         config, encoder = self.config, self.encoder()
         doc_ids, tree = self.collection.documents["doc_id"], self.tree()
         lexical = load_lexical(self.folder / "lexical", doc_ids, self.device)
-        docids = self._stages.existing("docids", "dsi train --stage docids")
-        numbers = read_numbers(docids, doc_ids, tree) if config.generator.docid_tokens == "words" else None
+        numbers = (
+            read_numbers(self.folder / "docids", doc_ids, tree) if config.generator.docid_tokens == "words" else None
+        )
         stage = GeneratorStage(
             config,
             self.collection,
@@ -429,7 +431,9 @@ class TrainingRun:
             return
         check_settings(self.config, self.collection)
         keys = self._expected_keys(sources_digest(self.config.docids, self.collection))
-        finished = self.processes.first({stage: self._stages.find(stage, key) for stage, key in keys.items()})
+        finished = self.processes.first(
+            {stage: self._stages.find(stage, key) for stage, key in keys.items()} if self.processes.is_main else {}
+        )
         if None in finished.values():
             trained = finished["encoder"]
             encoder = Encoder.load(self.config.encoder, trained, self.device)
@@ -464,8 +468,7 @@ class TrainingRun:
 
     def tree(self) -> DocidTree:
         """Load the docids that stage `docids` wrote."""
-        tree, _ = load_docids(self._stages.existing("docids", "dsi train --stage docids"))
-        return tree
+        return load_tree(self._stages.existing("docids", "dsi train --stage docids"))
 
     def _pseudo_queries(self, most: int = sys.maxsize) -> tuple[NDArray[np.integer], Sequence[str]]:
         """Return document row and text of the pseudo-queries, at most `most` per document; the texts stay on disk."""

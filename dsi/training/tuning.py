@@ -201,14 +201,13 @@ def _token_weight(index: _Index, encoded: EncodedQueries, qrels: Qrels, weights:
         qrels: their judgements.
         weights: of the other parts, which stay as they are.
     """
-    retriever, tree = index.retriever, index.engine.tree
-    if tree.tokens is None:
+    retriever = index.retriever
+    if index.engine.tree.tokens is None:
         return 0.0
     plain = dataclasses.replace(index.search_config, method="exact", **weights, token_weight=0.0)
     result = index.engine.search(encoded, SearchRequest(DEPTH, plain))
-    rows = tree.doc_rows[np.where(result.positions < 0, result.positions[:, :1], result.positions)]
     request = SearchRequest(DEPTH, dataclasses.replace(plain, token_weight=1.0))
-    tokens = index.engine.follow_all(encoded, request, rows).parts["tokens"]
+    tokens = index.engine.follow_result(encoded, request, result).parts["tokens"]
     run = retriever.as_run(encoded.query_ids, result)
     by_tokens: Run = {
         query_id: dict(zip(run[query_id], scores, strict=False))
@@ -343,13 +342,11 @@ class _Paths:
                 self.config, method="generate", alpha=alpha, lexical_weight=lexical_weight, beam_width=PROBE_DEPTH
             )
             request = SearchRequest(PROBE_DEPTH, config)
-            doc_ids = [list(scores) or [next(iter(rows))] for scores in self._run(request).values()]
-            longest = max(map(len, doc_ids))
-            padded = [[*documents, *documents[:1] * (longest - len(documents))] for documents in doc_ids]
-            numbers = np.array([[rows[doc_id] for doc_id in documents] for documents in padded])
-            parts = index.engine.follow_all(encoded, request, numbers).parts["generator"] / alpha
-            for query_id, documents, log_p in zip(encoded.query_ids, padded, parts.tolist(), strict=True):
-                generative[query_id].update(zip(documents, log_p, strict=True))
+            result = index.engine.search(encoded, request)
+            log_p = index.engine.follow_result(encoded, request, result).parts["generator"] / alpha
+            run = index.retriever.as_run(encoded.query_ids, result)
+            for query_id, own in zip(encoded.query_ids, log_p.tolist(), strict=True):
+                generative[query_id].update(zip(run[query_id], own, strict=False))
         candidates = {query_id: [rows[doc_id] for doc_id in scores] for query_id, scores in generative.items()}
         vectors = encoded.embeddings.float().numpy()
         dense, others = self.scores.runs(encoded.query_ids, vectors, encoded.texts, None, candidates)
@@ -379,12 +376,12 @@ def tune_index(folder: Path, collection: Collection, device: str | None = None) 
     """Tune the index in `folder` and write the choice to its manifest; False if that was done before or is not possible."""
     if is_tuned(folder):
         return False
-    bound_to = index_state(folder)
-    retriever = GenerativeRetriever.from_pretrained(folder, device=device)
-    before = retriever.search_config
     if not (collection.qrels["dev"] or collection.qrels["train"]):
         logger.warning("There are no queries to tune on; the index searches as [search] says.")
         return False
+    bound_to = index_state(folder)
+    retriever = GenerativeRetriever.from_pretrained(folder, device=device)
+    before = retriever.search_config
     with stage_line("tuning"):
         tuning = tune(retriever, collection)
     write_search_config(folder, retriever.search_config)

@@ -9,7 +9,6 @@ COPY contrastive contrastive
 COPY docids docids
 COPY dsi dsi
 COPY eval eval
-COPY scripts scripts
 RUN pip install --no-cache-dir --constraint constraints.txt ".[server]" && useradd --uid 1000 --create-home dsi
 USER dsi
 ENV HF_HUB_OFFLINE=1

@@ -25,7 +25,7 @@ docs: .venv/installed
 .venv/installed: pyproject.toml scripts/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[example,dev,docs]" --editable scripts
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[example,dev,docs]" --editable "scripts[figures,rerank]"
 	touch $@
 
 clean:

@@ -149,11 +149,16 @@ def open_text(path: Path) -> TextIO:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically: a reader sees the old content or the new one."""
+    """Write a text file atomically, as `write_bytes`."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file atomically: a reader sees the old content or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
+    with partial.open("wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)

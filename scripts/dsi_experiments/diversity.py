@@ -18,6 +18,7 @@ from dsi.rerankers.candidates import Candidates, Floats, Reranker
 from dsi.rerankers.diversity import Pyversity, subtopic_labels
 from dsi.rerankers.reranking import rerank
 from dsi_experiments.report import save_report
+from dsi_experiments.rerankers.lists import split_folds
 from dsi_experiments.rerankers.m2div import M2Div, M2DivConfig
 from eval.diversity import DIVERSITY_MEASURES, Subtopics, evaluate_diversity, read_subtopics
 from eval.figures import lines_figure
@@ -124,9 +125,8 @@ def cross_validate(candidates: Candidates, subtopics: Subtopics, make: Make, see
     names = (*DIVERSITY_MEASURES, *BY_POSITION)
     plain: Values = {name: {} for name in names}
     searched: Values = {name: {} for name in names}
-    count = len(candidates.queries)
-    for fold in np.array_split(np.random.default_rng(seed).permutation(count), FOLDS):
-        train, test = (candidates.select(rows) for rows in (np.setdiff1d(np.arange(count), fold), fold))
+    for rest, fold in split_folds(len(candidates.queries), FOLDS, seed):
+        train, test = candidates.select(rest), candidates.select(fold)
         reranker = make(train, subtopics, seed)
         variants = [(plain, reranker)]
         if isinstance(reranker, M2Div) and reranker.config.exploration == 1.0:

@@ -4,6 +4,7 @@ Under `accelerate launch` all processes train and search, and the first one writ
 with what: tables and experiments say that.
 """
 
+import argparse
 import dataclasses
 import json
 import time
@@ -15,13 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from typing_extensions import Self
 
 from contrastive.blocks import DocumentTexts
 from contrastive.encoder import Encoder
-from docids.data.collection import Collection
+from docids.data.collection import Collection, read_collection
 from docids.files.storage import digest
 from docids.tree import DocidTree
 from docids.types import Run
+from dsi.commands.arguments import with_settings
 from dsi.config import Config
 from dsi.measuring.provenance import provenance
 from dsi.measuring.runs import BM25Runs, DenseRuns, IndexRuns, generator_only
@@ -66,6 +69,13 @@ class Laboratory:
     base: Config
     output: Path
     device: str | None = None
+
+    @classmethod
+    def from_arguments(cls, arguments: argparse.Namespace) -> Self:
+        """Return the laboratory that --config, --set, --data, --output and --device describe."""
+        config = with_settings(Config.named(arguments.config), arguments.settings)
+        collection = read_collection(arguments.data, dev_queries=config.dev_queries)
+        return cls(collection, config, arguments.output, arguments.device)
 
     def __post_init__(self) -> None:
         if not self.collection.pairs(SPLIT):

@@ -16,8 +16,7 @@ from sklearn.linear_model import Ridge
 from dsi_experiments.report import save_report
 from dsi_experiments.rerankers.boosting import BoostedTrees, BoostingConfig
 from dsi_experiments.rerankers.learned import FeatureReranker, LinearReranker, RankNet, RankNetConfig
-from dsi_experiments.rerankers.lists import NDCG_EXP, Floats, JudgedLists, exact_weight, ndcg_exp
-from eval.protocol import bootstrap_interval
+from dsi_experiments.rerankers.lists import NDCG_EXP, Floats, JudgedLists, against, exact_weight, ndcg_exp, split_folds
 from eval.tables import markdown_table
 
 FOLDS = 5
@@ -93,10 +92,8 @@ def _width(folder: Path) -> int:
 
 def cross_validate(lists: JudgedLists, fit: Fit, seed: int) -> Floats:
     """[lists] nDCG@10 (`ndcg_exp`) of each query by a system that was trained on the other folds."""
-    count = len(lists.lengths)
-    values = np.zeros(count)
-    for fold in np.array_split(np.random.default_rng(seed).permutation(count), FOLDS):
-        rest = np.setdiff1d(np.arange(count), fold)
+    values = np.zeros(len(lists.lengths))
+    for rest, fold in split_folds(len(values), FOLDS, seed):
         held_out = lists.select(fold.tolist())
         values[fold] = ndcg_exp(held_out, fit(lists.select(rest.tolist()), seed)(held_out.features))
     return values
@@ -132,9 +129,7 @@ def ltr(folder: Path, output: Path, seeds: list[int]) -> str:
     systems = {name: [own.tolist() for own in found] for name, found in values.items()}
     rows = []
     for name, found in values.items():
-        a, b = ({str(n): float(v) for n, v in enumerate(np.mean(own, axis=0))} for own in (found, values[REFERENCE]))
-        difference, low, high = bootstrap_interval(a, b)
-        beside = "" if name == REFERENCE else f"{difference:+.4f} [{low:+.4f}, {high:+.4f}]"
+        beside = "" if name == REFERENCE else against(np.mean(found, axis=0), np.mean(values[REFERENCE], axis=0))
         rows.append([name, f"{np.mean(found):.4f}", beside])
     table = markdown_table([f"{len(lists.lengths)} queries, {FOLDS} folds", NDCG_EXP, f"against {REFERENCE}"], rows)
     second = markdown_table(

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from docids.files.storage import write_text
 from docids.tree import DocidTree
 from dsi.config import Config
 from dsi.measuring.runs import IndexRuns, generator_only
@@ -21,6 +20,7 @@ from dsi.trees.families import FamilyTree
 from dsi_experiments.laboratory import SPLIT, Laboratory
 from dsi_experiments.objectives.rows import ROWS, WARM_START, ObjectiveRow
 from dsi_experiments.objectives.tree import BEAM_WIDTH, RANDOM_PATHS
+from dsi_experiments.report import save_report
 from dsi_experiments.rows import Rows
 from dsi_experiments.tables import Row
 from eval.figures import lines_figure
@@ -150,7 +150,7 @@ def write_report(output: Path, seed: int) -> str:
     systems, quantities = ("decoder alone", "fused"), ("Hit@1", "Hit@10", "search errors")
     parts = [_table(found, system, quantity) for system in systems for quantity in quantities]
     text = "\n\n".join([*parts, _costs(found)])
-    write_text(output / "objectives.md", text + "\n")
+    save_report(output, "objectives", text)
     for system in systems:
         series = {
             name: {cell["beam"]: cell["Hit@1"] for cell in record["cells"] if cell["system"] == system}

@@ -14,11 +14,10 @@ from docids.words.bm25 import BM25
 from dsi.rerankers.candidates import Candidates
 from dsi.rerankers.features import word_list
 from dsi_experiments.report import save_report
-from dsi_experiments.rerankers.lists import NDCG_EXP, Floats, dcg_exp, exact_weight, ndcg_exp
+from dsi_experiments.rerankers.lists import NDCG_EXP, Floats, against, dcg_exp, exact_weight, ndcg_exp, split_folds
 from dsi_experiments.rerankers.parse_ranker import ParseRanker, ParserConfig, labelled_lists
 from dsi_experiments.rerankers.parser import DependencyModel
 from eval.figures import lines_figure
-from eval.protocol import bootstrap_interval
 from eval.tables import markdown_table
 
 FOLDS, DEPTH, REFERENCE = 5, 20, "maximum likelihood (Viterbi-EM)"
@@ -80,8 +79,8 @@ def parsing(folder: Path, output: Path, seeds: list[int]) -> str:
     values = {name: np.zeros((len(seeds), n)) for name in ("BM25", "uniform theta", *SETTINGS)}
     saw_tooth: dict[str, list[tuple[float, float]]] = {}
     for number, seed in enumerate(seeds):
-        for fold in np.array_split(np.random.default_rng(seed).permutation(n), FOLDS):
-            rest = np.random.default_rng(seed).permutation(np.setdiff1d(np.arange(n), fold))
+        for others, fold in split_folds(n, FOLDS, seed):
+            rest = np.random.default_rng(seed).permutation(others)
             held_out, train = rest[: len(rest) // 5], rest[len(rest) // 5 :]
             test = candidates.select(fold)
             values["BM25"][number, fold] = quality(test, labels[fold], test.scores)
@@ -125,9 +124,7 @@ def _parsing_table(candidates: Candidates, values: Mapping[str, Floats], seeds: 
     groups = [(low, high, (lengths >= low) & (lengths <= high)) for low, high in LENGTHS]
     rows = []
     for name, own in values.items():
-        a, b = ({str(n): float(v) for n, v in enumerate(each.mean(axis=0))} for each in (own, values[REFERENCE]))
-        difference, low, high = bootstrap_interval(a, b)
-        beside = "" if name == REFERENCE else f"{difference:+.4f} [{low:+.4f}, {high:+.4f}]"
+        beside = "" if name == REFERENCE else against(own.mean(axis=0), values[REFERENCE].mean(axis=0))
         cells = [f"{own[:, mask].mean():.4f}" if mask.any() else "" for _, _, mask in groups]
         rows.append([name, f"{own.mean():.4f}", beside, *cells])
     heads = [f"{low} to {high} words ({mask.sum()})" for low, high, mask in groups]

@@ -7,13 +7,12 @@ command at a time write into an OUTPUT: of two, one may lose a row, and measures
 
 import gzip
 import json
-import os
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from docids.files.storage import digest, write_json
+from docids.files.storage import digest, write_bytes, write_json
 from dsi_experiments.report import save_report
 from dsi_experiments.tables import REFERENCES, TABLES
 from eval.report import Measured, experiment_table
@@ -77,7 +76,7 @@ class Rows:
         rows = _replaced(content["rows"], record)
         used = {each["queries"]: content["queries"][each["queries"]] for each in rows}
         text = json.dumps({"queries": used, "rows": rows}, ensure_ascii=False, separators=(",", ":"))
-        _write_bytes(self.values_path, gzip.compress(text.encode(), mtime=0))
+        write_bytes(self.values_path, gzip.compress(text.encode(), mtime=0))
 
     def _read_values(self) -> dict[str, Any]:
         """{"queries": {name: query_ids}, "rows": [{row, seed, queries, values: {measure: one value a query}}]}."""
@@ -136,14 +135,3 @@ def _replaced(records: list[dict[str, Any]], record: dict[str, Any]) -> list[dic
     if any(_is(each, record["row"], record["seed"]) for each in records):
         return [record if _is(each, record["row"], record["seed"]) else each for each in records]
     return [*records, record]
-
-
-def _write_bytes(path: Path, content: bytes) -> None:
-    """Write a file in one step."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)

@@ -3,6 +3,9 @@
 Shares the weights of a `DocidGenerator`, and none of the code that runs it. Knows no encoder and no dense scores.
 """
 
+from functools import partial
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -114,7 +117,7 @@ class GenerateBaseline:
             early_stopping=False,
             do_sample=False,
             renormalize_logits=True,  # softmax over the valid children, as in training
-            prefix_allowed_tokens_fn=self._allowed,
+            prefix_allowed_tokens_fn=partial(allowed_tokens, self._trie, self.end),
             return_dict_in_generate=True,
             output_scores=True,
         )
@@ -124,11 +127,13 @@ class GenerateBaseline:
         shape = (len(token_states), k)
         return torch.tensor(positions).view(shape), output.sequences_scores.view(shape)
 
-    def _allowed(self, _: int, prefix: Tensor) -> list[int]:
-        node = self._trie
-        for token in prefix.tolist()[1:]:
-            node = node.get(token, {})
-        return list(node) or [self.end]
+
+def allowed_tokens(trie: dict[int, Any], end: int, _: int, prefix: Tensor) -> list[int]:
+    """Return the tokens that may follow a prefix, which begins with the start token, in a `nested_trie`."""
+    node = trie
+    for token in prefix.tolist()[1:]:
+        node = node.get(token, {})
+    return list(node) or [end]
 
 
 def nested_trie(tree: DocidTree, end: int) -> tuple[dict[int, dict], dict[tuple[int, ...], int]]:  # type: ignore[type-arg]

@@ -52,7 +52,7 @@ def _measure(documents: int, arguments: argparse.Namespace) -> list[dict[str, An
 
     from docids.clustering import DocidsConfig, build_tree
     from dsi.integrations.transformers import DocidLogitsProcessor
-    from dsi_experiments.benchmarks.reference import T5_VOCAB_SIZE, nested_trie
+    from dsi_experiments.benchmarks.reference import T5_VOCAB_SIZE, allowed_tokens, nested_trie
     from dsi_experiments.benchmarks.timing import alternate
 
     vectors = np.random.default_rng(0).normal(size=(documents, 8)).astype(np.float32)
@@ -60,7 +60,7 @@ def _measure(documents: int, arguments: argparse.Namespace) -> list[dict[str, An
     end = tree.vocab_size
     levels = zip(tree.token_offsets.tolist(), tree.fan_out, strict=True)
     ours = DocidLogitsProcessor.from_tree(tree, [range(first, first + size) for first, size in levels], end)
-    theirs = PrefixConstrainedLogitsProcessor(partial(_allowed, nested_trie(tree, end)[0], end), 1)
+    theirs = PrefixConstrainedLogitsProcessor(partial(allowed_tokens, nested_trie(tree, end)[0], end), 1)
     rows = []
     for queries in arguments.queries:
         prefixes = _prefixes(tree, queries * arguments.beams, end)
@@ -97,13 +97,6 @@ def _prefixes(tree: "DocidTree", count: int, end: int) -> "list[Tensor]":
 def _all_steps(processor: Any, prefixes: "list[Tensor]", scores: "Tensor") -> None:
     for own in prefixes:
         processor(own, scores)
-
-
-def _allowed(trie: dict[int, Any], end: int, _: int, prefix: "Tensor") -> list[int]:
-    node = trie
-    for token in prefix.tolist()[1:]:
-        node = node.get(token, {})
-    return list(node) or [end]
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -9,7 +9,7 @@ measured, so a killed command continues with the next. Files are OUTPUT/NAME.jso
 import sys
 from collections.abc import Sequence
 
-from dsi.commands.arguments import add_data, add_device, add_settings, parser, with_settings
+from dsi.commands.arguments import add_data, add_device, add_settings, parser
 from dsi.commands.libraries import load_libraries
 from dsi.commands.main import run_command
 from dsi.commands.values import number, output_folder
@@ -40,15 +40,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_device(command_line)
     arguments = command_line.parse_args(argv)
     load_libraries()
-    from docids.data.collection import read_collection
-    from dsi.config import Config
     from dsi_experiments.docid_schemes import compare, schemes_for
     from dsi_experiments.laboratory import Laboratory
 
-    config = with_settings(Config.named(arguments.config), arguments.settings)
-    collection = read_collection(arguments.data, dev_queries=config.dev_queries)
-    laboratory = Laboratory(collection, config, arguments.output, arguments.device)
-    names = arguments.schemes or schemes_for(collection)
+    laboratory = Laboratory.from_arguments(arguments)
+    names = arguments.schemes or schemes_for(laboratory.collection)
     laboratory.say(
         compare(laboratory, names, arguments.seeds, digits=arguments.digits, add=not arguments.without_added)
     )

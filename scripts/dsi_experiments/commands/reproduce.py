@@ -25,7 +25,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dsi.commands.arguments import add_device, add_settings, parser, with_settings
+from dsi.commands.arguments import add_device, add_settings, parser
 from dsi.commands.libraries import load_libraries
 from dsi.commands.main import run_command
 from dsi.commands.values import collection_folder, count, number, output_folder
@@ -65,7 +65,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         experiment = getattr(_module(ON_LISTS[what]), what)
         print(experiment(arguments.data, arguments.output, arguments.seeds))
         return
-    laboratory = _laboratory(arguments)
+    from dsi_experiments.laboratory import Laboratory
+
+    laboratory = Laboratory.from_arguments(arguments)
     if what in ON_A_COLLECTION:
         laboratory.say(_module(ON_A_COLLECTION[what]).reproduce(laboratory, arguments.seeds[0]))
         return
@@ -114,16 +116,6 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError(f"{what} is measured on a folder of lists: give --data.")
     if what not in (*ON_LISTS, *WITHOUT_DATA) and not (arguments.data and arguments.config):
         raise ValueError(f"{what} is measured on a collection: give --data and --config.")
-
-
-def _laboratory(arguments: argparse.Namespace) -> "Laboratory":
-    from docids.data.collection import read_collection
-    from dsi.config import Config
-    from dsi_experiments.laboratory import Laboratory
-
-    config = with_settings(Config.named(arguments.config), arguments.settings)
-    collection = read_collection(arguments.data, dev_queries=config.dev_queries)
-    return Laboratory(collection, config, arguments.output, arguments.device)
 
 
 def _measure_table(laboratory: "Laboratory", table: str, rows: Sequence[Row], seeds: Sequence[int]) -> None:

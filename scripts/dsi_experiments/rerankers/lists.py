@@ -12,11 +12,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eval.fusion import best_weight
+from eval.protocol import bootstrap_interval
 
 Floats = NDArray[np.floating]
+Ints = NDArray[np.integer]
 
 NDCG_EXP = "nDCG(dcg='exp-log2')@10"
 """`ndcg_exp` as ir_measures prints it; plain nDCG@10 (`eval.measures`) has the label itself as gain."""
+
+
+def split_folds(queries: int, count: int, seed: int) -> Iterator[tuple[Ints, Ints]]:
+    """Yield the others and the queries of each fold of a random partition into `count` folds, in order of the partition."""
+    for fold in np.array_split(np.random.default_rng(seed).permutation(queries), count):
+        yield np.setdiff1d(np.arange(queries), fold), fold
+
+
+def against(values: Floats, reference: Floats) -> str:
+    """Return the mean difference to a reference with its 95 % interval, for a table; both [queries]."""
+    a, b = ({str(n): float(value) for n, value in enumerate(own)} for own in (values, reference))
+    difference, low, high = bootstrap_interval(a, b)
+    return f"{difference:+.4f} [{low:+.4f}, {high:+.4f}]"
 
 
 @dataclass(frozen=True)

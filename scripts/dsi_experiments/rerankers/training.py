@@ -22,7 +22,7 @@ from dsi.retriever import GenerativeRetriever
 from dsi_experiments.rerankers.boosting import BoostedTrees, BoostingConfig
 from dsi_experiments.rerankers.kinds import WITH_IMPORTANCE
 from dsi_experiments.rerankers.learned import LinearReranker, RankNet, RankNetConfig
-from dsi_experiments.rerankers.lists import JudgedLists, exact_weight, lambdas
+from dsi_experiments.rerankers.lists import JudgedLists, exact_weight, lambdas, split_folds
 from dsi_experiments.rerankers.m2div import M2Div, M2DivConfig
 from eval.diversity import Subtopics, read_subtopics
 from eval.measures import evaluate, mean
@@ -233,9 +233,9 @@ def cross_validate(
     if not 2 <= folds <= n:
         raise ValueError(f"folds must be between 2 and {n} (the judged queries), got {folds}.")
     run: dict[str, dict[str, float]] = {}
-    parts = np.array_split(np.random.default_rng(seed).permutation(n), folds)
-    for fold in progress(parts, f"folds of {kind}", unit="fold", enabled=show_progress):
-        reranker = fit_reranker(judged.select(np.setdiff1d(np.arange(n), fold)), kind, seed)
+    parts = list(split_folds(n, folds, seed))
+    for rest, fold in progress(parts, f"folds of {kind}", unit="fold", enabled=show_progress):
+        reranker = fit_reranker(judged.select(rest), kind, seed)
         run |= rerank(candidates.select(fold), reranker).as_run()
     before, after = (
         {measure: mean(values) for measure, values in evaluate(found, judged.qrels, MEASURES).items()}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dsi.retriever import GenerativeRetriever
     from dsi.search.request import SearchConfig, SearchOptions
     from dsi.search.results import Hit, Hits
-    from dsi.training.pipeline import train
+    from dsi.training.pipeline import index, train
     from dsi.training.tuning import tune
 
 _HOMES = {
@@ -38,6 +38,7 @@ _HOMES = {
     "SearchConfig": "dsi.search.request",
     "SearchOptions": "dsi.search.request",
     "evaluate": "dsi.measuring.evaluation",
+    "index": "dsi.training.pipeline",
     "load_rerankers": "dsi.rerankers.reranking",
     "read_collection": "docids.data.collection",
     "rerank": "dsi.rerankers.reranking",
@@ -56,6 +57,7 @@ __all__ = [
     "SearchConfig",
     "SearchOptions",
     "evaluate",
+    "index",
     "load_rerankers",
     "read_collection",
     "rerank",

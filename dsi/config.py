@@ -34,6 +34,13 @@ CONFIGS = Path(__file__).parent / "configs"
 LEXICAL_WEIGHT = 0.03
 """What we recommend for an index with BM25, whose scores are large beside cosines."""
 
+_NO_TRAINING = {
+    "pseudo_queries": {"method": "none"},
+    "contrastive": {"loss": "none", "fill_with_pseudo_queries": False},
+    "training": {"pseudo_queries_per_document": 0, "epochs": 0.0},
+    "query_map": {"epochs": 0.0},
+}
+
 
 @settings()
 class Config:
@@ -122,6 +129,10 @@ class Config:
             FileNotFoundError: neither a name nor a file; the message lists the names.
         """
         return name if isinstance(name, Config) else read_config(name)
+
+    def without_training(self) -> "Config":
+        """Return the configuration with the encoder and the tied generator as they are, and no pseudo-queries."""
+        return self.with_changes(_NO_TRAINING)
 
     def with_changes(self, changes: Mapping[str, Any]) -> "Config":
         """Return a configuration with some settings replaced: {setting or section: value or {setting: value}}."""

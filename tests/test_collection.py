@@ -251,12 +251,17 @@ def test_documents_without_words_are_named_and_kept(beir, caplog):
         (DOC + "\n[1]", QUERY, QRELS, r"corpus.jsonl, line 2: expected a JSON object"),
         (DOC + "\n" + DOC, QUERY, QRELS, r"corpus.jsonl, line 2: duplicate doc_id 'a'"),
         ('{"_id": 7, "text": "t"}', QUERY, QRELS, r"line 1: key '_id' must be a string, got 7"),
-        ('{"_id": "a", "title": "t"}', QUERY, QRELS, r"line 1: key 'text' must be a string, got None"),
+        (
+            '{"_id": "a", "title": "t"}',
+            QUERY,
+            QRELS,
+            r"line 1 has no text: none of the keys .*; its keys are '_id', 'title'",
+        ),
         (DOC, "", QRELS, r"queries.jsonl holds no queries"),
         (DOC, QUERY + "\n" + QUERY, QRELS, r"queries.jsonl, line 2: duplicate query_id 'q'"),
         (DOC, '{"_id": "q", "text": "  "}', QRELS, r"query 'q' has empty text"),
-        (DOC, QUERY, QRELS + "\nz\ta\t1", r"test.tsv, line 3: query_id 'z' is not in queries.jsonl"),
-        (DOC, QUERY, QRELS + "\nq\tz\t1", r"test.tsv, line 3: doc_id 'z' is not in corpus.jsonl"),
+        (DOC, QUERY, QRELS + "\nz\ta\t1", r"test.tsv, line 3: query_id 'z' is not among the queries"),
+        (DOC, QUERY, QRELS + "\nq\tz\t1", r"test.tsv, line 3: doc_id 'z' is not among the documents"),
         (DOC, QUERY, QRELS + "\nq a 1", r"test.tsv, line 3: expected query-id<TAB>corpus-id<TAB>integer score"),
         (DOC, QUERY, QRELS + "\nq\ta\tyes", r"line 3: expected .* got 'q\\ta\\tyes'"),
     ],
@@ -358,5 +363,17 @@ def test_missing_files_are_named(beir, tmp_path):
         read_collection(folder)
     (folder / "queries.jsonl").write_text(QUERY)
     (folder / "qrels" / "test.tsv").unlink()
-    with pytest.raises(FileNotFoundError, match="No judgements in"):
+    (folder / "corpus.jsonl").unlink()
+    with pytest.raises(FileNotFoundError, match=r"corpus.jsonl \(or corpus.jsonl.gz\) does not exist"):
         read_collection(folder)
+
+
+def test_documents_alone_are_a_collection(beir, caplog):
+    folder = beir(DOC, QUERY, test=QRELS)
+    (folder / "qrels" / "test.tsv").unlink()
+    assert not any(read_collection(folder).qrels.values())
+    assert "has 1 queries but no judgements, so they are not used" in caplog.text
+    (folder / "queries.jsonl").unlink()
+    collection = read_collection(folder)
+    assert collection.queries == {}
+    assert len(collection.documents) == 1

@@ -160,7 +160,7 @@ def test_models_that_cannot_score_pairs_are_refused(index, model, tmp_path, toke
 
 def test_evaluate_reads_the_texts_of_the_collection(index, collection, model, capsys, retriever):
     name, results = f"cross-encoder:{model}", index / "results.json"
-    common = [str(index), "--data", str(collection.folder), "--device", "cpu", "--rerank", name, "--rerank-depth", "6"]
+    common = [str(index), "--data", str(collection.name), "--device", "cpu", "--rerank", name, "--rerank-depth", "6"]
     assert main(["evaluate", *common, "--results", str(results)]) == 0
     assert f"| + {name} " in capsys.readouterr().out
     found = json.loads(results.read_text())["systems"][f"+ {name}"]
@@ -177,7 +177,7 @@ def test_search_reranks(index, collection, model, capsys, retriever):
     name = f"cross-encoder:{model}"
     assert main(["search", *common, "--rerank", name]) == 2
     assert "this index keeps titles only" in capsys.readouterr().err
-    assert main(["update", str(index), "--texts", str(collection.folder), "--device", "cpu"]) == 0
+    assert main(["update", str(index), "--texts", str(collection.name), "--device", "cpu"]) == 0
     capsys.readouterr()
     assert main(["search", *common, "--rerank", name, "--rerank-depth", "7"]) == 0
     printed = json.loads(capsys.readouterr().out)

@@ -134,7 +134,10 @@ def test_a_mask_of_a_large_table_is_quick():
         ({"DOC_ID": "x"}, r"line 2: metadata must not have the key 'DOC_ID'; give it another name"),
         ({"year": 2**63}, r"line 2: metadata 'year' must be an integer of at most 64 bits, got 9223372036854775808"),
         ({"lang": "\ud800"}, r"line 2: metadata 'lang' must be Unicode text, got the lone surrogate"),
-        ({"year": "late"}, r"line 2: metadata 'year' is 'late', but of type int in the lines before; give it one type"),
+        (
+            {"year": "late"},
+            r"line 2: metadata 'year' is 'late', but of type int in the documents before; give it one type",
+        ),
     ],
 )
 def test_metadata_that_cannot_be_columns_is_named(beir, metadata, message):
@@ -178,7 +181,7 @@ RECORDS = [
     ({"doc_id": 3}, "must be a string, got 3"),
     ({"doc_id": ""}, "must have a doc_id that is a text and not empty, got ''"),
     ({"doc_id": "a\ud800"}, "must be Unicode text, got the lone surrogate '\\ud800' at character 2"),
-    ({"_id": "other"}, "_id is 'other', but doc_id is 'new'; both name the document, give one of them"),
+    ({"_id": "other"}, "_id is 'other', but doc_id is 'new'; give one doc_id"),
     ({"title": 3}, "key 'title' must be a string, got 3"),
     ({"text": None}, "key 'text' must be a string, got None"),
     ({"text": "a\udfff"}, "key 'text' must be Unicode text, got the lone surrogate"),
@@ -237,7 +240,10 @@ def test_columns_take_values_of_their_type_only(encoder):
         ([3], "Document 0 must be a mapping with doc_id, title and text, got 3"),
         ("new", r"add\(\) takes a list of documents, got 'new'"),
         (None, r"add\(\) takes a list of documents, got None"),
-        ([{"doc_id": "new", "title": "no text"}], "Document 0: key 'text' must be a string, got None"),
+        (
+            [{"doc_id": "new", "title": "no text"}],
+            "Document 0 has no text: none of the keys text, contents; its keys",
+        ),
     ],
 )
 def test_what_is_no_document_is_not_added(retriever, documents, message):

@@ -1,5 +1,7 @@
 """Features against brute force; reranked searches, and rerankers on disk and in training."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -252,9 +254,9 @@ def test_a_reranker_is_trained_from_python(retriever, beir, tmp_path):
         cross_validate(judged, "mmr", 1000)
     with pytest.raises(ValueError, match="no reranker 'ranknets' to train"):
         train_reranker(retriever, collection, "ranknets")
-    (collection.folder / "qrels" / "dev.tsv").unlink()
+    (Path(collection.name) / "qrels" / "dev.tsv").unlink()
     with pytest.raises(ValueError, match="no judged queries of the split 'dev' to learn from"):
-        train_reranker(retriever, read_collection(collection.folder, dev_queries=0), "mmr")
+        train_reranker(retriever, read_collection(collection.name, dev_queries=0), "mmr")
 
 
 def test_training_a_reranker_is_a_command(retriever, beir, tmp_path, capsys):

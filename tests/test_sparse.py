@@ -237,7 +237,7 @@ def test_a_run_is_trained_tuned_and_measured_with_it(beir, sentence_bert_folder,
     dsi.train(collection, run, config=run / "config.toml", device="cpu")
     assert (run / "lexical" / "stage.json").stat().st_mtime_ns == written  # up to date
     capsys.readouterr()
-    assert main(["evaluate", str(run), "--data", str(collection.folder), "--device", "cpu"]) == 0
+    assert main(["evaluate", str(run), "--data", str(collection.name), "--device", "cpu"]) == 0
     printed = capsys.readouterr().out
     assert "\n| generate " in printed
     assert "\n  dense + learned sparse: " in printed

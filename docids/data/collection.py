@@ -4,12 +4,12 @@ Documents are a memory-mapped Arrow table (`datasets.Dataset`), queries and judg
 the line, the value and the remedy. Knows nothing of models, docids or measures.
 """
 
+import hashlib
+import json
 import logging
-import random
 import tempfile
 from abc import abstractmethod
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -17,10 +17,20 @@ from typing import Any, overload
 
 import datasets
 
-from docids.data.lines import json_lines, text_lines, whole_number
-from docids.data.records import COLUMNS, TYPES, document_record, get_metadata, read_query_records
-from docids.files.checks import plain
-from docids.files.storage import digest, sha256
+from docids.data import SHIPPED
+from docids.data.dev_queries import cut_dev, relevant_documents
+from docids.data.lines import json_lines, named_records, text_lines, whole_number, write_json_line, write_judgements
+from docids.data.records import (
+    QUERY_ID_KEYS,
+    check_documents,
+    column_types,
+    read_query_records,
+    table_record,
+    table_row,
+)
+from docids.data.sources import folder_records, memory_records
+from docids.files.checks import plain, shown
+from docids.files.storage import digest, replace_folder, sha256
 from docids.types import Qrels
 
 logger = logging.getLogger(__name__)
@@ -67,8 +77,11 @@ SPLITS = ("train", "dev", "test")
 class Collection:
     """A collection: `documents` (columns doc_id, title, text, metadata), `queries` and one `Qrels` a split.
 
+    Only the documents are required: without queries an index is made of pre-trained parts, without judgements it is not tuned.
+
     Attributes:
-        folder: of its files.
+        name: its folder, or what it was made of, for messages.
+        versions: sha256 of each of its files, or of what is in memory.
         documents: one row per document; arrays over documents are in this order.
         queries: {query_id: text}.
         qrels: {"train" | "dev" | "test": judgements}; empty for a split without a file.
@@ -76,7 +89,8 @@ class Collection:
         rows: {doc_id: row}.
     """
 
-    folder: Path
+    name: str
+    versions: list[str] = field(repr=False)
     documents: datasets.Dataset
     queries: dict[str, str]
     qrels: dict[str, Qrels]
@@ -85,10 +99,76 @@ class Collection:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of the files and of the choice of dev queries; results are recomputed when it changes."""
-        files = [_find(self.folder, name) for name in ("corpus.jsonl", "queries.jsonl")]
-        files += [path for split in SPLITS if (path := self.folder / "qrels" / f"{split}.tsv").exists()]
-        return digest([[sha256(path) for path in sorted(files)], list(self.qrels["dev"])])
+        """sha256 of the contents and of the choice of dev queries; results are recomputed when it changes."""
+        return digest([self.versions, list(self.qrels["dev"])])
+
+    @classmethod
+    def from_records(
+        cls,
+        documents: Iterable[Any],
+        *,
+        queries: Mapping[str, str] | Iterable[Any] | None = None,
+        qrels: Mapping[str, Qrels] | None = None,
+        dev_queries: int = 500,
+        seed: int = 0,
+    ) -> "Collection":
+        """Make a collection of what is in memory.
+
+        Example:
+            >>> from docids.data.collection import Collection
+            >>> collection = Collection.from_records([{"id": "neon", "text": "A gas that glows.", "period": 2}])
+            >>> collection.documents[0]
+            {'doc_id': 'neon', 'title': '', 'text': 'A gas that glows.', 'period': 2}
+
+        Args:
+            documents: a list or iterator of dictionaries, a DataFrame (pandas, polars), an Arrow table or a `datasets.Dataset`,
+                with an id (doc_id, _id, id or docno), a text (text or contents) and perhaps a title; all else is metadata. A
+                list of texts takes their places, "0", "1", …, as ids.
+            queries: {query_id: text}, or records with an id (query_id, _id, id or qid) and a text.
+            qrels: {"train" | "dev" | "test": {query_id: {doc_id: relevance}}}.
+            dev_queries: as for `read_collection`.
+            seed: as for `read_collection`.
+
+        Raises:
+            TypeError: `documents` holds no records.
+            ValueError: a record lacks id or text, an id occurs twice, or a judgement names what is not there.
+        """
+        _check_cut(dev_queries, seed)
+        table = _table(check_documents(memory_records(documents), "documents"))
+        rows, read = _rows(table), _memory_queries(queries)
+        judged = _memory_qrels(qrels or {}, read, rows)
+        versions = [_content_digest(table, read, judged)]
+        return cls("The collection", versions, table, read, *_cut(judged, dev_queries, seed), rows)
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> "Collection":
+        """Make a collection of a folder of texts, subfolders included, without queries.
+
+        A .txt or .md file is a document: its id is its path in the folder (white space as %20), its title the first heading of
+        a .md file, or else the name of the file. A .jsonl (or .jsonl.gz) file has a document a line, a .csv file a document a
+        row below the names of its columns, with the keys that `from_records` takes. Hidden files are left out; so are others,
+        and a warning counts them.
+
+        Raises:
+            FileNotFoundError: no such folder, or no such file in it.
+            ValueError: a malformed file; the message names file, line, value and remedy.
+        """
+        table = _table(check_documents(folder_records(_existing(Path(folder))), folder))
+        return cls(str(folder), [_content_digest(table, {}, {})], table, {}, *_cut({}, 0, 0), _rows(table))
+
+    def save(self, folder: str | Path) -> None:
+        """Write the collection as a new folder in BEIR layout, which `read_collection` and commands read."""
+        with replace_folder(Path(folder)) as new:
+            with (new / "corpus.jsonl").open("w", encoding="utf-8") as file:
+                for document in map(table_record, self.documents):
+                    write_json_line(file, {"_id": document.pop("doc_id"), **document})
+            with (new / "queries.jsonl").open("w", encoding="utf-8") as file:
+                for query_id, text in self.queries.items():
+                    write_json_line(file, {"_id": query_id, "text": text})
+            (new / "qrels").mkdir()
+            for split, qrels in self.qrels.items():
+                if qrels:
+                    write_judgements(_triples(qrels), new / "qrels" / f"{split}.tsv")
 
     def pairs(self, split: str) -> list[tuple[str, int]]:
         """Return (query_id, document row) of every positive judgement of a split, in file order."""
@@ -105,7 +185,7 @@ class Collection:
         For the test split, dev queries that were cut from train count as train queries: Overlap is a property of the
         collection, not of the cut.
         """
-        return self.train_file_documents if split == "test" else _relevant(self.qrels["train"].values())
+        return self.train_file_documents if split == "test" else relevant_documents(self.qrels["train"].values())
 
     def full_texts(self) -> FullTexts:
         """Return title and whole text of every document."""
@@ -134,22 +214,25 @@ def compare_documents(collection: Collection, doc_ids: Iterable[str]) -> None:
     missing, extra = len(documents - indexed), len(indexed - documents)
     if missing == len(documents):
         raise ValueError(
-            f"{collection.folder} and the index share no document; give the collection that the index was made of."
+            f"{collection.name} and the index share no document; give the collection that the index was made of."
         )
     if missing or extra:
         logger.warning(
             "%s and the index differ: %d documents are in the collection only (no search finds them), %d in the index only.",
-            collection.folder,
+            collection.name,
             missing,
             extra,
         )
 
 
 def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0) -> Collection:
-    """Read a BEIR folder: `corpus.jsonl[.gz]`, `queries.jsonl[.gz]`, `qrels/{train,dev,test}.tsv`.
+    """Read a folder in BEIR layout, or a folder of texts.
+
+    In BEIR layout there are `corpus.jsonl[.gz]`, `queries.jsonl[.gz]` and `qrels/{train,dev,test}.tsv`, of which only the first
+    is required. A folder without a corpus.jsonl is read by `Collection.from_folder`.
 
     Args:
-        folder: the collection.
+        folder: the collection; "minipedia" is the one that ships.
         dev_queries: train queries, at most a tenth, that `cut_dev` makes the dev split if there is no `qrels/dev.tsv`. They are
             used for tuning, not for training.
         seed: of the choice of dev queries.
@@ -158,105 +241,122 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
         FileNotFoundError: a required file is missing.
         ValueError: a file's content is wrong; the message names file, line, value and remedy.
     """
-    dev_queries, seed = plain(int, dev_queries, "dev_queries"), plain(int, seed, "seed")
-    if dev_queries < 0:
-        raise ValueError(f"dev_queries must be at least 0, got {dev_queries}.")
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"The collection folder {folder} does not exist; pass a folder in BEIR layout.")
+    _check_cut(dev_queries, seed)
+    if str(folder) in SHIPPED and not Path(folder).exists():
+        folder = SHIPPED[str(folder)]
+    folder = _existing(Path(folder))
+    if not _is_beir(folder):
+        return Collection.from_folder(folder)
     documents = read_documents(folder)
-    queries = read_queries(folder)
-    rows = {doc_id: row for row, doc_id in enumerate(documents["doc_id"][:])}
-    qrels = {split: _read_qrels(folder / "qrels" / f"{split}.tsv", queries, rows) for split in SPLITS}
-    if not any(qrels.values()):
-        raise FileNotFoundError(
-            f"No judgements in {folder / 'qrels'}; add at least one of train.tsv, dev.tsv, test.tsv."
+    rows = _rows(documents)
+    judged = [split for split in SPLITS if (folder / "qrels" / f"{split}.tsv").exists()]
+    queries = read_queries(folder) if judged or _has(folder, "queries.jsonl") else {}
+    qrels = {split: _read_qrels(folder / "qrels" / f"{split}.tsv", queries, rows) for split in judged}
+    if queries and not judged:
+        logger.warning(
+            "%s has %d queries but no judgements, so they are not used; judgements are qrels/train.tsv, dev.tsv, test.tsv.",
+            folder,
+            len(queries),
         )
-    overlap = _relevant(qrels["train"].values())
+    files = [_find(folder, "corpus.jsonl"), *([_find(folder, "queries.jsonl")] if queries else [])]
+    files += [folder / "qrels" / f"{split}.tsv" for split in judged]
+    versions = [sha256(path) for path in sorted(files)]
+    return Collection(str(folder), versions, documents, queries, *_cut(qrels, dev_queries, seed), rows)
+
+
+def _is_beir(folder: Path) -> bool:
+    """True if a folder has a file of the BEIR layout, so that a missing one is an error."""
+    return _has(folder, "corpus.jsonl") or _has(folder, "queries.jsonl") or (folder / "qrels").is_dir()
+
+
+def _existing(folder: Path) -> Path:
+    if folder.exists() and not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is a file; give the folder that holds it.")
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"The collection folder {folder} does not exist; pass a folder in BEIR layout or of texts."
+        )
+    return folder
+
+
+def _check_cut(dev_queries: int, seed: int) -> None:
+    """Raise ValueError unless the number of dev queries and the seed are whole numbers, the first at least 0."""
+    if plain(int, dev_queries, "dev_queries") < 0:
+        raise ValueError(f"dev_queries must be at least 0, got {dev_queries}.")
+    plain(int, seed, "seed")
+
+
+def _cut(read: Mapping[str, Qrels], dev_queries: int, seed: int) -> tuple[dict[str, Qrels], frozenset[str]]:
+    """Return the judgements of all splits, dev cut from train if it is missing, and the relevant documents of uncut train."""
+    qrels = {split: read.get(split, {}) for split in SPLITS}
+    overlap = relevant_documents(qrels["train"].values())
     if qrels["train"] and not qrels["dev"]:
         qrels["train"], qrels["dev"] = cut_dev(qrels["train"], qrels["test"], dev_queries, seed)
-    return Collection(folder, documents, queries, qrels, overlap, rows)
+    return qrels, overlap
 
 
-def cut_dev(train: Qrels, test: Qrels, dev_queries: int, seed: int) -> tuple[Qrels, Qrels]:
-    """Cut train judgements into (train, dev): at most `dev_queries` and at most a tenth of the queries go to dev.
-
-    The cut is by document, so that No Overlap queries are as frequent in dev as in test; were they rarer, tuning would overrate
-    what the decoder has memorised. All train queries of a No Overlap query's documents go to dev; every document of an Overlap
-    query keeps a train query. A document with more train queries than dev has room for keeps them all; where one kind of query
-    is too rare, more of the other are taken.
-
-    >>> train = {f"{document}{n}": {document: 1} for document in "abcdefghijklmnopqrst" for n in range(3)}
-    >>> train, dev = cut_dev(train, {"old": {"a": 1}, "new": {"z": 1}}, 6, 0)
-    >>> len(train), sorted(dev)
-    (54, ['i0', 'i2', 'q0', 's0', 's1', 's2'])
-
-    Args:
-        train: the judgements to cut.
-        test: sets the share of No Overlap queries, by doc_ids alone; one half if there are none.
-        dev_queries: at most.
-        seed: of the choice.
-    """
-    size, rng = min(dev_queries, len(train) // 10), random.Random(seed)
-    relevant = {query_id: _relevant([train[query_id]]) for query_id in rng.sample(sorted(train), len(train))}
-    families = _families(relevant)
-    rng.shuffle(families)
-    dev = _whole(families, round(size * _no_overlap_share(train, test)))
-    rest = {query_id: doc_ids for query_id, doc_ids in relevant.items() if query_id not in dev}
-    dev |= _spare(rest, size - len(dev))
-    dev |= _whole([family for family in families if dev.isdisjoint(family)], size - len(dev))
-    keep = {query_id: judged for query_id, judged in train.items() if query_id not in dev}
-    return keep, {query_id: judged for query_id, judged in train.items() if query_id in dev}
+def _rows(documents: datasets.Dataset) -> dict[str, int]:
+    return {doc_id: row for row, doc_id in enumerate(documents["doc_id"][:])}
 
 
-def _relevant(judgements: Iterable[Mapping[str, int]]) -> frozenset[str]:
-    return frozenset(doc_id for judged in judgements for doc_id, relevance in judged.items() if relevance > 0)
+def _table(documents: Iterable[Mapping[str, Any]]) -> datasets.Dataset:
+    """Return a table in memory of checked documents."""
+    documents = list(documents)
+    if not documents:
+        raise ValueError("The collection has no documents; give at least one.")
+    columns = column_types((f"Document {document['doc_id']!r}", document) for document in documents)
+    rows = [table_row(document, columns) for document in documents]
+    features = datasets.Features({name: datasets.Value(kind) for name, kind in columns.items()})
+    return datasets.Dataset.from_dict({name: [row[name] for row in rows] for name in columns}, features)
 
 
-def _no_overlap_share(train: Qrels, test: Qrels) -> float:
-    """Return the share of test queries without a relevant document that has a train query; 1/2 without test queries."""
-    train_documents = _relevant(train.values())
-    answers = [relevant for judged in test.values() if (relevant := _relevant([judged]))]
-    return sum(map(train_documents.isdisjoint, answers)) / len(answers) if answers else 0.5
+def _content_digest(documents: datasets.Dataset, queries: Mapping[str, str], qrels: Mapping[str, Qrels]) -> str:
+    """Return the sha256 of a collection in memory."""
+    contents = hashlib.sha256()
+    for document in documents:
+        contents.update(json.dumps(document, sort_keys=True).encode())
+    return digest([contents.hexdigest(), queries, qrels])
 
 
-def _families(relevant: Mapping[str, frozenset[str]]) -> list[list[str]]:
-    """Group queries such that no document is relevant to queries of two groups."""
-    parent: dict[str, str] = {}  # union-find over documents; the root of a group is its own parent
-
-    def root(doc_id: str) -> str:
-        while parent.setdefault(doc_id, doc_id) != doc_id:
-            parent[doc_id] = doc_id = parent[parent[doc_id]]
-        return doc_id
-
-    for doc_ids in relevant.values():
-        for doc_id in doc_ids:
-            parent[root(doc_id)] = root(min(doc_ids))
-    families: dict[str, list[str]] = {}
-    for query_id, doc_ids in relevant.items():
-        if doc_ids:
-            families.setdefault(root(min(doc_ids)), []).append(query_id)
-    return list(families.values())
+def _memory_queries(queries: Mapping[str, str] | Iterable[Any] | None) -> dict[str, str]:
+    """Return {query_id: text} of what `Collection.from_records` takes."""
+    if queries is None:
+        return {}
+    if isinstance(queries, Mapping):
+        queries = [{"_id": query_id, "text": text} for query_id, text in queries.items()]
+    return read_query_records(memory_records(queries, "queries", QUERY_ID_KEYS), "queries")
 
 
-def _whole(families: Iterable[list[str]], room: int) -> set[str]:
-    """Return the queries of whole families, up to `room`."""
-    chosen: set[str] = set()
-    for family in families:
-        if len(chosen) + len(family) <= room:
-            chosen.update(family)
-    return chosen
+def _memory_qrels(qrels: Mapping[str, Qrels], queries: Mapping[str, str], rows: Mapping[str, int]) -> dict[str, Qrels]:
+    """Return judgements, checked."""
+    if not isinstance(qrels, Mapping) or not set(qrels) <= set(SPLITS):
+        raise ValueError(f"qrels must be judgements by split ({', '.join(SPLITS)}), got {shown(qrels)}.")
+    for split, judgements in qrels.items():
+        for query_id, doc_id, relevance in _triples(judgements, f"qrels[{split!r}]"):
+            source = f"qrels[{split!r}][{query_id!r}]"
+            _check_judged(source, query_id, doc_id, queries, rows)
+            plain(int, relevance, f"{source}[{doc_id!r}]")
+    return {
+        split: {query_id: dict(judged) for query_id, judged in judgements.items()}
+        for split, judgements in qrels.items()
+    }
 
 
-def _spare(relevant: Mapping[str, frozenset[str]], room: int) -> set[str]:
-    """Return queries that leave another query to each of their documents, up to `room`."""
-    left = Counter(doc_id for doc_ids in relevant.values() for doc_id in doc_ids)
-    chosen: set[str] = set()
-    for query_id, doc_ids in relevant.items():
-        if len(chosen) < room and doc_ids and all(left[doc_id] > 1 for doc_id in doc_ids):
-            chosen.add(query_id)
-            left.subtract(doc_ids)
-    return chosen
+def _triples(qrels: Qrels, name: str = "qrels") -> Iterator[tuple[str, str, int]]:
+    """Yield (query_id, doc_id, relevance)."""
+    if not isinstance(qrels, Mapping) or not all(isinstance(judged, Mapping) for judged in qrels.values()):
+        raise ValueError(f"{name} must be {{query_id: {{doc_id: relevance}}}}, got {shown(qrels)}.")
+    for query_id, judged in qrels.items():
+        for doc_id, relevance in judged.items():
+            yield query_id, doc_id, relevance
+
+
+def _check_judged(source: str, query_id: str, doc_id: str, queries: Container[str], rows: Container[str]) -> None:
+    """Raise ValueError unless query and document of a judgement are in the collection."""
+    if query_id not in queries:
+        raise ValueError(f"{source}: query_id {query_id!r} is not among the queries.")
+    if doc_id not in rows:
+        raise ValueError(f"{source}: doc_id {doc_id!r} is not among the documents.")
 
 
 def read_documents(folder: Path) -> datasets.Dataset:
@@ -314,29 +414,18 @@ def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
 def read_queries(folder: Path) -> dict[str, str]:
     """Return {query_id: text} of a BEIR folder."""
     path = _find(folder, "queries.jsonl")
-    return read_query_records(json_lines(path), path)
+    return read_query_records(named_records(path), path)
 
 
 def _column_rows(path: str, version: str) -> Iterator[dict[str, str]]:
     """Yield the columns of the documents in a file and their Arrow types; all values of a metadata key must have one type."""
-    types: dict[str, type] = {}
-    for number, record in json_lines(Path(path)):
-        for key, value in get_metadata(record, f"{path}, line {number}").items():
-            before, kind = types.get(key, type(value)), type(value)
-            if before is not kind and {before, kind} != {int, float}:
-                raise ValueError(
-                    f"{path}, line {number}: metadata {key!r} is {value!r}, but of type {before.__name__} in the lines before; "
-                    "give it one type."
-                )
-            types[key] = kind if before is kind else float
-    for column in (*COLUMNS, *types):
-        yield {"column": column, "type": TYPES[types.get(column, str)]}
+    for column, kind in column_types(named_records(Path(path))).items():
+        yield {"column": column, "type": kind}
 
 
 def _document_rows(path: str, version: str, columns: dict[str, str]) -> Iterator[dict[str, Any]]:
     for document in document_records(Path(path)):
-        values = {**document, **document["metadata"]}
-        yield {name: values.get(name) for name in columns}
+        yield table_row(document, columns)
 
 
 def document_records(path: Path) -> Iterator[dict[str, Any]]:
@@ -348,27 +437,10 @@ def document_records(path: Path) -> Iterator[dict[str, Any]]:
     """
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; give a corpus.jsonl or corpus.jsonl.gz.")
-    seen: set[str] = set()
-    empty = 0
-    for number, record in json_lines(path):
-        document = document_record(record, f"{path}, line {number}")
-        doc_id = document["doc_id"]
-        if doc_id in seen:
-            raise ValueError(f"{path}, line {number}: duplicate doc_id {doc_id!r}; ids must be unique.")
-        if not (document["title"] + document["text"]).strip():
-            empty += 1
-            logger.warning(
-                "%s, line %d: document %r has neither title nor text, so no query will find it.", path, number, doc_id
-            )
-        seen.add(doc_id)
-        yield document
-    if seen and empty == len(seen):
-        raise ValueError(f"{path}: none of the {empty} documents has a title or a text; give them texts.")
+    yield from check_documents(named_records(path), path)
 
 
 def _read_qrels(path: Path, queries: dict[str, str], rows: dict[str, int]) -> Qrels:
-    if not path.exists():
-        return {}
     qrels: Qrels = {}
     for number, line in text_lines(path):
         parts, source = line.split("\t"), f"{path}, line {number}"
@@ -378,15 +450,16 @@ def _read_qrels(path: Path, queries: dict[str, str], rows: dict[str, int]) -> Qr
                 continue
             raise ValueError(f"{source}: expected query-id<TAB>corpus-id<TAB>integer score, got {line.strip()!r}.")
         query_id, doc_id, _ = parts
-        if query_id not in queries:
-            raise ValueError(f"{source}: query_id {query_id!r} is not in queries.jsonl.")
-        if doc_id not in rows:
-            raise ValueError(f"{source}: doc_id {doc_id!r} is not in corpus.jsonl.")
+        _check_judged(source, query_id, doc_id, queries, rows)
         if qrels.setdefault(query_id, {}).setdefault(doc_id, relevance) != relevance:
             raise ValueError(
                 f"{source}: an earlier line gives query {query_id!r} and document {doc_id!r} another score; keep one."
             )
     return qrels
+
+
+def _has(folder: Path, name: str) -> bool:
+    return (folder / name).exists() or (folder / f"{name}.gz").exists()
 
 
 def _find(folder: Path, name: str) -> Path:

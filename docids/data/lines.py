@@ -51,6 +51,23 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, record
 
 
+def read_text(path: Path) -> str:
+    """Return a UTF-8 file without a byte order mark.
+
+    Raises:
+        ValueError: it is not UTF-8; the message names the line.
+    """
+    lines = path.read_bytes().splitlines(keepends=True)
+    return "".join(_decode(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)).removeprefix(
+        "\ufeff"
+    )
+
+
+def named_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the JSON object of each line, after the words that name it in messages."""
+    return ((f"{path}, line {number}", record) for number, record in json_lines(path))
+
+
 def whole_number(text: str) -> int | None:
     """Return the integer in a text of at most 18 decimal digits; None if it is none.
 

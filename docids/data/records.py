@@ -1,62 +1,128 @@
-"""Checks of documents and queries, the same for lines of files and for documents added to an index. Reads no files."""
+"""Checks of documents and queries, the same for files, for records in memory, and for documents added to an index.
 
-from collections.abc import Iterable, Mapping
+Reads no files.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from docids.files.checks import text, unpack
+from docids.files.checks import shown, text, unpack
+
+logger = logging.getLogger(__name__)
 
 COLUMNS = ("doc_id", "title", "text")
 """The columns of every document table; metadata has others."""
 TYPES = {bool: "bool", int: "int64", float: "float64", str: "string"}
 """{type of metadata: type of its column}."""
+ID_KEYS = ("_id", "doc_id", "id", "docno")
+"""Keys under which a record may have its id."""
+QUERY_ID_KEYS = ("_id", "query_id", "id", "qid")
+"""Keys under which a query may have its id."""
+TEXT_KEYS = ("text", "contents")
+"""Keys under which a record may have its text."""
+
+Numbered = Iterable[tuple[str, Mapping[str, Any]]]
+"""Records, each with the words that name it in messages."""
 
 
 def document_record(record: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Return doc_id, title, text and metadata of one document.
 
     Args:
-        record: with `_id` or `doc_id`, and text; optionally with title and metadata {key: value}.
+        record: with an id and a text under one of `ID_KEYS` and `TEXT_KEYS`; optionally with title and metadata {key: value}.
         source: names the record in messages.
 
     Raises:
         ValueError: no id or text, an id with white space, a value of another type, or metadata that cannot be columns.
     """
     return {
-        "doc_id": _doc_id(record, source),
+        "doc_id": _record_id(record, source, "doc_id"),
         "title": get_text(record, "title", source, ""),
-        "text": get_text(record, "text", source),
+        "text": get_text(record, _one_key(record, TEXT_KEYS, source, "text"), source),
         "metadata": get_metadata(record, source),
     }
 
 
+def check_documents(records: Numbered, name: object) -> Iterator[dict[str, Any]]:
+    """Yield doc_id, title, text and metadata of each document, checked one by one.
+
+    Args:
+        records: with the words that name each in messages.
+        name: of all of them, for messages.
+
+    Raises:
+        ValueError: a malformed document, a doc_id that occurs twice, or no document with a text.
+    """
+    seen: set[str] = set()
+    empty = 0
+    for source, record in records:
+        document = document_record(record, source)
+        doc_id = document["doc_id"]
+        if doc_id in seen:
+            raise ValueError(f"{source}: duplicate doc_id {doc_id!r}; ids must be unique.")
+        if not (document["title"] + document["text"]).strip():
+            empty += 1
+            logger.warning("%s: document %r has neither title nor text, so no query will find it.", source, doc_id)
+        seen.add(doc_id)
+        yield document
+    if seen and empty == len(seen):
+        raise ValueError(f"{name}: none of the {empty} documents has a title or a text; give them texts.")
+
+
+def column_types(records: Numbered) -> dict[str, str]:
+    """Return {column: Arrow type} of a document table.
+
+    Raises:
+        ValueError: the values of a metadata key have several types.
+    """
+    types: dict[str, type] = {}
+    for source, record in records:
+        for key, value in get_metadata(record, source).items():
+            before, kind = types.get(key, type(value)), type(value)
+            if before is not kind and {before, kind} != {int, float}:
+                raise ValueError(
+                    f"{source}: metadata {key!r} is {value!r}, but of type {before.__name__} in the documents before; "
+                    "give it one type."
+                )
+            types[key] = kind if before is kind else float
+    return {column: TYPES[types.get(column, str)] for column in (*COLUMNS, *types)}
+
+
+def table_row(document: Mapping[str, Any], columns: Iterable[str]) -> dict[str, Any]:
+    """Return a document as a row of a table with these columns."""
+    values = {**document, **document["metadata"]}
+    return {name: values.get(name) for name in columns}
+
+
 def query_record(record: Mapping[str, Any], source: str) -> tuple[str, str]:
-    """Return query_id and text of a record with `_id` and text; `source` names the record in messages.
+    """Return query_id and text of a record with id and text; `source` names the record in messages.
 
     Raises:
         ValueError: a value of another type, an id with white space, or a blank text.
     """
-    query_id = _without_space(get_text(record, "_id", source), f"{source}: query_id")
+    query_id = _record_id(record, source, "query_id", QUERY_ID_KEYS)
     text = get_text(record, "text", source)
     if not text.strip():
         raise ValueError(f"{source}: query {query_id!r} has empty text; remove it or give it text.")
     return query_id, text
 
 
-def read_query_records(records: Iterable[tuple[int, Mapping[str, Any]]], name: object) -> dict[str, str]:
-    """Return {query_id: text} of numbered records, as `query_record` reads each.
+def read_query_records(records: Numbered, name: object) -> dict[str, str]:
+    """Return {query_id: text} of records, as `query_record` reads each.
 
     Args:
-        records: of a file, with the numbers of their lines.
-        name: of the file, for messages.
+        records: with the words that name each in messages.
+        name: of all of them, for messages.
 
     Raises:
         ValueError: a malformed query, a duplicate id, or no query.
     """
     queries: dict[str, str] = {}
-    for number, record in records:
-        query_id, text = query_record(record, f"{name}, line {number}")
+    for source, record in records:
+        query_id, text = query_record(record, source)
         if query_id in queries:
-            raise ValueError(f"{name}, line {number}: duplicate query_id {query_id!r}; ids must be unique.")
+            raise ValueError(f"{source}: duplicate query_id {query_id!r}; ids must be unique.")
         queries[query_id] = text
     if not queries:
         raise ValueError(f"{name} holds no queries; it needs one a line, with id and text.")
@@ -95,17 +161,35 @@ def get_metadata(record: Mapping[str, Any], source: str) -> dict[str, bool | int
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _doc_id(record: Mapping[str, Any], source: str) -> str:
-    names = [name for name in ("_id", "doc_id") if name in record] or ["_id"]
-    doc_ids = {get_text(record, name, source) for name in names}
-    if len(doc_ids) > 1:
-        raise ValueError(
-            f"{source}: _id is {record['_id']!r}, but doc_id is {record['doc_id']!r}; both name the document, give one of them."
-        )
-    (doc_id,) = doc_ids
-    if not doc_id:
-        raise ValueError(f"{source} must have a doc_id that is a text and not empty, got ''.")
-    return _without_space(doc_id, f"{source}: doc_id")
+def _record_id(record: Mapping[str, Any], source: str, name: str, keys: tuple[str, ...] = ID_KEYS) -> str:
+    """Return the id of a record; `name` says what it is in messages."""
+    given = {key: get_text(record, key, source) for key in keys if key in record}
+    if len(set(given.values())) > 1:
+        (first, one), (second, other), *_ = given.items()
+        raise ValueError(f"{source}: {first} is {one!r}, but {second} is {other!r}; give one {name}.")
+    value = given[_one_key(record, keys, source, name)]
+    if not value:
+        raise ValueError(f"{source} must have a {name} that is a text and not empty, got ''.")
+    return _without_space(value, f"{source}: {name}")
+
+
+def _one_key(record: Mapping[str, Any], keys: tuple[str, ...], source: str, name: str) -> str:
+    """Return the first of some keys that a record has.
+
+    Raises:
+        ValueError: it has none; the message lists what it has.
+    """
+    for key in keys:
+        if key in record:
+            return key
+    raise ValueError(f"{source} has no {name}: none of the keys {', '.join(keys)}; its keys are {_keys(record)}.")
+
+
+def _keys(record: Mapping[str, Any]) -> str:
+    """Return the keys of a record and of its metadata, for a message."""
+    metadata = record.get("metadata")
+    names = [key for key in record if key != "metadata"] + (list(metadata) if isinstance(metadata, Mapping) else [])
+    return ", ".join(map(shown, names)) or "none"
 
 
 def _without_space(value: str, name: str) -> str:

@@ -66,7 +66,10 @@ def add_index(arguments: argparse.ArgumentParser) -> None:
     arguments.add_argument("run", type=index_folder, metavar="RUN", help="an index")
 
 
-def add_data(arguments: argparse.ArgumentParser, what: str = "the collection, a folder in BEIR layout") -> None:
+def add_data(
+    arguments: argparse.ArgumentParser,
+    what: str = "the collection, a folder in BEIR layout or of texts",
+) -> None:
     """Add --data, a collection."""
     arguments.add_argument(
         "--data", type=collection_folder, required=True, metavar="DIR", help=f"{what}; minipedia: the one that ships"
@@ -173,11 +176,12 @@ def training_run(arguments: argparse.Namespace) -> "TrainingRun":
     from contrastive.encoder import check_device
     from docids.data.collection import read_collection
     from dsi.config import run_config
-    from dsi.training.pipeline import TrainingRun
+    from dsi.training.pipeline import TrainingRun, training_config
 
     check_device(arguments.device)  # before stages that need none
-    config = with_settings(run_config(arguments.output, arguments.config), arguments.settings)
-    collection = read_collection(arguments.data, dev_queries=config.dev_queries)
+    dev_queries = with_settings(run_config(arguments.output, arguments.config), arguments.settings).dev_queries
+    collection = read_collection(arguments.data, dev_queries=dev_queries)
+    config = with_settings(training_config(arguments.output, arguments.config, collection), arguments.settings)
     return TrainingRun(
         arguments.output,
         collection,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dsi.commands.arguments import add_device, add_settings, in_words, parser, with_settings
 from dsi.commands.libraries import load_libraries
 from dsi.commands.main import run_command
-from dsi.commands.values import SHIPPED, output_folder
+from dsi.commands.values import output_folder
 
 if TYPE_CHECKING:
     from dsi.retriever import GenerativeRetriever
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.training.pipeline import TrainingRun
 
     config = with_settings(read_config("example"), arguments.settings)
-    collection = read_collection(SHIPPED["minipedia"])
+    collection = read_collection("minipedia")
     run = TrainingRun(arguments.output, collection, config, arguments.device)
     run.train()
     retriever = GenerativeRetriever.from_pretrained(run.folder, device=arguments.device)

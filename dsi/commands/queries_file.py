@@ -13,17 +13,18 @@ def read_queries_file(path: Path) -> dict[str, str]:
     Raises:
         ValueError: a line that is not such a query, or an id that comes twice or has white space, which a TREC run cannot hold.
     """
-    from docids.data.lines import json_lines
+    from docids.data.lines import named_records
     from docids.data.records import read_query_records
 
-    return read_query_records(json_lines(path) if ".jsonl" in path.suffixes else _tab_separated(path), path)
+    return read_query_records(named_records(path) if ".jsonl" in path.suffixes else _tab_separated(path), path)
 
 
-def _tab_separated(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+def _tab_separated(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     from docids.data.lines import text_lines
 
     for number, line in text_lines(path):
+        source = f"{path}, line {number}"
         query_id, tab, text = line.partition("\t")
         if not tab:
-            raise ValueError(f"{path}, line {number}: expected id<TAB>text, or a file named .jsonl; got {line[:60]!r}.")
-        yield number, {"_id": query_id, "text": text}
+            raise ValueError(f"{source}: expected id<TAB>text, or a file named .jsonl; got {line[:60]!r}.")
+        yield source, {"_id": query_id, "text": text}

@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.training.tuning import is_tuned
 
     if arguments.stage == "generator" and run.config.tune and not is_tuned(run.folder):
-        print(f"The index is not tuned yet: dsi tune {run.folder} --data {run.collection.folder}")
+        print(f"The index is not tuned yet: dsi tune {run.folder} --data {run.collection.name}")
 
 
 def read_embeddings(path: Path) -> "NDArray[np.float32]":

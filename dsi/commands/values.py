@@ -12,16 +12,13 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+from docids.data import SHIPPED
 from docids.files.checks import short_number
 
 if TYPE_CHECKING:
     from docids.files.declarations import Setting
 
 N = TypeVar("N", int, float)
-
-ROOT = Path(__file__).parent.parent.parent
-SHIPPED = {"minipedia": ROOT / "docids" / "data" / "minipedia"}
-"""Collections that --data takes by name."""
 
 
 def number(kind: type[N], least: N, most: float = math.inf) -> Callable[[str], N]:
@@ -82,10 +79,10 @@ def collection_folder(value: str) -> Path:
     if not folder.is_dir() and value in SHIPPED:
         return SHIPPED[value]
     if folder.exists() and not folder.is_dir():
-        raise ArgumentTypeError(f"{value} is a file; name the folder of a collection in BEIR layout.")
+        raise ArgumentTypeError(f"{value} is a file; give the folder that holds it.")
     if not folder.exists():
         raise ArgumentTypeError(
-            f"The collection folder {value} does not exist; name a folder in BEIR layout, or {', '.join(SHIPPED)}, "
+            f"The collection folder {value} does not exist; name a folder in BEIR layout or of texts, or {', '.join(SHIPPED)}, "
             "the collection that ships."
         )
     return folder
@@ -144,7 +141,7 @@ def output_file(value: str) -> Path:
 
 def shipped_configurations() -> set[str]:
     """Return the names of the configurations that ship with the package."""
-    return {path.stem for path in (ROOT / "dsi" / "configs").glob("*.toml")}
+    return {path.stem for path in (Path(__file__).parents[1] / "configs").glob("*.toml")}
 
 
 def configuration(value: str) -> str:

@@ -159,7 +159,7 @@ def evaluate(
     if plain(int, depth, "depth") < 1:
         raise ValueError(f"depth must be at least 1, got {depth}.")
     if not collection.qrels[split]:
-        raise ValueError(f"{collection.folder} has no judgements to measure on; add qrels/{split}.tsv.")
+        raise ValueError(f"{collection.name} has no judgements to measure on; add qrels/{split}.tsv.")
     compare_documents(collection, retriever.documents.rows)
     systems = _Systems(retriever, collection, split, depth, processes)
     systems.add_baselines(untrained)
@@ -168,7 +168,7 @@ def evaluate(
     rows, runs = systems.measure()
     splits = overlap_splits(collection.qrels[split], collection.overlap_documents(split))
     about = {
-        "collection": collection.folder.name,
+        "collection": Path(collection.name).name,
         "split": split,
         "dtype": str(retriever.dtype).removeprefix("torch."),
         "queries": {name: len(query_ids) for name, query_ids in splits.items()},

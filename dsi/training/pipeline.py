@@ -17,10 +17,13 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from uuid import uuid4
 
 import datasets
 import numpy as np
@@ -32,7 +35,7 @@ from contrastive.sparse import build_lexical, load_lexical
 from contrastive.tokens import TokenHead
 from contrastive.trainers import Reports
 from contrastive.training import contrastive_rows, train_encoder
-from docids.data.collection import Collection, check_collection
+from docids.data.collection import Collection, check_collection, read_collection
 from docids.extensions import OBJECTIVES, package_of
 from docids.files.storage import digest, write_json, writing_to
 from docids.schemes import make_docids
@@ -88,7 +91,8 @@ def train(
         >>> retriever = dsi.train(collection, "RUN", config="example")
 
     Args:
-        collection: the documents to index, with train queries.
+        collection: the documents to index. Without train queries there is nothing to learn from: encoder and generator stay
+            as they are, unless `config` says otherwise.
         output: folder of the run, which becomes the index.
         config: a configuration by name ("paper"), by file, or as a `Config`; by default that of the run in `output`, or what we
             recommend, `Config()`.
@@ -110,10 +114,57 @@ def train(
             f"output must be the folder to write, got {str(output)!r}, the name of a configuration; use "
             f'dsi.train(collection, "RUN", config={str(output)!r}), or "./{output}" for a folder of that name.'
         )
-    chosen = run_config(folder, config)
+    chosen = training_config(folder, config, collection)
     run = TrainingRun(folder, collection, chosen, device, discard_updates=discard_updates, replace=replace)
     run.train()
     return GenerativeRetriever.from_pretrained(output, device=device)
+
+
+def index(
+    documents: Collection | str | Path | Iterable[Any], output: str | Path | None = None, *, device: str | None = None
+) -> GenerativeRetriever:
+    """Index texts without training: the encoder as it is, BM25, late interaction, and weights chosen on other collections.
+
+    Example:
+        >>> import dsi
+        >>> retriever = dsi.index(["Neon glows in advertising signs.", "The Danube flows through Vienna."])
+        >>> retriever.search("gas that glows", k=1)[0].doc_id
+        '0'
+
+    Args:
+        documents: what `Collection.from_records` takes, a folder that `read_collection` reads, or a collection. On its dev
+            queries, if it has some, the weights are tuned.
+        output: folder for the index; by default a temporary one, which is deleted when Python ends
+            (`retriever.save_pretrained` keeps it).
+        device: of the encoder; the best available by default.
+
+    Raises:
+        TypeError: `documents` holds no texts.
+        ValueError: as `Collection.from_records` and `train`.
+    """
+    if isinstance(documents, str | Path):
+        documents = read_collection(documents)
+    elif not isinstance(documents, Collection):
+        documents = Collection.from_records(documents)
+    folder = Path(_temporary_folder().name) / uuid4().hex if output is None else output
+    return train(documents, folder, config=Config().without_training(), device=device)
+
+
+@cache
+def _temporary_folder() -> TemporaryDirectory[str]:
+    """Return the folder of this process's indexes without a folder of their own; deleted when Python ends."""
+    return TemporaryDirectory(prefix="dsi-index-")
+
+
+def training_config(folder: Path, name: str | Path | Config | None, collection: Collection) -> Config:
+    """Return the configuration for a training: the named one, that of the run in `folder`, or what we recommend.
+
+    Without train queries we recommend no training; a line says so.
+    """
+    if name is not None or (folder / "config.toml").exists() or collection.qrels["train"]:
+        return run_config(folder, name)
+    logger.info("%s has no train queries: encoder and generator stay as they are", collection.name)
+    return Config().without_training()
 
 
 class TrainingRun:

@@ -96,7 +96,7 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     split = "dev" if collection.qrels["dev"] else "train"
     queries = dict(list(collection.query_texts(split).items())[: _MOST_QUERIES if split == "train" else None])
     if not queries:
-        raise ValueError(f"{collection.folder} has no dev queries to tune on; add qrels/dev.tsv or train queries.")
+        raise ValueError(f"{collection.name} has no dev queries to tune on; add qrels/dev.tsv or train queries.")
     qrels = collection.qrels["dev"]
     judged = any(relevance > 0 for judgements in qrels.values() for relevance in judgements.values())
     if not judged:

@@ -80,7 +80,7 @@ class Laboratory:
     def __post_init__(self) -> None:
         if not self.collection.pairs(SPLIT):
             raise ValueError(
-                f"{self.collection.folder} has no queries to measure on; add qrels/{SPLIT}.tsv with relevant documents."
+                f"{self.collection.name} has no queries to measure on; add qrels/{SPLIT}.tsv with relevant documents."
             )
         self.processes = launch(self.device)
         self._index: tuple[Config, IndexRuns] | None = None
@@ -160,7 +160,7 @@ class Laboratory:
 
     def _record(self, name: str, seed: int, key: str) -> dict[str, Any]:
         """What every row says of itself first."""
-        collection = {"name": self.collection.folder.name, "digest": self.collection.digest}
+        collection = {"name": Path(self.collection.name).name, "digest": self.collection.digest}
         return {"row": name, "seed": seed, "key": key, "collection": collection}
 
     def check(self, config: Config) -> None:

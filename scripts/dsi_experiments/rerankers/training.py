@@ -208,10 +208,10 @@ def judge_candidates(
     """
     queries = collection.query_texts(split)
     if not queries:
-        raise ValueError(f"{collection.folder} has no judged queries of the split {split!r} to learn from.")
+        raise ValueError(f"{collection.name} has no judged queries of the split {split!r} to learn from.")
     encoded = retriever.encode_queries(queries, show_progress=show_progress)
     candidates = rerank(retriever.candidates(encoded, k), after)
-    path = collection.folder / "qrels" / "diversity.qrels"
+    path = Path(collection.name) / "qrels" / "diversity.qrels"
     subtopics = read_subtopics(path) if path.exists() else None
     return JudgedCandidates(candidates, {q: collection.qrels[split][q] for q in queries}, subtopics)
 

@@ -1,0 +1,89 @@
+"""Which train queries are set aside for tuning. Knows nothing of files."""
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from docids.types import Qrels
+
+
+def cut_dev(train: Qrels, test: Qrels, dev_queries: int, seed: int) -> tuple[Qrels, Qrels]:
+    """Cut train judgements into (train, dev): at most `dev_queries` and at most a tenth of the queries go to dev.
+
+    The cut is by document, so that No Overlap queries are as frequent in dev as in test; were they rarer, tuning would overrate
+    what the decoder has memorised. All train queries of a No Overlap query's documents go to dev; every document of an Overlap
+    query keeps a train query. A document with more train queries than dev has room for keeps them all; where one kind of query
+    is too rare, more of the other are taken.
+
+    >>> train = {f"{document}{n}": {document: 1} for document in "abcdefghijklmnopqrst" for n in range(3)}
+    >>> train, dev = cut_dev(train, {"old": {"a": 1}, "new": {"z": 1}}, 6, 0)
+    >>> len(train), sorted(dev)
+    (54, ['i0', 'i2', 'q0', 's0', 's1', 's2'])
+
+    Args:
+        train: the judgements to cut.
+        test: sets the share of No Overlap queries, by doc_ids alone; one half if there are none.
+        dev_queries: at most.
+        seed: of the choice.
+    """
+    size, rng = min(dev_queries, len(train) // 10), random.Random(seed)
+    relevant = {query_id: relevant_documents([train[query_id]]) for query_id in rng.sample(sorted(train), len(train))}
+    families = _families(relevant)
+    rng.shuffle(families)
+    dev = _whole(families, round(size * _no_overlap_share(train, test)))
+    rest = {query_id: doc_ids for query_id, doc_ids in relevant.items() if query_id not in dev}
+    dev |= _spare(rest, size - len(dev))
+    dev |= _whole([family for family in families if dev.isdisjoint(family)], size - len(dev))
+    keep = {query_id: judged for query_id, judged in train.items() if query_id not in dev}
+    return keep, {query_id: judged for query_id, judged in train.items() if query_id in dev}
+
+
+def relevant_documents(judgements: Iterable[Mapping[str, int]]) -> frozenset[str]:
+    """Return the documents that some query judges relevant."""
+    return frozenset(doc_id for judged in judgements for doc_id, relevance in judged.items() if relevance > 0)
+
+
+def _no_overlap_share(train: Qrels, test: Qrels) -> float:
+    """Return the share of test queries without a relevant document that has a train query; 1/2 without test queries."""
+    train_documents = relevant_documents(train.values())
+    answers = [relevant for judged in test.values() if (relevant := relevant_documents([judged]))]
+    return sum(map(train_documents.isdisjoint, answers)) / len(answers) if answers else 0.5
+
+
+def _families(relevant: Mapping[str, frozenset[str]]) -> list[list[str]]:
+    """Group queries such that no document is relevant to queries of two groups."""
+    parent: dict[str, str] = {}  # union-find over documents; the root of a group is its own parent
+
+    def root(doc_id: str) -> str:
+        while parent.setdefault(doc_id, doc_id) != doc_id:
+            parent[doc_id] = doc_id = parent[parent[doc_id]]
+        return doc_id
+
+    for doc_ids in relevant.values():
+        for doc_id in doc_ids:
+            parent[root(doc_id)] = root(min(doc_ids))
+    families: dict[str, list[str]] = {}
+    for query_id, doc_ids in relevant.items():
+        if doc_ids:
+            families.setdefault(root(min(doc_ids)), []).append(query_id)
+    return list(families.values())
+
+
+def _whole(families: Iterable[list[str]], room: int) -> set[str]:
+    """Return the queries of whole families, up to `room`."""
+    chosen: set[str] = set()
+    for family in families:
+        if len(chosen) + len(family) <= room:
+            chosen.update(family)
+    return chosen
+
+
+def _spare(relevant: Mapping[str, frozenset[str]], room: int) -> set[str]:
+    """Return queries that leave another query to each of their documents, up to `room`."""
+    left = Counter(doc_id for doc_ids in relevant.values() for doc_id in doc_ids)
+    chosen: set[str] = set()
+    for query_id, doc_ids in relevant.items():
+        if len(chosen) < room and doc_ids and all(left[doc_id] > 1 for doc_id in doc_ids):
+            chosen.add(query_id)
+            left.subtract(doc_ids)
+    return chosen

@@ -1,0 +1,133 @@
+"""Documents from whatever holds texts: records in memory, tables, folders of files. Knows nothing of collections."""
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pandas
+import pyarrow as pa
+
+from docids.data.lines import named_records, read_text
+from docids.data.records import ID_KEYS, TEXT_KEYS
+from docids.files.checks import shown, unpack
+
+logger = logging.getLogger(__name__)
+
+_TEXTS, _LINES, _ROWS = (".txt", ".md"), (".jsonl", ".jsonl.gz"), (".csv",)
+_READ = (*_TEXTS, *_LINES, *_ROWS)
+_HEADING = re.compile(r"^#+\s+(.+?)\s*#*$", re.MULTILINE)
+
+
+def memory_records(
+    source: Iterable[Any], name: str = "documents", id_keys: Sequence[str] = ID_KEYS
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the records of a list, an iterator, a DataFrame, an Arrow table or a `datasets.Dataset`, after their names.
+
+    A text is a record whose id is its place. Whole numbers are taken for ids, and keys of no meaning of their own for metadata.
+
+    Args:
+        source: the records.
+        name: of them all, for messages.
+        id_keys: under which a record may have its id.
+
+    Raises:
+        TypeError: the source or a record is of another kind.
+    """
+    for place, record in enumerate(_rows(source, name)):
+        if isinstance(record, str):
+            record = {"_id": str(place), "text": record}
+        if not isinstance(record, Mapping):
+            raise TypeError(f"{name}[{place}] must be a dictionary or a text, got {shown(record)}.")
+        yield f"{name}[{place}]", _regular(record, id_keys)
+
+
+def _rows(source: Any, name: str) -> Iterable[Any]:
+    """Return an iterable of the rows of a source."""
+    if isinstance(source, pandas.DataFrame):
+        source = pa.Table.from_pandas(source, preserve_index=False)
+    if isinstance(source, datasets.Dataset):
+        return source.with_format(None)
+    if isinstance(source, datasets.DatasetDict):
+        raise TypeError(f"{name} must be one data set, got a dictionary of {', '.join(source)}; pass one of them.")
+    if hasattr(source, "__arrow_c_stream__"):
+        return (row for batch in pa.table(source).to_batches() for row in batch.to_pylist())
+    if isinstance(source, str | bytes | Mapping) or not isinstance(source, Iterable):
+        raise TypeError(
+            f"{name} must be a list or an iterator of dictionaries, a DataFrame, an Arrow table or a datasets.Dataset, got "
+            f"{shown(source)}; dsi.read_collection reads a folder."
+        )
+    return source
+
+
+def _regular(record: Mapping[Any, Any], id_keys: Sequence[str] = ID_KEYS) -> dict[str, Any]:
+    """Return a record without missing values, with whole numbers as ids written out, and other keys moved to its metadata."""
+    found = {key: unpack(value) for key, value in record.items()}
+    found = {key: value for key, value in found.items() if value is not None and value == value}  # NaN is missing
+    regular = {key: found.pop(key) for key in ("title", "metadata", *TEXT_KEYS, *id_keys) if key in found}
+    regular |= {key: str(regular[key]) for key in id_keys if type(regular.get(key)) is int}
+    if found and isinstance(metadata := regular.get("metadata", {}), Mapping):
+        regular["metadata"] = {key: _storable(value) for key, value in {**found, **metadata}.items()}
+    return regular
+
+
+def _storable(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, date) else value
+
+
+def folder_records(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the documents of the files in a folder, by path, after the words that name them in messages.
+
+    Raises:
+        FileNotFoundError: no file of a kind that is read.
+        ValueError: a file is not UTF-8, or not of its kind.
+    """
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and not _is_hidden(path.relative_to(folder))]
+    read = [path for path in paths if path.name.lower().endswith(_READ)]
+    left_out = Counter(path.suffix.lower() or path.name for path in paths if path not in set(read))
+    if not read:
+        found = f"it holds {_counted(left_out)}" if left_out else "it is empty"
+        raise FileNotFoundError(
+            f"{folder} has no {', '.join(_READ)} file, and no corpus.jsonl of the BEIR layout; {found}."
+        )
+    if left_out:
+        logger.warning("%s: files that are not read: %s.", folder, _counted(left_out))
+    for path in read:
+        yield from _file_records(path, path.relative_to(folder))
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _counted(suffixes: Counter[str]) -> str:
+    return ", ".join(f"{count} {suffix}" for suffix, count in suffixes.most_common(5))
+
+
+def _file_records(path: Path, name: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the documents of a file; `name` is its path in the folder."""
+    if path.name.lower().endswith(_TEXTS):
+        text = read_text(path)
+        heading = _HEADING.search(text) if path.suffix.lower() == ".md" else None
+        title = heading[1] if heading else re.sub(r"[-_]+", " ", path.stem)
+        yield str(path), {"_id": "%20".join(name.as_posix().split()), "title": title, "text": text}
+    elif path.name.lower().endswith(_LINES):
+        for source, record in named_records(path):
+            yield source, _regular(record)
+    else:
+        yield from _table_records(path)
+
+
+def _table_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the rows of a .csv file whose first line names the columns; numbers stay numbers in metadata."""
+    texts = dict.fromkeys((*ID_KEYS, *TEXT_KEYS, "title"), str)
+    try:
+        table = pandas.read_csv(path, dtype=texts, keep_default_na=False, na_values=[""], encoding="utf-8-sig")
+    except ValueError as error:  # pandas' own, and bytes that are no UTF-8
+        raise ValueError(f"{path} is not a table of comma-separated values in UTF-8 ({str(error).strip()}).") from None
+    for number, (_, record) in enumerate(memory_records(table.convert_dtypes()), start=1):
+        yield f"{path}, row {number}", record

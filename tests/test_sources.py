@@ -1,0 +1,223 @@
+"""Collections of what is in memory and of folders of texts; `dsi.index`; what is refused, and how it is said."""
+
+import datasets
+import pandas
+import pyarrow
+import pytest
+
+from docids.data.collection import Collection, read_collection
+
+ROWS = [
+    {"id": 1, "title": None, "text": "A gas that glows.", "period": float("nan")},
+    {"id": 2, "title": "Bee", "text": "Bees dance.", "period": 2.5},
+]
+TABLE = {
+    "doc_id": ["1", "2"],
+    "title": ["", "Bee"],
+    "text": ["A gas that glows.", "Bees dance."],
+    "period": [None, 2.5],
+}
+SOURCES = {
+    "list": lambda: ROWS,
+    "iterator": lambda: iter(ROWS),
+    "tuple": lambda: tuple(ROWS),
+    "DataFrame": lambda: pandas.DataFrame(ROWS),
+    "DataFrame with another index": lambda: pandas.DataFrame(ROWS, index=["x", "y"]),
+    "Arrow table": lambda: pyarrow.Table.from_pandas(pandas.DataFrame(ROWS)),
+    "Dataset": lambda: datasets.Dataset.from_list(ROWS),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_source_gives_the_same_documents(source):
+    collection = Collection.from_records(SOURCES[source]())
+    assert collection.documents[:] == TABLE
+    assert collection.rows == {"1": 0, "2": 1}
+    assert collection.digest == Collection.from_records(ROWS).digest
+
+
+@pytest.mark.parametrize("id_key", ["_id", "doc_id", "id", "docno"])
+@pytest.mark.parametrize("text_key", ["text", "contents"])
+def test_the_usual_keys_are_taken(id_key, text_key):
+    documents = Collection.from_records([{id_key: "a", text_key: "words", "year": 1990}]).documents
+    assert documents[:] == {"doc_id": ["a"], "title": [""], "text": ["words"], "year": [1990]}
+
+
+def test_texts_have_their_places_as_ids():
+    assert Collection.from_records(["one", "two"]).documents["doc_id"][:] == ["0", "1"]
+
+
+def test_the_digest_follows_every_part():
+    queries, qrels = {"q": "gas"}, {"test": {"q": {"1": 1}}}
+    made = [
+        Collection.from_records(ROWS),
+        Collection.from_records(ROWS[::-1]),
+        Collection.from_records([{**ROWS[0], "period": 3}, ROWS[1]]),
+        Collection.from_records(ROWS, queries=queries),
+        Collection.from_records(ROWS, queries=queries, qrels=qrels),
+    ]
+    assert len({collection.digest for collection in made}) == len(made)
+
+
+def test_queries_and_judgements_in_memory_are_those_of_a_saved_folder(tmp_path):
+    queries = {f"q{n}": f"query {n}" for n in range(30)}
+    train = {query_id: {str(1 + n % 2): 1} for n, query_id in enumerate(list(queries)[:20])}
+    test = {query_id: {"2": 2, "1": 0} for query_id in list(queries)[20:]}
+    collection = Collection.from_records(ROWS, queries=queries, qrels={"train": train, "test": test})
+    assert len(collection.qrels["dev"]) == 2
+    assert len(collection.qrels["train"]) == 18
+    frame = pandas.DataFrame({"qid": list(queries), "text": list(queries.values())})
+    assert Collection.from_records(ROWS, queries=frame).queries == queries
+    collection.save(tmp_path / "saved")
+    read = read_collection(tmp_path / "saved")
+    assert read.documents[:] == collection.documents[:]
+    assert (read.queries, read.qrels) == (queries, collection.qrels)
+
+
+BAD = {
+    "a text": (
+        "abc",
+        TypeError,
+        "documents must be a list or an iterator of dictionaries, .* got 'abc'; dsi.read_collection",
+    ),
+    "a dictionary": ({"a": "b"}, TypeError, "documents must be a list or an iterator of dictionaries"),
+    "None": (None, TypeError, "documents must be a list or an iterator of dictionaries"),
+    "numbers": ([1], TypeError, r"documents\[0\] must be a dictionary or a text, got 1"),
+    "several data sets": (
+        datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS)),
+        TypeError,
+        "documents must be one data set, got a dictionary of train",
+    ),
+    "nothing": ([], ValueError, "has no documents; give at least one"),
+    "other keys": (
+        [{"url": "x", "body": "y"}],
+        ValueError,
+        r"documents\[0\] has no doc_id: none of the keys _id, doc_id, id, docno; its keys are 'url', 'body'",
+    ),
+    "no text": (
+        [{"id": "a"}],
+        ValueError,
+        r"documents\[0\] has no text: none of the keys text, contents; its keys are 'id'",
+    ),
+    "two ids": ([{"id": "a", "_id": "b", "text": "x"}], ValueError, "_id is 'b', but id is 'a'; give one doc_id"),
+    "an id twice": ([{"id": "a", "text": "x"}] * 2, ValueError, r"documents\[1\]: duplicate doc_id 'a'"),
+    "white space": ([{"id": "a b", "text": "x"}], ValueError, "doc_id 'a b' must not be empty or hold white space"),
+    "a number as text": ([{"id": "a", "text": 3}], ValueError, "key 'text' must be a string, got 3"),
+    "blank texts": (["", " "], ValueError, "none of the 2 documents has a title or a text"),
+    "mixed metadata": (
+        [{"id": "a", "text": "x", "year": 1}, {"id": "b", "text": "x", "year": "1"}],
+        ValueError,
+        "Document 'b': metadata 'year' is '1', but of type int in the documents before",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_wrong_records_are_one_clear_error(case):
+    source, kind, message = BAD[case]
+    with pytest.raises(kind, match=message):
+        Collection.from_records(source)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"queries": {"q": " "}}, "query 'q' has empty text"),
+        ({"queries": [{"id": "q", "text": "a"}] * 2}, r"queries\[1\]: duplicate query_id 'q'"),
+        ({"queries": [{"name": "q"}]}, r"queries\[0\] has no query_id: none of the keys _id, query_id, id, qid"),
+        ({"qrels": {"tests": {}}}, r"qrels must be judgements by split \(train, dev, test\), got"),
+        ({"qrels": {"test": {"q": {"1": 1}}}}, r"qrels\['test'\]\['q'\]: query_id 'q' is not among the queries"),
+        ({"queries": {"q": "a"}, "qrels": {"test": {"q": {"9": 1}}}}, "doc_id '9' is not among the documents"),
+        ({"queries": {"q": "a"}, "qrels": {"test": {"q": ["1"]}}}, r"must be \{query_id: \{doc_id: relevance\}\}"),
+        ({"queries": {"q": "a"}, "qrels": {"test": {"q": {"1": "yes"}}}}, r"\['1'\] must be an integer, got 'yes'"),
+        ({"dev_queries": -1}, "dev_queries must be at least 0, got -1"),
+    ],
+)
+def test_wrong_queries_and_judgements_are_one_clear_error(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Collection.from_records(ROWS, **arguments)
+
+
+@pytest.fixture
+def notes(tmp_path):
+    """A folder of texts of every kind."""
+    folder = tmp_path / "notes"
+    (folder / "rivers").mkdir(parents=True)
+    (folder / ".git").mkdir()
+    (folder / ".git" / "config.txt").write_text("hidden")
+    (folder / "neon.md").write_text("About a gas\n\n## Neon #\n\nNeon glows in signs.\n")
+    (folder / "rivers" / "the_blue danube.txt").write_text("\ufeffThe Danube flows through Vienna.", encoding="utf-8")
+    (folder / "more.csv").write_text(
+        'id,title,text,year,dry\nvolga,Volga,A river in Russia,1990,\nrhine,,"NA, or nearly",,x\n'
+    )
+    (folder / "lines.jsonl").write_text('{"docno": "bee", "contents": "Bees dance.", "year": 2000}\n')
+    return folder
+
+
+def test_a_folder_of_texts_is_a_collection(notes):
+    (notes / "scan.pdf").touch()
+    documents = read_collection(notes).documents
+    assert documents[:] == {
+        "doc_id": ["bee", "volga", "rhine", "neon.md", "rivers/the_blue%20danube.txt"],
+        "title": ["", "Volga", "", "Neon", "the blue danube"],
+        "text": [
+            "Bees dance.",
+            "A river in Russia",
+            "NA, or nearly",
+            "About a gas\n\n## Neon #\n\nNeon glows in signs.\n",
+            "The Danube flows through Vienna.",
+        ],
+        "year": [2000, 1990, None, None, None],
+        "dry": [None, None, "x", None, None],
+    }
+
+
+def test_files_that_are_not_read_are_counted(notes, caplog):
+    (notes / "scan.pdf").touch()
+    (notes / "Makefile").touch()
+    Collection.from_folder(notes)
+    assert caplog.messages == [f"{notes}: files that are not read: 1 Makefile, 1 .pdf."]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("bad.txt", b"ok\n\xff", r"bad.txt, line 2: not text in UTF-8 \(byte 0xff at place 1\)"),
+        (
+            "bad.csv",
+            b"id,text\na,b,c\nd,e,f,g\n",
+            r"bad.csv is not a table of comma-separated values in UTF-8 \(.*line 3",
+        ),
+        ("bad.csv", b"", r"bad.csv is not a table of comma-separated values in UTF-8 \(No columns"),
+        ("bad.csv", b"id,text\na,\xff\n", r"bad.csv is not a table of comma-separated values in UTF-8 \(.*0xff"),
+        (
+            "bad.csv",
+            b"name,body\na,b\n",
+            r"bad.csv, row 1 has no doc_id: none of the keys .*; its keys are 'name', 'body'",
+        ),
+        ("bad.csv", b"id,text\na,\n", r"bad.csv, row 1 has no text: .*; its keys are 'id'"),
+        ("bad.jsonl", b"{", r"bad.jsonl, line 1: not valid JSON"),
+        ("bad.jsonl", b'{"id": "volga", "text": "again"}', r"duplicate doc_id 'volga'"),
+        ("bad.jsonl", b'{"id": "x", "body": "again"}', r"bad.jsonl, line 1 has no text: .*; its keys are 'id', 'body'"),
+        ("bad.jsonl", b'["x"]', r"bad.jsonl, line 1: expected a JSON object"),
+    ],
+)
+def test_a_wrong_file_of_a_folder_is_named(notes, name, content, message):
+    (notes / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        Collection.from_folder(notes)
+
+
+def test_a_folder_without_texts_says_what_it_holds(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"has no .txt, .md, .*; it is empty"):
+        read_collection(tmp_path)
+    (tmp_path / "a.pdf").touch()
+    with pytest.raises(FileNotFoundError, match=r"and no corpus.jsonl of the BEIR layout; it holds 1 .pdf"):
+        read_collection(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"a.pdf is a file; give the folder that holds it"):
+        Collection.from_folder(tmp_path / "a.pdf")
+
+
+def test_the_shipped_collection_has_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert len(read_collection("minipedia").documents) == 600

@@ -31,8 +31,8 @@ CONFIGS = Path(__file__).parent / "configs"
 """Folder of the configurations that ship with the package, NAME.toml each."""
 
 
-LEXICAL_WEIGHT = 0.03
-"""What we recommend for an index with BM25, whose scores are large beside cosines."""
+LEXICAL_WEIGHT, TOKEN_WEIGHT = 0.03, 1.0
+"""What we recommend beside cosines for BM25 and late interaction, chosen across collections (docs/experiments/search.md)."""
 
 _NO_TRAINING = {
     "pseudo_queries": {"method": "none"},
@@ -87,7 +87,9 @@ class Config:
     """How the decoder is trained."""
     query_map: QueryMapConfig = field(default_factory=QueryMapConfig)
     """How the query map of documents' scores is trained."""
-    search: SearchConfig = field(default_factory=lambda: SearchConfig(lexical_weight=LEXICAL_WEIGHT))
+    search: SearchConfig = field(
+        default_factory=lambda: SearchConfig(lexical_weight=LEXICAL_WEIGHT, token_weight=TOKEN_WEIGHT)
+    )
     """How the index is searched by default."""
 
     def __post_init__(self) -> None:

@@ -16,6 +16,8 @@ from docids.types import Qrels, Run
 from eval.measures import evaluate, ranking
 
 _ROUNDS = 5
+_MOST_SHARE = 0.999
+"""Of a run in a weighted sum of two."""
 
 
 def reciprocal_rank_fusion(runs: Sequence[Run], k: int = 60) -> Run:
@@ -80,33 +82,46 @@ def best_weight(a: Run, b: Run, qrels: Qrels, measure: str = "RR@10") -> tuple[f
 
 
 def best_weights(first: Run, others: Sequence[Run], qrels: Qrels, measure: str = "RR@10") -> list[float]:
-    """Return weights of `others` in first + sum of weight * other, by exact line searches for a high mean of a measure.
+    """Return weights of `others` in first + sum of weight * other, by `improve_weights` from zero.
 
-    Starts at zero. Each step sets one weight to its exact optimum with the others fixed, so the measure never falls; stops when
-    a round over all runs gains nothing. All orders of the runs are tried. All runs must score the same documents.
+    All orders of the runs are tried. All runs must score the same documents.
     """
-    results = [_line_searches(first, others, order, qrels, measure) for order in permutations(range(len(others)))]
+    results = []
+    for order in permutations(range(len(others))):
+        weights, value = improve_weights(first, [others[n] for n in order], [0.0] * len(order), qrels, measure)
+        results.append((value, [weights[order.index(n)] for n in range(len(order))]))
     return max(results, key=lambda result: result[0])[1]
 
 
-def _line_searches(
-    first: Run, others: Sequence[Run], order: Sequence[int], qrels: Qrels, measure: str
-) -> tuple[float, list[float]]:
-    """Return the measure and the weights that line searches in this order reach."""
-    weights, best = [0.0] * len(others), -1.0
+def improve_weights(
+    first: Run, others: Sequence[Run], start: Sequence[float], qrels: Qrels, measure: str = "RR@10"
+) -> tuple[list[float], float]:
+    """Return weights of `others` in first + sum of weight * other, by exact line searches, and the mean of the measure.
+
+    Each step sets one weight to its exact optimum with the others fixed, so the measure never falls; stops when a round over
+    all runs gains nothing. All runs must score the same documents.
+
+    Args:
+        first: its weight is 1.
+        others: runs to weight, in the order of a round.
+        start: their weights before.
+        qrels: judgements.
+        measure: to maximise.
+    """
+    weights, best = list(start), -1.0
     for _ in range(_ROUNDS):
         before = best
-        for number in order:
+        for number in range(len(others)):
             rest = first
             for other, weight in enumerate(weights):
                 if weight and other != number:
                     rest = _weighted_sum(rest, others[other], weight)
             share, best = best_weight(rest, others[number], qrels, measure)
-            share = min(share, 0.999)
+            share = min(share, _MOST_SHARE)
             weights[number] = share / (1 - share)
         if best <= before + 1e-12:
             break
-    return best, weights
+    return weights, best
 
 
 def _weighted_sum(a: Run, b: Run, weight: float) -> Run:

@@ -57,7 +57,7 @@ def write_settings(path: Path, encoder_folder: Path, t5_folder: Path, **sections
             "objective": {"name": "ce", "distillation": 0.0},
             "training": {"pseudo_queries_per_document": 5, "epochs": 2.0, "batch_size": 16, "learning_rate": 2e-3},
             "query_map": {"epochs": 0.0},
-            "search": {"beam_width": 10, "lexical_weight": 0.0},
+            "search": {"beam_width": 10, "lexical_weight": 0.0, "token_weight": 0.0},
         }
     )
     config = config.with_changes({"encoder": {"document_length": 16}, "contrastive": {"learning_rate": 1e-4}})

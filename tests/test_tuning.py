@@ -9,7 +9,8 @@ import torch
 
 import dsi
 from dsi.config import read_config
-from dsi.training.tuning import ALPHAS, BEAMS, is_tuned, tune_index
+from dsi.search.request import SearchConfig
+from dsi.training.tuning import ALPHAS, BEAMS, choose_weights, is_tuned, tune_index
 from dsi.training.weights import supported_weights
 from tests.conftest import WIDTH
 from tests.test_pipeline import TIED, write_settings
@@ -31,7 +32,7 @@ def test_judgements_without_a_relevant_document_change_nothing(settings, beir, t
     for judged in collection.qrels["dev"].values():
         judged.update(dict.fromkeys(judged, 0))
     config = dsi.train(collection, run, config=settings, device="cpu").search_config
-    assert "No dev query has a relevant document; the weights of documents' scores stay as they are" in caplog.text
+    assert "0 dev queries have a relevant document, too few to choose the weights of scores on; those of" in caplog.text
     assert config.lexical_weight == 0.25
     best = json.loads((run / "tuning.json").read_text())["best"]
     assert best == {"alpha": config.alpha, "beam_width": config.beam_width}
@@ -39,14 +40,27 @@ def test_judgements_without_a_relevant_document_change_nothing(settings, beir, t
     assert not tune_index(run, collection, "cpu")
 
 
-def test_a_part_that_tells_no_documents_apart_gets_no_weight(settings, beir, tmp_path):
-    corpus = "\n".join(json.dumps({"_id": f"d{row}", "title": "", "text": "one text"}) for row in range(12))
-    queries = "\n".join(json.dumps({"_id": f"q{row}", "text": f"one query {row}"}) for row in range(6))
-    judged = [f"q{row}\td{row}\t1" for row in range(6)]
-    header = "query-id\tcorpus-id\tscore\n"
-    data = beir(corpus, queries, train=header + "\n".join(judged[:3]), dev=header + "\n".join(judged[3:]))
-    config = dsi.train(dsi.read_collection(data), tmp_path / "run", config=settings, device="cpu").search_config
-    assert (config.lexical_weight, config.query_map_weight) == (0.0, 0.0)
+RIGHT, WRONG, FLAT = {"a": 1.0, "b": 0.9}, {"a": 0.0, "b": 1.0}, {"a": 1.0, "b": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("queries", "words", "tokens", "weights"),
+    [
+        pytest.param(60, WRONG, FLAT, (0.0, 1.0), id="a part that misleads gets 0"),
+        pytest.param(60, FLAT, FLAT, (0.25, 1.0), id="parts that make no difference keep their weights"),
+        pytest.param(60, RIGHT, WRONG, (0.25, 0.0), id="each part is judged alone"),
+        pytest.param(49, WRONG, WRONG, (0.25, 1.0), id="too few queries change nothing"),
+    ],
+)
+def test_weights_change_where_dev_queries_support_it(queries, words, tokens, weights, monkeypatch):
+    names = [f"q{number}" for number in range(queries)]
+    dense, *others = ({name: scores for name in names} for scores in (RIGHT, words, tokens))
+    parts = dense, dict(zip(("lexical_weight", "token_weight"), others, strict=True))
+    monkeypatch.setattr("dsi.training.tuning._score_parts", lambda *_, **__: parts)
+    config = SearchConfig(lexical_weight=0.25, token_weight=1.0)
+    chosen = choose_weights(None, None, {name: {"a": 1} for name in names}, config)  # type: ignore[arg-type]
+    assert (chosen["lexical_weight"], chosen["token_weight"]) == pytest.approx(weights, abs=0.06)
+    assert chosen["query_map_weight"] == 0.0
 
 
 def test_an_index_that_changed_is_not_tuned(settings, beir, tmp_path):

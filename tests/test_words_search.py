@@ -54,7 +54,14 @@ def test_an_index_of_titles_is_trained_searched_updated_and_kept(beir, sentence_
         "objective": {"name": "ce", "distillation": 0.0},
         "query_map": {"epochs": 0.0},
         "training": {"pseudo_queries_per_document": 0, "epochs": 30.0, "batch_size": 16, "learning_rate": 3e-3},
-        "search": {"lexical_weight": 0.0, "fusion": "bound", "alpha": 1.0, "beta": 0.0, "beam_width": 10},
+        "search": {
+            "lexical_weight": 0.0,
+            "token_weight": 0.0,
+            "fusion": "bound",
+            "alpha": 1.0,
+            "beta": 0.0,
+            "beam_width": 10,
+        },
     }
     collection = dsi.read_collection(beir())
     retriever = dsi.train(collection, tmp_path / "run", config=Config(tune=False).with_changes(changes), device="cpu")

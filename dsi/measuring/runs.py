@@ -25,7 +25,7 @@ from docids.words.bm25 import BM25
 from dsi.retriever import GenerativeRetriever
 from dsi.search.engine import EncodedQueries, Method
 from dsi.search.request import SearchConfig, SearchRequest
-from dsi.training.tuning import choose, hybrid_scores
+from dsi.training.tuning import choose, choose_weights, hybrid_scores
 from dsi.training.weights import DEPTH
 from eval.baselines import dense_run, tune_bm25
 from eval.fusion import best_weight, interpolate
@@ -211,6 +211,10 @@ class IndexRuns:
         if learned:
             config = dataclasses.replace(index.search_config, **changes)
             return self.processes.first({**changes, **choose(index, dev, qrels, config, lexical=lexical).best})
+        if index.engine.is_tied:
+            config = dataclasses.replace(index.search_config, **changes)
+            weights = choose_weights(index, dev, qrels, config, lexical=lexical, learned=False)
+            return self.processes.first({**changes, **weights})
         scores = hybrid_scores(index, index.lexical if lexical else None)
         weight = scores.best_weight(dev.query_ids, dev.embeddings.float().numpy(), dev.texts, qrels)
         return self.processes.first({**changes, "lexical_weight": weight})

@@ -1,10 +1,10 @@
 """Chooses how an index searches, on dev queries: the weights of documents' scores, alpha, and the beam.
 
-With tied tokens, in this order: the weights of the document score, by an exact line search over candidates of flat search, that
-of late interaction last; then alpha, by how many of the exact top ten lie below the nodes that the walk keeps; then the beam,
-the smallest that finds what "exact" finds. The last two need no judgements. With (level, digit) and word tokens the weights
-come from the same line search (fusion "bound") or a grid (fusion "paper"). A learned part gets a weight only if its gain on dev
-exceeds its standard error. Knows nothing of how nodes are scored.
+With tied tokens, in this order: the weights of the document score, by exact line searches from those of `[search]`, which stay
+unless the gain on dev exceeds its standard error; then alpha, by how many of the exact top ten lie below the nodes that the
+walk keeps; then the beam, the smallest that finds what "exact" finds. The last two need no judgements. With (level, digit) and
+word tokens the weights come from the same line search (fusion "bound") or a grid (fusion "paper"). Knows nothing of how nodes
+are scored.
 """
 
 import dataclasses
@@ -23,20 +23,25 @@ from docids.files.progress import progress
 from docids.files.storage import digest, read_record, write_json
 from docids.types import Qrels, Run
 from docids.words.bm25 import Lexical
+from dsi.config import LEXICAL_WEIGHT
 from dsi.retriever import GenerativeRetriever
 from dsi.search.engine import EncodedQueries, Engine
 from dsi.search.generate import TiedIndex
 from dsi.search.request import SearchConfig, SearchRequest
-from dsi.search.results import Floats, Ints, SearchResult
+from dsi.search.results import Ints, SearchResult
 from dsi.store.loading import index_state, write_search_config
 from dsi.store.manifest import search_config
 from dsi.training.stages import stage_line
 from dsi.training.weights import DEPTH, HybridScores, reciprocal_ranks, supported_weights, weighted_sum
+from eval.fusion import improve_weights
 from eval.protocol import best_setting, supported_gain, supported_setting
 
 logger = logging.getLogger(__name__)
 
 _RECORD = "tuning.json"
+FEWEST_QUERIES = 50
+"""Dev queries on which weights are chosen; on fewer, chance chooses (docs/experiments/search.md)."""
+_WEIGHTS = ("lexical_weight", "token_weight", "query_map_weight")
 _MOST_QUERIES = 500
 """Queries on which walks are compared."""
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -73,8 +78,8 @@ class Tuning:
 def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     """Choose how an index searches on the dev queries, and search so from now on.
 
-    If no dev query has a relevant document, the weights of documents' scores stay as they are, and a warning says so. Without
-    dev queries, alpha and the beam are chosen on train queries.
+    With fewer than 50 dev queries that have a relevant document, the weights of tied tokens' scores stay as they are, and a
+    warning says so. Without dev queries, alpha and the beam are chosen on train queries.
 
     Example:
         >>> import dsi
@@ -98,9 +103,12 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     if not queries:
         raise ValueError(f"{collection.name} has no dev queries to tune on; add qrels/dev.tsv or train queries.")
     qrels = collection.qrels["dev"]
-    judged = any(relevance > 0 for judgements in qrels.values() for relevance in judgements.values())
-    if not judged:
-        logger.warning("No dev query has a relevant document; the weights of documents' scores stay as they are.")
+    judged = sum(max(judgements.values(), default=0) > 0 for judgements in qrels.values())
+    if judged < FEWEST_QUERIES and retriever.engine.is_tied:
+        logger.warning(
+            "%d dev queries have a relevant document, too few to choose the weights of scores on; those of [search] stay.",
+            judged,
+        )
     tuning = choose(retriever, retriever.encode_queries(queries), qrels if judged else {})
     retriever.search_config = dataclasses.replace(retriever.search_config, **tuning.best)
     return tuning
@@ -163,7 +171,10 @@ def hybrid_scores(retriever: GenerativeRetriever, lexical: Lexical | None) -> Hy
 
 
 def _choose_tied(index: _Index, encoded: EncodedQueries, qrels: Qrels) -> Tuning:
-    best: dict[str, Any] = _tied_weights(index, encoded, qrels) if qrels else {}
+    best: dict[str, Any] = {}
+    if qrels:
+        retriever, lexical = index.retriever, index.lexical is not None
+        best = dict(choose_weights(retriever, encoded, qrels, index.search_config, lexical=lexical))
     # The walk chooses candidates, which late interaction then orders: it is compared on what it has to find.
     config = dataclasses.replace(index.search_config, method="generate", **{**best, "token_weight": 0.0})
     few = _first(encoded, _MOST_QUERIES)
@@ -173,49 +184,66 @@ def _choose_tied(index: _Index, encoded: EncodedQueries, qrels: Qrels) -> Tuning
     return Tuning({**best, "alpha": alpha, "beam_width": beam_width}, [*tried, *compared])
 
 
-def _tied_weights(index: _Index, encoded: EncodedQueries, qrels: Qrels) -> dict[str, float]:
-    """Return the weights of the document score that are best on judged queries; 0 for a part that they reject."""
-    z = encoded.embeddings.float().numpy()
-    mapped: Floats | None = z @ _tied(index).generator.query_map_array.T
-    if mapped is not None and not mapped.any():
-        mapped = None
-    dense, lexical, *of_map = index.hybrid_scores().runs(encoded.query_ids, z, encoded.texts, mapped)
-    (plain,) = supported_weights(dense, [lexical], qrels) if index.lexical is not None else (0.0,)
-    best = {"lexical_weight": plain, "query_map_weight": 0.0}
-    if of_map:
-        weights = supported_weights(dense, [lexical, *of_map], qrels)
-        before, after = (
-            reciprocal_ranks(weighted_sum(dense, [lexical, *of_map], pair), qrels) for pair in ([plain, 0.0], weights)
-        )
-        if supported_gain(after, before):
-            best = dict(zip(best, weights, strict=True))
-    return {**best, "token_weight": _token_weight(index, encoded, qrels, best)}
-
-
-def _token_weight(index: _Index, encoded: EncodedQueries, qrels: Qrels, weights: Mapping[str, Any]) -> float:
-    """Return the weight of late interaction that is best on the candidates of the other parts; 0 if its gain is not supported.
+def choose_weights(
+    retriever: GenerativeRetriever,
+    encoded: EncodedQueries,
+    qrels: Qrels,
+    config: SearchConfig,
+    *,
+    lexical: bool = True,
+    learned: bool = True,
+) -> dict[str, float]:
+    """Return weights of the document score: those of `config`, unless judged queries support others.
 
     Args:
-        index: with tied tokens.
-        encoded: the queries.
+        retriever: an index with tied tokens.
+        encoded: the queries, with their query_ids.
         qrels: their judgements.
-        weights: of the other parts, which stay as they are.
+        config: the weights to start from.
+        lexical: also weight the lexical part, if the index has one.
+        learned: also weight late interaction and the query map.
     """
-    retriever = index.retriever
-    if index.engine.tree.tokens is None:
-        return 0.0
-    plain = dataclasses.replace(index.search_config, method="exact", **weights, token_weight=0.0)
-    result = index.engine.search(encoded, SearchRequest(DEPTH, plain))
-    request = SearchRequest(DEPTH, dataclasses.replace(plain, token_weight=1.0))
-    tokens = index.engine.follow_result(encoded, request, result).parts["tokens"]
-    run = retriever.as_run(encoded.query_ids, result)
-    by_tokens: Run = {
-        query_id: dict(zip(run[query_id], scores, strict=False))
-        for query_id, scores in zip(encoded.query_ids, tokens.tolist(), strict=True)
+    dense, parts = _score_parts(retriever, encoded, config, lexical=lexical, learned=learned)
+    configured = [getattr(config, name) for name in parts]
+    weights = dict.fromkeys(_WEIGHTS, 0.0) | dict(zip(parts, configured, strict=True))
+    if len(qrels) < FEWEST_QUERIES:
+        return weights
+    best, _ = improve_weights(dense, list(parts.values()), configured, qrels)
+    before, after = (
+        reciprocal_ranks(weighted_sum(dense, list(parts.values()), each), qrels) for each in (configured, best)
+    )
+    return weights | dict(zip(parts, best, strict=True)) if supported_gain(after, before) else weights
+
+
+def _score_parts(
+    retriever: GenerativeRetriever, encoded: EncodedQueries, config: SearchConfig, *, lexical: bool, learned: bool
+) -> tuple[Run, dict[str, Run]]:
+    """Return the dense scores of each query's candidates, and {weight: scores} of the other parts that the index has.
+
+    The candidates are the first documents of dense search with BM25.
+    """
+    words, engine = retriever.lexical if lexical else None, retriever.engine
+    assert isinstance(engine, TiedIndex)
+    names = {
+        "lexical_weight": words.name if words else "",
+        "token_weight": "tokens" if learned and engine.tree.tokens is not None else "",
+        "query_map_weight": "query map" if learned and engine.generator.query_map_array.any() else "",
     }
-    (weight,) = supported_weights(run, [by_tokens], qrels)
-    after = reciprocal_ranks(weighted_sum(run, [by_tokens], [weight]), qrels)
-    return weight if supported_gain(after, reciprocal_ranks(run, qrels)) else 0.0
+    plain: dict[str, Any] = dict.fromkeys(_WEIGHTS, 0.0) | (
+        {"lexical_weight": config.lexical_weight or LEXICAL_WEIGHT} if words else {}
+    )
+    result = engine.search(
+        encoded, SearchRequest(DEPTH, dataclasses.replace(config, method="exact", alpha=0.0, **plain))
+    )
+    ones: dict[str, Any] = {weight: float(name != "") for weight, name in names.items()}
+    followed = engine.follow_result(encoded, SearchRequest(DEPTH, dataclasses.replace(config, **ones)), result)
+    doc_ids = retriever.as_run(encoded.query_ids, result)
+
+    def run(name: str) -> Run:
+        rows = zip(encoded.query_ids, followed.parts[name].tolist(), strict=True)
+        return {query_id: dict(zip(doc_ids[query_id], scores, strict=False)) for query_id, scores in rows}
+
+    return run("dense"), {weight: run(name) for weight, name in names.items() if name}
 
 
 def _tied(index: _Index) -> TiedIndex:
@@ -377,7 +405,7 @@ def tune_index(folder: Path, collection: Collection, device: str | None = None) 
     if is_tuned(folder):
         return False
     if not (collection.qrels["dev"] or collection.qrels["train"]):
-        logger.warning("There are no queries to tune on; the index searches as [search] says.")
+        logger.warning("There are no queries to tune on; weights are those of [search], chosen on other collections.")
         return False
     bound_to = index_state(folder)
     retriever = GenerativeRetriever.from_pretrained(folder, device=device)

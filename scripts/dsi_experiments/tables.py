@@ -27,7 +27,13 @@ DIGITS: Changes = {
     "training": {"epochs": 4.0, "pseudo_queries_per_document": 6},
     "query_map": {"epochs": 0.0},
     "docids": {"branching": 10, "max_leaf_size": 10},
-    "search": {"fusion": "bound", "ann_temperature": 0.03, "beam_width": 20, "lexical_weight": 0.0},
+    "search": {
+        "fusion": "bound",
+        "ann_temperature": 0.03,
+        "beam_width": 20,
+        "lexical_weight": 0.0,
+        "token_weight": 0.0,
+    },
 }
 TIED: Changes = {
     "generator": {"docid_tokens": "tied", "num_layers": 0},

@@ -13,9 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from docids.types import Qrels, Run
-from eval.measures import evaluate, ranking
+from eval.measures import evaluate, mean, ranking
 
 _ROUNDS = 5
+_ALIKE = 1e-12
+"""Means of a measure that differ by no more are equal."""
 _MOST_SHARE = 0.999
 """Of a run in a weighted sum of two."""
 
@@ -98,8 +100,8 @@ def improve_weights(
 ) -> tuple[list[float], float]:
     """Return weights of `others` in first + sum of weight * other, by exact line searches, and the mean of the measure.
 
-    Each step sets one weight to its exact optimum with the others fixed, so the measure never falls; stops when a round over
-    all runs gains nothing. All runs must score the same documents.
+    Each step sets one weight to its exact optimum with the others fixed, if that gains anything; stops when a round over all
+    runs gains nothing. All runs must score the same documents.
 
     Args:
         first: its weight is 1.
@@ -108,27 +110,32 @@ def improve_weights(
         qrels: judgements.
         measure: to maximise.
     """
-    weights, best = list(start), -1.0
+    weights, best = list(start), _mean(first, others, start, qrels, measure)
     for _ in range(_ROUNDS):
         before = best
-        for number in range(len(others)):
-            rest = first
-            for other, weight in enumerate(weights):
-                if weight and other != number:
-                    rest = _weighted_sum(rest, others[other], weight)
-            share, best = best_weight(rest, others[number], qrels, measure)
-            share = min(share, _MOST_SHARE)
-            weights[number] = share / (1 - share)
-        if best <= before + 1e-12:
+        for number, other in enumerate(others):
+            rest = weighted_sum(first, others, [0.0 if n == number else weight for n, weight in enumerate(weights)])
+            share, value = best_weight(rest, other, qrels, measure)
+            if value > best + _ALIKE:
+                share = min(share, _MOST_SHARE)
+                weights[number], best = share / (1 - share), value
+        if best <= before + _ALIKE:
             break
     return weights, best
 
 
-def _weighted_sum(a: Run, b: Run, weight: float) -> Run:
-    return {
-        query_id: {doc_id: score + weight * b[query_id][doc_id] for doc_id, score in scores.items()}
-        for query_id, scores in a.items()
-    }
+def _mean(first: Run, others: Sequence[Run], weights: Sequence[float], qrels: Qrels, measure: str) -> float:
+    return mean(evaluate(weighted_sum(first, others, weights), qrels, [measure])[measure])
+
+
+def weighted_sum(first: Run, others: Sequence[Run], weights: Sequence[float]) -> Run:
+    """Return first + sum of weight * other over the same documents."""
+    total = {query_id: dict(scores) for query_id, scores in first.items()}
+    for other, weight in zip(others, weights, strict=True):
+        for query_id, scores in total.items() if weight else ():
+            for doc_id in scores:
+                scores[doc_id] += weight * other[query_id][doc_id]
+    return total
 
 
 def _candidates(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[list[str], NDArray[np.float64]]:

@@ -32,8 +32,8 @@ from dsi.search.results import Ints, SearchResult
 from dsi.store.loading import index_state, write_search_config
 from dsi.store.manifest import search_config
 from dsi.training.stages import stage_line
-from dsi.training.weights import DEPTH, HybridScores, reciprocal_ranks, supported_weights, weighted_sum
-from eval.fusion import improve_weights
+from dsi.training.weights import DEPTH, HybridScores, reciprocal_ranks, supported_weights
+from eval.fusion import improve_weights, weighted_sum
 from eval.protocol import best_setting, supported_gain, supported_setting
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import numpy as np
 from docids.types import Floats, Qrels, Run
 from docids.words.bm25 import Lexical
 from dsi.trees.places import document_scores
-from eval.fusion import best_weights
+from eval.fusion import best_weights, weighted_sum
 from eval.measures import evaluate
 
 DEPTH = 100
@@ -93,16 +93,6 @@ def supported_weights(first: Run, others: Sequence[Run], qrels: Qrels) -> list[f
         sum(reciprocal_ranks(run, qrels).values()) for run in (first, weighted_sum(first, others, weights))
     )
     return weights if after > before else [0.0] * len(others)
-
-
-def weighted_sum(first: Run, others: Sequence[Run], weights: Sequence[float]) -> Run:
-    """Return first + sum of weight * other over the same documents."""
-    total = {query_id: dict(scores) for query_id, scores in first.items()}
-    for other, weight in zip(others, weights, strict=True):
-        for query_id, scores in total.items() if weight else ():
-            for doc_id in scores:
-                scores[doc_id] += weight * other[query_id][doc_id]
-    return total
 
 
 def reciprocal_ranks(run: Run, qrels: Qrels) -> dict[str, float]:

@@ -1,12 +1,11 @@
 """Measure an index beside BM25, dense search and their fusion: `python evaluate.py [RUN]`."""
 
 import sys
-from importlib.resources import files
 
 import dsi
 
 run = sys.argv[1] if len(sys.argv) > 1 else "runs/example"
-collection = dsi.read_collection(str(files("docids.data.minipedia")))
+collection = dsi.read_collection("minipedia")
 retriever = dsi.GenerativeRetriever.from_pretrained(run)
 evaluation = dsi.evaluate(retriever, collection)
 print(evaluation)

@@ -4,12 +4,11 @@ Takes a few minutes the first time; after that the index in RUN is up to date. T
 """
 
 import sys
-from importlib.resources import files
 
 import dsi
 
 run = sys.argv[1] if len(sys.argv) > 1 else "runs/example"
-collection = dsi.read_collection(str(files("docids.data.minipedia")))
+collection = dsi.read_collection("minipedia")
 retriever = dsi.train(collection, run, config="example")
 for query in ("which capitals are on the danube", "gas that glows in advertising signs"):
     print(query)

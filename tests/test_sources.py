@@ -1,11 +1,20 @@
 """Collections of what is in memory and of folders of texts; `dsi.index`; what is refused, and how it is said."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import datasets
 import pandas
 import pyarrow
 import pytest
 
+import dsi
 from docids.data.collection import Collection, read_collection
+from dsi.commands.main import main
+
+ROOT = Path(__file__).parent.parent
 
 ROWS = [
     {"id": 1, "title": None, "text": "A gas that glows.", "period": float("nan")},
@@ -221,3 +230,44 @@ def test_a_folder_without_texts_says_what_it_holds(tmp_path):
 def test_the_shipped_collection_has_a_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert len(read_collection("minipedia").documents) == 600
+
+
+def test_an_index_of_texts_is_searched_without_training(notes, tmp_path, caplog):
+    caplog.set_level("INFO")
+    retriever = dsi.index(notes, tmp_path / "run", device="cpu")
+    assert [hit.doc_id for hit in retriever.search("gas that glows in signs", k=1)] == ["neon.md"]
+    assert retriever.search("rivers", where="year = 1990")[0].doc_id == "volga"
+    stages = {path.parent.name: json.loads(path.read_text()) for path in (tmp_path / "run").glob("*/stage.json")}
+    assert set(stages) == {"encoder", "docids", "lexical", "generator"}  # no pseudo-queries
+    assert json.loads((tmp_path / "run" / "generator" / "training.json").read_text())["steps"] == 0
+    assert not (tmp_path / "run" / "tuning.json").exists()
+    assert (retriever.search_config.lexical_weight, retriever.search_config.token_weight) == (0.03, 1.0)
+    assert retriever.engine.tree.tokens is not None
+    assert (
+        "There are no queries to tune on; weights are those of [search], chosen on other collections."
+        in caplog.messages
+    )
+
+
+def test_an_index_without_a_folder_lives_as_long_as_python():
+    code = """
+import dsi
+from pathlib import Path
+retriever = dsi.index(["Neon glows in advertising signs.", "The Danube flows through Vienna."])
+print(retriever.search("gas that glows", k=1)[0].doc_id)
+from dsi.training.pipeline import _temporary_folder
+print(_temporary_folder().name)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    found, folder = done.stdout.split()
+    assert found == "0"
+    assert not Path(folder).exists()
+
+
+def test_the_shell_indexes_a_folder_of_texts_and_says_that_nothing_is_trained(notes, tmp_path, capsys, caplog):
+    assert main(["train", "--data", str(notes), "--output", str(tmp_path / "run"), "--device", "cpu"]) == 0
+    assert f"{notes} has no train queries: encoder and generator stay as they are." in caplog.messages
+    assert main(["search", str(tmp_path / "run"), "--query", "bees", "-k", "1"]) == 0
+    assert "bee" in capsys.readouterr().out
+    assert main(["evaluate", str(tmp_path / "run"), "--data", str(notes)]) == 2
+    assert f"{notes} has no judgements to measure on; add qrels/test.tsv" in capsys.readouterr().err

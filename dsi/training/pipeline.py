@@ -159,11 +159,11 @@ def _temporary_folder() -> TemporaryDirectory[str]:
 def training_config(folder: Path, name: str | Path | Config | None, collection: Collection) -> Config:
     """Return the configuration for a training: the named one, that of the run in `folder`, or what we recommend.
 
-    Without train queries we recommend no training; a line says so.
+    Without train queries we recommend no training; a warning says so.
     """
     if name is not None or (folder / "config.toml").exists() or collection.qrels["train"]:
         return run_config(folder, name)
-    logger.info("%s has no train queries: encoder and generator stay as they are", collection.name)
+    logger.warning("%s has no train queries: encoder and generator stay as they are.", collection.name)
     return Config().without_training()
 
 

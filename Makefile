@@ -1,4 +1,4 @@
-# make example   train, measure and search the collection that ships (needs make and Python >= 3.10)
+# make example   train, measure and search the collection that ships (needs make and Python >= 3.11)
 # make test      the test suite, offline
 # make lint      ruff and mypy
 # make docs      the documentation site, into site/

@@ -217,7 +217,7 @@ class Vectors:
     @classmethod
     def from_codec(cls, vectors: "Floats | Vectors", codec: Scaled | Product | None) -> "Vectors":
         """Return vectors encoded by a codec, or as float16 without one, in a scratch file."""
-        blocks = map(codec.encode if codec else np.float16, _blocks(vectors))
+        blocks = (codec.encode(block) if codec else block.astype(np.float16) for block in _blocks(vectors))
         first = next(blocks)
         codes = scratch_blocks((len(vectors), first.shape[1]), first.dtype.type, chain([first], blocks))
         return cls((codes,), codec)

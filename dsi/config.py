@@ -1,7 +1,7 @@
 """The configuration of a run: the config of every part, read from and written to TOML. Knows nothing of what the parts do."""
 
 import dataclasses
-import sys
+import tomllib
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
@@ -21,11 +21,6 @@ from docids.words.bm25 import NO_MODEL, LexicalConfig
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig, QueryMapConfig, TrainingConfig, check_together
 from dsi.generator.pseudo_queries import PseudoQueriesConfig
 from dsi.search.request import SearchConfig
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 CONFIGS = Path(__file__).parent / "configs"
 """Folder of the configurations that ship with the package, NAME.toml each."""

@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 import datasets
 import numpy as np
 import torch
-from typing_extensions import Unpack
 
 from contrastive.encoder import Encoder
 from docids.data.records import COLUMNS

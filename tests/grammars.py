@@ -8,6 +8,7 @@ import dataclasses
 import gzip
 import json
 import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -15,7 +16,7 @@ from typing import Any
 
 import tomli_w
 
-from dsi.config import CONFIGS, Config, config_names, tomllib
+from dsi.config import CONFIGS, Config, config_names
 
 WORDS = [
     "",

@@ -5,13 +5,13 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 import yaml
 
-from dsi.config import tomllib
 from dsi.names import check_names
 
 ROOT = Path(__file__).parent.parent

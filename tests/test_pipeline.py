@@ -9,19 +9,13 @@ import os
 import re
 import shutil
 import signal
-import sys
 import time
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 from dsi_experiments import figure5
 
 import dsi

@@ -3,7 +3,7 @@
 An ignored error that does not occur is an error itself (`warn_unused_ignores`), so a signature that loses its options fails.
 """
 
-from typing_extensions import assert_type
+from typing import assert_type
 
 import dsi
 from dsi import Candidates, Evaluation, GenerativeRetriever, Hits

@@ -1,16 +1,11 @@
 """The values that arguments of commands may have, checked while the command line is read. Imports nothing heavy."""
 
 import math
-import sys
+import tomllib
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 from docids.data import SHIPPED
 from docids.files.checks import short_number

@@ -1,12 +1,11 @@
 """What every generator of docids is: weights bound to the docids they were trained for, and an objective. Runs nothing."""
 
 import warnings
-from typing import Any
+from typing import Any, Self
 
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5PreTrainedModel, T5Stack
-from typing_extensions import Self
 
 from docids.tree import DocidTree
 from docids.types import Ints

@@ -8,8 +8,7 @@ retriever.retrieve("which capitals are on the danube")
 
 import asyncio
 from pathlib import Path
-
-from typing_extensions import Unpack
+from typing import Unpack
 
 from docids.files.checks import shown
 from dsi.integrations import extra

@@ -11,11 +11,10 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import pandas as pd
-from typing_extensions import Unpack
 
 from docids.files.checks import shown, text
 from docids.words.bm25 import Lexical

@@ -7,9 +7,9 @@ wrong first. Knows nothing of how scores are made.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Unpack
 
 import numpy as np
-from typing_extensions import Unpack
 
 from docids.data.collection import Collection
 from dsi.retriever import GenerativeRetriever

@@ -9,10 +9,10 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 import torch
-from typing_extensions import Self
 
 from docids.tree import DocidTree
 from docids.vectors import LARGE

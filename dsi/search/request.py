@@ -9,10 +9,10 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_type_hints
 
 from pydantic import Field, SkipValidation
-from typing_extensions import TypedDict
+from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
 from docids.files.checks import shown
 from docids.files.declarations import Count, Remedy, Setting, Share, declarations, meant, read_meanings, settings
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Bools: TypeAlias = NDArray[np.bool_]
     Scores: TypeAlias = NDArray[np.floating]
-    Where: TypeAlias = Union[str, pc.Expression, NDArray[np.bool_]]  # noqa: UP007 (NDArray has no | on Python 3.10)
+    Where: TypeAlias = str | pc.Expression | NDArray[np.bool_]
 else:  # commands read the declarations below without these libraries
     Bools = Scores = Where = Any
 

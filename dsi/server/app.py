@@ -124,7 +124,7 @@ async def _within_limit(request: Request, future: "Future[Any]") -> Any:
     seconds = request.app.state.service.settings.timeout
     try:
         return await asyncio.wait_for(asyncio.wrap_future(future), seconds)
-    except (asyncio.TimeoutError, TimeoutError):
+    except TimeoutError:
         message = f"The search took longer than {seconds:g} s; try again later, or with fewer queries."
         raise HTTPException(503, message, {"Retry-After": "1"}) from None
 

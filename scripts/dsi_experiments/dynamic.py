@@ -207,7 +207,12 @@ def summarise(matrix: Matrix) -> dict[str, Any]:
     """
     came, last = [row[-1] for row in matrix], matrix[-1]
     lost = [before - after for before, after in zip(came[:-1], last[:-1], strict=True)]
-    summary = {"GA": np.mean(came[1:]), "F": np.mean(lost), "F0": lost[0], "gap": np.mean(last[1:]) - last[0]}
+    summary: dict[str, Any] = {
+        "GA": np.mean(came[1:]),
+        "F": np.mean(lost),
+        "F0": lost[0],
+        "gap": np.mean(last[1:]) - last[0],
+    }
     return {
         "matrix": [[round(value, 2) for value in row] for row in matrix],
         **{name: round(float(value), 2) for name, value in summary.items()},

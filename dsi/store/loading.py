@@ -21,6 +21,7 @@ import datasets
 import numpy as np
 import pyarrow as pa
 import torch
+from threadpoolctl import threadpool_info
 
 from contrastive.encoder import Encoder, EncoderConfig
 from contrastive.sparse import load_lexical
@@ -49,7 +50,7 @@ _CHANGING = ("docids", "lexical")
 """The parts that an update replaces, by new folders with the generation in their name; the manifest points to them."""
 _GENERATION = re.compile(r"docids|lexical|\.?(?:docids|lexical)-(\d+)(?:\.partial|\.previous)?")
 """Names of such folders, and of what a kill leaves of them."""
-_PACKAGES = ("torch", "transformers", "sentence-transformers", "faiss-cpu")
+_PACKAGES = ("dr-scl", "torch", "transformers", "sentence-transformers", "faiss-cpu", "numpy")
 
 Parts: TypeAlias = tuple[Encoder, DocidTree, Generator, datasets.Dataset, SearchConfig, Lexical | None]
 
@@ -105,8 +106,18 @@ def save_index(
     write_manifest(folder, encoder, tree, config)
 
 
-def write_manifest(folder: Path, encoder: Encoder, tree: DocidTree, config: SearchConfig) -> None:
-    """Write the manifest, which binds the parts in `folder` to each other; it is written last and read first."""
+def write_manifest(
+    folder: Path, encoder: Encoder, tree: DocidTree, config: SearchConfig, seed: int | None = None
+) -> None:
+    """Write the manifest, which binds the parts in `folder` to each other; it is written last and read first.
+
+    Args:
+        folder: of the index.
+        encoder: the index's.
+        tree: the docids.
+        config: how the index is searched by default.
+        seed: of the training that made the parts; None for a copy, whose parts a process may have got from anywhere.
+    """
     manifest = {
         "format_version": FORMAT_VERSION,
         "generation": 1 if tree.fingerprint == tree.origin_fingerprint else 2,  # training must not drop updates
@@ -115,6 +126,8 @@ def write_manifest(folder: Path, encoder: Encoder, tree: DocidTree, config: Sear
         "search": dataclasses.asdict(config),
         "fingerprints": {"encoder": encoder.fingerprint, "docids": tree.fingerprint},
         "versions": package_versions(),
+        "threads": torch.get_num_threads(),
+        "seed": seed,
         "files": _hashes(folder, PARTS),
     }
     write_json(folder / "manifest.json", manifest)
@@ -293,8 +306,15 @@ def _hashes(folder: Path, parts: Sequence[str]) -> dict[str, str]:
 
 
 def package_versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that results depend on."""
-    return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
+    """Return the versions of Python, and of the packages and the libraries for linear algebra that results depend on."""
+    return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}, "blas": _blas()}
+
+
+def _blas() -> str:
+    """Return the names and versions of the BLAS of NumPy, SciPy and faiss, and the name of the one that torch holds."""
+    loaded = {f"{pool['internal_api']} {pool['version']}" for pool in threadpool_info() if pool["user_api"] == "blas"}
+    of_torch = re.findall(r"BLAS_INFO=(\w+)", torch.__config__.show())
+    return ", ".join([*sorted(loaded), *(f"{name} in torch" for name in of_torch)])
 
 
 def content_fingerprint(manifest: dict[str, Any]) -> str:

@@ -96,6 +96,7 @@ def _about(folder: Path, manifest: dict[str, Any]) -> str:
         ("search", search),
         ("generation", f"{manifest['generation']} (1 as trained, one more with every update)"),
         ("made with", versions),
+        ("threads, seed", f"{manifest.get('threads')}, {manifest.get('seed')} (None in a copy)"),
     ]
     return f"## Content\n\n{markdown_table(['', ''], rows)}\n"
 

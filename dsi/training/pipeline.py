@@ -453,7 +453,7 @@ class TrainingRun:
                 encoder = load_encoder(self.folder, self.config.encoder, self.device)
                 tree, _ = load_docids(self.folder / "docids")
                 (self.folder / "tuning.json").unlink(missing_ok=True)
-                write_manifest(self.folder, encoder, tree, self.config.search)
+                write_manifest(self.folder, encoder, tree, self.config.search, self.config.seed)
             elif not is_as_configured(self.folder, self.config.search):
                 configure(self.folder, self.config.search)
                 logger.info("search: as [search] says now")

@@ -59,16 +59,8 @@ def write_golden(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as work, contextlib.chdir(work):  # the manifest names the encoder's folder
         run, collection = Path("run"), read_collection(_write_collection(Path("collection")))
         retriever = dsi.train(collection, run, config=_config(_write_encoder(Path("encoder"))), device="cpu")
-        retriever.add(
-            [
-                {
-                    "doc_id": "added",
-                    "title": "Added",
-                    "text": "A document that was added after training.",
-                    "metadata": {"row": 24},
-                }
-            ]
-        )
+        text = "A document that was added after training."
+        retriever.add([{"doc_id": "added", "title": "Added", "text": text, "metadata": {"row": 24}}])
         retriever.remove([_records()[3]["_id"]])
         retriever.save_update(run)
         for name in ("manifest.json", *read_manifest(run)["files"]):

@@ -250,7 +250,7 @@ def _load_named(name: str, device: str | None) -> SentenceTransformer:
     """Load an encoder from a folder, from the Hub or, if one request to the Hub fails, from the cache."""
     if Path(name).exists():
         with without_bars():
-            return SentenceTransformer(name, device=device)
+            return SentenceTransformer(name, device=device, local_files_only=True)
     if _hub_answers(name):
         return SentenceTransformer(name, device=device)
     try:

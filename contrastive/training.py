@@ -89,6 +89,10 @@ class _EncoderTrainer(FiniteTraining, SentenceTransformerTrainer):
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         pass
 
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """Write a checkpoint without a card, for which the library would ask the Hub about the name of the model's folder."""
+        self.model.save_pretrained(str(output_dir or self.args.output_dir), create_model_card=False)
+
 
 def train_encoder(
     encoder: Encoder,

@@ -8,7 +8,7 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +57,6 @@ def pytest_collection_finish() -> None:
     """Every training collects garbage; from now on that passes over all that was imported."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def checkpoints_without_cards() -> Iterator[None]:
-    """The trainer describes the encoder in every checkpoint, which takes longer than the steps between; nobody reads it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sentence_transformers.base.model.generate_model_card", lambda model: "", raising=False)
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The programs of examples/ run from any folder, in the order of a first visit, and print what they promise."""
+"""The programs of examples/ run from any folder, print what they promise, and open no socket."""
 
 import os
 import subprocess
@@ -24,8 +24,22 @@ EXAMPLES = {
 """{program: what its output contains}."""
 
 
+NO_NETWORK = """
+import sys
+def refuse(event, arguments):
+    if event in ("socket.connect", "socket.bind", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto"):
+        raise SystemExit(f"{event} {arguments[1:]}: nobody asked for the network")
+sys.addaudithook(refuse)
+"""
+"""A sitecustomize.py: whatever the program or a dependency does, it opens no socket."""
+
+
 def output(name, folder):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "scripts")))}
+    """Of a program, as a user runs it: the Hub is not forbidden, but nothing asks for it."""
+    (folder / "site").mkdir(exist_ok=True)
+    (folder / "site" / "sitecustomize.py").write_text(NO_NETWORK)
+    path = os.pathsep.join(map(str, (folder / "site", ROOT, ROOT / "scripts")))
+    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"} | {"PYTHONPATH": path}
     command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), "index"]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -44,6 +58,16 @@ def test_the_examples_print_what_they_promise(tmp_path, sentence_bert_folder):
     assert "Neretva" in found
     assert all("Neretva" not in line for line in others)  # filtered out, denied, removed
     assert others[1].partition(": ")[2] == others[2].partition(": ")[2]
+
+
+def test_a_program_that_opens_a_socket_is_seen(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(NO_NETWORK)
+    code = "from huggingface_hub import HfApi; HfApi(endpoint='http://127.0.0.1:9').whoami(token='hf_x')"
+    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    environment["PYTHONPATH"] = str(tmp_path)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "nobody asked for the network" in done.stderr
 
 
 def test_all_examples_are_run_and_short():

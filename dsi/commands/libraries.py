@@ -20,6 +20,7 @@ def load_libraries() -> None:
     quiet_logging()
     with _announce("loading libraries …"):
         _limit_threads()
+        os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # a model that is fetched is all that the Hub learns
         import datasets
         import sentence_transformers  # noqa: F401
         from transformers.utils import logging as transformers_logging

@@ -3,7 +3,7 @@
 # Writable: mount /index without :ro (it must belong to user 1000), add -e DSI_TOKEN=…, and append `/index --host 0.0.0.0 --writable`.
 FROM python:3.11-slim
 WORKDIR /app
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml constraints.txt README.md LICENSE NOTICE ./
 RUN pip install --no-cache-dir --constraint constraints.txt torch --index-url https://download.pytorch.org/whl/cpu
 COPY contrastive contrastive
 COPY docids docids

@@ -42,7 +42,7 @@ def built(tmp_path_factory):
     folder = tmp_path_factory.mktemp("built")
     for name in (*PACKAGES, "tests"):
         shutil.copytree(ROOT / name, folder / "checkout" / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, folder / "checkout")
     build(folder / "checkout", NAME)
     return folder
@@ -80,7 +80,7 @@ def test_every_file_of_the_packages_is_in_the_sdist_and_in_the_wheel(built):
     with zipfile.ZipFile(built / f"{NAME}-py3-none-any.whl") as wheel:
         found = set(wheel.namelist())
     assert {name for name in found if ".dist-info/" not in name} == expected
-    assert f"{NAME}.dist-info/licenses/LICENSE" in found
+    assert {f"{NAME}.dist-info/licenses/{name}" for name in ("LICENSE", "NOTICE")} <= found
 
 
 def test_every_file_of_the_wing_is_in_its_sdist_and_in_its_wheel(wing):

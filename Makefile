@@ -2,11 +2,13 @@
 # make test      the test suite, offline
 # make lint      ruff and mypy
 # make docs      the documentation site, into site/
+# make results   the table of the README, measured again (DATA=DIR: with squad2k and nq10k; about five hours)
+# make licences  the licence of every dependency; an error if one is not allowed
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: example test lint docs clean
+.PHONY: example test lint docs licences results clean
 
 example: .venv/installed
 	$(BIN)/dsi example
@@ -21,6 +23,12 @@ lint: .venv/installed
 
 docs: .venv/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+results: .venv/installed
+	$(BIN)/dsi results $(if $(DATA),--data $(DATA)) --output runs/results
+
+licences: .venv/installed
+	$(BIN)/python -m tests.licences
 
 .venv/installed: pyproject.toml scripts/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

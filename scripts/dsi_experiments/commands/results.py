@@ -1,0 +1,117 @@
+"""`dsi results`: the table of the README, measured again.
+
+Minipedia ships. --data names a folder with the others, as the README's numbers had them: squad2k and nq10k, in BEIR layout. A
+collection that is missing or another one is left out, and named. Each column is trained and measured in OUTPUT/NAME, where a
+killed command resumes; the table goes to OUTPUT/results.md. Hours are estimates for two cores: Minipedia .1, SQuAD 1, NQ 4.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from dsi.commands.arguments import add_device, parser
+from dsi.commands.libraries import load_libraries
+from dsi.commands.main import run_command
+from dsi.commands.values import SHIPPED, output_folder
+
+if TYPE_CHECKING:
+    from dsi.measuring.evaluation import Evaluation
+
+
+class Column(NamedTuple):
+    """A column of the table.
+
+    Attributes:
+        name: of the collection's folder.
+        title: in the table.
+        config: a configuration; None for what we recommend.
+        digest: how `Collection.digest` begins for the collection that was measured.
+        hours: on two cores, about.
+    """
+
+    name: str
+    title: str
+    config: str | None
+    digest: str
+    hours: float
+
+
+COLUMNS = (
+    Column("minipedia", "Minipedia: 600 documents, 1,920 queries", "example", "0e65de7e8037e483", 0.1),
+    Column("squad2k", "SQuAD: 2,067, 2,067", None, "396ecf36135a11d0", 1),
+    Column("nq10k", "NQ passages: 10,000, 2,000", None, "ce7413dea6c7d65a", 4),
+)
+ROWS = {
+    "BM25": "BM25",
+    "dense": "dense",
+    "RRF of BM25 and dense": "RRF of BM25 and dense",
+    "dense + BM25": "dense + BM25, all documents",
+    "words only": "words only, no walk",
+    "walk": "walk, no words",
+    "generate": "**generate**: as the index searches",
+    "exact": "exact: the same score over all documents",
+}
+"""{row of an evaluation: its name in the README}; "walk" is the one with the index's own beam."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure every column whose collection is there, then print and write the table."""
+    command_line = parser("results", __doc__)
+    command_line.add_argument("--data", type=Path, metavar="DIR", help="with the folders squad2k and nq10k")
+    command_line.add_argument(
+        "--output", type=output_folder, required=True, metavar="DIR", help="of everything written"
+    )
+    add_device(command_line)
+    arguments = command_line.parse_args(argv)
+    load_libraries()
+    from docids.files.storage import write_text
+    from eval.tables import markdown_table
+
+    cells = {column.title: _cells(column, arguments) for column in COLUMNS}
+    measured = {title: found for title, found in cells.items() if found}
+    rows = [[title, *(found[name] for found in measured.values())] for name, title in ROWS.items()]
+    table = markdown_table(["", *measured], rows)
+    write_text(arguments.output / "results.md", f"{table}\n")
+    print(table)
+
+
+def _cells(column: Column, arguments: argparse.Namespace) -> dict[str, str]:
+    """Return {row: Hit@1 / Hit@10 and vectors read} of a column; empty if its collection is not there."""
+    from docids.data.collection import read_collection
+
+    folder = SHIPPED.get(column.name) or (arguments.data or Path()) / column.name
+    if not folder.is_dir():
+        return _leave_out(column, f"{folder} does not exist; --data DIR names the folder above it")
+    collection = read_collection(folder)
+    if not collection.digest.startswith(column.digest):
+        return _leave_out(column, f"{folder} is another collection ({collection.digest[:16]}, not {column.digest})")
+    sys.stderr.write(f"{column.title}: about {column.hours:g} hours on two cores\n")
+    from dsi.measuring.evaluation import evaluate
+    from dsi.training.pipeline import train
+
+    run = arguments.output / column.name
+    retriever = train(collection, run, config=column.config, device=arguments.device)
+    evaluation = evaluate(retriever, collection)
+    evaluation.save(run / "evaluation.json")
+    beam = retriever.search_config.beam_width
+    return {name: _cell(evaluation, f"walk, no words, beam {beam}" if name == "walk" else name) for name in ROWS}
+
+
+def _cell(evaluation: "Evaluation", name: str) -> str:
+    row = evaluation.row(name)
+    first, tenth = (
+        100 * sum(row.values[measure].values()) / len(row.values[measure]) for measure in ("Hit@1", "Hit@10")
+    )
+    read = row.settings.get("vectors read")
+    return f"{first:.2f} / {tenth:.2f}" + (f", {read:,}" if read else "")
+
+
+def _leave_out(column: Column, reason: str) -> dict[str, str]:
+    sys.stderr.write(f"{column.name} is left out: {reason}.\n")
+    return {}
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, sys.argv[1:]))

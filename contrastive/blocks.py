@@ -152,6 +152,7 @@ def _join(blocks: Sequence[Path], shape: tuple[int, int], path: Path) -> None:
         array[start : start + len(block)] = block
         start += len(block)
     array.flush()
+    del array  # Windows renames no mapped file
     partial.replace(path)
     for file in blocks:
         file.unlink()

@@ -12,6 +12,7 @@ import platform
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from gzip import open as open_gzip
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _ATTEMPTS = 20
+_PAUSE = 0.05
+"""Seconds between two of them."""
 
 
 def sha256(path: Path) -> str:
@@ -161,6 +164,18 @@ def write_bytes(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+    _replace(partial, path)
+
+
+def _replace(partial: Path, path: Path) -> None:
+    """Rename a file over another one. Windows refuses while a reader has that open, so there it is tried again for a while."""
+    for _ in range(_ATTEMPTS if os.name == "nt" else 0):
+        try:
+            partial.replace(path)
+        except PermissionError:
+            time.sleep(_PAUSE)
+        else:
+            return
     partial.replace(path)
 
 
@@ -276,9 +291,25 @@ def replace_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     if folder.exists():
-        folder.rename(previous)
+        _move_away(folder, previous)
     partial.rename(folder)
     shutil.rmtree(previous, ignore_errors=True)
+
+
+def _move_away(folder: Path, previous: Path) -> None:
+    """Rename a folder that is replaced.
+
+    Raises:
+        PermissionError: it may not be renamed, on Windows also while a process has one of its files open or mapped.
+    """
+    try:
+        folder.rename(previous)
+    except PermissionError as error:
+        shutil.rmtree(beside(folder, "partial"), ignore_errors=True)
+        raise PermissionError(
+            f"{folder} cannot be replaced ({error.strerror}): it is read-only, or a process has it open; end that process or "
+            "write to another folder."
+        ) from None
 
 
 def recover_folder(folder: Path) -> None:

@@ -52,7 +52,14 @@ def _announce(text: str) -> Iterator[None]:
 
 
 def _limit_threads() -> None:
-    """Set OMP_NUM_THREADS, which the libraries read when they are imported, unless it is set or all cores may be used."""
+    """Set OMP_NUM_THREADS, which the libraries read when they are imported, unless it is set or all cores may be used.
+
+    On macOS it becomes 1: torch, faiss and scikit-learn each bring an OpenMP of their own, and several threads of several
+    of them end the process or wait for each other.
+    """
+    if sys.platform == "darwin":
+        os.environ.setdefault("KMP_DUPLICATE_LIB_OK", "TRUE")
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
     if "OMP_NUM_THREADS" in os.environ or "torch" in sys.modules:
         return
     cores, allowed = os.cpu_count() or 1, allowed_cores()

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -21,6 +22,8 @@ COMMANDS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if os.name == "nt" and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # into a file or a pipe, Windows writes an older encoding
     if not arguments or arguments[0] in ("-h", "--help"):
         return run_command(lambda _: print(_usage()), [])
     name, *rest = arguments

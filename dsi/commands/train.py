@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not run.processes.is_main:
         return
     if arguments.stage == "docids":
-        print((run.folder / "docids" / "diagnostics.json").read_text(), end="")
+        print((run.folder / "docids" / "diagnostics.json").read_text(encoding="utf-8"), end="")
     print(f"train: {in_words(run.seconds)} -> {run.folder}")
     from dsi.training.tuning import is_tuned
 

@@ -175,7 +175,15 @@ def stage_seconds(folder: Path) -> dict[str, float]:
 
 def _link_files(source: Path, target: Path) -> None:
     """Hard-link all files into another folder; files are replaced, never changed, so sharing them is safe."""
-    shutil.copytree(source, target, copy_function=os.link, dirs_exist_ok=True)
+    shutil.copytree(source, target, copy_function=_link, dirs_exist_ok=True)
+
+
+def _link(source: str, target: str) -> None:
+    """Hard-link a file, or copy it where the file system has no links (exFAT, some network drives)."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def _record(folder: Path) -> dict[str, Any]:

@@ -5,7 +5,9 @@ clock on an idle machine. What the clock said is kept beside them.
 """
 
 import multiprocessing
+import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -73,7 +75,15 @@ def _sizes(system: System, data: Searched) -> Row:
 
 
 def _alone(function: Callable[..., Value], *given: object) -> Value:
-    """What a function returns in a process of its own, which gives its memory back."""
+    """What a function returns in a process of its own, which gives its memory back.
+
+    Raises:
+        OSError: Windows, which forks no processes.
+    """
+    if not hasattr(os, "fork"):
+        raise OSError(
+            f"This benchmark measures in forked processes, which {sys.platform} does not have; run it on Linux."
+        )
     with multiprocessing.get_context("fork").Pool(1) as process:
         return process.apply(function, given)
 

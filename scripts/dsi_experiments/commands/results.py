@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from docids.data import SHIPPED
 from dsi.commands.arguments import add_device, parser
 from dsi.commands.libraries import load_libraries
 from dsi.commands.main import run_command
-from dsi.commands.values import SHIPPED, output_folder
+from dsi.commands.values import output_folder
 
 if TYPE_CHECKING:
     from dsi.measuring.evaluation import Evaluation

@@ -11,7 +11,7 @@ import pytest
 import torch
 from dsi_experiments.docid_schemes import Comparison
 from dsi_experiments.laboratory import Laboratory
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import dsi
@@ -111,6 +111,10 @@ def best_documents(tree: DocidTree, scores: np.ndarray, k: int) -> list[list[tup
     beta=st.sampled_from([0.0, math.inf]), kind=st.sampled_from(["digits", "tied"]), weight=st.sampled_from([0.0, 0.5]),
     filtered=st.booleans(), outright=st.sampled_from([0, 1000]), updated=st.booleans(), seed=st.integers(0, 99),
 )  # fmt: skip
+@example(  # the beam prunes the best place of the answer
+    tree=tree_of(random_rows(10, 2, 0), 0, max_leaf_size=1), k=1, beam=1, alpha=0.0, beta=math.inf, kind="digits", weight=0.0,
+    filtered=True, outright=0, updated=False, seed=66,
+)  # fmt: skip
 def test_answers_are_the_best_documents_by_their_best_places(
     tree, k, beam, alpha, beta, kind, weight, filtered, outright, updated, seed
 ):
@@ -178,6 +182,21 @@ def test_a_document_is_found_once_with_the_score_that_its_path_has(tree, k, seed
             np.testing.assert_allclose(found.scores[query], np.sort(scores)[::-1][: len(rows)], rtol=1e-4, atol=1e-4)
             if fusion != "paper":  # documents whose places tie may have either
                 assert followed.positions[query, rows].tolist() == found.positions[query].tolist()
+
+
+@pytest.mark.parametrize("seed", [8, 13])
+def test_a_document_whose_places_are_equal_is_found_once(seed):
+    """The walk and the words score such places in products of other shapes, whose last bits differ."""
+    chance, count = np.random.default_rng(seed), 300
+    rows = np.repeat(np.arange(count), chance.integers(1, 4, size=count))
+    vectors = chance.normal(size=(count, WIDTH)).astype(np.float32)[rows]
+    config = DocidsConfig(branching=5, max_leaf_size=5, segments=5)
+    tree = assemble(make_docids(SchemeInput(vectors, config, rows=rows)), vectors)
+    bm25 = BM25([str(n) for n in range(count)], texts(count, seed))
+    methods = engine_of(tree, random_tied(tree, seed=seed), bm25).methods
+    request = SearchRequest(10, SearchConfig(alpha=0.3, beam_width=2, lexical_weight=0.5, candidates=10))
+    for positions in methods["generate"].retrieve(query_batch(seed), request).positions:
+        assert len(set(tree.doc_rows[positions].tolist())) == 10
 
 
 # Trees and their updates

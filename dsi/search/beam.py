@@ -486,7 +486,23 @@ class BestPaths(Method):
             result.put(rows, part)
             rows = rows[(part.counts < k) & (descent.pruned > -torch.inf).numpy(force=True)]
             width *= 2
+        if search.doc_rows is not None:
+            self._score_best_places(batch, request, result)
         return result
+
+    def _score_best_places(self, batch: QueryBatch, request: SearchRequest, result: SearchResult) -> None:
+        """Score each answer as its document's best place, which the beam may have pruned; certified answers have it."""
+        search, rows = self.search, np.flatnonzero(~result.exact & (result.counts > 0))
+        if not len(rows):
+            return
+        positions = result.positions[rows]
+        doc_rows = search.tree.doc_rows[np.where(positions < 0, positions[:, :1], positions)]
+        followed = search.follow(batch.select(torch.from_numpy(rows)), request, doc_rows)
+        scores = np.where(positions < 0, -np.float32(np.inf), followed.scores)
+        order = np.lexsort((followed.positions, -scores))
+        places = np.where(positions < 0, -1, followed.positions)
+        result.scores[rows] = np.take_along_axis(scores, order, axis=1)
+        result.positions[rows] = np.take_along_axis(places, order, axis=1)
 
 
 class AllPaths(Method):

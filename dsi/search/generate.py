@@ -442,10 +442,15 @@ class _Search:
         total = np.concatenate([dense, other_dense]) + lexical
         total += scores.extra_scores(row, np.concatenate([rows, other_rows]))
         bits = np.repeat([WALK, WORDS, EXTRA], [len(rows), len(word_rows), len(extra_rows)])
-        unique, first, inverse = np.unique(positions, return_index=True, return_inverse=True)
+        all_rows = np.concatenate(
+            [rows, other_rows]
+        )  # by document: rounding may have chosen another of two equal places
+        unique, first, inverse = np.unique(all_rows, return_index=True, return_inverse=True)
         sources = np.bincount(inverse, bits).astype(np.uint8)  # no source has a document twice
         bound = cut + rest + extra_cut if extra_cut > -np.inf else -np.inf
-        return _Pool(unique, total[first], sources, bound, read + len(unique) - len(rows))
+        order = np.argsort(positions[first])
+        kept = first[order]
+        return _Pool(positions[kept], total[kept], sources[order], bound, read + len(unique) - len(rows))
 
     def _best_below(self, row: int, nodes: Ints, positions: Ints) -> tuple[Ints, Floats, float, int]:
         """Return the best documents below nodes by dense score.

@@ -154,7 +154,10 @@ class TokenVectors:
         """
         first = sum(map(len, self.parts))
         order = np.concatenate([self.order, first + np.arange(len(new), dtype=np.int32)])[source]
-        later = TokenCodes.join([*self.parts[1:], new])
+        later, old = TokenCodes.join([*self.parts[1:], new]), len(self.parts[0])
+        in_use = np.flatnonzero(order >= old)
+        if 2 * len(in_use) < len(later):  # most later texts were removed since
+            later, order[in_use] = later.gather(order[in_use] - old), old + np.arange(len(in_use))
         return TokenVectors(self.head, self.bits, (self.parts[0], later), order.astype(np.int32))
 
     def without(self, places: Ints) -> "TokenVectors":

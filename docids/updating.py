@@ -42,6 +42,19 @@ def remove_documents(tree: DocidTree, rows: NDArray[np.integer]) -> DocidTree:
     return _with_means(smaller, changed)
 
 
+def without_traces(tree: DocidTree) -> DocidTree:
+    """Return the tree with nothing of removed documents: a node without documents gets the centroid of its parent."""
+    before = np.concatenate([[0], np.cumsum(tree.doc_rows >= 0, dtype=np.int32)])
+    is_empty = before[tree.doc_end] == before[tree.doc_start]
+    nodes = np.flatnonzero(is_empty)
+    above = tree.parents[nodes]
+    while (is_empty_too := is_empty[above]).any():
+        above[is_empty_too] = tree.parents[above[is_empty_too]]
+    means = tree.centroids[above]
+    stale = (tree.centroids[nodes] != means).any(axis=1)
+    return replace(tree, centroids=_with_rows(tree.centroids, nodes[stale], means[stale])) if stale.any() else tree
+
+
 def add_documents(
     tree: DocidTree,
     embeddings: Floats,

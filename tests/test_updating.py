@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from docids.tree import DocidTree
-from docids.updating import add_documents, remove_documents
+from docids.updating import add_documents, remove_documents, without_traces
+from docids.vectors import VectorsConfig
 from tests.conftest import WIDTH, random_tree
 
 
@@ -110,3 +111,19 @@ def test_an_updated_tree_survives_saving(tmp_path):
     assert loaded.fingerprint == tree.fingerprint
     assert loaded.origin_fingerprint == tree.origin_fingerprint == random_tree(30).fingerprint
     np.testing.assert_array_equal(loaded.trained, tree.trained)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "int8"])
+def test_the_vector_of_a_document_that_was_alone_in_its_cluster_leaves_with_it(kind, tmp_path):
+    tree = random_tree(30, leaf=1).stored_as(VectorsConfig(kind))
+    alone = int(np.flatnonzero(tree.doc_end - tree.doc_start == 1)[0])
+    position = tree.doc_start[[alone]]
+    vector = tree.embeddings.numbers(position).tobytes()
+    removed = remove_documents(tree, tree.doc_rows[position])
+    assert removed.centroids.numbers([alone]).tobytes() == tree.centroids.numbers([alone]).tobytes()
+    tree = without_traces(removed)
+    tree.save(tmp_path / "tree.safetensors")
+    assert vector not in (tmp_path / "tree.safetensors").read_bytes()
+    loaded = DocidTree.load(tmp_path / "tree.safetensors")
+    assert without_traces(loaded) is loaded
+    add_documents(loaded, np.ones((3, WIDTH), np.float32)).save(tmp_path / "tree.safetensors")

@@ -38,7 +38,9 @@ _WORD = re.compile(r"(?u)\b\w\w+\b")  # two or more word characters, as in bm25s
 _BLOCK = 16_384
 """Texts whose words are in memory at a time."""
 _NUMBERING = threading.Lock()
-"""Held while words get numbers: an index and its updates share one vocabulary, which only grows."""
+"""Held while words get numbers: an index and its updates share one vocabulary, which grows until half of it is unused."""
+_UNUSED = 2
+"""An update leaves unused words behind if the vocabulary has more than this many times the used ones."""
 _SETTINGS, _VOCABULARY, _TERMS = "params.index.json", "vocab.index.json", "terms.safetensors"
 
 
@@ -159,6 +161,18 @@ class BM25(Lexical):
         other.doc_ids, other._postings = doc_ids, self._postings.update(removed, counts)
         other._lengths = np.concatenate([self._lengths[keep], lengths])
         other.weigh(self.k1, self.b)
+        used = int(np.count_nonzero(other._postings.frequencies))
+        return other._with_used_words() if len(other._vocabulary) > _UNUSED * used else other
+
+    def _with_used_words(self) -> "BM25":
+        """Return BM25 of the same documents with a vocabulary of its own, of the words that they have."""
+        lists, other = self._postings.merge(), BM25.__new__(BM25)
+        used = np.flatnonzero(np.diff(lists.indptr))
+        words = {number: word for word, number in self._vocabulary.copy().items()}
+        other._vocabulary = {words[number]: place for place, number in enumerate(used.tolist())}
+        other.doc_ids, other._lengths = self.doc_ids, self._lengths
+        other._postings = Postings.from_lists(lists if len(used) == lists.shape[0] else lists[used])
+        other.weigh(self.k1, self.b)
         return other
 
     def query_terms(self, queries: Sequence[str]) -> list[Terms]:
@@ -179,12 +193,12 @@ class BM25(Lexical):
         return np.array([n for n in numbers if n < len(frequencies) and frequencies[n]], dtype=np.int64)
 
     def save(self, folder: Path) -> None:
-        """Write the vocabulary, the term counts of documents, and the settings."""
+        """Write the words of the documents, the term counts, and the settings; no word that only removed documents have."""
         folder.mkdir(parents=True, exist_ok=True)
-        words = len(self._postings.frequencies)  # without those of later updates
+        written = self._with_used_words()
         write_json(folder / _SETTINGS, {"k1": self.k1, "b": self.b, "num_docs": len(self._lengths)})
-        write_json(folder / _VOCABULARY, {word: number for word, number in self._vocabulary.items() if number < words})
-        save_tensors({**postings_arrays(self._postings), "lengths": self._lengths}, folder / _TERMS)
+        write_json(folder / _VOCABULARY, written._vocabulary)
+        save_tensors({**postings_arrays(written._postings), "lengths": self._lengths}, folder / _TERMS)
 
     @classmethod
     def load(cls, folder: Path, doc_ids: Sequence[str]) -> "BM25":

@@ -48,6 +48,8 @@ _TOKENS = "tokens.safetensors"
 """In `docids/`: the token vectors, if the index has them."""
 _CHANGING = ("docids", "lexical")
 """The parts that an update replaces, by new folders with the generation in their name; the manifest points to them."""
+_OF_DOCUMENTS = ("pseudo_queries", "states", "checkpoints")
+"""What training leaves that is made of documents' texts; an update that removes a document removes it."""
 _GENERATION = re.compile(r"docids|lexical|\.?(?:docids|lexical)-(\d+)(?:\.partial|\.previous)?")
 """Names of such folders, and of what a kill leaves of them."""
 _PACKAGES = ("dr-scl", "torch", "transformers", "sentence-transformers", "faiss-cpu", "numpy")
@@ -272,11 +274,12 @@ def write_update(
     parts = {name: f"{name}-{generation}" for name in _CHANGING}
     with replace_folder(folder / parts["docids"]) as partial:
         save_docids(tree, documents, partial, texts=True)
-        if (numbers := part(folder, manifest, "docids") / "docids.tsv").exists():
-            shutil.copy(numbers, partial)
     if lexical:
         with replace_folder(folder / parts["lexical"]) as partial:
             lexical.save(partial)
+    if _trained_documents(tree) < _trained_documents(before):
+        for name in _OF_DOCUMENTS:
+            shutil.rmtree(folder / name, ignore_errors=True)
     old = set(manifest["parts"].values())
     files = {name: digest for name, digest in manifest["files"].items() if name.split("/")[0] not in old}
     fingerprints = {**manifest["fingerprints"], "docids": tree.fingerprint}
@@ -292,6 +295,11 @@ def write_update(
     )
     _remove_generations(folder, parts.values())
     return int(generation)
+
+
+def _trained_documents(tree: DocidTree) -> int:
+    """Return how many places have the document that the decoder was trained with."""
+    return int(np.count_nonzero(tree.trained[tree.num_inner :] & (tree.doc_rows >= 0)))
 
 
 def _remove_generations(folder: Path, keep: Collection[str]) -> None:

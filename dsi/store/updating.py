@@ -18,7 +18,7 @@ from docids.data.records import COLUMNS, document_record
 from docids.files.checks import plain
 from docids.token_vectors import TokenCodes
 from docids.tree import DocidTree
-from docids.updating import add_documents, remove_documents
+from docids.updating import add_documents, remove_documents, without_traces
 from docids.words.bm25 import Lexical
 from dsi.store.documents import DocumentTable, document_table
 
@@ -70,7 +70,7 @@ def with_documents(
     tree = remove_documents(content.tree, np.array(replaced)) if replaced else content.tree
     table = _dataset(_with(_without(old, replaced), new))
     lexical = content.lexical.update(replaced, table["doc_id"], full_texts) if content.lexical else None
-    return Content(add_documents(tree, embeddings, places, tokens), table, lexical)
+    return Content(without_traces(add_documents(tree, embeddings, places, tokens)), table, lexical)
 
 
 def _encode(tree: DocidTree, encoder: Encoder, pieces: Sequence[str]) -> tuple[NDArray[np.float32], TokenCodes | None]:
@@ -154,7 +154,7 @@ def without_documents(content: Content, rows: Sequence[int]) -> Content:
         raise ValueError("An index cannot be left without documents; keep at least one.")
     table = _dataset(_without(document_table(content.documents, texts=True), rows))
     lexical = content.lexical.update(rows, table["doc_id"], ()) if content.lexical else None
-    return Content(remove_documents(content.tree, np.array(rows)), table, lexical)
+    return Content(without_traces(remove_documents(content.tree, np.array(rows))), table, lexical)
 
 
 def _without(table: pa.Table, rows: Sequence[int]) -> pa.Table:

@@ -1,5 +1,7 @@
 """`dsi serve`: documents come and go with the token, and no answer is of two moments; requests share batches."""
 
+import http.client
+import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -50,14 +52,56 @@ def test_documents_are_safe_without_the_token(writable):
     assert len(writable.app.state.service.retriever.documents) == 60
 
 
-def test_an_update_that_cannot_be_saved_changes_nothing(writable):
+def test_after_an_update_from_elsewhere_the_server_loads_it_and_takes_the_change_again(writable):
     other = GenerativeRetriever.from_pretrained(writable.run, device="cpu")
-    other.remove([other.documents.dataset["doc_id"][0]])
+    gone = other.documents.dataset["doc_id"][0]
+    other.remove([gone])
     other.save_update(writable.run)
     status, message = error(writable.ask("documents", {"documents": [NEW]}, token=TOKEN))
-    assert status == 400
-    assert str(writable.run) in message
-    assert error(writable.ask("documents/a/%C3%A4"))[0] == 404
+    assert status == 409
+    assert "It has loaded the index again: send the change once more" in message
+    assert str(writable.run) not in message
+    assert error(writable.ask("documents/a/%C3%A4"))[0] == error(writable.ask(f"documents/{gone}"))[0] == 404
+    assert writable.ask("documents", {"documents": [NEW]}, token=TOKEN) == (200, {"documents": 60})
+    assert len(GenerativeRetriever.from_pretrained(writable.run, device="cpu").documents) == 60
+
+
+def test_answers_name_no_folder_of_the_server(writable):
+    writable.run.rename(writable.run.with_name("elsewhere"))
+    for answer in (
+        writable.ask("documents", {"documents": [NEW]}, token=TOKEN),
+        writable.ask("documents/danube", method="DELETE", token=TOKEN),
+    ):
+        status, message = error(answer)
+        assert (status, message) == (500, "The server failed on this request; its log says why.")
+    assert len(writable.app.state.service.retriever.documents) == 60
+
+
+def test_a_token_may_have_any_characters_and_a_long_body_is_refused_before_it_is_cut_off(
+    tmp_path, encoder, monkeypatch
+):
+    monkeypatch.setenv("DSI_TOKEN", "пароль ü")
+    save_index(encoder, tmp_path / "run")
+    with live(tmp_path / "run", writable=True, max_body=1000) as client:
+        host = client.url.removeprefix("http://")
+
+        def ask(path: str, body: bytes, token: str) -> tuple[int, str]:
+            connection = http.client.HTTPConnection(host, timeout=30)
+            connection.putrequest("POST", path)
+            connection.putheader("Content-Type", "application/json")
+            connection.putheader("Authorization", f"Bearer {token}".encode())
+            connection.putheader("Content-Length", str(len(body)))
+            connection.endheaders()
+            connection.send(body)  # all of it, as most clients do, before an answer is read
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+
+        assert ask("/documents", json.dumps({"documents": [NEW]}).encode(), "пароль ü")[0] == 200
+        assert ask("/documents", b"{}", "пароль")[0] == 401
+        for _ in range(3):
+            status, text = ask("/search", b'{"query": "' + b"x" * 30_000_000 + b'"}', "")
+            assert status == 413
+            assert "may have 1,000 bytes" in text
 
 
 def test_every_answer_is_that_of_one_snapshot(writable):

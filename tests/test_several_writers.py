@@ -1,8 +1,11 @@
 """Several processes and threads write to one folder and others load it meanwhile: no change is lost, no load fails."""
 
+import errno
+import fcntl
 import json
 import os
 import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -203,3 +206,71 @@ def test_the_lock_is_in_the_folder_where_its_parent_is_read_only(tmp_path, monke
     with writing_to(tmp_path / "run"):
         assert (tmp_path / "run" / ".lock").exists()
     assert list(tmp_path.iterdir()) == [tmp_path / "run"]
+
+
+def test_writers_are_served_in_the_order_in_which_they_came(run):
+    """One that writes again and again stands behind those who wait, other threads and other processes."""
+    served, holding = [], threading.Event()
+
+    def hold() -> None:
+        with writing_to(run):
+            holding.set()
+            time.sleep(1.2)
+        with writing_to(run):
+            served.append("first again")
+
+    def write(name: str) -> None:
+        with writing_to(run):
+            served.append(name)
+            time.sleep(0.05)
+
+    with ThreadPoolExecutor(5) as pool:
+        pool.submit(hold)
+        holding.wait()
+        for number in range(4):
+            pool.submit(write, f"waiter {number}")
+            time.sleep(0.15)
+    assert served == [*(f"waiter {number}" for number in range(4)), "first again"]
+
+
+@forks
+def test_who_writes_without_a_pause_starves_nobody(run):
+    log = run.with_name("log")
+
+    def write_on_and_on() -> None:
+        while True:
+            with writing_to(run):
+                with log.open("a") as file:
+                    file.write("+")
+                time.sleep(0.02)
+
+    child = fork(write_on_and_on)
+    try:
+        while not log.exists():
+            time.sleep(0.01)
+        turns = []
+        for _ in range(10):
+            before = log.stat().st_size
+            with writing_to(run):
+                turns.append(log.stat().st_size - before)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        status_of(child)
+    assert max(turns) <= 2  # the one that is running, and perhaps the next
+
+
+@pytest.mark.parametrize(("code", "refused"), [(errno.ENOLCK, True), (errno.EOPNOTSUPP, True), (errno.ENOSYS, False)])
+@pytest.mark.filterwarnings("ignore:flock not supported")
+def test_a_file_system_without_locks_is_told_or_gets_a_file_as_a_lock(code, refused, tmp_path, monkeypatch):
+    def flock(file: object, operation: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    if refused:
+        with pytest.raises(OSError, match=r"the file system of .*run cannot lock files \(.*\); use a folder on another"):
+            writing_to(tmp_path / "run").__enter__()
+        return
+    with writing_to(tmp_path / "run"), ThreadPoolExecutor(1) as pool, pytest.raises(BlockingIOError, match="is being written by"):
+        pool.submit(writing_to(tmp_path / "run", wait=False).__enter__).result()
+    with writing_to(tmp_path / "run", wait=False):
+        pass

@@ -17,11 +17,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from gzip import open as open_gzip
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, BinaryIO, TextIO, TypeVar
 
 import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 logger = logging.getLogger(__name__)
 
@@ -236,8 +241,8 @@ def beside(folder: Path, role: str) -> Path:
 def writing_to(folder: Path, *, wait: bool = True) -> Iterator[None]:
     """Hold the lock for writing to a folder, among all processes and threads; readers need no lock.
 
-    The lock is reentrant within a thread and released when a process dies. It is a file beside the folder, which may be
-    replaced meanwhile, or in the folder where the user may not write beside it.
+    Writers are served in the order in which they came. The lock is reentrant within a thread and released when a process dies.
+    It is a file beside the folder, which may be replaced meanwhile, or in the folder where the user may not write beside it.
 
     Args:
         folder: need not exist.
@@ -245,24 +250,14 @@ def writing_to(folder: Path, *, wait: bool = True) -> Iterator[None]:
 
     Raises:
         BlockingIOError: another process writes to the folder, and `wait` is False.
+        OSError: the file system has no locks.
     """
     file = beside(folder.resolve(), "lock")
     file.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(file.parent, os.W_OK):
         file = folder / ".lock"
     lock, writer = FileLock(file, is_singleton=True), file.with_suffix(".writer")  # one lock in all calls of a process
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        name = "another process"
-        with suppress(OSError):
-            name = writer.read_text(encoding="utf-8")
-        if not wait:
-            raise BlockingIOError(
-                f"{folder} is being written by {name}; wait for its end or write to another folder."
-            ) from None
-        logger.warning("%s is being written by %s; waiting for its end.", folder, name)
-        lock.acquire()
+    _acquire(lock, folder, writer, wait=wait)
     outermost = lock.lock_counter == 1
     try:
         if outermost:
@@ -272,6 +267,57 @@ def writing_to(folder: Path, *, wait: bool = True) -> Iterator[None]:
         if outermost:
             writer.unlink(missing_ok=True)
         lock.release()
+
+
+def _acquire(lock: FileLock, folder: Path, writer: Path, *, wait: bool) -> None:
+    """Take the lock of a folder; who waits stands in a queue, so that nobody who comes later overtakes.
+
+    Raises:
+        BlockingIOError: as `writing_to`.
+        OSError: the file system has no locks.
+    """
+    if lock.is_locked:  # by this thread
+        lock.acquire()
+        return
+    with writer.with_suffix(".queue").open("ab") as queue:
+        try:
+            _stand_in(queue, wait=False)
+            lock.acquire(blocking=False)
+        except (BlockingIOError, Timeout):
+            name = "another process"
+            with suppress(OSError):
+                name = writer.read_text(encoding="utf-8")
+            if not wait:
+                raise BlockingIOError(
+                    f"{folder} is being written by {name}; wait for its end or write to another folder."
+                ) from None
+            logger.warning("%s is being written by %s; waiting for its end.", folder, name)
+            _stand_in(queue, wait=True)
+            lock.acquire()
+        except OSError as error:
+            raise OSError(
+                error.errno, f"the file system of {folder} cannot lock files ({error.strerror}); use a folder on another"
+            ) from None
+        finally:
+            _leave(queue)
+
+
+def _stand_in(queue: BinaryIO, *, wait: bool) -> None:
+    """Take the first place in a queue, where the system has such locks; the kernel serves those who wait in order."""
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(queue, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        raise
+    except OSError as error:  # then there is no order
+        logger.debug("%s cannot be locked: %s", queue.name, error)
+
+
+def _leave(queue: BinaryIO) -> None:
+    if fcntl is not None:
+        with suppress(OSError):
+            fcntl.flock(queue, fcntl.LOCK_UN)  # a forked child may have the file open too
 
 
 @contextmanager

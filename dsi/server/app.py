@@ -21,7 +21,7 @@ from tqdm import tqdm
 from dsi.server.batching import BusyError
 from dsi.server.middleware import BodyLimit, Metrics, Observed
 from dsi.server.models import AddBody, ErrorAnswer, ExplainBody, SearchBody
-from dsi.server.service import Service
+from dsi.server.service import ConflictError, Service
 from dsi.server.settings import TOKEN, ServerSettings, TooLargeError
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ def _error(status: int, message: str, headers: dict[str, str] | None = None) -> 
 
 def _add_errors(app: FastAPI) -> None:
     statuses: dict[type[Exception], int] = {
-        ValueError: 400, TypeError: 400, TooLargeError: 413, BusyError: 503, FileNotFoundError: 500,
+        ValueError: 400, TypeError: 400, ConflictError: 409, TooLargeError: 413, BusyError: 503,
     }  # fmt: skip
 
     async def known(request: Request, error: Exception) -> JSONResponse:
@@ -180,7 +180,8 @@ def _may_write(request: Request) -> None:
     if not state.service.settings.writable:
         raise HTTPException(403, f"This server is read-only; start it with --writable and a token in {TOKEN}.")
     header = request.headers.get("Authorization", "")
-    if not hmac.compare_digest(header.encode(), f"Bearer {state.token}".encode()):
+    given, expected = header.encode("latin-1"), f"Bearer {state.token}".encode("utf-8", "surrogateescape")  # bytes as sent
+    if not hmac.compare_digest(given, expected):
         message = "Changing documents needs the header `Authorization: Bearer TOKEN` with this server's token."
         raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
 

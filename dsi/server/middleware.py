@@ -1,8 +1,10 @@
 """Middleware around every request: a limit on its bytes, and metrics for Prometheus. Knows nothing of indexes."""
 
+import asyncio
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 from starlette.exceptions import HTTPException
@@ -10,6 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _QUERIES = (1, 2, 4, 8, 16, 32, 64, 128)
+_LINGER = 10.0
+"""Seconds for which the rest of a body that is too long is read: a client that is cut off while it sends sees no answer."""
 SHARED = "PROMETHEUS_MULTIPROC_DIR"
 """Environment variable of prometheus-client: the folder in which several processes count together."""
 
@@ -72,11 +76,24 @@ class BodyLimit:
             message = await receive()
             read += len(message.get("body", b""))
             if read > self.most:
+                if message.get("more_body"):
+                    await _drain(receive)
                 what = f"The body of a request may have {self.most:,} bytes on this server; send less at a time."
                 raise HTTPException(413, what, {"Connection": "close"})
             return message
 
         await self.app(scope, counted, send)
+
+
+async def _drain(receive: Receive) -> None:
+    """Read what follows of a body, for a while, and forget it."""
+
+    async def rest() -> None:
+        while (await receive()).get("more_body"):
+            pass
+
+    with suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(rest(), _LINGER)
 
 
 class Observed:

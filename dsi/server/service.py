@@ -4,6 +4,7 @@ Knows nothing of HTTP.
 """
 
 import json
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,8 +15,15 @@ from dsi.server.searches import Explainer, Json, answers, shown_config
 from dsi.server.settings import ServerSettings
 from dsi.server.topics import Topics
 from dsi.store.documents import DocumentTable
+from dsi.store.loading import ChangedError
+
+logger = logging.getLogger(__name__)
 
 _CHILDREN_SHOWN = 1000
+
+
+class ConflictError(RuntimeError):
+    """The index on disk was changed by others; the server has loaded it, and the request may be sent again."""
 
 
 class Service:
@@ -32,10 +40,9 @@ class Service:
 
     def __init__(self, settings: ServerSettings, observe: Callable[[int], None] = lambda queries: None) -> None:
         self.settings = settings
-        self.retriever = GenerativeRetriever.from_pretrained(settings.run, device=settings.device, dtype=settings.dtype)
+        self.retriever = self._load()
         self._updating, self._counting = threading.Lock(), threading.Lock()
         self._topics: tuple[DocumentTable, Topics] | None = None
-        self.retriever.search("warm up", k=1)  # the first search takes longer
         self.batcher: Batcher[Json] = Batcher(
             self._search,
             max_batch=settings.max_batch,
@@ -43,6 +50,12 @@ class Service:
             max_waiting=settings.max_waiting,
             observe=observe,
         )
+
+    def _load(self) -> GenerativeRetriever:
+        settings = self.settings
+        index = GenerativeRetriever.from_pretrained(settings.run, device=settings.device, dtype=settings.dtype)
+        index.search("warm up", k=1)  # the first search takes longer
+        return index
 
     # Searching, on the thread of the batcher.
 
@@ -132,7 +145,8 @@ class Service:
 
         Raises:
             TypeError: documents are no list of mappings.
-            ValueError: a bad document, or the index on disk was changed by others; nothing is changed then.
+            ValueError: a bad document; nothing is changed then.
+            ConflictError: the index on disk was changed by others; this one is loaded again, and nothing else is changed.
         """
         return self._update(lambda changed: changed.add(documents, replace=replace))
 
@@ -144,7 +158,15 @@ class Service:
         with self._updating:
             changed = self.retriever.snapshot  # replaces it once it is on disk
             change(changed)
-            changed.save_update(self.settings.run)
+            try:
+                changed.save_update(self.settings.run)
+            except ChangedError as error:
+                logger.info("%s; loading it again", error)
+                self.retriever = self._load()
+                raise ConflictError(
+                    "The index was changed by others since this server loaded it. It has loaded the index again: send the "
+                    "change once more if it is still right."
+                ) from None
             self.retriever = changed
             return len(changed.documents)
 

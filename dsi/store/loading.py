@@ -54,6 +54,10 @@ _GENERATION = re.compile(r"docids|lexical|\.?(?:docids|lexical)-(\d+)(?:\.partia
 """Names of such folders, and of what a kill leaves of them."""
 _PACKAGES = ("dr-scl", "torch", "transformers", "sentence-transformers", "faiss-cpu", "numpy")
 
+class ChangedError(ValueError):
+    """The index on disk is not the one that was loaded."""
+
+
 Parts: TypeAlias = tuple[Encoder, DocidTree, Generator, datasets.Dataset, SearchConfig, Lexical | None]
 
 
@@ -224,10 +228,10 @@ def index_state(folder: Path) -> str:
 
 
 def check_known(folder: Path, known: Collection[str]) -> None:
-    """Raise ValueError if the index in `folder` is in none of the states that the caller's index was made from."""
+    """Raise ChangedError if the index in `folder` is in none of the states that the caller's index was made from."""
     if index_state(folder) not in known:
         generation = read_record(folder / "manifest.json").get("generation")
-        raise ValueError(
+        raise ChangedError(
             f"{folder} (generation {generation} now) was changed since this index was loaded from it or saved to it; saving "
             "would undo that. Load the index again, repeat your changes, and save then."
         )
@@ -260,7 +264,7 @@ def write_update(
         The new generation.
 
     Raises:
-        ValueError: the index has another encoder, docids that these were not updated from, or it is in another state.
+        ChangedError: the index has another encoder, docids that these were not updated from, or it is in another state.
     """
     manifest = read_manifest(folder)
     before = load_tree(part(folder, manifest, "docids"))
@@ -268,7 +272,7 @@ def write_update(
         manifest["fingerprints"]["encoder"] != encoder.fingerprint
         or before.origin_fingerprint != tree.origin_fingerprint
     ):
-        raise ValueError(f"{folder} is not the index that was updated: its encoder or docids differ.")
+        raise ChangedError(f"{folder} is not the index that was updated: its encoder or docids differ.")
     check_known(folder, known)
     generation = manifest["generation"] + 1
     parts = {name: f"{name}-{generation}" for name in _CHANGING}

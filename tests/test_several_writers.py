@@ -266,11 +266,12 @@ def test_a_file_system_without_locks_is_told_or_gets_a_file_as_a_lock(code, refu
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(fcntl, "flock", flock)
+    run = tmp_path / "run"
     if refused:
-        with pytest.raises(OSError, match=r"the file system of .*run cannot lock files \(.*\); use a folder on another"):
-            writing_to(tmp_path / "run").__enter__()
+        with pytest.raises(OSError, match=r"file system of .*run cannot lock files \(.*\); use a folder on another"):
+            writing_to(run).__enter__()
         return
-    with writing_to(tmp_path / "run"), ThreadPoolExecutor(1) as pool, pytest.raises(BlockingIOError, match="is being written by"):
-        pool.submit(writing_to(tmp_path / "run", wait=False).__enter__).result()
-    with writing_to(tmp_path / "run", wait=False):
+    with writing_to(run), ThreadPoolExecutor(1) as pool, pytest.raises(BlockingIOError, match="is being written by"):
+        pool.submit(writing_to(run, wait=False).__enter__).result()
+    with writing_to(run, wait=False):
         pass

@@ -296,7 +296,8 @@ def _acquire(lock: FileLock, folder: Path, writer: Path, *, wait: bool) -> None:
             lock.acquire()
         except OSError as error:
             raise OSError(
-                error.errno, f"the file system of {folder} cannot lock files ({error.strerror}); use a folder on another"
+                error.errno,
+                f"the file system of {folder} cannot lock files ({error.strerror}); use a folder on another",
             ) from None
         finally:
             _leave(queue)

@@ -180,7 +180,10 @@ def _may_write(request: Request) -> None:
     if not state.service.settings.writable:
         raise HTTPException(403, f"This server is read-only; start it with --writable and a token in {TOKEN}.")
     header = request.headers.get("Authorization", "")
-    given, expected = header.encode("latin-1"), f"Bearer {state.token}".encode("utf-8", "surrogateescape")  # bytes as sent
+    given, expected = (
+        header.encode("latin-1"),
+        f"Bearer {state.token}".encode("utf-8", "surrogateescape"),
+    )  # bytes as sent
     if not hmac.compare_digest(given, expected):
         message = "Changing documents needs the header `Authorization: Bearer TOKEN` with this server's token."
         raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})

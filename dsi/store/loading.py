@@ -54,6 +54,7 @@ _GENERATION = re.compile(r"docids|lexical|\.?(?:docids|lexical)-(\d+)(?:\.partia
 """Names of such folders, and of what a kill leaves of them."""
 _PACKAGES = ("dr-scl", "torch", "transformers", "sentence-transformers", "faiss-cpu", "numpy")
 
+
 class ChangedError(ValueError):
     """The index on disk is not the one that was loaded."""
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from safetensors.numpy import load_file, save_file
 
@@ -138,3 +139,28 @@ def test_scratch_arrays_are_zeros_of_their_own_and_a_full_disk_is_named(monkeypa
         OSError, match=r"no room for 1.00 GiB in .* \(No space left on device\); set TMPDIR to a larger"
     ):
         scratch_array((2**28,), np.float32)
+
+
+def write_table(path):
+    with pa.OSFile(str(path), "wb") as sink:
+        sink.write(b"x" * 10_000_000)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="writes to a device that is full")  # noqa: PTH110
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: save_tensors({"x": np.ones((1000, 1000), np.float32)}, path), write_table,
+        lambda path: path.write_text("x" * 10_000),
+    ],
+    ids=["arrays", "arrow", "text"],
+)  # fmt: skip
+def test_a_full_disk_is_named_with_what_was_written(write, tmp_path):
+    def fill() -> None:
+        with replace_folder(tmp_path / "index") as partial:
+            (partial / "x").symlink_to("/dev/full")
+            write(partial / "x")
+
+    with pytest.raises(OSError, match=r"no room left for .*/index \(.*\); free some space, or write to another disk"):
+        fill()
+    assert list(tmp_path.iterdir()) == []

@@ -3,6 +3,7 @@
 Knows nothing of their content.
 """
 
+import errno
 import hashlib
 import json
 import logging
@@ -34,6 +35,8 @@ T = TypeVar("T")
 _ATTEMPTS = 20
 _PAUSE = 0.05
 """Seconds between two of them."""
+_FULL = ("No space left", "Disk quota exceeded", "File too large", "requested and")
+"""What libraries say of a full disk; the last one is NumPy's."""
 
 
 def sha256(path: Path) -> str:
@@ -162,14 +165,14 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file atomically: a reader sees the old content or the new one."""
+    """Write a file atomically: a reader sees the old content or the new one, after a loss of power too."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    with naming_full_disk(path):
+        partial.write_bytes(content)
+        _sync(partial)
     _replace(partial, path)
+    _sync(path.parent)
 
 
 def _replace(partial: Path, path: Path) -> None:
@@ -182,6 +185,34 @@ def _replace(partial: Path, path: Path) -> None:
         else:
             return
     partial.replace(path)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, survive a loss of power."""
+    if os.name == "nt":  # has no such call for folders
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def naming_full_disk(path: Path) -> Iterator[None]:
+    """Name what is written if the block fails because the disk is full.
+
+    Raises:
+        OSError: it is full.
+    """
+    try:
+        yield
+    except Exception as error:
+        is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        if is_full or any(text in str(error) for text in _FULL):
+            message = f"no room left for {path} ({error}); free some space, or write to another disk"
+            raise OSError(errno.ENOSPC, message) from None
+        raise
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -261,7 +292,8 @@ def writing_to(folder: Path, *, wait: bool = True) -> Iterator[None]:
     outermost = lock.lock_counter == 1
     try:
         if outermost:
-            writer.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
+            with suppress(OSError):  # a full disk is told by what is written next
+                writer.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
         yield
     finally:
         if outermost:
@@ -323,7 +355,7 @@ def _leave(queue: BinaryIO) -> None:
 
 @contextmanager
 def replace_folder(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder that replaces `folder` if the block ends without an exception.
+    """Yield an empty folder that replaces `folder` if the block ends without an exception; a loss of power leaves one of them.
 
     POSIX has no portable exchange of two folders, so the old one is renamed first. If the process dies between the two renames,
     `recover_folder`, which every reader of such a folder calls, restores it.
@@ -333,13 +365,17 @@ def replace_folder(folder: Path) -> Iterator[Path]:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        yield partial
+        with naming_full_disk(folder):
+            yield partial
+            for path in (*partial.rglob("*"), partial):
+                _sync(path)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     if folder.exists():
         _move_away(folder, previous)
     partial.rename(folder)
+    _sync(folder.parent)
     shutil.rmtree(previous, ignore_errors=True)
 
 

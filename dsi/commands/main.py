@@ -18,6 +18,9 @@ COMMANDS = (
 )  # fmt: skip
 """The commands of the library, in the order of `dsi --help`; other packages add commands as entry points."""
 
+_NO_MEMORY = ("failed to map segment", "annot allocate memory", "can't allocate memory", "can't start new thread")
+"""What libraries say if memory, or its limit, is used up."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
@@ -70,6 +73,12 @@ def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[st
         return 2
     except KeyboardInterrupt:
         return 130
+    except (MemoryError, ImportError, RuntimeError) as error:
+        if not (isinstance(error, MemoryError) or any(text in str(error) for text in _NO_MEMORY)):
+            raise
+        reason = _one_line(str(error)) or "MemoryError"
+        print(f"dsi: out of memory ({reason}); raise the limit (ulimit -v), or do less at once", file=sys.stderr)
+        return 2
     return 0
 
 

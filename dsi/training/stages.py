@@ -21,7 +21,15 @@ from accelerate.utils import gather_object
 
 from docids.files.processes import Processes
 from docids.files.progress import Bar
-from docids.files.storage import digest, folder_sums, read_record, recover_folder, replace_folder, sha256
+from docids.files.storage import (
+    digest,
+    folder_sums,
+    naming_full_disk,
+    read_record,
+    recover_folder,
+    replace_folder,
+    sha256,
+)
 from dsi.store.loading import retire
 from dsi.store.manifest import PARTS
 
@@ -73,7 +81,8 @@ class StageFolders:
         has_to_run = self.processes.first(self.processes.is_main and not self._is_done(name, key, needs))
         if not has_to_run:
             logger.info("%s: up to date", name)
-        with stage_line(name, enabled=has_to_run and self.processes.is_main):
+        bar = stage_line(name, enabled=has_to_run and self.processes.is_main)
+        with bar, naming_full_disk(self.folder):
             yield has_to_run
         self.processes.wait()
         if has_to_run:

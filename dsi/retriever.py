@@ -127,6 +127,7 @@ class GenerativeRetriever:
         self.device, self.dtype = encoder.model.device, dtype
         self._updating = threading.Lock()
         self._saved: dict[Path, str] = {}  # folder: state of the index there that this one contains
+        self._on_disk: tuple[Path, Engine] | None = None  # where the engine's documents were saved last, or loaded from
         generator = generator.to(self.device)
         engine = _ENGINES[generator.config.docid_tokens].from_generator(generator, tree, lexical, self.device, dtype)
         config = search_config or SearchConfig()
@@ -463,7 +464,7 @@ class GenerativeRetriever:
             state = self._state
             with replace_folder(target) as partial:
                 save_index(partial, state.encoder, state.generator, state.search_config, *state.content)
-            self._saved[target] = index_state(target)
+            self._saved[target], self._on_disk = index_state(target), (target, state.engine)
 
     def _check_dtype(self) -> None:
         if self.dtype != torch.float32:
@@ -487,7 +488,7 @@ class GenerativeRetriever:
         with updating(target):
             state = self._state
             generation = write_update(target, self._saved.values(), state.encoder, *state.content)
-            self._saved[target] = index_state(target)
+            self._saved[target], self._on_disk = index_state(target), (target, state.engine)
         return generation
 
     def push_to_hub(
@@ -502,8 +503,10 @@ class GenerativeRetriever:
         from dsi.store.hub import push
 
         with TemporaryDirectory() as folder:
+            on_disk = self._on_disk
             self.save_pretrained(Path(folder) / "index")
             self._saved.pop((Path(folder) / "index").resolve())
+            self._on_disk = on_disk
             return push(Path(folder) / "index", name, private=private, token=token, license=license)
 
     @classmethod
@@ -537,7 +540,35 @@ class GenerativeRetriever:
         parts, state = load_index(local, device)
         retriever = cls(*parts, _DTYPES[dtype])
         retriever._saved[local.resolve()] = state
+        retriever._on_disk = local.resolve(), retriever._state.engine
         return retriever
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the folder and the state of the index there, from which another process loads it.
+
+        Raises:
+            ValueError: the index has changes that no folder holds.
+        """
+        if self._on_disk is None or self._on_disk[1] is not self._state.engine:
+            raise ValueError(
+                "A retriever is pickled as the folder that holds it, and this one has changes that none holds; call "
+                "save_update or save_pretrained first."
+            )
+        folder, dtype = self._on_disk[0], next(name for name, own in _DTYPES.items() if own == self.dtype)
+        return _reload, (folder, self._saved[folder], str(self.device), dtype, self.search_config)
+
+
+def _reload(folder: Path, state: str, device: str, dtype: str, config: SearchConfig) -> GenerativeRetriever:
+    """Return the retriever that was pickled.
+
+    Raises:
+        ValueError: the index in its folder was changed since.
+    """
+    retriever = GenerativeRetriever.from_pretrained(folder, device=device, dtype=dtype)
+    if retriever._saved[folder] != state:
+        raise ValueError(f"{folder} was changed since the retriever was pickled; load the index there instead.")
+    retriever.search_config = config
+    return retriever
 
 
 def _check_parts(options: Mapping[str, Any], engine: Engine) -> None:

@@ -377,3 +377,13 @@ def test_documents_alone_are_a_collection(beir, caplog):
     collection = read_collection(folder)
     assert collection.queries == {}
     assert len(collection.documents) == 1
+
+
+def test_a_query_that_is_judged_in_several_splits_is_told(beir, caplog):
+    folder = beir()
+    train, test = (folder / "qrels" / f"{split}.tsv" for split in ("train", "test"))
+    row = train.read_text().splitlines()[1]
+    test.write_text(test.read_text().rstrip("\n") + f"\n{row}\n")
+    read_collection(folder)
+    query_id = row.split("\t")[0]
+    assert f"The query {query_id!r} (and 0 more) is judged in train and in test" in caplog.text

@@ -24,6 +24,7 @@ from dsi.retriever import GenerativeRetriever
 from dsi.search.request import SearchConfig
 from eval.trec import read_run
 from tests.conftest import MINIPEDIA, PROMPTS, random_tied
+from tests.test_updates import small_index
 
 ROOT = Path(__file__).parent.parent
 HEAVY = ("torch", "transformers", "sklearn", "datasets", "faiss", "scipy")
@@ -431,3 +432,30 @@ def test_on_a_terminal_the_prompt_helps_goes_on_and_keeps_no_history_in_a_home_t
         assert part in text, text
     assert "Exception" not in text
     assert "Traceback" not in text
+
+
+def test_control_characters_of_titles_and_ids_do_not_reach_the_terminal(encoder, tmp_path, capsys):
+    index = small_index(encoder, tied=True)
+    bad = {"doc_id": "red\x1b[31m", "title": "Zebra\x1b]0;owned\x07\nquagga\x9b2J\u202eevil", "text": "zebra okapi"}
+    index.add([bad])
+    index.save_pretrained(tmp_path / "run")
+    for command in (["search", str(tmp_path / "run"), "--query"], ["explain", str(tmp_path / "run")]):
+        assert main([*command, "zebra okapi", "--device", "cpu", "--lexical-weight", "5"]) == 0
+        printed = capsys.readouterr().out
+        assert "Zebra\\x1b]0;owned\\x07\\nquagga\\x9b2J\\u202eevil" in printed
+        assert not set(printed) & set("\x1b\x07\x9b\u202e")
+    assert main(["search", str(tmp_path / "run"), "--query", "zebra okapi", "--device", "cpu", "--json"]) == 0
+    assert bad["title"] in {hit["title"] for hit in json.loads(capsys.readouterr().out)["hits"]}
+    assert main(["search", str(tmp_path / "run\x1b[2J"), "--query", "x"]) == 2
+    assert "\x1b" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [MemoryError(), ImportError("libx.so: failed to map segment from shared object")])
+def test_missing_memory_is_told_in_a_line(error, capsys):
+    def command(arguments):
+        raise error
+
+    assert run_command(command, []) == 2
+    assert "dsi: out of memory (" in capsys.readouterr().err
+    with pytest.raises(RuntimeError, match="a bug"):
+        run_command(lambda _: (_ for _ in ()).throw(RuntimeError("a bug")), [])

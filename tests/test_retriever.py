@@ -3,11 +3,13 @@
 import dataclasses
 import inspect
 import json
+import multiprocessing
+import pickle
 import re
 import shutil
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import datasets
@@ -29,6 +31,7 @@ from dsi.search.request import SearchOptions, SearchRequest
 from dsi.search.results import Hit, Hits, LevelTrace, SearchResult, Trace
 from dsi.search.walk import Walk
 from tests.conftest import MINIPEDIA, WIDTH, random_generator, random_tied, random_tree
+from tests.test_updates import DOCUMENTS, small_index
 
 RECORDS = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()]
 QUERIES = ["rivers", "noble gas", "the emperor of austria", "advertising signs", "capitals on the danube", "bees"]
@@ -689,3 +692,24 @@ def test_an_index_remembers_what_its_decoder_was_taught_and_warns_of_a_wider_bea
     (first,) = loaded.search("noble gases", k=1)
     shown = f"#1 {'.'.join(map(str, first.digits))}  {first.score:.3f} "
     assert shown in str(loaded.explain("noble gases", k=1))
+
+
+def test_a_retriever_is_pickled_as_the_folder_that_holds_it(encoder, tmp_path):
+    index = small_index(encoder, tied=True)
+    with pytest.raises(ValueError, match="this one has changes that none holds; call save_update or save_pretrained"):
+        pickle.dumps(index)
+    index.save_pretrained(tmp_path / "run")
+    index.search_config = dataclasses.replace(index.search_config, beam_width=3)
+    again = pickle.loads(pickle.dumps(index))
+    assert again.search_config == index.search_config
+    assert again.search("noble gas", k=5) == index.search("noble gas", k=5)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        assert pool.submit(index.search, "noble gas", k=5).result() == index.search("noble gas", k=5)
+    before = pickle.dumps(index)
+    index.add(DOCUMENTS[50:51])
+    with pytest.raises(ValueError, match="has changes that none holds"):
+        pickle.dumps(index)
+    index.save_update(tmp_path / "run")
+    assert len(pickle.loads(pickle.dumps(index)).documents) == 51
+    with pytest.raises(ValueError, match="was changed since the retriever was pickled; load the index there instead"):
+        pickle.loads(before)

@@ -12,6 +12,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from itertools import combinations
 from pathlib import Path
 from typing import Any, overload
 
@@ -292,6 +293,10 @@ def _cut(read: Mapping[str, Qrels], dev_queries: int, seed: int) -> tuple[dict[s
     overlap = relevant_documents(qrels["train"].values())
     if qrels["train"] and not qrels["dev"]:
         qrels["train"], qrels["dev"] = cut_dev(qrels["train"], qrels["test"], dev_queries, seed)
+    for one, other in combinations(SPLITS, 2):
+        if shared := [query_id for query_id in qrels[one] if query_id in qrels[other]]:
+            message = "The query %r (and %d more) is judged in %s and in %s: what is measured there was seen before."
+            logger.warning(message, shared[0], len(shared) - 1, one, other)
     return qrels, overlap
 
 

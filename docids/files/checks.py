@@ -1,10 +1,24 @@
 """Checks of single values: plain types and texts that files can hold; values in messages are short. Imports nothing heavy."""
 
+import re
 from reprlib import Repr
 from typing import Any
 
 _NAMES = {bool: "True or False", int: "an integer", float: "a number", str: "a string"}
 _TAKEN: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (float, int), str: (str,)}
+
+
+_CONTROLS = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
+"""What moves a terminal's cursor, changes its colours or turns the order of its text, and what is no character."""
+
+
+def printable(text: str) -> str:
+    r"""Return a text for a line of a terminal: control characters are written as in Python.
+
+    >>> printable("Nile\x1b[2J\n")
+    'Nile\\x1b[2J\\n'
+    """
+    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 class _Short(Repr):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from docids.extensions import COMMANDS as EXTENSIONS
 from docids.extensions import extensions, load_extension
+from docids.files.checks import printable
 
 COMMANDS = (
     "example", "train", "tune", "evaluate", "search", "explain", "serve", "update", "push", "prepare-nq", "prepare-irds",
@@ -83,9 +84,8 @@ def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[st
 
 
 def _one_line(text: str) -> str:
-    """Return a text with line ends escaped, such as those of a file's name, and without lone surrogates."""
-    lines = "\\n".join(text.splitlines())
-    return lines.encode("utf-8", "backslashreplace").decode()
+    """Return a text with control characters escaped, such as those of a file's name."""
+    return printable(text)
 
 
 def _usage() -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from docids.files.checks import printable
 from dsi.commands.arguments import add_device, add_index, add_search_options, parser, search_options
 from dsi.commands.libraries import load_libraries
 from dsi.commands.main import run_command
@@ -179,9 +180,10 @@ class _Searches:
 
 
 def _show_text(query: str, hits: "Hits") -> None:
-    print(f"{query}{'  (proven to be the exact top k)' if hits.exact else ''}")
+    print(f"{printable(query)}{'  (proven to be the exact top k)' if hits.exact else ''}")
     for hit in hits:
-        print(f"{hit.rank:4d}  {hit.score:9.4f}  {hit.doc_id}  {hit.title}  [{'.'.join(map(str, hit.digits))}]")
+        names = f"{printable(hit.doc_id)}  {printable(hit.title)}"
+        print(f"{hit.rank:4d}  {hit.score:9.4f}  {names}  [{'.'.join(map(str, hit.digits))}]")
     sys.stdout.flush()
 
 

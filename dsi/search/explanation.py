@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from docids.files.checks import printable
 from docids.tree import DocidTree
 from dsi.search.engine import EncodedQueries, Engine, Followed
 from dsi.search.request import SearchConfig, SearchRequest
@@ -83,7 +84,7 @@ class Explanation:
             how = "exact: all documents scored"
         else:
             how = f"generate, alpha {config.alpha:g}, beam {config.beam_width}: {self.read} {read}"
-        head = f'"{self.query}"  ({how}, {self.total} documents)'
+        head = f'"{printable(self.query)}"  ({how}, {self.total} documents)'
         return "\n".join([head, f"{self._meaning}; + kept, - pruned, # final rank", *_lines(self.roots)])
 
     @property
@@ -257,7 +258,8 @@ def _below(nodes: Sequence[ExplainedNode], indent: str) -> list[tuple[str, Seque
 
 def _line(node: ExplainedNode) -> str:
     mark = f"#{node.rank}" if node.rank else "+" if node.kept else "-"
-    what = node.label if node.documents == 1 else f"{node.documents} documents, e.g. {node.label}"
+    label = printable(node.label)
+    what = label if node.documents == 1 else f"{node.documents} documents, e.g. {label}"
     digits = ".".join(map(str, node.digits))
     score = "not scored" if node.score is None else f"{node.score:.3f}"
     parts = [f"{value:.3f} {name}" for name, value in node.parts.items() if abs(value) >= _SHOWN]

@@ -256,6 +256,16 @@ def test_equations_are_cited_where_the_guide_says():
         assert text in (ROOT / path).read_text(encoding="utf-8"), f"{path} does not cite {text!r}"
 
 
+def test_every_promise_names_tests_that_exist():
+    page = (ROOT / "docs" / "develop" / "index-files.md").read_text(encoding="utf-8")
+    rows = page.partition("| what happens | what holds | tests |\n| --- | --- | --- |\n")[2].partition("\n\n")[0]
+    for row in rows.splitlines():
+        named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", row)
+        assert named, f"no test: {row}"
+        for file, name in named:
+            assert f"\ndef {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), f"{file} has no {name}"
+
+
 def test_names_and_phrases_that_are_gone_are_nowhere():
     folders = [ROOT / name for name in (*PACKAGES, "scripts", "examples", "docs")]
     paths = [path for folder in folders for path in folder.rglob("*")] + list(ROOT.glob("*"))

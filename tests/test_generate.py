@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from docids.clustering import assemble
+from docids.clustering import DocidsConfig, assemble, build_tree
 from docids.schemes import Docids
 from docids.token_vectors import BITS, TokenVectors, encode_states
 from docids.tree import DocidTree
@@ -22,7 +22,7 @@ from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import EXTRA, WALK, WORDS, Trace, best, highest
 from dsi.trees.bonus import SIZE_WEIGHT
 from tests import oracles
-from tests.conftest import WIDTH, random_queries, random_tied, random_tree
+from tests.conftest import WIDTH, random_batch, random_queries, random_tied, random_tree
 
 VOCABULARY = [f"word{n}" for n in range(12)]
 
@@ -452,3 +452,17 @@ def test_best_and_highest_break_ties_by_place():
         expected = sorted(range(len(scores)), key=lambda place: (-scores[place], place))[:count]
         assert best(scores, count).tolist() == expected
         assert highest(scores, count).tolist() == sorted(expected)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_equal_documents_have_docids_and_are_found():
+    vectors = np.tile(np.random.default_rng(0).normal(size=(1, WIDTH)).astype(np.float32), (100_000, 1))
+    tree = build_tree(vectors, DocidsConfig())
+    assert tree._problem() == ""
+    assert tree.depth <= 6
+    index, batch = TiedIndex(tree, random_tied(tree), None), random_batch(1)
+    batch = batch._replace(embeddings=torch.from_numpy(vectors[:1]))
+    for method in ("generate", "exact"):
+        found = index.methods[method].retrieve(batch, SearchRequest(10, SearchConfig(lexical_weight=0.0)))
+        np.testing.assert_allclose(found.scores[0], (vectors[0] ** 2).sum(), rtol=1e-5)
+        assert len(set(found.positions[0].tolist())) == 10

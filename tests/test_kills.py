@@ -20,6 +20,7 @@ from dsi import GenerativeRetriever, SearchConfig
 from dsi.commands.main import main
 from dsi.config import read_config
 from dsi.search.results import Hits
+from dsi.training import pipeline
 from dsi.training.pipeline import TrainingRun
 from dsi.training.stages import StageFolders
 from tests.conftest import thin_out
@@ -158,6 +159,33 @@ def damage(path: Path, how: int) -> None:
     path.write_bytes([content[: len(content) // 3], content][how % 2])
     if how % 3 == 2:
         path.unlink()
+
+
+def test_a_training_goes_on_with_the_threads_that_it_began_with(config, beir, tmp_path, monkeypatch):
+    """Sums on another number of threads have other last bits."""
+    threads, train = [], pipeline.train_encoder
+
+    def watched(*arguments, **options) -> None:
+        threads.append(torch.get_num_threads())
+        train(*arguments, **options)
+
+    monkeypatch.setattr(pipeline, "train_encoder", watched)
+    before, run = (
+        torch.get_num_threads(),
+        TrainingRun(tmp_path / "run", dsi.read_collection(beir()), read_config(config), "cpu"),
+    )
+    try:
+        torch.set_num_threads(2)
+        run.generate_queries()
+        torch.set_num_threads(1)
+        run.train_encoder()
+        assert torch.get_num_threads() == 1
+        (tmp_path / "run" / "threads.json").unlink()
+        shutil.rmtree(tmp_path / "run" / "encoder")
+        run.train_encoder()
+    finally:
+        torch.set_num_threads(before)
+    assert threads == [2, 1]
 
 
 def test_a_stage_alone_refuses_damaged_input_and_the_store_is_not_believed(config, beir, tmp_path):

@@ -18,7 +18,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -569,6 +569,7 @@ class TrainingRun:
         with self.writing():
             self._check()
             key = self.processes.first(self._key(name, extra))
-            with self._stages.stage(name, key, self._needs(name)) as has_to_run:
+            stage = self._stages.stage(name, key, self._needs(name))
+            with stage as has_to_run, self._stages.same_threads() if has_to_run else nullcontext():
                 yield key if has_to_run else ""
             self._write_config_of_no_index()

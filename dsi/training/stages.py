@@ -16,8 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
+from threadpoolctl import threadpool_limits
 
 from docids.files.processes import Processes
 from docids.files.progress import Bar
@@ -29,6 +31,7 @@ from docids.files.storage import (
     recover_folder,
     replace_folder,
     sha256,
+    write_json,
 )
 from dsi.store.loading import retire
 from dsi.store.manifest import PARTS
@@ -38,6 +41,7 @@ logger = logging.getLogger(__name__)
 STAGES = ("pseudo_queries", "encoder", "docids", "lexical", "generator")
 """In the order in which they run."""
 _RECORD = "stage.json"
+_MOST_THREADS = 1_024
 
 
 def launch(device: str | None) -> Processes:
@@ -112,6 +116,24 @@ class StageFolders:
         folder = self._work_folder(name, key)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+    @contextmanager
+    def same_threads(self) -> Iterator[None]:
+        """Compute on as many threads as the run began with: another number changes the last bits of sums, and so the files."""
+        path, now = self.folder / "threads.json", torch.get_num_threads()
+        recorded = read_record(path).get("threads")
+        is_known = type(recorded) is int and 0 < recorded <= _MOST_THREADS
+        threads = self.processes.first(int(recorded or 0) if is_known else now)
+        if self.processes.is_main and not is_known:
+            write_json(path, {"threads": threads})
+        if threads != now:
+            logger.info("computing on %d threads, as this run began; delete %s to take %d", threads, path, now)
+        torch.set_num_threads(threads)
+        try:
+            with threadpool_limits(threads):
+                yield
+        finally:
+            torch.set_num_threads(now)
 
     def existing(self, name: str, command: str) -> Path:
         """Return the folder of a finished stage.

@@ -92,6 +92,14 @@ class EncodedTexts(NamedTuple):
     words: Tensor
 
 
+class TokenSpan(NamedTuple):
+    """Where a token lies in a text: characters start to end, none in the prompt; and whether it is a special one."""
+
+    start: int
+    end: int
+    is_special: bool
+
+
 class Encoder:
     """A sentence-transformers model and its `EncoderConfig`.
 
@@ -163,6 +171,14 @@ class Encoder:
             rest = [text[len(body) :] for text, body in zip(rest, bodies, strict=True)]
         return pieces
 
+    def bodies(self, text: str, segments: int) -> list[str]:
+        """Return the parts of a text that `segment_texts` puts after the title."""
+        bodies: list[str] = []
+        while len(bodies) < segments and (text.strip() or not bodies):
+            bodies += self._cut([text], self.config.document_length)
+            text = text[len(bodies[-1]) :]
+        return bodies
+
     def query_texts(self, queries: Sequence[str]) -> list[str]:
         """Return the first `query_length` tokens of each query; warns once if a query is cut."""
         texts = self._cut(queries, self.config.query_length)
@@ -205,6 +221,19 @@ class Encoder:
         mask = output["attention_mask"].bool()
         words = mask & ~torch.isin(features["input_ids"], self._special)
         return EncodedTexts(output["token_embeddings"], mask, output["sentence_embedding"].float(), words)
+
+    def spans(self, text: str, kind: str) -> list[TokenSpan]:
+        """Return where each real token of a text lies, in the order of the states of `forward`."""
+        prompt, tokenizer = self.model.prompts[kind] or "", self.model.tokenizer
+        with self._tokenizing:
+            encoded = tokenizer(
+                prompt + text, truncation=True, max_length=self.model.max_seq_length, return_offsets_mapping=True
+            )
+        special, length = set(tokenizer.all_special_ids), len(prompt)
+        return [
+            TokenSpan(max(0, start - length), max(0, end - length), token in special)
+            for token, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        ]
 
     @cached_property
     def _special(self) -> Tensor:

@@ -163,6 +163,12 @@ class SparseIndex(Lexical):
         rows = [slice(*ends) for ends in pairwise(vectors.indptr.tolist())]
         return [Terms(vectors.indices[row].astype(np.int64), vectors.data[row]) for row in rows]
 
+    def term_names(self, query: str) -> list[str]:
+        """Return the tokens of a query's vector, without the marks of a tokenizer."""
+        (terms,) = self.query_terms([query])
+        tokens = self.model.encoder.tokenizer.convert_ids_to_tokens(terms.numbers.tolist())
+        return [token.strip("\u2581\u0120").lower() for token in tokens]
+
     def update(self, removed: Collection[int], doc_ids: Sequence[str], texts: Sequence[str]) -> "SparseIndex":
         """Return the index without some documents and with new ones, as `Lexical.update` says; only new ones are encoded."""
         terms = len(self.postings.frequencies)

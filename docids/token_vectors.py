@@ -121,6 +121,17 @@ class TokenVectors:
             scores[start:end] = self._scan(tokens, weights, places[start:end])
         return scores
 
+    def best_tokens(self, tokens: Floats, place: int) -> tuple[Ints, Floats]:
+        """Return for each token [x] of a query the token of a place with the best product, and the product.
+
+        For a place without tokens, each finds token -1 with product 0.
+        """
+        codes = self.gather(np.array([place])).codes
+        if not len(codes):
+            return np.full(len(tokens), -1), np.zeros(len(tokens), dtype=np.float32)
+        products = self._products(tokens, codes)  # [document tokens, x]
+        return products.argmax(axis=0), products.max(axis=0)
+
     def _scan(self, tokens: Floats, weights: Floats, places: Ints) -> Floats:
         found = self.gather(places)
         scores = np.zeros(len(places), dtype=np.float32)

@@ -60,6 +60,8 @@ class Config:
     report_to: Literal["none", "tensorboard", "wandb"] = "none"
     """Where the losses of encoder and generator are reported while they are trained: "none", "tensorboard" (files in
     RUN/logs) or "wandb"; changes nothing of what is trained."""
+    text_megabytes: Whole = 1000
+    """The index keeps the documents' texts, which answers show, if they take at most this many megabytes; 0 keeps none."""
     pseudo_queries: PseudoQueriesConfig = field(default_factory=PseudoQueriesConfig)
     """How pseudo-queries are made."""
     encoder: EncoderConfig = field(default_factory=EncoderConfig)

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Unpack, overload
@@ -29,7 +30,7 @@ from dsi.rerankers.candidates import Candidates
 from dsi.rerankers.reranking import candidates_of
 from dsi.search.beam import BeamSearch
 from dsi.search.engine import EncodedQueries, Engine, Followed, encode_queries, encoded_queries
-from dsi.search.explanation import Explanation, explain, trace_search
+from dsi.search.explanation import Explanation
 from dsi.search.generate import TiedIndex
 from dsi.search.request import (
     SearchConfig,
@@ -41,6 +42,7 @@ from dsi.search.request import (
     split_options,
 )
 from dsi.search.results import Document, Hit, Hits, SearchResult
+from dsi.search.why import AnsweredQuery
 from dsi.store.documents import DocumentTable
 from dsi.store.loading import check_known, index_state, load_index, save_index, updating, write_update
 from dsi.store.updating import Content, with_documents, with_texts, without_documents
@@ -221,7 +223,8 @@ class GenerativeRetriever:
             raise TypeError("search() takes a text or a list of texts; run() takes {query_id: text}.")
         index = self.snapshot
         encoded = encoded_queries(index.encoder, [queries] if isinstance(queries, str) else queries)
-        hits = index.hits(index.engine.search(encoded, index.request("search", k, options)))
+        request = index.request("search", k, options)
+        hits = index.hits(index.engine.search(encoded, request), index.answered(encoded.texts, request))
         return hits[0] if isinstance(queries, str) else hits
 
     @shows_options
@@ -258,11 +261,9 @@ class GenerativeRetriever:
         encoded = encoded_queries(index.encoder, query if isinstance(query, EncodedQueries) else [query])
         if encoded.count != 1:
             raise ValueError(f"explain() takes one query, got {encoded.count}.")
-        search = trace_search(index.engine, encoded, request)
-        titles, lexical = index.documents.dataset["title"], index.lexical
-        lexical_name = lexical.name if lexical and request.config.lexical_weight else ""
-        tied = index.engine.is_tied
-        return explain(encoded.texts[0], index.tree, titles, request.config, search, lexical_name, tied=tied)
+        (answered,) = index.answered(encoded.texts, request)
+        answered.encoded = encoded
+        return answered.explanation
 
     @shows_options
     def follow(
@@ -350,18 +351,37 @@ class GenerativeRetriever:
             allowed = np.asarray(allowed[doc_rows] & (doc_rows >= 0))  # [places]
         return SearchRequest(plain(int, k, "k"), config, allowed, **others)
 
-    def hits(self, result: SearchResult) -> list[Hits]:
-        """Return the hits of each query of a search result."""
+    def answered(self, queries: Sequence[str], request: SearchRequest) -> list[AnsweredQuery]:
+        """Return the search of each query, by which documents are explained."""
+        state, extra = self._state, request.extra_scores
+        requests = [
+            request if extra is None else replace(request, extra_scores=extra[row : row + 1])
+            for row in range(len(queries))
+        ]
+        parts = state.engine, state.encoder, state.documents
+        return [AnsweredQuery(query, own, *parts) for query, own in zip(queries, requests, strict=True)]
+
+    def hits(self, result: SearchResult, searches: Sequence[AnsweredQuery] = ()) -> list[Hits]:
+        """Return the hits of each query of a search result.
+
+        Args:
+            result: of a search.
+            searches: of the same queries, by which the hits are explained; none by default.
+        """
         index = self.snapshot
         positions = np.maximum(result.positions, 0)
         _, digits = index.tree.paths(positions.ravel())
         docids = [tuple(digit for digit in path if digit >= 0) for path in digits.tolist()]
         rows = np.maximum(index.tree.doc_rows[positions], 0)
         doc_ids, titles, texts = (index.documents.values_of(name, rows) for name in ("doc_id", "title", "text"))
+        metadata = index.documents.metadata_at(rows.ravel())
         hits, k, scores = [], positions.shape[1], result.scores.tolist()
         for row, (count, exact) in enumerate(zip(result.counts.tolist(), result.exact.tolist(), strict=True)):
-            columns = scores[row], doc_ids[row], titles[row], docids[row * k : row * k + k], texts[row]
-            hits.append(Hits([Hit(*fields) for fields in zip(range(1, count + 1), *columns, strict=False)], exact))
+            flat, search = slice(row * k, row * k + k), searches[row] if searches else None
+            columns = scores[row], doc_ids[row], titles[row], docids[flat], texts[row], metadata[flat], repeat(search)
+            fields = zip(range(1, count + 1), *columns, strict=False)
+            query = search.query if search else ""
+            hits.append(Hits([Hit(*values) for values in fields], exact, query, search))
         return hits
 
     def as_run(self, query_ids: Sequence[str], result: SearchResult) -> dict[str, dict[str, float]]:

@@ -378,10 +378,10 @@ def test_every_line_of_a_pipe_has_its_object_and_an_error_does_not_end_the_sessi
 def test_a_pipe_without_json_has_errors_on_stderr(index, monkeypatch, capsys):
     status, out, err = search(index, monkeypatch, capsys, b":help\n:help me\nnoble gases\n")
     assert out.count(":explain QUERY   shows") == 2
-    assert "\nnoble gases" in out
+    assert '\n"noble gases"' in out
     assert (status, err) == (0, "")
     status, out, err = search(index, monkeypatch, capsys, b"noble gases\n:bye\n")
-    assert out.startswith("noble gases")
+    assert out.startswith('"noble gases"')
     assert status == 2
     assert err.startswith("dsi: unknown command ':bye'; the commands are :explain QUERY, :help and :quit.\n")
 

@@ -537,7 +537,7 @@ def test_a_docid_longer_than_pythons_stack_is_explained():
     followed = Followed(np.zeros((1, 1), dtype=int), np.zeros((1, 1, tree.depth), dtype=np.float32), {})
     started = time.perf_counter()
     explanation = explain(
-        "q", tree, ["a", "b", "c"], SearchConfig(), TracedSearch(trace, result, followed), "", tied=True
+        "q", tree, ["a", "b", "c"].__getitem__, SearchConfig(), TracedSearch(trace, result, followed), "", tied=True
     )
     lines = str(explanation).splitlines()
     assert time.perf_counter() - started < 5

@@ -82,6 +82,10 @@ class Lexical(ABC):
         """Return queries as terms that documents contain, and the factors of their weights."""
 
     @abstractmethod
+    def term_names(self, query: str) -> list[str]:
+        """Return the terms of `query_terms` for one query as words, in lower case."""
+
+    @abstractmethod
     def update(self, removed: Collection[int], doc_ids: Sequence[str], texts: Sequence[str]) -> "Lexical":
         """Return the index without some documents and with new ones at the end, as if built from the resulting texts.
 
@@ -185,12 +189,16 @@ class BM25(Lexical):
             terms.append(Terms(numbers, np.asarray(rarity, dtype=np.float32)))
         return terms
 
-    def _numbers(self, query: str) -> Rows:
-        """Return [terms] the numbers of a query's words that documents contain, in order, with repeats."""
+    def term_names(self, query: str) -> list[str]:
+        """Return the words of a query that documents contain, in order, with repeats."""
         # The vocabulary also has words of removed documents (frequency 0) and of later updates (beyond the end).
         frequencies = self._postings.frequencies
-        numbers = (self._vocabulary.get(word, len(frequencies)) for word in _words(query))
-        return np.array([n for n in numbers if n < len(frequencies) and frequencies[n]], dtype=np.int64)
+        numbers = ((word, self._vocabulary.get(word, len(frequencies))) for word in _words(query))
+        return [word for word, number in numbers if number < len(frequencies) and frequencies[number]]
+
+    def _numbers(self, query: str) -> Rows:
+        """Return [terms] the numbers of `term_names`."""
+        return np.array([self._vocabulary[word] for word in self.term_names(query)], dtype=np.int64)
 
     def save(self, folder: Path) -> None:
         """Write the words of the documents, the term counts, and the settings; no word that only removed documents have."""

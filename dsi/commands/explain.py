@@ -1,6 +1,7 @@
 """`dsi explain`: print a search as a tree: nodes kept and pruned level by level, and the parts of each hit's score.
 
-Takes the options of `dsi search`. From Python: `retriever.explain`.
+Takes the options of `dsi search`. --document says why a document is, or is not, among the answers, and which words it matches.
+From Python: `retriever.explain(query)` and `retriever.search(query).explain(doc_id)`.
 """
 
 import sys
@@ -18,6 +19,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_index(command_line)
     command_line.add_argument("query", type=query_text, metavar="QUERY", help="a text")
     command_line.add_argument("-k", type=count, default=5, help="documents")
+    command_line.add_argument(
+        "--document", metavar="DOC_ID", help="a document: is it among the answers, and if not, why?"
+    )
     add_search_options(command_line)
     add_device(command_line, dtype=True)
     arguments = command_line.parse_args(argv)
@@ -25,7 +29,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.retriever import GenerativeRetriever
 
     retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device, dtype=arguments.dtype)
-    print(retriever.explain(arguments.query, arguments.k, **search_options(arguments)))
+    options = search_options(arguments)
+    if arguments.document is None:
+        print(retriever.explain(arguments.query, arguments.k, **options))
+    else:
+        print(retriever.search(arguments.query, arguments.k, **options).explain(arguments.document))
 
 
 if __name__ == "__main__":

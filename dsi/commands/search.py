@@ -7,6 +7,7 @@ pipe that fails gives a message, or with --json an object with "error"; the othe
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from dsi.rerankers.candidates import Candidates, Reranker
     from dsi.retriever import GenerativeRetriever
     from dsi.search.results import Hits
+
+_BOLD = "\033[1m{}\033[0m"
+"""Marks matched words on a terminal."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -155,8 +159,8 @@ class _Searches:
             shown = str(self.retriever.explain(text, self.k, **self.options))
             print(_json(query=text, explanation=shown) if self.as_json else shown, flush=True)
         else:
-            show = _show_json if self.as_json else _show_text
-            show(text, self._search(text))
+            hits = self._search(text)
+            _show_json(text, hits) if self.as_json else _show_text(hits)
 
     def _search(self, query: str) -> "Hits":
         from dsi.search.results import Hits
@@ -164,7 +168,7 @@ class _Searches:
         if not self.rerankers:
             return self.retriever.search(query, self.k, **self.options)
         (hits,) = self._reranked([query]).hits()
-        return Hits(hits[: self.k], hits.exact)
+        return Hits(hits[: self.k], hits.exact, query)
 
     def _reranked(self, queries: "Sequence[str] | dict[str, str]") -> "Candidates":
         from dsi.rerankers.reranking import rerank
@@ -179,17 +183,13 @@ class _Searches:
             print(f"dsi: {error}", file=sys.stderr)
 
 
-def _show_text(query: str, hits: "Hits") -> None:
-    print(f"{printable(query)}{'  (proven to be the exact top k)' if hits.exact else ''}")
-    for hit in hits:
-        names = f"{printable(hit.doc_id)}  {printable(hit.title)}"
-        print(f"{hit.rank:4d}  {hit.score:9.4f}  {names}  [{'.'.join(map(str, hit.digits))}]")
-    sys.stdout.flush()
+def _show_text(hits: "Hits") -> None:
+    bold = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    print(hits.format(_BOLD.format if bold else str), flush=True)
 
 
 def _show_json(query: str, hits: "Hits") -> None:
-    shown = [{name: value for name, value in hit._asdict().items() if value is not None} for hit in hits]
-    print(_json(query=query, exact=hits.exact, hits=shown), flush=True)
+    print(_json(query=query, exact=hits.exact, hits=[hit.as_dict() for hit in hits]), flush=True)
 
 
 def _json(**record: Any) -> str:

@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         import uvicorn
 
     limits = {name: getattr(given, name) for name in _limits()}
-    settings = ServerSettings(str(given.run), given.device, given.dtype, given.writable, **limits)
+    settings = ServerSettings(str(given.run), given.device, given.dtype, given.writable, given.allow_origin, **limits)
     settings.check_token()
     settings.to_environment()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises the signal again when it has stopped
@@ -66,6 +66,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments.add_argument("--port", type=number(int, 0, 65535), default=8000, help="to listen at; 0 for a free one")
     arguments.add_argument("--workers", type=count, default=1, metavar="N", help="processes")
     arguments.add_argument("--writable", action="store_true", help="let holders of the token change documents")
+    arguments.add_argument(
+        "--allow-origin",
+        default="",
+        metavar="ORIGIN",
+        help="let pages of this origin call the server (CORS), as https://example.org; * for all, none by default",
+    )
     arguments.add_argument("--quiet", action="store_true", help="show only warnings")
     add_device(arguments, dtype=True)
     limits = arguments.add_argument_group("limits of requests, and batches")

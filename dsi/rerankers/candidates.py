@@ -25,6 +25,7 @@ Floats = NDArray[np.floating]
 Ints = NDArray[np.integer]
 Bools = NDArray[np.bool_]
 R = TypeVar("R", bound="Reranker")
+T = TypeVar("T")
 
 _FILE = "reranker.json"
 _OURS = {"cross-encoder": "dsi.rerankers.cross_encoder", "pyversity": "dsi.rerankers.diversity"}
@@ -50,6 +51,7 @@ class Candidates:
         query_ids: of the queries; "0", "1", … by default.
         exact: [n] True where no other k documents scored better before reranking; False by default.
         texts_of: reads the texts of documents by doc_id, without titles; None if the index keeps no texts.
+        metadata_of: reads the metadata of documents by doc_id; None if they have none.
 
     Raises:
         ValueError: not one query_id and one `exact` a query.
@@ -67,6 +69,7 @@ class Candidates:
     query_ids: Sequence[str] = ()
     exact: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))
     texts_of: Callable[[Sequence[str]], Sequence[str]] | None = None
+    metadata_of: Callable[[Sequence[str]], Sequence[Mapping[str, Any]]] | None = None
 
     def __post_init__(self) -> None:
         n = len(self.queries)
@@ -94,12 +97,14 @@ class Candidates:
 
     def hits(self) -> list[Hits]:
         """Return the candidates of each query as hits, best first."""
-        texts = self._stored_texts() if self.texts_of else [[None] * len(doc_ids) for doc_ids in self.doc_ids]
+        texts = self._stored(self.texts_of) if self.texts_of else [[None] * len(doc_ids) for doc_ids in self.doc_ids]
+        metadata = self._stored(self.metadata_of) if self.metadata_of else [[{}] * len(ids) for ids in self.doc_ids]
         answers = []
         for row, exact in enumerate(self.exact.tolist()):
             docids = (tuple(digit for digit in path if digit >= 0) for path in self.digits[row].tolist())
-            columns = count(1), self.scores[row].tolist(), self.doc_ids[row], self.titles[row], docids, texts[row]
-            answers.append(Hits([Hit(*fields) for fields in zip(*columns, strict=False)], exact))
+            columns = self.scores[row].tolist(), self.doc_ids[row], self.titles[row], docids, texts[row], metadata[row]
+            hits = [Hit(*fields) for fields in zip(count(1), *columns, strict=False)]
+            answers.append(Hits(hits, exact, self.queries[row]))
         return answers
 
     def as_run(self) -> dict[str, dict[str, float]]:
@@ -137,15 +142,14 @@ class Candidates:
                 "The reranker reads the documents' texts, but this index keeps titles only; put the texts into it with "
                 "`dsi update RUN --texts DIR`, or retriever.keep_texts(collection.documents)."
             )
-        pairs = zip(self.titles, self._stored_texts(), strict=True)
+        pairs = zip(self.titles, self._stored(self.texts_of), strict=True)
         return [[f"{title} {text}".strip() for title, text in zip(*pair, strict=True)] for pair in pairs]
 
-    def _stored_texts(self) -> list[list[str]]:
-        """Return the texts of the candidates, without titles; each document is read once."""
-        assert self.texts_of is not None
+    def _stored(self, values_of: Callable[[Sequence[str]], Sequence[T]]) -> list[list[T]]:
+        """Return what the index keeps of the candidates; each document is read once."""
         unique = sorted({doc_id for doc_ids in self.doc_ids for doc_id in doc_ids})
-        texts = dict(zip(unique, self.texts_of(unique), strict=True))
-        return [[texts[doc_id] for doc_id in doc_ids] for doc_ids in self.doc_ids]
+        values = dict(zip(unique, values_of(unique), strict=True))
+        return [[values[doc_id] for doc_id in doc_ids] for doc_ids in self.doc_ids]
 
     def select(self, rows: Ints) -> "Candidates":
         """Return the candidates of some of the queries."""

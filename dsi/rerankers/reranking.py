@@ -108,6 +108,7 @@ def candidates_of(
         query_ids=encoded.query_ids,
         exact=result.exact,
         texts_of=documents.texts_of if documents.has_texts else None,
+        metadata_of=documents.metadata_of if documents.has_metadata else None,
     )
 
 

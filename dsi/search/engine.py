@@ -296,6 +296,13 @@ class Engine(ABC):
     def follow(self, batch: QueryBatch, request: SearchRequest, rows: Ints) -> Followed:
         """Return how the paths to documents [batch, n], rows of the document table, are scored; a filter changes no score."""
 
+    def token_shares(self, batch: QueryBatch, request: SearchRequest, position: int) -> tuple[Ints, Floats] | None:
+        """Return for each token of the first query the token that it finds at a docid position, and its share of the score.
+
+        None if late interaction takes no part.
+        """
+        return None
+
     def digit_scores(self, batch: QueryBatch, positions: Ints) -> DigitScores:
         """Return log-probabilities of the digits of docids [batch, n], from softmaxes over siblings."""
         return DigitScores.from_siblings(list(self.siblings(batch, positions)))

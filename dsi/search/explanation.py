@@ -1,6 +1,6 @@
 """Explains a search: its levels as data, and as a printed tree. Knows nothing of how scores are made."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -128,7 +128,7 @@ def trace_search(engine: Engine, encoded: EncodedQueries, request: SearchRequest
 def explain(
     query: str,
     tree: DocidTree,
-    titles: Sequence[str],
+    label: Callable[[int], str],
     config: SearchConfig,
     search: TracedSearch,
     lexical: str,
@@ -140,20 +140,20 @@ def explain(
     Args:
         query: its text.
         tree: the docids.
-        titles: of the documents, in collection order; only those shown are read.
+        label: returns what the document in a row of the table is called.
         config: the search config that was used.
         search: the search, with its trace.
         lexical: name of the lexical scores, "" if they have no weight.
         tied: whether docid tokens are tied to the tree's vectors.
     """
-    return _Builder(tree, titles, search).explanation(query, config, lexical, tied=tied)
+    return _Builder(tree, label, search).explanation(query, config, lexical, tied=tied)
 
 
 class _Builder:
     """Puts the nodes of a trace, and the documents, at their places in the tree."""
 
-    def __init__(self, tree: DocidTree, titles: Sequence[str], search: TracedSearch) -> None:
-        self.tree, self.titles, self.search = tree, titles, search
+    def __init__(self, tree: DocidTree, label: Callable[[int], str], search: TracedSearch) -> None:
+        self.tree, self.label, self.search = tree, label, search
         self.known: dict[tuple[int, ...], ExplainedNode] = {}
         self._add_scored()
         self._add_returned()
@@ -192,7 +192,7 @@ class _Builder:
 
     def _add(self, digits: tuple[int, ...], node: int, score: float | None, kept: bool) -> ExplainedNode:
         rows = self.tree.rows_below(node)
-        label = self.titles[int(rows[0])] if len(rows) else ""
+        label = self.label(int(rows[0])) if len(rows) else ""
         self.known[digits] = ExplainedNode(digits, score, kept, len(set(rows.tolist())), label)
         return self.known[digits]
 

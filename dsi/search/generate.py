@@ -142,6 +142,11 @@ class TiedIndex(Engine):
         np.put_along_axis(nodes, length - 1, followed.scores[:, :, None], axis=2)
         return followed
 
+    def token_shares(self, batch: QueryBatch, request: SearchRequest, position: int) -> tuple[Ints, Floats] | None:
+        """Return what late interaction finds at a docid position; see `Engine`."""
+        scores = self.document_scores(batch, request)
+        return scores.token_shares(0, position) if scores.has_tokens else None
+
     def _path_scores(self, node_scores: NodeScores, positions: Ints) -> Floats:
         """[batch, n, depth] scores of the inner nodes on the paths to docid positions [batch, n]; NaN from the document on."""
         parents, _ = self.tree.paths(positions.ravel())

@@ -69,6 +69,13 @@ class DocumentScores:
         weights = np.full(len(tokens), 1 / max(1, len(tokens)), dtype=np.float32)
         return self.token_weight * self.tree.tokens.late_interaction(tokens, weights, positions)
 
+    def token_shares(self, row: int, position: int) -> tuple[Ints, Floats]:
+        """Return for each token of a query the token that it finds at a docid position, and its share of `late_interaction`."""
+        assert self._query_tokens is not None
+        assert self.tree.tokens is not None
+        found, products = self.tree.tokens.best_tokens(self._query_tokens[row], position)
+        return found, self.token_weight * products / np.float32(max(1, len(found)))
+
     def rescore(self, row: int, positions: Ints, scores: Floats) -> tuple[Ints, Floats]:
         """Return documents' best places [n], and their scores with late interaction, for one query.
 

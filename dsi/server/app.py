@@ -14,20 +14,35 @@ from typing import Annotated, Any
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response
+from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.middleware.cors import CORSMiddleware
 from tqdm import tqdm
 
 from dsi.server.batching import BusyError
-from dsi.server.middleware import BodyLimit, Metrics, Observed
-from dsi.server.models import AddBody, ErrorAnswer, ExplainBody, SearchBody
+from dsi.server.middleware import BodyLimit, JsonBodies, Metrics, Observed
+from dsi.server.models import (
+    About,
+    AddBody,
+    Branch,
+    ErrorAnswer,
+    ExplainBody,
+    Picture,
+    SearchAnswer,
+    SearchBody,
+    State,
+    StoredDocument,
+    Updated,
+)
 from dsi.server.service import ConflictError, Service
 from dsi.server.settings import TOKEN, ServerSettings, TooLargeError
 
 logger = logging.getLogger(__name__)
 
 PAGE = Path(__file__).parent / "page"
-_PAGE_FILES = {"/": "index.html", "/page.css": "page.css", "/page.js": "page.js", "/tree.js": "tree.js"}
+_SCRIPTS = ("page.css", "page.js", "tree.js", "dom.js", "docs.js")
+_PAGE_FILES = {"/": "index.html", "/docs": "docs.html", **{f"/{name}": name for name in _SCRIPTS}}
 _POLICY = "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 
 
@@ -68,7 +83,13 @@ def create_app(settings: ServerSettings) -> FastAPI:
         },
     )
     app.state.service, app.state.metrics, app.state.token, app.state.ready = service, metrics, token, False
+    app.add_middleware(JsonBodies)
     app.add_middleware(BodyLimit, most=settings.max_body)
+    if settings.allow_origin:
+        methods, headers = ["GET", "POST", "DELETE"], ["Authorization", "Content-Type"]
+        app.add_middleware(
+            CORSMiddleware, allow_origins=[settings.allow_origin], allow_methods=methods, allow_headers=headers
+        )
     app.add_middleware(Observed, observe=metrics.observe)
     _add_errors(app)
     _add_page(app)
@@ -132,6 +153,11 @@ async def _within_limit(request: Request, future: "Future[Any]") -> Any:
 # Paths.
 
 
+def _typed(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the arguments of a path whose answers have a schema; what they leave out stays out."""
+    return {"response_model": model, "response_model_exclude_unset": True}
+
+
 def _add_page(app: FastAPI) -> None:
     def page_file(request: Request) -> FileResponse:
         headers = {"Content-Security-Policy": _POLICY, "Cache-Control": "no-cache"}
@@ -150,20 +176,22 @@ Served = Annotated[Service, Depends(_service)]
 
 
 def _add_searches(app: FastAPI) -> None:
-    @app.post("/search", summary="Search for one query or several")
+    @app.post("/search", summary="Search for one query or several", **_typed(SearchAnswer))
     async def search(request: Request, service: Served, body: SearchBody) -> dict[str, Any]:
         started = time.perf_counter()
-        future = service.search(body.texts(), body.k, body.options(), parts=body.parts)
+        future = service.search(body.texts(), body.k, body.options(), parts=body.parts, matches=body.matches)
         answers = list(await _within_limit(request, future))
         return {"answers": answers, "milliseconds": round(1000 * (time.perf_counter() - started), 1)}
 
-    @app.post("/explain", summary="Show how a search came about, and why a document is not among the answers")
+    @app.post(
+        "/explain", summary="Show how a search came about, and why a document is, or is not, there", **_typed(Picture)
+    )
     async def explain(request: Request, service: Served, body: ExplainBody) -> dict[str, Any]:
         future = service.explain(body.query, body.k, body.options(), body.doc_id)
         explained: dict[str, Any] = await _within_limit(request, future)
         return explained
 
-    @app.get("/tree", summary="A node of the docid tree and its children")
+    @app.get("/tree", summary="A node of the docid tree and its children", **_typed(Branch))
     def tree(service: Served, digits: str = "") -> dict[str, Any]:
         try:
             path = [int(digit) for digit in digits.split(",")] if digits else []
@@ -190,16 +218,18 @@ def _may_write(request: Request) -> None:
 
 
 def _add_documents(app: FastAPI) -> None:
-    @app.get("/documents/{doc_id:path}", summary="A document")
+    @app.get("/documents/{doc_id:path}", summary="A document", **_typed(StoredDocument))
     def document(service: Served, doc_id: str) -> dict[str, Any]:
         _known(service, doc_id)
         return service.document(doc_id)
 
-    @app.post("/documents", summary="Add documents", dependencies=[Depends(_may_write)])
+    @app.post("/documents", summary="Add documents", **_typed(Updated), dependencies=[Depends(_may_write)])
     def add(service: Served, body: AddBody) -> dict[str, Any]:
         return {"documents": service.add(body.documents, replace=body.replace)}
 
-    @app.delete("/documents/{doc_id:path}", summary="Remove a document", dependencies=[Depends(_may_write)])
+    @app.delete(
+        "/documents/{doc_id:path}", summary="Remove a document", **_typed(Updated), dependencies=[Depends(_may_write)]
+    )
     def remove(service: Served, doc_id: str) -> dict[str, Any]:
         _known(service, doc_id)
         return {"documents": service.remove(doc_id)}
@@ -211,15 +241,15 @@ def _known(service: Service, doc_id: str) -> None:
 
 
 def _add_state(app: FastAPI) -> None:
-    @app.get("/index", summary="The index that is served, and the limits of a request")
+    @app.get("/index", summary="The index that is served, and the limits of a request", **_typed(About))
     def index(service: Served) -> dict[str, Any]:
         return service.about()
 
-    @app.get("/health", summary="Does the process live?")
+    @app.get("/health", summary="Does the process live?", **_typed(State))
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/ready", summary="Can it search?")
+    @app.get("/ready", summary="Can it search?", **_typed(State))
     async def ready() -> dict[str, str]:
         if not app.state.ready:
             raise HTTPException(503, "The index is not loaded, or the server is stopping.")

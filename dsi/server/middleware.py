@@ -1,4 +1,4 @@
-"""Middleware around every request: a limit on its bytes, and metrics for Prometheus. Knows nothing of indexes."""
+"""Middleware around every request: its bytes and their kind, and metrics for Prometheus. Knows nothing of indexes."""
 
 import asyncio
 import os
@@ -54,6 +54,24 @@ class Metrics:
         together = CollectorRegistry()
         multiprocess.MultiProcessCollector(together)  # type: ignore[no-untyped-call]
         return generate_latest(together)
+
+
+class JsonBodies:
+    """Takes every body for JSON, whatever its Content-Type says: curl's default is that of a form.
+
+    Args:
+        app: what answers.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        if scope["type"] == "http":
+            others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
+            scope["headers"] = [*others, (b"content-type", b"application/json")]
+        await self.app(scope, receive, send)
 
 
 class BodyLimit:

@@ -1,4 +1,4 @@
-"""The bodies of requests, as a JSON schema with examples.
+"""The bodies of requests and answers, as a JSON schema with examples.
 
 The schema describes; the library checks, so that a wrong value gets the library's message. Knows nothing of indexes.
 """
@@ -74,6 +74,7 @@ class SearchBody(SearchFields):
     query: Any = _field("string", "One query; or give queries.", _QUERY)
     queries: Any = _field("array", "Several queries.", ["noble gases", "rivers of europe"], items={"type": "string"})
     parts: bool = Field(False, description="Add what each part of the score contributes to it.")
+    matches: bool = Field(False, description="Add the words of the query that each document matches.")
 
     def texts(self) -> list[Any]:
         """Return the queries.
@@ -118,3 +119,169 @@ class ErrorAnswer(BaseModel):
     """What every failed request is answered with."""
 
     error: str = Field(description="What was wrong, and what to do.", examples=["alpha must be in [0, 1], got 2."])
+
+
+class SpanOfText(BaseModel):
+    """Characters start to end of a document's title or text."""
+
+    field: str
+    start: int
+    end: int
+    text: str
+
+
+class MatchedWord(BaseModel):
+    """A word of the query, what it adds to a document's score, and the words that it found."""
+
+    word: str
+    share: float
+    spans: list[SpanOfText]
+    is_clear: bool = Field(description="Whether the words found are worth marking.")
+
+
+class StoredDocument(BaseModel):
+    """A document; text is missing if the index keeps no texts."""
+
+    doc_id: str
+    title: str
+    text: str | None = None
+    metadata: dict[str, Any] = {}
+    digits: list[int] = Field(description="Its docid: the path to it in the tree.", examples=[[13, 1]])
+
+
+class HitAnswer(StoredDocument):
+    """A document that was found."""
+
+    rank: int = Field(description="From 1.")
+    score: float
+    parts: dict[str, float] = Field({}, description="What each part of the score contributes, if asked for.")
+    label: str = Field("", description="With matches: the title, or the first words.")
+    matches: list[MatchedWord] = Field([], description="The matched words, if asked for.")
+    excerpt: list[int] = Field([], description="With matches: ends of the part of the text that has the most of them.")
+
+
+class QueryAnswer(BaseModel):
+    """The answer to one query."""
+
+    query: str
+    exact: bool = Field(description="True if it is proven that no other document has a higher score; not of relevance.")
+    hits: list[HitAnswer]
+
+
+class SearchAnswer(BaseModel):
+    """The answers of a search, in the order of the queries."""
+
+    answers: list[QueryAnswer]
+    milliseconds: float
+
+
+class Level(BaseModel):
+    """What a search did at one level of the tree."""
+
+    scored: int
+    kept: int
+    answers: int
+
+
+class Node(BaseModel):
+    """A node of the docid tree in a search."""
+
+    digits: list[int]
+    score: float | None
+    kept: bool
+    rank: int | None
+    found_by: list[str]
+    parts: dict[str, float]
+    documents: int
+    title: str | None
+    words: list[str]
+    children: list["Node"] = []
+    pruned: int = Field(0, description="How many children were not kept; the best ones are shown.")
+
+
+class PathStep(BaseModel):
+    """A node on the way to a document: kept, pruned, not scored or not reached; last answer or no answer."""
+
+    digits: list[int]
+    score: float | None
+    state: str
+    words: list[str]
+
+
+class Target(BaseModel):
+    """How a document stands in a search; see `DocumentExplanation`."""
+
+    query: str
+    doc_id: str
+    label: str
+    rank: int | None = Field(description="In the answer.")
+    overall_rank: int | None = Field(description="Among all documents that may be returned.")
+    total: int
+    answers: int
+    score: float
+    last_score: float | None
+    parts: dict[str, float]
+    path: list[PathStep]
+    level: int | None = Field(description="At which the walk left it out, from 1.")
+    returned_by: dict[str, Any] | None = Field(description="Options of a search that returns it; found by searching.")
+    reason: str
+    matches: list[MatchedWord]
+
+
+class Picture(BaseModel):
+    """A search as a tree."""
+
+    query: str
+    config: dict[str, Any]
+    exact: bool
+    walked: bool
+    read: int
+    levels: list[Level]
+    children: list[Node] = []
+    pruned: int = 0
+    target: Target | None = None
+
+
+class TreeNode(BaseModel):
+    """A node of the docid tree: a cluster with telling words, or a document."""
+
+    digits: list[int]
+    documents: int
+    words: list[str] = []
+    doc_id: str = ""
+    title: str = ""
+
+
+class Branch(TreeNode):
+    """A node and its children."""
+
+    children: list[TreeNode] = []
+    count: int = Field(0, description="How many children there are; at most 1,000 are listed.")
+
+
+class Updated(BaseModel):
+    """After an update."""
+
+    documents: int = Field(description="How many the index has now.")
+
+
+class State(BaseModel):
+    """The state of the process."""
+
+    status: str
+
+
+class About(BaseModel):
+    """The index that is served."""
+
+    name: str
+    examples: list[str] = Field(description="Titles of a few documents, as examples of queries.")
+    documents: int
+    depth: int
+    tied: bool
+    tokens: bool = Field(description="Whether it has token vectors.")
+    search_config: dict[str, Any]
+    lexical: str | None
+    columns: dict[str, str]
+    writable: bool
+    limits: dict[str, int]

@@ -2,28 +2,31 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from dsi.retriever import GenerativeRetriever
-from dsi.search.engine import encode_queries, path_nodes
+from dsi.search.engine import encode_queries
 from dsi.search.explanation import ExplainedNode
-from dsi.search.results import SearchResult
+from dsi.search.results import Match, excerpt
 from dsi.server.topics import Topics
 
 _PRUNED_SHOWN = 8
 """Pruned children of a node that are shown, the best ones."""
-_TOLERANCE = 1e-5
-"""Scores that are relatively closer than this are equal: the order of sums decides between them."""
+_EXCERPT = 240
+"""Characters of a text that are shown before it is opened."""
 
 Json = dict[str, Any]
 
 
 def answers(
-    index: GenerativeRetriever, queries: Sequence[str], k: int, options: Mapping[str, Any], *, parts: bool
+    index: GenerativeRetriever,
+    queries: Sequence[str],
+    k: int,
+    options: Mapping[str, Any],
+    *,
+    parts: bool = False,
+    matches: bool = False,
 ) -> list[Json]:
     """Return for each query its text, whether the answer is exact, and the hits; with `parts`, those of every score.
 
@@ -33,6 +36,7 @@ def answers(
         k: documents per query.
         options: of `SearchOptions`.
         parts: add the parts of every score.
+        matches: add the words of the query that each hit matches, and the ends of the part of its text that has the most.
 
     Raises:
         TypeError: an option does not exist.
@@ -40,21 +44,22 @@ def answers(
     """
     encoded, request = encode_queries(index.encoder, queries), index.request("search", k, options)
     result = index.engine.search(encoded, request)
-    hits = index.hits(result)
+    hits = index.hits(result, index.answered(queries, request))
     shown: list[Json] = [
-        {"query": query, "exact": query_hits.exact, "hits": [_without_none(hit._asdict()) for hit in query_hits]}
+        {"query": query, "exact": query_hits.exact, "hits": [hit.as_dict() for hit in query_hits]}
         for query, query_hits in zip(queries, hits, strict=True)
     ]
+    if matches:
+        for query_hits, answer in zip(hits, shown, strict=True):
+            for hit, fields, words in zip(query_hits, answer["hits"], query_hits.matches(), strict=True):
+                start, end = excerpt(hit.text or "", words, _EXCERPT)
+                fields.update(label=hit.label, matches=shown_matches(words), excerpt=[start, end])
     if parts and any(hits):
         followed = index.engine.follow_result(encoded, request, result)
         for row, answer in enumerate(shown):
             for column, hit in enumerate(answer["hits"]):
                 hit["parts"] = {name: float(values[row, column]) for name, values in followed.parts.items()}
     return shown
-
-
-def _without_none(fields: Json) -> Json:
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 class Explainer:
@@ -76,10 +81,9 @@ class Explainer:
         self, index: GenerativeRetriever, topics: Topics, query: str, k: int, options: Mapping[str, Any]
     ) -> None:
         self.index, self.topics = index, topics
-        self.encoded = encode_queries(index.encoder, [query])
         self.request = index.request("explain", k, options)
-        self.explanation = index.explain(self.encoded, k, **options)
-        self.result, self.trace = self.explanation.result, self.explanation.trace
+        (self.answered,) = index.answered([query], self.request)
+        self.explanation = self.answered.explanation
 
     @cached_property
     def _scores_nodes(self) -> bool:
@@ -93,7 +97,7 @@ class Explainer:
         return {
             "query": explanation.query,
             "config": shown_config(explanation.config),
-            "exact": bool(self.result.exact[0]),
+            "exact": bool(explanation.result.exact[0]),
             "walked": self._scores_nodes and self.request.config.method == "generate",
             "read": explanation.read,
             "levels": [self._counts(level) for level in explanation.levels],
@@ -122,131 +126,31 @@ class Explainer:
             "parts": node.parts,
             "documents": node.documents,
             "title": node.label if is_document else None,
-            "words": [] if is_document else self.topics.telling_words(self.index.tree.node(node.digits)),
+            "words": self._words(node.digits),
             **(self._below(node.children) if node.children else {}),
         }
 
     def _is_document(self, node: ExplainedNode) -> bool:
         return self.index.tree.node(node.digits) >= self.index.tree.num_inner
 
-    # Why is a document not here?
-
     def target(self, doc_id: str) -> Json:
-        """Return why a document is not among the answers, or its rank: its path, with scores, and a sentence.
+        """Return how a document stands in the search: a `DocumentExplanation`, with telling words of the nodes on its path.
 
         Raises:
             ValueError: the doc_id is not in the index.
         """
-        row = self.index.documents.rows_of([doc_id], "doc_id")
-        followed = self.index.engine.follow_all(self.encoded, self.request, np.array([row]))
-        position, score = int(followed.positions[0, 0]), float(followed.scores[0, 0])
-        rank = self._rank(self.result, position)
-        path = self._path(position, followed.nodes[0, 0].tolist(), rank)
-        return {
-            "doc_id": doc_id,
-            "title": self.index.documents.values_of("title", np.array([row]))[0][0],
-            "digits": path[-1]["digits"],
-            "rank": rank,
-            "path": path,
-            "reason": self._reason(position, score, rank),
-        }
+        explained = self.answered.explain(doc_id)
+        steps = [{**step._asdict(), "words": self._words(step.digits)} for step in explained.path]
+        return {**vars(explained), "path": steps, "matches": shown_matches(explained.matches)}
 
-    def _path(self, position: int, scores: Sequence[float], rank: int | None) -> list[Json]:
-        """Return the nodes on the way to a docid position, with what the search did with each."""
-        tree, known, state = self.index.tree, self._known, "kept"
-        digits, path = tree.digits(position), []
-        for level in range(1, len(digits) + 1):
-            prefix = digits[:level]
-            node = known.get(prefix)
-            if level == len(digits):
-                state = "answer" if rank else "not an answer"
-            elif node is not None and node.score is not None:
-                state = "kept" if node.kept else "pruned"
-            else:
-                state = "not scored" if state in ("kept", "not scored") else "not reached"
-            words = [] if level == len(digits) else self.topics.telling_words(tree.node(prefix))
-            path.append({"digits": prefix, "score": scores[level - 1], "state": state, "words": words})
-        return path
-
-    @cached_property
-    def _known(self) -> dict[tuple[int, ...], ExplainedNode]:
-        return {node.digits: node for level in self.explanation.levels for node in level}
-
-    def _rank(self, result: SearchResult, position: int) -> int | None:
-        """Return the rank of the document at a docid position in a result; None if it is not there."""
-        rows = self.index.tree.doc_rows
-        ranks = np.flatnonzero(rows[result.positions[0, : result.counts[0]]] == rows[position]).tolist()
-        return ranks[0] + 1 if ranks else None
-
-    def _reason(self, position: int, score: float, rank: int | None) -> str:
-        if rank:
-            return f"It is here, at rank {rank}."
-        if self.request.allowed is not None and not self.request.allowed[position]:
-            return "The filter excludes it."
-        k, last = int(self.result.counts[0]), _last(self.result)
-        if math.isclose(score, last, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE / 10):
-            return f"Its score {score:.3f} is that of the last answer, number {k}, up to rounding."
-        shown, last_shown = _distinct(score, last)
-        if score < last:
-            return f"Its score {shown} is less than the {last_shown} of the last answer, number {k}."
-        loss, remedy = self._loss(position), self._remedy(position, score)
-        return f"Its score {shown} is more than the {last_shown} of the last answer, number {k}, but {loss} {remedy}"
-
-    def _loss(self, position: int) -> str:
-        """Return at which node the walk lost a document, or that it had better candidates."""
-        tree = self.index.tree
-        pruned = self.trace.pruned_at(path_nodes(tree, np.array([position]))[0], tree.num_inner)
-        if pruned is None:
-            if self.explanation.lexical:
-                return f"neither its vector nor its words made it one of the candidates ({self.request.pool} each)."
-            return f"its vector did not make it one of the {self.request.pool} candidates."
-        level, score, lowest = pruned
-        node = ".".join(map(str, tree.digits(position)[: level + 1]))
-        shown, kept = _distinct(score, lowest)
-        return f"its node {node} left the walk at level {level + 1}: it scores {shown}, the last node kept {kept}."
-
-    def _remedy(self, position: int, score: float) -> str:
-        """Return which search returns a document that this one misses, found by searching."""
-        config = self.explanation.config
-        width = config.beam_width
-        while width < self.index.tree.num_inner:  # that many are never pruned
-            width *= 2
-            result = self._search(beam_width=width)
-            if self._rank(result, position):
-                return f"A beam of {width} returns it."
-            if _last(result) > score:
-                return f"With a beam of {width}, {_others(result)} higher."
-        if self._rank(self._search(method="exact"), position):
-            return 'No wider beam returns it; method "exact" does.'
-        return f"Of all documents, {_others(self.result)} higher."
-
-    def _search(self, **changes: Any) -> SearchResult:
-        config = replace(self.request.config, **changes)
-        return self.index.engine.search(self.encoded, replace(self.request, config=config))
+    def _words(self, digits: Sequence[int]) -> list[str]:
+        node, tree = self.index.tree.node(digits), self.index.tree
+        return [] if node >= tree.num_inner else self.topics.telling_words(node)
 
 
-def _last(result: SearchResult) -> float:
-    """Return the score of the last answer to one query."""
-    count = int(result.counts[0])
-    return float(result.scores[0, count - 1]) if count else -math.inf
-
-
-def _others(result: SearchResult) -> str:
-    count = int(result.counts[0])
-    return "another document scores" if count == 1 else f"{count} other documents score"
-
-
-def _distinct(a: float, b: float) -> tuple[str, str]:
-    """Return two numbers with as many decimals as tell them apart, three at least.
-
-    >>> _distinct(0.12341, 0.12338)
-    ('0.12341', '0.12338')
-    """
-    for decimals in range(3, 8):
-        texts = f"{a:.{decimals}f}", f"{b:.{decimals}f}"
-        if texts[0] != texts[1]:
-            break
-    return texts
+def shown_matches(matches: Sequence[Match]) -> list[Json]:
+    """Return matched words for JSON."""
+    return [{**match._asdict(), "spans": [span._asdict() for span in match.spans]} for match in matches]
 
 
 def shown_config(config: Any) -> Json:

@@ -7,7 +7,10 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from dsi.retriever import GenerativeRetriever
 from dsi.server.batching import Batcher
@@ -19,7 +22,7 @@ from dsi.store.loading import ChangedError
 
 logger = logging.getLogger(__name__)
 
-_CHILDREN_SHOWN = 1000
+_CHILDREN_SHOWN, _EXAMPLES = 1000, 4
 
 
 class ConflictError(RuntimeError):
@@ -59,15 +62,15 @@ class Service:
 
     # Searching, on the thread of the batcher.
 
-    def search(self, queries: Sequence[str], k: Any, options: Mapping[str, Any], *, parts: bool) -> Any:
-        """Return the future answers of some queries.
+    def search(self, queries: Sequence[str], k: Any, options: Mapping[str, Any], **shown: bool) -> Any:
+        """Return the future answers of some queries; `shown` says what is added to the hits.
 
         Raises:
             BusyError: too many requests wait.
             TooLargeError: beyond the limits of the settings.
         """
         self.settings.check(queries, k, options)
-        key = json.dumps({"k": k, "options": options, "parts": parts}, sort_keys=True)
+        key = json.dumps({"k": k, "options": options, **shown}, sort_keys=True)
         return self.batcher.submit(key, queries)
 
     def _search(self, key: str, queries: Sequence[str]) -> list[Json]:
@@ -101,9 +104,12 @@ class Service:
         index, settings = self.retriever.snapshot, self.settings
         features = index.documents.dataset.features
         return {
+            "name": Path(settings.run).resolve().name,
+            "examples": self._examples(index),
             "documents": len(index.documents),
             "depth": index.tree.depth,
             "tied": index.engine.is_tied,
+            "tokens": index.tree.tokens is not None,
             "search_config": shown_config(index.search_config),
             "lexical": index.lexical.name if index.lexical else None,
             "columns": {name: str(feature.dtype) for name, feature in features.items()},
@@ -113,6 +119,13 @@ class Service:
                 for name in ("max_queries", "max_query_length", "max_k", "max_beam_width", "max_candidates")
             },
         }
+
+    def _examples(self, index: GenerativeRetriever) -> list[str]:
+        """Return titles, or first words, of a few documents from all over the tree, as examples of queries."""
+        tree = index.tree
+        occupied = np.flatnonzero(tree.doc_rows >= 0)
+        places = occupied[np.linspace(0, len(occupied) - 1, 2 * _EXAMPLES + 1).astype(int)[1::2]]
+        return list(dict.fromkeys(index.documents.label(int(tree.doc_rows[place])) for place in places))
 
     def document(self, doc_id: str) -> Json:
         """Return a document; raises ValueError if it is not in the index."""
@@ -176,5 +189,5 @@ def _node(index: GenerativeRetriever, topics: Topics, node: int, digits: Sequenc
     shown: Json = {"digits": list(digits), "documents": len(rows)}
     if node < index.tree.num_inner:
         return {**shown, "words": topics.telling_words(node)}
-    doc_id, title = (index.documents.values_of(name, rows[None])[0][0] for name in ("doc_id", "title"))
-    return {**shown, "doc_id": doc_id, "title": title}
+    (doc_id,) = index.documents.values_of("doc_id", rows[None])[0]
+    return {**shown, "doc_id": doc_id, "title": index.documents.label(int(rows[0]))}

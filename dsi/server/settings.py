@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
@@ -13,6 +14,7 @@ from docids.files.declarations import LARGEST, Count, settings
 TOKEN = "DSI_TOKEN"
 """Environment variable that holds the bearer token of a writable server."""
 _SETTINGS = "DSI_SERVER"
+_ORIGIN = re.compile(r"https?://[\w.-]+(:\d{1,5})?")
 
 
 class TooLargeError(ValueError):
@@ -31,6 +33,8 @@ class ServerSettings:
     """Of encoder and decoder."""
     writable: bool = False
     """Whether documents may be added and removed, with the token."""
+    allow_origin: str = ""
+    """Origin whose pages may call the server from a browser (CORS), as https://example.org, or * for any; none by default."""
     max_batch: Count = 32
     """Queries that are computed together; 1 for none."""
     max_wait: Annotated[float, Field(ge=0, le=1)] = 0.003
@@ -51,6 +55,13 @@ class ServerSettings:
     """Seconds until a search is given up, with 503."""
     max_body: Count = 8_000_000
     """Bytes of a request."""
+
+    def __post_init__(self) -> None:
+        if self.allow_origin not in ("", "*") and not _ORIGIN.fullmatch(self.allow_origin):
+            raise ValueError(
+                f"allow_origin must be an origin such as https://example.org or http://localhost:3000, or *, got "
+                f"{self.allow_origin!r}."
+            )
 
     def check_token(self) -> str:
         """Return the token of the environment.
@@ -75,7 +86,12 @@ class ServerSettings:
         return cls(**json.loads(os.environ[_SETTINGS]))
 
     def check(self, queries: Sequence[Any], k: Any, options: Mapping[str, Any]) -> None:
-        """Raise `TooLargeError` if a search is beyond the limits; values of a wrong type are left to the library."""
+        """Raise if a search is beyond the limits; values of a wrong type are left to the library.
+
+        Raises:
+            TooLargeError: too many queries, or too long ones.
+            ValueError: k, beam_width or candidates are too large.
+        """
         if len(queries) > self.max_queries:
             raise TooLargeError(
                 f"A request may have {self.max_queries:,} queries on this server, got {len(queries):,}; "
@@ -91,4 +107,4 @@ class ServerSettings:
         for name, bound in most.items():
             value = k if name == "k" else options.get(name)
             if isinstance(value, int | float) and value > bound:
-                raise TooLargeError(f"{name} must be at most {bound:,} on this server, got {value}.")
+                raise ValueError(f"{name} must be at most {bound:,} on this server, got {value}.")

@@ -15,7 +15,9 @@ import pyarrow.compute as pc
 import pyarrow.dataset
 from numpy.typing import NDArray
 
+from docids.data.records import COLUMNS
 from dsi.search.request import Where
+from dsi.search.results import label_of
 from dsi.store.filters import as_expression, names_of
 
 
@@ -65,6 +67,27 @@ class DocumentTable:
     def record(self, row: int) -> dict[str, Any]:
         """Return {column: value} of one document."""
         return dict(self.dataset[row])
+
+    def label(self, row: int) -> str:
+        """Return what the document in a row is called: its title, or its first words."""
+        doc_id, title, text = (self.values_of(name, np.array([[row]]))[0][0] for name in COLUMNS)
+        return label_of(doc_id, title, text)
+
+    def metadata_of(self, doc_ids: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the metadata of some documents, as `metadata_at`."""
+        return self.metadata_at(np.array(self.rows_of(doc_ids, "metadata_of"), dtype=np.int64))
+
+    def metadata_at(self, rows: NDArray[np.integer]) -> list[dict[str, Any]]:
+        """Return {column: value} of documents in rows [n], without missing values."""
+        if not self.has_metadata:
+            return [{} for _ in rows]
+        records = self._columns.drop_columns(["doc_id", "title"]).take(pa.array(rows)).to_pylist()
+        return [{name: value for name, value in record.items() if value is not None} for record in records]
+
+    @property
+    def has_metadata(self) -> bool:
+        """Whether the table has more columns than doc_id, title and text."""
+        return bool({*self.dataset.column_names} - {*COLUMNS})
 
     @property
     def has_texts(self) -> bool:

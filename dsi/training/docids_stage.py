@@ -1,6 +1,7 @@
 """The stage that makes docids: its inputs beside the documents, and its output."""
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,10 @@ from docids.schemes.title import check_titles
 from docids.token_vectors import TokenVectors
 from docids.tree import diagnostics
 from docids.vectors import VectorsConfig
+from dsi.store.documents import document_table
 from dsi.store.loading import save_docids
+
+logger = logging.getLogger(__name__)
 
 
 class TitleTokens:
@@ -173,6 +177,18 @@ def means_with_queries(
     return means
 
 
+def _keeps_texts(documents: datasets.Dataset, megabytes: int) -> bool:
+    """Return whether the texts of documents take at most so many megabytes; logs it if not."""
+    size = document_table(documents, texts=True)["text"].nbytes / 1e6
+    if megabytes and size > megabytes:
+        logger.warning(
+            "The documents' texts take %.0f MB, more than text_megabytes = %d: the index keeps titles only.",
+            size,
+            megabytes,
+        )
+    return size <= megabytes
+
+
 def save_docids_stage(
     docids: Docids,
     embeddings: NDArray[np.float32],
@@ -181,6 +197,8 @@ def save_docids_stage(
     vectors: VectorsConfig,
     segments: int = 1,
     tokens: TokenVectors | None = None,
+    *,
+    text_megabytes: int = 0,
 ) -> None:
     """Write the tree of docids with the document table and diagnostics, and `docids.tsv` if the digits are other numbers.
 
@@ -192,9 +210,10 @@ def save_docids_stage(
         vectors: how they are kept.
         segments: of a document, at most.
         tokens: of the documents, or of their segments.
+        text_megabytes: the documents' texts are written if they take at most this much.
     """
     tree = replace(assemble(docids, embeddings, tokens), segments=segments).stored_as(vectors)
-    save_docids(tree, documents, folder)
+    save_docids(tree, documents, folder, texts=_keeps_texts(documents, text_megabytes))
     write_json(folder / "diagnostics.json", diagnostics(tree, docids.collisions))
     rows = np.arange(tree.num_rows) if docids.rows is None else docids.rows
     if docids.rows is not None or not np.array_equal(docids.paths, tree.paths(tree.positions)[1]):

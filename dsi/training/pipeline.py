@@ -358,6 +358,7 @@ class TrainingRun:
                     self.config.vectors,
                     config.segments,
                     self._tokens(encoder, work / "documents", head),
+                    text_megabytes=self.config.text_megabytes,
                 )
 
     def _points(self, encoder: Encoder, documents: NDArray[np.float32], work: Path) -> NDArray[np.float32] | None:
@@ -558,7 +559,8 @@ class TrainingRun:
         }.get(stage, [stage])
         config = self.config
         settings: list[Any] = [dataclasses.asdict(getattr(config, section)) for section in sections]
-        settings += [config.seed, config.title_checkpoint if stage == "docids" else config.bf16]
+        settings.append(config.seed)
+        settings += [config.title_checkpoint, config.text_megabytes] if stage == "docids" else [config.bf16]
         earlier = [self._stages.key(name) if keys is None else keys.get(name, "") for name in self._needs(stage)]
         version = [FORMAT_VERSION] if stage in ("docids", "lexical") else []  # files of another one cannot be read
         return digest([stage, settings, earlier, self.collection.digest, self.config.dev_queries, extra, *version])

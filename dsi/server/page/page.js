@@ -1,35 +1,16 @@
 // The page: a search and its answers, why a document is not among them, and the docid tree to browse.
 
-import { documents, drawTree, foundBy, number, sumOf } from "./tree.js";
+import { ask, documents, make, number } from "./dom.js";
+import { drawTree, foundBy, sumOf } from "./tree.js";
 
 const $ = (id) => document.getElementById(id);
-const SLIDERS = { alpha: 2, beam_width: 0, candidates: 0, lexical_weight: 3 }; // decimals
-const LOOKS = { dense: "vectors", encoder: "vectors", generator: "learned", "query map": "learned" }; // others: words
-let index, latest = 0, resting = 0, shown = null;
-
-function make(name, { text, ...attributes } = {}, ...children) {
-  const made = document.createElement(name);
-  if (text !== undefined) made.textContent = text;
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...children);
-  return made;
-}
-
-/** What the server answers; its message is thrown as an Error. */
-async function ask(path, body) {
-  const options = body && { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
-  let response;
-  try {
-    response = await fetch(path, options);
-  } catch {
-    throw new Error("The server does not answer.");
-  }
-  const answer = await response.json();
-  if (!response.ok) throw new Error(answer.error);
-  return answer;
-}
+const SLIDERS = { beam_width: 0, candidates: 0, alpha: 2, lexical_weight: 3, token_weight: 2 }; // decimals
+const PAGE = 10; // answers, and as many again with "More answers"
+let index, latest = 0, resting = 0, shown = null, k = PAGE;
 
 // Settings.
+
+const differs = (name) => Math.abs(Number($(name).value) - index.search_config[name]) > Number($(name).step) / 2;
 
 function showValues() {
   for (const [name, decimals] of Object.entries(SLIDERS)) {
@@ -38,6 +19,10 @@ function showValues() {
   for (const name of index?.tied ? ["alpha", "beam_width", "candidates"] : ["beam_width"]) {
     $(name).disabled = $("method").value === "exact"; // which does not use it
   }
+  if (!index) return;
+  const { k: _, method, where, ...moved } = settings();
+  const changed = [...(where ? ["filter"] : []), ...(method === index.search_config.method ? [] : ["method"]), ...Object.keys(moved)];
+  $("changed").textContent = changed.length ? `· changed: ${changed.join(", ").replaceAll("_", " ")}` : "";
 }
 
 function resetSettings() {
@@ -47,37 +32,45 @@ function resetSettings() {
 }
 
 function settings() {
-  const own = { k: Math.min(10, index.limits.max_k), method: $("method").value };
+  const own = { k: Math.min(k, index.limits.max_k), method: $("method").value };
   for (const name of Object.keys(SLIDERS)) {
-    const step = Number($(name).step) / 2;
-    const value = Number($(name).value);
-    const differs = Math.abs(value - index.search_config[name]) > step; // the index's own is not rounded
-    if (differs && !$(name).disabled) own[name] = value;
+    if (!$(name).disabled && differs(name)) own[name] = Number($(name).value); // the index's own is not rounded
   }
   if ($("where").value.trim()) own.where = $("where").value;
   return own;
 }
 
-async function start() {
-  index = await ask("index");
-  const { depth, columns, lexical, tied, limits, search_config: config } = index;
-  $("about").textContent = `${documents(index.documents)}, docids of up to ${depth} digits`;
-  $("columns").textContent = `a condition on ${Object.keys(columns).join(", ")}`;
+function limitSliders() {
+  const { columns, lexical, tied, tokens, limits, search_config: config } = index;
+  $("columns").textContent = `a condition on ${Object.keys(columns).filter((name) => name !== "text").join(", ")}`;
   $("beam_width").max = Math.min(Math.max(50, config.beam_width), limits.max_beam_width);
   $("candidates").min = Math.min(10, config.candidates);
   $("candidates").max = Math.min(Math.max(500, config.candidates), limits.max_candidates);
-  const heaviest = config.lexical_weight ? 4 * config.lexical_weight : 1;
-  $("lexical_weight").max = heaviest;
-  $("lexical_weight").step = heaviest / 40;
+  for (const name of ["lexical_weight", "token_weight"]) {
+    const heaviest = config[name] ? 4 * config[name] : name === "token_weight" ? 1 : 0.2;
+    $(name).max = heaviest;
+    $(name).step = heaviest / 40;
+  }
   $("lexical-name").textContent = lexical ?? "";
   const takesWords = lexical !== null && (tied || (config.fusion === "bound" && config.beta !== 0));
-  for (const [name, taken] of [["candidates", tied], ["lexical_weight", takesWords]]) {
+  for (const [name, taken] of [["candidates", tied], ["lexical_weight", takesWords], ["token_weight", tokens]]) {
     $(name).closest(".setting").hidden = $(name).disabled = !taken;
   }
+}
+
+async function start() {
+  index = await ask("index");
+  $("name").textContent = index.name;
+  $("about").textContent = documents(index.documents);
+  limitSliders();
   resetSettings();
+  const examples = index.examples.map((text) => make("li", {}, make("button", { type: "button", text })));
+  $("examples").replaceChildren(...examples);
   const asked = new URLSearchParams(location.search);
   $("query").value = asked.get("q") ?? "";
   $("where").value = asked.get("where") ?? "";
+  showValues();
+  $("start").hidden = Boolean($("query").value);
   if ($("query").value) await search();
 }
 
@@ -86,6 +79,7 @@ async function start() {
 function say(text, error = false) {
   $("status").textContent = text;
   $("status").classList.toggle("error", error);
+  $("found").classList.toggle("stale", error); // the answers below are those of an earlier search
 }
 
 async function search() {
@@ -95,10 +89,11 @@ async function search() {
   const given = { query, ...settings() };
   const address = new URLSearchParams({ q: query, ...(given.where && { where: given.where }) });
   history.replaceState(null, "", `?${address}${location.hash}`);
-  document.title = `${query} · dsi`;
+  document.title = `${query} · ${index.name}`;
   $("found").setAttribute("aria-busy", "true");
+  $("start").hidden = true;
   try {
-    const [found, picture] = await Promise.all([ask("search", { ...given, parts: true }), ask("explain", given)]);
+    const [found, picture] = await Promise.all([ask("search", { ...given, parts: true, matches: true }), ask("explain", given)]);
     if (turn !== latest) return; // a newer search is under way
     shown = given;
     show(found, picture);
@@ -109,39 +104,42 @@ async function search() {
   }
 }
 
+/** Search for the first answers. */
+function searchAnew() {
+  k = PAGE;
+  return search();
+}
+
 /** Search when a setting has come to rest: a slider changes at every key. */
 function searchSoon() {
   clearTimeout(resting);
-  resting = setTimeout(search, 200);
+  resting = setTimeout(searchAnew, 200);
 }
 
 function show({ answers: [answer], milliseconds }, picture) {
   const { hits, exact } = answer;
-  const certified = exact ? "certified: provably the best of all" : "not certified as the best of all";
-  say(hits.length ? `${hits.length} answers in ${Math.round(milliseconds)} ms; ${certified}` : "No document may be returned.");
+  const proven = exact ? "Proven: no other document scores higher." : "Not proven: another document may score higher.";
+  const count = `${hits.length} answer${hits.length === 1 ? "" : "s"}`;
+  say(hits.length ? `${count} in ${Math.round(milliseconds)} ms. ${proven}` : "No document may be returned.");
   $("found").hidden = false;
-  const used = Object.keys(hits[0]?.parts ?? {}).filter((part) => hits.some((hit) => Math.abs(hit.parts[part]) > 1e-4));
-  const legend = used.map((part) => make("span", {}, make("i", { class: `dot ${lookOf(part)}` }), part));
-  $("parts-legend").replaceChildren(...legend);
-  const longest = Math.max(...hits.map((hit) => used.reduce((sum, part) => sum + Math.abs(hit.parts[part]), 0)));
   const drawn = answersBelow(picture);
-  $("answers").replaceChildren(...hits.map((hit) => answerOf(hit, used, longest, drawn.get(hit.rank))));
+  $("answers").replaceChildren(...hits.map((hit) => answerOf(hit, drawn.get(hit.rank))));
+  $("more").hidden = hits.length < shown.k || shown.k >= Math.min(index.limits.max_k, index.documents);
   $("reason").replaceChildren();
   $("how").textContent = howFound(picture);
   for (const item of document.querySelectorAll(".of-walk")) item.hidden = !picture.walked;
-  $("detail").textContent = "";
-  drawTree($("tree"), picture, index.documents, (text) => ($("detail").textContent = text));
+  drawTree($("tree"), picture, index.documents);
 }
 
-const lookOf = (part) => LOOKS[part] ?? "words";
-
 /** A sentence on how documents were found. */
-function howFound({ config, walked, read }) {
+function howFound({ config, walked, read, levels }) {
   const said = [config.method];
   if (walked || !index.tied) said.push(`alpha ${config.alpha}`);
   if (walked) said.push(`beam width ${config.beam_width}`);
   if (config.lexical_weight && !$("lexical_weight").disabled) said.push(`${index.lexical} ${Number(config.lexical_weight.toPrecision(3))}`);
-  return `${said.join(", ")}; ${read} ${index.tied ? "vectors read" : "nodes scored"}`;
+  if (config.token_weight && index.tokens) said.push(`late interaction ${Number(config.token_weight.toPrecision(3))}`);
+  const kept = walked ? levels.flatMap(({ scored, kept }, level) => (scored ? [`level ${level + 1}: ${kept} of ${scored} kept`] : [])) : [];
+  return [said.join(", "), ...kept, `${read} ${index.tied ? "vectors read" : "nodes scored"}`].join("; ");
 }
 
 /** {rank: node} of the answers at and below a node. */
@@ -151,21 +149,60 @@ function answersBelow(node, found = new Map()) {
   return found;
 }
 
-function answerOf(hit, used, longest, node) {
-  const bars = used.map((part) => {
-    const bar = make("i", { class: `${lookOf(part)}${hit.parts[part] < 0 ? " minus" : ""}` });
-    bar.style.width = `${(100 * Math.abs(hit.parts[part])) / longest}%`;
-    return bar;
-  });
-  const sum = sumOf(hit.parts, used) + (node ? foundBy(node) : "");
-  const item = make("li", {},
-    make("div", { class: "title" }, make("span", { class: "rank", text: hit.rank }), make("b", { text: hit.title || hit.doc_id }),
-      make("span", { class: "score", text: number(hit.score) })));
-  if (hit.text) item.append(make("p", { class: "text", text: hit.text }));
-  item.append(make("div", { class: "shares", "aria-hidden": "true" }, ...bars));
-  item.append(make("div", { class: "meta pair" }, make("span", { text: sum }), " ",
-    make("span", { text: `${hit.doc_id} · ${hit.digits.join(".")}` })));
+/** Characters start to end of a title or text, with marks around matched words. */
+function marked(text, matches, field, start = 0, end = text.length) {
+  const letters = [...text]; // by code points, as Python counts them
+  const spans = matches.filter((match) => match.is_clear).flatMap((match) => match.spans)
+    .filter((span) => span.field === field && span.start >= start && span.end <= end).sort((a, b) => a.start - b.start);
+  const cut = [];
+  let here = start;
+  for (const span of spans) {
+    if (span.start < here) continue;
+    cut.push(letters.slice(here, span.start).join(""), make("mark", { text: letters.slice(span.start, span.end).join("") }));
+    here = span.end;
+  }
+  return [...cut, letters.slice(here, end).join("")];
+}
+
+function textOf({ text, matches, excerpt: [start, end] }) {
+  const length = [...text].length;
+  const body = make("p", { class: "text" });
+  const fold = (open) => {
+    const ends = open ? [0, length] : [start, end];
+    body.replaceChildren(ends[0] ? "… " : "", ...marked(text, matches, "text", ...ends), ends[1] < length ? " …\u00a0" : "\u00a0");
+    if (end - start === length) return;
+    const button = make("button", { type: "button", class: "plain", text: open ? "less" : "more" });
+    button.addEventListener("click", () => (fold(!open), body.querySelector("button").focus()));
+    body.append(button);
+  };
+  fold(false);
+  return body;
+}
+
+function answerOf(hit, node) {
+  const title = hit.title.trim() ? marked(hit.title, hit.matches, "title") : [hit.label];
+  const item = make("li", {}, make("span", { class: "rank", text: hit.rank }),
+    make("div", { class: "title" }, make("b", {}, ...title), make("span", { class: "score", text: number(hit.score) })));
+  if (hit.text) item.append(textOf(hit));
+  const facts = [hit.doc_id, ...Object.entries(hit.metadata ?? {}).map(([name, value]) => `${name}: ${value}`)];
+  const sum = sumOf(hit.parts), found = node && foundBy(node);
+  const why = sum.includes(" + ") ? [sum] : [];
+  item.append(make("div", { class: "meta" }, ...[...facts, ...why, ...(found ? [found] : [])].map((text) => make("span", { text }))));
+  if (hit.matches.some((match) => match.is_clear)) item.append(wordsOf(hit.matches));
   return item;
+}
+
+function wordsOf(matches) {
+  const clear = matches.filter((match) => match.is_clear).map((match) => match.word);
+  return make("details", { class: "words" }, make("summary", { text: `matches ${clear.join(", ")}` }), listOf(matches));
+}
+
+function listOf(matches) {
+  const items = [...matches].sort((a, b) => b.share - a.share).map(({ word, share, spans, is_clear }) => {
+    const found = [...new Set(spans.map(({ text, field }) => (field === "title" ? `${text} (title)` : text)))].join(", ");
+    return make("li", { class: is_clear ? "" : "weak" }, make("span", { class: "score", text: number(share) }), `${word} → ${found || "nothing"}`);
+  });
+  return make("ul", { class: "matches" }, ...items);
 }
 
 // Why is a document not here?
@@ -176,8 +213,11 @@ async function follow() {
     const { target } = await ask("explain", { ...shown, doc_id });
     const steps = target.path.map(({ digits, score, state, words }) => make("li", {},
       make("span", { class: state.replace(" ", "-"), text: state }),
-      ` · ${digits.join(".")} · ${number(score)}${words.length ? ` · ${words.join(", ")}` : ` · ${target.title}`}`));
-    $("reason").replaceChildren(make("p", { text: target.reason }), make("ol", { class: "path" }, ...steps));
+      ` · ${digits.join(".")} · ${number(score)} · ${words.join(", ") || target.label}`));
+    const sum = sumOf(target.parts);
+    $("reason").replaceChildren(make("p", {}, make("b", { text: `${target.label}. ` }), target.reason),
+      make("ol", { class: "path" }, ...steps), make("p", { class: "note", text: sum && `score ${number(target.score)} = ${sum}` }),
+      ...(target.matches.length ? [listOf(target.matches)] : []));
   } catch (error) {
     $("reason").replaceChildren(make("p", { class: "error", text: error.message }));
   }
@@ -187,7 +227,7 @@ async function follow() {
 
 function branch(node) {
   const name = make("code", { text: node.digits.join(".") });
-  const size = make("span", { class: "meta", text: node.title === undefined ? documents(node.documents) : node.doc_id });
+  const size = make("span", { class: "note", text: node.title === undefined ? documents(node.documents) : node.doc_id });
   const text = node.title ?? (node.words.join(", ") || "…");
   const details = make("details", {}, make("summary", {}, name, ` ${text} `, size));
   details.addEventListener("toggle", () => details.open && fill(details, node), { once: true });
@@ -227,10 +267,12 @@ async function showView() {
   }
 }
 
-$("search").addEventListener("submit", (event) => (event.preventDefault(), search()));
+$("search").addEventListener("submit", (event) => (event.preventDefault(), searchAnew()));
 $("search").addEventListener("input", showValues);
 $("search").addEventListener("change", ({ target }) => target.id !== "query" && searchSoon());
-$("reset").addEventListener("click", () => (resetSettings(), search()));
+$("reset").addEventListener("click", () => (resetSettings(), searchAnew()));
+$("more").addEventListener("click", () => ((k += PAGE), search()));
+$("examples").addEventListener("click", ({ target }) => target.matches("button") && (($("query").value = target.textContent), searchAnew()));
 $("why").addEventListener("submit", (event) => (event.preventDefault(), follow()));
 window.addEventListener("hashchange", showView);
 showView();

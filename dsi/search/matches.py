@@ -1,0 +1,154 @@
+"""Which words of a query a document matches, and where: by late interaction over the codes as stored, else by terms.
+
+Knows nothing of how documents are found.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from contrastive.encoder import Encoder
+from contrastive.tokens import TokenHead
+from dsi.search.engine import EncodedQueries, Engine
+from dsi.search.request import SearchRequest
+from dsi.search.results import Floats, Ints, Match, Span
+
+_WORD = re.compile(r"\w+|[^\w\s]")
+_CLEAR = 0.5
+"""Least mean product of a word's tokens for the words that it found to be marked."""
+
+
+class StoredText(NamedTuple):
+    """What an index holds of a document: its row in the document table, its title, and its text, "" if it keeps none."""
+
+    row: int
+    title: str
+    text: str
+
+
+def matched_words(
+    engine: Engine, encoder: Encoder, query: EncodedQueries, request: SearchRequest, document: StoredText, position: int
+) -> list[Match]:
+    """Return what each word of a query adds to a document's score, and which words of the document it found.
+
+    With late interaction the shares add up to its part of the score; without it, to the lexical part. None of either: no words.
+
+    Args:
+        engine: the index.
+        encoder: of the index.
+        query: one, encoded.
+        request: of the search.
+        document: one of the index.
+        position: docid position that it was scored at.
+    """
+    (batch,) = query.batches
+    shares = engine.token_shares(batch, request, position)
+    if shares is not None:
+        return _by_tokens(engine, encoder, batch.texts[0], document, position, request.config.token_weight, *shares)
+    if engine.lexical is None or not request.config.lexical_weight:
+        return []
+    (terms,) = engine.lexical.query_terms(batch.texts)
+    added = engine.lexical.scorer.contributions(terms, np.array([document.row]))[:, 0]
+    matches: dict[str, float] = {}
+    for word, share in zip(engine.lexical.term_names(batch.texts[0]), added.tolist(), strict=True):
+        matches[word] = matches.get(word, 0.0) + request.config.lexical_weight * share
+    return [
+        Match(word, share, tuple(_occurrences(word, document)), not _is_weak(word))
+        for word, share in matches.items()
+        if share
+    ]
+
+
+def _occurrences(word: str, document: StoredText) -> Iterator[Span]:
+    for field, text in (("title", document.title), ("text", document.text)):
+        for found in re.finditer(r"\w+", text):
+            if found.group().lower() == word:
+                yield Span(field, found.start(), found.end(), found.group())
+
+
+def _by_tokens(
+    engine: Engine,
+    encoder: Encoder,
+    query: str,
+    document: StoredText,
+    position: int,
+    weight: float,
+    found: Ints,
+    shares: Floats,
+) -> list[Match]:
+    """Return the matches of late interaction; tokens that are pieces of one word are put together."""
+    (query,) = encoder.query_texts([query])
+    spans = [span for span in encoder.spans(query, "query") if not span.is_special]
+    places = _token_places(engine, encoder, document, position)
+    least = _CLEAR * weight / max(1, len(spans))
+    words: dict[tuple[int, int], list[tuple[Span | None, float]]] = {}
+    for span, token, share in zip(spans, found.tolist(), shares.tolist(), strict=True):
+        place = places[token] if 0 <= token < len(places) else None
+        words.setdefault(_whole_word(query, span.start, span.end), []).append((place, share))
+    matches = []
+    for (start, end), pairs in words.items():
+        ends, share = dict.fromkeys(place for place, _ in pairs if place), sum(share for _, share in pairs)
+        texts = [query[start:end], *(place.text for place in ends)]
+        is_clear = share >= least * len(pairs) and not any(_is_weak(text) for text in texts)
+        matches.append(Match(texts[0] or "(prompt)", share, tuple(ends), is_clear))
+    return matches
+
+
+def _is_weak(word: str) -> bool:
+    """Return whether a word says little: a stop word or a punctuation mark."""
+    from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS  # takes long
+
+    return word.lower() in ENGLISH_STOP_WORDS or not any(map(str.isalnum, word))
+
+
+def _token_places(engine: Engine, encoder: Encoder, document: StoredText, position: int) -> list[Span | None]:
+    """Return the word that each stored token of a docid position belongs to; None for special tokens and the prompt's."""
+    piece, start = _piece_at(engine, encoder, document, position)
+    whole = f"{document.title} {piece}"
+    stripped = len(whole) - len(whole.lstrip())
+    places: list[Span | None] = []
+    for span in encoder.spans(whole.strip(), "document"):
+        first, last = _whole_word(whole, span.start + stripped, span.end + stripped)
+        text = len(document.title) + 1  # where it begins
+        if first == last or span.is_special:
+            places.append(None)
+        elif last < text:
+            places.append(Span("title", first, last, whole[first:last]))
+        else:
+            first = max(first, text)
+            places.append(Span("text", first - text + start, last - text + start, whole[first:last]))
+    stored = engine.tree.tokens.counts[position] if engine.tree.tokens else 0
+    return places if not document.text or len(places) == stored else []  # a text of another moment has other tokens
+
+
+def _piece_at(engine: Engine, encoder: Encoder, document: StoredText, position: int) -> tuple[str, int]:
+    """Return the part of a document's text that a docid position stands for, and the character at which it begins.
+
+    Of a document with several places, it is the one whose codes are most like those that are stored.
+    """
+    tokens, segments = engine.tree.tokens, engine.tree.segments
+    bodies = encoder.bodies(document.text, segments)
+    starts = np.cumsum([0, *map(len, bodies)]).tolist()
+    if tokens is None or len(bodies) == 1:
+        return bodies[0], 0
+    stored = tokens.gather(np.array([position])).codes
+    texts = [f"{document.title} {body}".strip() for body in bodies]
+    _, codes = TokenHead(tokens.head, tokens.bits).encode(encoder, texts)
+    own = [codes.codes[first:last] for first, last in zip(codes.starts[:-1], codes.starts[1:], strict=True)]
+    alike = [float((other == stored).mean()) if other.shape == stored.shape else -1.0 for other in own]
+    best = int(np.argmax(alike))
+    return bodies[best], starts[best]
+
+
+def _whole_word(text: str, start: int, end: int) -> tuple[int, int]:
+    """Return the ends of the word that some characters of a text belong to; (start, start) if they are none."""
+    piece = text[start:end]
+    first = start + len(piece) - len(piece.lstrip())
+    if not piece.strip():
+        return start, start
+    for word in _WORD.finditer(text, max(0, text.rfind(" ", 0, first))):
+        if word.start() <= first < word.end():
+            return word.start(), word.end()
+    return first, end

@@ -1,0 +1,41 @@
+// The HTTP interface as a page, from its OpenAPI schema.
+
+import { ask, make } from "./dom.js";
+
+const { paths, components } = await ask("openapi.json");
+const resolve = (schema = {}) => (schema.$ref ? components.schemas[schema.$ref.split("/").at(-1)] : schema);
+
+/** The type of a value, in a word or two. */
+function typeOf(schema) {
+  const { type, items, anyOf, enum: choices, title, additionalProperties } = resolve(schema);
+  if (choices) return choices.join(" | ");
+  if (anyOf) return anyOf.map(typeOf).filter((name) => name !== "null").join(" | ");
+  if (type === "array") return `list of ${typeOf(items ?? {})}`;
+  return schema.$ref || type !== "object" || !additionalProperties ? (schema.$ref ? title : (type ?? "any")) : "object";
+}
+
+function tableOf(schema) {
+  const rows = Object.entries(resolve(schema).properties ?? {}).map(([name, own]) =>
+    make("tr", {}, make("td", {}, make("code", { text: name })), make("td", { text: typeOf(own) }), make("td", { text: own.description ?? "" })));
+  return make("table", {}, make("tbody", {}, ...rows));
+}
+
+function sectionOf(path, method, { summary, requestBody, responses }) {
+  const section = make("section", {}, make("h2", {}, make("code", { text: `${method.toUpperCase()} ${path}` })), make("p", { text: summary }));
+  const body = requestBody?.content["application/json"].schema;
+  if (body) {
+    section.append(make("h3", { text: "Body" }), tableOf(body));
+    const example = resolve(body).examples?.[0];
+    if (example) section.append(make("pre", { text: `curl ${location.origin}${path} -d '${JSON.stringify(example)}'` }));
+  }
+  const answer = Object.entries(responses).find(([status]) => status.startsWith("2"))?.[1].content?.["application/json"]?.schema;
+  if (answer && resolve(answer).properties) section.append(make("h3", { text: "Answer" }), tableOf(answer));
+  return section;
+}
+
+const records = Object.entries(components.schemas).filter(([name]) => !/Body$|^HTTP|^Validation/.test(name));
+document.getElementById("paths").append(
+  ...Object.entries(paths).flatMap(([path, methods]) => Object.entries(methods).map(([method, own]) => sectionOf(path, method, own))),
+  make("h2", { text: "Records" }),
+  ...records.map(([name, schema]) => make("section", { id: name }, make("h3", { text: name }), make("p", { class: "note", text: schema.description ?? "" }), tableOf(schema))),
+);

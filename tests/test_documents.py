@@ -11,8 +11,12 @@ import pytest
 
 from docids.clustering import DocidsConfig, build_tree
 from docids.data.collection import read_collection
-from dsi import GenerativeRetriever, SearchConfig
+from docids.schemes import SchemeInput, make_docids
+from docids.vectors import VectorsConfig
+from dsi import Config, GenerativeRetriever, SearchConfig
 from dsi.store.documents import DocumentTable
+from dsi.store.loading import load_docids
+from dsi.training.docids_stage import save_docids_stage
 from tests.conftest import random_tied
 
 ONE_QUERY = {"queries": '{"_id": "q", "text": "q"}', "test": "query-id\tcorpus-id\tscore\nq\ta\t1\n"}
@@ -294,3 +298,16 @@ def test_documents_are_replaced_in_one_step(retriever, chosen, monkeypatch):
         (hit,) = retriever.search(document["text"], k=1, alpha=0.0, allow=[document["doc_id"]])
         assert (hit.title, hit.text, hit.digits) == (found.title, found.text, found.digits)
     assert len(before.documents) == 40  # a search that runs meanwhile sees the index as it was
+
+
+@pytest.mark.parametrize(("megabytes", "kept", "told"), [(2, True, False), (1, False, True), (0, False, False)])
+def test_texts_are_kept_up_to_a_size_that_is_told(tmp_path, caplog, megabytes, kept, told):
+    columns = {"doc_id": ["a", "b", "c"], "title": ["A", "B", ""], "text": ["x" * 600_000] * 3}
+    vectors = np.eye(3, dtype=np.float32)
+    docids = make_docids(SchemeInput(vectors, DocidsConfig(branching=2)))
+    documents = datasets.Dataset.from_dict(columns)
+    save_docids_stage(docids, vectors, documents, tmp_path, VectorsConfig(), text_megabytes=megabytes)
+    assert ("text" in load_docids(tmp_path)[1].column_names) == kept
+    message = f"The documents' texts take 2 MB, more than text_megabytes = {megabytes}: the index keeps titles only."
+    assert caplog.messages == [message] * told
+    assert Config().text_megabytes == 1000

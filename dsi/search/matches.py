@@ -92,6 +92,8 @@ def _by_tokens(
         ends, share = dict.fromkeys(place for place, _ in pairs if place), sum(share for _, share in pairs)
         texts = [query[start:end], *(place.text for place in ends)]
         is_clear = share >= least * len(pairs) and not any(_is_weak(text) for text in texts)
+        if is_clear:  # other places of the same words are marked too
+            ends |= dict.fromkeys(other for text in texts[1:] for other in _occurrences(text.lower(), document))
         matches.append(Match(texts[0] or "(prompt)", share, tuple(ends), is_clear))
     return matches
 

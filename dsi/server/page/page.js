@@ -169,11 +169,11 @@ function textOf({ text, matches, excerpt: [start, end] }) {
   const body = make("p", { class: "text" });
   const fold = (open) => {
     const ends = open ? [0, length] : [start, end];
-    body.replaceChildren(ends[0] ? "… " : "", ...marked(text, matches, "text", ...ends), ends[1] < length ? " …\u00a0" : "\u00a0");
+    body.replaceChildren(ends[0] ? "… " : "", ...marked(text, matches, "text", ...ends));
     if (end - start === length) return;
     const button = make("button", { type: "button", class: "plain", text: open ? "less" : "more" });
     button.addEventListener("click", () => (fold(!open), body.querySelector("button").focus()));
-    body.append(button);
+    body.append(" ", make("span", { class: "whole" }, ends[1] < length ? "… " : "", button));
   };
   fold(false);
   return body;

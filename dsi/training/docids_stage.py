@@ -178,7 +178,7 @@ def means_with_queries(
 
 
 def _keeps_texts(documents: datasets.Dataset, megabytes: int) -> bool:
-    """Return whether the texts of documents take at most so many megabytes; logs it if not."""
+    """Return whether the texts of documents take at most this number of megabytes; logs it if not."""
     size = document_table(documents, texts=True)["text"].nbytes / 1e6
     if megabytes and size > megabytes:
         logger.warning(

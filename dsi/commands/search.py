@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from docids.files.checks import printable
 from dsi.commands.arguments import add_device, add_index, add_search_options, parser, search_options
 from dsi.commands.libraries import load_libraries
 from dsi.commands.main import run_command

@@ -1,5 +1,6 @@
 """The records of a search: its result, the hits that users see, and a trace of how it came about. Knows no index."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from docids.files.checks import printable
 
 if TYPE_CHECKING:
     import pandas
@@ -232,15 +235,15 @@ class Hits(list[Hit]):
         Args:
             mark: applied to matched words.
         """
-        lines = [f'"{self.query}"  ({self._summary})']
+        lines = [f'"{printable(self.query)}"  ({self._summary})']
         for hit, matches in zip(self, self.matches(), strict=True):
-            title = "".join(mark(piece) if found else piece for piece, found in pieces(hit.title, matches, "title"))
+            title = _marked(pieces(hit.title, matches, "title"), mark)
             docid = ".".join(map(str, hit.digits))
-            lines.append(f"{hit.rank:4d}  {hit.score:9.4f}  {hit.doc_id}  {title}  [{docid}]")
+            lines.append(f"{hit.rank:4d}  {hit.score:9.4f}  {printable(hit.doc_id)}  {title}  [{docid}]")
             if hit.text:
                 start, end = excerpt(hit.text, matches)
                 found_in = pieces(hit.text, matches, "text", start, end)
-                text = " ".join("".join(mark(piece) if found else piece for piece, found in found_in).split())
+                text = " ".join(_marked(found_in, mark).split())
                 lines.append(f"{'':17}{'… ' * (start > 0)}{text}{' …' * (end < len(hit.text))}")
         return "\n".join(lines)
 
@@ -288,6 +291,12 @@ def pieces(
             cut += [(text[here:first], False), (text[first:last], True)]
             here = last
     return [(piece, found) for piece, found in [*cut, (text[here:end], False)] if piece]
+
+
+def _marked(found_in: Iterable[tuple[str, bool]], mark: Callable[[str], str]) -> str:
+    """Return pieces of a text as one line for a terminal, with those that were found marked."""
+    shown = ((printable(re.sub(r"\s+", " ", piece)), found) for piece, found in found_in)
+    return "".join(mark(piece) if found else piece for piece, found in shown)
 
 
 def excerpt(text: str, matches: Sequence[Match], width: int = _EXCERPT) -> tuple[int, int]:

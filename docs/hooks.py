@@ -1,4 +1,4 @@
-"""mkdocs hooks: CONTRIBUTING.md as a page, pictures of `results/`, line numbers of equations, the table of settings.
+"""mkdocs hooks: CONTRIBUTING.md as a page, pictures of `results/`, line numbers of equations, tables made from the code.
 
 Pages link to `../../results/NAME.svg` and CONTRIBUTING.md to `docs/PAGE.md` as they would on any viewer of the repository; here
 these links lead into the site. Nothing is fetched from elsewhere.
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 _PICTURE = re.compile(r"\.\./\.\./(results/[\w/.-]+\.svg)")
 _FETCHED = re.compile(r'<(?:script|img|iframe|link)\b[^>]*(?:src|href)="(?:https?:)?//[^>]*>')
 _CITATION = re.compile(r"`([\w/]+\.py)` “([^”]+)”")
-_SETTINGS = "<!-- settings -->"
+_SETTINGS, _ROWS = "<!-- settings -->", "<!-- rows -->"
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -35,10 +35,12 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links to pictures lead into the site; citations of the code get their lines; settings get their table."""
+    """Links to pictures lead into the site; citations of the code get their lines; settings and rows get their tables."""
     markdown = _PICTURE.sub(r"../\1", markdown)
     if _SETTINGS in markdown:
         markdown = markdown.replace(_SETTINGS, "\n".join(settings()))
+    if _ROWS in markdown:
+        markdown = markdown.replace(_ROWS, "\n".join(rows()))
     return _CITATION.sub(_with_line, markdown) if page.file.src_uri.endswith("paper-to-code.md") else markdown
 
 
@@ -71,3 +73,11 @@ def settings() -> Iterator[str]:
         for setting in declared:
             meaning = setting.meaning.replace("|", "\\|")
             yield f"| `{setting.name}` | `{setting.default!r}` | {setting.range} | {meaning} |"
+
+
+def rows() -> Iterator[str]:
+    """Yield the lines of a table of the rows of an evaluation."""
+    from dsi.measuring.evaluation import ROWS
+
+    yield from ("| row | what it is |", "| --- | --- |")
+    yield from (f"| {name} | {meaning} |" for name, meaning in ROWS.items())

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from docids.types import Qrels, Run
-from eval.measures import evaluate, mean, ranking
+from eval.measures import cutoff, evaluate, mean, ranking
 
 _ROUNDS = 5
 _ALIKE = 1e-12
@@ -168,7 +168,7 @@ def _steps(
         change = np.zeros(len(where) + 1, dtype=int)
         np.add.at(change, 1 + np.searchsorted(where, positions[crosses]), np.where(falls[crosses], -1, 1))
         ranks[row] += np.cumsum(change)
-    depth = int(measure.split("@")[1])
+    depth = cutoff(measure)
     gains = [judged[doc_ids[n]] for n in judged_rows]
     missing = [gain for doc_id, gain in judged.items() if doc_id not in a and doc_id not in b]
     columns = map(tuple, np.minimum(ranks, depth).T.tolist())  # below the cut-off all ranks are alike
@@ -178,7 +178,7 @@ def _steps(
 @lru_cache(maxsize=100_000)
 def _value(ranks: tuple[int, ...], gains: tuple[int, ...], measure: str) -> float:
     """Return the measure of a ranking with judged documents at these ranks; further gains are of documents outside it."""
-    depth = int(measure.split("@")[1])
+    depth = cutoff(measure)
     scores = {f"unjudged {rank}": -float(rank) for rank in range(depth)}
     for number, rank in enumerate(ranks):
         scores.pop(f"unjudged {rank}", None)

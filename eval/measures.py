@@ -16,6 +16,32 @@ from numpy.typing import NDArray
 from docids.types import Qrels, Run
 
 STANDARD_MEASURES = ("Hit@1", "Hit@5", "Hit@10", "RR@10", "nDCG@10", "Recall@100")
+"""What is measured of every run, as deep as its answers go."""
+_ONE_RELEVANT = ("Hit@1", "Hit@5", "Hit@10")
+_SEVERAL_RELEVANT = ("nDCG@10", "RR@10", "Recall@100")
+
+
+def measures_for(qrels: Qrels) -> tuple[str, ...]:
+    """Return the measures that judgements ask for: Hit at 1, 5 and 10 if a query has one relevant document, and no grades.
+
+    >>> measures_for({"q": {"a": 1, "b": 0}})
+    ('Hit@1', 'Hit@5', 'Hit@10')
+    >>> measures_for({"q": {"a": 1}, "r": {"b": 2}})
+    ('nDCG@10', 'RR@10', 'Recall@100')
+    """
+    relevant = [[relevance for relevance in judged.values() if relevance > 0] for judged in qrels.values()]
+    grades = {relevance for found in relevant for relevance in found}
+    several = len(grades) > 1 or any(len(found) > 1 for found in relevant)
+    return _SEVERAL_RELEVANT if several else _ONE_RELEVANT
+
+
+def cutoff(measure: str) -> int:
+    """Return the rank down to which a measure reads.
+
+    >>> cutoff("Recall@100")
+    100
+    """
+    return int(measure.partition("@")[2])
 
 
 def ranking(scores: Mapping[str, float]) -> list[str]:

@@ -52,9 +52,9 @@ class SystemResult:
     settings: dict[str, Any]
 
     def means(self, splits: Splits) -> dict[str, dict[str, float]]:
-        """Return {split: {measure: mean, in percent}}."""
+        """Return {split: {measure: mean, in percent}}; NaN for a split without queries."""
         return {
-            split: {measure: round(100 * mean(values, query_ids), 2) for measure, values in self.values.items()}
+            split: {measure: 100 * mean(values, query_ids) for measure, values in self.values.items()}
             for split, query_ids in splits.items()
         }
 
@@ -62,7 +62,7 @@ class SystemResult:
 def table(
     results: Sequence[SystemResult],
     splits: Splits,
-    measures: Sequence[str] = ("Hit@1", "Hit@5", "Hit@10"),
+    measures: Sequence[str],
     more: Sequence[str] = (),
 ) -> str:
     """Return a Markdown table: a row per system, a column per split with the measures, in percent.

@@ -1,9 +1,11 @@
 """Runs in TREC's file format, which trec_eval and ir_measures read and write too; lines of fields in general."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+import numpy as np
 
 from docids.data.lines import text_lines, whole_number
 from docids.files.storage import write_text
@@ -12,13 +14,34 @@ from eval.measures import ranking
 
 
 def write_run(run: Run, path: Path, tag: str) -> None:
-    """Write `query_id Q0 doc_id rank score tag` lines, best first."""
-    lines = [
-        f"{query_id} Q0 {doc_id} {rank} {scores[doc_id]!r} {tag}\n"
-        for query_id, scores in run.items()
-        for rank, doc_id in enumerate(ranking(scores), start=1)
-    ]
+    """Write `query_id Q0 doc_id rank score tag` lines, best first, with scores `without_ties`."""
+    lines: list[str] = []
+    for query_id, scores in run.items():
+        doc_ids = ranking(scores)
+        written = zip(doc_ids, without_ties([scores[doc_id] for doc_id in doc_ids]), strict=True)
+        lines += (f"{query_id} Q0 {doc_id} {rank} {score!r} {tag}\n" for rank, (doc_id, score) in enumerate(written, 1))
     write_text(path, "".join(lines))
+
+
+def without_ties(scores: Sequence[float]) -> list[float]:
+    """Return scores that are below each other also as float32, so that every program ranks them alike.
+
+    trec_eval and its bindings read float32, and rank equal scores by doc_id from z to a. A score that is not below the one
+    before it becomes the next lower float32; the others stay as they are.
+
+    >>> without_ties([0.5, 0.5, 0.25])
+    [0.5, 0.4999999701976776, 0.25]
+
+    Args:
+        scores: of one query's documents, best first.
+    """
+    below: list[float] = []
+    last = np.float32(np.inf)
+    for score in scores:
+        rounded = np.float32(score)
+        last = rounded if rounded < last else np.nextafter(last, np.float32(-np.inf))
+        below.append(float(score) if last == rounded else float(last))
+    return below
 
 
 def read_run(path: Path) -> Run:

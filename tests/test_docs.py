@@ -248,6 +248,21 @@ def test_every_setting_has_a_meaning_in_the_table():
     assert all(re.fullmatch(r"\| `\w+` \| `.+` \| [^|]* \| .+\. \|", row) for row in rows)
 
 
+def test_tables_and_results_name_the_rows_of_an_evaluation_alike():
+    from dsi.measuring.evaluation import ROWS
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").partition("| | Minipedia")[2].partition("\n\n")[0]
+    rows = [line.split("|")[1].strip(" *") for line in readme.splitlines()[2:]]
+    assert len(rows) >= 8
+    pages = [ROOT / "docs" / "use" / "results.md", ROOT / "docs" / "understand" / "results.md"]
+    for page in pages:
+        tables = re.findall(r"^\| BM25 .*?(?=^[^|]|^$)", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+        rows += [line.split("|")[1].strip(" *") for line in tables[0].splitlines()]
+    for name in ("minipedia/example", "squad2k/small-seed-0", "squad2k/tokens-seed-0", "nq10k/small-seed-0"):
+        rows += json.loads((ROOT / f"results/evaluate/{name}.json").read_text(encoding="utf-8"))["systems"]
+    assert set(rows) <= set(ROWS)
+
+
 def test_equations_are_cited_where_the_guide_says():
     page = (ROOT / "docs" / "develop" / "paper-to-code.md").read_text(encoding="utf-8")
     rows = re.findall(r"`([\w/]+\.py)` “([^”]+)”", page)

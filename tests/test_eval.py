@@ -8,12 +8,13 @@ from typing import Any
 import ir_measures
 import numpy as np
 import pytest
+import pytrec_eval
 from scipy import stats
 
 from docids.words.bm25 import BM25
 from eval.baselines import BM25_GRID, dense_run, tune_bm25
 from eval.diversity import read_subtopics
-from eval.measures import STANDARD_MEASURES, evaluate, mean, ranking
+from eval.measures import STANDARD_MEASURES, evaluate, mean, measures_for, ranking
 from eval.protocol import (
     SystemResult,
     best_setting,
@@ -24,7 +25,7 @@ from eval.protocol import (
     table,
 )
 from eval.tables import markdown_table
-from eval.trec import read_run, write_run
+from eval.trec import read_run, without_ties, write_run
 
 QRELS = {"q1": {"a": 2, "b": 1, "c": 0}, "q2": {"d": 1}, "q3": {"e": 1}}
 RUN = {"q1": {"c": 3.0, "b": 2.0, "a": 1.0}, "q2": {"a": 1.0, "d": 1.0}}  # q2 is a tie; q3 has no results
@@ -70,6 +71,42 @@ def test_against_ir_measures_on_random_runs(name):
     assert mean(ours) == pytest.approx(ir_measures.calc_aggregate([measure], qrels, run)[measure], abs=1e-6)
 
 
+@pytest.mark.parametrize("step", [0.0, 1e-12, 1e-8], ids=["equal", "equal as float32", "nearly equal"])
+def test_a_trec_run_with_ties_gives_the_same_numbers_in_other_programs(tmp_path, step):
+    rng = random.Random(1)
+    docs = [f"d{n}" for n in range(120)]
+    qrels = {f"q{n}": {d: rng.randint(0, 3) for d in rng.sample(docs, 12)} | {docs[n]: 1} for n in range(30)}
+    scores = [0.5, 0.25, 1 / 61 + 1 / 62, 0.0, -3.0]
+    run = {q: {d: rng.choice(scores) + step * rng.randrange(5) for d in rng.sample(docs, 110)} for q in qrels}
+    write_run(run, tmp_path / "run", "tag")
+    names = [name for name in STANDARD_MEASURES if name in SAME]
+    ours = {SAME[name]: mean(values) for name, values in evaluate(run, qrels, names).items()}
+    measures = [ir_measures.parse_measure(name) for name in ours]
+    theirs = ir_measures.calc_aggregate(measures, qrels, list(ir_measures.read_trec_run(str(tmp_path / "run"))))
+    assert ours == pytest.approx({str(measure): value for measure, value in theirs.items()}, abs=1e-12)
+    at_once = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut.10", "recip_rank"}).evaluate(read_run(tmp_path / "run"))
+    assert mean({q: found["ndcg_cut_10"] for q, found in at_once.items()}) == pytest.approx(ours["nDCG@10"], abs=1e-12)
+    kept = evaluate(run, qrels, ["RR@110"])["RR@110"]
+    assert kept == pytest.approx({q: found["recip_rank"] for q, found in at_once.items()})
+
+
+def test_scores_without_ties_fall_as_float32_too_and_other_scores_stay():
+    scores = sorted((random.Random(n).choice([0.1, 0.1 + 1e-15, 2 / 61, 0.0]) for n in range(50)), reverse=True)
+    written = without_ties(scores)
+    assert (np.diff(np.array(written, dtype=np.float32)) < 0).all()
+    assert (np.diff(written) < 0).all()
+    assert written == pytest.approx(scores, abs=1e-6)
+    assert without_ties([3.1, 2.2, -1e-9]) == [3.1, 2.2, -1e-9]
+    assert without_ties([]) == []
+
+
+def test_the_judgements_ask_for_measures():
+    assert measures_for({"q": {"a": 1}, "r": {"b": 1, "c": 0}}) == ("Hit@1", "Hit@5", "Hit@10")
+    assert measures_for({"q": {"a": 3}, "r": {"b": 3}}) == ("Hit@1", "Hit@5", "Hit@10")
+    for graded_or_several in ({"q": {"a": 1}, "r": {"b": 2}}, {"q": {"a": 1, "b": 1}}):
+        assert measures_for(graded_or_several) == ("nDCG@10", "RR@10", "Recall@100")
+
+
 def test_all_standard_measures_are_compared_with_ir_measures():
     assert set(STANDARD_MEASURES) <= SAME.keys()
 
@@ -86,7 +123,8 @@ def test_bad_measures_and_empty_judgements_are_refused():
 def test_trec_files_survive_writing_and_reading(tmp_path):
     write_run(RUN, tmp_path / "run", "tag")
     assert (tmp_path / "run").read_text().splitlines()[0] == "q1 Q0 c 1 3.0 tag"
-    assert read_run(tmp_path / "run") == RUN
+    below = float(np.nextafter(np.float32(1), np.float32(0)))
+    assert read_run(tmp_path / "run") == {**RUN, "q2": {"a": 1.0, "d": below}}
     theirs = {q.query_id for q in ir_measures.read_trec_run(str(tmp_path / "run"))}
     assert theirs == {"q1", "q2"}
 
@@ -121,6 +159,13 @@ def test_a_run_with_a_byte_order_mark_is_read_and_one_in_another_encoding_is_not
         read_run(tmp_path / "run")
 
 
+def test_means_are_not_rounded():
+    result = SystemResult(
+        "ours", evaluate({"q1": {"a": 1.0}}, {q: {"a": 1} for q in ("q1", "q2", "q3")}, ["Hit@1"]), {}
+    )
+    assert result.means({"Total": ["q1", "q2", "q3"]}) == {"Total": {"Hit@1": 100 * (1 / 3)}}
+
+
 def test_splits_and_table():
     splits = overlap_splits(QRELS, {"b", "x"})
     assert splits == {"Total": ["q1", "q2", "q3"], "Overlap": ["q1"], "No Overlap": ["q2", "q3"]}
@@ -130,7 +175,7 @@ def test_splits_and_table():
     assert lines[0].startswith("| system | Total Hit@1 / Hit@10 (3)")
     assert "| 0.00 / 66.67" in lines[2]
     empty = overlap_splits({"q1": {"b": 1}}, {"b"})
-    assert "—" in table([SystemResult("ours", evaluate(RUN, {"q1": {"b": 1}}), {})], empty)
+    assert "—" in table([SystemResult("ours", evaluate(RUN, {"q1": {"b": 1}}), {})], empty, ["Hit@1"])
 
 
 def test_a_setting_is_supported_if_its_gain_exceeds_a_standard_error():

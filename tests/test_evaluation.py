@@ -1,5 +1,7 @@
 """An index whose documents are in another order than the collection's, or are others."""
 
+import dataclasses
+import json
 import logging
 
 import pytest
@@ -7,7 +9,9 @@ import pytest
 import dsi
 from docids.clustering import DocidsConfig, build_tree
 from docids.words.bm25 import BM25
+from dsi.measuring import evaluation as evaluation_module
 from dsi.measuring.runs import IndexRuns
+from eval.measures import STANDARD_MEASURES, mean
 from tests.conftest import random_tied
 
 LEFT = "documents are in the collection only"
@@ -68,6 +72,43 @@ def test_documents_that_differ_are_counted_and_missing_ones_are_not_found(retrie
     with caplog.at_level(logging.WARNING):
         dsi.tune(retriever, collection)
     assert LEFT in caplog.text
+
+
+def grade(collection):
+    """Give each test query of a collection a second relevant document, of a lower grade."""
+    doc_ids = collection.documents["doc_id"][:]
+    for number, judged in enumerate(collection.qrels["test"].values()):
+        judged[next(iter(judged))] = 2
+        judged.setdefault(doc_ids[number % len(doc_ids)], 1)
+    collection.qrels["dev"].clear()
+    return collection
+
+
+def test_graded_judgements_are_measured_by_ndcg_and_recall_and_no_row_needs_dev_queries(
+    retriever, collection, tmp_path
+):
+    retriever.search_config = dataclasses.replace(retriever.search_config, lexical_weight=0.0)
+    evaluation = dsi.evaluate(retriever, grade(collection))
+    assert evaluation.measures == ("nDCG@10", "RR@10", "Recall@100")
+    assert set(evaluation.row("generate").values) == set(STANDARD_MEASURES)
+    assert {len(found) for found in evaluation.runs["generate"].values()} == {len(collection.documents)}
+    names = [row.name for row in evaluation.rows]
+    assert {"BM25", "RRF of BM25 and dense", "dense + BM25", "words only"} <= set(names) <= set(evaluation_module.ROWS)
+    assert evaluation.row("dense + BM25").settings["lexical_weight"] > 0
+    assert evaluation.row("words only").settings["lexical_weight"] > 0
+    text = str(evaluation)
+    assert "Total nDCG@10 / RR@10 / Recall@100" in text
+    assert "Hit@1" not in text
+    assert "its first 100 answers hold" in text
+    evaluation.save(tmp_path / "results.json")
+    record = json.loads((tmp_path / "results.json").read_text())
+    assert list(record["systems"]) == names
+    assert (record["measures"], record["depth"]) == (["nDCG@10", "RR@10", "Recall@100"], 100)
+    exact = mean(evaluation.row("BM25").values["nDCG@10"])
+    assert record["systems"]["BM25"]["Total"]["nDCG@10"] == 100 * exact
+    shallow = dsi.evaluate(retriever, collection, depth=10)
+    assert shallow.measures == ("nDCG@10", "RR@10")
+    assert "RR@10" in shallow.summary()
 
 
 def test_another_collection_is_refused(retriever, beir):

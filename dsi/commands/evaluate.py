@@ -1,7 +1,7 @@
 """`dsi evaluate`: measure an index beside BM25 and dense search on a split of a collection.
 
-The index is measured as it searches by default: its own beam, ten documents per query (--depth 100 for Recall@100). From
-Python: `dsi.evaluate`.
+The index is measured as it searches by default. Where one document is relevant to a query, the table has Hit@1, Hit@5 and
+Hit@10; where several are, or judgements are graded, nDCG@10, RR@10 and Recall@100. From Python: `dsi.evaluate`.
 """
 
 import argparse
@@ -67,7 +67,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--split", default="test", choices=("train", "dev", "test"), help="judgements to measure on"
     )
     command_line.add_argument(
-        "--depth", type=count, default=10, metavar="K", help="documents per query; 100 for Recall@100"
+        "--depth",
+        type=count,
+        metavar="K",
+        help="documents per query; by default 100 where several are relevant or judgements are graded, otherwise 10",
     )
     command_line.add_argument("--untrained", action="store_true", help="also dense search before contrastive training")
     command_line.add_argument(

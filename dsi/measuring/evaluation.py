@@ -20,6 +20,7 @@ from docids.files.processes import ALONE, Processes
 from docids.files.progress import progress
 from docids.files.storage import write_json
 from docids.types import Run
+from dsi.config import LEXICAL_WEIGHT
 from dsi.measuring.provenance import provenance
 from dsi.measuring.runs import BM25Runs, DenseRuns, IndexRuns, generator_only
 from dsi.rerankers.candidates import Candidates, Reranker
@@ -29,17 +30,34 @@ from dsi.search.engine import Method
 from dsi.search.generate import WordsOnly
 from dsi.store.documents import DocumentTable
 from eval.fusion import reciprocal_rank_fusion
-from eval.measures import STANDARD_MEASURES, mean
+from eval.measures import STANDARD_MEASURES, cutoff, mean, measures_for
 from eval.measures import evaluate as evaluate_run
 from eval.protocol import Splits, SystemResult, overlap_splits, randomisation_test, table
 
 ANSWERS = 10
 """Documents per query, the default of `search`."""
-_TESTED = ("Hit@1", "Hit@10")
-_RRF, _DENSE, _UNTRAINED, _DENSE_AND = "RRF of BM25 and dense", "dense", "dense, encoder untrained", "dense + "
-GENERATE, EXACT, ALONE_ROW = "generate", "exact", "decoder only"
-_WALK_BEAM = 40
-"""Beam of the row without words that is the same for every index."""
+BM25, DENSE, UNTRAINED, RRF, DENSE_BM25 = (
+    "BM25", "dense", "dense, encoder untrained", "RRF of BM25 and dense", "dense + BM25",
+)  # fmt: skip
+WORDS_ONLY, WALK, WALK_40, ENCODER_WALK = (
+    "words only", "walk, no words", "walk, no words, beam 40", "generate, walk by the encoder alone",
+)  # fmt: skip
+GENERATE, EXACT, DECODER = "generate", "exact", "decoder only"
+ROWS = {
+    BM25: "words alone; k1 and b are tuned on dev",
+    UNTRAINED: "flat search with the encoder before its training (`--untrained`; encodes the collection anew)",
+    DENSE: "flat search with the index's encoder",
+    RRF: "reciprocal rank fusion (k = 60), the usual hybrid",
+    DENSE_BM25: "their scores added, with the best weight on dev, over all documents; named after the index's lexical part",
+    WORDS_ONLY: "a control: the best `candidates` by BM25, ranked by the document score; no walk",
+    WALK: "the walk alone: only documents below its nodes, ranked by the document score without BM25",
+    WALK_40: "the same with a beam of 40, alike for every index",
+    ENCODER_WALK: "a control: alpha 0, the same beam",
+    DECODER: "with (level, digit) and word tokens: beta 0",
+    GENERATE: "the index as it searches by default",
+    EXACT: "the same document score over all documents",
+}
+"""{row: what it is}, as tables, results and documentation name the rows; a reranker's row is "+ NAME"."""
 _READ, _TIME = "vectors read", "ms per query"
 
 
@@ -50,6 +68,7 @@ class Evaluation:
     Attributes:
         rows: one result per system, baselines first.
         index: name of the row of the index with its own search config.
+        measures: those that the judgements ask for (see `measures_for`), which are printed; the rows hold others too.
         runs: {row: run} that was measured.
         splits: {"Total" | "Overlap" | "No Overlap": query_ids}.
         about: collection, split, hardware, versions.
@@ -57,12 +76,15 @@ class Evaluation:
 
     rows: list[SystemResult]
     index: str
+    measures: Sequence[str]
     runs: dict[str, Run]
     splits: Splits
     about: dict[str, Any]
 
     def __str__(self) -> str:
-        return f"{table(self.rows, self.splits, more=(_READ, _TIME))}\n\n{self.significance()}\n\n{self.summary()}"
+        splits = self.splits if self.splits["Overlap"] else {"Total": self.splits["Total"]}
+        shown = table(self.rows, splits, self.measures, more=(_READ, _TIME))
+        return f"{shown}\n\n{self.significance()}\n\n{self.summary()}"
 
     __repr__ = __str__
 
@@ -84,18 +106,31 @@ class Evaluation:
 
     def summary(self) -> str:
         """Return the main results in words."""
-        first, ten = (100 * self._mean(self.index, name) for name in _TESTED)
-        lines = [f"The index finds the document of {first:.1f} of 100 queries at rank 1, of {ten:.1f} in the top ten."]
-        for name in (*(name for name in self._tests if name.startswith(_DENSE_AND)), _RRF, _DENSE, "BM25"):
+        first = self.measures[0]
+        lines = [self._found()]
+        for name in (*(name for name in self._tests if name.startswith(f"{DENSE} + ")), RRF, DENSE, BM25):
             if name in self._tests:
-                difference, p = self._tests[name]["Hit@1"]
-                lines.append(f"  {name}: {100 * self._mean(name, 'Hit@1'):.0f} at rank 1; {_verdict(difference, p)}")
+                difference, p = self._tests[name][first]
+                lines.append(f"  {name}: {first} {100 * self._mean(name, first):.1f}; {_verdict(difference, p)}")
         return "\n".join(lines)
 
     def save(self, path: str | Path, **more: Any) -> None:
-        """Write measures, search configs, hardware and versions as JSON, with any other fields."""
+        """Write all measures, in percent, search configs, hardware and versions as JSON, with any other fields."""
         systems = {row.name: {"settings": row.settings, **row.means(self.splits)} for row in self.rows}
         write_json(Path(path), {**self.about, **more, "systems": systems})
+
+    def _found(self) -> str:
+        """Return what the index finds, in a sentence that fits the measures."""
+        means = {name: 100 * self._mean(self.index, name) for name in self.measures}
+        if "Hit@1" in means:
+            return (
+                f"The index finds the document of {means['Hit@1']:.1f} of 100 queries at rank 1, "
+                f"of {means['Hit@10']:.1f} in the top ten."
+            )
+        ranked = f"The index ranks with nDCG@10 {means['nDCG@10']:.1f} and RR@10 {means['RR@10']:.1f}"
+        if "Recall@100" not in means:
+            return f"{ranked}."
+        return f"{ranked}; its first 100 answers hold {means['Recall@100']:.1f} % of a query's relevant documents."
 
     def _mean(self, name: str, measure_name: str) -> float:
         return mean(self.row(name).values[measure_name])
@@ -106,7 +141,9 @@ class Evaluation:
         values, by_row = self.row(self.index).values, {}
         for row in self.rows:
             if row.name != self.index:
-                tests = {name: randomisation_test(values[name], row.values[name], rounds=10_000) for name in _TESTED}
+                tests = {
+                    name: randomisation_test(values[name], row.values[name], rounds=10_000) for name in self.measures
+                }
                 by_row[row.name] = {name: (100 * difference, p) for name, (difference, p) in tests.items()}
         return by_row
 
@@ -123,7 +160,7 @@ def evaluate(
     collection: Collection,
     split: str = "test",
     *,
-    depth: int = ANSWERS,
+    depth: int | None = None,
     untrained: bool = False,
     rerankers: Mapping[str, Sequence[Reranker]] | None = None,
     rerank_depth: int = 50,
@@ -144,7 +181,8 @@ def evaluate(
         collection: its collection. The baselines BM25 and `untrained` search the collection's documents, all others the
             index's; if these differ, a warning counts them.
         split: judgements to measure on: "test", "dev" or "train".
-        depth: documents per query that the index returns; deeper measures (Recall@100) are reported if depth reaches them.
+        depth: documents per query that the index returns, and the deepest measure; by default 100 where several documents are
+            relevant to a query or judgements are graded, for Recall@100, and otherwise 10.
         untrained: adds dense search with the encoder as it was before training, which encodes the collection anew.
         rerankers: {name: rerankers}, one more row each: the index's first `rerank_depth` documents, reranked.
         rerank_depth: number of documents that are reranked.
@@ -156,16 +194,19 @@ def evaluate(
     check_collection("evaluate", collection)
     if plain(str, split, "split") not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}.")
-    if plain(int, depth, "depth") < 1:
+    if depth is not None and plain(int, depth, "depth") < 1:
         raise ValueError(f"depth must be at least 1, got {depth}.")
     if not collection.qrels[split]:
         raise ValueError(f"{collection.name} has no judgements to measure on; add qrels/{split}.tsv.")
     compare_documents(collection, retriever.documents.rows)
+    measures = measures_for(collection.qrels[split])
+    depth = depth or max(map(cutoff, measures))
     systems = _Systems(retriever, collection, split, depth, processes)
     systems.add_baselines(untrained)
     index = systems.add_index()
     systems.add_reranked(rerankers or {}, rerank_depth)
     rows, runs = systems.measure()
+    measures = tuple(name for name in measures if name in rows[0].values)
     splits = overlap_splits(collection.qrels[split], collection.overlap_documents(split))
     about = {
         "collection": Path(collection.name).name,
@@ -173,9 +214,11 @@ def evaluate(
         "dtype": str(retriever.dtype).removeprefix("torch."),
         "queries": {name: len(query_ids) for name, query_ids in splits.items()},
         "documents": len(retriever.documents),
+        "depth": depth,
+        "measures": measures,
         **provenance(),
     }
-    return Evaluation(rows, index, runs, splits, about)
+    return Evaluation(rows, index, measures, runs, splits, about)
 
 
 class _Systems:
@@ -199,12 +242,12 @@ class _Systems:
             encoder = Encoder.load(self.retriever.encoder.config, device=str(self.retriever.device))
             return DenseRuns(self.collection, encoder).run(self.split), {}
 
-        self._rows["BM25"] = bm25
+        self._rows[BM25] = bm25
         if untrained:
-            self._rows[_UNTRAINED] = before_training
-        self._rows[_DENSE] = lambda: (self.systems.run_dense(self.split), {})
-        self._rows[_RRF] = lambda: (
-            reciprocal_rank_fusion([self._runs["BM25"], self._runs[_DENSE]]),
+            self._rows[UNTRAINED] = before_training
+        self._rows[DENSE] = lambda: (self.systems.run_dense(self.split), {})
+        self._rows[RRF] = lambda: (
+            reciprocal_rank_fusion([self._runs[BM25], self._runs[DENSE]]),
             {"k": 60},
         )
 
@@ -212,25 +255,27 @@ class _Systems:
         """Add the index, searched in several ways; returns the name of the row with its own search config."""
         lexical, method = self.retriever.lexical, self.retriever.search_config.method
         if lexical:
-            self._add(f"{_DENSE_AND}{lexical.name}", lambda: self.systems.tune(learned=False))
+            self._add(f"{DENSE} + {lexical.name}", lambda: self.systems.tune(learned=False))
         if self.retriever.engine.is_tied:
             self._add_controls()
         else:
-            self._add(ALONE_ROW, lambda: generator_only(self.retriever))
+            self._add(DECODER, lambda: generator_only(self.retriever))
         for name in (EXACT, GENERATE) if method == EXACT else (GENERATE, EXACT):
             self._add(name, lambda name=name: {"method": name})  # type: ignore[misc]
         return method
 
     def _add_controls(self) -> None:
         """Add what the parts of a walk earn: words without a walk, walks without words, and a walk by the encoder alone."""
-        width = self.retriever.search_config.beam_width
-        if self.retriever.lexical and self.retriever.search_config.lexical_weight:
-            self._add("words only", lambda: {"method": GENERATE}, WordsOnly)
-        for beam_width in dict.fromkeys((_WALK_BEAM, width)):
-            changes = {"method": GENERATE, "beam_width": beam_width, "lexical_weight": 0.0}
-            self._add(f"walk, no words, beam {beam_width}", lambda changes=changes: changes)  # type: ignore[misc]
-        if self.retriever.search_config.alpha:
-            self._add("generate, walk by the encoder alone", lambda: {"method": GENERATE, "alpha": 0.0})
+        config = self.retriever.search_config
+        if self.retriever.lexical:
+            weight = config.lexical_weight or LEXICAL_WEIGHT  # without a weight, no document is found by words
+            self._add(WORDS_ONLY, lambda: {"method": GENERATE, "lexical_weight": weight}, WordsOnly)
+        without_words = {"method": GENERATE, "lexical_weight": 0.0}
+        self._add(WALK, lambda: without_words)
+        if config.beam_width != 40:
+            self._add(WALK_40, lambda: {**without_words, "beam_width": 40})
+        if config.alpha:
+            self._add(ENCODER_WALK, lambda: {"method": GENERATE, "alpha": 0.0})
 
     def _add(self, name: str, changes: Callable[[], Mapping[str, Any]], method: type[Method] | None = None) -> None:
         def search() -> tuple[Run, dict[str, Any]]:
@@ -261,7 +306,7 @@ class _Systems:
     def measure(self) -> tuple[list[SystemResult], dict[str, Run]]:
         """Search and measure every row."""
         deepest = max(self.depth, ANSWERS)  # of fewer answers, Hit@10 is what they hold
-        measures = [name for name in STANDARD_MEASURES if int(name.split("@")[1]) <= deepest]
+        measures = [name for name in STANDARD_MEASURES if cutoff(name) <= deepest]
         qrels, results = self.collection.qrels[self.split], []
         for name, search in progress(list(self._rows.items()), "systems", unit="system", enabled=self._is_main):
             self._runs[name], options = search()

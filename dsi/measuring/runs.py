@@ -22,6 +22,7 @@ from docids.data.collection import Collection
 from docids.files.processes import ALONE, Processes
 from docids.types import Run
 from docids.words.bm25 import BM25
+from dsi.config import LEXICAL_WEIGHT
 from dsi.retriever import GenerativeRetriever
 from dsi.search.engine import EncodedQueries, Method
 from dsi.search.request import SearchConfig, SearchRequest
@@ -193,9 +194,10 @@ class IndexRuns:
         return self._encoded[key]
 
     def tune(self, *, learned: bool = True, lexical: bool = True, **changes: Any) -> dict[str, Any]:
-        """Return the best settings of `[search]` on dev, and `changes`; without dev queries, the index's own.
+        """Return the best settings of `[search]` on dev, and `changes`.
 
-        All processes get those of rank 0, in case scores differ in the last digit.
+        Without dev queries, the weights are the index's own; with `learned` False, words get the recommended weight if theirs
+        is 0. All processes get those of rank 0, in case scores differ in the last digit.
 
         Args:
             learned: also weight the generator and what it learned for documents' scores; False gives the settings of
@@ -206,7 +208,8 @@ class IndexRuns:
         index, qrels = self.retriever.snapshot, self.collection.qrels["dev"]
         changes = {**changes, **({} if learned else self._without()), **({} if lexical else {"lexical_weight": 0.0})}
         if not qrels:
-            return changes
+            words = index.search_config.lexical_weight or LEXICAL_WEIGHT
+            return changes if learned or not lexical else {"lexical_weight": words, **changes}
         dev = self.encode("dev", self.collection.query_texts("dev"))
         if learned:
             config = dataclasses.replace(index.search_config, **changes)

@@ -40,7 +40,7 @@ from dsi_experiments.descents import one_by_one
 from dsi_experiments.rows import Rows, write_table
 from dsi_experiments.tables import Row
 from eval.fusion import reciprocal_rank_fusion
-from eval.measures import STANDARD_MEASURES, evaluate, mean
+from eval.measures import STANDARD_MEASURES, cutoff, evaluate, mean
 from eval.protocol import SystemResult, overlap_splits
 
 SPLIT = "test"
@@ -101,7 +101,7 @@ class Laboratory:
         if not self.processes.is_main:
             return
         deepest = max(ANSWERS, *map(len, run.values()))  # of fewer answers, Hit@10 is what they hold
-        measures = [name for name in STANDARD_MEASURES if int(name.split("@")[1]) <= deepest]
+        measures = [name for name in STANDARD_MEASURES if cutoff(name) <= deepest]
         result = SystemResult(row.name, evaluate(run, self.collection.qrels[SPLIT], measures), {})
         record = {
             **self._record(row.name, seed, key),

@@ -45,7 +45,6 @@ FRESH_T5 = "fresh-t5"
 PLURALS = {"query": "queries", "document": "documents"}
 """{kind of text: its plural, for progress bars}."""
 
-_LOADING = threading.RLock()
 _BATCHES = 2
 """Batches per step of the progress bar."""
 
@@ -278,7 +277,7 @@ class Encoder:
 def _load_named(name: str, device: str | None) -> SentenceTransformer:
     """Load an encoder from a folder, from the Hub or, if one request to the Hub fails, from the cache."""
     if Path(name).exists():
-        with without_bars():
+        with quiet_transformers():
             return SentenceTransformer(name, device=device, local_files_only=True)
     if _hub_answers(name):
         return SentenceTransformer(name, device=device)
@@ -299,7 +298,7 @@ def _fresh_t5(device: str | None) -> SentenceTransformer:
         vocab_size=len(tokenizer), d_model=128, d_kv=32, d_ff=512, num_layers=2, num_heads=4,
         pad_token_id=tokenizer.pad_token_id, decoder_start_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
-    with TemporaryDirectory() as folder, without_bars():
+    with TemporaryDirectory() as folder, quiet_transformers():
         T5EncoderModel(shape).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         transformer = Transformer(folder)
@@ -319,7 +318,7 @@ def _hub_answers(name: str) -> bool:
 def _load_stored(folder: Path, device: str | None) -> SentenceTransformer:
     """Load the encoder from a folder of an index, which may be a stranger's."""
     check_model(folder)
-    with reading(folder, torch.OutOfMemoryError), without_bars():
+    with reading(folder, torch.OutOfMemoryError), quiet_transformers():
         model = SentenceTransformer(str(folder), device=device, local_files_only=True, trust_remote_code=False)
         embeddings = model[0].auto_model.get_input_embeddings().num_embeddings
         tokens = model.tokenizer.get_vocab()
@@ -328,19 +327,46 @@ def _load_stored(folder: Path, device: str | None) -> SentenceTransformer:
     return model
 
 
-@contextmanager
-def without_bars() -> Iterator[None]:
-    """Hide the progress bars of transformers while a model is loaded from disk."""
-    with _LOADING:  # the setting is global
-        shown, hub_hidden = transformers_logging.is_progress_bar_enabled(), are_progress_bars_disabled()
-        transformers_logging.disable_progress_bar()
-        try:
-            yield
-        finally:
-            if shown:
+class _Quiet:
+    """What transformers and the Hub write on stderr, which global settings control, hidden while any block needs that."""
+
+    def __init__(self) -> None:
+        self._lock, self._blocks = threading.Lock(), 0
+        self._shown, self._hub_hidden, self._verbosity = False, False, 0
+
+    def begin(self) -> None:
+        with self._lock:
+            if not self._blocks:
+                self._shown = transformers_logging.is_progress_bar_enabled()
+                self._hub_hidden = are_progress_bars_disabled()
+                self._verbosity = transformers_logging.get_verbosity()
+                transformers_logging.disable_progress_bar()
+                transformers_logging.set_verbosity_error()
+            self._blocks += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._blocks -= 1
+            if self._blocks:
+                return
+            transformers_logging.set_verbosity(self._verbosity)
+            if self._shown:
                 transformers_logging.enable_progress_bar()
-            if shown and hub_hidden:
+            if self._shown and self._hub_hidden:
                 disable_progress_bars()
+
+
+_QUIET = _Quiet()
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Hide progress bars and warnings of transformers while models are trained, loaded and saved, in this thread and others."""
+    _QUIET.begin()
+    try:
+        yield
+    finally:
+        _QUIET.end()
 
 
 def packaged_encoder() -> Path | None:

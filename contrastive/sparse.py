@@ -20,7 +20,7 @@ from sentence_transformers import SparseEncoder
 from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder
 from sentence_transformers.util import load_file_path
 
-from contrastive.encoder import PLURALS, check_device, without_bars
+from contrastive.encoder import PLURALS, check_device, quiet_transformers
 from contrastive.untrusted import check_finite, check_model, check_tokens
 from docids.files.progress import Bar
 from docids.files.storage import save_tensors
@@ -81,7 +81,7 @@ class SparseModel:
             ValueError: it does not hold such a model, or holds code.
         """
         check_model(folder)
-        with reading(folder, torch.OutOfMemoryError), without_bars():
+        with reading(folder, torch.OutOfMemoryError), quiet_transformers():
             model = cls.load(str(folder), device, local_files_only=True)
             for kind in ("document", "query"):
                 vector = model.encode(["a"], kind)

@@ -4,6 +4,7 @@ Pages link to `../../results/NAME.svg` and CONTRIBUTING.md to `docs/PAGE.md` as 
 these links lead into the site. Nothing is fetched from elsewhere.
 """
 
+import argparse
 import inspect
 import re
 from collections.abc import Iterator
@@ -18,7 +19,6 @@ ROOT = Path(__file__).parent.parent
 _PICTURE = re.compile(r"\.\./\.\./(results/[\w/.-]+\.svg)")
 _FETCHED = re.compile(r'<(?:script|img|iframe|link)\b[^>]*(?:src|href)="(?:https?:)?//[^>]*>')
 _CITATION = re.compile(r"`([\w/]+\.py)` “([^”]+)”")
-_SETTINGS, _ROWS = "<!-- settings -->", "<!-- rows -->"
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -35,12 +35,11 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links to pictures lead into the site; citations of the code get their lines; settings and rows get their tables."""
+    """Links to pictures lead into the site; citations of the code get their lines; marks get what is made from the code."""
     markdown = _PICTURE.sub(r"../\1", markdown)
-    if _SETTINGS in markdown:
-        markdown = markdown.replace(_SETTINGS, "\n".join(settings()))
-    if _ROWS in markdown:
-        markdown = markdown.replace(_ROWS, "\n".join(rows()))
+    for mark, lines in (("<!-- settings -->", settings), ("<!-- rows -->", rows), ("<!-- commands -->", commands)):
+        if mark in markdown:
+            markdown = markdown.replace(mark, "\n".join(lines()))
     return _CITATION.sub(_with_line, markdown) if page.file.src_uri.endswith("paper-to-code.md") else markdown
 
 
@@ -81,3 +80,42 @@ def rows() -> Iterator[str]:
 
     yield from ("| row | what it is |", "| --- | --- |")
     yield from (f"| {name} | {meaning} |" for name, meaning in ROWS.items())
+
+
+def commands() -> Iterator[str]:
+    """Yield the lines of a section for each command of the library: what it does, and its arguments with defaults."""
+    from dsi.commands.arguments import parser_of
+    from dsi.commands.main import COMMANDS, command_modules
+
+    for name in COMMANDS:
+        parser = parser_of(command_modules()[name])
+        purpose, _, more = (parser.description or "").partition("\n\n")
+        text = purpose.partition("`: ")[2]
+        usage = " ".join(parser.format_usage().split()).removeprefix("usage: ")
+        yield from (
+            "",
+            f"## `dsi {name}`",
+            "",
+            text[:1].upper() + text[1:],
+            "",
+            more.strip(),
+            "",
+            "```text",
+            usage,
+            "```",
+            "",
+        )
+        yield from ("| argument | meaning | default |", "| --- | --- | --- |")
+        for action in parser._actions:
+            if not isinstance(action, argparse._HelpAction):
+                yield _argument_row(parser, action)
+
+
+def _argument_row(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    """Return the row of a table for one argument."""
+    formatter = argparse.HelpFormatter(parser.prog, width=1000)
+    shown = formatter._format_action_invocation(action)
+    default = "" if action.default in (None, False, [], argparse.SUPPRESS) else f"`{action.default}`"
+    meaning = (action.help or "").replace("%%", "%")
+    cells = (cell.replace("|", "\\|") for cell in (f"`{shown}`", meaning, default))
+    return f"| {' | '.join(cells)} |"

@@ -112,7 +112,7 @@ def _stdin(content: bytes) -> Any:
 def option_lines(index: TinyIndex, chance: Random, folder: Path) -> Case:
     """A line of any command with options by chance; what must be refused is."""
     name = chance.choice(sorted(command_modules()))
-    own = parser_of(name)
+    own = arguments.parser_of(command_modules()[name])
     given, wrong = _line(own, index, chance, folder)
     check = None if wrong else (lambda taken: _check_numbers(own, given, taken))
     return Case(
@@ -122,19 +122,6 @@ def option_lines(index: TinyIndex, chance: Random, folder: Path) -> Case:
         False if wrong else None,
         check or (lambda _: None),
     )
-
-
-def parser_of(name: str) -> argparse.ArgumentParser:
-    """The parser of a command."""
-    found: list[argparse.ArgumentParser] = []
-
-    def parse_args(self: argparse.ArgumentParser, argv: Sequence[str]) -> None:
-        found.append(self)
-        raise Ready
-
-    with _patched(arguments._Parser, "parse_args", parse_args), contextlib.suppress(Ready):
-        importlib.import_module(command_modules()[name]).main([])
-    return found[0]
 
 
 def taken_line(name: str, given: Sequence[str]) -> argparse.Namespace:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import dsi
-from dsi.commands.main import command_modules, main
+from dsi.commands.main import COMMANDS, command_modules, main
 from tests.conftest import MINIPEDIA, save_cross_encoder
 
 ROOT = Path(__file__).parent.parent
@@ -208,7 +208,7 @@ def test_links_resolve(page):
         assert found.exists(), f"{page.name} links to {target}"
         if anchor.startswith("dsi."):  # anchors of the reference are names of the code
             assert f"::: {anchor}\n" in found.read_text(encoding="utf-8")
-        elif anchor and found.name != "settings.md":  # whose sections docs/hooks.py makes
+        elif anchor and found.name not in ("settings.md", "commands.md"):  # whose sections docs/hooks.py makes
             assert anchor in anchors(found), f"{page.name} links to {target}"
 
 
@@ -246,6 +246,19 @@ def test_every_setting_has_a_meaning_in_the_table():
     rows = [line for line in settings() if line.startswith("| `")]
     assert len(rows) >= 30
     assert all(re.fullmatch(r"\| `\w+` \| `.+` \| [^|]* \| .+\. \|", row) for row in rows)
+
+
+def test_the_reference_of_commands_has_every_option_of_the_library():
+    pytest.importorskip("mkdocs")
+    from docs.hooks import commands
+
+    lines = list(commands())
+    for name in COMMANDS:
+        start = lines.index(f"## `dsi {name}`")
+        end = next((n for n in range(start + 1, len(lines)) if lines[n].startswith("## ")), len(lines))
+        section = "\n".join(lines[start:end])
+        assert all(option in section for option in flags(name) - {"-h", "--help"} if option.startswith("--"))
+    assert all(line.count("|") - line.count("\\|") == 4 for line in lines if line.startswith("| "))
 
 
 def test_tables_and_results_name_the_rows_of_an_evaluation_alike():

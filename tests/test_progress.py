@@ -1,14 +1,20 @@
 """Progress: one line per stage where stderr is no terminal (under a fake clock), tqdm's bar on one."""
 
+import re
 from types import SimpleNamespace
 
+import datasets
 import numpy as np
 import pytest
 from transformers import PrinterCallback
+from transformers.utils import logging
 
+import dsi
+from contrastive.encoder import quiet_transformers
 from contrastive.trainers import run_trainer
 from docids.files import progress as module
 from docids.files.progress import Bar, progress
+from tests.test_pipeline import TIED, write_settings
 
 
 class Clock:
@@ -29,6 +35,35 @@ def run(clock, *seconds, **options):
     """Go through a bar whose steps take so many seconds."""
     for step in progress(seconds, "docids", **options):
         clock.now += step
+
+
+def test_a_training_from_python_shows_no_bars_or_warnings_of_the_libraries(
+    beir, tmp_path, sentence_t5_folder, t5_folder, capfd, caplog
+):
+    config = write_settings(
+        tmp_path / "config.toml", sentence_t5_folder, t5_folder, tune=False, pseudo_queries={"method": "none"},
+        contrastive={"fill_with_pseudo_queries": False, "epochs": 1.0, "batch_size": 16},
+        training={"epochs": 1.0, "pseudo_queries_per_document": 0}, **{**TIED, "query_map": {"epochs": 0.0}},
+    )  # fmt: skip
+    datasets.enable_progress_bars()
+    logging.enable_progress_bar()
+    logging.set_verbosity_warning()
+    retriever = dsi.train(dsi.read_collection(beir()), tmp_path / "run", config=config, device="cpu")
+    retriever.save_pretrained(tmp_path / "copy")
+    seen = [line for line in capfd.readouterr().err.replace("\r", "\n").splitlines() if line.strip()]
+    assert [line for line in seen if not re.fullmatch(r"[\w ]+: \d+ s(, .*)?", line)] == []
+    assert not [record for record in caplog.records if record.name.startswith("transformers")]
+    assert logging.is_progress_bar_enabled()
+    assert not datasets.are_progress_bars_disabled()
+
+
+def test_bars_are_hidden_until_the_last_of_several_blocks_ends():
+    logging.enable_progress_bar()
+    with quiet_transformers():
+        with quiet_transformers():
+            assert not logging.is_progress_bar_enabled()
+        assert not logging.is_progress_bar_enabled()
+    assert logging.is_progress_bar_enabled()
 
 
 def test_a_stage_is_one_line_with_its_time(clock, capsys):

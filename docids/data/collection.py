@@ -387,6 +387,8 @@ def read_once(
         version: SHA-256 of the file; a changed file is read again.
         **arguments: of `rows`.
     """
+    shown = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
     try:
         return datasets.Dataset.from_generator(
             rows,
@@ -398,6 +400,9 @@ def read_once(
         if isinstance(error.__cause__, ValueError | OSError):
             raise error.__cause__ from None
         raise
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
 
 
 def _cache_folder(folder: str) -> str:

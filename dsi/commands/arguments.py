@@ -7,6 +7,7 @@ import argparse
 import re
 import textwrap
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dsi.commands.libraries import load_libraries
@@ -54,6 +55,28 @@ class _Parser(argparse.ArgumentParser):
         }
         near = nearest(unknown[1].replace("-", "_"), options) if unknown else None
         return f"; did you mean {options[near]}?" if near else ""
+
+
+class _Found(BaseException):
+    """Ends a command whose parser is wanted, not its work."""
+
+
+def parser_of(module: str) -> argparse.ArgumentParser:
+    """Return the parser of a command, whose module's `main` begins by parsing its arguments, as ours do."""
+    found: list[argparse.ArgumentParser] = []
+
+    def take(parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        found.append(parser)
+        raise _Found
+
+    before, _Parser.parse_args = _Parser.parse_args, take  # type: ignore[method-assign, assignment]
+    try:
+        import_module(module).main([])
+    except _Found:
+        pass
+    finally:
+        _Parser.parse_args = before  # type: ignore[method-assign]
+    return found[0]
 
 
 def parser(command: str, description: str | None) -> argparse.ArgumentParser:

@@ -6,6 +6,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,8 +17,14 @@ from docids.files.checks import printable
 
 COMMANDS = (
     "example", "train", "tune", "evaluate", "search", "explain", "serve", "update", "push", "prepare-nq", "prepare-irds",
+    "completion",
 )  # fmt: skip
 """The commands of the library, in the order of `dsi --help`; other packages add commands as entry points."""
+_MEANT = {
+    "add": "update", "ask": "search", "build": "train", "demo": "example", "delete": "update", "fit": "train",
+    "measure": "evaluate", "query": "search", "remove": "update", "retrieve": "search", "upload": "push",
+}  # fmt: skip
+"""{what other programs call it: our command}."""
 
 _NO_MEMORY = ("failed to map segment", "annot allocate memory", "can't allocate memory", "can't start new thread")
 """What libraries say if memory, or its limit, is used up."""
@@ -36,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     command = find_command(name)
     if command is None:
-        print(f"dsi: unknown command {name!r}\n\n{_usage()}", file=sys.stderr)
+        print(f"dsi: unknown command {name!r}{_meant(name)}", file=sys.stderr)
         return 2
     return run_command(command, rest)
 
@@ -83,6 +90,12 @@ def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[st
     return 0
 
 
+def _meant(name: str) -> str:
+    """Return "; did you mean 'train'?" for a name that is near a command, else where the commands are listed."""
+    near = get_close_matches(_MEANT.get(name.lower(), name), command_modules(), n=1, cutoff=0.7)
+    return f"; did you mean {near[0]!r}?" if near else "; dsi --help lists the commands."
+
+
 def _one_line(text: str) -> str:
     """Return a text with control characters escaped, such as those of a file's name."""
     return printable(text)
@@ -98,11 +111,11 @@ def _usage() -> str:
     lines = ["usage: dsi COMMAND …   (dsi COMMAND --help, dsi --version)"]
     for title, commands in groups.items():
         lines += ["", title] if title else [""]
-        lines += [f"  {name.ljust(width)}  {_purpose(module)}" for name, module in commands.items()]
+        lines += [f"  {name.ljust(width)}  {purpose(module)}" for name, module in commands.items()]
     return "\n".join(lines)
 
 
-def _purpose(module: str) -> str:
+def purpose(module: str) -> str:
     """Return what a command does: the first line of its module's docstring after "`dsi NAME`: ", read without importing it."""
     spec = find_spec(module)
     text = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""

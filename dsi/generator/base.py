@@ -115,6 +115,7 @@ def _decoder_config(
         "is_decoder": True,
         "is_encoder_decoder": False,
         "use_cache": False,
+        "eos_token_id": None,  # a docid ends at its leaf
         **more,
     }
     if not config.decoder:

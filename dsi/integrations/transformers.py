@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, LogitsProcessor, LogitsProcessorList
 
-from contrastive.encoder import check_device, without_bars
+from contrastive.encoder import check_device, quiet_transformers
 from docids.files.checks import plain, text
 from docids.files.progress import progress
 from docids.tree import DocidTree
@@ -154,7 +154,7 @@ class Seq2SeqRetriever:
         """
         check_device(device)
         try:
-            with without_bars():
+            with quiet_transformers():
                 model = AutoModelForSeq2SeqLM.from_pretrained(str(folder))
                 tokenizer = AutoTokenizer.from_pretrained(str(folder))
         except (OSError, ValueError) as error:

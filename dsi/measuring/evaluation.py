@@ -191,13 +191,7 @@ def evaluate(
     Raises:
         ValueError: the split has no judgements, or the index has none of the collection's documents.
     """
-    check_collection("evaluate", collection)
-    if plain(str, split, "split") not in SPLITS:
-        raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}.")
-    if depth is not None and plain(int, depth, "depth") < 1:
-        raise ValueError(f"depth must be at least 1, got {depth}.")
-    if not collection.qrels[split]:
-        raise ValueError(f"{collection.name} has no judgements to measure on; add qrels/{split}.tsv.")
+    _check(collection, split, depth)
     compare_documents(collection, retriever.documents.rows)
     measures = measures_for(collection.qrels[split])
     depth = depth or max(map(cutoff, measures))
@@ -219,6 +213,17 @@ def evaluate(
         **provenance(),
     }
     return Evaluation(rows, index, measures, runs, splits, about)
+
+
+def _check(collection: Collection, split: str, depth: int | None) -> None:
+    """Raise ValueError if a split cannot be measured."""
+    check_collection("evaluate", collection)
+    if plain(str, split, "split") not in SPLITS:
+        raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}.")
+    if depth is not None and plain(int, depth, "depth") < 1:
+        raise ValueError(f"depth must be at least 1, got {depth}.")
+    if not collection.qrels[split]:
+        raise ValueError(f"{collection.name} has no judgements to measure on; add qrels/{split}.tsv.")
 
 
 class _Systems:

@@ -23,7 +23,7 @@ import pyarrow as pa
 import torch
 from threadpoolctl import threadpool_info
 
-from contrastive.encoder import Encoder, EncoderConfig
+from contrastive.encoder import Encoder, EncoderConfig, quiet_transformers
 from contrastive.sparse import load_lexical
 from docids.files.storage import (
     digest,
@@ -105,11 +105,12 @@ def save_index(
     lexical: Lexical | None,
 ) -> None:
     """Write a whole index into a new folder."""
-    encoder.save(folder / "encoder")
+    with quiet_transformers():
+        encoder.save(folder / "encoder")
+        generator.save_pretrained(str(folder / "generator"))
     if lexical:
         lexical.save(folder / "lexical")
     save_docids(tree, documents, folder / "docids", texts=True)
-    generator.save_pretrained(str(folder / "generator"))
     write_manifest(folder, encoder, tree, config)
 
 

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, in_blocks, read_token_blocks
-from contrastive.encoder import Encoder
+from contrastive.encoder import Encoder, quiet_transformers
 from contrastive.sparse import build_lexical, load_lexical
 from contrastive.tokens import TokenHead
 from contrastive.trainers import Reports
@@ -116,7 +116,8 @@ def train(
         )
     chosen = training_config(folder, config, collection)
     run = TrainingRun(folder, collection, chosen, device, discard_updates=discard_updates, replace=replace)
-    run.train()
+    with quiet_transformers():
+        run.train()
     return GenerativeRetriever.from_pretrained(output, device=device)
 
 

@@ -400,18 +400,27 @@ class GenerativeRetriever:
         """Encode queries once, to search them several times."""
         return encode_queries(self.encoder, queries, batch_size=batch_size, show_progress=show_progress)
 
-    def get(self, doc_id: str) -> Document:
-        """Return a document as the index holds it: title, metadata, its first docid, and its text if the index keeps texts.
+    @overload  # a str is a Sequence[str] too; the first signature takes it
+    def get(self, doc_ids: str) -> Document: ...  # type: ignore[overload-overlap]
+    @overload
+    def get(self, doc_ids: Sequence[str]) -> list[Document]: ...
+    def get(self, doc_ids: str | Sequence[str]) -> Document | list[Document]:
+        """Return a document, or several by one lookup, as the index holds them.
+
+        Each has its title, metadata, first docid, and its text if the index keeps texts.
 
         Raises:
-            ValueError: the doc_id is not in the index.
+            ValueError: a doc_id is not in the index.
         """
         index = self.snapshot
-        (row,) = index.documents.rows_of([doc_id], "get")
-        values = index.documents.record(row)
-        doc_id, title, text = (values.pop(name, None) for name in COLUMNS)
-        metadata = {name: value for name, value in values.items() if value is not None}
-        return Document(doc_id, title, text, metadata, index.tree.digits(int(index.tree.positions[row])))
+        rows = index.documents.rows_of([doc_ids] if isinstance(doc_ids, str) else doc_ids, "get")
+        documents = []
+        for row, values in zip(rows, index.documents.records(rows), strict=True):
+            doc_id, title, text = (values.pop(name, None) for name in COLUMNS)
+            metadata = {name: value for name, value in values.items() if value is not None}
+            digits = index.tree.digits(int(index.tree.positions[row]))
+            documents.append(Document(doc_id, title, text, metadata, digits))
+        return documents[0] if isinstance(doc_ids, str) else documents
 
     # Updating and saving.
 

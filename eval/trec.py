@@ -14,13 +14,22 @@ from eval.measures import ranking
 
 
 def write_run(run: Run, path: Path, tag: str) -> None:
-    """Write `query_id Q0 doc_id rank score tag` lines, best first, with scores `without_ties`."""
-    lines: list[str] = []
+    """Write `query_id Q0 doc_id rank score tag` lines, best first, with the scores of `run_without_ties`."""
+    lines = [
+        f"{query_id} Q0 {doc_id} {rank} {score!r} {tag}\n"
+        for query_id, scores in run_without_ties(run).items()
+        for rank, (doc_id, score) in enumerate(scores.items(), start=1)
+    ]
+    write_text(path, "".join(lines))
+
+
+def run_without_ties(run: Run) -> Run:
+    """Return a run, best first, that every evaluator ranks as ours does: by scores `without_ties`."""
+    untied: Run = {}
     for query_id, scores in run.items():
         doc_ids = ranking(scores)
-        written = zip(doc_ids, without_ties([scores[doc_id] for doc_id in doc_ids]), strict=True)
-        lines += (f"{query_id} Q0 {doc_id} {rank} {score!r} {tag}\n" for rank, (doc_id, score) in enumerate(written, 1))
-    write_text(path, "".join(lines))
+        untied[query_id] = dict(zip(doc_ids, without_ties([scores[doc_id] for doc_id in doc_ids]), strict=True))
+    return untied
 
 
 def without_ties(scores: Sequence[float]) -> list[float]:

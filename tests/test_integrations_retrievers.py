@@ -19,7 +19,9 @@ from contrastive.encoder import Encoder, EncoderConfig
 from docids.clustering import DocidsConfig, build_tree
 from docids.words.bm25 import BM25
 from dsi import GenerativeRetriever, SearchConfig
+from dsi.integrations import retrieval
 from dsi.search.engine import Engine
+from dsi.store.documents import DocumentTable
 from eval.measures import evaluate, mean
 from tests.conftest import MINIPEDIA, PROMPTS, random_tied
 
@@ -480,3 +482,20 @@ def test_llama_index_filters_that_no_index_can_search_by_are_refused(retriever):
     refuse("filters and where are two ways to say the same; give one of them.", one, where="year > 2000")
     with pytest.raises(TypeError, match="filters must be MetadataFilters of LlamaIndex, got 'lang'"):
         module.DocidRetriever(retriever, 5, "lang")
+
+
+def test_the_documents_of_all_hits_are_looked_up_at_once(retriever, monkeypatch):
+    lookups = []
+    find_rows = DocumentTable.find
+    monkeypatch.setattr(DocumentTable, "find", lambda self, doc_ids: lookups.append(1) or find_rows(self, doc_ids))
+    answers = list(retrieval.find(retriever, QUERIES, 5, {}))
+    assert lookups == [1]
+    for query, answer in zip(QUERIES, answers, strict=True):
+        hits = retriever.search(query, k=5)
+        assert (
+            [hit.doc_id for hit, _ in answer] == [document.doc_id for _, document in answer] == [h.doc_id for h in hits]
+        )
+        assert [document for _, document in answer] == [retriever.get(hit.doc_id) for hit in hits]
+    assert retriever.get([]) == []
+    with pytest.raises(ValueError, match="get names the doc_id 'nothing', which is not in the index"):
+        retriever.get([retriever.documents.dataset["doc_id"][0], "nothing"])

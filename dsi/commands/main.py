@@ -17,7 +17,7 @@ from docids.files.checks import printable
 
 COMMANDS = (
     "example", "train", "tune", "evaluate", "search", "explain", "serve", "update", "push", "prepare-nq", "prepare-irds",
-    "completion",
+    "export", "completion",
 )  # fmt: skip
 """The commands of the library, in the order of `dsi --help`; other packages add commands as entry points."""
 _MEANT = {

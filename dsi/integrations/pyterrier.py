@@ -24,6 +24,7 @@ from dsi.integrations.retrieval import check_search, open_index
 from dsi.retriever import GenerativeRetriever
 from dsi.search.request import SearchOptions, shows_options
 from dsi.store.manifest import read_manifest
+from eval.trec import without_ties
 
 with extra("pyterrier"):
     import pyterrier as pt
@@ -168,7 +169,7 @@ def _lexical(retriever: GenerativeRetriever) -> Lexical:
 
 
 def _ranking(queries: pd.DataFrame, results: Sequence[Sequence[tuple[str, float]]]) -> pd.DataFrame:
-    """Return a row for each document of the results: the columns of its query, docno, score and rank.
+    """Return a row for each document of the results: the columns of its query, docno, score (without ties) and rank.
 
     Args:
         queries: a row for each query.
@@ -181,7 +182,10 @@ def _ranking(queries: pd.DataFrame, results: Sequence[Sequence[tuple[str, float]
         .reset_index(drop=True)
         .assign(
             docno=pd.Series([doc_id for documents in results for doc_id, _ in documents], dtype=str),
-            score=np.array([score for documents in results for _, score in documents], dtype=np.float64),
+            score=np.array(
+                [score for documents in results for score in without_ties([score for _, score in documents])],
+                dtype=np.float64,
+            ),
             rank=np.array([rank for documents in results for rank in range(len(documents))], dtype=np.int64),
         )
     )

@@ -52,8 +52,10 @@ def find(
         ValueError: an empty query, or an option out of range.
     """
     index = retriever.snapshot
-    for hits in index.search(list(queries), k, **options):
-        yield [(hit, index.get(hit.doc_id)) for hit in hits]
+    found = index.search(list(queries), k, **options)
+    documents = iter(index.get([hit.doc_id for hits in found for hit in hits]))
+    for hits in found:
+        yield [(hit, next(documents)) for hit in hits]
 
 
 def content(document: Document) -> str:

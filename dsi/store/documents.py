@@ -64,9 +64,10 @@ class DocumentTable:
             values = self._columns[column].take(pa.array(rows.ravel())).to_pylist()
         return [values[start : start + rows.shape[1]] for start in range(0, rows.size, rows.shape[1])]
 
-    def record(self, row: int) -> dict[str, Any]:
-        """Return {column: value} of one document."""
-        return dict(self.dataset[row])
+    def records(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """Return {column: value} of the documents at some rows."""
+        columns = self.dataset[rows] if rows else {}
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
     def label(self, row: int) -> str:
         """Return what the document in a row is called: its title, or its first words."""

@@ -1,0 +1,64 @@
+"""BEIR: an index as the retriever of its evaluator. Knows nothing of how a search works, and does not need `beir`.
+
+from beir.retrieval.evaluation import EvaluateRetrieval
+from dsi.integrations.beir import DocidSearch
+
+evaluator = EvaluateRetrieval(DocidSearch("runs/example"), k_values=[10, 100])
+results = evaluator.retrieve(corpus, queries)
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import Unpack
+
+from docids.types import Run
+from dsi.integrations.corpora import CorpusSearch
+from dsi.retriever import GenerativeRetriever
+from dsi.search.request import SearchOptions
+
+
+class DocidSearch:
+    """Searches the corpora that BEIR's `EvaluateRetrieval` is given.
+
+    Equal scores are told apart in the last digit, so that BEIR ranks as the search does. `encode_and_retrieve`, which keeps
+    embeddings in files of its own, is not for an index.
+
+    Args:
+        retriever: the index, or its folder, which has to hold the documents of a corpus. By default each corpus is indexed by
+            `dsi.index`, without training.
+        **options: see `SearchOptions`.
+
+    Raises:
+        TypeError: an unknown option.
+        ValueError: an option out of range, or a filter that does not fit the index.
+        FileNotFoundError: no index in the folder.
+    """
+
+    def __init__(
+        self, retriever: GenerativeRetriever | str | Path | None = None, **options: Unpack[SearchOptions]
+    ) -> None:
+        self.corpora = CorpusSearch(retriever, options)
+
+    def search(
+        self,
+        corpus: Mapping[str, Mapping[str, Any]],
+        queries: Mapping[str, str],
+        top_k: int,
+        score_function: str | None = None,
+        **_: Any,
+    ) -> Run:
+        """Return {query_id: {doc_id: score}}.
+
+        Args:
+            corpus: {doc_id: {"title": …, "text": …}}, as BEIR's `GenericDataLoader` gives it.
+            queries: {query_id: text}.
+            top_k: documents per query.
+            score_function: of BEIR's dense models; the index has its own.
+
+        Raises:
+            ValueError: the index lacks a document of the corpus.
+        """
+        self.corpora.take(list(corpus), ({"doc_id": doc_id, **document} for doc_id, document in corpus.items()))
+        return self.corpora.run(queries, top_k)

@@ -1,0 +1,95 @@
+"""Searches the corpora that evaluators such as MTEB and BEIR bring, with a given index or one of each. Knows none of them."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from docids.files.storage import digest
+from docids.types import Run
+from dsi.integrations.retrieval import check_search, open_index
+from dsi.retriever import GenerativeRetriever
+from dsi.search.request import SearchOptions
+from dsi.training.pipeline import index as index_texts
+from eval.trec import run_without_ties
+
+
+class CorpusSearch:
+    """Searches one corpus after another.
+
+    Args:
+        retriever: the index, or its folder, which has to hold the documents of every corpus; None to index each corpus by
+            `dsi.index`, without training.
+        options: of `SearchOptions`.
+
+    Raises:
+        TypeError: an unknown option.
+        ValueError: an option out of range, or a filter that does not fit the index.
+        FileNotFoundError: no index in the folder.
+    """
+
+    def __init__(self, retriever: GenerativeRetriever | str | Path | None, options: SearchOptions) -> None:
+        self.retriever = None if retriever is None else open_index(retriever)
+        self.options = options
+        if self.retriever is not None:
+            check_search(self.retriever, 10, options)
+        self._searched: GenerativeRetriever | None = None
+        self._allowed = options.get("allow")
+
+    @property
+    def revision(self) -> str:
+        """A digest of index and options: another one gives other answers."""
+        parts: list[Any] = [version("dr-scl"), {name: str(value) for name, value in sorted(self.options.items())}]
+        if self.retriever is not None:
+            config = dataclasses.asdict(self.retriever.search_config)
+            parts += [self.retriever.tree.fingerprint, self.retriever.encoder.fingerprint, config]
+        return digest(parts)
+
+    def take(self, doc_ids: Sequence[str], records: Iterable[Any]) -> None:
+        """Search these documents from now on, and no others that a given index holds.
+
+        Args:
+            doc_ids: of the corpus.
+            records: its documents, as `Collection.from_records` takes them.
+
+        Raises:
+            ValueError: a given index lacks one of them.
+        """
+        if self.retriever is None:
+            self._searched = index_texts(records)
+            return
+        held = self.retriever.documents.find(doc_ids)
+        missing = [doc_id for doc_id in doc_ids if doc_id not in held]
+        if missing:
+            raise ValueError(
+                f"The index lacks {len(missing)} of the corpus's {len(doc_ids)} documents, such as {missing[0]!r}; index this "
+                "corpus, or leave the index out."
+            )
+        self._searched, self._allowed = self.retriever, self.options.get("allow")
+        if self._allowed is not None:
+            self._allowed = [doc_id for doc_id in self._allowed if doc_id in held]
+        elif len(held) < len(self.retriever.documents):
+            self._allowed = list(doc_ids)
+
+    def run(self, queries: Mapping[str, str], k: int, only: Mapping[str, Sequence[str]] | None = None) -> Run:
+        """Return the top k documents of each query, with scores that rank alike everywhere (`run_without_ties`).
+
+        Args:
+            queries: {query_id: text}.
+            k: documents per query.
+            only: {query_id: the only documents that may be returned}.
+
+        Raises:
+            ValueError: there is no corpus yet.
+        """
+        if self._searched is None:
+            raise ValueError("There is no corpus to search; hand it over before the queries, as the evaluators do.")
+        options: SearchOptions = {**self.options, "allow": self._allowed}
+        if only is None:
+            return run_without_ties(self._searched.run(queries, k, **options))
+        run: Run = {}
+        for query_id, text in queries.items():
+            options["allow"] = list(only.get(query_id, ()))
+            run |= self._searched.run({query_id: text}, k, **options)
+        return run_without_ties(run)

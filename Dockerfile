@@ -4,7 +4,7 @@
 FROM python:3.11-slim
 WORKDIR /app
 COPY pyproject.toml constraints.txt README.md LICENSE NOTICE ./
-RUN pip install --no-cache-dir --constraint constraints.txt torch --index-url https://download.pytorch.org/whl/cpu
+RUN pip install --no-cache-dir --no-deps --constraint constraints.txt torch --index-url https://download.pytorch.org/whl/cpu
 COPY contrastive contrastive
 COPY docids docids
 COPY dsi dsi

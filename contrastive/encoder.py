@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars  # type: ignore[attr-defined]
 from numpy.typing import NDArray
@@ -27,13 +27,13 @@ from transformers import AutoModel, T5Config, T5EncoderModel
 from transformers.utils import logging as transformers_logging
 
 from contrastive.inference import for_inference
-from contrastive.untrusted import check_finite, check_model, check_tokens
+from contrastive.untrusted import LONGEST_PROMPT, check_finite, check_inputs, check_model, write_model
 from docids.files.checks import check_name
 from docids.files.declarations import Count, settings
 from docids.files.progress import Bar
 from docids.files.progress import progress as show_progress
 from docids.files.storage import sha256
-from docids.files.untrusted import reading
+from docids.files.untrusted import catching_panics, reading
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +42,7 @@ PACKAGED = "sentence-transformers/all-MiniLM-L6-v2"
 FRESH_T5 = "fresh-t5"
 """Names a T5 encoder of two layers, 128 wide, with fresh weights and the tokenizer of `PACKAGED`; pooled by the mean."""
 
+_LOADING = threading.RLock()
 PLURALS = {"query": "queries", "document": "documents"}
 """{kind of text: its plural, for progress bars}."""
 
@@ -73,6 +74,9 @@ class EncoderConfig:
 
     def __post_init__(self) -> None:
         check_name("encoder.name", self.name, "a sentence-transformers model (Hub name or folder)")
+        for name in ("query_prompt", "document_prompt"):
+            if len(getattr(self, name)) > LONGEST_PROMPT:
+                raise ValueError(f"encoder.{name} must have at most {LONGEST_PROMPT} characters; shorten it.")
 
 
 class EncodedTexts(NamedTuple):
@@ -120,7 +124,7 @@ class Encoder:
 
         Raises:
             FileNotFoundError: a file is missing, or the named encoder is no folder and the Hub cannot be reached.
-            ValueError: the device cannot be used, or the folder holds no encoder, or code.
+            ValueError: the device cannot be used, an index may not hold the model, or the folder holds no encoder, or code.
         """
         check_device(device)
         if folder is not None:
@@ -204,16 +208,17 @@ class Encoder:
         with Bar(f"embeddings of {PLURALS[kind]}", unit="text", total=len(texts), enabled=progress) as bar:
             for start in range(0, len(texts), chunk):
                 rows = longest_first[start : start + chunk]
-                embeddings[rows] = self.model.encode(
-                    [texts[row] for row in rows], prompt_name=kind, batch_size=batch_size, show_progress_bar=False
-                )
+                with catching_panics():
+                    embeddings[rows] = self.model.encode(
+                        [texts[row] for row in rows], prompt_name=kind, batch_size=batch_size, show_progress_bar=False
+                    )
                 bar.update(len(rows))
         return embeddings
 
     @torch.no_grad()
     def forward(self, texts: Sequence[str], kind: str) -> EncodedTexts:
         """Return token states and embeddings of texts, of one pass."""
-        with self._tokenizing:
+        with self._tokenizing, catching_panics():
             features = self.model.preprocess(list(texts), prompt=self.model.prompts[kind])
         features = {k: v.to(self.model.device) if isinstance(v, Tensor) else v for k, v in features.items()}
         output = self.model(features)
@@ -260,13 +265,13 @@ class Encoder:
             if backend := getattr(self.model.tokenizer, "backend_tokenizer", None):
                 backend.no_truncation()  # else the last truncation and padding would be saved
                 backend.no_padding()
-            self.model.save_pretrained(str(folder), create_model_card=False)
+            write_model(self.model, folder)
 
     def _cut(self, texts: Sequence[str], length: int) -> list[str]:
         """Return the longest prefix of each text that has at most `length` tokens."""
         if not texts:
             return []
-        with self._tokenizing:
+        with self._tokenizing, catching_panics():
             encoded = self.model.tokenizer(
                 list(texts), truncation=True, max_length=length, add_special_tokens=False, return_offsets_mapping=True
             )
@@ -275,6 +280,16 @@ class Encoder:
 
 
 def _load_named(name: str, device: str | None) -> SentenceTransformer:
+    """Load an encoder that the user names, one that an index may hold."""
+    model = _find_named(name, device)
+    try:
+        check_inputs(model)
+    except ValueError as error:
+        raise ValueError(f"The encoder {name!r} cannot be used, because {error}.") from None
+    return model
+
+
+def _find_named(name: str, device: str | None) -> SentenceTransformer:
     """Load an encoder from a folder, from the Hub or, if one request to the Hub fails, from the cache."""
     if Path(name).exists():
         with quiet_transformers():
@@ -318,13 +333,23 @@ def _hub_answers(name: str) -> bool:
 def _load_stored(folder: Path, device: str | None) -> SentenceTransformer:
     """Load the encoder from a folder of an index, which may be a stranger's."""
     check_model(folder)
-    with reading(folder, torch.OutOfMemoryError), quiet_transformers():
+    with reading(folder, torch.OutOfMemoryError), quiet_transformers(), without_hub():
         model = SentenceTransformer(str(folder), device=device, local_files_only=True, trust_remote_code=False)
-        embeddings = model[0].auto_model.get_input_embeddings().num_embeddings
-        tokens = model.tokenizer.get_vocab()
-    check_tokens(tokens, embeddings, folder)
+        check_inputs(model)
     check_finite(model, folder)
     return model
+
+
+@contextmanager
+def without_hub() -> Iterator[None]:
+    """Let nothing be fetched from the Hub while a model is loaded that may be a stranger's."""
+    with _LOADING:  # the setting is global
+        offline = constants.HF_HUB_OFFLINE
+        constants.HF_HUB_OFFLINE = True
+        try:
+            yield
+        finally:
+            constants.HF_HUB_OFFLINE = offline
 
 
 class _Quiet:

@@ -20,11 +20,11 @@ from sentence_transformers import SparseEncoder
 from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder
 from sentence_transformers.util import load_file_path
 
-from contrastive.encoder import PLURALS, check_device, quiet_transformers
-from contrastive.untrusted import check_finite, check_model, check_tokens
+from contrastive.encoder import PLURALS, check_device, quiet_transformers, without_hub
+from contrastive.untrusted import PROBE, check_finite, check_inputs, check_model, write_model
 from docids.files.progress import Bar
 from docids.files.storage import save_tensors
-from docids.files.untrusted import is_finite, reading
+from docids.files.untrusted import catching_panics, is_finite, reading
 from docids.types import Ints
 from docids.words.bm25 import BM25, BM25_MODEL, Lexical, LexicalConfig
 from docids.words.postings import Postings, postings_arrays, read_postings
@@ -61,6 +61,10 @@ class SparseModel:
         except OSError as error:
             reason = str(error).splitlines()[0].rstrip(".")
             raise FileNotFoundError(f"The sparse encoder {name!r} cannot be loaded ({reason}); {remedy}.") from None
+        try:
+            check_inputs(encoder)
+        except ValueError as error:
+            raise ValueError(f"The sparse encoder {name!r} cannot be used, because {error}.") from None
         if _is_dense(encoder, name):
             raise ValueError(f"{name!r} gives dense vectors; {remedy}.")
         if (similarity := encoder.similarity_fn_name) != "dot":
@@ -81,15 +85,12 @@ class SparseModel:
             ValueError: it does not hold such a model, or holds code.
         """
         check_model(folder)
-        with reading(folder, torch.OutOfMemoryError), quiet_transformers():
+        with reading(folder, torch.OutOfMemoryError), quiet_transformers(), without_hub():
             model = cls.load(str(folder), device, local_files_only=True)
             for kind in ("document", "query"):
-                vector = model.encode(["a"], kind)
+                vector = model.encode([PROBE], kind)
                 if vector.shape[1] != terms or not is_finite(vector.data):
                     raise ValueError(f"its vectors do not have {terms} finite weights")
-            tables = [m.num_embeddings for m in model.encoder.modules() if isinstance(m, torch.nn.Embedding)]
-            tokens = model.encoder.tokenizer.get_vocab()
-        check_tokens(tokens, max([terms, *tables]), folder)
         check_finite(model.encoder, folder)
         return model
 
@@ -109,7 +110,7 @@ class SparseModel:
         with Bar(f"sparse vectors of {PLURALS[kind]}", unit="text", total=len(texts), enabled=progress) as bar:
             for start in range(0, len(texts), _BLOCK):
                 block = list(texts[start : start + _BLOCK])
-                with self._encoding:
+                with self._encoding, catching_panics():
                     dense = encode(block, convert_to_sparse_tensor=False, save_to_cpu=True, show_progress_bar=False)
                 if kind == "document" and dense.min() < 0:
                     raise ValueError(
@@ -121,7 +122,7 @@ class SparseModel:
 
     def save(self, folder: Path) -> None:
         """Write a plain sentence-transformers folder."""
-        self.encoder.save_pretrained(str(folder), create_model_card=False)
+        write_model(self.encoder, folder)
 
 
 @dataclass(frozen=True, eq=False)

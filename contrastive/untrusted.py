@@ -7,19 +7,31 @@ nothing of what a model computes.
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
+from pydantic import Field
 from safetensors.torch import load_file
+from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
+from sentence_transformers.sentence_transformer.modules import Dropout, LayerNorm, Pooling
+from sentence_transformers.sparse_encoder.modules import (
+    MLMTransformer,
+    SparseAutoEncoder,
+    SparseStaticEmbedding,
+    SpladePooling,
+)
 from torch import nn
-from transformers import AutoConfig, AutoModel
+from transformers import AutoModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from contrastive.tokenizers import Part, Short, TokenizerConfig, TokenizerFile, check_declared
+from docids.files.storage import write_json
 from docids.files.untrusted import (
     RESTORE,
     Entry,
+    check_file,
     check_folder,
     is_inside,
     read_any_json,
@@ -30,22 +42,143 @@ from docids.files.untrusted import (
 
 M = TypeVar("M", bound=nn.Module)
 
+LONGEST_PROMPT = 2000
+"""Characters of a prompt, at most."""
+
+MODEL_TYPES = (
+    "albert", "bert", "camembert", "distilbert", "electra", "modernbert", "mpnet", "mt5", "nomic_bert", "roberta", "t5", "umt5",
+    "xlm-roberta",
+)  # fmt: skip
+"""Transformers that an index may hold: they open no other file, and cost what their sizes say."""
+_MODULES: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        Transformer, MLMTransformer, Pooling, Normalize, SpladePooling, SparseStaticEmbedding, Dropout, Router, Dense,
+        LayerNorm, SparseAutoEncoder,
+    )
+}  # fmt: skip
 _TRANSFORMERS = ("Transformer", "MLMTransformer")
-_PLAIN = (*_TRANSFORMERS, "Pooling", "Normalize", "SpladePooling", "SparseStaticEmbedding", "Dropout", "Router")
 _SHAPES = {
     "Dense": ("linear.weight", ("out_features", "in_features")),
     "LayerNorm": ("norm.weight", ("dimension",)),
     "SparseAutoEncoder": ("encoder.weight", ("hidden_dim", "input_dim")),
 }
 """{module: (one of its weights, the settings that are its shape)}."""
-_MODULE = re.compile(rf"sentence_transformers(\.\w+)*\.({'|'.join([*_PLAIN, *_SHAPES])})")
-_ACTIVATION = re.compile(r"torch\.nn\.modules\.(activation|linear)\.\w+")
-_ARGUMENTS = ("model_args", "model_kwargs", "tokenizer_args", "processor_kwargs", "config_args", "config_kwargs")
-_COUNTS = re.compile("layer|block|depth|stage|expert|label")
-"""Settings that count modules or labels, which are made one at a time."""
+_MODULE = re.compile(rf"sentence_transformers(\.\w+)*\.({'|'.join(_MODULES)})")
+_ACTIVATION = re.compile(
+    r"torch\.nn\.modules\.(activation\.(Tanh|ReLU|GELU|SiLU|Sigmoid|LeakyReLU|Softplus|Mish)|linear\.Identity)"
+)
+_FILES = re.compile(
+    r"(config|modules|config_sentence_transformers|sentence_bert_config|router_config|tokenizer|tokenizer_config|stage"
+    r"|model\.safetensors\.index)\.json|model(-\d{5}-of-\d{5})?\.safetensors"
+)
+"""Files of a model as sentence-transformers writes it, and the marker of a finished stage."""
+_COUNTS = re.compile("layer|block|group|head|label")
+"""Settings that count modules, labels or heads, which are made one at a time."""
 _FEW = 256
+_LARGEST = 10**7
+_FIXED: dict[str, Any] = {
+    "chunk_size_feed_forward": 0, "sinusoidal_pos_embds": False, "is_decoder": False, "add_cross_attention": False,
+    "output_attentions": False, "output_hidden_states": False, "return_dict": True,
+}  # fmt: skip
+"""Settings of a transformer that have one value in an index."""
 _ROOM = 2**24
 """Elements that a model may have beyond its weights: buffers, and the decoder of an encoder-decoder, which is dropped."""
+LONGEST_INPUT = 8192
+"""Tokens of a text, at most, for a model that has no limit of its own."""
+_UNLIMITED = ("modernbert", "mt5", "nomic_bert", "t5", "umt5")
+"""Transformers that know positions by their distance."""
+_AFTER_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")
+"""Transformers whose positions begin after the number of the padding token."""
+_SPECIAL = 8
+"""Tokens that a tokenizer may add to a text."""
+PROBE = "A noble gas: Ünïcödé, ﬁ① ½\u00a0 中文 русский हिन्दी\u200d 👩‍🚀 \U0001f680\n\t ~~ 1234567890 " + "w" * 300
+"""A text with characters that no vocabulary has."""
+_Prompt = Annotated[str, Field(max_length=LONGEST_PROMPT)]
+
+
+class _Method(Part):
+    method: Literal["forward"]
+    method_output_name: Literal["last_hidden_state", "logits"] | None
+
+
+class _Modalities(Part):
+    text: _Method
+
+
+class _SentenceConfig(Part):
+    """sentence_bert_config.json."""
+
+    transformer_task: Literal["feature-extraction", "fill-mask", "sequence-classification"] = "feature-extraction"
+    modality_config: _Modalities
+    module_output_name: Literal["token_embeddings", "scores"]
+    max_seq_length: Annotated[int, Field(ge=1, le=10**6)] | None = None
+    do_lower_case: bool = False
+
+
+class _ModelConfig(Part):
+    """config_sentence_transformers.json."""
+
+    versions: Annotated[dict[Short, Short], Field(alias="__version__", max_length=8)]
+    model_type: Literal["SentenceTransformer", "SparseEncoder", "CrossEncoder"] = "SentenceTransformer"
+    default_prompt_name: Short | None = None
+    prompts: Annotated[dict[Short, _Prompt], Field(max_length=16)]
+    similarity_fn_name: Literal["cosine", "dot", "euclidean", "manhattan"] | None = None
+    activation_fn: Annotated[str, Field(pattern=_ACTIVATION.pattern + "$")] | None = None
+
+
+class _Module(Part):
+    """An entry of modules.json."""
+
+    idx: int = 0
+    name: Annotated[str, Field(pattern=r"^\w{1,32}$")]
+    path: str
+    type: str
+
+
+class _Modules(Part):
+    """modules.json, as the value of a field."""
+
+    modules: Annotated[list[_Module], Field(min_length=1, max_length=16)]
+
+
+class _Routes(Part):
+    default_route: Short | None = None
+    allow_empty_key: bool = True
+    route_mappings: Annotated[dict[str, str], Field(max_length=0)]
+
+
+class _RouterConfig(Part):
+    """router_config.json."""
+
+    types: Annotated[dict[str, str], Field(max_length=16)]
+    structure: Annotated[dict[Short, Annotated[list[str], Field(min_length=1, max_length=16)]], Field(max_length=16)]
+    parameters: _Routes
+
+
+_DECLARED: dict[str, type[Part]] = {
+    "sentence_bert_config.json": _SentenceConfig,
+    "config_sentence_transformers.json": _ModelConfig,
+    "router_config.json": _RouterConfig,
+    "tokenizer.json": TokenizerFile,
+    "tokenizer_config.json": TokenizerConfig,
+}
+
+
+def write_model(model: Any, folder: Path) -> None:
+    """Write a model of sentence-transformers as an index may hold it: with settings that its readers declare, no others.
+
+    Raises:
+        ValueError: an index may not hold this model.
+    """
+    model.save_pretrained(str(folder), create_model_card=False)
+    for path in folder.rglob("config.json"):
+        if known := _declared_keys(config := read_json(path)):
+            write_json(path, {name: value for name, value in config.items() if name in known})
+    for path in folder.rglob("tokenizer_config.json"):
+        config = read_json(path)
+        write_json(path, {name: value for name, value in config.items() if name in TokenizerConfig.model_fields})
+    check_model(folder)
 
 
 def check_model(folder: Path) -> None:
@@ -53,48 +186,55 @@ def check_model(folder: Path) -> None:
 
     Raises:
         FileNotFoundError: no model.
-        ValueError: a module, option or file that an index may not hold, or sizes that differ from those of the weights.
+        ValueError: a module, setting or file that an index may not hold, or sizes that differ from those of the weights.
     """
     check_folder(folder)
-    for path in filter(Path.is_file, folder.rglob("*.json")):
-        if not path.name.startswith(("tokenizer.", "vocab", "added_tokens", "special_tokens", "stage.")):
-            _check_options(read_any_json(path), path)
+    for path in filter(Path.is_file, folder.rglob("*")):
+        if not _FILES.fullmatch(path.name):
+            raise ValueError(f"{path} is no file of a model that an index may hold; remove it.")
+        if path.name in _DECLARED:
+            _check_declared(_DECLARED[path.name], read_any_json(path), path)
     path = folder / "modules.json"
     if not path.exists():
         return _check_transformer(folder)
     modules = read_any_json(path)
-    if not isinstance(modules, list) or not modules:
-        raise ValueError(f"{path} must be a list of modules; {RESTORE}.")
+    _check_declared(_Modules, {"modules": modules}, path)
     for module in modules:
-        if not isinstance(module, dict) or not isinstance(module.get("name"), str):
-            raise ValueError(f"{path} must be a list of modules with names; {RESTORE}.")
-        _check_module(folder, module.get("path"), module.get("type"), path)
+        _check_module(folder, module["path"], module["type"], path)
     return None
 
 
-def _check_module(folder: Path, subfolder: object, kind: object, source: Path) -> None:
+def _check_declared(kind: type[Part], value: object, path: Path) -> None:
+    try:
+        check_declared(kind, value)
+    except ValueError as error:
+        raise ValueError(f"{path} holds what an index may not ({error}); {RESTORE}.") from None
+
+
+def _check_module(folder: Path, subfolder: str, kind: str, source: Path) -> None:
     """Check a module by its type and folder, and the modules that it routes to."""
-    match = _MODULE.fullmatch(kind) if isinstance(kind, str) else None
+    match = _MODULE.fullmatch(kind)
     if match is None:
-        raise ValueError(f"{source} names the module {kind!r}; an index may use only {', '.join([*_PLAIN, *_SHAPES])}.")
-    if not isinstance(subfolder, str) or not is_inside(subfolder):
+        raise ValueError(f"{source} names the module {kind!r}; an index may use only {', '.join(_MODULES)}.")
+    if not is_inside(subfolder):
         raise ValueError(f"{source} names the folder {subfolder!r}, which must lie inside the model; {RESTORE}.")
     name, module_folder = match[2], folder / subfolder
     if name == "Router":
-        _check_router(module_folder)
-    elif name in _SHAPES:
+        return _check_router(module_folder)
+    if name in _TRANSFORMERS:
+        return _check_transformer(module_folder)
+    if (path := module_folder / "config.json").exists():
+        _check_settings(read_json(path), _MODULES[name].config_keys, path)
+    if name in _SHAPES:
         _check_shape(module_folder, *_SHAPES[name])
-    elif name in _TRANSFORMERS:
-        _check_transformer(module_folder)
+    return None
 
 
 def _check_router(folder: Path) -> None:
     path = folder / "router_config.json"
-    types = read_json(path).get("types")
-    if not isinstance(types, dict):
-        raise ValueError(f"{path} must say the types of its modules; {RESTORE}.")
-    for subfolder, kind in types.items():
-        if isinstance(kind, str) and kind.endswith(".Router"):
+    config = read_json(path)
+    for subfolder, kind in config["types"].items():
+        if kind.endswith(".Router"):
             raise ValueError(f"{path} routes to another router; {RESTORE}.")
         _check_module(folder, subfolder, kind, path)
 
@@ -109,39 +249,56 @@ def _check_shape(folder: Path, weight: str, settings: tuple[str, ...]) -> None:
         )
 
 
-def _check_options(value: Any, path: Path) -> None:
-    """Raise ValueError if JSON, at any depth, names code or passes arguments to the functions that load the model."""
-    if isinstance(value, list):
-        for item in value:
-            _check_options(item, path)
-    if not isinstance(value, dict):
-        return
-    for key, item in value.items():
-        named = isinstance(item, str) and (
-            (key.endswith("implementation") and "/" in item)
-            or ("activation" in key and "." in item and not _ACTIVATION.fullmatch(item))
-        )
-        if named or (key in _ARGUMENTS and item) or (key == "auto_map" and not _is_native(value)):
-            raise ValueError(f"{path} sets {key}, which could run code; an index may not.")
-        _check_options(item, path)
+def _check_settings(record: Mapping[str, Any], known: Collection[str], path: Path) -> None:
+    """Raise ValueError unless settings have known names and bounded plain values, and name no code."""
+    for name, value in record.items():
+        if name not in known:
+            raise ValueError(f"{path} sets {name!r}, which an index may not.")
+        if not _is_bounded(value):
+            raise ValueError(f"{path} sets {name} to what an index may not ({_excerpt(value)}); {RESTORE}.")
+        if "activation" in name and "." in str(value) and not _ACTIVATION.fullmatch(str(value)):
+            raise ValueError(f"{path} sets {name}, which could run code; an index may not.")
 
 
-def _is_native(config: Mapping[str, Any]) -> bool:
-    """True if transformers has the model and so ignores code that a config names."""
-    return str(config.get("model_type")) in CONFIG_MAPPING
+def _is_bounded(value: Any, depth: int = 2) -> bool:
+    if isinstance(value, dict | list):
+        items = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+        return depth > 0 and len(value) <= _FEW and all(_is_bounded(item, depth - 1) for item in items)
+    if isinstance(value, str):
+        return len(value) <= 100 and value.isprintable()
+    return value is None or (isinstance(value, int | float) and -_LARGEST <= value <= _LARGEST)
+
+
+def _excerpt(value: Any) -> str:
+    return repr(value)[:40]
+
+
+def _declared_keys(record: Mapping[str, Any]) -> frozenset[str]:
+    """Return the settings that the transformer of a config declares; none if it is no transformer of `MODEL_TYPES`."""
+    kind = record.get("model_type")
+    if kind not in MODEL_TYPES:
+        return frozenset()
+    return frozenset(CONFIG_MAPPING[kind]().to_dict()) - {"_name_or_path"}
 
 
 def _check_transformer(folder: Path) -> None:
     """Raise ValueError unless a transformer's config describes a model of about the size of its weights."""
     path, entries = folder / "config.json", _weights(folder)
     record = read_json(path)
-    if not _is_native(record):
-        raise ValueError(f"{path} must name a model_type of transformers, got {record.get('model_type')!r}; {RESTORE}.")
-    if setting := _too_many(record, max(len(entries), _FEW)):
-        raise ValueError(f"{path}: {setting} is more than the weights beside it have; {RESTORE}.")
+    if not (known := _declared_keys(record)):
+        raise ValueError(
+            f"{path} has the model_type {_excerpt(record.get('model_type'))}; an index may hold {', '.join(MODEL_TYPES)}."
+        )
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        check_file(folder / name)
+    if setting := _too_many(record):
+        raise ValueError(f"{path}: {setting} is more than a model in an index may have, {_FEW}; {RESTORE}.")
+    _check_settings(record, known, path)
+    for name, value in _FIXED.items():
+        if record.get(name, value) != value:
+            raise ValueError(f"{path} sets {name} to {_excerpt(record[name])}; in an index it must be {value}.")
     with reading(path), torch.device("meta"):
-        config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-        model = AutoModel.from_config(config, trust_remote_code=False)
+        model = AutoModel.from_config(CONFIG_MAPPING[record["model_type"]].from_dict(record), trust_remote_code=False)
     size = sum(tensor.numel() for tensor in [*model.parameters(), *model.buffers()])
     if size > 4 * sum(math.prod(entry.shape) for entry in entries.values()) + _ROOM:
         raise ValueError(f"{path} asks for {size:,} weights, far more than there are beside it; {RESTORE}.")
@@ -153,18 +310,17 @@ def _weights(folder: Path) -> dict[str, Entry]:
     if not listed.exists():
         return tensor_entries(folder / "model.safetensors")
     names = read_json(listed).get("weight_map")
-    files = set(names.values()) if isinstance(names, dict) and all(map(is_inside, names.values())) else {""}
-    return {name: entry for file in files for name, entry in tensor_entries(folder / file).items()}
+    files = set(map(str, names.values())) if isinstance(names, dict) else {""}
+    if not all(map(_FILES.fullmatch, files)):
+        raise ValueError(f"{listed} must name files of weights beside it; {RESTORE}.")
+    return {name: entry for file in sorted(files) for name, entry in tensor_entries(folder / file).items()}
 
 
-def _too_many(record: Any, most: int) -> str:
-    """Return the first setting, at any depth, that counts more modules than `most`, or an empty string."""
-    items = record.items() if isinstance(record, dict) else enumerate(record) if isinstance(record, list) else ()
-    for key, value in items:
-        if isinstance(value, int) and isinstance(key, str) and _COUNTS.search(key) and value > most:
-            return f"{key} = {value}"
-        if deeper := _too_many(value, most):
-            return deeper
+def _too_many(record: Mapping[str, Any]) -> str:
+    """Return the first setting that counts more modules than a model has, or an empty string."""
+    for name, value in record.items():
+        if isinstance(value, int) and _COUNTS.search(name) and value > _FEW:
+            return f"{name} = {value}"
     return ""
 
 
@@ -187,7 +343,7 @@ def load_weights(make: Callable[[], M], path: Path) -> M:
     if expected != shapes:
         wrong = next(name for name in [*expected, *shapes] if expected.get(name) != shapes.get(name))
         raise ValueError(
-            f"{path} does not fit the config beside it: {wrong} is {shapes.get(wrong)}, and should be {expected.get(wrong)}; "
+            f"{path} does not fit the config beside it: {wrong!r} is {shapes.get(wrong)}, and should be {expected.get(wrong)}; "
             f"{RESTORE}."
         )
     with reading(path):
@@ -204,13 +360,39 @@ def check_finite(module: nn.Module, path: Path) -> None:
             raise ValueError(f"{path} has weights that are not finite ({name}); {RESTORE}.")
 
 
-def check_tokens(ids: Mapping[str, int], embeddings: int, path: Path) -> None:
-    """Raise ValueError if a tokenizer has a token without an embedding.
+def check_inputs(model: nn.Module) -> None:
+    """Check a loaded model's tokenizers, and let them cut texts at the length that it can read.
 
-    Args:
-        ids: {token: number}.
-        embeddings: their number in the model.
-        path: of the model, for messages.
+    Raises:
+        ValueError: an index may not hold the model, or a tokenizer gives tokens that the model does not have.
     """
-    if max(ids.values(), default=0) >= embeddings:
-        raise ValueError(f"{path} has tokens without an embedding; {RESTORE}.")
+    for module in model.modules():
+        if isinstance(module, Transformer):
+            if (kind := module.auto_model.config.model_type) not in MODEL_TYPES:
+                raise ValueError(f"it is of type {kind!r}, and must be of {', '.join(MODEL_TYPES)}")
+            most = _positions(module.auto_model.config)
+            module.max_seq_length = min(module.max_seq_length or most, most)
+            _check_tokenizer(module.tokenizer, module.auto_model.get_input_embeddings().num_embeddings)
+        elif isinstance(module, SparseStaticEmbedding):
+            _check_tokenizer(module.tokenizer, len(module.weight))
+
+
+def _check_tokenizer(tokenizer: Any, embeddings: int) -> None:
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()  # as calls set them anew
+    backend.no_padding()
+    numbers = [*tokenizer.get_vocab().values(), *backend.encode(PROBE).ids, *backend.encode("a", PROBE).ids]
+    if max(numbers) >= embeddings:
+        raise ValueError("it has tokens without an embedding")
+    if len(backend.encode("").ids) > _SPECIAL:
+        raise ValueError(f"it adds more than {_SPECIAL} tokens to a text")
+
+
+def _positions(config: Any) -> int:
+    """Return how many tokens of a text a transformer can read, by its config."""
+    if config.model_type in _UNLIMITED:
+        return LONGEST_INPUT
+    first = config.pad_token_id + 1 if config.model_type in _AFTER_PADDING else 0
+    if (most := int(config.max_position_embeddings) - first) <= _SPECIAL:
+        raise ValueError(f"it reads {most} tokens of a text")
+    return most

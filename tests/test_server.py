@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -19,6 +20,7 @@ pytest.importorskip("prometheus_client")
 pytest.importorskip("uvicorn")
 
 import numpy as np
+from sentence_transformers import SentenceTransformer
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 from tqdm import tqdm
 from tqdm.std import TqdmDefaultWriteLock
@@ -414,6 +416,32 @@ def test_state_and_numbers(client):
     assert 'dsi_requests_total{path="other",status="404"}' in text
     assert "dsi_documents 60.0" in text
     assert re.search(r"dsi_batch_queries_count [1-9]", text)
+
+
+def test_a_server_whose_search_thread_ended_is_not_ready(folder, monkeypatch):
+    with live(folder / "tied") as client:
+        monkeypatch.setattr(client.app.state.service.batcher, "_thread", threading.Thread())
+        status, message = error(client.ask("ready"))
+        assert status == 503
+        assert "its search thread has ended" in message
+        monkeypatch.undo()
+
+
+def test_a_panic_of_the_tokenizer_is_the_error_of_its_request_alone(folder, monkeypatch):
+    class Panic(BaseException):
+        pass
+
+    def preprocess(self, texts, **options):
+        if any("panic" in text for text in texts):
+            raise Panic("index out of bounds")
+        return own(self, texts, **options)
+
+    own = SentenceTransformer.preprocess
+    monkeypatch.setattr(SentenceTransformer, "preprocess", preprocess)
+    with live(folder / "tied") as client:
+        assert client.ask("search", {"query": "panic"})[0] == 500
+        assert client.ask("search", {"query": QUERY})[0] == 200
+        assert client.ask("ready")[0] == 200
 
 
 def test_many_clients_are_answered_in_few_batches(client, library):

@@ -180,6 +180,28 @@ def test_a_bad_query_fails_alone():
     batcher.close()
 
 
+class Panic(BaseException):
+    """What a library in Rust raises, which is no Exception."""
+
+
+@pytest.mark.parametrize("broken", ["_search", "_observe", "_answer_batch"])
+def test_no_failure_ends_the_thread(monkeypatch, broken):
+    batcher = Batcher(Recorder(), max_wait=0)
+
+    def panic(*arguments):
+        raise Panic("a library failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batcher, broken, panic)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=r"The search failed \(Panic\('a library failed'\)\)"):
+                batcher.submit("a", ["x"]).result(5)
+    assert batcher.submit("a", ["x"]).result(5) == ["a x"]
+    assert batcher.is_alive
+    batcher.close()
+    assert not batcher.is_alive
+
+
 def test_a_full_queue_is_said_and_a_request_given_up_is_not_computed():
     search = Recorder()
     search.gate.clear()

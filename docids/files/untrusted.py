@@ -5,7 +5,9 @@ what the files mean.
 """
 
 import json
+import math
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +21,9 @@ from safetensors import SafetensorError, safe_open
 from docids.files.storage import DTYPES, map_tensors
 
 RESTORE = "restore it or train again"
+_STOPS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+_EMPTY = 2**24
+"""Largest product of the other dimensions of an array without elements."""
 Type = type[np.generic]
 
 _CODE = (
@@ -48,16 +53,27 @@ def reading(path: Path, *passing: type[Exception]) -> Iterator[None]:
         path: file or folder that is read in the block.
         *passing: exceptions that pass unchanged, besides missing files and lack of memory.
     """
-    unchanged: tuple[type[Exception], ...] = (FileNotFoundError, MemoryError, *passing)
+    unchanged: tuple[type[BaseException], ...] = (FileNotFoundError, MemoryError, *_STOPS, *passing)
     try:
         yield
     except unchanged:
         raise
-    except Exception as error:
+    except BaseException as error:  # a panic of a library in Rust is no Exception
         if isinstance(error, ValueError) and str(error).startswith(str(path)):
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise ValueError(f"{path} cannot be read ({reason}); {RESTORE}.") from error
+
+
+@contextmanager
+def catching_panics() -> Iterator[None]:
+    """Turn a panic of a library in Rust, which is no Exception and would end a thread, into a RuntimeError."""
+    try:
+        yield
+    except (Exception, *_STOPS):
+        raise
+    except BaseException as error:
+        raise RuntimeError(f"A library failed on this text ({error!r}).") from error
 
 
 def check_file(path: Path) -> None:
@@ -80,6 +96,9 @@ def check_file(path: Path) -> None:
 def check_folder(folder: Path) -> None:
     """Raise ValueError if a folder holds anything but regular files in folders, or files that could run code."""
     for parent, folders, files in os.walk(folder):
+        for name in [*files, *folders]:
+            if not name.isprintable():
+                raise ValueError(f"{parent} holds {name!r}, a name that no part of an index has; remove it.")
         for name in files:
             check_file(Path(parent, name))
         for name in [*files, *folders]:
@@ -91,7 +110,7 @@ def check_folder(folder: Path) -> None:
 
 def is_inside(name: object) -> bool:
     """True if a name is a relative path inside its folder, on any system."""
-    if not isinstance(name, str) or "\0" in name:
+    if not isinstance(name, str) or not name.isprintable():
         return False
     path = PureWindowsPath(name)
     return not (path.drive or path.root or ".." in path.parts)
@@ -111,17 +130,38 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_any_json(path: Path) -> Any:
-    """Return the value in a JSON file.
+    """Return the value in a JSON file, which every reader of JSON understands alike.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: not JSON.
+        ValueError: not JSON, or a key occurs twice, a number is not finite, a text is not Unicode.
     """
     check_file(path)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON ({error}); {RESTORE}.") from None
+
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object; two readers may take different ones of two values with the same key."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        seen = set[str]()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {twice[:60]!r} occurs twice")
+    return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def tensor_entries(path: Path) -> dict[str, Entry]:
@@ -135,9 +175,13 @@ def tensor_entries(path: Path) -> dict[str, Entry]:
     try:
         with safe_open(path, "numpy") as file:  # checks types, shapes and offsets against the file's size
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
-            return {name: Entry(entry.get_dtype(), tuple(entry.get_shape())) for name, entry in slices.items()}
+            entries = {name: Entry(entry.get_dtype(), tuple(entry.get_shape())) for name, entry in slices.items()}
     except SafetensorError:
         raise ValueError(f"{path} is truncated or altered: its header does not fit it; {RESTORE}.") from None
+    most = max(path.stat().st_size, _EMPTY)  # an empty array may claim any size in its other dimensions
+    if wrong := next((name for name, (_, shape) in entries.items() if math.prod(d or 1 for d in shape) > most), None):
+        raise ValueError(f"{path} is truncated or altered: the shape of {wrong[:60]!r} does not fit it; {RESTORE}.")
+    return entries
 
 
 def read_tensors(

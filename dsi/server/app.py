@@ -251,8 +251,8 @@ def _add_state(app: FastAPI) -> None:
 
     @app.get("/ready", summary="Can it search?", **_typed(State))
     async def ready() -> dict[str, str]:
-        if not app.state.ready:
-            raise HTTPException(503, "The index is not loaded, or the server is stopping.")
+        if not (app.state.ready and app.state.service.batcher.is_alive):
+            raise HTTPException(503, "The index is not loaded, the server is stopping, or its search thread has ended.")
         return {"status": "ready"}
 
     @app.get("/metrics", summary="Numbers for Prometheus")

@@ -3,13 +3,17 @@
 Knows nothing of HTTP or of indexes.
 """
 
+import logging
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
+
+logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
@@ -27,6 +31,13 @@ class _Job:
     call: Callable[[], Any] | None = None
     future: "Future[Any]" = field(default_factory=Future)
     arrived: float = field(default_factory=time.monotonic)
+
+
+def _failure(error: BaseException) -> RuntimeError:
+    """Return an error that ends a request alone, not the thread that awaits it."""
+    failure = RuntimeError(f"The search failed ({error!r}).")
+    failure.__cause__ = error
+    return failure
 
 
 class Batcher(Generic[Answer]):
@@ -99,15 +110,29 @@ class Batcher(Generic[Answer]):
                 raise BusyError("Too many requests wait; try again later.") from None
         return job.future
 
+    @property
+    def is_alive(self) -> bool:
+        """True while requests are answered."""
+        return self._open and self._thread.is_alive()
+
     def _work(self) -> None:
         after: _Job | None = None
         while (first := after or self._jobs.get()) is not None:
             batch, after = self._gather(first)
-            groups: dict[Any, list[_Job]] = {}
-            for job in batch:
-                groups.setdefault(job if job.call else job.options, []).append(job)
-            for group in groups.values():
-                self._answer([job for job in group if job.future.set_running_or_notify_cancel()])
+            try:
+                self._answer_batch(batch)
+            except BaseException as error:
+                logger.exception("A batch of searches failed.")
+                for job in batch:
+                    with suppress(InvalidStateError):  # it has its answer
+                        job.future.set_exception(_failure(error))
+
+    def _answer_batch(self, batch: Sequence[_Job]) -> None:
+        groups: dict[Any, list[_Job]] = {}
+        for job in batch:
+            groups.setdefault(job if job.call else job.options, []).append(job)
+        for group in groups.values():
+            self._answer([job for job in group if job.future.set_running_or_notify_cancel()])
 
     def _gather(self, first: _Job) -> tuple[list[_Job], _Job | None]:
         """Return a batch that begins with a job, and the next job if it was taken and does not fit."""
@@ -138,9 +163,9 @@ class Batcher(Generic[Answer]):
                 return
             self._observe(len(queries))
             answers = self._search(group[0].options, queries)
-        except Exception as error:  # passed on to the client, whatever it is
+        except BaseException as error:  # passed on to the client, whatever it is
             if len(group) == 1:
-                group[0].future.set_exception(error)
+                group[0].future.set_exception(error if isinstance(error, Exception) else _failure(error))
             else:
                 for job in group:
                     self._answer([job])

@@ -25,6 +25,7 @@ from threadpoolctl import threadpool_info
 
 from contrastive.encoder import Encoder, EncoderConfig, quiet_transformers
 from contrastive.sparse import load_lexical
+from contrastive.untrusted import PROBE
 from docids.files.storage import (
     digest,
     folder_sums,
@@ -446,8 +447,8 @@ def check_fit(folder: Path, encoder: Encoder, tree: DocidTree, generator: Genera
 
 def _check_encoder(folder: Path, encoder: Encoder) -> None:
     with reading(folder / "encoder", torch.OutOfMemoryError):
-        states, _, embeddings, _ = encoder.forward(["a"], "query")
-        outputs = [states, embeddings, torch.from_numpy(encoder.encode(["a"], "document"))]
+        states, _, embeddings, _ = encoder.forward([PROBE], "query")
+        outputs = [states, embeddings, torch.from_numpy(encoder.encode([PROBE], "document"))]
         sizes, expected = [output.shape[-1] for output in outputs], [encoder.state_dim, *[encoder.embedding_dim] * 2]
         if sizes != expected:
             raise ValueError(f"its states and embeddings are {sizes} wide, and should be {expected}")

@@ -1,16 +1,19 @@
-"""Random changes to the files of an index, each tried in a process of its own, so that a crash is seen."""
+"""Changes to the files of an index, each tried in a process of its own, so that a crash is seen."""
 
 import json
+import os
 import random
+import resource
 import shutil
 import signal
+import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import dsi
 import dsi.store.loading
@@ -19,10 +22,29 @@ from dsi.generator.base import Generator
 from tests.kills import fork, status_of
 
 SECONDS = 20
+MOST_BYTES = 2 * 2**30
+OUTSIDE = 77
+DEATHS = {-signal.SIGALRM: "hang", -signal.SIGPROF: "hang", OUTSIDE: "outside"}
+CALLS = ("socket.", "subprocess.", "os.system", "os.exec", "os.fork", "os.posix_spawn", "webbrowser", "urllib")
+"""Audit events of Python that loading never raises."""
 WELL = ("fine", "clear error")
 HOSTILE = [0, -1, 1, 2, 3, 7, 1000, 10**6, 10**9, 10**12, 2**63, 10**30, 0.5, -0.5, 1e300, float("nan"), float("inf"), True,
            False, None, "", "x", "../..", "/dev/zero", "gelu_new", [], [0], {}, {"x": 1}]  # fmt: skip
 QUERIES = ["noble gas", "which metal is light"]
+
+
+class Edit(NamedTuple):
+    """A change to one file of an index.
+
+    Attributes:
+        name: of the file, below the index.
+        what: the change, in words.
+        change: a function of the file's path; it may return more words.
+    """
+
+    name: str
+    what: str
+    change: Callable[[Path], object]
 
 
 def write_sums(folder: Path) -> None:
@@ -37,7 +59,8 @@ def write_sums(folder: Path) -> None:
 def use(folder: Path, reranker: str = "") -> None:
     """Load an index, or a reranker beside it, and search with it in every way that reads other parts."""
     retriever = dsi.GenerativeRetriever.from_pretrained(folder, device="cpu")
-    rerankers = dsi.load_rerankers(folder, reranker) if reranker else []
+    rerankers = dsi.load_rerankers(folder, reranker, device="cpu") if reranker else []
+    _watching.clear()  # an update writes scratch files
     try:
         for options in ({}, {"method": "exact"}, {"alpha": 0.0}, {"deny": [retriever.documents.dataset["doc_id"][0]]}):
             retriever.search(QUERIES, k=5, **options)
@@ -67,9 +90,11 @@ def outcome(folder: Path, reranker: str) -> tuple[str, str]:
     try:
         use(folder, reranker)
     except (ValueError, FileNotFoundError) as error:
-        clear = str(folder) in str(error) or "manifest.json" in str(error)
+        _watching.clear()  # a traceback reads sources
+        clear = (str(folder) in str(error) or "manifest.json" in str(error)) and "\n" not in str(error)
         return "clear error" if clear else "trace", traceback.format_exc() if not clear else str(error)
     except BaseException:
+        _watching.clear()
         return "trace", traceback.format_exc()
     return "fine", ""
 
@@ -103,34 +128,77 @@ def change_value(value: Any, chance: random.Random) -> str:
     return f"{key}: {value[key]!r} for {before!r}"
 
 
-def trial(source: Path, name: str, seed: int) -> tuple[str, str]:
+def random_edits(source: Path, count: int, seed: int) -> Iterator[Edit]:
+    """Random changes to all files of an index in turn."""
+    names = sorted(path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file())
+    for number in range(count):
+        name, chance = names[number % len(names)], random.Random(seed + number)
+        yield Edit(name, f"seed {seed + number}", lambda path, chance=chance: change(path, chance))
+
+
+def trial(source: Path, edit: Edit) -> tuple[str, str]:
     """(outcome, what was changed) of one change to one file."""
     folder = Path(tempfile.mkdtemp(prefix="hostile-")) / "index"
     shutil.copytree(source, folder)
-    done = f"{seed} {name} {change(folder / name, random.Random(seed))}"
-    if name != "manifest.json":
+    done = f"{edit.name} ({edit.what}): {edit.change(folder / edit.name) or ''}"
+    if edit.name != "manifest.json":
         write_sums(folder)
     report = folder.parent / "outcome.json"
 
     def work() -> None:
-        signal.alarm(SECONDS)
+        _limit()
+        _watch(folder)
         Generator.check_tree = lambda self, tree: None  # the bindings too can be made to fit
         dsi.store.loading.check_binding = lambda *arguments: None
-        report.write_text(json.dumps(outcome(folder, name.split("/")[1] if name.startswith("rerank/") else "")))
+        parts = edit.name.split("/")
+        found = outcome(folder, parts[1] if parts[0] == "rerank" else "")
+        _watching.clear()
+        report.write_text(json.dumps(found))
 
     status = status_of(fork(work))
-    hung = status == -signal.SIGALRM
-    found, error = json.loads(report.read_text()) if report.exists() else ("hang" if hung else "crash", str(status))
+    opened = (folder.parent / "outside").read_text()
+    found, error = DEATHS.get(status, "crash"), f"status {status} {opened}"
+    if report.exists():
+        found, error = json.loads(report.read_text())
     shutil.rmtree(folder.parent)
     return found, f"{done}\n{error}"
 
 
-def count_outcomes(source: Path, trials: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """({outcome: trials}, what did not end well) of changes to all files of an index in turn."""
+def _limit() -> None:
+    """Let this process end after `SECONDS` of work, or three times as long on a busy machine, and refuse it `MOST_BYTES`."""
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    signal.alarm(3 * SECONDS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + MOST_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+_watching: list[str] = []
+"""Where files may be opened just now; empty if anywhere."""
+
+
+def _watch(folder: Path) -> None:
+    """End this process with status `OUTSIDE` if loading opens a connection, a process, or a file outside a folder."""
+    log = os.open(folder.parent / "outside", os.O_WRONLY | os.O_CREAT)
+    known = [str(folder), *sys.path[1:], sys.prefix, sys.base_prefix, "/proc/", "/sys/", os.devnull]
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if not _watching:
+            return
+        path = os.fsdecode(arguments[0]) if event == "open" and isinstance(arguments[0], str | bytes) else ""
+        if event.startswith(CALLS) or (path and not path.startswith(tuple(_watching))):
+            os.write(log, f"{event} {arguments[:2]}".encode())
+            os._exit(OUTSIDE)
+
+    sys.addaudithook(hook)
+    _watching[:] = known
+
+
+def count_outcomes(source: Path, edits: Iterable[Edit]) -> tuple[Counter[str], list[str]]:
+    """({outcome: edits}, what did not end well)."""
     counts, bad = Counter[str](), []
-    names = sorted(path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file())
-    for number in range(trials):
-        found, done = trial(source, names[number % len(names)], seed + number)
+    for edit in edits:
+        found, done = trial(source, edit)
         counts[found] += 1
         if found not in WELL:
             bad.append(f"{found}: {done}")

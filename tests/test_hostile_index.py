@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import shutil
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -28,14 +29,18 @@ from contrastive.sparse import SparseIndex, SparseModel, load_lexical
 from contrastive.untrusted import check_model, write_model
 from docids.clustering import DocidsConfig, build_tree
 from docids.files.untrusted import is_inside
+from docids.vectors import VectorsConfig
 from docids.words.bm25 import BM25
 from dsi import GenerativeRetriever, SearchConfig, load_rerankers
 from dsi.rerankers.candidates import load_reranker
 from dsi.rerankers.reranking import save_reranker
 from dsi.store.loading import load_documents, trained_fan_out
+from tests.aimed import aimed_edits
 from tests.conftest import MINIPEDIA, PROMPTS, WIDTH, random_generator, random_tied, random_tree, save_cross_encoder
-from tests.hostile import count_outcomes, write_sums
-from tests.test_sparse import save_model
+from tests.encoders import save_encoder
+from tests.hostile import count_outcomes, random_edits, write_sums
+from tests.test_generate import random_tokens
+from tests.test_sparse import save_model as save_sparse_model
 
 SECONDS = 20
 QUERIES = ["noble gas", "which metal is light"]
@@ -206,7 +211,7 @@ def test_names_inside_a_folder():
 @pytest.mark.parametrize("inference_free", [False, True])
 def test_a_sparse_encoder_of_an_index_is_checked_too(tmp_path, tokenizer_folder, inference_free):
     texts, ids = ["neon is a noble gas", "the danube"], ["a", "b"]
-    named = SparseModel.load(str(save_model(tmp_path, tokenizer_folder, inference_free=inference_free)), "cpu")
+    named = SparseModel.load(str(save_sparse_model(tmp_path, tokenizer_folder, inference_free=inference_free)), "cpu")
     SparseIndex.from_texts(ids, texts, named).save(tmp_path / "lexical")
     assert load_lexical(tmp_path / "lexical", ids, "cpu").scores(["gas"]).shape == (1, 2)
     model = tmp_path / "lexical" / "model"
@@ -715,21 +720,64 @@ def test_a_parser_has_a_probability_for_each_pair(stranger):
             load_rerankers(stranger, "parser")
 
 
-# Random changes, each in a process of its own, so that a crash is seen.
+# Many changes, each in a process of its own, so that a crash is seen.
 
 
-def assert_all_end_well(folder, trials, seed):
-    counts, bad = count_outcomes(folder, trials, seed)
+@pytest.fixture(scope="module")
+def rich_index(tmp_path_factory, tokenizer_folder):
+    """A tiny index with what the other one lacks: SentencePiece, learned sparse terms, token vectors, codes, several places."""
+    folder = tmp_path_factory.mktemp("from a stranger, too")
+    encoder = Encoder.load(EncoderConfig(name=str(save_encoder(folder / "xlm-roberta", "xlm-roberta"))), device="cpu")
+    documents = datasets.Dataset.from_list(
+        [
+            {"doc_id": own["_id"], "title": own["title"], "text": own["text"], "number": row}
+            for row, own in enumerate(RECORDS)
+        ]
+    )
+    points = np.repeat(encoder.encode(documents["title"], "document"), 2, axis=0)
+    made = build_tree(points, DocidsConfig(branching=4, max_leaf_size=4))
+    tree = replace(made, doc_rows=made.doc_rows // 2, segments=2, tokens=random_tokens(100, np.random.default_rng(0)))
+    tree = tree.stored_as(VectorsConfig("float32", code_bytes=WIDTH // 4))
+    sparse = SparseModel.load(str(save_sparse_model(folder / "sparse", tokenizer_folder, inference_free=True)), "cpu")
+    lexical = SparseIndex.from_texts(documents["doc_id"], documents["text"], sparse)
+    config = SearchConfig(alpha=0.3, beam_width=12, lexical_weight=0.05, token_weight=0.1, query_map_weight=0.1)
+    generator = random_tied(tree, layers=1)
+    GenerativeRetriever(encoder, tree, generator, documents, config, lexical).save_pretrained(folder / "index")
+    return folder / "index"
+
+
+def assert_all_end_well(folder, edits):
+    counts, bad = count_outcomes(folder, edits)
     assert not bad, f"{dict(counts)}\n" + "\n\n".join(bad)
-    assert counts["fine"] > trials / 10
-    assert counts["clear error"] > trials / 10
+    return counts
 
 
-def test_random_changes_are_errors_or_harmless(index):
-    assert_all_end_well(index, 40, seed=5)
+def test_random_changes_are_errors_or_harmless(index, rich_index):
+    for folder in (index, rich_index):
+        counts = assert_all_end_well(folder, random_edits(folder, 15, seed=5))
+        assert counts["fine"]
+        assert counts["clear error"]
+
+
+def test_aimed_changes_are_errors_or_harmless(index, rich_index):
+    for folder in (index, rich_index):
+        assert assert_all_end_well(folder, list(aimed_edits(folder))[7::80])["clear error"]
 
 
 @pytest.mark.fuzz
-@pytest.mark.parametrize("seed", range(0, 4000, 500))
-def test_thousands_of_random_changes_are_errors_or_harmless(index, seed):
-    assert_all_end_well(index, 500, 10_000 + seed)
+@pytest.mark.parametrize("seed", range(0, 10_000, 500))
+def test_ten_thousand_random_changes_are_errors_or_harmless(index, rich_index, seed, capsys):
+    folder = (index, rich_index)[seed // 500 % 2]
+    counts = assert_all_end_well(folder, random_edits(folder, 500, 10_000 + seed))
+    with capsys.disabled():
+        sys.stdout.write(f"\n500 random changes from seed {10_000 + seed}: {dict(counts)}")
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("share", range(8))
+def test_all_aimed_changes_are_errors_or_harmless(index, rich_index, share, capsys):
+    for folder in (index, rich_index):
+        edits = list(aimed_edits(folder))[share::8]
+        counts = assert_all_end_well(folder, edits)
+        with capsys.disabled():
+            sys.stdout.write(f"\n{len(edits)} aimed changes, share {share} of 8: {dict(counts)}")

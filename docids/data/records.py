@@ -4,6 +4,7 @@ Reads no files.
 """
 
 import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -211,6 +212,8 @@ def _plain(value: Any, name: str) -> bool | int | float | str | None:
     value = unpack(value)
     if value is None or isinstance(value, list | dict):
         return None
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name} is {value}, which JSON cannot hold; leave it out.")
     if type(value) not in TYPES:
         raise ValueError(f"{name} must be a text, a number or a boolean, got {value!r}.")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:

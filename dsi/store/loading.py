@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 import datasets
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from threadpoolctl import threadpool_info
 
@@ -35,7 +36,7 @@ from docids.files.storage import (
     write_json,
     writing_to,
 )
-from docids.files.untrusted import check_file, reading
+from docids.files.untrusted import RESTORE, check_file, reading
 from docids.token_vectors import TokenVectors
 from docids.tree import DocidTree
 from docids.words.bm25 import Lexical
@@ -78,8 +79,18 @@ def save_docids(tree: DocidTree, documents: datasets.Dataset, folder: Path, *, t
 
 
 def load_docids(folder: Path) -> tuple[DocidTree, datasets.Dataset]:
-    """Load the tree and the document table; the table stays on disk."""
-    return load_tree(folder), load_documents(folder / "documents.arrow")
+    """Load the tree and the document table; the table stays on disk.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: a file was altered, or they are of different documents.
+    """
+    tree, documents = load_tree(folder), load_documents(folder / "documents.arrow")
+    if tree.num_rows != len(documents):
+        raise ValueError(
+            f"{folder}: the docids cover {tree.num_rows} documents, the document table has {len(documents)}; {RESTORE}."
+        )
+    return tree, documents
 
 
 def load_tree(folder: Path) -> DocidTree:
@@ -368,6 +379,11 @@ def load_documents(path: Path) -> datasets.Dataset:
         _check_schema(reader.schema)
         for batch in reader:
             batch.validate(full=True)  # Arrow does not check the offsets in a file before it follows them
+            if batch["doc_id"].null_count or batch["title"].null_count:
+                raise ValueError("a document has no doc_id or title")
+            for name in batch.schema.names:
+                if not _is_finite(batch[name]):
+                    raise ValueError(f"column {name!r} has a number that is not finite")  # and JSON has none
         return datasets.Dataset.from_file(str(path))
 
 
@@ -396,6 +412,15 @@ def _check_schema(schema: pa.Schema) -> None:
     for field in schema:
         if not (_is_plain(field.type) and _is_undecoded(features.get(field.name))):
             raise ValueError(f"column {field.name!r} has a type that metadata cannot have")
+
+
+def _is_finite(values: pa.Array) -> bool:
+    """False if numbers in a column, at any depth, are NaN or infinite."""
+    if pa.types.is_struct(values.type):
+        return all(_is_finite(values.field(number)) for number in range(values.type.num_fields))
+    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type) or pa.types.is_fixed_size_list(values.type):
+        return _is_finite(values.flatten())
+    return not pa.types.is_floating(values.type) or bool(pc.all(pc.is_finite(values)).as_py() is not False)
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -214,7 +214,7 @@ TABLES: dict[str, Callable[[pa.Table], pa.Table]] = {
 
 
 def _write_table(change: Callable[[pa.Table], pa.Table], path: Path) -> None:
-    with pa.ipc.open_stream(path) as reader:
+    with pa.ipc.open_stream(path.read_bytes()) as reader:
         table = change(reader.read_all().replace_schema_metadata(None))
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)

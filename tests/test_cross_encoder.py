@@ -135,9 +135,9 @@ def test_a_cross_encoder_has_a_name_and_can_be_saved_under_another(retriever, co
     candidates = retriever.candidates(QUERIES, k=5, features=False)
     (named,) = dsi.load_rerankers(index, f"cross-encoder:{model}", device="cpu")
     folder = save_reranker(named, index, "ce")
-    assert sorted(path.name for path in folder.iterdir()) == ["reranker.json"]  # the name, not a copy
+    assert sorted(path.name for path in folder.iterdir()) == ["model", "reranker.json"]
     (saved,) = dsi.load_rerankers(index, ["ce"], device="cpu")
-    assert saved.name == str(model)
+    assert saved.name == str(folder / "model")
     np.testing.assert_array_equal(saved.score(candidates), named.score(candidates))
 
 

@@ -33,6 +33,7 @@ from docids.vectors import VectorsConfig
 from docids.words.bm25 import BM25
 from dsi import GenerativeRetriever, SearchConfig, load_rerankers
 from dsi.rerankers.candidates import load_reranker
+from dsi.rerankers.cross_encoder import CrossEncoderReranker
 from dsi.rerankers.reranking import save_reranker
 from dsi.store.loading import load_documents, trained_fan_out
 from tests.aimed import aimed_edits
@@ -244,13 +245,21 @@ def test_a_dense_layer_has_the_size_of_its_weights(tmp_path, sentence_t5_folder)
         check_model(tmp_path)
 
 
-def test_a_cross_encoder_in_a_folder_is_checked_when_a_reranker_names_it(tmp_path, tokenizer_folder):
-    folder = save_cross_encoder(tmp_path / "model", tokenizer_folder)
-    record = {"kind": "cross-encoder", "for": {}, "settings": {"name": str(folder), "batch_size": 2}}
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "reranker.json").write_text(json.dumps(record))
-    assert load_reranker(tmp_path / "mine").score_pairs([("a", "b")]).shape == (1,)
-    (folder / "evil.py").write_text("")
+def test_a_saved_cross_encoder_names_no_model(tmp_path, tokenizer_folder):
+    pairs = [("a noble gas", "neon"), ("river", "the danube")]
+    reranker = CrossEncoderReranker(
+        save_cross_encoder(tmp_path / "named", tokenizer_folder), device="cpu", batch_size=2
+    )
+    reranker.save(tmp_path / "mine")
+    shutil.rmtree(tmp_path / "named")
+    assert np.array_equal(load_reranker(tmp_path / "mine").score_pairs(pairs), reranker.score_pairs(pairs))
+    record = tmp_path / "mine" / "reranker.json"
+    assert json.loads(record.read_text())["settings"] == {"batch_size": 2}
+    edit_json(record, lambda own: own["settings"].update(name="evil/model"))
+    with pytest.raises(ValueError, match="mine cannot be read"):
+        load_reranker(tmp_path / "mine")
+    edit_json(record, lambda own: own["settings"].pop("name"))
+    (tmp_path / "mine" / "model" / "evil.py").write_text("")
     with pytest.raises(ValueError, match=r"evil.py could run code"):
         load_reranker(tmp_path / "mine")
 

@@ -12,11 +12,14 @@ from numpy.typing import NDArray
 from sentence_transformers import CrossEncoder
 from torch import nn
 
-from contrastive.encoder import check_device
-from contrastive.untrusted import check_model
+from contrastive.encoder import check_device, without_bars, without_hub
+from contrastive.untrusted import check_finite, check_inputs, check_model, write_model
+from docids.files.declarations import LARGEST
 from docids.files.progress import Bar
 from dsi.rerankers.candidates import Candidates, Floats, Reranker
 
+_MODEL = "model"
+"""Folder of the model of a saved reranker."""
 _BATCHES = 4
 """Scored between two steps of the progress bar."""
 
@@ -47,8 +50,8 @@ class CrossEncoderReranker(Reranker):
     kind = "cross-encoder"
 
     def __init__(self, name: str | Path, *, device: str | None = None, batch_size: int = 32) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
+        if not isinstance(batch_size, int) or not 1 <= batch_size <= LARGEST:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size!r}.")
         self.name, self.batch_size = str(name), batch_size
         self._model = _load(self.name, device)
 
@@ -92,15 +95,19 @@ class CrossEncoderReranker(Reranker):
         return self
 
     def write(self, folder: Path) -> dict[str, Any]:
-        """Write nothing; return the model's name, not a copy of it."""
-        return {"name": self.name, "batch_size": self.batch_size}
+        """Write the model, so that a saved reranker names none; return the batch size."""
+        write_model(self._model, folder / _MODEL)
+        return {"batch_size": self.batch_size}
 
     @classmethod
     def read(cls, folder: Path, settings: dict[str, Any]) -> "CrossEncoderReranker":
-        """Load what `write` wrote; a model in a folder must be one that runs no code of its own."""
-        if Path(settings["name"]).is_dir():
-            check_model(Path(settings["name"]))
-        return cls(**settings)
+        """Load what `write` wrote, which may be a stranger's."""
+        check_model(folder / _MODEL)
+        with without_bars(), without_hub():
+            reranker = cls(folder / _MODEL, **settings)
+        check_inputs(reranker._model)
+        check_finite(reranker._model, folder / _MODEL)
+        return reranker
 
 
 def _load(name: str, device: str | None) -> CrossEncoder:

@@ -28,7 +28,7 @@ from contrastive.encoder import Encoder, EncoderConfig
 from contrastive.sparse import SparseIndex, SparseModel, load_lexical
 from contrastive.untrusted import check_model, write_model
 from docids.clustering import DocidsConfig, build_tree
-from docids.files.untrusted import is_inside
+from docids.files.untrusted import check_folder, is_inside
 from docids.vectors import VectorsConfig
 from docids.words.bm25 import BM25
 from dsi import GenerativeRetriever, SearchConfig, load_rerankers
@@ -433,6 +433,62 @@ def test_the_document_table_is_validated(tmp_path, columns, words):
     arrow(tmp_path / "documents.arrow", pa.table(columns))
     with pytest.raises(ValueError, match=words):
         load_documents(tmp_path / "documents.arrow")
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        ({"price": [float("nan"), 1.0]}, "column 'price' has a number that is not finite"),
+        ({"price": [[1.0], [float("inf")]]}, "column 'price' has a number that is not finite"),
+        ({"price": [{"a": 1.0}, {"a": float("nan")}]}, "column 'price' has a number that is not finite"),
+        ({"doc_id": pa.array(["a", None])}, "a document has no doc_id or title"),
+        ({"title": pa.array([None, None], pa.string())}, "a document has no doc_id or title"),
+    ],
+)
+def test_values_of_the_document_table(tmp_path, column, words):
+    arrow(tmp_path / "documents.arrow", pa.table({"doc_id": ["a", "b"], "title": ["c", "d"], **column}))
+    with pytest.raises(ValueError, match=words):
+        load_documents(tmp_path / "documents.arrow")
+
+
+def test_all_places_of_one_document(stranger):
+    path = stranger / "docids" / "docids.safetensors"
+    edit_arrays(path, doc_rows=load_file(path)["doc_rows"] * 0)
+    assert_refused(stranger, "docids: the docids cover 1 documents, the document table has 50")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"k1": 1, "k1": 2}', "the key 'k1' occurs twice"),
+        ('{"a": {"k\\u0031": 1, "k1": 2}}', "the key 'k1' occurs twice"),
+        ('{"k1": NaN}', "NaN is no number of JSON"),
+        ('{"k1": -Infinity}', "-Infinity is no number of JSON"),
+        (r'{"k1": "\ud800"}', "surrogates not allowed"),
+    ],
+)
+def test_json_that_readers_take_differently_is_refused(stranger, text, words):
+    (stranger / "lexical" / "params.index.json").write_text(text)
+    assert_refused(stranger, words)
+
+
+@pytest.mark.parametrize("shape", [[2**63, 0], [0, 2**63], [10**9, 0]])
+def test_an_empty_array_has_no_shape_without_end(stranger, shape):
+    path = stranger / "docids" / "docids.safetensors"
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    entry = {"dtype": "I32", "shape": shape, "data_offsets": [0, 0]}
+    header = json.dumps({"origin\n": entry, **json.loads(data[8 : 8 + length])}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + length :])
+    assert_refused(stranger, r"the shape of 'origin\n' does not fit it")
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[2J", "\udcff"])
+def test_names_of_files_are_printable(tmp_path, name):
+    (tmp_path / name).write_text("")
+    with pytest.raises(ValueError, match="a name that no part of an index has") as caught:
+        check_folder(tmp_path)
+    assert str(caught.value).isprintable()
 
 
 def test_texts_stay_in_their_data(tmp_path):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sentence_transformers import CrossEncoder
 from torch import nn
 
-from contrastive.encoder import check_device, without_bars, without_hub
+from contrastive.encoder import check_device, quiet_transformers, without_hub
 from contrastive.untrusted import check_finite, check_inputs, check_model, write_model
 from docids.files.declarations import LARGEST
 from docids.files.progress import Bar
@@ -103,7 +103,7 @@ class CrossEncoderReranker(Reranker):
     def read(cls, folder: Path, settings: dict[str, Any]) -> "CrossEncoderReranker":
         """Load what `write` wrote, which may be a stranger's."""
         check_model(folder / _MODEL)
-        with without_bars(), without_hub():
+        with quiet_transformers(), without_hub():
             reranker = cls(folder / _MODEL, **settings)
         check_inputs(reranker._model)
         check_finite(reranker._model, folder / _MODEL)

@@ -278,7 +278,9 @@ def _declared_keys(record: Mapping[str, Any]) -> frozenset[str]:
     kind = record.get("model_type")
     if kind not in MODEL_TYPES:
         return frozenset()
-    return frozenset(CONFIG_MAPPING[kind]().to_dict()) - {"_name_or_path"}
+    return (frozenset(CONFIG_MAPPING[kind]().to_dict()) | {"decoder_start_token_id"}) - {
+        "_name_or_path"
+    }  # T5's own has it
 
 
 def _check_transformer(folder: Path) -> None:

@@ -427,9 +427,8 @@ class GenerativeRetriever:
     def add(self, documents: Iterable[Mapping[str, Any]], *, replace: bool = False) -> None:
         """Make new documents searchable at once, without training; no other document's docid changes.
 
-        A document descends the centroids to its cluster. The walk, dense scores and BM25 treat it like any other; with docid
-        tokens that have weights of their own, it gets the mean probability of its siblings. Searches may run
-        meanwhile; each sees all of the new documents or none.
+        A document descends the centroids to its cluster and is searched like any other; with docid tokens that have weights of
+        their own, it gets the mean probability of its siblings. Searches meanwhile see all of the new documents or none.
 
         Args:
             documents: each with doc_id (or _id), text and optionally title and metadata, as in corpus.jsonl.
@@ -437,25 +436,18 @@ class GenerativeRetriever:
 
         Raises:
             TypeError: documents are no list of mappings.
-            ValueError: a doc_id that is in the index already, repeated or empty; no text; an unknown key or metadata.
+            ValueError: a doc_id that is in the index already, repeated or empty; no text; metadata that no column can hold.
         """
         with self._updating:
             self._hold(with_documents(self._state.content, self.encoder, documents, replace=replace))
 
     def remove(self, doc_ids: Iterable[str]) -> None:
-        """Remove documents; their places in the tree become free for new ones.
-
-        Raises:
-            ValueError: a doc_id is not in the index, or no document would be left.
-        """
+        """Remove documents that are in the index, but not all; their places in the tree become free for new ones."""
         with self._updating:
             self._hold(without_documents(self._state.content, self.documents.rows_of(doc_ids, "remove")))
 
     def keep_texts(self, documents: datasets.Dataset) -> None:
-        """Put the texts of the documents into the index, for rerankers that read them; `add` keeps those of new documents.
-
-        Args:
-            documents: table with doc_id and text, such as `collection.documents`; may hold more documents.
+        """Put the texts of a table with doc_id and text, such as `collection.documents`, into the index.
 
         Raises:
             ValueError: the table has no texts, or lacks a document of the index.
@@ -573,26 +565,18 @@ class GenerativeRetriever:
         return retriever
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the folder and the state of the index there, from which another process loads it.
-
-        Raises:
-            ValueError: the index has changes that no folder holds.
-        """
+        """Pickle the folder and the state of the index there; refused if the index has changes that no folder holds."""
         if self._on_disk is None or self._on_disk[1] is not self._state.engine:
-            raise ValueError(
-                "A retriever is pickled as the folder that holds it, and this one has changes that none holds; call "
-                "save_update or save_pretrained first."
+            changes = (
+                "A retriever is pickled as the folder that holds it, and this one has changes that none holds; call"
             )
+            raise ValueError(f"{changes} save_update or save_pretrained first.")
         folder, dtype = self._on_disk[0], next(name for name, own in _DTYPES.items() if own == self.dtype)
         return _reload, (folder, self._saved[folder], str(self.device), dtype, self.search_config)
 
 
 def _reload(folder: Path, state: str, device: str, dtype: str, config: SearchConfig) -> GenerativeRetriever:
-    """Return the retriever that was pickled.
-
-    Raises:
-        ValueError: the index in its folder was changed since.
-    """
+    """Return the retriever that was pickled, unless the index in its folder was changed since."""
     retriever = GenerativeRetriever.from_pretrained(folder, device=device, dtype=dtype)
     if retriever._saved[folder] != state:
         raise ValueError(f"{folder} was changed since the retriever was pickled; load the index there instead.")

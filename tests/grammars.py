@@ -141,7 +141,6 @@ FLAWS: dict[str, Callable[[Draft, Random], Any]] = {
     ),
     "no documents": lambda own, chance: own.corpus.clear(),
     "no queries": lambda own, chance: own.queries.clear(),
-    "no judgements": lambda own, chance: own.qrels.clear(),
     "unknown query": _judge(0, "?", " ", ""),
     "unknown document": _judge(1, "?", ""),
     "wrong relevance": _judge(2, "x", "", "1.5", "²", "1e0", "--1", "9" * 30, "nan", "1\t1"),

@@ -180,7 +180,16 @@ _watching: list[str] = []
 def _watch(folder: Path) -> None:
     """End this process with status `OUTSIDE` if loading opens a connection, a process, or a file outside a folder."""
     log = os.open(folder.parent / "outside", os.O_WRONLY | os.O_CREAT)
-    known = [str(folder), *sys.path[1:], sys.prefix, sys.base_prefix, "/proc/", "/sys/", os.devnull]
+    known = [
+        str(folder),
+        str(Path(__file__).parent),
+        *sys.path[1:],
+        sys.prefix,
+        sys.base_prefix,
+        "/proc/",
+        "/sys/",
+        os.devnull,
+    ]
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if not _watching:

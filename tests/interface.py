@@ -14,9 +14,9 @@ from types import ModuleType
 
 import dsi
 from docids import extensions
-from dsi.commands.main import COMMANDS
+from dsi.commands.arguments import parser_of
+from dsi.commands.main import COMMANDS, command_modules
 from dsi.config import all_settings
-from tests.command_lines import parser_of
 
 ROOT = Path(__file__).parent.parent
 FILE = Path(__file__).with_suffix(".txt")
@@ -96,7 +96,7 @@ def _line(function: Function, name: str) -> str:
 
 
 def _options(command: str) -> Iterator[str]:
-    for action in parser_of(command)._actions:
+    for action in parser_of(command_modules()[command])._actions:
         if action.dest != "help":
             name = " ".join(action.option_strings) or str(action.metavar or action.dest)
             default = None if action.default == argparse.SUPPRESS else action.default

@@ -175,7 +175,7 @@ def test_the_part_without_some_documents_is_of_this_collection_with_its_own_dev_
         assert part.qrels["train"] == {
             q: own for q, own in whole.qrels["train"].items() if own.keys() <= part.rows.keys()
         }
-        kept.append(part.folder)
+        kept.append(part.name)
     assert kept[0] != kept[1]
 
 

@@ -145,7 +145,7 @@ def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path
         patch.setattr("sys.stdin", io.TextIOWrapper(typed))
         assert main(["search", str(run), "--device", "cpu"]) == 0
     piped = capsys.readouterr().out
-    assert piped.startswith("neon")
+    assert piped.startswith('"neon"')
     assert "score = " in piped
     assert "never" not in piped
 

@@ -1,6 +1,5 @@
 """A tiny index for random trials: every document's score by definition, searches, updates and calls with wrong arguments."""
 
-import copy
 import dataclasses
 import json
 import shutil
@@ -100,8 +99,8 @@ class TinyIndex:
 
     def own_retriever(self) -> GenerativeRetriever:
         """One that may be changed."""
-        own = copy.copy(self.retriever)
-        own._updating, own._saved = threading.Lock(), dict(self.retriever._saved)
+        own = shallow_copy(self.retriever)
+        own._saved = dict(self.retriever._saved)
         return own
 
     # Searches, against the scores of all documents
@@ -116,8 +115,7 @@ class TinyIndex:
         few = chance.choice([0, 10, 1000])  # from so many allowed documents on, a filter is applied inside the walk
 
         def call() -> tuple[SearchConfig, list[Hits]]:
-            own, generate._OUTRIGHT = copy.copy(retriever), few
-            own._updating = threading.Lock()
+            own, generate._OUTRIGHT = shallow_copy(retriever), few
             own.search_config = dataclasses.replace(retriever.search_config, **config)
             return own.config_for(k, **options), own.search(QUERIES, k, **options)
 
@@ -318,3 +316,10 @@ def _write_collection(folder: Path) -> None:
     )
     for split in ("dev", "test"):
         (folder / "qrels" / f"{split}.tsv").write_text("\n".join(f"q{n}\t{ids[n]}\t1" for n in range(len(QUERIES))))
+
+
+def shallow_copy(retriever: GenerativeRetriever) -> GenerativeRetriever:
+    """Return a retriever of the same index with a lock of its own; a retriever itself is copied as its folder."""
+    own = object.__new__(GenerativeRetriever)
+    vars(own).update(vars(retriever), _updating=threading.Lock())
+    return own

@@ -179,8 +179,10 @@ def means_with_queries(
 
 def _keeps_texts(documents: datasets.Dataset, megabytes: int) -> bool:
     """Return whether the texts of documents take at most this number of megabytes; logs it if not."""
+    if not megabytes or "text" not in documents.column_names:
+        return False
     size = document_table(documents, texts=True)["text"].nbytes / 1e6
-    if megabytes and size > megabytes:
+    if size > megabytes:
         logger.warning(
             "The documents' texts take %.0f MB, more than text_megabytes = %d: the index keeps titles only.",
             size,

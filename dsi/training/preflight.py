@@ -139,8 +139,8 @@ def check_storable(config: Config, encoder: Encoder, processes: Processes) -> No
 def _storage_problem(config: Config, encoder: Encoder) -> str:
     """Return why the encoder cannot be loaded again once it is written; "" if it can."""
     with TemporaryDirectory() as folder:
-        encoder.save(Path(folder))
         try:
+            encoder.save(Path(folder))
             Encoder.load(config.encoder, Path(folder), "cpu")
         except ValueError as error:
             return str(error).replace(f"{folder}/", "").rstrip(".").removesuffix(f"; {RESTORE}")

@@ -265,7 +265,11 @@ def test_training_again_never_drops_updates_silently(config, beir, trained, caps
 def contents(run: Path) -> dict[str, bytes]:
     """All files of a run but what a training that began can go on from."""
     files = {path.relative_to(run) for path in run.rglob("*") if path.is_file()}
-    return {str(path): (run / path).read_bytes() for path in files if path.parts[0] not in ("checkpoints", "states")}
+    return {
+        str(path): (run / path).read_bytes()
+        for path in files
+        if path.parts[0] not in ("checkpoints", "states", "pseudo_queries")
+    }
 
 
 LARGE_STEPS = {"learning_rate": 1e20}

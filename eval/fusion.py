@@ -16,8 +16,6 @@ from docids.types import Qrels, Run
 from eval.measures import cutoff, evaluate, mean, ranking
 
 _ROUNDS = 5
-_ALIKE = 1e-12
-"""Means of a measure that differ by no more are equal."""
 _MOST_SHARE = 0.999
 """Of a run in a weighted sum of two."""
 
@@ -115,11 +113,12 @@ def improve_weights(
         before = best
         for number, other in enumerate(others):
             rest = weighted_sum(first, others, [0.0 if n == number else weight for n, weight in enumerate(weights)])
-            share, value = best_weight(rest, other, qrels, measure)
-            if value > best + _ALIKE:
-                share = min(share, _MOST_SHARE)
-                weights[number], best = share / (1 - share), value
-        if best <= before + _ALIKE:
+            share = min(best_weight(rest, other, qrels, measure)[0], _MOST_SHARE)
+            changed = [*weights[:number], share / (1 - share), *weights[number + 1 :]]
+            value = _mean(first, others, changed, qrels, measure)  # the largest share may not be tried
+            if value > best:
+                weights, best = changed, value
+        if best == before:
             break
     return weights, best
 

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from eval.fusion import best_weight, best_weights, interpolate, reciprocal_rank_fusion
@@ -81,6 +81,7 @@ def test_crossings_that_round_to_an_end_are_no_crossings(tiny):
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10_000))
+@example(seed=5649)  # the best share is the largest, which is cut
 def test_several_weights_are_never_worse_than_fewer_or_than_one_step_around(seed):
     rng = np.random.default_rng(seed)
     doc_ids = [f"d{n}" for n in range(12)]

@@ -11,7 +11,7 @@ import dsi
 from dsi.config import read_config
 from dsi.search.request import SearchConfig
 from dsi.training.tuning import ALPHAS, BEAMS, choose_weights, is_tuned, tune_index
-from dsi.training.weights import supported_weights
+from eval.fusion import best_weights
 from tests.conftest import WIDTH
 from tests.test_pipeline import TIED, write_settings
 
@@ -54,11 +54,16 @@ RIGHT, WRONG, FLAT = {"z": 1.0, "a": 0.9}, {"z": 0.0, "a": 1.0}, {"z": 1.0, "a":
 )
 def test_weights_change_where_dev_queries_support_it(queries, words, tokens, weights, monkeypatch):
     names = [f"q{number}" for number in range(queries)]
-    dense, *others = (dict.fromkeys(names, scores) for scores in (RIGHT, words, tokens))
-    parts = dense, dict(zip(("lexical_weight", "token_weight"), others, strict=True))
-    monkeypatch.setattr("dsi.training.tuning._score_parts", lambda *_, **__: parts)
+    parts = {"lexical_weight": "BM25", "token_weight": "tokens", "query_map_weight": ""}
+    scores = [dict.fromkeys(names, each) for each in (RIGHT, words, tokens)]
+    monkeypatch.setattr("dsi.training.tuning._weighted_parts", lambda *_, **__: parts)
+    monkeypatch.setattr("dsi.training.tuning._score_parts", lambda *_: scores)
     config = SearchConfig(lexical_weight=0.25, token_weight=1.0)
-    chosen = choose_weights(None, None, {name: {"z": 1} for name in names}, config)  # type: ignore[arg-type]
+    unanswered = {f"u{number}": {"z": 0} for number in range(20)}
+    qrels = {name: {"z": 1} for name in names} | unanswered  # which do not count
+    for run in scores:
+        run.update(dict.fromkeys(unanswered, RIGHT))
+    chosen = choose_weights(None, None, qrels, config)  # type: ignore[arg-type]
     assert (chosen["lexical_weight"], chosen["token_weight"]) == pytest.approx(weights, abs=0.06)
     assert chosen["query_map_weight"] == 0.0
 
@@ -111,7 +116,7 @@ def test_alpha_is_the_one_whose_walks_reach_most_and_an_untrained_generator_has_
 
 def test_a_weight_needs_a_gain():
     dense, words = {"q": {"a": 1.0, "b": 0.0}}, {"q": {"a": 0.0, "b": 1.0}}
-    assert supported_weights(dense, [words], {"q": {"b": 1}})[0] > 1
-    assert supported_weights(dense, [words], {"q": {"a": 1}}) == [0.0]
-    assert supported_weights(dense, [words], {"q": {"b": 0}}) == [0.0]
-    assert supported_weights(dense, [words, words], {"q": {"b": 0}}) == [0.0, 0.0]
+    assert best_weights(dense, [words], {"q": {"b": 1}})[0] > 1
+    assert best_weights(dense, [words], {"q": {"a": 1}}) == [0.0]
+    assert best_weights(dense, [words], {"q": {"b": 0}}) == [0.0]
+    assert best_weights(dense, [words, words], {"q": {"b": 0}}) == [0.0, 0.0]

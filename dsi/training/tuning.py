@@ -32,8 +32,8 @@ from dsi.search.results import Ints, SearchResult
 from dsi.store.loading import index_state, write_search_config
 from dsi.store.manifest import search_config
 from dsi.training.stages import stage_line
-from dsi.training.weights import DEPTH, HybridScores, reciprocal_ranks, supported_weights
-from eval.fusion import improve_weights, weighted_sum
+from dsi.training.weights import DEPTH, HybridScores, reciprocal_ranks
+from eval.fusion import best_weights, improve_weights, weighted_sum
 from eval.protocol import best_setting, supported_gain, supported_setting
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,6 @@ logger = logging.getLogger(__name__)
 _RECORD = "tuning.json"
 FEWEST_QUERIES = 50
 """Dev queries on which weights are chosen; on fewer, chance chooses (docs/experiments/search.md)."""
-_WEIGHTS = ("lexical_weight", "token_weight", "query_map_weight")
 _MOST_QUERIES = 500
 """Queries on which walks are compared."""
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -103,7 +102,7 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     if not queries:
         raise ValueError(f"{collection.name} has no dev queries to tune on; add qrels/dev.tsv or train queries.")
     qrels = collection.qrels["dev"]
-    judged = sum(max(judgements.values(), default=0) > 0 for judgements in qrels.values())
+    judged = _count_answered(qrels)
     if judged < FEWEST_QUERIES and retriever.engine.is_tied:
         logger.warning(
             "%d dev queries have a relevant document, too few to choose the weights of scores on; those of [search] stay.",
@@ -112,6 +111,11 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     tuning = choose(retriever, retriever.encode_queries(queries), qrels if judged else {})
     retriever.search_config = dataclasses.replace(retriever.search_config, **tuning.best)
     return tuning
+
+
+def _count_answered(qrels: Qrels) -> int:
+    """Return how many queries have a relevant document."""
+    return sum(max(judgements.values(), default=0) > 0 for judgements in qrels.values())
 
 
 def choose(
@@ -173,8 +177,8 @@ def hybrid_scores(retriever: GenerativeRetriever, lexical: Lexical | None) -> Hy
 def _choose_tied(index: _Index, encoded: EncodedQueries, qrels: Qrels) -> Tuning:
     best: dict[str, Any] = {}
     if qrels:
-        retriever, lexical = index.retriever, index.lexical is not None
-        best = dict(choose_weights(retriever, encoded, qrels, index.search_config, lexical=lexical))
+        lexical = index.lexical is not None
+        best.update(choose_weights(index.retriever, encoded, qrels, index.search_config, lexical=lexical))
     # The walk chooses candidates, which late interaction then orders: it is compared on what it has to find.
     config = dataclasses.replace(index.search_config, method="generate", **{**best, "token_weight": 0.0})
     few = _first(encoded, _MOST_QUERIES)
@@ -193,7 +197,7 @@ def choose_weights(
     lexical: bool = True,
     learned: bool = True,
 ) -> dict[str, float]:
-    """Return weights of the document score: those of `config`, unless judged queries support others.
+    """Return weights of the document score: those of `config`, unless judged queries support others; 0 for missing parts.
 
     Args:
         retriever: an index with tied tokens.
@@ -203,47 +207,53 @@ def choose_weights(
         lexical: also weight the lexical part, if the index has one.
         learned: also weight late interaction and the query map.
     """
-    dense, parts = _score_parts(retriever, encoded, config, lexical=lexical, learned=learned)
-    configured = [getattr(config, name) for name in parts]
-    weights = dict.fromkeys(_WEIGHTS, 0.0) | dict(zip(parts, configured, strict=True))
-    if len(qrels) < FEWEST_QUERIES:
+    parts = _weighted_parts(retriever, lexical=lexical, learned=learned)
+    weights = {weight: getattr(config, weight) if name else 0.0 for weight, name in parts.items()}
+    if _count_answered(qrels) < FEWEST_QUERIES:
         return weights
-    best, _ = improve_weights(dense, list(parts.values()), configured, qrels)
-    before, after = (
-        reciprocal_ranks(weighted_sum(dense, list(parts.values()), each), qrels) for each in (configured, best)
-    )
-    return weights | dict(zip(parts, best, strict=True)) if supported_gain(after, before) else weights
+    there = {weight: name for weight, name in parts.items() if name}
+    dense, *others = _score_parts(retriever, encoded, config, there)
+    configured = [weights[weight] for weight in there]
+    best, _ = improve_weights(dense, others, configured, qrels)
+    before, after = (reciprocal_ranks(weighted_sum(dense, others, each), qrels) for each in (configured, best))
+    return weights | dict(zip(there, best, strict=True)) if supported_gain(after, before) else weights
 
 
-def _score_parts(
-    retriever: GenerativeRetriever, encoded: EncodedQueries, config: SearchConfig, *, lexical: bool, learned: bool
-) -> tuple[Run, dict[str, Run]]:
-    """Return the dense scores of each query's candidates, and {weight: scores} of the other parts that the index has.
-
-    The candidates are the first documents of dense search with BM25.
-    """
-    words, engine = retriever.lexical if lexical else None, retriever.engine
+def _weighted_parts(retriever: GenerativeRetriever, *, lexical: bool, learned: bool) -> dict[str, str]:
+    """Return {weight: name of its part of the document score}, "" for a part that the index lacks or that is left out."""
+    engine, words = retriever.engine, retriever.lexical if lexical else None
     assert isinstance(engine, TiedIndex)
-    names = {
+    return {
         "lexical_weight": words.name if words else "",
         "token_weight": "tokens" if learned and engine.tree.tokens is not None else "",
         "query_map_weight": "query map" if learned and engine.generator.query_map_array.any() else "",
     }
-    plain: dict[str, Any] = dict.fromkeys(_WEIGHTS, 0.0) | (
-        {"lexical_weight": config.lexical_weight or LEXICAL_WEIGHT} if words else {}
-    )
-    result = engine.search(
-        encoded, SearchRequest(DEPTH, dataclasses.replace(config, method="exact", alpha=0.0, **plain))
-    )
-    ones: dict[str, Any] = {weight: float(name != "") for weight, name in names.items()}
-    followed = engine.follow_result(encoded, SearchRequest(DEPTH, dataclasses.replace(config, **ones)), result)
+
+
+def _score_parts(
+    retriever: GenerativeRetriever, encoded: EncodedQueries, config: SearchConfig, parts: Mapping[str, str]
+) -> list[Run]:
+    """Return the dense scores of each query's candidates, the first documents of dense search with BM25, and other parts.
+
+    Args:
+        retriever: an index with tied tokens.
+        encoded: the queries.
+        config: of the search for candidates.
+        parts: {weight: name of the part}.
+    """
+    plain: dict[str, Any] = {"lexical_weight": 0.0, "token_weight": 0.0, "query_map_weight": 0.0}
+    words = {"lexical_weight": config.lexical_weight or LEXICAL_WEIGHT} if "lexical_weight" in parts else {}
+    pool = dataclasses.replace(config, method="exact", alpha=0.0, **{**plain, **words})
+    result = retriever.engine.search(encoded, SearchRequest(DEPTH, pool))
+    unweighted = dataclasses.replace(pool, **{**plain, **dict.fromkeys(parts, 1.0)})
+    followed = retriever.engine.follow_result(encoded, SearchRequest(DEPTH, unweighted), result)
     doc_ids = retriever.as_run(encoded.query_ids, result)
 
     def run(name: str) -> Run:
         rows = zip(encoded.query_ids, followed.parts[name].tolist(), strict=True)
         return {query_id: dict(zip(doc_ids[query_id], scores, strict=False)) for query_id, scores in rows}
 
-    return run("dense"), {weight: run(name) for weight, name in names.items() if name}
+    return [run(name) for name in ("dense", *parts.values())]
 
 
 def _tied(index: _Index) -> TiedIndex:
@@ -378,7 +388,7 @@ class _Paths:
         candidates = {query_id: [rows[doc_id] for doc_id in scores] for query_id, scores in generative.items()}
         vectors = encoded.embeddings.float().numpy()
         dense, others = self.scores.runs(encoded.query_ids, vectors, encoded.texts, None, candidates)
-        *weights, w = supported_weights(dense, [others, generative] if index.lexical else [generative], self.qrels)
+        *weights, w = best_weights(dense, [others, generative] if index.lexical else [generative], self.qrels)
         return {"alpha": w / (w + temperature), "lexical_weight": weights[0] if weights else 0.0}
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from docids.types import Floats, Qrels, Run
 from docids.words.bm25 import Lexical
 from dsi.trees.places import document_scores
-from eval.fusion import best_weights, weighted_sum
+from eval.fusion import best_weights
 from eval.measures import evaluate
 
 DEPTH = 100
@@ -83,16 +83,7 @@ class HybridScores:
         if self.lexical is None or not query_ids:
             return 0.0
         dense, lexical = self.runs(query_ids, queries, texts)
-        return supported_weights(dense, [lexical], qrels)[0]
-
-
-def supported_weights(first: Run, others: Sequence[Run], qrels: Qrels) -> list[float]:
-    """Return `best_weights`, or zeros if the weighted sum ranks no better than `first` alone."""
-    weights = best_weights(first, others, qrels)
-    before, after = (
-        sum(reciprocal_ranks(run, qrels).values()) for run in (first, weighted_sum(first, others, weights))
-    )
-    return weights if after > before else [0.0] * len(others)
+        return best_weights(dense, [lexical], qrels)[0]
 
 
 def reciprocal_ranks(run: Run, qrels: Qrels) -> dict[str, float]:

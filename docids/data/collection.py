@@ -18,7 +18,7 @@ from typing import Any, overload
 
 import datasets
 
-from docids.data import SHIPPED
+from docids.data import existing_folder, find_collection
 from docids.data.dev_queries import cut_dev, relevant_documents
 from docids.data.lines import json_lines, named_records, text_lines, whole_number, write_json_line, write_judgements
 from docids.data.records import (
@@ -154,7 +154,7 @@ class Collection:
             FileNotFoundError: no such folder, or no such file in it.
             ValueError: a malformed file; the message names file, line, value and remedy.
         """
-        table = _table(check_documents(folder_records(_existing(Path(folder))), folder))
+        table = _table(check_documents(folder_records(existing_folder(Path(folder))), folder))
         return cls(str(folder), [_content_digest(table, {}, {})], table, {}, *_cut({}, 0, 0), _rows(table))
 
     def save(self, folder: str | Path) -> None:
@@ -243,9 +243,7 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
         ValueError: a file's content is wrong; the message names file, line, value and remedy.
     """
     _check_cut(dev_queries, seed)
-    if str(folder) in SHIPPED and not Path(folder).exists():
-        folder = SHIPPED[str(folder)]
-    folder = _existing(Path(folder))
+    folder = find_collection(folder)
     if not _is_beir(folder):
         return Collection.from_folder(folder)
     documents = read_documents(folder)
@@ -268,16 +266,6 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
 def _is_beir(folder: Path) -> bool:
     """True if a folder has a file of the BEIR layout, so that a missing one is an error."""
     return _has(folder, "corpus.jsonl") or _has(folder, "queries.jsonl") or (folder / "qrels").is_dir()
-
-
-def _existing(folder: Path) -> Path:
-    if folder.exists() and not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is a file; give the folder that holds it.")
-    if not folder.is_dir():
-        raise FileNotFoundError(
-            f"The collection folder {folder} does not exist; pass a folder in BEIR layout or of texts."
-        )
-    return folder
 
 
 def _check_cut(dev_queries: int, seed: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from docids.data import SHIPPED
+from docids.data import find_collection
 from docids.files.checks import short_number
 
 if TYPE_CHECKING:
@@ -69,18 +69,11 @@ def query_text(value: str) -> str:
 
 
 def collection_folder(value: str) -> Path:
-    """Return an existing folder, or that of a collection that ships, by name; a folder of that name goes first."""
-    folder = Path(value)
-    if not folder.is_dir() and value in SHIPPED:
-        return SHIPPED[value]
-    if folder.exists() and not folder.is_dir():
-        raise ArgumentTypeError(f"{value} is a file; give the folder that holds it.")
-    if not folder.exists():
-        raise ArgumentTypeError(
-            f"The collection folder {value} does not exist; name a folder in BEIR layout or of texts, or {', '.join(SHIPPED)}, "
-            "the collection that ships."
-        )
-    return folder
+    """Return the folder of a collection."""
+    try:
+        return find_collection(value)
+    except FileNotFoundError as error:
+        raise ArgumentTypeError(str(error)) from None
 
 
 def index_folder(value: str) -> Path:

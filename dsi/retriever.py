@@ -482,10 +482,15 @@ class GenerativeRetriever:
         with writing_to(target):
             if target in self._saved and index_state(target):
                 check_known(target, self._saved.values())
-            state = self._state
-            with replace_folder(target) as partial:
-                save_index(partial, state.encoder, state.generator, state.search_config, *state.content)
-            self._saved[target], self._on_disk = index_state(target), (target, state.engine)
+            engine = self._write(target)
+            self._saved[target], self._on_disk = index_state(target), (target, engine)
+
+    def _write(self, folder: Path) -> Engine:
+        """Write the whole index, and return the engine of what was written."""
+        state = self._state
+        with replace_folder(folder) as partial:
+            save_index(partial, state.encoder, state.generator, state.search_config, *state.content)
+        return state.engine
 
     def _check_dtype(self) -> None:
         if self.dtype != torch.float32:
@@ -523,11 +528,9 @@ class GenerativeRetriever:
         """Upload the whole index with a model card to the Hugging Face Hub; see `dsi.store.hub.push`."""
         from dsi.store.hub import push
 
+        self._check_dtype()
         with TemporaryDirectory() as folder:
-            on_disk = self._on_disk
-            self.save_pretrained(Path(folder) / "index")
-            self._saved.pop((Path(folder) / "index").resolve())
-            self._on_disk = on_disk
+            self._write(Path(folder) / "index")
             return push(Path(folder) / "index", name, private=private, token=token, license=license)
 
     @classmethod
@@ -567,10 +570,10 @@ class GenerativeRetriever:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the folder and the state of the index there; refused if the index has changes that no folder holds."""
         if self._on_disk is None or self._on_disk[1] is not self._state.engine:
-            changes = (
-                "A retriever is pickled as the folder that holds it, and this one has changes that none holds; call"
+            raise ValueError(
+                "A retriever is pickled as the folder that holds it, and this one has changes that none holds; call "
+                "save_update or save_pretrained first."
             )
-            raise ValueError(f"{changes} save_update or save_pretrained first.")
         folder, dtype = self._on_disk[0], next(name for name, own in _DTYPES.items() if own == self.dtype)
         return _reload, (folder, self._saved[folder], str(self.device), dtype, self.search_config)
 
@@ -586,13 +589,10 @@ def _reload(folder: Path, state: str, device: str, dtype: str, config: SearchCon
 
 def _check_parts(options: Mapping[str, Any], engine: Engine) -> None:
     """Raise ValueError if a call weights a part of the score that the index lacks; without options it is left out."""
-    if options.get("lexical_weight") and engine.lexical is None:
-        raise ValueError(
-            f"lexical_weight is {options['lexical_weight']:g}, but this index has no lexical part; use 0, or train with "
-            'lexical.model = "bm25".'
-        )
-    if options.get("token_weight") and engine.tree.tokens is None:
-        raise ValueError(
-            f"token_weight is {options['token_weight']:g}, but this index has no token vectors; use 0, or train with "
-            "tokens.enabled = true."
-        )
+    lacking = {
+        "lexical_weight": (engine.lexical, 'no lexical part; use 0, or train with lexical.model = "bm25"'),
+        "token_weight": (engine.tree.tokens, "no token vectors; use 0, or train with tokens.enabled = true"),
+    }
+    for option, (part, remedy) in lacking.items():
+        if options.get(option) and part is None:
+            raise ValueError(f"{option} is {options[option]:g}, but this index has {remedy}.")

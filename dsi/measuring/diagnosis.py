@@ -13,9 +13,7 @@ import numpy as np
 
 from docids.data.collection import Collection
 from dsi.retriever import GenerativeRetriever
-from dsi.search.engine import encode_queries, path_nodes
 from dsi.search.request import SearchOptions
-from dsi.search.results import Trace
 from eval.tables import markdown_table
 
 
@@ -59,19 +57,16 @@ def diagnose(
     run = index.as_run(encoded.query_ids, index.engine.search(encoded, request))
     rows = index.documents.rows_of([answers[query_id] for query_id in queries], "answers")
     followed = index.engine.follow_all(encoded, request, np.array(rows)[:, None])
-    scores, misses = followed.scores[:, 0].tolist(), []
+    scores, misses, searches = followed.scores[:, 0].tolist(), [], index.answered(encoded.texts, request)
     for row, (query_id, hits) in enumerate(run.items()):
         if answers[query_id] in hits:
             continue
-        last, path = min(hits.values()), path_nodes(index.tree, followed.positions[row])[0]
-        trace = Trace()
-        index.engine.search(encode_queries(index.encoder, [queries[query_id]]), request, trace=trace)
-        pruned = trace.pruned_at(path, index.tree.num_inner)
+        last, position = min(hits.values()), int(followed.positions[row, 0])
+        pruned = searches[row].pruned(position)
         if pruned is None:
-            level, margin = int((path >= 0).sum()) - 1, last - scores[row]
+            level, margin = len(index.tree.digits(position)) - 1, last - scores[row]
         else:
-            level, score, lowest = pruned
-            margin = lowest - score if lowest < np.inf else 0.0
+            level, margin = pruned.level - 1, pruned.lowest - pruned.score if pruned.lowest < np.inf else 0.0
         misses.append(Miss(query_id, answers[query_id], scores[row] > last, level, margin))
     return misses
 

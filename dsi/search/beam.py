@@ -496,8 +496,7 @@ class BestPaths(Method):
         if not len(rows):
             return
         positions = result.positions[rows]
-        doc_rows = search.tree.doc_rows[np.where(positions < 0, positions[:, :1], positions)]
-        followed = search.follow(batch.select(torch.from_numpy(rows)), request, doc_rows)
+        followed = search.follow(batch.select(torch.from_numpy(rows)), request, search.rows_at(positions))
         scores = np.where(positions < 0, -np.float32(np.inf), followed.scores)
         order = np.lexsort((followed.positions, -scores))
         places = np.where(positions < 0, -1, followed.positions)

@@ -89,6 +89,11 @@ class EncodedQueries:
         }
         return [texts[row] for row in range(self.count)]
 
+    def one(self, row: int) -> "EncodedQueries":
+        """Return one of the queries, by its row in the order of the call."""
+        (batch,) = (batch.select((batch.rows == row).nonzero()[:, 0]) for batch in self.batches if row in batch.rows)
+        return EncodedQueries([self.query_ids[row]], [batch._replace(rows=torch.zeros_like(batch.rows))])
+
     @property
     def embeddings(self) -> Tensor:
         """[count, embedding_dim] on the CPU, in the order of the call."""
@@ -296,8 +301,10 @@ class Engine(ABC):
     def follow(self, batch: QueryBatch, request: SearchRequest, rows: Ints) -> Followed:
         """Return how the paths to documents [batch, n], rows of the document table, are scored; a filter changes no score."""
 
-    def token_shares(self, batch: QueryBatch, request: SearchRequest, position: int) -> tuple[Ints, Floats] | None:
-        """Return for each token of the first query the token that it finds at a docid position, and its share of the score.
+    def token_shares(
+        self, batch: QueryBatch, request: SearchRequest, positions: Sequence[int]
+    ) -> list[tuple[Ints, Floats]] | None:
+        """Return what each token of the first query finds at docid positions: tokens there, and their shares of the scores.
 
         None if late interaction takes no part.
         """
@@ -355,8 +362,11 @@ class Engine(ABC):
 
     def follow_result(self, encoded: EncodedQueries, request: SearchRequest, result: SearchResult) -> Followed:
         """Return `follow` for the documents of a result [queries, k]; what it has at padding means nothing."""
-        places = np.maximum(np.where(result.positions < 0, result.positions[:, :1], result.positions), 0)
-        return self.follow_all(encoded, request, self.tree.doc_rows[places])
+        return self.follow_all(encoded, request, self.rows_at(result.positions))
+
+    def rows_at(self, positions: Ints) -> Ints:
+        """Return rows of the document table [queries, k] at the docid positions of a result; at padding that of the first."""
+        return self.tree.doc_rows[np.maximum(np.where(positions < 0, positions[:, :1], positions), 0)]
 
     def _check_extra_scores(self, encoded: EncodedQueries, request: SearchRequest) -> None:
         if request.extra_scores is not None:

@@ -142,10 +142,12 @@ class TiedIndex(Engine):
         np.put_along_axis(nodes, length - 1, followed.scores[:, :, None], axis=2)
         return followed
 
-    def token_shares(self, batch: QueryBatch, request: SearchRequest, position: int) -> tuple[Ints, Floats] | None:
-        """Return what late interaction finds at a docid position; see `Engine`."""
+    def token_shares(
+        self, batch: QueryBatch, request: SearchRequest, positions: Sequence[int]
+    ) -> list[tuple[Ints, Floats]] | None:
+        """Return what late interaction finds at docid positions; see `Engine`."""
         scores = self.document_scores(batch, request)
-        return scores.token_shares(0, position) if scores.has_tokens else None
+        return [scores.token_shares(0, position) for position in positions] if scores.has_tokens else None
 
     def _path_scores(self, node_scores: NodeScores, positions: Ints) -> Floats:
         """[batch, n, depth] scores of the inner nodes on the paths to docid positions [batch, n]; NaN from the document on."""
@@ -444,18 +446,16 @@ class _Search:
         other_positions, other_dense = scores.dense(row, other_rows)
         positions = np.concatenate([positions, other_positions])
         lexical = np.concatenate([known[: len(rows)], word_scores, known[len(rows) :]])
-        total = np.concatenate([dense, other_dense]) + lexical
-        total += scores.extra_scores(row, np.concatenate([rows, other_rows]))
+        all_rows = np.concatenate([rows, other_rows])
+        total = np.concatenate([dense, other_dense]) + lexical + scores.extra_scores(row, all_rows)
         bits = np.repeat([WALK, WORDS, EXTRA], [len(rows), len(word_rows), len(extra_rows)])
-        all_rows = np.concatenate(
-            [rows, other_rows]
-        )  # by document: rounding may have chosen another of two equal places
-        unique, first, inverse = np.unique(all_rows, return_index=True, return_inverse=True)
+        # By document, not by place: rounding may have chosen another of two equal places.
+        _, first, inverse = np.unique(all_rows, return_index=True, return_inverse=True)
         sources = np.bincount(inverse, bits).astype(np.uint8)  # no source has a document twice
         bound = cut + rest + extra_cut if extra_cut > -np.inf else -np.inf
         order = np.argsort(positions[first])
         kept = first[order]
-        return _Pool(positions[kept], total[kept], sources[order], bound, read + len(unique) - len(rows))
+        return _Pool(positions[kept], total[kept], sources[order], bound, read + len(kept) - len(rows))
 
     def _best_below(self, row: int, nodes: Ints, positions: Ints) -> tuple[Ints, Floats, float, int]:
         """Return the best documents below nodes by dense score.

@@ -4,7 +4,7 @@ Knows nothing of how documents are found.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,17 +21,17 @@ _CLEAR = 0.5
 
 
 class StoredText(NamedTuple):
-    """What an index holds of a document: its row in the document table, its title, and its text, "" if it keeps none."""
+    """What an index holds of a document: the docid position that was scored, its title, and its text, "" if it keeps none."""
 
-    row: int
+    position: int
     title: str
     text: str
 
 
 def matched_words(
-    engine: Engine, encoder: Encoder, query: EncodedQueries, request: SearchRequest, document: StoredText, position: int
-) -> list[Match]:
-    """Return what each word of a query adds to a document's score, and which words of the document it found.
+    engine: Engine, encoder: Encoder, query: EncodedQueries, request: SearchRequest, documents: Sequence[StoredText]
+) -> list[list[Match]]:
+    """Return for each document what each word of a query adds to its score, and which words of the document it found.
 
     With late interaction the shares add up to its part of the score; without it, to the lexical part. None of either: no words.
 
@@ -40,20 +40,28 @@ def matched_words(
         encoder: of the index.
         query: one, encoded.
         request: of the search.
-        document: one of the index.
-        position: docid position that it was scored at.
+        documents: of the index.
     """
     (batch,) = query.batches
-    shares = engine.token_shares(batch, request, position)
-    if shares is not None:
-        return _by_tokens(engine, encoder, batch.texts[0], document, position, request.config.token_weight, *shares)
+    found = engine.token_shares(batch, request, [document.position for document in documents])
+    if found is not None:
+        tokens = _QueryTokens.from_query(encoder, batch.texts[0], request.config.token_weight)
+        return [
+            _by_tokens(engine, encoder, tokens, document, *own) for document, own in zip(documents, found, strict=True)
+        ]
     if engine.lexical is None or not request.config.lexical_weight:
-        return []
-    (terms,) = engine.lexical.query_terms(batch.texts)
-    added = engine.lexical.scorer.contributions(terms, np.array([document.row]))[:, 0]
+        return [[] for _ in documents]
+    (terms,), names = engine.lexical.query_terms(batch.texts), engine.lexical.term_names(batch.texts[0])
+    rows = engine.tree.doc_rows[[document.position for document in documents]]
+    added = request.config.lexical_weight * engine.lexical.scorer.contributions(terms, rows).T  # [documents, terms]
+    return [_by_terms(names, shares, document) for document, shares in zip(documents, added.tolist(), strict=True)]
+
+
+def _by_terms(names: Sequence[str], shares: Sequence[float], document: StoredText) -> list[Match]:
+    """Return the matches of terms; those that have the same name are put together."""
     matches: dict[str, float] = {}
-    for word, share in zip(engine.lexical.term_names(batch.texts[0]), added.tolist(), strict=True):
-        matches[word] = matches.get(word, 0.0) + request.config.lexical_weight * share
+    for word, share in zip(names, shares, strict=True):
+        matches[word] = matches.get(word, 0.0) + share
     return [
         Match(word, share, tuple(_occurrences(word, document)), not _is_weak(word))
         for word, share in matches.items()
@@ -68,30 +76,42 @@ def _occurrences(word: str, document: StoredText) -> Iterator[Span]:
                 yield Span(field, found.start(), found.end(), found.group())
 
 
+class _QueryTokens(NamedTuple):
+    """The tokens of a query that late interaction compares.
+
+    Attributes:
+        text: the query, with the encoder's prompt.
+        words: characters start to end of the word of each token.
+        least: share of a token from which on what it found is marked.
+    """
+
+    text: str
+    words: list[tuple[int, int]]
+    least: float
+
+    @classmethod
+    def from_query(cls, encoder: Encoder, query: str, weight: float) -> "_QueryTokens":
+        """Return those of a query, with the weight of late interaction."""
+        (text,) = encoder.query_texts([query])
+        spans = [span for span in encoder.spans(text, "query") if not span.is_special]
+        words = [_whole_word(text, span.start, span.end) for span in spans]
+        return cls(text, words, _CLEAR * weight / max(1, len(spans)))
+
+
 def _by_tokens(
-    engine: Engine,
-    encoder: Encoder,
-    query: str,
-    document: StoredText,
-    position: int,
-    weight: float,
-    found: Ints,
-    shares: Floats,
+    engine: Engine, encoder: Encoder, query: _QueryTokens, document: StoredText, found: Ints, shares: Floats
 ) -> list[Match]:
     """Return the matches of late interaction; tokens that are pieces of one word are put together."""
-    (query,) = encoder.query_texts([query])
-    spans = [span for span in encoder.spans(query, "query") if not span.is_special]
-    places = _token_places(engine, encoder, document, position)
-    least = _CLEAR * weight / max(1, len(spans))
+    places = _token_places(engine, encoder, document)
     words: dict[tuple[int, int], list[tuple[Span | None, float]]] = {}
-    for span, token, share in zip(spans, found.tolist(), shares.tolist(), strict=True):
+    for word, token, share in zip(query.words, found.tolist(), shares.tolist(), strict=True):
         place = places[token] if 0 <= token < len(places) else None
-        words.setdefault(_whole_word(query, span.start, span.end), []).append((place, share))
+        words.setdefault(word, []).append((place, share))
     matches = []
     for (start, end), pairs in words.items():
         ends, share = dict.fromkeys(place for place, _ in pairs if place), sum(share for _, share in pairs)
-        texts = [query[start:end], *(place.text for place in ends)]
-        is_clear = share >= least * len(pairs) and not any(_is_weak(text) for text in texts)
+        texts = [query.text[start:end], *(place.text for place in ends)]
+        is_clear = share >= query.least * len(pairs) and not any(_is_weak(text) for text in texts)
         if is_clear:  # other places of the same words are marked too
             ends |= dict.fromkeys(other for text in texts[1:] for other in _occurrences(text.lower(), document))
         matches.append(Match(texts[0] or "(prompt)", share, tuple(ends), is_clear))
@@ -105,9 +125,9 @@ def _is_weak(word: str) -> bool:
     return word.lower() in ENGLISH_STOP_WORDS or not any(map(str.isalnum, word))
 
 
-def _token_places(engine: Engine, encoder: Encoder, document: StoredText, position: int) -> list[Span | None]:
-    """Return the word that each stored token of a docid position belongs to; None for special tokens and the prompt's."""
-    piece, start = _piece_at(engine, encoder, document, position)
+def _token_places(engine: Engine, encoder: Encoder, document: StoredText) -> list[Span | None]:
+    """Return the word that each stored token of a document belongs to; None for special tokens and the prompt's."""
+    piece, start = _piece_at(engine, encoder, document)
     whole = f"{document.title} {piece}"
     stripped = len(whole) - len(whole.lstrip())
     places: list[Span | None] = []
@@ -121,12 +141,12 @@ def _token_places(engine: Engine, encoder: Encoder, document: StoredText, positi
         else:
             first = max(first, text)
             places.append(Span("text", first - text + start, last - text + start, whole[first:last]))
-    stored = engine.tree.tokens.counts[position] if engine.tree.tokens else 0
+    stored = engine.tree.tokens.counts[document.position] if engine.tree.tokens else 0
     return places if not document.text or len(places) == stored else []  # a text of another moment has other tokens
 
 
-def _piece_at(engine: Engine, encoder: Encoder, document: StoredText, position: int) -> tuple[str, int]:
-    """Return the part of a document's text that a docid position stands for, and the character at which it begins.
+def _piece_at(engine: Engine, encoder: Encoder, document: StoredText) -> tuple[str, int]:
+    """Return the part of a document's text that its docid position stands for, and the character at which it begins.
 
     Of a document with several places, it is the one whose codes are most like those that are stored.
     """
@@ -135,7 +155,7 @@ def _piece_at(engine: Engine, encoder: Encoder, document: StoredText, position: 
     starts = np.cumsum([0, *map(len, bodies)]).tolist()
     if tokens is None or len(bodies) == 1:
         return bodies[0], 0
-    stored = tokens.gather(np.array([position])).codes
+    stored = tokens.gather(np.array([document.position])).codes
     texts = [f"{document.title} {body}".strip() for body in bodies]
     _, codes = TokenHead(tokens.head, tokens.bits).encode(encoder, texts)
     own = [codes.codes[first:last] for first, last in zip(codes.starts[:-1], codes.starts[1:], strict=True)]

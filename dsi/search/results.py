@@ -100,8 +100,8 @@ class AnsweredSearch(Protocol):
     def explain(self, doc_id: str) -> Any:
         """Return the `DocumentExplanation` of any document of the index."""
 
-    def matches(self, doc_ids: Sequence[str]) -> list[list[Match]]:
-        """Return the words of the query that each document matches."""
+    def matches(self, hits: "Sequence[Hit]") -> list[list[Match]]:
+        """Return the words of the query that each of its hits matches."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ class Hits(list[Hit]):
 
     def matches(self) -> list[list[Match]]:
         """Return the words of the query that each hit matches; none for hits that do not know their search."""
-        return self._search.matches([hit.doc_id for hit in self]) if self._search else [[] for _ in self]
+        return self._search.matches(self) if self._search else [[] for _ in self]
 
     def __str__(self) -> str:
         return self.format()
@@ -237,30 +237,22 @@ class Hits(list[Hit]):
         """
         lines = [f'"{printable(self.query)}"  ({self._summary})']
         for hit, matches in zip(self, self.matches(), strict=True):
-            title = _marked(pieces(hit.title, matches, "title"), mark)
+            title = _marked(pieces(hit.title, matches, "title"), _line, mark)
             docid = ".".join(map(str, hit.digits))
             lines.append(f"{hit.rank:4d}  {hit.score:9.4f}  {printable(hit.doc_id)}  {title}  [{docid}]")
             if hit.text:
-                start, end = excerpt(hit.text, matches)
-                found_in = pieces(hit.text, matches, "text", start, end)
-                text = " ".join(_marked(found_in, mark).split())
-                lines.append(f"{'':17}{'… ' * (start > 0)}{text}{' …' * (end < len(hit.text))}")
+                text = _marked_excerpt(hit.text, matches, _line, mark)
+                lines.append(f"{'':17}{' '.join(text.split())}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         """Return the hits for a notebook, with matched words marked."""
-
-        def marked(text: str, matches: Sequence[Match], part: str, *ends: int) -> str:
-            found_in = pieces(text, matches, part, *ends)
-            return "".join(f"<mark>{escape(piece)}</mark>" if found else escape(piece) for piece, found in found_in)
-
-        items = []
+        mark, items = "<mark>{}</mark>".format, []
         for hit, matches in zip(self, self.matches(), strict=True):
-            start, end = excerpt(hit.text or "", matches)
-            text = marked(hit.text or "", matches, "text", start, end)
-            label = marked(hit.title, matches, "title") if hit.title.strip() else escape(hit.label)
+            title = hit.title if hit.title.strip() else hit.label  # without a title there is no word of it to mark
+            label = _marked(pieces(title, matches, "title"), escape, mark)
             facts = [hit.doc_id, *(f"{name}: {value}" for name, value in hit.metadata.items())]
-            body = f"<br>{'… ' * (start > 0)}{text}{' …' * (end < len(hit.text or ''))}" if text else ""
+            body = f"<br>{_marked_excerpt(hit.text, matches, escape, mark)}" if hit.text else ""
             items.append(f"<li><b>{label}</b> {hit.score:.3f}{body}<br><small>{escape(' · '.join(facts))}</small></li>")
         return f"<div><b>{escape(self.query)}</b>: {self._summary}<ol>{''.join(items)}</ol></div>"
 
@@ -293,10 +285,23 @@ def pieces(
     return [(piece, found) for piece, found in [*cut, (text[here:end], False)] if piece]
 
 
-def _marked(found_in: Iterable[tuple[str, bool]], mark: Callable[[str], str]) -> str:
-    """Return pieces of a text as one line for a terminal, with those that were found marked."""
-    shown = ((printable(re.sub(r"\s+", " ", piece)), found) for piece, found in found_in)
-    return "".join(mark(piece) if found else piece for piece, found in shown)
+def _line(text: str) -> str:
+    """Return a text as a part of a line for a terminal."""
+    return printable(re.sub(r"\s+", " ", text))
+
+
+def _marked(found_in: Iterable[tuple[str, bool]], shown: Callable[[str], str], mark: Callable[[str], str]) -> str:
+    """Return pieces of a text, each as `shown` makes it, with those that were found marked."""
+    return "".join(mark(shown(piece)) if found else shown(piece) for piece, found in found_in)
+
+
+def _marked_excerpt(
+    text: str, matches: Sequence[Match], shown: Callable[[str], str], mark: Callable[[str], str]
+) -> str:
+    """Return the excerpt of a text as `_marked` does, with dots where it is cut."""
+    start, end = excerpt(text, matches)
+    marked = _marked(pieces(text, matches, "text", start, end), shown, mark)
+    return f"{'… ' * (start > 0)}{marked}{' …' * (end < len(text))}"
 
 
 def excerpt(text: str, matches: Sequence[Match], width: int = _EXCERPT) -> tuple[int, int]:

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from contrastive.encoder import Encoder
 from dsi.search.engine import EncodedQueries, Engine, count_documents, encode_queries, path_nodes
-from dsi.search.explanation import ExplainedNode, Explanation, explain, trace_search
+from dsi.search.explanation import ExplainedNode, Explanation, TracedSearch, explain, trace_search
 from dsi.search.matches import StoredText, matched_words
 from dsi.search.request import SearchRequest
-from dsi.search.results import Match, SearchResult
+from dsi.search.results import Hit, Match, SearchResult, label_of
 
 _TOLERANCE = 1e-5
 """Scores that are relatively closer than this are equal: the order of sums decides between them."""
@@ -139,27 +139,26 @@ class AnsweredQuery:
     @cached_property
     def explanation(self) -> Explanation:
         """The search as a tree."""
-        search = trace_search(self.engine, self.encoded, self.request)
         lexical = self.engine.lexical if self.request.config.lexical_weight else None
         name, tied = lexical.name if lexical else "", self.engine.is_tied
-        return explain(self.query, self.engine.tree, self.documents.label, self.request.config, search, name, tied=tied)
+        label, config = self.documents.label, self.request.config
+        return explain(self.query, self.engine.tree, label, config, self._traced, name, tied=tied)
 
-    def matches(self, doc_ids: Sequence[str]) -> list[list[Match]]:
-        """Return the words of the query that each document matches.
+    @cached_property
+    def _traced(self) -> TracedSearch:
+        return trace_search(self.engine, self.encoded, self.request)
 
-        Raises:
-            ValueError: a doc_id is not in the index.
-        """
-        rows = np.array(self.documents.rows_of(doc_ids, "matches"), dtype=np.int64)
-        if not len(rows):
+    def matches(self, hits: Sequence[Hit]) -> list[list[Match]]:
+        """Return the words of the query that each of its hits matches."""
+        tree = self.engine.tree
+        return self._matches(
+            [StoredText(tree.node(hit.digits) - tree.num_inner, hit.title, hit.text or "") for hit in hits]
+        )
+
+    def _matches(self, documents: Sequence[StoredText]) -> list[list[Match]]:
+        if not documents:
             return []
-        positions = self.engine.follow_all(self.encoded, self.request, rows[None]).positions[0]
-        return [self._matches(int(row), int(place)) for row, place in zip(rows, positions, strict=True)]
-
-    def _matches(self, row: int, position: int) -> list[Match]:
-        title, text = (self.documents.values_of(name, np.array([[row]]))[0][0] for name in ("title", "text"))
-        stored = StoredText(row, title, text or "")
-        return matched_words(self.engine, self.encoder, self.encoded, self.request, stored, position)
+        return matched_words(self.engine, self.encoder, self.encoded, self.request, documents)
 
     def explain(self, doc_id: str) -> DocumentExplanation:
         """Return why a document is, or is not, among the answers.
@@ -171,13 +170,15 @@ class AnsweredQuery:
         followed = self.engine.follow_all(self.encoded, self.request, np.array([[row]]))
         position, score, result = int(followed.positions[0, 0]), float(followed.scores[0, 0]), self.explanation.result
         rank, total = self._rank(result, row), count_documents(self.engine.tree, self.request.allowed)
-        pruned = self._pruned(position) if rank is None else None
+        pruned = self.pruned(position) if rank is None else None
         overall = self._overall_rank(row, total)
+        title, text = (self.documents.values_of(name, np.array([[row]]))[0][0] for name in ("title", "text"))
+        (matches,) = self._matches([StoredText(position, title, text or "")])
         reason, returned_by = _Reasons(self, row, score, total, overall, pruned).find(rank)
         return DocumentExplanation(
             query=self.query,
             doc_id=doc_id,
-            label=self.documents.label(row),
+            label=label_of(doc_id, title, text),
             rank=rank,
             overall_rank=overall,
             total=total,
@@ -189,7 +190,7 @@ class AnsweredQuery:
             level=None if pruned is None else pruned.level,
             returned_by=returned_by,
             reason=reason,
-            matches=self._matches(row, position),
+            matches=matches,
         )
 
     def search(self, k: int | None = None, **changes: Any) -> SearchResult:
@@ -218,13 +219,14 @@ class AnsweredQuery:
         """All documents that may be returned, by an exact search."""
         return self.search(count_documents(self.engine.tree, self.request.allowed), method="exact")
 
-    def _pruned(self, position: int) -> "_Pruned | None":
+    def pruned(self, position: int) -> "Pruned | None":
+        """Return where the walk left out the document at a docid position; None if it did not."""
         tree = self.engine.tree
-        pruned = self.explanation.trace.pruned_at(path_nodes(tree, np.array([position]))[0], tree.num_inner)
+        pruned = self._traced.trace.pruned_at(path_nodes(tree, np.array([position]))[0], tree.num_inner)
         if pruned is None:
             return None
         level, score, lowest = pruned
-        return _Pruned(level + 1, tree.digits(position)[: level + 1], score, lowest)
+        return Pruned(level + 1, tree.digits(position)[: level + 1], score, lowest)
 
     def _path(self, position: int, scores: Sequence[float], rank: int | None) -> list[Step]:
         """Return the nodes on the way to a docid position, with what the search did with each."""
@@ -246,7 +248,7 @@ class AnsweredQuery:
         return {node.digits: node for level in self.explanation.levels for node in level}
 
 
-class _Pruned(NamedTuple):
+class Pruned(NamedTuple):
     """Where the walk left a document out: the level, the node, its score, and the lowest score that was kept there."""
 
     level: int
@@ -273,7 +275,7 @@ class _Reasons:
     score: float
     total: int
     overall: int | None
-    pruned: _Pruned | None
+    pruned: Pruned | None
 
     def find(self, rank: int | None) -> tuple[str, dict[str, Any] | None]:
         """Return a sentence or two, and the options with which a search returns it, if they are named there."""

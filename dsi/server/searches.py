@@ -7,7 +7,7 @@ from typing import Any
 
 from dsi.retriever import GenerativeRetriever
 from dsi.search.engine import encode_queries
-from dsi.search.explanation import ExplainedNode
+from dsi.search.explanation import ExplainedNode, Explanation
 from dsi.search.results import Match, excerpt
 from dsi.server.topics import Topics
 
@@ -44,13 +44,15 @@ def answers(
     """
     encoded, request = encode_queries(index.encoder, queries), index.request("search", k, options)
     result = index.engine.search(encoded, request)
-    hits = index.hits(result, index.answered(queries, request))
+    searches = index.answered(queries, request)
+    hits = index.hits(result, searches)
     shown: list[Json] = [
         {"query": query, "exact": query_hits.exact, "hits": [hit.as_dict() for hit in query_hits]}
         for query, query_hits in zip(queries, hits, strict=True)
     ]
     if matches:
-        for query_hits, answer in zip(hits, shown, strict=True):
+        for row, (search, query_hits, answer) in enumerate(zip(searches, hits, shown, strict=True)):
+            search.encoded = encoded.one(row)  # as it is, not made again
             for hit, fields, words in zip(query_hits, answer["hits"], query_hits.matches(), strict=True):
                 start, end = excerpt(hit.text or "", words, _EXCERPT)
                 fields.update(label=hit.label, matches=shown_matches(words), excerpt=[start, end])
@@ -83,7 +85,11 @@ class Explainer:
         self.index, self.topics = index, topics
         self.request = index.request("explain", k, options)
         (self.answered,) = index.answered([query], self.request)
-        self.explanation = self.answered.explanation
+
+    @property
+    def explanation(self) -> Explanation:
+        """The search, made when it is first asked for."""
+        return self.answered.explanation
 
     @cached_property
     def _scores_nodes(self) -> bool:

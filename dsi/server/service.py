@@ -82,10 +82,8 @@ class Service:
 
         def explained() -> Json:
             index = self.retriever.snapshot
-            if doc_id is not None:
-                index.documents.rows_of([doc_id], "doc_id")  # an unknown one is refused before the search
             explainer = Explainer(index, self.topics(index), query, k, options)
-            target = {} if doc_id is None else {"target": explainer.target(doc_id)}
+            target = {} if doc_id is None else {"target": explainer.target(doc_id)}  # refuses before the search
             return {**explainer.picture(), **target}
 
         return self.batcher.call(explained)

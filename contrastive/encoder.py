@@ -42,10 +42,10 @@ PACKAGED = "sentence-transformers/all-MiniLM-L6-v2"
 FRESH_T5 = "fresh-t5"
 """Names a T5 encoder of two layers, 128 wide, with fresh weights and the tokenizer of `PACKAGED`; pooled by the mean."""
 
-_LOADING = threading.RLock()
 PLURALS = {"query": "queries", "document": "documents"}
 """{kind of text: its plural, for progress bars}."""
 
+_LOADING = threading.RLock()
 _BATCHES = 2
 """Batches per step of the progress bar."""
 
@@ -229,7 +229,7 @@ class Encoder:
     def spans(self, text: str, kind: str) -> list[TokenSpan]:
         """Return where each real token of a text lies, in the order of the states of `forward`."""
         prompt, tokenizer = self.model.prompts[kind] or "", self.model.tokenizer
-        with self._tokenizing:
+        with self._tokenizing, catching_panics():
             encoded = tokenizer(
                 prompt + text, truncation=True, max_length=self.model.max_seq_length, return_offsets_mapping=True
             )

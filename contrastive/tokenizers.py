@@ -7,7 +7,7 @@ files after this; a file that fits reads the same everywhere. Knows nothing of m
 import base64
 import binascii
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
@@ -18,7 +18,7 @@ TOKENIZERS = (
     "MPNetTokenizer", "PreTrainedTokenizerFast", "RobertaTokenizer", "T5Tokenizer", "TokenizersBackend",
     "XLMRobertaTokenizer",
 )  # fmt: skip
-"""Classes of transformers that add nothing but what `TokenizerConfig` declares."""
+"""Classes of transformers that add nothing but what `TokenizerConfigFile` declares."""
 PATTERNS = (
     " {2,}", r"\s+", r"\n", r"^▁+$", r"\s{2,}|[\n\r\t]", r"[\n\r\t]", r"\p{P}", r"\d",
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
@@ -34,6 +34,11 @@ class Part(BaseModel):
     """A JSON object with known keys only, of exactly the types that it declares."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+def _check_single(parts: Iterable[Part], kinds: tuple[type[Part], ...], what: str) -> None:
+    if sum(isinstance(part, kinds) for part in parts) > 1:
+        raise ValueError(f"only one {what}")
 
 
 def _check_numbers(ids: Mapping[str, int]) -> Mapping[str, int]:
@@ -174,17 +179,15 @@ Normalizer: TypeAlias = Annotated[
 
 
 class Normalizers(Part):
-    """Normalizers, one after another; only the first may be a table, or spell characters out as bytes."""
+    """Normalizers, one after another; at most one may be a table, or spell characters out as bytes."""
 
     type: Literal["Sequence"]
     normalizers: Annotated[list[Normalizer], Field(max_length=8)]
 
     def model_post_init(self, context: Any) -> None:
         """Check that no two of them make texts longer."""
-        if sum(isinstance(each, Precompiled | ByteLevel) for each in self.normalizers) > 1:
-            raise ValueError("only one normalizer may be Precompiled or ByteLevel")
-        if sum(isinstance(each, Prepend) for each in self.normalizers) > 1:
-            raise ValueError("only one normalizer may be Prepend")
+        _check_single(self.normalizers, (Precompiled, ByteLevel), "normalizer may be Precompiled or ByteLevel")
+        _check_single(self.normalizers, (Prepend,), "normalizer may be Prepend")
 
 
 # Pre-tokenizers and decoders.
@@ -205,12 +208,16 @@ class Metaspace(Part):
     split: bool = True
 
 
+Behavior: TypeAlias = Literal["Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"]
+"""What becomes of the places at which a text is split."""
+
+
 class Split(Part):
     """Splits at a pattern."""
 
     type: Literal["Split"]
     pattern: Regex | Literally
-    behavior: Literal["Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"]
+    behavior: Behavior
     invert: bool = False
 
 
@@ -218,7 +225,7 @@ class Punctuation(Part):
     """Splits at punctuation."""
 
     type: Literal["Punctuation"]
-    behavior: Literal["Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"] = "Isolated"
+    behavior: Behavior = "Isolated"
 
 
 class Digits(Part):
@@ -241,8 +248,7 @@ class PreTokenizers(Part):
 
     def model_post_init(self, context: Any) -> None:
         """Check that bytes are not spelled out again."""
-        if sum(isinstance(each, ByteLevel) for each in self.pretokenizers) > 1:
-            raise ValueError("only one pre-tokenizer may be ByteLevel")
+        _check_single(self.pretokenizers, (ByteLevel,), "pre-tokenizer may be ByteLevel")
 
 
 class WordPieceDecoder(Part):
@@ -349,8 +355,7 @@ class PostProcessors(Part):
 
     def model_post_init(self, context: Any) -> None:
         """Check that special tokens are added once."""
-        if sum(not isinstance(each, ByteLevel) for each in self.processors) > 1:
-            raise ValueError("only one post-processor may add special tokens")
+        _check_single(self.processors, (TemplateProcessing, PairProcessing), "post-processor may add special tokens")
 
 
 # Models.
@@ -470,7 +475,7 @@ AnyToken: TypeAlias = Token | TypedToken | None
 AnyTokens: TypeAlias = Annotated[list[Token | TypedToken], Field(max_length=2000)] | None
 
 
-class TokenizerConfig(Part):
+class TokenizerConfigFile(Part):
     """tokenizer_config.json."""
 
     tokenizer_class: Literal[TOKENIZERS]  # type: ignore[valid-type]

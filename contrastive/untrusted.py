@@ -26,7 +26,8 @@ from torch import nn
 from transformers import AutoModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from contrastive.tokenizers import Part, Short, TokenizerConfig, TokenizerFile, check_declared
+from contrastive.tokenizers import Part, Short, TokenizerConfigFile, TokenizerFile, check_declared
+from docids.files.checks import shown
 from docids.files.storage import write_json
 from docids.files.untrusted import (
     RESTORE,
@@ -106,7 +107,7 @@ class _Modalities(Part):
     text: _Method
 
 
-class _SentenceConfig(Part):
+class _SentenceFile(Part):
     """sentence_bert_config.json."""
 
     transformer_task: Literal["feature-extraction", "fill-mask", "sequence-classification"] = "feature-extraction"
@@ -116,7 +117,7 @@ class _SentenceConfig(Part):
     do_lower_case: bool = False
 
 
-class _ModelConfig(Part):
+class _ModelFile(Part):
     """config_sentence_transformers.json."""
 
     versions: Annotated[dict[Short, Short], Field(alias="__version__", max_length=8)]
@@ -148,7 +149,7 @@ class _Routes(Part):
     route_mappings: Annotated[dict[str, str], Field(max_length=0)]
 
 
-class _RouterConfig(Part):
+class _RouterFile(Part):
     """router_config.json."""
 
     types: Annotated[dict[str, str], Field(max_length=16)]
@@ -157,11 +158,11 @@ class _RouterConfig(Part):
 
 
 _DECLARED: dict[str, type[Part]] = {
-    "sentence_bert_config.json": _SentenceConfig,
-    "config_sentence_transformers.json": _ModelConfig,
-    "router_config.json": _RouterConfig,
+    "sentence_bert_config.json": _SentenceFile,
+    "config_sentence_transformers.json": _ModelFile,
+    "router_config.json": _RouterFile,
     "tokenizer.json": TokenizerFile,
-    "tokenizer_config.json": TokenizerConfig,
+    "tokenizer_config.json": TokenizerConfigFile,
 }
 
 
@@ -177,7 +178,7 @@ def write_model(model: Any, folder: Path) -> None:
             write_json(path, {name: value for name, value in config.items() if name in known})
     for path in folder.rglob("tokenizer_config.json"):
         config = read_json(path)
-        write_json(path, {name: value for name, value in config.items() if name in TokenizerConfig.model_fields})
+        write_json(path, {name: value for name, value in config.items() if name in TokenizerConfigFile.model_fields})
     check_model(folder)
 
 
@@ -255,7 +256,7 @@ def _check_settings(record: Mapping[str, Any], known: Collection[str], path: Pat
         if name not in known:
             raise ValueError(f"{path} sets {name!r}, which an index may not.")
         if not _is_bounded(value):
-            raise ValueError(f"{path} sets {name} to what an index may not ({_excerpt(value)}); {RESTORE}.")
+            raise ValueError(f"{path} sets {name} to what an index may not ({shown(value)}); {RESTORE}.")
         if "activation" in name and "." in str(value) and not _ACTIVATION.fullmatch(str(value)):
             raise ValueError(f"{path} sets {name}, which could run code; an index may not.")
 
@@ -269,18 +270,13 @@ def _is_bounded(value: Any, depth: int = 2) -> bool:
     return value is None or (isinstance(value, int | float) and -_LARGEST <= value <= _LARGEST)
 
 
-def _excerpt(value: Any) -> str:
-    return repr(value)[:40]
-
-
 def _declared_keys(record: Mapping[str, Any]) -> frozenset[str]:
     """Return the settings that the transformer of a config declares; none if it is no transformer of `MODEL_TYPES`."""
     kind = record.get("model_type")
     if kind not in MODEL_TYPES:
         return frozenset()
-    return (frozenset(CONFIG_MAPPING[kind]().to_dict()) | {"decoder_start_token_id"}) - {
-        "_name_or_path"
-    }  # T5's own has it
+    keys = {*CONFIG_MAPPING[kind]().to_dict(), "decoder_start_token_id"}  # T5's own config has that one too
+    return frozenset(keys - {"_name_or_path"})
 
 
 def _check_transformer(folder: Path) -> None:
@@ -289,7 +285,7 @@ def _check_transformer(folder: Path) -> None:
     record = read_json(path)
     if not (known := _declared_keys(record)):
         raise ValueError(
-            f"{path} has the model_type {_excerpt(record.get('model_type'))}; an index may hold {', '.join(MODEL_TYPES)}."
+            f"{path} has the model_type {shown(record.get('model_type'))}; an index may hold {', '.join(MODEL_TYPES)}."
         )
     for name in ("tokenizer.json", "tokenizer_config.json"):
         check_file(folder / name)
@@ -298,7 +294,7 @@ def _check_transformer(folder: Path) -> None:
     _check_settings(record, known, path)
     for name, value in _FIXED.items():
         if record.get(name, value) != value:
-            raise ValueError(f"{path} sets {name} to {_excerpt(record[name])}; in an index it must be {value}.")
+            raise ValueError(f"{path} sets {name} to {shown(record[name])}; in an index it must be {value}.")
     with reading(path), torch.device("meta"):
         model = AutoModel.from_config(CONFIG_MAPPING[record["model_type"]].from_dict(record), trust_remote_code=False)
     size = sum(tensor.numel() for tensor in [*model.parameters(), *model.buffers()])

@@ -113,9 +113,11 @@ def commands() -> Iterator[str]:
 
 def _argument_row(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
     """Return the row of a table for one argument."""
+    from dsi.commands.arguments import shown_default
+
     formatter = argparse.HelpFormatter(parser.prog, width=1000)
     shown = formatter._format_action_invocation(action)
-    default = "" if action.default in (None, False, [], argparse.SUPPRESS) else f"`{action.default}`"
+    default = shown_default(action)
     meaning = (action.help or "").replace("%%", "%")
-    cells = (cell.replace("|", "\\|") for cell in (f"`{shown}`", meaning, default))
+    cells = (cell.replace("|", "\\|") for cell in (f"`{shown}`", meaning, default and f"`{default}`"))
     return f"| {' | '.join(cells)} |"

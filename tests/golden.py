@@ -7,7 +7,6 @@ that was released is never written again; a new one gets a folder of its own.
 import contextlib
 import json
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 import dsi
-from docids.data.collection import read_collection
 from docids.files.storage import write_json
 from dsi.store.manifest import FORMAT_VERSION, read_manifest
 
@@ -57,8 +55,8 @@ def write_golden(folder: Path) -> None:
     """Train, update, copy what the manifest lists, and record the answers."""
     shutil.rmtree(folder, ignore_errors=True)
     with tempfile.TemporaryDirectory() as work, contextlib.chdir(work):  # the manifest names the encoder's folder
-        run, collection = Path("run"), read_collection(_write_collection(Path("collection")))
-        retriever = dsi.train(collection, run, config=_config(_write_encoder(Path("encoder"))), device="cpu")
+        run = Path("run")
+        retriever = dsi.train(_collection(), run, config=_config(_write_encoder(Path("encoder"))), device="cpu")
         text = "A document that was added after training."
         retriever.add([{"doc_id": "added", "title": "Added", "text": text, "metadata": {"row": 24}}])
         retriever.remove([_records()[3]["_id"]])
@@ -75,16 +73,14 @@ def _records() -> list[dict[str, Any]]:
     return [{**record, "metadata": {"topic": record.pop("topic"), "row": n}} for n, record in enumerate(records)]
 
 
-def _write_collection(folder: Path) -> Path:
-    (folder / "qrels").mkdir(parents=True)
-    keys = {record["_id"] for record in _records()}
-    (folder / "corpus.jsonl").write_text("\n".join(map(json.dumps, _records())), encoding="utf-8")
-    shutil.copy(SOURCE / "queries.jsonl", folder)
-    for split in ("train", "dev"):
-        head, *rows = (SOURCE / "qrels" / f"{split}.tsv").read_text(encoding="utf-8").splitlines()
-        own = [row for row in rows if row.split("\t")[1] in keys]
-        (folder / "qrels" / f"{split}.tsv").write_text("\n".join([head, *own]), encoding="utf-8")
-    return folder
+def _collection() -> dsi.Collection:
+    records, whole = _records(), dsi.read_collection("minipedia")
+    ids = {record["_id"] for record in records}
+    qrels = {
+        split: {query_id: judged for query_id, judged in whole.qrels[split].items() if ids.issuperset(judged)}
+        for split in ("train", "dev")
+    }
+    return dsi.Collection.from_records(records, queries=whole.queries, qrels=qrels)
 
 
 def _write_encoder(folder: Path) -> Path:
@@ -123,4 +119,3 @@ def _config(encoder: Path) -> dsi.Config:
 
 if __name__ == "__main__":
     write_golden(FOLDER / str(FORMAT_VERSION))
-    sys.exit()

@@ -47,6 +47,13 @@ class Edit(NamedTuple):
     change: Callable[[Path], object]
 
 
+def edit_json(path: Path, change: Callable[[Any], object]) -> None:
+    """Change the value in a JSON file in place."""
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+
+
 def write_sums(folder: Path) -> None:
     """Make the sums in the manifest fit the files, as a stranger could."""
     path = folder / "manifest.json"
@@ -147,7 +154,8 @@ def trial(source: Path, edit: Edit) -> tuple[str, str]:
 
     def work() -> None:
         _limit()
-        _watch(folder)
+        own = [str(folder), str(Path(__file__).parent), *sys.path[1:]]
+        watch(folder.parent / "outside", own)
         Generator.check_tree = lambda self, tree: None  # the bindings too can be made to fit
         dsi.store.loading.check_binding = lambda *arguments: None
         parts = edit.name.split("/")
@@ -177,19 +185,15 @@ _watching: list[str] = []
 """Where files may be opened just now; empty if anywhere."""
 
 
-def _watch(folder: Path) -> None:
-    """End this process with status `OUTSIDE` if loading opens a connection, a process, or a file outside a folder."""
-    log = os.open(folder.parent / "outside", os.O_WRONLY | os.O_CREAT)
-    known = [
-        str(folder),
-        str(Path(__file__).parent),
-        *sys.path[1:],
-        sys.prefix,
-        sys.base_prefix,
-        "/proc/",
-        "/sys/",
-        os.devnull,
-    ]
+def watch(path: Path, own: Iterable[str]) -> None:
+    """End this process with status `OUTSIDE` if it opens a connection, a process, or a file of neither `own` nor Python.
+
+    Args:
+        path: of a file, which will say what was opened.
+        own: how paths begin that may be opened.
+    """
+    log = os.open(path, os.O_WRONLY | os.O_CREAT)
+    known = [*own, sys.prefix, sys.base_prefix, "/proc/", "/sys/", os.devnull]
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if not _watching:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 OURS = ("dr-scl", "dr-scl-experiments")
 _PERMISSIVE = re.compile(
@@ -28,7 +29,7 @@ def dependencies() -> list[Distribution]:
     while todo:
         name, extra = todo.pop()
         try:
-            found[_plain(name)] = package = distribution(name)
+            found[canonicalize_name(name)] = package = distribution(name)
         except PackageNotFoundError:
             continue
         new = set(_needed(package, extra)) - seen
@@ -59,11 +60,7 @@ def _needed(package: Distribution, extra: str) -> Iterator[tuple[str, str]]:
     for text in package.requires or []:
         needed = Requirement(text)
         if needed.marker is None or needed.marker.evaluate({"extra": extra}):
-            yield from ((_plain(needed.name), name) for name in ("", *needed.extras))
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+            yield from ((canonicalize_name(needed.name), name) for name in ("", *needed.extras))
 
 
 def main() -> int:

@@ -191,3 +191,16 @@ def test_search_reranks(index, collection, model, capsys, retriever):
     printed = json.loads(capsys.readouterr().out)
     (far,) = dsi.rerank(retriever.candidates([QUERIES[0]], k=50), LinearReranker({"similarity": -1.0})).hits()
     assert [hit["doc_id"] for hit in printed["hits"]] == [hit.doc_id for hit in far[:3]]
+
+
+def test_a_panic_of_the_tokenizer_is_an_error(model, monkeypatch):
+    class Panic(BaseException):
+        """What a library in Rust raises."""
+
+    def panic(*arguments, **options):
+        raise Panic("index out of bounds")
+
+    reranker = CrossEncoderReranker(model, device="cpu")
+    monkeypatch.setattr(reranker._model, "predict", panic)
+    with pytest.raises(RuntimeError, match=r"A library failed on this text \(Panic\('index out of bounds'\)\)"):
+        reranker.score_pairs([("a", "b")])

@@ -39,12 +39,10 @@ from dsi.store.loading import load_documents, trained_fan_out
 from tests.aimed import aimed_edits
 from tests.conftest import MINIPEDIA, PROMPTS, WIDTH, random_generator, random_tied, random_tree, save_cross_encoder
 from tests.encoders import save_encoder
-from tests.hostile import count_outcomes, random_edits, write_sums
+from tests.hostile import QUERIES, SECONDS, count_outcomes, edit_json, random_edits, write_sums
 from tests.test_generate import random_tokens
 from tests.test_sparse import save_model as save_sparse_model
 
-SECONDS = 20
-QUERIES = ["noble gas", "which metal is light"]
 RECORDS = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:50]]
 FEATURES = ("score", "title words")
 
@@ -106,12 +104,6 @@ def assert_refused(folder, words):
     error = ends(lambda: GenerativeRetriever.from_pretrained(folder, device="cpu"))
     assert isinstance(error, ValueError | FileNotFoundError), error
     assert words in str(error)
-
-
-def edit_json(path, change):
-    value = json.loads(path.read_text())
-    change(value)
-    path.write_text(json.dumps(value))
 
 
 def edit_arrays(path, **changes):
@@ -640,6 +632,17 @@ def test_a_manifest_that_is_none(stranger, text):
 # Rerankers beside the index.
 
 
+LIGHTGBM = Path("rerank", "lightgbm", "model.txt")
+
+
+def assert_trees_refused(folder, text, words="cannot be read"):
+    """Loading says what is wrong with the text of LightGBM's trees."""
+    (folder / LIGHTGBM).write_text(text)
+    with pytest.raises(ValueError, match=re.escape(words)) as caught:
+        load_rerankers(folder, "lightgbm")
+    assert "model.txt cannot be read" in str(caught.value)
+
+
 def lines(text, name, change):
     return "\n".join(f"{name}={change}" if line.startswith(f"{name}=") else line for line in text.split("\n"))
 
@@ -662,10 +665,8 @@ def lines(text, name, change):
     ],
 )
 def test_trees_of_lightgbm_stay_in_their_arrays(stranger, name, change):
-    path = stranger / "rerank" / "lightgbm" / "model.txt"
-    path.write_text(lines(path.read_text(), name, change))
-    with pytest.raises(ValueError, match=r"model.txt cannot be read"):
-        load_rerankers(stranger, "lightgbm")
+    text = (stranger / LIGHTGBM).read_text()
+    assert_trees_refused(stranger, lines(text, name, change))
 
 
 @pytest.mark.parametrize(
@@ -691,26 +692,19 @@ def test_trees_of_lightgbm_stay_in_their_arrays(stranger, name, change):
     ],
 )
 def test_lightgbm_gets_what_was_parsed(stranger, found, change, words):
-    path = stranger / "rerank" / "lightgbm" / "model.txt"
-    text, count = re.subn(found, change, path.read_text(), count=1)
+    text, count = re.subn(found, change, (stranger / LIGHTGBM).read_text(), count=1)
     assert count
-    path.write_text(text)
-    with pytest.raises(ValueError, match=re.escape(words)) as caught:
-        load_rerankers(stranger, "lightgbm")
-    assert "model.txt cannot be read" in str(caught.value)
+    assert_trees_refused(stranger, text, words)
 
 
 def test_a_chain_of_splits_is_not_followed(stranger):
-    path, leaves = stranger / "rerank" / "lightgbm" / "model.txt", 3000
+    text, leaves = (stranger / LIGHTGBM).read_text(), 3000
     children = {"left_child": [*range(1, leaves - 1), -leaves], "right_child": range(-1, -leaves, -1)}
     rows = {"split_feature": 0, "split_gain": 1, "threshold": 0, "decision_type": 2}
     fields = {"num_leaves": [leaves], **{name: [value] * (leaves - 1) for name, value in rows.items()}, **children}
-    text = path.read_text()
     for name, values in {**fields, "leaf_value": [0] * leaves}.items():
         text = re.sub(rf"(?m)^{name}=.*$", f"{name}={' '.join(map(str, values))}", text, count=1)
-    path.write_text(text)
-    with pytest.raises(ValueError, match="it is deeper than 1000 splits"):
-        load_rerankers(stranger, "lightgbm")
+    assert_trees_refused(stranger, text, "it is deeper than 1000 splits")
 
 
 @pytest.mark.parametrize("settings", [{"leaves": 2}, {"leaves": 31, "trees": 20}, {"objective": "mart"}])

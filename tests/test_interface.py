@@ -17,7 +17,7 @@ def test_the_public_interface_is_the_recorded_one():
     found = changed()
     assert not found, (
         f"{len(found)} lines of the public interface changed, the first: {found[0]}; if that is meant, "
-        + ("run python -m tests.interface, and follow the rule for changes in CONTRIBUTING.md")
+        "run python -m tests.interface, and follow the rule for changes in CONTRIBUTING.md"
     )
 
 

@@ -1,11 +1,8 @@
 """Encoders in an index: every kind that may be there loads from its folder alone, and what a tokenizer may do is bounded."""
 
 import base64
-import json
-import os
 import re
 import shutil
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +13,7 @@ from contrastive.encoder import Encoder, EncoderConfig, packaged_encoder
 from contrastive.tokenizers import TOKENIZERS
 from contrastive.untrusted import LONGEST_INPUT, LONGEST_PROMPT, MODEL_TYPES, check_inputs, check_model
 from tests.encoders import CHARSMAP, KINDS, charsmap, save_encoder
+from tests.hostile import edit_json, watch
 from tests.kills import fork, status_of
 
 TEXTS = ["The Danube ﬂows through ①0 countries, ﬁve capitals.", "x", "中文 \U0001f680 " * 40]
@@ -43,12 +41,6 @@ def copy(stored, tmp_path):
 
 def load(folder):
     return Encoder.load(EncoderConfig(), folder, "cpu")
-
-
-def edit(path, change):
-    value = json.loads(path.read_text())
-    change(value)
-    path.write_text(json.dumps(value))
 
 
 # Every kind loads.
@@ -97,7 +89,7 @@ def test_a_prompt_is_short():
 def test_a_text_is_cut_at_what_the_model_reads(copy):
     folder = copy("roberta")
     for value in (9, 66, 10**30):
-        edit(folder / "tokenizer_config.json", lambda config: config.update(model_max_length=value))  # noqa: B023
+        edit_json(folder / "tokenizer_config.json", lambda config: config.update(model_max_length=value))  # noqa: B023
         encoder = load(folder)
         assert encoder.model.max_seq_length == min(value, 64)
         assert np.isfinite(encoder.encode(["danube " * 500], "document")).all()
@@ -107,26 +99,18 @@ def test_a_text_is_cut_at_what_the_model_reads(copy):
 # It calls nobody and reads nothing else.
 
 
-def test_loading_opens_no_connection_and_no_file_outside_the_model(stored, monkeypatch):
+def test_loading_opens_no_connection_and_no_file_outside_the_model(stored, tmp_path, monkeypatch):
     kinds = {kind: stored(kind) for kind in KINDS}
     load(kinds["bert"])  # imports
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    own = (str(kinds["bert"].parent.parent), sys.prefix, sys.base_prefix, "/proc/", "/sys/", os.devnull)
-
-    def hook(event, arguments):
-        opened = event == "open" and isinstance(arguments[0], str | bytes) and os.fsdecode(arguments[0])
-        if event.startswith(
-            ("socket.", "subprocess.", "os.system", "os.exec", "os.fork", "os.posix_spawn", "webbrowser")
-        ) or (opened and not opened.startswith(own)):
-            os.write(2, f"{event} {arguments[:2]}\n".encode())
-            os._exit(9)
 
     def work():
-        sys.addaudithook(hook)
+        watch(tmp_path / "outside", [str(kinds["bert"].parent.parent)])
         for folder in kinds.values():
             load(folder)
 
-    assert status_of(fork(work)) == 0
+    status = status_of(fork(work))
+    assert (status, (tmp_path / "outside").read_text()) == (0, "")
 
 
 def test_the_hub_is_off_while_a_stored_encoder_is_loaded_and_on_again(stored, monkeypatch):
@@ -180,7 +164,7 @@ TEMPLATE = {"type": "TemplateProcessing", "single": [SPECIAL], "pair": [SPECIAL]
 )  # fmt: skip
 def test_parts_of_a_tokenizer_are_named_and_bounded(copy, part, value, words):
     folder = copy("bert")
-    edit(folder / "tokenizer.json", lambda tokenizer: tokenizer.update({part: value}))
+    edit_json(folder / "tokenizer.json", lambda tokenizer: tokenizer.update({part: value}))
     with pytest.raises(ValueError, match=rf"tokenizer.json holds what an index may not \(.*{re.escape(words)}"):
         check_model(folder)
 
@@ -200,7 +184,7 @@ def test_parts_of_a_tokenizer_are_named_and_bounded(copy, part, value, words):
 )
 def test_models_of_tokenizers_are_bounded(copy, kind, change, words):
     folder = copy(kind)
-    edit(folder / "tokenizer.json", lambda tokenizer: tokenizer["model"].update(change))
+    edit_json(folder / "tokenizer.json", lambda tokenizer: tokenizer["model"].update(change))
     with pytest.raises(ValueError, match=rf"tokenizer.json holds what an index may not \(.*{re.escape(words)}"):
         check_model(folder)
 
@@ -231,10 +215,26 @@ def test_a_table_of_replacements_that_passes_can_be_walked(seed):
 def test_the_longest_words_cost_little(copy):
     """What the bounds allow at most: words of 1,000 pieces, tokens of 512 characters."""
     folder, text = copy("xlm-roberta"), ["a" * 50_000]
-    edit(
+    edit_json(
         folder / "tokenizer.json",
         lambda tokenizer: tokenizer["model"]["vocab"].extend([["a" * 512, -1.0], ["a" * 511, -1.0]]),
     )
     started = time.monotonic()
     load(folder).encode(text, "query")
     assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize(
+    "use", [lambda own: own.spans("a", "document"), lambda own: own.query_texts(["a"])], ids=["spans", "texts"]
+)
+def test_a_panic_of_a_tokenizer_is_an_error(use, stored, monkeypatch):
+    class Panic(BaseException):
+        """What a library in Rust raises."""
+
+    def panic(*arguments, **options):
+        raise Panic("index out of bounds")
+
+    encoder = load(stored("bert"))
+    monkeypatch.setattr(type(encoder.model.tokenizer), "__call__", panic)
+    with pytest.raises(RuntimeError, match=r"A library failed on this text \(Panic\('index out of bounds'\)\)"):
+        use(encoder)

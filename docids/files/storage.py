@@ -369,11 +369,11 @@ def replace_folder(folder: Path) -> Iterator[Path]:
             yield partial
             for path in (*partial.rglob("*"), partial):
                 _sync(path)
+        if folder.exists():
+            _move_away(folder, previous)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    if folder.exists():
-        _move_away(folder, previous)
     partial.rename(folder)
     _sync(folder.parent)
     shutil.rmtree(previous, ignore_errors=True)
@@ -388,7 +388,6 @@ def _move_away(folder: Path, previous: Path) -> None:
     try:
         folder.rename(previous)
     except PermissionError as error:
-        shutil.rmtree(beside(folder, "partial"), ignore_errors=True)
         raise PermissionError(
             f"{folder} cannot be replaced ({error.strerror}): it is read-only, or a process has it open; end that process or "
             "write to another folder."

@@ -9,6 +9,7 @@ import math
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PureWindowsPath
@@ -24,6 +25,8 @@ RESTORE = "restore it or train again"
 _STOPS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 _EMPTY = 2**24
 """Largest product of the other dimensions of an array without elements."""
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+"""Where JSON may spell out a half of a pair."""
 Type = type[np.generic]
 
 _CODE = (
@@ -147,15 +150,11 @@ def read_any_json(path: Path) -> Any:
         raise ValueError(f"{path} is not valid JSON ({error}); {RESTORE}.") from None
 
 
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-
-
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object; two readers may take different ones of two values with the same key."""
     value = dict(pairs)
     if len(value) < len(pairs):
-        seen = set[str]()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise ValueError(f"the key {twice[:60]!r} occurs twice")
     return value
 

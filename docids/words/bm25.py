@@ -17,7 +17,7 @@ from docids.files.checks import check_name
 from docids.files.declarations import settings
 from docids.files.storage import save_tensors, write_json
 from docids.files.untrusted import RESTORE, read_json, reading
-from docids.types import Floats, Ints, Rows, Run
+from docids.types import Floats, Ints, Run
 from docids.words.postings import Postings, postings_arrays, read_postings
 from docids.words.term_scores import Damping, Terms, TermScorer, highest
 
@@ -164,26 +164,25 @@ class BM25(Lexical):
         counts, lengths = _count(texts, self._vocabulary)
         other.doc_ids, other._postings = doc_ids, self._postings.update(removed, counts)
         other._lengths = np.concatenate([self._lengths[keep], lengths])
-        other.weigh(self.k1, self.b)
         used = int(np.count_nonzero(other._postings.frequencies))
-        return other._with_used_words() if len(other._vocabulary) > _UNUSED * used else other
-
-    def _with_used_words(self) -> "BM25":
-        """Return BM25 of the same documents with a vocabulary of its own, of the words that they have."""
-        lists, other = self._postings.merge(), BM25.__new__(BM25)
-        used = np.flatnonzero(np.diff(lists.indptr))
-        words = {number: word for word, number in self._vocabulary.copy().items()}
-        other._vocabulary = {words[number]: place for place, number in enumerate(used.tolist())}
-        other.doc_ids, other._lengths = self.doc_ids, self._lengths
-        other._postings = Postings.from_lists(lists if len(used) == lists.shape[0] else lists[used])
+        if len(other._vocabulary) > _UNUSED * used:
+            other._vocabulary, other._postings = other._used_words()
         other.weigh(self.k1, self.b)
         return other
+
+    def _used_words(self) -> tuple[dict[str, int], Postings]:
+        """Return a new vocabulary of the words that documents have, and the postings by its numbers."""
+        lists = self._postings.merge()
+        used = np.flatnonzero(np.diff(lists.indptr))
+        words = {number: word for word, number in self._vocabulary.copy().items()}
+        vocabulary = {words[number]: place for place, number in enumerate(used.tolist())}
+        return vocabulary, Postings.from_lists(lists if len(used) == lists.shape[0] else lists[used])
 
     def query_terms(self, queries: Sequence[str]) -> list[Terms]:
         """Return the known words of queries by number, with Lucene's inverse document frequencies as factors."""
         terms = []
         for query in queries:
-            numbers = self._numbers(query)
+            numbers = np.array([number for _, number in self._known_words(query)], dtype=np.int64)
             frequencies, documents = self._postings.frequencies[numbers], len(self._lengths)
             rarity = np.log1p((documents - frequencies + 0.5) / (frequencies + 0.5))
             terms.append(Terms(numbers, np.asarray(rarity, dtype=np.float32)))
@@ -191,22 +190,22 @@ class BM25(Lexical):
 
     def term_names(self, query: str) -> list[str]:
         """Return the words of a query that documents contain, in order, with repeats."""
+        return [word for word, _ in self._known_words(query)]
+
+    def _known_words(self, query: str) -> list[tuple[str, int]]:
+        """Return the words of `term_names` and their numbers."""
         # The vocabulary also has words of removed documents (frequency 0) and of later updates (beyond the end).
         frequencies = self._postings.frequencies
         numbers = ((word, self._vocabulary.get(word, len(frequencies))) for word in _words(query))
-        return [word for word, number in numbers if number < len(frequencies) and frequencies[number]]
-
-    def _numbers(self, query: str) -> Rows:
-        """Return [terms] the numbers of `term_names`."""
-        return np.array([self._vocabulary[word] for word in self.term_names(query)], dtype=np.int64)
+        return [(word, number) for word, number in numbers if number < len(frequencies) and frequencies[number]]
 
     def save(self, folder: Path) -> None:
         """Write the words of the documents, the term counts, and the settings; no word that only removed documents have."""
         folder.mkdir(parents=True, exist_ok=True)
-        written = self._with_used_words()
+        vocabulary, postings = self._used_words()
         write_json(folder / _SETTINGS, {"k1": self.k1, "b": self.b, "num_docs": len(self._lengths)})
-        write_json(folder / _VOCABULARY, written._vocabulary)
-        save_tensors({**postings_arrays(written._postings), "lengths": self._lengths}, folder / _TERMS)
+        write_json(folder / _VOCABULARY, vocabulary)
+        save_tensors({**postings_arrays(postings), "lengths": self._lengths}, folder / _TERMS)
 
     @classmethod
     def load(cls, folder: Path, doc_ids: Sequence[str]) -> "BM25":

@@ -31,15 +31,40 @@ class _Help(argparse.RawDescriptionHelpFormatter):
     """Keeps the line breaks of a description, and names the defaults."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
-        default = action.default
-        if default in (None, False, [], argparse.SUPPRESS):
-            return action.help or ""
-        shown = " ".join(map(str, default)) if isinstance(default, list) else default
-        return f"{action.help or ''} (default: {shown})"
+        default = shown_default(action)
+        return f"{action.help or ''} (default: {default})" if default else action.help or ""
+
+
+def shown_default(action: argparse.Action) -> str:
+    """Return the default of an argument as it is written, or "" if it goes without saying."""
+    default = action.default
+    if default in (None, False, [], argparse.SUPPRESS):
+        return ""
+    return " ".join(map(str, default)) if isinstance(default, list) else str(default)
+
+
+_PARSER_ONLY = ("",)
+"""The arguments, by identity, for which a command's parser is wanted and not its work."""
+
+
+class _Found(BaseException):
+    """Ends a command whose parser is wanted.
+
+    Args:
+        parser: of the command.
+    """
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self.parser = parser
 
 
 class _Parser(argparse.ArgumentParser):
     """Wrong arguments are a ValueError, which `dsi.commands.main.run_command` shows as one line."""
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        if args is _PARSER_ONLY:
+            raise _Found(self)
+        return super().parse_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         hint = "" if message.startswith("argument ") else self._meant(message) or f"; see {self.prog} --help"
@@ -57,26 +82,13 @@ class _Parser(argparse.ArgumentParser):
         return f"; did you mean {options[near]}?" if near else ""
 
 
-class _Found(BaseException):
-    """Ends a command whose parser is wanted, not its work."""
-
-
 def parser_of(module: str) -> argparse.ArgumentParser:
     """Return the parser of a command, whose module's `main` begins by parsing its arguments, as ours do."""
-    found: list[argparse.ArgumentParser] = []
-
-    def take(parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        found.append(parser)
-        raise _Found
-
-    before, _Parser.parse_args = _Parser.parse_args, take  # type: ignore[method-assign, assignment]
     try:
-        import_module(module).main([])
-    except _Found:
-        pass
-    finally:
-        _Parser.parse_args = before  # type: ignore[method-assign]
-    return found[0]
+        import_module(module).main(_PARSER_ONLY)
+    except _Found as found:
+        return found.parser
+    raise TypeError(f"{module}.main does not parse the arguments that it is given.")
 
 
 def parser(command: str, description: str | None) -> argparse.ArgumentParser:

@@ -50,8 +50,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def command_modules() -> dict[str, str]:
     """Return {command: its module}, ours first, then those of other packages."""
-    ours = {name: f"dsi.commands.{name.replace('-', '_')}" for name in COMMANDS}
+    ours = _our_modules()
     return ours | {point.name: point.module for point in extensions(EXTENSIONS) if point.name not in ours}
+
+
+def _our_modules() -> dict[str, str]:
+    return {name: f"dsi.commands.{name.replace('-', '_')}" for name in COMMANDS}
 
 
 def find_command(name: str) -> Callable[[Sequence[str]], None] | None:
@@ -61,7 +65,7 @@ def find_command(name: str) -> Callable[[Sequence[str]], None] | None:
         ValueError: the command of another package cannot be imported.
     """
     if name in COMMANDS:
-        return importlib.import_module(f"dsi.commands.{name.replace('-', '_')}").main  # type: ignore[no-any-return]
+        return importlib.import_module(_our_modules()[name]).main  # type: ignore[no-any-return]
     return load_extension(EXTENSIONS, name)
 
 
@@ -77,14 +81,14 @@ def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[st
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes when it ends
         return 141
     except (ValueError, OSError, ModuleNotFoundError) as error:
-        print(f"dsi: {_one_line(str(error))}", file=sys.stderr)
+        print(f"dsi: {printable(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
     except (MemoryError, ImportError, RuntimeError) as error:
         if not (isinstance(error, MemoryError) or any(text in str(error) for text in _NO_MEMORY)):
             raise
-        reason = _one_line(str(error)) or "MemoryError"
+        reason = printable(str(error)) or "MemoryError"
         print(f"dsi: out of memory ({reason}); raise the limit (ulimit -v), or do less at once", file=sys.stderr)
         return 2
     return 0
@@ -96,14 +100,8 @@ def _meant(name: str) -> str:
     return f"; did you mean {near[0]!r}?" if near else "; dsi --help lists the commands."
 
 
-def _one_line(text: str) -> str:
-    """Return a text with control characters escaped, such as those of a file's name."""
-    return printable(text)
-
-
 def _usage() -> str:
-    modules = {name: f"dsi.commands.{name.replace('-', '_')}" for name in COMMANDS}
-    groups = {"": modules}
+    groups = {"": _our_modules()}
     for point in extensions(EXTENSIONS):
         added_by = point.dist.name if point.dist else "other packages"
         groups.setdefault(f"added by {added_by}:", {})[point.name] = point.module

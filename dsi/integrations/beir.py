@@ -9,9 +9,7 @@ results = evaluator.retrieve(corpus, queries)
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from typing_extensions import Unpack
+from typing import Any, Unpack
 
 from docids.types import Run
 from dsi.integrations.corpora import CorpusSearch

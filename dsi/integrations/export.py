@@ -5,7 +5,6 @@ nothing of how an index is kept on disk.
 """
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,13 +118,9 @@ def _graph(docids: pa.Table, nodes: pa.Table, documents: pa.Table) -> nx.DiGraph
     for digits, count in zip(nodes["digits"].to_pylist(), nodes["documents"].to_pylist(), strict=True):
         _add(graph, digits, kind="node", documents=count)
     titles = dict(zip(documents["doc_id"].to_pylist(), documents["title"].to_pylist(), strict=True))
-    for doc_id, digits in _pairs(docids):
+    for doc_id, digits in zip(docids["doc_id"].to_pylist(), docids["digits"].to_pylist(), strict=True):
         _add(graph, digits, kind="document", doc_id=_xml(doc_id), title=_xml(titles[doc_id]))
     return graph
-
-
-def _pairs(docids: pa.Table) -> Iterator[tuple[str, list[int]]]:
-    return zip(docids["doc_id"].to_pylist(), docids["digits"].to_pylist(), strict=True)
 
 
 def _add(graph: nx.DiGraph, digits: list[int], **attributes: Any) -> None:

@@ -10,12 +10,11 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import datasets
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import Unpack
 
 from contrastive.encoder import Encoder
 from docids.data.collection import Collection

@@ -58,7 +58,8 @@ ROWS = {
     EXACT: "the same document score over all documents",
 }
 """{row: what it is}, as tables, results and documentation name the rows; a reranker's row is "+ NAME"."""
-_READ, _TIME = "vectors read", "ms per query"
+READ, TIME = "vectors read", "ms per query"
+"""What a row's settings say of its cost."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Evaluation:
 
     def __str__(self) -> str:
         splits = self.splits if self.splits["Overlap"] else {"Total": self.splits["Total"]}
-        shown = table(self.rows, splits, self.measures, more=(_READ, _TIME))
+        shown = table(self.rows, splits, self.measures, more=(READ, TIME))
         return f"{shown}\n\n{self.significance()}\n\n{self.summary()}"
 
     __repr__ = __str__
@@ -285,7 +286,7 @@ class _Systems:
     def _add(self, name: str, changes: Callable[[], Mapping[str, Any]], method: type[Method] | None = None) -> None:
         def search() -> tuple[Run, dict[str, Any]]:
             costed = self.systems.search(self.split, self.depth, method, **changes())
-            cost = {_READ: round(costed.read), _TIME: round(costed.milliseconds, 3)}
+            cost = {READ: round(costed.read), TIME: round(costed.milliseconds, 3)}
             return costed.run, {**dataclasses.asdict(costed.config), **cost}
 
         self._rows[name] = search
@@ -303,7 +304,7 @@ class _Systems:
             started = time.perf_counter()
             run = rerank(made[0], chain).as_run()
             milliseconds = round(1000 * (time.perf_counter() - started) / max(len(run), 1), 2)
-            return run, {"rerank depth": k, _TIME: milliseconds}
+            return run, {"rerank depth": k, TIME: milliseconds}
 
         for name, chain in rerankers.items():
             self._rows[f"+ {name}"] = lambda chain=chain: row(chain)  # type: ignore[misc]

@@ -16,6 +16,7 @@ from contrastive.encoder import check_device, quiet_transformers, without_hub
 from contrastive.untrusted import check_finite, check_inputs, check_model, write_model
 from docids.files.declarations import LARGEST
 from docids.files.progress import Bar
+from docids.files.untrusted import catching_panics
 from dsi.rerankers.candidates import Candidates, Floats, Reranker
 
 _MODEL = "model"
@@ -75,12 +76,13 @@ class CrossEncoderReranker(Reranker):
         with Bar("cross-encoder", unit="pair", total=len(pairs), enabled=show_progress) as bar:
             for start in range(0, len(pairs), chunk):
                 rows = longest_first[start : start + chunk]
-                scores[rows] = self._model.predict(
-                    [pairs[row] for row in rows],
-                    batch_size=self.batch_size,
-                    activation_fn=nn.Identity(),
-                    show_progress_bar=False,
-                )
+                with catching_panics():
+                    scores[rows] = self._model.predict(
+                        [pairs[row] for row in rows],
+                        batch_size=self.batch_size,
+                        activation_fn=nn.Identity(),
+                        show_progress_bar=False,
+                    )
                 bar.update(len(rows))
         return scores
 

@@ -418,7 +418,7 @@ def _is_finite(values: pa.Array) -> bool:
     """False if numbers in a column, at any depth, are NaN or infinite."""
     if pa.types.is_struct(values.type):
         return all(_is_finite(values.field(number)) for number in range(values.type.num_fields))
-    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type) or pa.types.is_fixed_size_list(values.type):
+    if _is_list(values.type):
         return _is_finite(values.flatten())
     return not pa.types.is_floating(values.type) or bool(pc.all(pc.is_finite(values)).as_py() is not False)
 
@@ -427,11 +427,15 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
 def _is_plain(kind: pa.DataType) -> bool:
     """True for texts, bytes, numbers, times, and lists and structs of them."""
     if pa.types.is_struct(kind):
         return all(_is_plain(kind.field(number).type) for number in range(kind.num_fields))
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    if _is_list(kind):
         return _is_plain(kind.value_type)
     types = pa.types
     others = (types.is_primitive, types.is_null, types.is_decimal, types.is_binary, types.is_large_binary)

@@ -18,7 +18,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -572,7 +572,6 @@ class TrainingRun:
         with self.writing():
             self._check()
             key = self.processes.first(self._key(name, extra))
-            stage = self._stages.stage(name, key, self._needs(name))
-            with stage as has_to_run, self._stages.same_threads() if has_to_run else nullcontext():
+            with self._stages.stage(name, key, self._needs(name)) as has_to_run:
                 yield key if has_to_run else ""
             self._write_config_of_no_index()

@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +85,11 @@ class StageFolders:
         has_to_run = self.processes.first(self.processes.is_main and not self._is_done(name, key, needs))
         if not has_to_run:
             logger.info("%s: up to date", name)
-        bar = stage_line(name, enabled=has_to_run and self.processes.is_main)
-        with bar, naming_full_disk(self.folder):
+        with ExitStack() as stack:
+            if has_to_run:
+                stack.enter_context(stage_line(name, enabled=self.processes.is_main))
+                stack.enter_context(naming_full_disk(self.folder))
+                stack.enter_context(self._same_threads())
             yield has_to_run
         self.processes.wait()
         if has_to_run:
@@ -118,12 +121,12 @@ class StageFolders:
         return folder
 
     @contextmanager
-    def same_threads(self) -> Iterator[None]:
+    def _same_threads(self) -> Iterator[None]:
         """Compute on as many threads as the run began with: another number changes the last bits of sums, and so the files."""
         path, now = self.folder / "threads.json", torch.get_num_threads()
-        recorded = read_record(path).get("threads")
+        recorded = read_record(path).get("threads", 0)
         is_known = type(recorded) is int and 0 < recorded <= _MOST_THREADS
-        threads = self.processes.first(int(recorded or 0) if is_known else now)
+        threads = self.processes.first(recorded if is_known else now)
         if self.processes.is_main and not is_known:
             write_json(path, {"threads": threads})
         if threads != now:

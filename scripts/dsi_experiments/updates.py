@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from docids.data.collection import Collection, read_collection
-from docids.data.lines import write_json_line, write_judgements
 from docids.data.records import table_record
-from docids.files.storage import digest, replace_folder
+from docids.files.storage import digest
 from docids.types import Run
 from dsi.measuring.runs import IndexRuns
 from dsi_experiments.laboratory import Laboratory, answer
@@ -65,19 +64,12 @@ def collection_without(laboratory: Laboratory, rows: list[int], name: str) -> Co
 def write_without(collection: Collection, rows: list[int], folder: Path) -> None:
     """Write a collection as a BEIR folder, without some documents and their judgements; dev stays as it is."""
     gone = {collection.documents[row]["doc_id"] for row in rows}
-    with replace_folder(folder) as partial:
-        with (partial / "corpus.jsonl").open("w", encoding="utf-8") as corpus:
-            for document in collection.documents:
-                if document["doc_id"] not in gone:
-                    record = {"_id": document["doc_id"], "title": document["title"], "text": document["text"]}
-                    write_json_line(corpus, record)
-        with (partial / "queries.jsonl").open("w", encoding="utf-8") as queries:
-            for query_id, text in collection.queries.items():
-                write_json_line(queries, {"_id": query_id, "text": text})
-        (partial / "qrels").mkdir()
-        for split, qrels in collection.qrels.items():
-            judgements = [(q, d, r) for q, judged in qrels.items() for d, r in judged.items() if d not in gone]
-            write_judgements(judgements, partial / "qrels" / f"{split}.tsv")
+    kept = (table_record(document) for document in collection.documents if document["doc_id"] not in gone)
+    qrels = {
+        split: {q: {d: r for d, r in judged.items() if d not in gone} for q, judged in judgements.items()}
+        for split, judgements in collection.qrels.items()
+    }
+    Collection.from_records(kept, queries=collection.queries, qrels=qrels, dev_queries=0).save(folder)
 
 
 def measure_updates(collection: Collection, without: IndexRuns, whole: IndexRuns, rows: list[int]) -> dict[str, Any]:

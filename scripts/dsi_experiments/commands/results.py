@@ -44,20 +44,14 @@ COLUMNS = (
     Column("squad2k", "SQuAD: 2,067, 2,067", None, "396ecf36135a11d0", 1),
     Column("nq10k", "NQ passages: 10,000, 2,000", None, "ce7413dea6c7d65a", 4),
 )
-ROWS = {
-    name: name
-    for name in (
-        "BM25",
-        "dense",
-        "RRF of BM25 and dense",
-        "dense + BM25",
-        "words only",
-        "walk, no words",
-        "generate",
-        "exact",
-    )
-} | {"generate": "**generate**"}
-"""{row of an evaluation: its name in the README}."""
+
+
+def rows() -> dict[str, str]:
+    """Return {row of an evaluation: its name in the README}."""
+    from dsi.measuring.evaluation import BM25, DENSE, DENSE_BM25, EXACT, GENERATE, RRF, WALK, WORDS_ONLY
+
+    names = (BM25, DENSE, RRF, DENSE_BM25, WORDS_ONLY, WALK, GENERATE, EXACT)
+    return {name: f"**{name}**" if name == GENERATE else name for name in names}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -75,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     cells = {column.title: _cells(column, arguments) for column in COLUMNS}
     measured = {title: found for title, found in cells.items() if found}
-    rows = [[title, *(found[name] for found in measured.values())] for name, title in ROWS.items()]
-    table = markdown_table(["", *measured], rows)
+    lines = [[title, *(found[name] for found in measured.values())] for name, title in rows().items()]
+    table = markdown_table(["", *measured], lines)
     write_text(arguments.output / "results.md", f"{table}\n")
     print(table)
 
@@ -99,15 +93,16 @@ def _cells(column: Column, arguments: argparse.Namespace) -> dict[str, str]:
     retriever = train(collection, run, config=column.config, device=arguments.device)
     evaluation = evaluate(retriever, collection)
     evaluation.save(run / "evaluation.json")
-    return {name: _cell(evaluation, name) for name in ROWS}
+    return {name: _cell(evaluation, name) for name in rows()}
 
 
 def _cell(evaluation: "Evaluation", name: str) -> str:
+    from dsi.measuring.evaluation import READ
+    from eval.measures import mean
+
     row = evaluation.row(name)
-    first, tenth = (
-        100 * sum(row.values[measure].values()) / len(row.values[measure]) for measure in ("Hit@1", "Hit@10")
-    )
-    read = row.settings.get("vectors read")
+    first, tenth = (100 * mean(row.values[measure]) for measure in ("Hit@1", "Hit@10"))
+    read = row.settings.get(READ)
     return f"{first:.2f} / {tenth:.2f}" + (f", {read:,}" if read else "")
 
 

@@ -8,13 +8,13 @@ import datasets
 import numpy as np
 from numpy.typing import NDArray
 
-from contrastive.encoder import PLURALS, Encoder
-from contrastive.tokens import TokenHead
-from docids.data.collection import LazyTexts
-from docids.files.processes import Processes
-from docids.files.progress import progress
-from docids.files.storage import map_tensors, save_tensors, scratch_blocks
-from docids.token_vectors import TokenCodes
+from dsi.contrastive.encoder import PLURALS, Encoder
+from dsi.contrastive.tokens import TokenHead
+from dsi.docids.data.collection import LazyTexts
+from dsi.docids.files.processes import Processes
+from dsi.docids.files.progress import progress
+from dsi.docids.files.storage import map_tensors, save_tensors, scratch_blocks
+from dsi.docids.token_vectors import TokenCodes
 
 _TOKEN_BLOCKS = "*.tokens.safetensors"
 BLOCK = 16_384

@@ -26,14 +26,14 @@ from torch import Tensor, nn
 from transformers import AutoModel, T5Config, T5EncoderModel
 from transformers.utils import logging as transformers_logging
 
-from contrastive.inference import for_inference
-from contrastive.untrusted import LONGEST_PROMPT, check_finite, check_inputs, check_model, write_model
-from docids.files.checks import check_name
-from docids.files.declarations import Count, settings
-from docids.files.progress import Bar
-from docids.files.progress import progress as show_progress
-from docids.files.storage import sha256
-from docids.files.untrusted import catching_panics, reading
+from dsi.contrastive.inference import for_inference
+from dsi.contrastive.untrusted import LONGEST_PROMPT, check_finite, check_inputs, check_model, write_model
+from dsi.docids.files.checks import check_name
+from dsi.docids.files.declarations import Count, settings
+from dsi.docids.files.progress import Bar
+from dsi.docids.files.progress import progress as show_progress
+from dsi.docids.files.storage import sha256
+from dsi.docids.files.untrusted import catching_panics, reading
 
 logger = logging.getLogger(__name__)
 

@@ -20,15 +20,15 @@ from sentence_transformers import SparseEncoder
 from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder
 from sentence_transformers.util import load_file_path
 
-from contrastive.encoder import PLURALS, check_device, quiet_transformers, without_hub
-from contrastive.untrusted import PROBE, check_finite, check_inputs, check_model, write_model
-from docids.files.progress import Bar
-from docids.files.storage import save_tensors
-from docids.files.untrusted import catching_panics, is_finite, reading
-from docids.types import Ints
-from docids.words.bm25 import BM25, BM25_MODEL, Lexical, LexicalConfig
-from docids.words.postings import Postings, postings_arrays, read_postings
-from docids.words.term_scores import Terms, TermScorer
+from dsi.contrastive.encoder import PLURALS, check_device, quiet_transformers, without_hub
+from dsi.contrastive.untrusted import PROBE, check_finite, check_inputs, check_model, write_model
+from dsi.docids.files.progress import Bar
+from dsi.docids.files.storage import save_tensors
+from dsi.docids.files.untrusted import catching_panics, is_finite, reading
+from dsi.docids.types import Ints
+from dsi.docids.words.bm25 import BM25, BM25_MODEL, Lexical, LexicalConfig
+from dsi.docids.words.postings import Postings, postings_arrays, read_postings
+from dsi.docids.words.term_scores import Terms, TermScorer
 
 _BLOCK = 256
 """Texts whose vectors are dense in memory at a time: 30 MB with BERT's vocabulary."""

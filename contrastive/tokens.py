@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from contrastive.encoder import Encoder
-from docids.files.declarations import Remedy, settings
-from docids.token_vectors import BITS, TokenCodes, encode_states
+from dsi.contrastive.encoder import Encoder
+from dsi.docids.files.declarations import Remedy, settings
+from dsi.docids.token_vectors import BITS, TokenCodes, encode_states
 
 _SAMPLE = 500
 """Texts whose states the head is fitted to: some 60,000 tokens."""

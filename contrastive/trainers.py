@@ -18,7 +18,7 @@ from transformers import PrinterCallback, TrainerCallback, TrainerControl, Train
 from transformers.integrations import TensorBoardCallback, WandbCallback
 from transformers.utils import is_torch_bf16_gpu_available
 
-from docids.files.progress import Bar
+from dsi.docids.files.progress import Bar
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from pydantic import Field
 from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.training_args import SentenceTransformerTrainingArguments
 
-from contrastive.encoder import Encoder
-from contrastive.losses import DPRLoss, SupervisedContrastiveLoss
-from contrastive.trainers import SILENT, FiniteTraining, Reports, run_trainer, trainer_settings
-from docids.files.declarations import LARGEST, Positive, Remedy, settings
+from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.losses import DPRLoss, SupervisedContrastiveLoss
+from dsi.contrastive.trainers import SILENT, FiniteTraining, Reports, run_trainer, trainer_settings
+from dsi.docids.files.declarations import LARGEST, Positive, Remedy, settings
 
 NO_QUERIES = "There are no queries to train the encoder on; add qrels/train.tsv or set contrastive.loss to none."
 VIEWS = 2

@@ -26,10 +26,10 @@ from torch import nn
 from transformers import AutoModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from contrastive.tokenizers import Part, Short, TokenizerConfigFile, TokenizerFile, check_declared
-from docids.files.checks import shown
-from docids.files.storage import write_json
-from docids.files.untrusted import (
+from dsi.contrastive.tokenizers import Part, Short, TokenizerConfigFile, TokenizerFile, check_declared
+from dsi.docids.files.checks import shown
+from dsi.docids.files.storage import write_json
+from dsi.docids.files.untrusted import (
     RESTORE,
     Entry,
     check_file,

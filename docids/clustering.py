@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from docids.files.processes import ALONE, Processes
-from docids.files.storage import scratch_array, scratch_blocks
-from docids.schemes import Docids, DocidsConfig, SchemeInput, make_docids
-from docids.token_vectors import TokenVectors
-from docids.tree import DocidTree
-from docids.types import Floats, Ints
-from docids.vectors import BLOCK, Vectors
+from dsi.docids.files.processes import ALONE, Processes
+from dsi.docids.files.storage import scratch_array, scratch_blocks
+from dsi.docids.schemes import Docids, DocidsConfig, SchemeInput, make_docids
+from dsi.docids.token_vectors import TokenVectors
+from dsi.docids.tree import DocidTree
+from dsi.docids.types import Floats, Ints
+from dsi.docids.vectors import BLOCK, Vectors
 
 __all__ = ["DocidsConfig", "assemble", "build_tree"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from docids.files.checks import shown
+from dsi.docids.files.checks import shown
 
 SCHEMES = "dsi.docid_schemes"
 """Entry points that are functions from `SchemeInput` to `Docids`."""

@@ -13,8 +13,8 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.files.storage import save_tensors, scratch_blocks
-from docids.files.untrusted import is_finite, read_tensors
+from dsi.docids.files.storage import save_tensors, scratch_blocks
+from dsi.docids.files.untrusted import is_finite, read_tensors
 
 Codes = NDArray[np.uint8]
 Floats = NDArray[np.float32]

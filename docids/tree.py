@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.files.storage import save_tensors
-from docids.files.untrusted import read_tensors
-from docids.token_vectors import TokenVectors
-from docids.types import Ints
-from docids.vectors import LARGE, Vectors, VectorsConfig, read_codec
+from dsi.docids.files.storage import save_tensors
+from dsi.docids.files.untrusted import read_tensors
+from dsi.docids.token_vectors import TokenVectors
+from dsi.docids.types import Ints
+from dsi.docids.vectors import LARGE, Vectors, VectorsConfig, read_codec
 
 MOST_PLACES = 100
 """Docids of one document, at most."""

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.token_vectors import TokenCodes
-from docids.tree import DocidTree
-from docids.types import Floats, Ints
-from docids.vectors import Vectors
+from dsi.docids.token_vectors import TokenCodes
+from dsi.docids.tree import DocidTree
+from dsi.docids.types import Floats, Ints
+from dsi.docids.vectors import Vectors
 
 _OVERFULL = 2
 """A cluster is full with this many times the documents (or clusters) of the largest one at training."""

@@ -12,10 +12,10 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.files.declarations import Whole, settings
-from docids.files.storage import scratch_blocks
-from docids.files.untrusted import is_finite
-from docids.types import Floats, Ints, Numbers
+from dsi.docids.files.declarations import Whole, settings
+from dsi.docids.files.storage import scratch_blocks
+from dsi.docids.files.untrusted import is_finite
+from dsi.docids.types import Floats, Ints, Numbers
 
 VectorKind: TypeAlias = Literal["float32", "float16", "int8", "pq"]
 BLOCK = 4_096

@@ -61,8 +61,8 @@ def _with_line(match: re.Match[str]) -> str:
 
 def settings() -> Iterator[str]:
     """Yield the lines of a table for each section of `dsi.Config`: settings with their defaults, ranges and meanings."""
-    from docids.files.declarations import section_kinds
     from dsi.config import Config, all_settings
+    from dsi.docids.files.declarations import section_kinds
 
     kinds = {"": Config, **{f"{name}.": kind for name, kind in section_kinds(Config).items()}}
     for section, declared in groupby(all_settings(), key=lambda setting: setting.section):

@@ -12,11 +12,9 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from dsi.names import LIBRARY, check_names
-
 if TYPE_CHECKING:
-    from docids.data.collection import Collection, read_collection
     from dsi.config import Config
+    from dsi.docids.data.collection import Collection, read_collection
     from dsi.measuring.evaluation import Evaluation, evaluate
     from dsi.rerankers.candidates import Candidates, Reranker
     from dsi.rerankers.reranking import load_rerankers, rerank
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Candidates": "dsi.rerankers.candidates",
-    "Collection": "docids.data.collection",
+    "Collection": "dsi.docids.data.collection",
     "Config": "dsi.config",
     "Evaluation": "dsi.measuring.evaluation",
     "GenerativeRetriever": "dsi.retriever",
@@ -40,7 +38,7 @@ _HOMES = {
     "evaluate": "dsi.measuring.evaluation",
     "index": "dsi.training.pipeline",
     "load_rerankers": "dsi.rerankers.reranking",
-    "read_collection": "docids.data.collection",
+    "read_collection": "dsi.docids.data.collection",
     "rerank": "dsi.rerankers.reranking",
     "train": "dsi.training.pipeline",
     "tune": "dsi.training.tuning",
@@ -77,5 +75,4 @@ def __getattr__(name: str) -> Any:
         return version("dr-scl")
     if name not in _HOMES:
         raise AttributeError(f"module 'dsi' has no attribute {name!r}")
-    check_names(*LIBRARY)
     return getattr(import_module(_HOMES[name]), name)

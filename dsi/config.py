@@ -9,15 +9,15 @@ from typing import Any, Literal
 
 import tomli_w
 
-from contrastive.encoder import EncoderConfig
-from contrastive.tokens import TokensConfig
-from contrastive.training import ContrastiveConfig
-from docids.files.checks import shown
-from docids.files.declarations import Setting, Whole, create_settings, declarations, section_kinds, settings
-from docids.files.storage import write_text
-from docids.schemes import DocidsConfig
-from docids.vectors import VectorsConfig
-from docids.words.bm25 import NO_MODEL, LexicalConfig
+from dsi.contrastive.encoder import EncoderConfig
+from dsi.contrastive.tokens import TokensConfig
+from dsi.contrastive.training import ContrastiveConfig
+from dsi.docids.files.checks import shown
+from dsi.docids.files.declarations import Setting, Whole, create_settings, declarations, section_kinds, settings
+from dsi.docids.files.storage import write_text
+from dsi.docids.schemes import DocidsConfig
+from dsi.docids.vectors import VectorsConfig
+from dsi.docids.words.bm25 import NO_MODEL, LexicalConfig
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig, QueryMapConfig, TrainingConfig, check_together
 from dsi.generator.pseudo_queries import PseudoQueriesConfig
 from dsi.search.request import SearchConfig

@@ -18,13 +18,13 @@ import datasets
 import numpy as np
 import torch
 
-from contrastive.encoder import Encoder
-from docids.data.records import COLUMNS
-from docids.files.checks import plain
-from docids.files.storage import replace_folder, writing_to
-from docids.tree import DocidTree
-from docids.vectors import VectorKind, VectorsConfig
-from docids.words.bm25 import Lexical
+from dsi.contrastive.encoder import Encoder
+from dsi.docids.data.records import COLUMNS
+from dsi.docids.files.checks import plain
+from dsi.docids.files.storage import replace_folder, writing_to
+from dsi.docids.tree import DocidTree
+from dsi.docids.vectors import VectorKind, VectorsConfig
+from dsi.docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
 from dsi.rerankers.candidates import Candidates
 from dsi.rerankers.reranking import candidates_of
@@ -456,7 +456,7 @@ class GenerativeRetriever:
             self._hold(with_texts(self._state.content, documents))
 
     def keep_vectors(self, kind: VectorKind, code_bytes: int = 0) -> None:
-        """Store the vectors of documents and nodes in another format of `docids.vectors.VectorsConfig`; docids stay.
+        """Store the vectors of documents and nodes in another format of `dsi.docids.vectors.VectorsConfig`; docids stay.
 
         Raises:
             ValueError: no such kind, or bytes that do not divide the dimension.

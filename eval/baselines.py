@@ -7,9 +7,9 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.types import Qrels, Run
-from docids.words.bm25 import BM25
-from eval.measures import evaluate, mean
+from dsi.docids.types import Qrels, Run
+from dsi.docids.words.bm25 import BM25
+from dsi.eval.measures import evaluate, mean
 
 BM25_GRID = tuple(product((0.6, 0.9, 1.2, 1.6, 2.0), (0.2, 0.4, 0.6, 0.75, 0.9)))
 """(k1, b) pairs that `tune_bm25` chooses from."""

@@ -4,8 +4,8 @@ import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from docids.types import Run
-from eval.trec import parse_integer, split_fields
+from dsi.docids.types import Run
+from dsi.eval.trec import parse_integer, split_fields
 
 Subtopics = Mapping[str, Mapping[str, Sequence[str]]]
 """{query_id: {doc_id: subtopics it covers}}."""

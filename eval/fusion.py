@@ -12,8 +12,8 @@ from itertools import permutations
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.types import Qrels, Run
-from eval.measures import cutoff, evaluate, mean, ranking
+from dsi.docids.types import Qrels, Run
+from dsi.eval.measures import cutoff, evaluate, mean, ranking
 
 _ROUNDS = 5
 _MOST_SHARE = 0.999

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.types import Qrels, Run
+from dsi.docids.types import Qrels, Run
 
 STANDARD_MEASURES = ("Hit@1", "Hit@5", "Hit@10", "RR@10", "nDCG@10", "Recall@100")
 """What is measured of every run, as deep as its answers go."""

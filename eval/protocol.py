@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.types import Qrels, Run
-from eval.measures import evaluate, mean
-from eval.tables import markdown_table
+from dsi.docids.types import Qrels, Run
+from dsi.eval.measures import evaluate, mean
+from dsi.eval.tables import markdown_table
 
 Splits = dict[str, list[str]]
 """{"Total" | "Overlap" | "No Overlap": query_ids}."""

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eval.protocol import randomisation_test
-from eval.tables import markdown_table
+from dsi.eval.protocol import randomisation_test
+from dsi.eval.tables import markdown_table
 
 SPLITS = ("Total", "Overlap", "No Overlap")
 MEASURES = ("Hit@1", "Hit@10")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from docids.data.lines import text_lines, whole_number
-from docids.files.storage import write_text
-from docids.types import Run
-from eval.measures import ranking
+from dsi.docids.data.lines import text_lines, whole_number
+from dsi.docids.files.storage import write_text
+from dsi.docids.types import Run
+from dsi.eval.measures import ranking
 
 
 def write_run(run: Run, path: Path, tag: str) -> None:

@@ -6,8 +6,8 @@ CONTRIBUTING.md says how a package makes such a function available to `dsi train
 import sys
 
 import dsi
-from docids.clustering import assemble
-from docids.schemes import Docids, DocidsConfig, SchemeInput
+from dsi.docids.clustering import assemble
+from dsi.docids.schemes import Docids, DocidsConfig, SchemeInput
 
 
 def make(documents: SchemeInput) -> Docids:

@@ -34,10 +34,10 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from contrastive.encoder import Encoder, EncoderConfig
-from docids.clustering import DocidsConfig, build_tree
-from docids.tree import DocidTree
-from docids.words.bm25 import Lexical
+from dsi.contrastive.encoder import Encoder, EncoderConfig
+from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.tree import DocidTree
+from dsi.docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
 from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig
 from dsi.generator.model import DocidGenerator

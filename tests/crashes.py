@@ -16,8 +16,8 @@ from random import Random
 
 import numpy as np
 
-from docids.words.bm25 import _words
 from dsi import GenerativeRetriever
+from dsi.docids.words.bm25 import _words
 from dsi.store.loading import updating
 from tests.kills import fork, status_of
 from tests.oracles import bm25_scores

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 LETTERS = """
-from docids.schemes import Docids
+from dsi.docids.schemes import Docids
 
 
 def make(documents):

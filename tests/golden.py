@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 import dsi
-from docids.files.storage import write_json
+from dsi.docids.files.storage import write_json
 from dsi.store.manifest import FORMAT_VERSION, read_manifest
 
 FOLDER = Path(__file__).parent / "golden"

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import dsi
 import dsi.store.loading
-from docids.files.storage import sha256
+from dsi.docids.files.storage import sha256
 from dsi.generator.base import Generator
 from tests.kills import fork, status_of
 

@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 from dsi_experiments.rerankers.learned import LinearReranker
 
 import dsi
-from docids.data.collection import read_collection
 from dsi import SearchConfig
+from dsi.docids.data.collection import read_collection
 from dsi.search.engine import EncodedQueries
 from tests.tiny_index import QUERIES, RECORDS, TinyIndex
 from tests.trials import Case

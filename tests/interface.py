@@ -13,10 +13,10 @@ from pathlib import Path
 from types import ModuleType
 
 import dsi
-from docids import extensions
 from dsi.commands.arguments import parser_of
 from dsi.commands.main import COMMANDS, command_modules
 from dsi.config import all_settings
+from dsi.docids import extensions
 
 ROOT = Path(__file__).parent.parent
 FILE = Path(__file__).with_suffix(".txt")

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from dsi_experiments.benchmarks.reference import transformers_logits
 
-from docids.tree import DocidTree
+from dsi.docids.tree import DocidTree
 from dsi.generator.model import DocidGenerator
 
 

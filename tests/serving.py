@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import datasets
 import uvicorn
 
-from docids.clustering import DocidsConfig, build_tree
-from docids.words.bm25 import BM25
+from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.words.bm25 import BM25
 from dsi.retriever import GenerativeRetriever
 from dsi.search.request import SearchConfig
 from dsi.server.app import create_app

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from docids.extensions import COMMANDS as EXTENSIONS
-from docids.extensions import extension_names
 from dsi.commands.main import COMMANDS
+from dsi.docids.extensions import COMMANDS as EXTENSIONS
+from dsi.docids.extensions import extension_names
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("docids", "contrastive", "dsi", "eval", "scripts")
+LINKED = ("docids", "contrastive", "eval")
+"""Folders that are packages of dsi, by links in its folder."""
+PACKAGES = (*LINKED, "dsi", "scripts")
 MAY_IMPORT = {
     "docids": set(),
     "contrastive": {"docids"},
@@ -24,16 +26,22 @@ MAY_IMPORT = {
     "dsi": {"docids", "contrastive", "eval"},
     "scripts": {"docids", "contrastive", "eval", "dsi"},
 }
-FRONT = ("names", "__init__", "__main__")
-"""Modules of dsi outside the rooms: `names` imports nothing of ours, the others open the package and the command."""
+FRONT = ("__init__", "__main__")
+"""Modules of dsi outside the rooms: they open the package and the command."""
 ROOMS = (
     "trees", "generator", "search", "config", "configs", "store", "rerankers", "snapshot", "retriever", "training",
     "measuring", "integrations", "server", "commands",
 )  # fmt: skip
 """Of dsi: each imports only those before it, and itself."""
 WALK = ("dsi.search.engine", "dsi.search.generate", "dsi.search.beam", "dsi.search.walk", "dsi.search.lists")
-MODELS = ("transformers", "sentence_transformers", "contrastive.encoder", "dsi.generator.model", "dsi.generator.tied")
-DOCIDS = ("docids.tree", "docids.schemes", "docids.clustering", "docids.updating")
+MODELS = (
+    "transformers",
+    "sentence_transformers",
+    "dsi.contrastive.encoder",
+    "dsi.generator.model",
+    "dsi.generator.tied",
+)
+DOCIDS = ("dsi.docids.tree", "dsi.docids.schemes", "dsi.docids.clustering", "dsi.docids.updating")
 UNKNOWN = {
     "HTTP": ("fastapi", "starlette", "uvicorn", "http"),
     "Hub": ("huggingface_hub.HfApi", "dsi.store.hub"),
@@ -44,33 +52,39 @@ UNKNOWN = {
     "indexes": ("dsi.retriever", "dsi.snapshot", "dsi.store"),
     "launchers": ("accelerate",),
     "manifests": ("dsi.store.manifest", "dsi.store.loading"),
-    "measures": ("eval.measures", "dsi.measuring"),
+    "measures": ("dsi.eval.measures", "dsi.measuring"),
     "models": MODELS,
     "nodes": ("dsi.trees.families", "dsi.trees.dense", "dsi.trees.objectives"),
-    "ours": ("contrastive", "docids", "dsi", "eval"),
+    "ours": ("dsi",),
     "retrievers?": ("dsi.retriever", "dsi.snapshot"),
     "search(es|ing)?|searched": WALK,
-    "tables?": ("eval.tables", "eval.report"),
-    "texts": ("docids.data.collection", "contrastive.encoder"),
-    "trained|training": ("dsi.training", "contrastive.training"),
-    "trees": ("docids.tree", "docids.clustering", "dsi.trees"),
-    "vectors": ("docids.vectors", "faiss"),
-    "words": ("docids.words.bm25",),
+    "tables?": ("dsi.eval.tables", "dsi.eval.report"),
+    "texts": ("dsi.docids.data.collection", "dsi.contrastive.encoder"),
+    "trained|training": ("dsi.training", "dsi.contrastive.training"),
+    "trees": ("dsi.docids.tree", "dsi.docids.clustering", "dsi.trees"),
+    "vectors": ("dsi.docids.vectors", "faiss"),
+    "words": ("dsi.docids.words.bm25",),
 }
 """{what a module's docstring may say that it knows nothing of: modules that it then does not import}."""
 MODULES = sorted(path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
-def imported(path: Path) -> list[tuple[str, bool]]:
-    """(module, was it `import module`?) of every import in a file, those for type checkers included."""
+def imported(path: Path) -> list[str]:
+    """The module of every import in a file, those for type checkers included."""
     modules = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            modules += [(alias.name, True) for alias in node.names]
+            modules += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            modules.append((node.module or "", False))
-            modules += [(f"{node.module}.{alias.name}", False) for alias in node.names]
+            modules.append(node.module or "")
+            modules += [f"{node.module}.{alias.name}" for alias in node.names]
     return modules
+
+
+def package_of(module: str) -> str:
+    """The package of a module: dsi.docids is `docids`, a folder beside dsi with a link in it."""
+    top, below, *_ = [*module.split("."), ""]
+    return below if top == "dsi" and below in PACKAGES else top
 
 
 def room_of(module: str) -> str:
@@ -82,12 +96,12 @@ def room_of(module: str) -> str:
 @pytest.mark.parametrize("path", MODULES, ids=str)
 def test_imports_follow_the_direction(path):
     package = path.parts[0]
-    for module, bare in imported(ROOT / path):
-        top = module.split(".")[0]
+    for module in imported(ROOT / path):
+        top = package_of(module)
+        assert module.split(".")[0] not in LINKED, f"{path}: it is installed as dsi.{module}"
         if top in PACKAGES and top != package:
             assert top in MAY_IMPORT[package], f"{path} imports {module}"
         assert top != "dsi_experiments" or package == "scripts", f"{path} imports {module}, which may not be installed"
-        assert not (bare and top == "eval"), f"{path}: a bare import of eval hides the builtin"
         if package == "docids":
             assert top not in ("torch", "transformers", "sentence_transformers"), f"{path} imports {module}"
 
@@ -96,10 +110,7 @@ def test_imports_follow_the_direction(path):
 def test_a_room_imports_only_those_before_it(path):
     name = path.parts[1].removesuffix(".py")
     assert name in (*FRONT, *ROOMS), f"{path} is in no room"
-    modules = [module for module, _ in imported(ROOT / path)]
-    if name == "names":
-        assert not [module for module in modules if module.split(".")[0] in PACKAGES]
-    for room in filter(None, map(room_of, modules)) if name in ROOMS else ():
+    for room in filter(None, map(room_of, imported(ROOT / path))) if name in ROOMS else ():
         assert ROOMS.index(room) <= ROOMS.index(name), f"{path} imports from dsi.{room}"
 
 
@@ -113,15 +124,20 @@ def unknown_to(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("path", [path for path in MODULES if unknown_to(path)], ids=str)
 def test_what_a_module_knows_nothing_of_it_does_not_import(path):
-    modules = [module for module, _ in imported(ROOT / path)]
+    modules = imported(ROOT / path)
     for unknown in unknown_to(path):
         assert not [module for module in modules if f"{module}.".startswith(f"{unknown}.")]
 
 
+def name_of(module: str) -> str:
+    """What a module is imported as, from its place in the repository."""
+    return f"dsi.{module}" if module.partition(".")[0] in LINKED else module.removeprefix("scripts.")
+
+
 def test_no_import_goes_in_a_circle():
     modules = {".".join(path.with_suffix("").parts): path for path in MODULES if path.name != "__init__.py"}
-    names = {module.removeprefix("scripts."): path for module, path in modules.items()}
-    graph = {name: {module for module, _ in imported(ROOT / path) if module in names} for name, path in names.items()}
+    names = {name_of(module): path for module, path in modules.items()}
+    graph = {name: {module for module in imported(ROOT / path) if module in names} for name, path in names.items()}
     assert len(list(TopologicalSorter(graph).static_order())) == len(names)  # raises CycleError, which shows the circle
 
 
@@ -186,9 +202,9 @@ except ValueError as error:
     "module",
     [
         *(f"dsi.search.{name}" for name in ("results", "walk")),
-        *(f"eval.{name}" for name in ("measures", "fusion", "protocol", "tables", "report")),
+        *(f"dsi.eval.{name}" for name in ("measures", "fusion", "protocol", "tables", "report")),
         *(
-            f"docids.{name}"
+            f"dsi.docids.{name}"
             for name in ("files.processes", "files.storage", "data.collection", "schemes", "data.natural_questions")
         ),
     ],

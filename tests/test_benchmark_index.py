@@ -18,9 +18,9 @@ from dsi_experiments.benchmarks.index_systems import (
     systems,
 )
 
-from docids.tree import DocidTree
-from docids.words.bm25 import BM25
 from dsi.commands.main import main
+from dsi.docids.tree import DocidTree
+from dsi.docids.words.bm25 import BM25
 from dsi.retriever import GenerativeRetriever
 from tests.conftest import random_tree
 from tests.test_tree_models import table_rows

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from docids.data.collection import cut_dev, read_collection
-from docids.files.storage import digest, sha256
-from docids.words.bm25 import BM25
+from dsi.docids.data.collection import cut_dev, read_collection
+from dsi.docids.files.storage import digest, sha256
+from dsi.docids.words.bm25 import BM25
 from tests.conftest import MINIPEDIA
 
 DOC = '{"_id": "a", "title": "A", "text": "first"}'
@@ -63,7 +63,7 @@ def test_a_file_changed_within_its_size_and_time_is_read_again(beir):
 def test_without_a_cache_folder_a_temporary_one_is_used(beir, tmp_path):
     folder, taken = beir(DOC, QUERY, test=QRELS), tmp_path / "file"
     taken.write_text("no folder")
-    code = "import sys; from docids.data.collection import *; print(read_collection(sys.argv[1]).documents.cache_files)"
+    code = "import sys; from dsi.docids.data.collection import *; print(read_collection(sys.argv[1]).documents.cache_files)"
     environment = {**os.environ, "HOME": str(taken / "home"), "HF_DATASETS_CACHE": str(taken / "cache")}
     done = subprocess.run(
         [sys.executable, "-c", code, str(folder)], env=environment, capture_output=True, text=True, check=True

@@ -13,16 +13,16 @@ from pathlib import Path
 import datasets
 import pytest
 
-from contrastive.encoder import Encoder, EncoderConfig
-from docids.clustering import DocidsConfig, build_tree
-from docids.files.storage import beside
 from dsi.commands import libraries
 from dsi.commands.main import command_modules, main, run_command
 from dsi.commands.queries_file import read_queries_file
 from dsi.commands.values import index_folder
+from dsi.contrastive.encoder import Encoder, EncoderConfig
+from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.files.storage import beside
+from dsi.eval.trec import read_run
 from dsi.retriever import GenerativeRetriever
 from dsi.search.request import SearchConfig
-from eval.trec import read_run
 from tests.conftest import MINIPEDIA, PROMPTS, random_tied
 from tests.test_updates import small_index
 
@@ -212,7 +212,7 @@ def test_without_network_the_hub_is_asked_once_and_the_offline_encoder_named(tmp
         asked.append(name)
         raise TimeoutError
 
-    monkeypatch.setattr("contrastive.encoder.HfApi.model_info", model_info)
+    monkeypatch.setattr("dsi.contrastive.encoder.HfApi.model_info", model_info)
     name = "sentence-transformers/no-such-encoder"
     error = refusal(
         capsys,
@@ -241,8 +241,8 @@ def test_settings_are_listed_with_ranges_and_defaults(capsys):
 
 
 def test_the_recommended_encoder_comes_from_its_package_or_else_the_hub(monkeypatch):
-    monkeypatch.setattr("contrastive.encoder.packaged_encoder", lambda: None)
-    monkeypatch.setattr("contrastive.encoder._hub_answers", lambda _: False)
+    monkeypatch.setattr("dsi.contrastive.encoder.packaged_encoder", lambda: None)
+    monkeypatch.setattr("dsi.contrastive.encoder._hub_answers", lambda _: False)
     with pytest.raises(FileNotFoundError, match=r'or run pip install "dr-scl\[example\]", which brings') as raised:
         Encoder.load(EncoderConfig(), device="cpu")
     assert "\n" not in str(raised.value)

@@ -16,10 +16,10 @@ from dsi_experiments.typos import with_typos
 from dsi_experiments.updates import hold_out, without
 
 import dsi
-from docids.clustering import DocidsConfig, build_tree
-from docids.schemes import SCHEMES, SchemeInput, make_docids
 from dsi.commands.main import main
 from dsi.config import Config
+from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.schemes import SCHEMES, SchemeInput, make_docids
 from dsi.measuring.diagnosis import diagnose, errors_by_level
 from dsi.measuring.runs import generator_only
 from dsi.search.request import SearchConfig

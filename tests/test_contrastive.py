@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from contrastive import blocks, training
-from contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, in_blocks
-from contrastive.encoder import PACKAGED, Encoder, EncoderConfig, check_sha256
-from contrastive.losses import DPRLoss, SupervisedContrastiveLoss, dpr_loss, supervised_contrastive_loss
-from contrastive.trainers import trainer_settings
-from contrastive.training import ContrastiveConfig, contrastive_rows, train_encoder
-from docids.files.processes import Processes
-from docids.files.storage import write_json
+from dsi.contrastive import blocks, training
+from dsi.contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, in_blocks
+from dsi.contrastive.encoder import PACKAGED, Encoder, EncoderConfig, check_sha256
+from dsi.contrastive.losses import DPRLoss, SupervisedContrastiveLoss, dpr_loss, supervised_contrastive_loss
+from dsi.contrastive.trainers import trainer_settings
+from dsi.contrastive.training import ContrastiveConfig, contrastive_rows, train_encoder
+from dsi.docids.files.processes import Processes
+from dsi.docids.files.storage import write_json
 from tests.conftest import PROMPTS
 from tests.kills import fork, status_of
 

@@ -9,12 +9,12 @@ from dsi_experiments.rerankers.learned import LinearReranker
 from sentence_transformers import CrossEncoder
 
 import dsi
-from docids.clustering import DocidsConfig, build_tree
-from docids.data.collection import read_collection
-from docids.words.bm25 import BM25
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.commands.main import main
 from dsi.config import Config, write_config
+from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.data.collection import read_collection
+from dsi.docids.words.bm25 import BM25
 from dsi.rerankers.cross_encoder import CrossEncoderReranker
 from dsi.rerankers.reranking import save_reranker
 from tests.conftest import random_generator, save_cross_encoder

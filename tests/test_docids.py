@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from docids.clustering import DocidsConfig, build_tree
-from docids.files.processes import Processes
-from docids.tree import DocidTree, diagnostics
-from docids.vectors import Vectors
+from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.files.processes import Processes
+from dsi.docids.tree import DocidTree, diagnostics
+from dsi.docids.vectors import Vectors
 from tests.conftest import random_tree
 
 ROOT = Path(__file__).parent.parent
@@ -277,7 +277,7 @@ def test_shares_are_collected_in_order():
 @pytest.mark.parametrize("method", CLUSTERING)
 @pytest.mark.parametrize("count", [2, 3])
 def test_any_number_of_processes_builds_the_same_tree(method, count, monkeypatch):
-    monkeypatch.setattr("docids.schemes.splits.BLOCK", 70)  # the root and its children are split by all together
+    monkeypatch.setattr("dsi.docids.schemes.splits.BLOCK", 70)  # the root and its children are split by all together
     points = np.random.default_rng(0).normal(size=(700, 5)).astype(np.float32)
     config = DocidsConfig(method=method, branching=4, max_leaf_size=5)
     alone = build_tree(points, config)
@@ -290,8 +290,8 @@ _WITHIN = """
 import resource, sys
 from pathlib import Path
 import numpy as np
-from docids.clustering import DocidsConfig, build_tree
-from docids.updating import add_documents, remove_documents
+from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.updating import add_documents, remove_documents
 folder, points = Path(sys.argv[1]), np.load(sys.argv[1] + "/points.npy", mmap_mode="r")
 def data(): return int(next(l for l in open("/proc/self/status") if l.startswith("VmData")).split()[1]) * 1024
 warm = build_tree(points[:100], DocidsConfig(method="random"))  # what is allocated once
@@ -329,7 +329,7 @@ def test_large_clusters_are_split_where_small_ones_would_be(monkeypatch):
     centres = 10 * rng.normal(size=(4, 6))
     points = np.repeat(centres, 60, axis=0).astype(np.float32) + rng.normal(size=(240, 6)).astype(np.float32)
     whole = build_tree(points, DocidsConfig(branching=4, max_leaf_size=100))
-    monkeypatch.setattr("docids.schemes.splits.BLOCK", 50)
+    monkeypatch.setattr("dsi.docids.schemes.splits.BLOCK", 50)
     blocks = build_tree(points, DocidsConfig(branching=4, max_leaf_size=100))
     for tree in (whole, blocks):
         groups = [set(tree.doc_rows[s:e] // 60) for s, e in zip(tree.doc_start[1:5], tree.doc_end[1:5], strict=True)]

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
-from docids.clustering import DocidsConfig, build_tree
-from docids.data.collection import read_collection
-from docids.schemes import SchemeInput, make_docids
-from docids.vectors import VectorsConfig
 from dsi import Config, GenerativeRetriever, SearchConfig
+from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.data.collection import read_collection
+from dsi.docids.schemes import SchemeInput, make_docids
+from dsi.docids.vectors import VectorsConfig
 from dsi.store.documents import DocumentTable
 from dsi.store.loading import load_docids
 from dsi.training.docids_stage import save_docids_stage

@@ -11,11 +11,11 @@ import pytest
 import pytrec_eval
 from scipy import stats
 
-from docids.words.bm25 import BM25
-from eval.baselines import BM25_GRID, dense_run, tune_bm25
-from eval.diversity import read_subtopics
-from eval.measures import STANDARD_MEASURES, evaluate, mean, measures_for, ranking
-from eval.protocol import (
+from dsi.docids.words.bm25 import BM25
+from dsi.eval.baselines import BM25_GRID, dense_run, tune_bm25
+from dsi.eval.diversity import read_subtopics
+from dsi.eval.measures import STANDARD_MEASURES, evaluate, mean, measures_for, ranking
+from dsi.eval.protocol import (
     SystemResult,
     best_setting,
     bootstrap_interval,
@@ -24,8 +24,8 @@ from eval.protocol import (
     supported_setting,
     table,
 )
-from eval.tables import markdown_table
-from eval.trec import read_run, without_ties, write_run
+from dsi.eval.tables import markdown_table
+from dsi.eval.trec import read_run, without_ties, write_run
 
 QRELS = {"q1": {"a": 2, "b": 1, "c": 0}, "q2": {"d": 1}, "q3": {"e": 1}}
 RUN = {"q1": {"c": 3.0, "b": 2.0, "a": 1.0}, "q2": {"a": 1.0, "d": 1.0}}  # q2 is a tie; q3 has no results

@@ -7,11 +7,11 @@ import logging
 import pytest
 
 import dsi
-from docids.clustering import DocidsConfig, build_tree
-from docids.words.bm25 import BM25
+from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.words.bm25 import BM25
+from dsi.eval.measures import STANDARD_MEASURES, mean
 from dsi.measuring import evaluation as evaluation_module
 from dsi.measuring.runs import IndexRuns
-from eval.measures import STANDARD_MEASURES, mean
 from tests.conftest import random_tied
 
 LEFT = "documents are in the collection only"

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import dsi
-from docids.extensions import OBJECTIVES
 from dsi.commands.main import main
 from dsi.config import read_config
+from dsi.docids.extensions import OBJECTIVES
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig, QueryMapConfig, TrainingConfig, check_together
 from dsi.trees.objectives import find_objective, objective_names
 from tests.conftest import thin_out

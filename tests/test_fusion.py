@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from eval.fusion import best_weight, best_weights, interpolate, reciprocal_rank_fusion
-from eval.measures import evaluate, mean
+from dsi.eval.fusion import best_weight, best_weights, interpolate, reciprocal_rank_fusion
+from dsi.eval.measures import evaluate, mean
 
 
 def test_reciprocal_rank_fusion_by_hand():

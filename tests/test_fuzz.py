@@ -17,10 +17,10 @@ from random import Random
 
 import pytest
 
-from contrastive.encoder import Encoder, EncoderConfig
-from docids.data.collection import Collection, read_collection
 from dsi import GenerativeRetriever
 from dsi.config import read_config, write_config
+from dsi.contrastive.encoder import Encoder, EncoderConfig
+from dsi.docids.data.collection import Collection, read_collection
 from tests import grammars
 from tests.command_lines import command, option_lines, whole_lines
 from tests.conftest import PROMPTS

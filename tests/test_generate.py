@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from docids.clustering import DocidsConfig, assemble, build_tree
-from docids.schemes import Docids
-from docids.token_vectors import BITS, TokenVectors, encode_states
-from docids.tree import DocidTree
-from docids.updating import add_documents, remove_documents
-from docids.vectors import VectorsConfig
-from docids.words.bm25 import BM25
+from dsi.docids.clustering import DocidsConfig, assemble, build_tree
+from dsi.docids.schemes import Docids
+from dsi.docids.token_vectors import BITS, TokenVectors, encode_states
+from dsi.docids.tree import DocidTree
+from dsi.docids.updating import add_documents, remove_documents
+from dsi.docids.vectors import VectorsConfig
+from dsi.docids.words.bm25 import BM25
 from dsi.generator.tied import TiedGenerator
 from dsi.search.engine import QueryBatch
 from dsi.search.generate import TiedIndex, WordsOnly

@@ -11,10 +11,10 @@ import torch
 from dsi_experiments.benchmarks.reference import transformers_loss
 from transformers import T5ForConditionalGeneration
 
-from contrastive import blocks
-from contrastive.encoder import Encoder
-from docids.tree import DocidTree
 from dsi.commands.main import main
+from dsi.contrastive import blocks
+from dsi.contrastive.encoder import Encoder
+from dsi.docids.tree import DocidTree
 from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig, QueryMapConfig, TrainingConfig, check_together
 from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.model import DocidGenerator

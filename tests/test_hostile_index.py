@@ -24,14 +24,14 @@ from safetensors.numpy import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
 
-from contrastive.encoder import Encoder, EncoderConfig
-from contrastive.sparse import SparseIndex, SparseModel, load_lexical
-from contrastive.untrusted import check_model, write_model
-from docids.clustering import DocidsConfig, build_tree
-from docids.files.untrusted import check_folder, is_inside
-from docids.vectors import VectorsConfig
-from docids.words.bm25 import BM25
 from dsi import GenerativeRetriever, SearchConfig, load_rerankers
+from dsi.contrastive.encoder import Encoder, EncoderConfig
+from dsi.contrastive.sparse import SparseIndex, SparseModel, load_lexical
+from dsi.contrastive.untrusted import check_model, write_model
+from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.files.untrusted import check_folder, is_inside
+from dsi.docids.vectors import VectorsConfig
+from dsi.docids.words.bm25 import BM25
 from dsi.rerankers.candidates import load_reranker
 from dsi.rerankers.cross_encoder import CrossEncoderReranker
 from dsi.rerankers.reranking import save_reranker

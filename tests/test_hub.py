@@ -10,12 +10,12 @@ import huggingface_hub
 import pytest
 from huggingface_hub import ModelCard, constants
 
-from contrastive.encoder import Encoder, EncoderConfig
-from docids.clustering import DocidsConfig, build_tree
-from docids.files.storage import write_json
-from docids.words.bm25 import BM25
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.commands.main import main
+from dsi.contrastive.encoder import Encoder, EncoderConfig
+from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.files.storage import write_json
+from dsi.docids.words.bm25 import BM25
 from tests.conftest import MINIPEDIA, PROMPTS, random_tied
 from tests.hub_server import TOKEN, serve
 

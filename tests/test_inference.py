@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from contrastive.inference import PackedLinear, for_inference
+from dsi.contrastive.inference import PackedLinear, for_inference
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from dsi.eval.measures import evaluate, mean
 from dsi.integrations.beir import DocidSearch as BeirSearch
 from dsi.integrations.corpora import CorpusSearch
 from dsi.measuring.runs import IndexRuns
-from eval.measures import evaluate, mean
 from tests.test_evaluation import collection, retriever  # noqa: F401 (fixtures)
 
 mteb = pytest.importorskip("mteb")

@@ -15,14 +15,14 @@ import datasets
 import numpy as np
 import pytest
 
-from contrastive.encoder import Encoder, EncoderConfig
-from docids.clustering import DocidsConfig, build_tree
-from docids.words.bm25 import BM25
 from dsi import GenerativeRetriever, SearchConfig
+from dsi.contrastive.encoder import Encoder, EncoderConfig
+from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.words.bm25 import BM25
+from dsi.eval.measures import evaluate, mean
 from dsi.integrations import retrieval
 from dsi.search.engine import Engine
 from dsi.store.documents import DocumentTable
-from eval.measures import evaluate, mean
 from tests.conftest import MINIPEDIA, PROMPTS, random_tied
 
 ADAPTERS = {"pyterrier": "num_results", "langchain": "k", "llama_index": "similarity_top_k"}

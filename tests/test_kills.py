@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import save_file
 
 import dsi
-from contrastive.trainers import last_checkpoint
-from docids.files.processes import ALONE
-from docids.files.storage import folder_sums, sha256, write_json
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.commands.main import main
 from dsi.config import read_config
+from dsi.contrastive.trainers import last_checkpoint
+from dsi.docids.files.processes import ALONE
+from dsi.docids.files.storage import folder_sums, sha256, write_json
 from dsi.search.results import Hits
 from dsi.training import pipeline
 from dsi.training.pipeline import TrainingRun

@@ -21,8 +21,8 @@ from dsi_experiments.rerankers.training import TRAINERS, JudgedCandidates, fit_r
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsi.eval.measures import evaluate
 from dsi.rerankers.candidates import Candidates, load_reranker
-from eval.measures import evaluate
 
 NAMES = ("a", "b", "c", "d")
 

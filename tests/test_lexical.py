@@ -10,8 +10,8 @@ from bm25s.stopwords import STOPWORDS_EN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from docids.words import bm25 as lexical
-from docids.words.bm25 import BM25, STOP_WORDS
+from dsi.docids.words import bm25 as lexical
+from dsi.docids.words.bm25 import BM25, STOP_WORDS
 from tests.oracles import bm25_scores
 
 QUERIES = ["w1 w2 w2", "w3", "w99", "the", "w4 new"]

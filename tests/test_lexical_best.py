@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from docids.words import term_scores
-from docids.words.bm25 import BM25
-from docids.words.postings import Postings
-from docids.words.term_scores import Damping, Terms, TermScorer, TopDocuments
+from dsi.docids.words import term_scores
+from dsi.docids.words.bm25 import BM25
+from dsi.docids.words.postings import Postings
+from dsi.docids.words.term_scores import Damping, Terms, TermScorer, TopDocuments
 
 
 @pytest.fixture(autouse=True)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from docids import vectors
-from docids.clustering import build_tree
-from docids.schemes import DocidsConfig
-from docids.tree import DocidTree
-from docids.updating import add_documents, remove_documents
-from docids.vectors import VectorsConfig
-from docids.words.bm25 import BM25
+from dsi.docids import vectors
+from dsi.docids.clustering import build_tree
+from dsi.docids.schemes import DocidsConfig
+from dsi.docids.tree import DocidTree
+from dsi.docids.updating import add_documents, remove_documents
+from dsi.docids.vectors import VectorsConfig
+from dsi.docids.words.bm25 import BM25
 from dsi.search.engine import QueryBatch
 from dsi.search.generate import TiedIndex
 from dsi.search.lists import Lists, cell_nodes
@@ -148,7 +148,7 @@ from dataclasses import replace
 from pathlib import Path
 import faiss, torch
 torch.set_num_threads(1); faiss.omp_set_num_threads(1)
-from docids.tree import DocidTree
+from dsi.docids.tree import DocidTree
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.generate import TiedIndex
 from dsi.search.engine import QueryBatch

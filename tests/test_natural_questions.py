@@ -7,9 +7,9 @@ import json
 import datasets
 import pytest
 
-from docids.data import natural_questions as nq
-from docids.data.collection import read_collection
 from dsi.commands.main import main
+from dsi.docids.data import natural_questions as nq
+from dsi.docids.data.collection import read_collection
 
 PAGES = {
     "Trade winds": [

@@ -13,9 +13,9 @@ from dsi_experiments.tree_targets import TreeTargets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contrastive.encoder import Encoder
-from docids.clustering import DocidsConfig, build_tree
-from docids.tree import DocidTree
+from dsi.contrastive.encoder import Encoder
+from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.tree import DocidTree
 from dsi.generator import base
 from dsi.generator.config import CE, GeneratorConfig, TrainingConfig
 from dsi.generator.kinds import create_generator, load_generator

@@ -19,15 +19,15 @@ import torch
 from dsi_experiments import figure5
 
 import dsi
-from contrastive import blocks
-from contrastive.blocks import QueryTexts
-from contrastive.encoder import Encoder, state_fingerprint
-from docids.data.collection import read_collection
-from docids.tree import DocidTree
 from dsi import GenerativeRetriever, load_rerankers
 from dsi.commands.main import find_command, main
 from dsi.commands.train import STAGES
 from dsi.config import CONFIGS, Config, config_names, read_config, write_config
+from dsi.contrastive import blocks
+from dsi.contrastive.blocks import QueryTexts
+from dsi.contrastive.encoder import Encoder, state_fingerprint
+from dsi.docids.data.collection import read_collection
+from dsi.docids.tree import DocidTree
 from dsi.generator import base
 from dsi.generator.kinds import load_generator
 from dsi.measuring import runs

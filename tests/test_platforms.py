@@ -6,10 +6,10 @@ import sys
 import numpy as np
 import pytest
 
-from contrastive.blocks import _join
-from docids.files import storage
-from docids.files.storage import beside, replace_folder, write_text
 from dsi.commands import libraries
+from dsi.contrastive.blocks import _join
+from dsi.docids.files import storage
+from dsi.docids.files.storage import beside, replace_folder, write_text
 from dsi.training.stages import _link_files
 
 

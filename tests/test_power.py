@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from docids.files.storage import read_record, recover_folder, replace_folder, write_json
 from dsi import GenerativeRetriever
+from dsi.docids.files.storage import read_record, recover_folder, replace_folder, write_json
 from tests.power import Disk
 from tests.test_updates import DOCUMENTS, small_index
 

@@ -5,9 +5,9 @@ import sys
 import ir_datasets
 import pytest
 
-from docids.data.collection import read_collection
-from docids.data.irds import prepare
 from dsi.commands.main import main
+from dsi.docids.data.collection import read_collection
+from dsi.docids.data.irds import prepare
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from transformers import PrinterCallback
 from transformers.utils import logging
 
 import dsi
-from contrastive.encoder import quiet_transformers
-from contrastive.trainers import run_trainer
-from docids.files import progress as module
-from docids.files.progress import Bar, progress
+from dsi.contrastive.encoder import quiet_transformers
+from dsi.contrastive.trainers import run_trainer
+from dsi.docids.files import progress as module
+from dsi.docids.files.progress import Bar, progress
 from tests.test_pipeline import TIED, write_settings
 
 

@@ -17,15 +17,15 @@ from dsi_experiments.rows import Rows
 from dsi_experiments.tables import REFERENCES, TABLES
 from transformers import Trainer
 
-from docids.data.collection import read_collection
-from docids.files.processes import Processes
 from dsi.commands.main import main
 from dsi.config import Config, write_config
+from dsi.docids.data.collection import read_collection
+from dsi.docids.files.processes import Processes
+from dsi.eval.measures import mean
+from dsi.eval.report import Measured, experiment_table
 from dsi.measuring.provenance import provenance
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import Trace
-from eval.measures import mean
-from eval.report import Measured, experiment_table
 from tests.conftest import thin_out
 from tests.test_tree_models import table_rows
 
@@ -467,7 +467,7 @@ def test_a_table_shows_means_deviations_and_significance():
 
 
 def test_pictures_without_matplotlib_name_the_extra(monkeypatch, tmp_path):
-    from eval.figures import grid_figure
+    from dsi.eval.figures import grid_figure
 
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     with pytest.raises(ModuleNotFoundError, match=r'pip install "dr-scl\[figures\]"'):

@@ -11,8 +11,8 @@ from dsi_experiments.rerankers.parse_ranker import ParserConfig
 from sklearn.datasets import dump_svmlight_file
 
 from dsi.commands.main import main
-from eval.diversity import evaluate_diversity, read_subtopics
-from eval.protocol import bootstrap_interval
+from dsi.eval.diversity import evaluate_diversity, read_subtopics
+from dsi.eval.protocol import bootstrap_interval
 from tests.conftest import thin_out
 from tests.test_learning_to_rank import judged
 

@@ -10,16 +10,16 @@ from dsi_experiments.rerankers.learned import FeatureReranker, LinearReranker
 from dsi_experiments.rerankers.training import cross_validate, judge_candidates, train_reranker
 
 import dsi
-from docids.clustering import DocidsConfig, build_tree
-from docids.data.collection import read_collection
-from docids.words.bm25 import BM25
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.commands.main import main
 from dsi.config import Config, write_config
+from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.data.collection import read_collection
+from dsi.docids.words.bm25 import BM25
+from dsi.eval.measures import evaluate, mean
 from dsi.rerankers.candidates import Candidates, Reranker, load_reranker
 from dsi.rerankers.features import words
 from dsi.rerankers.reranking import save_reranker
-from eval.measures import evaluate, mean
 from tests.conftest import random_generator
 from tests.oracles import children_of, level_log_p
 

@@ -8,8 +8,8 @@ import pytest
 from dsi_experiments.commands import results
 from dsi_experiments.commands.results import COLUMNS, main, rows
 
-from docids.data.collection import read_collection
-from eval.protocol import SystemResult
+from dsi.docids.data.collection import read_collection
+from dsi.eval.protocol import SystemResult
 from tests.conftest import MINIPEDIA
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")

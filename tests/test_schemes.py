@@ -16,16 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dsi
-from docids.clustering import DocidsConfig, assemble, build_tree
-from docids.schemes import SCHEMES, Docids, SchemeInput, find_scheme, make_docids, scheme_names
-from docids.schemes.file import read_docids, write_docids
-from docids.schemes.kmeans import train_kmeans
-from docids.tree import DocidTree, diagnostics
-from docids.updating import add_documents, remove_documents
 from dsi import GenerativeRetriever
 from dsi.commands.main import main
 from dsi.commands.train import read_embeddings
 from dsi.config import read_config
+from dsi.docids.clustering import DocidsConfig, assemble, build_tree
+from dsi.docids.schemes import SCHEMES, Docids, SchemeInput, find_scheme, make_docids, scheme_names
+from dsi.docids.schemes.file import read_docids, write_docids
+from dsi.docids.schemes.kmeans import train_kmeans
+from dsi.docids.tree import DocidTree, diagnostics
+from dsi.docids.updating import add_documents, remove_documents
 from dsi.integrations.transformers import DocidLogitsProcessor
 from dsi.training.docids_stage import TitleTokens
 from dsi.training.pipeline import TrainingRun

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from docids.data.collection import read_collection
+from dsi.docids.data.collection import read_collection
 from tests.conftest import thin_out, write_collection
 from tests.test_natural_questions import QUESTIONS, raw_file
 from tests.test_pipeline import TIED, write_settings

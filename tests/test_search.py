@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from docids.clustering import DocidsConfig, assemble
-from docids.schemes import SchemeInput, make_docids
-from docids.tree import DocidTree
-from docids.updating import add_documents, remove_documents
-from docids.words.bm25 import BM25
+from dsi.docids.clustering import DocidsConfig, assemble
+from dsi.docids.schemes import SchemeInput, make_docids
+from dsi.docids.tree import DocidTree
+from dsi.docids.updating import add_documents, remove_documents
+from dsi.docids.words.bm25 import BM25
 from dsi.generator.model import DocidGenerator
 from dsi.search import beam as beam_module
 from dsi.search.beam import BeamSearch

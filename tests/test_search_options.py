@@ -8,11 +8,11 @@ import datasets
 import numpy as np
 import pytest
 
-from contrastive.encoder import Encoder, EncoderConfig
-from docids.clustering import DocidsConfig, build_tree
-from docids.words.bm25 import BM25
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.commands.main import main
+from dsi.contrastive.encoder import Encoder, EncoderConfig
+from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.words.bm25 import BM25
 from dsi.search.request import OPTIONS
 from tests.conftest import MINIPEDIA, PROMPTS, random_generator, random_tied
 

@@ -15,18 +15,18 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import dsi
-from contrastive.blocks import DocumentTexts
-from contrastive.sparse import load_lexical
-from docids.clustering import DocidsConfig, assemble
-from docids.files.processes import ALONE
-from docids.schemes import Docids, SchemeInput, make_docids
-from docids.schemes.file import read_docids, write_docids
-from docids.tree import DocidTree, diagnostics
-from docids.updating import add_documents, remove_documents
-from docids.vectors import VectorsConfig
-from docids.words.bm25 import BM25
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.config import read_config
+from dsi.contrastive.blocks import DocumentTexts
+from dsi.contrastive.sparse import load_lexical
+from dsi.docids.clustering import DocidsConfig, assemble
+from dsi.docids.files.processes import ALONE
+from dsi.docids.schemes import Docids, SchemeInput, make_docids
+from dsi.docids.schemes.file import read_docids, write_docids
+from dsi.docids.tree import DocidTree, diagnostics
+from dsi.docids.updating import add_documents, remove_documents
+from dsi.docids.vectors import VectorsConfig
+from dsi.docids.words.bm25 import BM25
 from dsi.generator.base import Generator
 from dsi.generator.tied import TiedGenerator
 from dsi.measuring.diagnosis import diagnose
@@ -479,7 +479,7 @@ def test_rows_that_do_not_count_documents_are_refused(rows):
 
 
 def test_a_scheme_that_leaves_out_a_segment_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("docids.schemes.find_scheme", lambda name: lambda documents: Docids.from_paths([[0], [1]]))
+    monkeypatch.setattr("dsi.docids.schemes.find_scheme", lambda name: lambda documents: Docids.from_paths([[0], [1]]))
     with pytest.raises(ValueError, match=r"must give Docids with a path for each of 3 documents, got 2"):
         make_docids(SchemeInput(np.eye(3, dtype=np.float32), DocidsConfig(branching=2), rows=np.array([0, 0, 1])))
 

@@ -25,9 +25,9 @@ from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 from tqdm import tqdm
 from tqdm.std import TqdmDefaultWriteLock
 
-from contrastive.encoder import Encoder, EncoderConfig
-from docids.files.declarations import declarations
 from dsi.commands.main import main
+from dsi.contrastive.encoder import Encoder, EncoderConfig
+from dsi.docids.files.declarations import declarations
 from dsi.retriever import GenerativeRetriever
 from dsi.search.request import OPTIONS, SearchConfig
 from dsi.server.app import app_from_environment

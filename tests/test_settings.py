@@ -14,11 +14,11 @@ from sentence_transformers.sentence_transformer.modules.cnn import CNN
 from transformers.utils import logging as transformers_logging
 
 import dsi
-from contrastive import training as contrastive_training
-from contrastive.encoder import Encoder, EncoderConfig
-from docids.files import checks
 from dsi.commands.main import main
 from dsi.config import Config, all_settings, read_config
+from dsi.contrastive import training as contrastive_training
+from dsi.contrastive.encoder import Encoder, EncoderConfig
+from dsi.docids.files import checks
 from dsi.training import pipeline
 from dsi.training.pipeline import TrainingRun
 from dsi.training.preflight import check_encoder, check_settings

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import dsi
-from docids.files.processes import Processes
-from docids.files.storage import read_while_unchanged, writing_to
 from dsi import GenerativeRetriever
 from dsi.commands.main import main
+from dsi.docids.files.processes import Processes
+from dsi.docids.files.storage import read_while_unchanged, writing_to
 from dsi.store.loading import write_search_config
 from dsi.training import pipeline
 from tests.kills import fork, status_of

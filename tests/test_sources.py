@@ -11,8 +11,8 @@ import pyarrow
 import pytest
 
 import dsi
-from docids.data.collection import Collection, read_collection
 from dsi.commands.main import main
+from dsi.docids.data.collection import Collection, read_collection
 
 ROOT = Path(__file__).parent.parent
 

@@ -11,13 +11,13 @@ from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, 
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
 import dsi
-from contrastive import sparse
-from contrastive.sparse import SparseIndex, SparseModel, build_lexical, load_lexical
-from docids.clustering import DocidsConfig, build_tree
-from docids.data.collection import read_collection
-from docids.words.bm25 import BM25, LexicalConfig
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.commands.main import main
+from dsi.contrastive import sparse
+from dsi.contrastive.sparse import SparseIndex, SparseModel, build_lexical, load_lexical
+from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.data.collection import read_collection
+from dsi.docids.words.bm25 import BM25, LexicalConfig
 from tests.conftest import WIDTH, random_tied
 from tests.test_docs import TINY
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from docids.files.storage import (
+from dsi.docids.files.storage import (
     map_tensors,
     recover_folder,
     replace_folder,
@@ -24,12 +24,12 @@ from docids.files.storage import (
     write_json,
     write_text,
 )
-from docids.files.untrusted import tensor_entries
+from dsi.docids.files.untrusted import tensor_entries
 
 DIES = """
 import os, signal, sys
 from pathlib import Path
-import docids.files.storage as storage
+import dsi.docids.files.storage as storage
 calls, stop = 0, int(sys.argv[2])
 def counted(function):
     def call(*args, **kwargs):

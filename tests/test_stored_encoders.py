@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from contrastive.encoder import Encoder, EncoderConfig, packaged_encoder
-from contrastive.tokenizers import TOKENIZERS
-from contrastive.untrusted import LONGEST_INPUT, LONGEST_PROMPT, MODEL_TYPES, check_inputs, check_model
+from dsi.contrastive.encoder import Encoder, EncoderConfig, packaged_encoder
+from dsi.contrastive.tokenizers import TOKENIZERS
+from dsi.contrastive.untrusted import LONGEST_INPUT, LONGEST_PROMPT, MODEL_TYPES, check_inputs, check_model
 from tests.encoders import CHARSMAP, KINDS, charsmap, save_encoder
 from tests.hostile import edit_json, watch
 from tests.kills import fork, status_of
@@ -118,7 +118,7 @@ def test_the_hub_is_off_while_a_stored_encoder_is_loaded_and_on_again(stored, mo
 
     seen = []
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("contrastive.encoder.check_inputs", lambda model: seen.append(constants.HF_HUB_OFFLINE))
+    monkeypatch.setattr("dsi.contrastive.encoder.check_inputs", lambda model: seen.append(constants.HF_HUB_OFFLINE))
     load(stored("bert"))
     assert (seen, constants.HF_HUB_OFFLINE) == ([True], False)
 
@@ -194,7 +194,7 @@ def test_a_table_of_replacements_that_passes_can_be_walked(seed):
     """Whatever bytes of a table change: it is refused, or no text takes the reader out of it."""
     from tokenizers import normalizers
 
-    from contrastive.tokenizers import _charsmap_problem
+    from dsi.contrastive.tokenizers import _charsmap_problem
 
     rng = np.random.default_rng(seed)
     passed = 0

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from docids.tree import DocidTree
-from docids.words.bm25 import BM25
 from dsi.config import Config
+from dsi.docids.tree import DocidTree
+from dsi.docids.words.bm25 import BM25
 from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig, QueryMapConfig, TrainingConfig, check_together
 from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.states import Embeddings

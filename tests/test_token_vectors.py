@@ -4,10 +4,10 @@ import faiss
 import numpy as np
 import pytest
 
-from contrastive.encoder import Encoder, EncoderConfig
-from contrastive.tokens import TokenHead, TokensConfig
-from docids.files.storage import save_tensors
-from docids.token_vectors import BITS, TokenCodes, TokenVectors, code_size, decode, encode, encode_states, project
+from dsi.contrastive.encoder import Encoder, EncoderConfig
+from dsi.contrastive.tokens import TokenHead, TokensConfig
+from dsi.docids.files.storage import save_tensors
+from dsi.docids.token_vectors import BITS, TokenCodes, TokenVectors, code_size, decode, encode, encode_states, project
 
 RNG = np.random.default_rng(3)
 
@@ -50,8 +50,8 @@ def test_codes_are_those_of_faiss_and_keep_direction(bits, dim):
 
 @pytest.mark.parametrize("bits", BITS)
 def test_late_interaction_is_as_defined_for_any_places_in_any_order(bits, monkeypatch):
-    monkeypatch.setattr("docids.token_vectors._TOKENS", 7)  # several blocks
-    monkeypatch.setattr("docids.token_vectors._DECODED", 3)
+    monkeypatch.setattr("dsi.docids.token_vectors._TOKENS", 7)  # several blocks
+    monkeypatch.setattr("dsi.docids.token_vectors._DECODED", 3)
     vectors, _ = vectors_of(30, bits)
     query = vectors.project(RNG.normal(size=(4, 24)).astype(np.float32))
     weights = np.array([0.1, 0.2, 0.3, 0.4], dtype=np.float32)

@@ -15,11 +15,11 @@ from transformers import LogitsProcessorList, T5ForConditionalGeneration
 from transformers.generation import PrefixConstrainedLogitsProcessor
 from transformers.modeling_outputs import BaseModelOutput
 
-from docids.updating import remove_documents
 from dsi.commands.main import main
+from dsi.docids.updating import remove_documents
+from dsi.eval.measures import evaluate
 from dsi.integrations import transformers as bridge
 from dsi.integrations.transformers import DocidLogitsProcessor, Seq2SeqRetriever
-from eval.measures import evaluate
 from tests.conftest import random_generator, random_queries, random_tree
 
 END, VOCABULARY = 1, 20

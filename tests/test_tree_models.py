@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
 
-from docids.clustering import DocidsConfig
-from docids.tree import DocidTree
 from dsi.commands.main import main
+from dsi.docids.clustering import DocidsConfig
+from dsi.docids.tree import DocidTree
+from dsi.eval.measures import regret
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.trees.families import FamilyTree
-from eval.measures import regret
 from tests.conftest import beam_search_for, random_batch, random_generator, random_tree
 from tests.oracles import children_of, estimated_target
 

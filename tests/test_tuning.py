@@ -9,9 +9,9 @@ import torch
 
 import dsi
 from dsi.config import read_config
+from dsi.eval.fusion import best_weights
 from dsi.search.request import SearchConfig
 from dsi.training.tuning import ALPHAS, BEAMS, choose_weights, is_tuned, tune_index
-from eval.fusion import best_weights
 from tests.conftest import WIDTH
 from tests.test_pipeline import TIED, write_settings
 

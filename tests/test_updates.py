@@ -15,11 +15,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from docids.clustering import DocidsConfig, build_tree
-from docids.updating import add_documents, remove_documents
-from docids.words.bm25 import BM25
 from dsi import GenerativeRetriever, Hits, SearchConfig
 from dsi.commands.main import main
+from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.updating import add_documents, remove_documents
+from dsi.docids.words.bm25 import BM25
 from dsi.generator.model import DocidGenerator
 from dsi.search.beam import BeamSearch
 from dsi.search.engine import QueryBatch

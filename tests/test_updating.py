@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from docids.tree import DocidTree
-from docids.updating import add_documents, remove_documents, without_traces
-from docids.vectors import VectorsConfig
+from dsi.docids.tree import DocidTree
+from dsi.docids.updating import add_documents, remove_documents, without_traces
+from dsi.docids.vectors import VectorsConfig
 from tests.conftest import WIDTH, random_tree
 
 

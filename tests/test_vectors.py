@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from docids.tree import DocidTree
-from docids.vectors import Product, Vectors, VectorsConfig
 from dsi.commands.main import main
+from dsi.docids.tree import DocidTree
+from dsi.docids.vectors import Product, Vectors, VectorsConfig
 from dsi.retriever import GenerativeRetriever
 from tests.conftest import random_tree
 from tests.test_updates import small_index

@@ -2,11 +2,11 @@
 
 import pytest
 
-from contrastive import trainers
-from contrastive.trainers import Reports
-from docids.data.collection import read_collection
 from dsi.commands.main import main
 from dsi.config import Config, read_config, write_config
+from dsi.contrastive import trainers
+from dsi.contrastive.trainers import Reports
+from dsi.docids.data.collection import read_collection
 from dsi.training.pipeline import TrainingRun
 from tests.test_pipeline import TIED, write_settings
 

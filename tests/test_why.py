@@ -11,14 +11,14 @@ import numpy as np
 import pandas
 import pytest
 
-from contrastive.encoder import Encoder, EncoderConfig
-from contrastive.tokens import TokenHead, TokensConfig
-from docids.clustering import assemble
-from docids.schemes import DocidsConfig, SchemeInput, make_docids
-from docids.token_vectors import TokenVectors, decode
-from docids.words.bm25 import BM25
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.commands.main import main
+from dsi.contrastive.encoder import Encoder, EncoderConfig
+from dsi.contrastive.tokens import TokenHead, TokensConfig
+from dsi.docids.clustering import assemble
+from dsi.docids.schemes import DocidsConfig, SchemeInput, make_docids
+from dsi.docids.token_vectors import TokenVectors, decode
+from dsi.docids.words.bm25 import BM25
 from dsi.search.results import Hit, Hits, Match, Span, excerpt, pieces
 from tests.conftest import MINIPEDIA, PROMPTS, random_generator, random_tied
 

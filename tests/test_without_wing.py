@@ -5,9 +5,9 @@ import json
 import pytest
 from dsi_experiments.rerankers.learned import LinearReranker
 
-from docids import extensions
-from docids.schemes import DocidsConfig, scheme_names
 from dsi.commands.main import main
+from dsi.docids import extensions
+from dsi.docids.schemes import DocidsConfig, scheme_names
 from dsi.rerankers import candidates
 from dsi.rerankers.candidates import load_reranker
 

@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, T5ForConditionalGeneration
 
-from docids.clustering import assemble
-from docids.schemes import DocidsConfig, SchemeInput, make_docids
-from docids.schemes.file import write_docids
-from docids.tree import DocidTree
-from docids.types import Ints
 from dsi.config import Config
+from dsi.docids.clustering import assemble
+from dsi.docids.schemes import DocidsConfig, SchemeInput, make_docids
+from dsi.docids.schemes.file import write_docids
+from dsi.docids.tree import DocidTree
+from dsi.docids.types import Ints
 from dsi.generator.config import CE, GeneratorConfig
 from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.words import WordGenerator, node_numbers, read_numbers

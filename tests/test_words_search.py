@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import dsi
-from docids.updating import add_documents
 from dsi.config import Config
+from dsi.docids.updating import add_documents
 from dsi.search.decoder import WordDecoder
 from dsi.search.request import SearchConfig, SearchRequest
 from tests.conftest import WIDTH, beam_search_for, random_batch

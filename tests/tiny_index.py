@@ -13,12 +13,12 @@ import datasets
 import numpy as np
 
 import dsi
-from contrastive.encoder import Encoder
-from docids.clustering import DocidsConfig, build_tree
-from docids.data.collection import read_collection
-from docids.words.bm25 import BM25
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.config import write_config
+from dsi.contrastive.encoder import Encoder
+from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.data.collection import read_collection
+from dsi.docids.words.bm25 import BM25
 from dsi.search import generate
 from dsi.search.results import Hits
 from tests.conftest import MINIPEDIA, random_generator, random_tied

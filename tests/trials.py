@@ -17,7 +17,7 @@ import datasets
 from tests.kills import fork, status_of
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("contrastive", "docids", "dsi", "eval", "scripts")
+PACKAGES = ("dsi", "scripts")
 SECONDS, MEMORY, LONGEST = 10, 2 << 30, 1500
 """Limits of a case: its time, the memory it adds in bytes, the characters of a message."""
 WELL = ("right", "clear error")

@@ -18,10 +18,10 @@ from typing import Any, overload
 
 import datasets
 
-from docids.data import existing_folder, find_collection
-from docids.data.dev_queries import cut_dev, relevant_documents
-from docids.data.lines import json_lines, named_records, text_lines, whole_number, write_json_line, write_judgements
-from docids.data.records import (
+from dsi.docids.data import existing_folder, find_collection
+from dsi.docids.data.dev_queries import cut_dev, relevant_documents
+from dsi.docids.data.lines import json_lines, named_records, text_lines, whole_number, write_json_line, write_judgements
+from dsi.docids.data.records import (
     QUERY_ID_KEYS,
     check_documents,
     column_types,
@@ -29,10 +29,10 @@ from docids.data.records import (
     table_record,
     table_row,
 )
-from docids.data.sources import folder_records, memory_records
-from docids.files.checks import plain, shown
-from docids.files.storage import digest, replace_folder, sha256
-from docids.types import Qrels
+from dsi.docids.data.sources import folder_records, memory_records
+from dsi.docids.files.checks import plain, shown
+from dsi.docids.files.storage import digest, replace_folder, sha256
+from dsi.docids.types import Qrels
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class Collection:
         """Make a collection of what is in memory.
 
         Example:
-            >>> from docids.data.collection import Collection
+            >>> from dsi.docids.data.collection import Collection
             >>> collection = Collection.from_records([{"id": "neon", "text": "A gas that glows.", "period": 2}])
             >>> collection.documents[0]
             {'doc_id': 'neon', 'title': '', 'text': 'A gas that glows.', 'period': 2}

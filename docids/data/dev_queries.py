@@ -4,7 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from docids.types import Qrels
+from dsi.docids.types import Qrels
 
 
 def cut_dev(train: Qrels, test: Qrels, dev_queries: int, seed: int) -> tuple[Qrels, Qrels]:

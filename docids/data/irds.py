@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from docids.data.lines import write_json_line, write_judgements
-from docids.data.records import document_record, query_record
-from docids.files.progress import progress
-from docids.files.storage import replace_folder
+from dsi.docids.data.lines import write_json_line, write_judgements
+from dsi.docids.data.records import document_record, query_record
+from dsi.docids.files.progress import progress
+from dsi.docids.files.storage import replace_folder
 
 Judgement = tuple[str, str, int]
 """query_id, doc_id, relevance."""

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import parse_qs, urlsplit
 
-from docids.data.lines import write_json_line, write_judgements
-from docids.files.progress import progress
-from docids.files.storage import folder_sums, open_text, replace_folder, write_json
+from dsi.docids.data.lines import write_json_line, write_judgements
+from dsi.docids.files.progress import progress
+from dsi.docids.files.storage import folder_sums, open_text, replace_folder, write_json
 
 logger = logging.getLogger(__name__)
 

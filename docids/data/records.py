@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from docids.files.checks import shown, text, unpack
+from dsi.docids.files.checks import shown, text, unpack
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ import datasets
 import pandas
 import pyarrow as pa
 
-from docids.data.lines import named_records, read_text
-from docids.data.records import ID_KEYS, TEXT_KEYS
-from docids.files.checks import shown, unpack
+from dsi.docids.data.lines import named_records, read_text
+from dsi.docids.data.records import ID_KEYS, TEXT_KEYS
+from dsi.docids.files.checks import shown, unpack
 
 logger = logging.getLogger(__name__)
 

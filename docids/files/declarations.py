@@ -19,7 +19,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
-from docids.files.checks import plain, short_number, shown, text, unpack
+from dsi.docids.files.checks import plain, short_number, shown, text, unpack
 
 T = TypeVar("T")
 

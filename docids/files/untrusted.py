@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from docids.files.storage import DTYPES, map_tensors
+from dsi.docids.files.storage import DTYPES, map_tensors
 
 RESTORE = "restore it or train again"
 _STOPS = (KeyboardInterrupt, SystemExit, GeneratorExit)

@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from docids import extensions
-from docids.files.checks import check_name, shown
-from docids.files.declarations import Count, Whole, settings
-from docids.files.processes import ALONE, Processes
-from docids.tree import MOST_PLACES
-from docids.types import Floats, Ints
+from dsi.docids import extensions
+from dsi.docids.files.checks import check_name, shown
+from dsi.docids.files.declarations import Count, Whole, settings
+from dsi.docids.files.processes import ALONE, Processes
+from dsi.docids.tree import MOST_PLACES
+from dsi.docids.types import Floats, Ints
 
 _CLUSTERING = ("branching", "max_leaf_size", "segments", "cluster_on")
 
@@ -33,7 +33,7 @@ SCHEMES = {
     "title": (),  # the tokens of the title
     "file": ("file", "segments"),  # read from a file
 }
-"""{`DocidsConfig.method`: settings that it reads}; the scheme is the function `make` in `docids.schemes.METHOD`."""
+"""{`DocidsConfig.method`: settings that it reads}; the scheme is the function `make` in `dsi.docids.schemes.METHOD`."""
 
 MOST_CLUSTERS = 64
 """A split makes at most this many clusters if `branching` is 0."""
@@ -261,13 +261,13 @@ def find_scheme(name: str) -> Scheme:
     """Return the scheme of that name: one of `SCHEMES`, or an entry point of another package.
 
     >>> find_scheme("kmeans").__module__
-    'docids.schemes.kmeans'
+    'dsi.docids.schemes.kmeans'
 
     Raises:
         ValueError: there is none (the message lists the names), or that of another package cannot be loaded.
     """
     if name in SCHEMES:
-        scheme: Scheme = importlib.import_module(f"docids.schemes.{name}").make
+        scheme: Scheme = importlib.import_module(f"dsi.docids.schemes.{name}").make
         return scheme
     foreign: Scheme | None = extensions.load_extension(extensions.SCHEMES, name)
     if foreign is None:

@@ -3,10 +3,10 @@
 import faiss
 import numpy as np
 
-from docids.schemes import Docids, SchemeInput
-from docids.schemes.kmeans import train_kmeans
-from docids.schemes.splits import split_from_root
-from docids.types import Floats, Ints
+from dsi.docids.schemes import Docids, SchemeInput
+from dsi.docids.schemes.kmeans import train_kmeans
+from dsi.docids.schemes.splits import split_from_root
+from dsi.docids.types import Floats, Ints
 
 
 def make(documents: SchemeInput) -> Docids:

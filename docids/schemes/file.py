@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from docids.data.lines import text_lines, whole_number
-from docids.files.checks import shown
-from docids.files.storage import write_text
-from docids.schemes import Docids, SchemeInput, pad_paths
-from docids.tree import MOST_PLACES
-from docids.types import Ints
+from dsi.docids.data.lines import text_lines, whole_number
+from dsi.docids.files.checks import shown
+from dsi.docids.files.storage import write_text
+from dsi.docids.schemes import Docids, SchemeInput, pad_paths
+from dsi.docids.tree import MOST_PLACES
+from dsi.docids.types import Ints
 
 _LARGEST = 2**31 - 1
 _Lines = dict[str, list[tuple[int, tuple[int, ...]]]]

@@ -7,8 +7,8 @@ import faiss
 import numpy as np
 from sklearn.cluster import kmeans_plusplus
 
-from docids.schemes import Docids, SchemeInput, splits
-from docids.types import Floats, Ints
+from dsi.docids.schemes import Docids, SchemeInput, splits
+from dsi.docids.types import Floats, Ints
 
 TRAIN_POINTS_PER_CENTROID = 1000
 """k-means is trained on at most this many points a centroid."""

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from docids.schemes import Docids, SchemeInput
-from docids.schemes.splits import split_from_root
-from docids.types import Floats, Ints
+from dsi.docids.schemes import Docids, SchemeInput
+from dsi.docids.schemes.splits import split_from_root
+from dsi.docids.types import Floats, Ints
 
 
 def make(documents: SchemeInput) -> Docids:

@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from docids.files.progress import Bar
-from docids.schemes import Docids, SchemeInput
-from docids.types import Floats, Ints
+from dsi.docids.files.progress import Bar
+from dsi.docids.schemes import Docids, SchemeInput
+from dsi.docids.types import Floats, Ints
 
 BLOCK = 65_536
 """Documents that are assigned at a time; larger clusters may be split by all processes together."""

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from docids.schemes import Docids, SchemeInput, pad_paths
-from docids.types import Ints
+from dsi.docids.schemes import Docids, SchemeInput, pad_paths
+from dsi.docids.types import Ints
 
 
 def make(documents: SchemeInput) -> Docids:

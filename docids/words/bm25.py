@@ -1,6 +1,6 @@
 """BM25 over the documents' words: a baseline, and the lexical part of an index. Knows nothing of trees or models.
 
-`Lexical` is what an index needs of its lexical part; `contrastive.sparse` has the other one.
+`Lexical` is what an index needs of its lexical part; `dsi.contrastive.sparse` has the other one.
 """
 
 import re
@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 import numpy as np
 from scipy import sparse
 
-from docids.files.checks import check_name
-from docids.files.declarations import settings
-from docids.files.storage import save_tensors, write_json
-from docids.files.untrusted import RESTORE, read_json, reading
-from docids.types import Floats, Ints, Run
-from docids.words.postings import Postings, postings_arrays, read_postings
-from docids.words.term_scores import Damping, Terms, TermScorer, highest
+from dsi.docids.files.checks import check_name
+from dsi.docids.files.declarations import settings
+from dsi.docids.files.storage import save_tensors, write_json
+from dsi.docids.files.untrusted import RESTORE, read_json, reading
+from dsi.docids.types import Floats, Ints, Run
+from dsi.docids.words.postings import Postings, postings_arrays, read_postings
+from dsi.docids.words.term_scores import Damping, Terms, TermScorer, highest
 
 BM25_MODEL = "bm25"
 """Names BM25 in a configuration."""

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from docids.files.untrusted import RESTORE, lists_problem, read_tensors
-from docids.types import Floats, Ints, Mask, Numbers, Rows
+from dsi.docids.files.untrusted import RESTORE, lists_problem, read_tensors
+from dsi.docids.types import Floats, Ints, Mask, Numbers, Rows
 
 _RATIO = 8
 """A part has at most an eighth of the postings of the one before it; otherwise the two are merged. This keeps parts few."""

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.types import Floats, Ints, Mask, Rows
-from docids.words.postings import Part, Postings
+from dsi.docids.types import Floats, Ints, Mask, Rows
+from dsi.docids.words.postings import Part, Postings
 
 _BUDGET = 1 << 15
 """Postings that are read per query, roughly: the shortest lists whole, and the highest weights of the others."""

@@ -72,7 +72,7 @@ class _Parser(argparse.ArgumentParser):
 
     def _meant(self, message: str) -> str:
         """Return "; did you mean --beam-width?" if the first unknown option is near one that exists, else ""."""
-        from docids.files.declarations import nearest
+        from dsi.docids.files.declarations import nearest
 
         unknown = re.match(r"unrecognized arguments:.*?--?(\w[\w-]*)", message)
         options = {
@@ -208,9 +208,9 @@ def add_overwriting(arguments: argparse.ArgumentParser) -> None:
 def training_run(arguments: argparse.Namespace) -> "TrainingRun":
     """Return the run that the arguments describe."""
     load_libraries()
-    from contrastive.encoder import check_device
-    from docids.data.collection import read_collection
     from dsi.config import run_config
+    from dsi.contrastive.encoder import check_device
+    from dsi.docids.data.collection import read_collection
     from dsi.training.pipeline import TrainingRun, training_config
 
     check_device(arguments.device)  # before stages that need none

@@ -16,7 +16,7 @@ from dsi.commands.main import run_command
 from dsi.commands.values import count, output_file, output_folder
 
 if TYPE_CHECKING:
-    from docids.data.collection import Collection
+    from dsi.docids.data.collection import Collection
     from dsi.rerankers.candidates import Reranker
     from dsi.retriever import GenerativeRetriever
 
@@ -25,14 +25,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print the table; write results and runs if asked."""
     arguments = _parse(argv)
     load_libraries()
-    from docids.data.collection import read_collection
-    from docids.files.storage import file_name
     from dsi.config import read_dev_queries
+    from dsi.docids.data.collection import read_collection
+    from dsi.docids.files.storage import file_name
+    from dsi.eval.trec import write_run
     from dsi.measuring.evaluation import evaluate
     from dsi.retriever import GenerativeRetriever
     from dsi.store.manifest import read_entries
     from dsi.training.stages import launch
-    from eval.trec import write_run
 
     retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device, dtype=arguments.dtype)
     collection = read_collection(arguments.data, dev_queries=read_dev_queries(arguments.run))
@@ -134,9 +134,9 @@ def _chains(index: Path, names: Sequence[str], device: str | None) -> "dict[str,
 
 def _print_tables(arguments: argparse.Namespace, retriever: "GenerativeRetriever", collection: "Collection") -> None:
     """Print the other tables that were asked for."""
+    from dsi.eval.figures import bars_figure
     from dsi.measuring.beam_sweep import beam_figure, beam_rows, beam_table
     from dsi.measuring.diagnosis import diagnose_split, diagnosis_table, errors_by_level
-    from eval.figures import bars_figure
 
     split, figure = arguments.split, arguments.diagnosis_figure
     if arguments.diagnose or figure:

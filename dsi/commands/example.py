@@ -38,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     started = time.perf_counter()
     print("Minipedia: 600 short encyclopedia documents, 3,600 queries.", flush=True)
     load_libraries()
-    from docids.data.collection import read_collection
     from dsi.config import read_config
+    from dsi.docids.data.collection import read_collection
     from dsi.measuring.evaluation import evaluate
     from dsi.retriever import GenerativeRetriever
     from dsi.training.pipeline import TrainingRun

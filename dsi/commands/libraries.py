@@ -33,7 +33,7 @@ def load_libraries() -> None:
 def quiet_logging() -> None:
     """Show our own messages, and only serious warnings of the libraries; imports nothing."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    for package in ("contrastive", "docids", "dsi", "dsi_experiments", "eval"):
+    for package in ("dsi", "dsi_experiments"):
         logging.getLogger(package).setLevel(logging.INFO)
     warnings.filterwarnings("ignore", category=FutureWarning)
 

@@ -11,9 +11,9 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from docids.extensions import COMMANDS as EXTENSIONS
-from docids.extensions import extensions, load_extension
-from docids.files.checks import printable
+from dsi.docids.extensions import COMMANDS as EXTENSIONS
+from dsi.docids.extensions import extensions, load_extension
+from dsi.docids.files.checks import printable
 
 COMMANDS = (
     "example", "train", "tune", "evaluate", "search", "explain", "serve", "update", "push", "prepare-nq", "prepare-irds",

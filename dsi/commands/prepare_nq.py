@@ -12,11 +12,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from docids.data.natural_questions import SIZES, prepare
 from dsi.commands.arguments import parser
 from dsi.commands.libraries import quiet_logging
 from dsi.commands.main import run_command
 from dsi.commands.values import number, output_folder
+from dsi.docids.data.natural_questions import SIZES, prepare
 
 
 def main(argv: Sequence[str] | None = None) -> None:

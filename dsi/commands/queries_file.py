@@ -13,14 +13,14 @@ def read_queries_file(path: Path) -> dict[str, str]:
     Raises:
         ValueError: a line that is not such a query, or an id that comes twice or has white space, which a TREC run cannot hold.
     """
-    from docids.data.lines import named_records
-    from docids.data.records import read_query_records
+    from dsi.docids.data.lines import named_records
+    from dsi.docids.data.records import read_query_records
 
     return read_query_records(named_records(path) if ".jsonl" in path.suffixes else _tab_separated(path), path)
 
 
 def _tab_separated(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    from docids.data.lines import text_lines
+    from dsi.docids.data.lines import text_lines
 
     for number, line in text_lines(path):
         source = f"{path}, line {number}"

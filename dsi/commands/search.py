@@ -107,9 +107,9 @@ class _Searches:
 
     def write_run(self, queries: dict[str, str], arguments: argparse.Namespace) -> None:
         """Write the answers of {query_id: text} as a TREC run, with its file's name as the tag."""
-        from docids.files.storage import file_name
-        from eval.measures import ranking
-        from eval.trec import write_run
+        from dsi.docids.files.storage import file_name
+        from dsi.eval.measures import ranking
+        from dsi.eval.trec import write_run
 
         if self.rerankers:
             whole = self._reranked(queries).as_run()

@@ -19,7 +19,7 @@ from dsi.commands.main import run_command
 from dsi.commands.values import argument_of, count, flag, number
 
 if TYPE_CHECKING:
-    from docids.files.declarations import Setting
+    from dsi.docids.files.declarations import Setting
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -82,7 +82,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _limits() -> "dict[str, Setting]":
     """Return the declarations of `ServerSettings` that are numbers."""
-    from docids.files.declarations import declarations
+    from dsi.docids.files.declarations import declarations
     from dsi.server.settings import ServerSettings
 
     return {name: setting for name, setting in declarations(ServerSettings).items() if setting.kind in (int, float)}

@@ -19,8 +19,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_device(command_line)
     arguments = command_line.parse_args(argv)
     load_libraries()
-    from docids.data.collection import read_collection
     from dsi.config import read_dev_queries
+    from dsi.docids.data.collection import read_collection
     from dsi.store.manifest import read_manifest, search_config
     from dsi.training.tuning import tune_index
 

@@ -20,8 +20,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Update, print the number of documents."""
     arguments = _parse(argv)
     load_libraries()
-    from docids.data.collection import document_records, read_documents
-    from docids.data.lines import text_lines
+    from dsi.docids.data.collection import document_records, read_documents
+    from dsi.docids.data.lines import text_lines
     from dsi.retriever import GenerativeRetriever
     from dsi.store.loading import updating
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from docids.data import find_collection
-from docids.files.checks import short_number
+from dsi.docids.data import find_collection
+from dsi.docids.files.checks import short_number
 
 if TYPE_CHECKING:
-    from docids.files.declarations import Setting
+    from dsi.docids.files.declarations import Setting
 
 N = TypeVar("N", int, float)
 
@@ -44,7 +44,7 @@ def argument_of(declared: "Setting") -> dict[str, Any]:
     """Return the keywords of `add_argument` for a declared setting: type, choices and help."""
     from annotated_types import Ge, Le
 
-    from docids.files.declarations import LARGEST
+    from dsi.docids.files.declarations import LARGEST
 
     shown: dict[str, Any] = {"help": declared.meaning.rstrip(".").replace("%", "%%")}
     if declared.choices:
@@ -80,7 +80,7 @@ def index_folder(value: str) -> Path:
     """Return the folder of a finished index."""
     folder = Path(value)
     if not (folder / "manifest.json").is_file():
-        from docids.files.storage import beside
+        from dsi.docids.files.storage import beside
 
         if not beside(folder, "previous").exists():  # left by a kill; loading the index brings it back
             raise ArgumentTypeError(

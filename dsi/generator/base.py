@@ -7,8 +7,8 @@ import torch
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5PreTrainedModel, T5Stack
 
-from docids.tree import DocidTree
-from docids.types import Ints
+from dsi.docids.tree import DocidTree
+from dsi.docids.types import Ints
 from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig
 from dsi.trees.objectives import find_objective
 

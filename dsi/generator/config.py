@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from docids.files.declarations import Amount, Count, Positive, Share, Whole, settings
+from dsi.docids.files.declarations import Amount, Count, Positive, Share, Whole, settings
 from dsi.trees.objectives import find_objective
 
 SMALLEST_TEMPERATURE = 1e-6

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from transformers import T5Config
 
-from contrastive.untrusted import load_weights
-from docids.files.untrusted import RESTORE, read_json, reading, tensor_entries
-from docids.tree import DocidTree
-from docids.types import Ints
+from dsi.contrastive.untrusted import load_weights
+from dsi.docids.files.untrusted import RESTORE, read_json, reading, tensor_entries
+from dsi.docids.tree import DocidTree
+from dsi.docids.types import Ints
 from dsi.generator.base import Generator
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig
 from dsi.generator.model import DocidGenerator

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Attention, T5Stack
 
-from docids.tree import DocidTree
-from docids.types import Ints
+from dsi.docids.tree import DocidTree
+from dsi.docids.types import Ints
 from dsi.generator.base import Generator
 
 

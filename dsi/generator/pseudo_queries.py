@@ -19,12 +19,12 @@ from pydantic import Field
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from docids.data.collection import read_once
-from docids.data.lines import write_json_line
-from docids.files.checks import check_name
-from docids.files.declarations import Remedy, settings
-from docids.files.progress import Bar
-from docids.files.storage import sha256
+from dsi.docids.data.collection import read_once
+from dsi.docids.data.lines import write_json_line
+from dsi.docids.files.checks import check_name
+from dsi.docids.files.declarations import Remedy, settings
+from dsi.docids.files.progress import Bar
+from dsi.docids.files.storage import sha256
 
 DOCUMENT_TOKENS, QUERY_TOKENS = 512, 32
 """Tokens of a document that a seq2seq model reads, and of a query that it generates, at most."""

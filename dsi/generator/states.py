@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from contrastive import blocks
-from contrastive.encoder import Encoder
-from docids.files.processes import ALONE, Processes
-from docids.files.storage import replace_folder
+from dsi.contrastive import blocks
+from dsi.contrastive.encoder import Encoder
+from dsi.docids.files.processes import ALONE, Processes
+from dsi.docids.files.storage import replace_folder
 
 
 class StateCache:

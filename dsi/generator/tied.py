@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Stack
 
-from docids.tree import DocidTree
-from docids.types import Ints
+from dsi.docids.tree import DocidTree
+from dsi.docids.types import Ints
 from dsi.generator.base import Generator
 from dsi.generator.config import GeneratorConfig
 from dsi.trees.bonus import SIZE_WEIGHT

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from transformers import T5Config
 
-from docids.files.untrusted import RESTORE
-from docids.schemes.file import read_docids
-from docids.tree import DocidTree
-from docids.types import Ints
+from dsi.docids.files.untrusted import RESTORE
+from dsi.docids.schemes.file import read_docids
+from dsi.docids.tree import DocidTree
+from dsi.docids.types import Ints
 from dsi.generator.config import GeneratorConfig
 from dsi.generator.model import DocidGenerator
 

@@ -3,10 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dsi.names import LIBRARY, check_names
-
-check_names(*LIBRARY)
-
 
 @contextmanager
 def extra(name: str) -> Iterator[None]:

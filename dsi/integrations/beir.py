@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
-from docids.types import Run
+from dsi.docids.types import Run
 from dsi.integrations.corpora import CorpusSearch
 from dsi.retriever import GenerativeRetriever
 from dsi.search.request import SearchOptions

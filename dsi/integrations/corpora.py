@@ -6,13 +6,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from docids.files.storage import digest
-from docids.types import Run
+from dsi.docids.files.storage import digest
+from dsi.docids.types import Run
+from dsi.eval.trec import run_without_ties
 from dsi.integrations.retrieval import check_search, open_index
 from dsi.retriever import GenerativeRetriever
 from dsi.search.request import SearchOptions
 from dsi.training.pipeline import index as index_texts
-from eval.trec import run_without_ties
 
 
 class CorpusSearch:

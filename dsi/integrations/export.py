@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from docids.files.storage import replace_folder
-from docids.tree import DocidTree
-from docids.types import Ints
-from docids.vectors import Vectors
+from dsi.docids.files.storage import replace_folder
+from dsi.docids.tree import DocidTree
+from dsi.docids.types import Ints
+from dsi.docids.vectors import Vectors
 from dsi.integrations.retrieval import open_index
 from dsi.retriever import GenerativeRetriever
 from dsi.store.documents import document_table

@@ -10,7 +10,7 @@ import asyncio
 from pathlib import Path
 from typing import Unpack
 
-from docids.files.checks import shown
+from dsi.docids.files.checks import shown
 from dsi.integrations import extra
 from dsi.integrations.retrieval import check_search, content, find, open_index
 from dsi.retriever import GenerativeRetriever

@@ -16,10 +16,10 @@ import datasets
 import numpy as np
 from numpy.typing import NDArray
 
-from contrastive.encoder import Encoder
-from docids.data.collection import Collection
-from docids.files.storage import digest
-from docids.types import Run
+from dsi.contrastive.encoder import Encoder
+from dsi.docids.data.collection import Collection
+from dsi.docids.files.storage import digest
+from dsi.docids.types import Run
 from dsi.integrations import extra
 from dsi.integrations.corpora import CorpusSearch
 from dsi.integrations.retrieval import open_index

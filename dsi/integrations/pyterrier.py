@@ -16,15 +16,15 @@ from typing import Any, Unpack
 import numpy as np
 import pandas as pd
 
-from docids.files.checks import shown, text
-from docids.words.bm25 import Lexical
+from dsi.docids.files.checks import shown, text
+from dsi.docids.words.bm25 import Lexical
+from dsi.eval.trec import without_ties
 from dsi.integrations import extra
 from dsi.integrations.pyterrier_metadata import METADATA
 from dsi.integrations.retrieval import check_search, open_index
 from dsi.retriever import GenerativeRetriever
 from dsi.search.request import SearchOptions, shows_options
 from dsi.store.manifest import read_manifest
-from eval.trec import without_ties
 
 with extra("pyterrier"):
     import pyterrier as pt

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from docids.files.checks import plain, shown
+from dsi.docids.files.checks import plain, shown
 from dsi.retriever import GenerativeRetriever
 from dsi.search.results import Document, Hit
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, LogitsProcessor, LogitsProcessorList
 
-from contrastive.encoder import check_device, quiet_transformers
-from docids.files.checks import plain, text
-from docids.files.progress import progress
-from docids.tree import DocidTree
+from dsi.contrastive.encoder import check_device, quiet_transformers
+from dsi.docids.files.checks import plain, text
+from dsi.docids.files.progress import progress
+from dsi.docids.tree import DocidTree
 from dsi.integrations.tries import Trie, token_rows
 from dsi.search.engine import ids_and_texts
 

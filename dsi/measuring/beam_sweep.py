@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from docids.data.collection import Collection
+from dsi.docids.data.collection import Collection
+from dsi.eval.figures import lines_figure
+from dsi.eval.measures import evaluate, mean
+from dsi.eval.tables import markdown_table
 from dsi.retriever import GenerativeRetriever
 from dsi.search.request import SearchRequest
 from dsi.training.tuning import agreement
-from eval.figures import lines_figure
-from eval.measures import evaluate, mean
-from eval.tables import markdown_table
 
 ANSWERS = 10
 _MEASURES = ("Hit@1", "Hit@10")

@@ -11,10 +11,10 @@ from typing import Unpack
 
 import numpy as np
 
-from docids.data.collection import Collection
+from dsi.docids.data.collection import Collection
+from dsi.eval.tables import markdown_table
 from dsi.retriever import GenerativeRetriever
 from dsi.search.request import SearchOptions
-from eval.tables import markdown_table
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from contrastive.encoder import Encoder
-from docids.data.collection import SPLITS, Collection, check_collection, compare_documents
-from docids.files.checks import plain
-from docids.files.processes import ALONE, Processes
-from docids.files.progress import progress
-from docids.files.storage import write_json
-from docids.types import Run
 from dsi.config import LEXICAL_WEIGHT
+from dsi.contrastive.encoder import Encoder
+from dsi.docids.data.collection import SPLITS, Collection, check_collection, compare_documents
+from dsi.docids.files.checks import plain
+from dsi.docids.files.processes import ALONE, Processes
+from dsi.docids.files.progress import progress
+from dsi.docids.files.storage import write_json
+from dsi.docids.types import Run
+from dsi.eval.fusion import reciprocal_rank_fusion
+from dsi.eval.measures import STANDARD_MEASURES, cutoff, mean, measures_for
+from dsi.eval.measures import evaluate as evaluate_run
+from dsi.eval.protocol import Splits, SystemResult, overlap_splits, randomisation_test, table
 from dsi.measuring.provenance import provenance
 from dsi.measuring.runs import BM25Runs, DenseRuns, IndexRuns, generator_only
 from dsi.rerankers.candidates import Candidates, Reranker
@@ -29,10 +33,6 @@ from dsi.retriever import GenerativeRetriever
 from dsi.search.engine import Method
 from dsi.search.generate import WordsOnly
 from dsi.store.documents import DocumentTable
-from eval.fusion import reciprocal_rank_fusion
-from eval.measures import STANDARD_MEASURES, cutoff, mean, measures_for
-from eval.measures import evaluate as evaluate_run
-from eval.protocol import Splits, SystemResult, overlap_splits, randomisation_test, table
 
 ANSWERS = 10
 """Documents per query, the default of `search`."""

@@ -16,20 +16,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contrastive.blocks import DocumentTexts
-from contrastive.encoder import Encoder
-from docids.data.collection import Collection
-from docids.files.processes import ALONE, Processes
-from docids.types import Run
-from docids.words.bm25 import BM25
 from dsi.config import LEXICAL_WEIGHT
+from dsi.contrastive.blocks import DocumentTexts
+from dsi.contrastive.encoder import Encoder
+from dsi.docids.data.collection import Collection
+from dsi.docids.files.processes import ALONE, Processes
+from dsi.docids.types import Run
+from dsi.docids.words.bm25 import BM25
+from dsi.eval.baselines import dense_run, tune_bm25
+from dsi.eval.fusion import best_weight, interpolate
 from dsi.retriever import GenerativeRetriever
 from dsi.search.engine import EncodedQueries, Method
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.training.tuning import choose, choose_weights, hybrid_scores
 from dsi.training.weights import DEPTH
-from eval.baselines import dense_run, tune_bm25
-from eval.fusion import best_weight, interpolate
 
 _BATCH = 128
 """Queries searched at a time."""

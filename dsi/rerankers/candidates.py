@@ -15,10 +15,10 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from docids import extensions
-from docids.files.checks import shown
-from docids.files.storage import replace_folder, write_json
-from docids.files.untrusted import RESTORE, check_folder, read_json, reading
+from dsi.docids import extensions
+from dsi.docids.files.checks import shown
+from dsi.docids.files.storage import replace_folder, write_json
+from dsi.docids.files.untrusted import RESTORE, check_folder, read_json, reading
 from dsi.search.results import Hit, Hits
 
 Floats = NDArray[np.floating]

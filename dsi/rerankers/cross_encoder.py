@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from sentence_transformers import CrossEncoder
 from torch import nn
 
-from contrastive.encoder import check_device, quiet_transformers, without_hub
-from contrastive.untrusted import check_finite, check_inputs, check_model, write_model
-from docids.files.declarations import LARGEST
-from docids.files.progress import Bar
-from docids.files.untrusted import catching_panics
+from dsi.contrastive.encoder import check_device, quiet_transformers, without_hub
+from dsi.contrastive.untrusted import check_finite, check_inputs, check_model, write_model
+from dsi.docids.files.declarations import LARGEST
+from dsi.docids.files.progress import Bar
+from dsi.docids.files.untrusted import catching_panics
 from dsi.rerankers.candidates import Candidates, Floats, Reranker
 
 _MODEL = "model"

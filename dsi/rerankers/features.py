@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
-from docids.words.bm25 import Lexical
+from dsi.docids.words.bm25 import Lexical
 from dsi.search.engine import EncodedQueries, Engine, QueryBatch
 from dsi.search.results import Floats, Ints, SearchResult
 

@@ -28,8 +28,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from docids.tree import DocidTree
-from docids.words.bm25 import Lexical
+from dsi.docids.tree import DocidTree
+from dsi.docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
 from dsi.search.decoder import DecoderCache, FastDecoder, search_decoder
 from dsi.search.engine import FEATURE_TEMPERATURE, Engine, Followed, Method, QueryBatch, Siblings, count_documents

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from contrastive.inference import PackedLinear, for_inference
+from dsi.contrastive.inference import PackedLinear, for_inference
 from dsi.generator.base import Generator
 from dsi.generator.model import DocidGenerator
 from dsi.generator.words import WordGenerator

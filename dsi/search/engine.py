@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from contrastive.encoder import Encoder
-from docids.files.checks import plain, text
-from docids.files.progress import progress
-from docids.tree import DocidTree
-from docids.words.bm25 import Lexical
+from dsi.contrastive.encoder import Encoder
+from dsi.docids.files.checks import plain, text
+from dsi.docids.files.progress import progress
+from dsi.docids.tree import DocidTree
+from dsi.docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
 from dsi.search.request import SearchConfig, SearchRequest, check_extra_scores
 from dsi.search.results import Bools, Floats, Ints, SearchResult, Trace

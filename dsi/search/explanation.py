@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from docids.files.checks import printable
-from docids.tree import DocidTree
+from dsi.docids.files.checks import printable
+from dsi.docids.tree import DocidTree
 from dsi.search.engine import EncodedQueries, Engine, Followed
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import EXTRA, WALK, WORDS, SearchResult, Trace

@@ -14,9 +14,9 @@ from typing import Self
 import numpy as np
 import torch
 
-from docids.tree import DocidTree
-from docids.vectors import LARGE
-from docids.words.bm25 import Lexical
+from dsi.docids.tree import DocidTree
+from dsi.docids.vectors import LARGE
+from dsi.docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
 from dsi.generator.tied import TiedGenerator
 from dsi.search.engine import FEATURE_TEMPERATURE, Engine, Followed, Method, QueryBatch, Siblings, count_documents

@@ -14,8 +14,8 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.tree import DocidTree
-from docids.vectors import Product, Vectors
+from dsi.docids.tree import DocidTree
+from dsi.docids.vectors import Product, Vectors
 from dsi.search.results import Bools, Floats, Ints
 from dsi.search.walk import ranges
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from contrastive.encoder import Encoder
-from contrastive.tokens import TokenHead
+from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.tokens import TokenHead
 from dsi.search.engine import EncodedQueries, Engine
 from dsi.search.request import SearchRequest
 from dsi.search.results import Floats, Ints, Match, Span

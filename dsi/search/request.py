@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 from pydantic import Field, SkipValidation
 from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
-from docids.files.checks import shown
-from docids.files.declarations import Count, Remedy, Setting, Share, declarations, meant, read_meanings, settings
+from dsi.docids.files.checks import shown
+from dsi.docids.files.declarations import Count, Remedy, Setting, Share, declarations, meant, read_meanings, settings
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.files.checks import printable
+from dsi.docids.files.checks import printable
 
 if TYPE_CHECKING:
     import pandas

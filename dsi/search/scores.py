@@ -11,10 +11,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.tree import DocidTree
-from docids.vectors import reads_all
-from docids.words.bm25 import Lexical
-from docids.words.term_scores import Terms
+from dsi.docids.tree import DocidTree
+from dsi.docids.vectors import reads_all
+from dsi.docids.words.bm25 import Lexical
+from dsi.docids.words.term_scores import Terms
 from dsi.search.results import Bools, Floats, Ints
 
 _NONE = np.zeros(0, dtype=np.int64)

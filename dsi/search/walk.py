@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from docids.tree import DocidTree
-from docids.vectors import reads_all
+from dsi.docids.tree import DocidTree
+from dsi.docids.vectors import reads_all
 from dsi.generator.tied import TiedGenerator
 from dsi.search.engine import QueryBatch
 from dsi.search.request import SearchConfig

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from contrastive.encoder import Encoder
+from dsi.contrastive.encoder import Encoder
 from dsi.search.engine import EncodedQueries, Engine, count_documents, encode_queries, path_nodes
 from dsi.search.explanation import ExplainedNode, Explanation, TracedSearch, explain, trace_search
 from dsi.search.matches import StoredText, matched_words

@@ -9,7 +9,7 @@ from typing import Any
 from annotated_types import Ge, Le
 from pydantic import BaseModel, ConfigDict, Field
 
-from docids.files.declarations import Setting
+from dsi.docids.files.declarations import Setting
 from dsi.search.request import option_declarations, written_as
 
 _QUERY = "which capitals are on the danube"

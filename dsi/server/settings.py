@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from docids.files.declarations import LARGEST, Count, settings
+from dsi.docids.files.declarations import LARGEST, Count, settings
 
 TOKEN = "DSI_TOKEN"
 """Environment variable that holds the bearer token of a writable server."""

@@ -14,7 +14,7 @@ import numpy as np
 from scipy import sparse
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
-from docids.tree import DocidTree
+from dsi.docids.tree import DocidTree
 from dsi.store.documents import DocumentTable
 
 _WORD = re.compile(r"[^\W\d_]{3,}")

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset
 from numpy.typing import NDArray
 
-from docids.data.records import COLUMNS
+from dsi.docids.data.records import COLUMNS
 from dsi.search.request import Where
 from dsi.search.results import label_of
 from dsi.store.filters import as_expression, names_of

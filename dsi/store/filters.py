@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from docids.files.checks import text
+from dsi.docids.files.checks import text
 
 MAX_LENGTH, MAX_CONDITIONS, MAX_DEPTH, MAX_PATTERN = 100_000, 1000, 50, 500
 """Limits of a filter: its characters, its comparisons, parentheses and `not` within each other, characters after `like`."""

@@ -29,7 +29,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from docids.files.storage import recover_folder
+from dsi.docids.files.storage import recover_folder
 from dsi.store.loading import updating
 from dsi.store.manifest import read_entries, read_manifest
 from dsi.store.model_card import model_card

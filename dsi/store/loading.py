@@ -24,10 +24,10 @@ import pyarrow.compute as pc
 import torch
 from threadpoolctl import threadpool_info
 
-from contrastive.encoder import Encoder, EncoderConfig, quiet_transformers
-from contrastive.sparse import load_lexical
-from contrastive.untrusted import PROBE
-from docids.files.storage import (
+from dsi.contrastive.encoder import Encoder, EncoderConfig, quiet_transformers
+from dsi.contrastive.sparse import load_lexical
+from dsi.contrastive.untrusted import PROBE
+from dsi.docids.files.storage import (
     digest,
     folder_sums,
     read_record,
@@ -36,10 +36,10 @@ from docids.files.storage import (
     write_json,
     writing_to,
 )
-from docids.files.untrusted import RESTORE, check_file, reading
-from docids.token_vectors import TokenVectors
-from docids.tree import DocidTree
-from docids.words.bm25 import Lexical
+from dsi.docids.files.untrusted import RESTORE, check_file, reading
+from dsi.docids.token_vectors import TokenVectors
+from dsi.docids.tree import DocidTree
+from dsi.docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
 from dsi.generator.kinds import load_generator
 from dsi.search.request import SearchConfig

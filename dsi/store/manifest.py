@@ -9,10 +9,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from contrastive.encoder import EncoderConfig
-from docids.files.declarations import create_settings
-from docids.files.storage import read_while_unchanged, recover_folder, sha256
-from docids.files.untrusted import RESTORE, check_file, check_folder, is_inside, read_json
+from dsi.contrastive.encoder import EncoderConfig
+from dsi.docids.files.declarations import create_settings
+from dsi.docids.files.storage import read_while_unchanged, recover_folder, sha256
+from dsi.docids.files.untrusted import RESTORE, check_file, check_folder, is_inside, read_json
 from dsi.search.request import SearchConfig
 
 FORMAT_VERSION = 5

@@ -6,9 +6,9 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from docids.files.storage import read_record
+from dsi.docids.files.storage import read_record
+from dsi.eval.tables import markdown_table
 from dsi.store.loading import load_docids, part
-from eval.tables import markdown_table
 
 RECORD = "evaluation.json"
 """What `dsi evaluate RUN --results RUN/evaluation.json` wrote: the results of the card."""

@@ -12,14 +12,14 @@ import pyarrow as pa
 from datasets.fingerprint import generate_random_fingerprint
 from numpy.typing import NDArray
 
-from contrastive.encoder import Encoder
-from contrastive.tokens import TokenHead
-from docids.data.records import COLUMNS, document_record
-from docids.files.checks import plain
-from docids.token_vectors import TokenCodes
-from docids.tree import DocidTree
-from docids.updating import add_documents, remove_documents, without_traces
-from docids.words.bm25 import Lexical
+from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.tokens import TokenHead
+from dsi.docids.data.records import COLUMNS, document_record
+from dsi.docids.files.checks import plain
+from dsi.docids.token_vectors import TokenCodes
+from dsi.docids.tree import DocidTree
+from dsi.docids.updating import add_documents, remove_documents, without_traces
+from dsi.docids.words.bm25 import Lexical
 from dsi.store.documents import DocumentTable, document_table
 
 _KEYS = ("doc_id", "_id", "title", "text", "metadata")

@@ -12,19 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
-from contrastive.blocks import DocumentTexts, encode_blocks
-from contrastive.encoder import Encoder
-from docids.clustering import assemble
-from docids.data.collection import Collection
-from docids.extensions import SCHEMES, package_of
-from docids.files.processes import ALONE, Processes
-from docids.files.storage import scratch_array, sha256, write_json
-from docids.schemes import Docids, DocidsConfig, SchemeInput
-from docids.schemes.file import read_docids, write_docids
-from docids.schemes.title import check_titles
-from docids.token_vectors import TokenVectors
-from docids.tree import diagnostics
-from docids.vectors import VectorsConfig
+from dsi.contrastive.blocks import DocumentTexts, encode_blocks
+from dsi.contrastive.encoder import Encoder
+from dsi.docids.clustering import assemble
+from dsi.docids.data.collection import Collection
+from dsi.docids.extensions import SCHEMES, package_of
+from dsi.docids.files.processes import ALONE, Processes
+from dsi.docids.files.storage import scratch_array, sha256, write_json
+from dsi.docids.schemes import Docids, DocidsConfig, SchemeInput
+from dsi.docids.schemes.file import read_docids, write_docids
+from dsi.docids.schemes.title import check_titles
+from dsi.docids.token_vectors import TokenVectors
+from dsi.docids.tree import diagnostics
+from dsi.docids.vectors import VectorsConfig
 from dsi.store.documents import document_table
 from dsi.store.loading import save_docids
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class TitleTokens:
-    """Tokens of titles by a tokenizer: a `docids.schemes.TitleModel`.
+    """Tokens of titles by a tokenizer: a `dsi.docids.schemes.TitleModel`.
 
     Args:
         encoder: whose tokenizer it may be.

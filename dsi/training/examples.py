@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, Sampler
 
-from contrastive.blocks import in_blocks
-from contrastive.encoder import Encoder
-from docids.tree import DocidTree
+from dsi.contrastive.blocks import in_blocks
+from dsi.contrastive.encoder import Encoder
+from dsi.docids.tree import DocidTree
 from dsi.generator.states import Embeddings, StateCache
 from dsi.training.teacher import Teacher
 

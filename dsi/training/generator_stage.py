@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks
-from contrastive.encoder import Encoder
-from contrastive.trainers import SILENT, Reports
-from docids.data.collection import Collection
-from docids.files.processes import Processes
-from docids.files.storage import digest
-from docids.tree import DocidTree
-from docids.types import Ints
-from docids.words.bm25 import Lexical
 from dsi.config import Config
+from dsi.contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks
+from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.trainers import SILENT, Reports
+from dsi.docids.data.collection import Collection
+from dsi.docids.files.processes import Processes
+from dsi.docids.files.storage import digest
+from dsi.docids.tree import DocidTree
+from dsi.docids.types import Ints
+from dsi.docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
 from dsi.generator.kinds import create_generator
 from dsi.generator.states import Embeddings, StateCache, write_states

@@ -29,20 +29,20 @@ import datasets
 import numpy as np
 from numpy.typing import NDArray
 
-from contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, in_blocks, read_token_blocks
-from contrastive.encoder import Encoder, quiet_transformers
-from contrastive.sparse import build_lexical, load_lexical
-from contrastive.tokens import TokenHead
-from contrastive.trainers import Reports
-from contrastive.training import contrastive_rows, train_encoder
-from docids.data.collection import Collection, check_collection, read_collection
-from docids.extensions import OBJECTIVES, package_of
-from docids.files.storage import digest, write_json, writing_to
-from docids.schemes import make_docids
-from docids.token_vectors import TokenVectors
-from docids.tree import DocidTree
-from docids.words.bm25 import NO_MODEL
 from dsi.config import Config, config_names, run_config, write_config
+from dsi.contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, in_blocks, read_token_blocks
+from dsi.contrastive.encoder import Encoder, quiet_transformers
+from dsi.contrastive.sparse import build_lexical, load_lexical
+from dsi.contrastive.tokens import TokenHead
+from dsi.contrastive.trainers import Reports
+from dsi.contrastive.training import contrastive_rows, train_encoder
+from dsi.docids.data.collection import Collection, check_collection, read_collection
+from dsi.docids.extensions import OBJECTIVES, package_of
+from dsi.docids.files.storage import digest, write_json, writing_to
+from dsi.docids.schemes import make_docids
+from dsi.docids.token_vectors import TokenVectors
+from dsi.docids.tree import DocidTree
+from dsi.docids.words.bm25 import NO_MODEL
 from dsi.generator.pseudo_queries import generate_queries, read_queries_table
 from dsi.generator.words import read_numbers
 from dsi.retriever import GenerativeRetriever

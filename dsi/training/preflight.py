@@ -11,17 +11,17 @@ from tempfile import TemporaryDirectory
 import datasets
 import numpy as np
 
-from contrastive.encoder import FRESH_T5, Encoder
-from contrastive.sparse import SparseModel
-from contrastive.training import NO_QUERIES
-from docids.clustering import assemble, build_tree
-from docids.data.collection import Collection
-from docids.files.processes import Processes
-from docids.files.storage import read_record
-from docids.files.untrusted import RESTORE
-from docids.schemes import Docids, DocidsConfig, check_branching, find_scheme
-from docids.words.bm25 import BM25_MODEL, NO_MODEL
 from dsi.config import Config
+from dsi.contrastive.encoder import FRESH_T5, Encoder
+from dsi.contrastive.sparse import SparseModel
+from dsi.contrastive.training import NO_QUERIES
+from dsi.docids.clustering import assemble, build_tree
+from dsi.docids.data.collection import Collection
+from dsi.docids.files.processes import Processes
+from dsi.docids.files.storage import read_record
+from dsi.docids.files.untrusted import RESTORE
+from dsi.docids.schemes import Docids, DocidsConfig, check_branching, find_scheme
+from dsi.docids.words.bm25 import BM25_MODEL, NO_MODEL
 from dsi.generator.kinds import create_generator
 from dsi.store.loading import check_no_updates, generation_of, load_documents, part
 from dsi.training.docids_stage import TitleTokens

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
-from contrastive.trainers import SILENT, FiniteTraining, Reports, run_trainer, trainer_settings
-from docids.files.progress import progress
-from docids.words.bm25 import Lexical
+from dsi.contrastive.trainers import SILENT, FiniteTraining, Reports, run_trainer, trainer_settings
+from dsi.docids.files.progress import progress
+from dsi.docids.words.bm25 import Lexical
 from dsi.generator.tied import TiedGenerator
 from dsi.trees.objectives import softmax_loss
 from dsi.trees.places import document_scores

@@ -21,9 +21,9 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 from threadpoolctl import threadpool_limits
 
-from docids.files.processes import Processes
-from docids.files.progress import Bar
-from docids.files.storage import (
+from dsi.docids.files.processes import Processes
+from dsi.docids.files.progress import Bar
+from dsi.docids.files.storage import (
     digest,
     folder_sums,
     naming_full_disk,

@@ -10,7 +10,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.files.progress import progress
+from dsi.docids.files.progress import progress
 
 Floats = NDArray[np.float32]
 _BLOCK = 4096

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from contrastive.encoder import Encoder
-from contrastive.trainers import SILENT, FiniteTraining, Reports, run_trainer, trainer_settings
+from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.trainers import SILENT, FiniteTraining, Reports, run_trainer, trainer_settings
 from dsi.generator.base import Generator
 from dsi.generator.config import ObjectiveConfig, TrainingConfig
 from dsi.training.examples import DocidExamples, LengthBucketSampler

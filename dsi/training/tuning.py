@@ -18,12 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.data.collection import Collection, check_collection, compare_documents
-from docids.files.progress import progress
-from docids.files.storage import digest, read_record, write_json
-from docids.types import Qrels, Run
-from docids.words.bm25 import Lexical
 from dsi.config import LEXICAL_WEIGHT
+from dsi.docids.data.collection import Collection, check_collection, compare_documents
+from dsi.docids.files.progress import progress
+from dsi.docids.files.storage import digest, read_record, write_json
+from dsi.docids.types import Qrels, Run
+from dsi.docids.words.bm25 import Lexical
+from dsi.eval.fusion import best_weights, improve_weights, weighted_sum
+from dsi.eval.protocol import best_setting, supported_gain, supported_setting
 from dsi.retriever import GenerativeRetriever
 from dsi.search.engine import EncodedQueries, Engine
 from dsi.search.generate import TiedIndex
@@ -33,8 +35,6 @@ from dsi.store.loading import index_state, write_search_config
 from dsi.store.manifest import search_config
 from dsi.training.stages import stage_line
 from dsi.training.weights import DEPTH, HybridScores, reciprocal_ranks
-from eval.fusion import best_weights, improve_weights, weighted_sum
-from eval.protocol import best_setting, supported_gain, supported_setting
 
 logger = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from docids.types import Floats, Qrels, Run
-from docids.words.bm25 import Lexical
+from dsi.docids.types import Floats, Qrels, Run
+from dsi.docids.words.bm25 import Lexical
+from dsi.eval.fusion import best_weights
+from dsi.eval.measures import evaluate
 from dsi.trees.places import document_scores
-from eval.fusion import best_weights
-from eval.measures import evaluate
 
 DEPTH = 100
 """Candidates per query on which weights are compared."""

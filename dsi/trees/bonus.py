@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.tree import DocidTree
+from dsi.docids.tree import DocidTree
 
 SIZE_WEIGHT = 0.09
 """Weight of the bonus without a generator; chosen on dev queries."""

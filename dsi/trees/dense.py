@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from docids.tree import DocidTree
+from dsi.docids.tree import DocidTree
 
 _WIDE = 8
 """Reading a vector for one query costs up to this many times its share of a matrix product for a batch of queries."""

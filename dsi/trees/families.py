@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from docids.tree import DocidTree
+from dsi.docids.tree import DocidTree
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Training objectives: what one is, and the two of the library, "ce" and "estimate".
 
 An objective says how search ranks nodes, and computes the loss of a batch. Other packages add theirs as entry points
-`dsi.objectives` (see `docids.extensions`). Knows no training loop and no decoder: the model to train is a function of a batch.
+`dsi.objectives` (see `dsi.docids.extensions`). Knows no training loop and no decoder: the model to train is a function of a
+batch.
 """
 
 from abc import ABC, abstractmethod
@@ -14,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from docids import extensions
-from docids.files.checks import shown
-from docids.tree import DocidTree
+from dsi.docids import extensions
+from dsi.docids.files.checks import shown
+from dsi.docids.tree import DocidTree
 from dsi.trees.bonus import bonuses
 from dsi.trees.families import Families, FamilyTree
 

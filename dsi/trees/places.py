@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.tree import DocidTree
-from docids.vectors import BLOCK
+from dsi.docids.tree import DocidTree
+from dsi.docids.vectors import BLOCK
 
 Floats = NDArray[np.float32]
 

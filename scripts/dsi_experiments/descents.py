@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from docids.types import Run
+from dsi.docids.types import Run
 from dsi.retriever import GenerativeRetriever
 from dsi.search.engine import EncodedQueries, QueryBatch, path_nodes
 from dsi.search.request import SearchRequest

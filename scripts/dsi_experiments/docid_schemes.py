@@ -13,15 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from docids.clustering import assemble
-from docids.data.collection import Collection
-from docids.data.lines import whole_number
-from docids.data.records import table_record
-from docids.files.checks import shown
-from docids.schemes import SCHEMES, DocidsConfig, find_scheme, make_docids, scheme_names
-from docids.tree import MOST_PLACES, DocidTree
-from docids.types import Run
 from dsi.config import Config
+from dsi.docids.clustering import assemble
+from dsi.docids.data.collection import Collection
+from dsi.docids.data.lines import whole_number
+from dsi.docids.data.records import table_record
+from dsi.docids.files.checks import shown
+from dsi.docids.schemes import SCHEMES, DocidsConfig, find_scheme, make_docids, scheme_names
+from dsi.docids.tree import MOST_PLACES, DocidTree
+from dsi.docids.types import Run
+from dsi.eval.measures import evaluate, mean
+from dsi.eval.protocol import overlap_splits
 from dsi.measuring.runs import DenseRuns, generator_only
 from dsi.retriever import GenerativeRetriever
 from dsi.search.engine import EncodedQueries, encode_queries
@@ -32,8 +34,6 @@ from dsi_experiments.laboratory import ANSWERS, SPLIT, Laboratory, answer
 from dsi_experiments.tables import DIGITS, NOTHING, Changes, Row
 from dsi_experiments.typos import with_typos
 from dsi_experiments.updates import hold_out, without
-from eval.measures import evaluate, mean
-from eval.protocol import overlap_splits
 
 _BATCH = 128
 BRANCHING = 10

@@ -7,11 +7,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from dsi.eval.figures import spreads_figure
+from dsi.eval.report import Measured, experiment_table
+from dsi.eval.tables import markdown_table
 from dsi_experiments.report import save_report
 from dsi_experiments.rows import Rows
-from eval.figures import spreads_figure
-from eval.report import Measured, experiment_table
-from eval.tables import markdown_table
 
 BEAMS = (10, 50)
 MEASURES = ("Hit@1", "Hit@10")

@@ -21,20 +21,20 @@ from typing import Any
 
 import numpy as np
 
-from docids.data.collection import Collection, FullTexts
-from docids.data.records import table_record
-from docids.types import Qrels, Run
-from docids.words.bm25 import BM25
 from dsi.config import Config
+from dsi.docids.data.collection import Collection, FullTexts
+from dsi.docids.data.records import table_record
+from dsi.docids.types import Qrels, Run
+from dsi.docids.words.bm25 import BM25
+from dsi.eval.baselines import dense_run
+from dsi.eval.measures import evaluate, mean
+from dsi.eval.tables import markdown_table
 from dsi.measuring.runs import generator_only
 from dsi_experiments.laboratory import SPLIT, Laboratory, answer
 from dsi_experiments.report import save_report
 from dsi_experiments.rows import Rows, Values
 from dsi_experiments.tables import DIGITS, TIED, Changes, Row
 from dsi_experiments.updates import collection_without
-from eval.baselines import dense_run
-from eval.measures import evaluate, mean
-from eval.tables import markdown_table
 
 ROWS: tuple[tuple[str, Changes], ...] = (("tied tokens", TIED), ("(level, digit) tokens", DIGITS))
 """(name, changes to the base configuration). All rows share the encoder, so baselines are measured with the first."""

@@ -8,13 +8,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from dsi.eval.figures import grid_figure
+from dsi.eval.measures import evaluate, mean
+from dsi.eval.report import grid_table
 from dsi_experiments.laboratory import SPLIT, Laboratory
 from dsi_experiments.report import save_report
 from dsi_experiments.rows import Rows
 from dsi_experiments.tables import TABLES
-from eval.figures import grid_figure
-from eval.measures import evaluate, mean
-from eval.report import grid_table
 
 ALPHAS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 BETAS = (0.0, 1.0, 2.0, 3.0, float("inf"))

@@ -17,14 +17,17 @@ from typing import Any, Self
 
 import numpy as np
 
-from contrastive.blocks import DocumentTexts
-from contrastive.encoder import Encoder
-from docids.data.collection import Collection, read_collection
-from docids.files.storage import digest
-from docids.tree import DocidTree
-from docids.types import Run
 from dsi.commands.arguments import with_settings
 from dsi.config import Config
+from dsi.contrastive.blocks import DocumentTexts
+from dsi.contrastive.encoder import Encoder
+from dsi.docids.data.collection import Collection, read_collection
+from dsi.docids.files.storage import digest
+from dsi.docids.tree import DocidTree
+from dsi.docids.types import Run
+from dsi.eval.fusion import reciprocal_rank_fusion
+from dsi.eval.measures import STANDARD_MEASURES, cutoff, evaluate, mean
+from dsi.eval.protocol import SystemResult, overlap_splits
 from dsi.measuring.provenance import provenance
 from dsi.measuring.runs import BM25Runs, DenseRuns, IndexRuns, generator_only
 from dsi.retriever import GenerativeRetriever
@@ -39,9 +42,6 @@ from dsi.training.weights import DEPTH
 from dsi_experiments.descents import one_by_one
 from dsi_experiments.rows import Rows, write_table
 from dsi_experiments.tables import Row
-from eval.fusion import reciprocal_rank_fusion
-from eval.measures import STANDARD_MEASURES, cutoff, evaluate, mean
-from eval.protocol import SystemResult, overlap_splits
 
 SPLIT = "test"
 ANSWERS = 10
@@ -209,7 +209,7 @@ class Laboratory:
         return record
 
     def diagnostics(self, config: Config) -> dict[str, Any]:
-        """How evenly the tree codes the documents, as `docids.tree.diagnostics` measures it."""
+        """How evenly the tree codes the documents, as `dsi.docids.tree.diagnostics` measures it."""
         record: dict[str, Any] = json.loads((self._folder(config) / "docids" / "diagnostics.json").read_text())
         return record
 

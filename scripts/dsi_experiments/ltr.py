@@ -13,11 +13,11 @@ import numpy as np
 from sklearn.datasets import load_svmlight_file
 from sklearn.linear_model import Ridge
 
+from dsi.eval.tables import markdown_table
 from dsi_experiments.report import save_report
 from dsi_experiments.rerankers.boosting import BoostedTrees, BoostingConfig
 from dsi_experiments.rerankers.learned import FeatureReranker, LinearReranker, RankNet, RankNetConfig
 from dsi_experiments.rerankers.lists import NDCG_EXP, Floats, JudgedLists, against, exact_weight, ndcg_exp, split_folds
-from eval.tables import markdown_table
 
 FOLDS = 5
 REFERENCE = "LambdaMART"

@@ -13,8 +13,11 @@ from typing import Any
 
 import torch
 
-from docids.tree import DocidTree
 from dsi.config import Config
+from dsi.docids.tree import DocidTree
+from dsi.eval.figures import lines_figure
+from dsi.eval.measures import evaluate, mean
+from dsi.eval.tables import markdown_table
 from dsi.measuring.runs import IndexRuns, generator_only
 from dsi.trees.families import FamilyTree
 from dsi_experiments.laboratory import SPLIT, Laboratory
@@ -23,9 +26,6 @@ from dsi_experiments.objectives.tree import BEAM_WIDTH, RANDOM_PATHS
 from dsi_experiments.report import save_report
 from dsi_experiments.rows import Rows
 from dsi_experiments.tables import Row
-from eval.figures import lines_figure
-from eval.measures import evaluate, mean
-from eval.tables import markdown_table
 
 NAMES = ("ce", "plt", "tdm", "otm", "otm-mix", "man", "otm-bs", "otm-optest", "dtr")
 CONTROL = "ce, on as few examples as tdm"

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
-from docids.data.collection import Collection, read_collection
-from docids.words.bm25 import BM25
+from dsi.docids.data.collection import Collection, read_collection
+from dsi.docids.words.bm25 import BM25
+from dsi.eval.figures import lines_figure
+from dsi.eval.tables import markdown_table
 from dsi.rerankers.candidates import Candidates
 from dsi.rerankers.features import word_list
 from dsi_experiments.report import save_report
 from dsi_experiments.rerankers.lists import NDCG_EXP, Floats, against, dcg_exp, exact_weight, ndcg_exp, split_folds
 from dsi_experiments.rerankers.parse_ranker import ParseRanker, ParserConfig, labelled_lists
 from dsi_experiments.rerankers.parser import DependencyModel
-from eval.figures import lines_figure
-from eval.tables import markdown_table
 
 FOLDS, DEPTH, REFERENCE = 5, 20, "maximum likelihood (Viterbi-EM)"
 LENGTHS = ((1, 5), (6, 7), (8, 9), (10, 12))

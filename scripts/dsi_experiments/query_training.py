@@ -18,9 +18,9 @@ from transformers import (
     Seq2SeqTrainingArguments,
 )
 
-from contrastive.trainers import FiniteTraining, run_trainer, trainer_settings
-from docids.files.declarations import Count, Positive, Whole, settings
-from docids.files.storage import replace_folder
+from dsi.contrastive.trainers import FiniteTraining, run_trainer, trainer_settings
+from dsi.docids.files.declarations import Count, Positive, Whole, settings
+from dsi.docids.files.storage import replace_folder
 from dsi.generator.pseudo_queries import reading_text
 
 Pair = tuple[str, str, str]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from docids.files.storage import write_json, write_text
+from dsi.docids.files.storage import write_json, write_text
 
 
 def save_report(output: Path, name: str, text: str, record: Mapping[str, Any] | None = None) -> None:

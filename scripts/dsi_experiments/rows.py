@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from docids.files.storage import digest, write_bytes, write_json
+from dsi.docids.files.storage import digest, write_bytes, write_json
+from dsi.eval.report import Measured, experiment_table
 from dsi_experiments.report import save_report
 from dsi_experiments.tables import REFERENCES, TABLES
-from eval.report import Measured, experiment_table
 
 Values = dict[str, dict[str, float]]
 """{measure: {query_id: value}}."""

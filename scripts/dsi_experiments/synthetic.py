@@ -15,14 +15,14 @@ import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
-from docids.files.storage import digest
+from dsi.docids.files.storage import digest
+from dsi.eval.measures import regret
+from dsi.eval.tables import markdown_table
 from dsi.measuring.provenance import provenance
 from dsi_experiments.report import save_report
 from dsi_experiments.rows import Rows
 from dsi_experiments.toy import complete_tree
 from dsi_experiments.tree_model import TreeModel, TreeModelConfig
-from eval.measures import regret
-from eval.tables import markdown_table
 
 Regrets = dict[str, dict[tuple[int, int], list[float]]]
 """{objective: {(beam of search, answers m): regret@m of each run}}."""

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from docids.clustering import DocidsConfig, build_tree
-from docids.tree import DocidTree
+from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.tree import DocidTree
+from dsi.eval.measures import regret
+from dsi.eval.tables import markdown_table
 from dsi_experiments.report import save_report
 from dsi_experiments.tree_targets import TreeTargets
-from eval.measures import regret
-from eval.tables import markdown_table
 
 Cells = dict[str, dict[tuple[int, float], tuple[float, float]]]
 """{estimator: {(k, sample size): (mean regret, its standard error)}}."""

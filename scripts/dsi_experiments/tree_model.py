@@ -21,11 +21,11 @@ from scipy.sparse import csr_matrix
 from sklearn.preprocessing import normalize
 from torch import Tensor, nn
 
-from docids.clustering import DocidsConfig, build_tree
-from docids.files.declarations import Count, Whole, settings
-from docids.files.progress import progress
-from docids.files.storage import replace_folder, write_json
-from docids.tree import DocidTree
+from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.files.declarations import Count, Whole, settings
+from dsi.docids.files.progress import progress
+from dsi.docids.files.storage import replace_folder, write_json
+from dsi.docids.tree import DocidTree
 from dsi.trees.objectives import log_prior
 from dsi_experiments.objectives.rows import find_row, objective_loss, phase
 from dsi_experiments.tree_targets import TreeTargets, candidate_nodes, ranking_scores

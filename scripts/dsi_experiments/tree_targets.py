@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from docids.tree import DocidTree
+from dsi.docids.tree import DocidTree
 from dsi_experiments.objectives.rows import ObjectiveRow
 
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from docids.data.collection import Collection, read_collection
-from docids.data.records import table_record
-from docids.files.storage import digest
-from docids.types import Run
+from dsi.docids.data.collection import Collection, read_collection
+from dsi.docids.data.records import table_record
+from dsi.docids.files.storage import digest
+from dsi.docids.types import Run
+from dsi.eval.measures import evaluate, mean
+from dsi.eval.tables import markdown_table
 from dsi.measuring.runs import IndexRuns
 from dsi_experiments.laboratory import Laboratory, answer
 from dsi_experiments.report import save_report
 from dsi_experiments.tables import ON_DENSE, TABLES
-from eval.measures import evaluate, mean
-from eval.tables import markdown_table
 
 HELD_OUT = 0.1
 MEASURES = ("Hit@1", "Hit@10")

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from transformers import T5Config, T5EncoderModel
 
-from contrastive.inference import PackedLinear, for_inference
-from docids.clustering import DocidsConfig, build_tree
-from docids.tree import DocidTree
+from dsi.contrastive.inference import PackedLinear, for_inference
+from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.tree import DocidTree
 from dsi.generator.model import DocidGenerator
 from dsi.search.beam import BeamSearch
 from dsi.search.decoder import FastDecoder

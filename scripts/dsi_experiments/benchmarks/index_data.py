@@ -25,15 +25,15 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from contrastive.sparse import load_lexical
-from docids.clustering import DocidsConfig, build_tree
-from docids.files.storage import map_tensors, read_record, save_tensors, scratch_array, write_json
-from docids.tree import DocidTree
-from docids.vectors import VectorsConfig
-from docids.words.bm25 import BM25, Lexical
+from dsi.contrastive.sparse import load_lexical
+from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.files.storage import map_tensors, read_record, save_tensors, scratch_array, write_json
+from dsi.docids.tree import DocidTree
+from dsi.docids.vectors import VectorsConfig
+from dsi.docids.words.bm25 import BM25, Lexical
 
 if TYPE_CHECKING:
-    from docids.data.collection import Collection
+    from dsi.docids.data.collection import Collection
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]

@@ -17,8 +17,8 @@ import faiss
 import numpy as np
 import torch
 
-from docids.clustering import DocidsConfig, build_tree
-from docids.files.storage import read_record
+from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.files.storage import read_record
 from dsi.retriever import GenerativeRetriever
 from dsi_experiments.benchmarks.index_data import Searched, hardness
 from dsi_experiments.benchmarks.index_faiss import LISTS, Floats, Found, Ints, Lists, Search, System, set_for

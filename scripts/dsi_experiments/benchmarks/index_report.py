@@ -4,8 +4,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from dsi.eval.tables import markdown_table
 from dsi_experiments.benchmarks.index_measure import FUSED
-from eval.tables import markdown_table
 
 Row = dict[str, Any]
 Curves = dict[str, list[tuple[float, float]]]

@@ -4,10 +4,10 @@ from collections.abc import Callable, Collection, Sequence
 
 import torch
 
-from docids.tree import DocidTree
-from docids.updating import add_documents
-from docids.vectors import VectorsConfig
-from docids.words.bm25 import Lexical
+from dsi.docids.tree import DocidTree
+from dsi.docids.updating import add_documents
+from dsi.docids.vectors import VectorsConfig
+from dsi.docids.words.bm25 import Lexical
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig
 from dsi.generator.tied import TiedGenerator
 from dsi.search.engine import QueryBatch

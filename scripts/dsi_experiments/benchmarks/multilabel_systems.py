@@ -39,7 +39,7 @@ def read(paths: list[Path]) -> list[Data]:
 
 def tree_model(train: Data, objective: str, seed: int, threads: int) -> Callable[[csr_matrix], Any]:
     """Our tree model; one configuration for all objectives and data sets, chosen on a fifth of the training instances."""
-    torch, clustering = importlib.import_module("torch"), importlib.import_module("docids.clustering")
+    torch, clustering = importlib.import_module("torch"), importlib.import_module("dsi.docids.clustering")
     model = importlib.import_module("dsi_experiments.tree_model")
     torch.set_num_threads(threads)
     tree = model.label_tree(*train, clustering.DocidsConfig(branching=16, max_leaf_size=100), seed)

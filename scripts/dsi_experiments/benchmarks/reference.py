@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, pad
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
-from docids.tree import DocidTree
+from dsi.docids.tree import DocidTree
 from dsi.generator.model import DocidGenerator
 
 T5_VOCAB_SIZE = 32_128

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from docids.tree import DocidTree
+from dsi.docids.tree import DocidTree
 from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig
 from dsi.generator.model import DocidGenerator
 from dsi.generator.tied import TiedGenerator

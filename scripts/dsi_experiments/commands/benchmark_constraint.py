@@ -19,14 +19,14 @@ from dsi.commands.values import count, output_file
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from docids.tree import DocidTree
+    from dsi.docids.tree import DocidTree
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print a table; write JSON where asked."""
     arguments = _parse(argv)
     load_libraries()
-    from docids.files.storage import write_json
+    from dsi.docids.files.storage import write_json
     from dsi.measuring.provenance import provenance
 
     print("ms/step  documents  queries  beams  prefix_allowed_tokens_fn     ours    ratio  identical")
@@ -50,7 +50,7 @@ def _measure(documents: int, arguments: argparse.Namespace) -> list[dict[str, An
     import torch
     from transformers.generation import PrefixConstrainedLogitsProcessor
 
-    from docids.clustering import DocidsConfig, build_tree
+    from dsi.docids.clustering import DocidsConfig, build_tree
     from dsi.integrations.transformers import DocidLogitsProcessor
     from dsi_experiments.benchmarks.reference import T5_VOCAB_SIZE, allowed_tokens, nested_trie
     from dsi_experiments.benchmarks.timing import alternate

@@ -30,9 +30,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     command_line.add_argument("--results", type=output_file, help="write the figures as JSON")
     arguments = command_line.parse_args(argv)
     load_libraries()
-    from docids.clustering import DocidsConfig, build_tree
-    from docids.files.storage import write_json
-    from docids.tree import diagnostics
+    from dsi.docids.clustering import DocidsConfig, build_tree
+    from dsi.docids.files.storage import write_json
+    from dsi.docids.tree import diagnostics
     from dsi.measuring.provenance import provenance
     from dsi_experiments.benchmarks.memory import PrivateMemory
 
@@ -59,7 +59,7 @@ def clustered_points(documents: int, dim: int, topics: int, seed: int = 0) -> "N
     """[documents, dim] points of unit length around random centres, made block by block in a scratch file."""
     import numpy as np
 
-    from docids.files.storage import scratch_array
+    from dsi.docids.files.storage import scratch_array
 
     rng = np.random.default_rng(seed)
     centres = rng.standard_normal((topics, dim), dtype=np.float32)

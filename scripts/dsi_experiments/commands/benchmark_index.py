@@ -78,7 +78,7 @@ def _arguments() -> argparse.ArgumentParser:
 
 def _collections(arguments: argparse.Namespace, work: Path) -> "list[tuple[str, Path]]":
     """(name of the results, folder) of each collection."""
-    from docids.files.storage import sha256
+    from dsi.docids.files.storage import sha256
 
     if arguments.run:
         return [("index", work / f"index-{sha256(arguments.run / 'manifest.json')[:16]}")]
@@ -100,7 +100,7 @@ def _measured(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _build(folder: Path, arguments: argparse.Namespace) -> None:
     """The collection and all systems' files; those that are there are kept."""
-    from docids.data.collection import read_collection
+    from dsi.docids.data.collection import read_collection
     from dsi_experiments.benchmarks.index_data import Searched, write_index, write_synthetic
     from dsi_experiments.benchmarks.index_systems import systems
 

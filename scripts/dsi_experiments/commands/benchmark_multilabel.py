@@ -119,7 +119,7 @@ def table(title: str, measured: list[dict[str, Any]]) -> str:
     """Markdown: a line a system, means over seeds, deviation of P@1."""
     import numpy as np
 
-    from eval.tables import markdown_table
+    from dsi.eval.tables import markdown_table
 
     columns = [*(f"P@{m}" for m in CUTOFFS), "train seconds", "milliseconds an instance", "MiB beyond the data"]
     rows = []

@@ -54,8 +54,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def measure(size: int, dim: int, rounds: int) -> dict[str, Any]:
     """The figures of one size: builds and writes here, loads and searches in a fresh process."""
-    from docids.clustering import DocidsConfig, build_tree
-    from docids.vectors import VectorsConfig
+    from dsi.docids.clustering import DocidsConfig, build_tree
+    from dsi.docids.vectors import VectorsConfig
     from dsi_experiments.commands.benchmark_docids import clustered_points
 
     points = clustered_points(size, dim, topics=max(10, size // 500))
@@ -100,7 +100,7 @@ def growth(rows: Sequence[dict[str, Any]], name: str) -> float:
 
 def table(rows: Sequence[dict[str, Any]], fits: dict[str, float]) -> str:
     """Markdown: a column a size."""
-    from eval.tables import markdown_table
+    from dsi.eval.tables import markdown_table
 
     simple = ("depth", "build seconds", "trie bytes a document", "bytes a document with vectors", "load seconds",
               "resident MiB loaded", "resident MiB searched")  # fmt: skip
@@ -120,7 +120,7 @@ def table(rows: Sequence[dict[str, Any]], fits: dict[str, float]) -> str:
 
 
 def _pictures(rows: Sequence[dict[str, Any]], output: Path) -> None:
-    from eval.figures import lines_figure
+    from dsi.eval.figures import lines_figure
 
     series = {name: {row["documents"]: row["ms a query"][name] for row in rows} for name in rows[0]["ms a query"]}
     series["build, µs a document"] = {row["documents"]: 1e6 * row["build seconds"] / row["documents"] for row in rows}

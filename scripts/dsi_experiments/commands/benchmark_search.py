@@ -19,7 +19,7 @@ from dsi.commands.values import count, output_folder
 from dsi_experiments.benchmarks.timing import alternate
 
 if TYPE_CHECKING:
-    from contrastive.encoder import EncoderConfig
+    from dsi.contrastive.encoder import EncoderConfig
     from dsi.retriever import GenerativeRetriever
 
 K = 10
@@ -40,8 +40,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     arguments = command_line.parse_args(argv)
     load_libraries()
-    from docids.data.collection import read_collection
     from dsi.config import read_config
+    from dsi.docids.data.collection import read_collection
     from dsi_experiments.benchmarks.index_faiss import set_for
     from dsi_experiments.report import save_report
 
@@ -68,7 +68,7 @@ def searches(run: Path, encoder_config: "EncoderConfig") -> dict[str, Callable[[
     import faiss
     import numpy as np
 
-    from contrastive.encoder import Encoder
+    from dsi.contrastive.encoder import Encoder
     from dsi.measuring.runs import generator_only
     from dsi.retriever import GenerativeRetriever
 
@@ -101,7 +101,7 @@ def _search(retriever: "GenerativeRetriever", **changes: Any) -> Callable[[list[
 
 
 def _table(rows: Sequence[dict[str, float]], batches: Sequence[int]) -> str:
-    from eval.tables import markdown_table
+    from dsi.eval.tables import markdown_table
 
     def cell(row: dict[str, float], name: str) -> str:
         return f"{row[name]:.1f}" + (f" ({row[name] / row[FLAT]:.2f}x)" if name != FLAT else "")

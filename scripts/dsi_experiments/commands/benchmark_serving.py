@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     arguments = command_line.parse_args(argv)
     load_libraries()
-    from docids.data.collection import read_collection
+    from dsi.docids.data.collection import read_collection
     from dsi_experiments.report import save_report
 
     queries = list(read_collection(arguments.data).query_texts("test").values())
@@ -133,7 +133,7 @@ def _load(port: int, texts: Iterator[str], clients: int, seconds: float) -> list
 
 
 def _table(rows: Sequence[dict[str, object]]) -> str:
-    from eval.tables import markdown_table
+    from dsi.eval.tables import markdown_table
 
     heads = ["clients", *(f"{name}: p50 / p99 ms, queries a second" for name in SERVERS)]
     return markdown_table(heads, [[str(row["clients"]), *(_cell(row[name]) for name in SERVERS)] for row in rows])

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     command_line.add_argument("--results", type=output_file, help="write the table as JSON")
     arguments = command_line.parse_args(argv)
     load_libraries()
-    from docids.files.storage import write_json
+    from dsi.docids.files.storage import write_json
     from dsi.measuring.provenance import provenance
 
     print("ms/step   tokens  bfloat16  transformers     ours  ratio  same loss")
@@ -58,7 +58,7 @@ def measure(shape: str, tokens: int, bf16: bool, documents: int, rounds: int) ->
     import numpy as np
     import torch
 
-    from docids.clustering import DocidsConfig, build_tree
+    from dsi.docids.clustering import DocidsConfig, build_tree
     from dsi.generator.config import CE, GeneratorConfig
     from dsi.generator.model import DocidGenerator
     from dsi.trees.objectives import CrossEntropy, Task

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from docids.data import SHIPPED
 from dsi.commands.arguments import add_device, parser
 from dsi.commands.libraries import load_libraries
 from dsi.commands.main import run_command
 from dsi.commands.values import output_folder
+from dsi.docids.data import SHIPPED
 
 if TYPE_CHECKING:
     from dsi.measuring.evaluation import Evaluation
@@ -64,8 +64,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_device(command_line)
     arguments = command_line.parse_args(argv)
     load_libraries()
-    from docids.files.storage import write_text
-    from eval.tables import markdown_table
+    from dsi.docids.files.storage import write_text
+    from dsi.eval.tables import markdown_table
 
     cells = {column.title: _cells(column, arguments) for column in COLUMNS}
     measured = {title: found for title, found in cells.items() if found}
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _cells(column: Column, arguments: argparse.Namespace) -> dict[str, str]:
     """Return {row: Hit@1 / Hit@10 and vectors read} of a column; empty if its collection is not there."""
-    from docids.data.collection import read_collection
+    from dsi.docids.data.collection import read_collection
 
     folder = SHIPPED.get(column.name) or (arguments.data or Path()) / column.name
     if not folder.is_dir():
@@ -97,8 +97,8 @@ def _cells(column: Column, arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def _cell(evaluation: "Evaluation", name: str) -> str:
+    from dsi.eval.measures import mean
     from dsi.measuring.evaluation import READ
-    from eval.measures import mean
 
     row = evaluation.row(name)
     first, tenth = (100 * mean(row.values[measure]) for measure in ("Hit@1", "Hit@10"))

@@ -15,7 +15,7 @@ from dsi.commands.main import run_command
 from dsi.commands.values import count, number, output_folder
 
 if TYPE_CHECKING:
-    from docids.data.collection import Collection
+    from dsi.docids.data.collection import Collection
     from dsi_experiments.query_training import Pair
 
 _SETTINGS: dict[str, tuple[Callable[[str], Any], Any, str]] = {
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Train, print the loss on dev before and after, print where the model is."""
     arguments = _parse(argv)
     load_libraries()
-    from docids.data.collection import read_collection
+    from dsi.docids.data.collection import read_collection
     from dsi_experiments.query_training import QueryTrainingConfig, train_query_generator
 
     config = QueryTrainingConfig(**{name: getattr(arguments, name) for name in ("bf16", *_SETTINGS)})

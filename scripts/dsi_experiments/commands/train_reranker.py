@@ -20,12 +20,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Train, print the quality by cross-validation, save."""
     arguments = _parse(argv)
     load_libraries()
-    from docids.data.collection import read_collection
     from dsi.config import read_dev_queries
+    from dsi.docids.data.collection import read_collection
+    from dsi.eval.figures import shares_figure
     from dsi.rerankers.reranking import load_rerankers, reranker_folder
     from dsi.retriever import GenerativeRetriever
     from dsi_experiments.rerankers.training import train_reranker
-    from eval.figures import shares_figure
 
     reranker_folder(arguments.run, arguments.name or arguments.kind)  # raises on a bad name before the work
     after = load_rerankers(arguments.run, arguments.after)

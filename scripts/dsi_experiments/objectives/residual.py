@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from docids.tree import DocidTree
+from dsi.docids.tree import DocidTree
 from dsi.trees.dense import DenseScores
 from dsi.trees.families import Families
 from dsi.trees.objectives import CrossEntropy, Task

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from docids.tree import DocidTree
+from dsi.docids.tree import DocidTree
 from dsi.search.beam import BeamSearch
 from dsi.search.decoder import search_decoder
 from dsi.trees.families import Families

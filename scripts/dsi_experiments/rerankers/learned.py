@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from contrastive.untrusted import load_weights
-from docids.files.declarations import Count, Positive, Whole, settings
+from dsi.contrastive.untrusted import load_weights
+from dsi.docids.files.declarations import Count, Positive, Whole, settings
 from dsi.rerankers.candidates import Candidates, Floats, Reranker
 from dsi_experiments.rerankers.lists import JudgedLists, list_lambdas
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.fusion import best_weight
-from eval.protocol import bootstrap_interval
+from dsi.eval.fusion import best_weight
+from dsi.eval.protocol import bootstrap_interval
 
 Floats = NDArray[np.floating]
 Ints = NDArray[np.integer]
 
 NDCG_EXP = "nDCG(dcg='exp-log2')@10"
-"""`ndcg_exp` as ir_measures prints it; plain nDCG@10 (`eval.measures`) has the label itself as gain."""
+"""`ndcg_exp` as ir_measures prints it; plain nDCG@10 (`dsi.eval.measures`) has the label itself as gain."""
 
 
 def split_folds(queries: int, count: int, seed: int) -> Iterator[tuple[Ints, Ints]]:

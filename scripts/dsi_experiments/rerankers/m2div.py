@@ -19,8 +19,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from contrastive.untrusted import load_weights
-from docids.files.declarations import Count, Whole, settings
+from dsi.contrastive.untrusted import load_weights
+from dsi.docids.files.declarations import Count, Whole, settings
 from dsi.rerankers.candidates import Bools, Candidates, Floats, Ints, Reranker
 from dsi.rerankers.diversity import AlphaNdcg
 from dsi_experiments.rerankers.puct import NewNodes, Puct, PuctConfig

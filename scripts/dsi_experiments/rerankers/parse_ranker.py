@@ -20,9 +20,9 @@ from pydantic import Field
 from safetensors.numpy import load_file, save_file
 from scipy.sparse import csr_matrix
 
-from docids.files.declarations import Count, Whole, settings
-from docids.files.storage import write_json
-from docids.files.untrusted import read_any_json, tensor_entries
+from dsi.docids.files.declarations import Count, Whole, settings
+from dsi.docids.files.storage import write_json
+from dsi.docids.files.untrusted import read_any_json, tensor_entries
 from dsi.rerankers.candidates import Candidates, Reranker
 from dsi.rerankers.features import word_list
 from dsi_experiments.rerankers.lists import JudgedLists, LineSearch, lambdas, ndcg_exp

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.files.declarations import Amount, Count, settings
+from dsi.docids.files.declarations import Amount, Count, settings
 
 Ints = NDArray[np.integer]
 Floats = NDArray[np.floating]

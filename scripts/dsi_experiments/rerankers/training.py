@@ -12,9 +12,12 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from docids.data.collection import Collection
-from docids.files.progress import progress
-from docids.types import Qrels
+from dsi.docids.data.collection import Collection
+from dsi.docids.files.progress import progress
+from dsi.docids.types import Qrels
+from dsi.eval.diversity import Subtopics, read_subtopics
+from dsi.eval.measures import evaluate, mean
+from dsi.eval.tables import markdown_table
 from dsi.rerankers.candidates import Bools, Candidates, Floats, Ints, Reranker
 from dsi.rerankers.diversity import STRATEGIES, Pyversity, prefix_labels, subtopic_labels
 from dsi.rerankers.reranking import rerank, save_reranker
@@ -24,9 +27,6 @@ from dsi_experiments.rerankers.kinds import WITH_IMPORTANCE
 from dsi_experiments.rerankers.learned import LinearReranker, RankNet, RankNetConfig
 from dsi_experiments.rerankers.lists import JudgedLists, exact_weight, lambdas, split_folds
 from dsi_experiments.rerankers.m2div import M2Div, M2DivConfig
-from eval.diversity import Subtopics, read_subtopics
-from eval.measures import evaluate, mean
-from eval.tables import markdown_table
 
 logger = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from docids.files.progress import Bar
-from docids.schemes import Docids, SchemeInput
-from docids.schemes.kmeans import TRAIN_POINTS_PER_CENTROID
-from docids.types import Floats, Ints
-from docids.vectors import BLOCK
+from dsi.docids.files.progress import Bar
+from dsi.docids.schemes import Docids, SchemeInput
+from dsi.docids.schemes.kmeans import TRAIN_POINTS_PER_CENTROID
+from dsi.docids.types import Floats, Ints
+from dsi.docids.vectors import BLOCK
 
 Coder = Callable[[Floats], Ints]
 """Points [n, any] -> numbers [n, levels]."""

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from docids.schemes import Docids, SchemeInput
-from docids.schemes.kmeans import train_kmeans
-from docids.types import Floats, Ints
+from dsi.docids.schemes import Docids, SchemeInput
+from dsi.docids.schemes.kmeans import train_kmeans
+from dsi.docids.types import Floats, Ints
 from dsi_experiments.schemes.codes import Coder, code
 
 

@@ -2,9 +2,9 @@
 
 import faiss
 
-from docids.schemes import Docids, SchemeInput
-from docids.schemes.kmeans import ITERATIONS
-from docids.types import Floats
+from dsi.docids.schemes import Docids, SchemeInput
+from dsi.docids.schemes.kmeans import ITERATIONS
+from dsi.docids.types import Floats
 from dsi_experiments.schemes.codes import Coder, code, unpack
 
 

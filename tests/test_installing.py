@@ -144,10 +144,10 @@ def python(folder, code, *arguments, path=ROOT):
 COMMAND = "import sys; from dsi.__main__ import main; sys.exit(main())"
 
 
-@pytest.mark.parametrize("file", ["eval.py", "eval/__init__.py", "contrastive/__init__.py", "docids.py"])
-def test_modules_of_a_user_hide_none_of_ours(tmp_path, file):
-    (tmp_path / file).parent.mkdir(exist_ok=True)
-    (tmp_path / file).write_text("raise RuntimeError('the file of a user')")
+def test_modules_of_a_user_hide_none_of_ours(tmp_path):
+    for file in ("eval.py", "contrastive/__init__.py", "docids.py", "scripts.py"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("raise RuntimeError('the file of a user')")
     said = python(tmp_path, COMMAND, "--version")  # `python -c` finds the modules of its folder first
     assert said.stdout == f"dsi {PROJECT['version']}\n"
     assert python(tmp_path, "import dsi; dsi.train, dsi.evaluate, dsi.read_collection").returncode == 0

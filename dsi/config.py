@@ -18,7 +18,7 @@ from dsi.docids.files.storage import write_text
 from dsi.docids.schemes import DocidsConfig
 from dsi.docids.vectors import VectorsConfig
 from dsi.docids.words.bm25 import NO_MODEL, LexicalConfig
-from dsi.generator.config import GeneratorConfig, ObjectiveConfig, QueryMapConfig, TrainingConfig, check_together
+from dsi.generator.config import GeneratorConfig, ObjectiveConfig, TrainingConfig, check_together
 from dsi.generator.pseudo_queries import PseudoQueriesConfig
 from dsi.search.request import SearchConfig
 
@@ -33,7 +33,6 @@ _NO_TRAINING = {
     "pseudo_queries": {"method": "none"},
     "contrastive": {"loss": "none", "fill_with_pseudo_queries": False},
     "training": {"pseudo_queries_per_document": 0, "epochs": 0.0},
-    "query_map": {"epochs": 0.0},
 }
 
 
@@ -82,15 +81,13 @@ class Config:
     """Training objective of the decoder."""
     training: TrainingConfig = field(default_factory=TrainingConfig)
     """How the decoder is trained."""
-    query_map: QueryMapConfig = field(default_factory=QueryMapConfig)
-    """How the query map of documents' scores is trained."""
     search: SearchConfig = field(
         default_factory=lambda: SearchConfig(lexical_weight=LEXICAL_WEIGHT, token_weight=TOKEN_WEIGHT)
     )
     """How the index is searched by default."""
 
     def __post_init__(self) -> None:
-        check_together(self.generator, self.objective, self.training, self.query_map)
+        check_together(self.generator, self.objective, self.training)
         if self.generator.docid_tokens == "words" and self.docids.method != "title":
             raise ValueError(
                 f'generator.docid_tokens = "words" needs docids.method = "title", got {self.docids.method!r}.'
@@ -114,11 +111,10 @@ class Config:
                 f'search.lexical_weight needs tied tokens or search.fusion "bound", got {search.lexical_weight} with '
                 f"{self.generator.docid_tokens!r} tokens and fusion {search.fusion!r}."
             )
-        for name in ("query_map_weight", "token_weight"):
-            if not tied and getattr(search, name):
-                raise ValueError(
-                    f'search.{name} needs generator.docid_tokens "tied", got {self.generator.docid_tokens!r}.'
-                )
+        if search.token_weight and not tied:
+            raise ValueError(
+                f'search.token_weight needs generator.docid_tokens "tied", got {self.generator.docid_tokens!r}.'
+            )
 
     @classmethod
     def named(cls, name: "str | Path | Config") -> "Config":

@@ -213,7 +213,7 @@ def random_tied(tree: DocidTree, *, layers: int = 0, seed: int = 0) -> TiedGener
     generator = TiedGenerator.create(config, tree, WIDTH, ObjectiveConfig(), seed).eval()
     with torch.no_grad():
         for name, weight in generator.named_parameters():
-            if name in ("maps", "states_maps", "query_map"):
+            if name in ("maps", "states_maps"):
                 weight.normal_(std=0.1)
         generator.size_weights.uniform_(0.0, 0.5)
         generator.log_scales.uniform_(-0.5, 0.5)

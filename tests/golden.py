@@ -111,7 +111,6 @@ def _config(encoder: Path) -> dsi.Config:
         "docids": {"branching": 4, "max_leaf_size": 3},
         "tokens": {"dim": 8},
         "training": {"epochs": 1.0, "batch_size": 8},
-        "query_map": {"epochs": 1.0},
         "search": {"token_weight": 0.05},
     }
     return dsi.Config().with_changes(changes)

@@ -35,7 +35,7 @@ def save_index(encoder, folder, *, tied=True, texts=True):
     full = encoder.document_texts(columns["title"], [row["text"] for row in rows])
     tree = build_tree(encoder.encode(full, "document"), DocidsConfig(branching=4, max_leaf_size=4))
     generator = random_tied(tree) if tied else random_generator(tree)
-    own = {"lexical_weight": 0.1, "query_map_weight": 0.2} if tied else {"ann_temperature": 0.1}
+    own = {"lexical_weight": 0.1} if tied else {"ann_temperature": 0.1}
     config = SearchConfig(alpha=0.5, beam_width=6, **own)
     lexical = BM25(columns["doc_id"], full)
     retriever = GenerativeRetriever(encoder, tree, generator, datasets.Dataset.from_dict(columns), config, lexical)

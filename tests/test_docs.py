@@ -52,8 +52,6 @@ epochs = 1.0
 pseudo_queries_per_document = 2
 batch_size = 32
 epochs = 1.0
-[query_map]
-epochs = 1.0
 """
 """A configuration that trains in seconds, in the place of `example`."""
 

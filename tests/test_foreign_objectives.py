@@ -12,7 +12,7 @@ import dsi
 from dsi.commands.main import main
 from dsi.config import read_config
 from dsi.docids.extensions import OBJECTIVES
-from dsi.generator.config import GeneratorConfig, ObjectiveConfig, QueryMapConfig, TrainingConfig, check_together
+from dsi.generator.config import GeneratorConfig, ObjectiveConfig, TrainingConfig, check_together
 from dsi.trees.objectives import find_objective, objective_names
 from tests.conftest import thin_out
 from tests.foreign import install
@@ -98,10 +98,10 @@ def test_foreign_objectives_have_names_and_are_checked(package):
     with pytest.raises(ValueError, match=r"objective\.distillation needs an objective that reads a teacher"):
         ObjectiveConfig(name="smooth", distillation=0.5)
     digits, training = GeneratorConfig(docid_tokens="digits", num_layers=1), TrainingConfig(train_encoder=True)
-    untrained, smooth = QueryMapConfig(epochs=0.0), ObjectiveConfig(name="smooth", distillation=0.0)
-    check_together(digits, smooth, training, untrained)
+    smooth = ObjectiveConfig(name="smooth", distillation=0.0)
+    check_together(digits, smooth, training)
     with pytest.raises(ValueError, match=r"'beam' reads the encoder's states .* use another objective"):
-        check_together(digits, dataclasses.replace(smooth, name="beam"), training, untrained)
+        check_together(digits, dataclasses.replace(smooth, name="beam"), training)
 
 
 def test_an_index_is_trained_again_with_another_version_of_the_package(

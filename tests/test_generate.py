@@ -104,7 +104,6 @@ def random_case(seed: int) -> Case:
         alpha=float(rng.choice([0, 0.3, 1])),
         beta=float(rng.choice([0, 1, np.inf])),
         lexical_weight=float(rng.choice([0, 0.5, 3])),
-        query_map_weight=float(rng.choice([0, 0.7])),
     )
     allowed = extra = None
     if rng.random() < 0.4:
@@ -156,9 +155,8 @@ def place_scores(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """[batch, places] dense scores, all but late interaction, and all, by their definition; -inf at removed documents."""
     tree, config = case.tree, case.request.config
     z = case.batch.embeddings.numpy().astype(np.float64)
-    query = z + config.query_map_weight * z @ case.generator.query_map.detach().numpy().astype(np.float64).T
     vectors = np.stack([tree.embeddings[place] for place in range(tree.num_documents)]).astype(np.float64)
-    dense = query @ vectors.T
+    dense = z @ vectors.T
     rows = np.maximum(tree.doc_rows, 0)
     total = dense + config.lexical_weight * case.bm25.scores(case.batch.texts).astype(np.float64)[:, rows]
     if case.request.extra_scores is not None:
@@ -379,7 +377,7 @@ def test_a_root_that_holds_documents_is_all_of_them():
 
 
 def test_batches_and_single_queries_agree():
-    case = small_case(documents=90, queries=9, beam_width=3, alpha=0.5, lexical_weight=0.4, query_map_weight=0.3)
+    case = small_case(documents=90, queries=9, beam_width=3, alpha=0.5, lexical_weight=0.4)
     for method in case.index.methods.values():
         whole = method.retrieve(case.batch, case.request)
         for row in range(9):
@@ -389,12 +387,12 @@ def test_batches_and_single_queries_agree():
 
 
 def test_follow_gives_node_scores_and_parts_that_add_up():
-    case = small_case(beam_width=3, alpha=0.6, lexical_weight=0.5, query_map_weight=0.7)
+    case = small_case(beam_width=3, alpha=0.6, lexical_weight=0.5)
     request = replace(case.request, extra_scores=np.random.default_rng(1).normal(size=(4, 60)))
     rows = np.array([[3, 8], [1, 2], [0, 59], [7, 7]])
     followed = case.index.follow(case.batch, request, rows)
     *_, total = place_scores(Case(case.tree, case.generator, case.bm25, case.batch, request))
-    assert set(followed.parts) == {"dense", "query map", "BM25", "extra"}
+    assert set(followed.parts) == {"dense", "BM25", "extra"}
     for query in range(4):
         scores = node_scores(case, query)
         for column, row in enumerate(rows[query]):

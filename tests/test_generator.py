@@ -15,7 +15,7 @@ from dsi.commands.main import main
 from dsi.contrastive import blocks
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.tree import DocidTree
-from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig, QueryMapConfig, TrainingConfig, check_together
+from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig, TrainingConfig, check_together
 from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.model import DocidGenerator
 from dsi.generator.states import StateCache, write_states
@@ -292,16 +292,16 @@ def test_settings_of_training_and_examples_are_checked():
     with pytest.raises(ValueError, match=r"training.epochs must be at least 0, got -1"):
         TrainingConfig(epochs=-1.0)
     with pytest.raises(ValueError, match=r'must be above 0, got 0: only generator.docid_tokens = "tied" makes sense'):
-        check_together(FRESH, CE, TrainingConfig(epochs=0.0), QueryMapConfig(epochs=0.0))
+        check_together(FRESH, CE, TrainingConfig(epochs=0.0))
     together = TrainingConfig(train_encoder=True)
     with pytest.raises(
         ValueError, match=r"'otm' reads the encoder's states or embeddings, which training\.train_encoder"
     ):
-        check_together(FRESH, replace(CE, name="otm"), together, QueryMapConfig(epochs=0.0))
+        check_together(FRESH, replace(CE, name="otm"), together)
     with pytest.raises(
         ValueError, match=r"train_encoder changes the encoder whose scores objective\.distillation teaches"
     ):
-        check_together(FRESH, replace(CE, distillation=0.1), together, QueryMapConfig(epochs=0.0))
+        check_together(FRESH, replace(CE, distillation=0.1), together)
 
 
 def test_examples_must_fit_the_cache(encoder, tmp_path):

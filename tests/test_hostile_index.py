@@ -799,7 +799,7 @@ def rich_index(tmp_path_factory, tokenizer_folder):
     tree = tree.stored_as(VectorsConfig("float32", code_bytes=WIDTH // 4))
     sparse = SparseModel.load(str(save_sparse_model(folder / "sparse", tokenizer_folder, inference_free=True)), "cpu")
     lexical = SparseIndex.from_texts(documents["doc_id"], documents["text"], sparse)
-    config = SearchConfig(alpha=0.3, beam_width=12, lexical_weight=0.05, token_weight=0.1, query_map_weight=0.1)
+    config = SearchConfig(alpha=0.3, beam_width=12, lexical_weight=0.05, token_weight=0.1)
     generator = random_tied(tree, layers=1)
     GenerativeRetriever(encoder, tree, generator, documents, config, lexical).save_pretrained(folder / "index")
     return folder / "index"

@@ -50,7 +50,6 @@ def write_settings(path: Path, encoder_folder: Path, t5_folder: Path, **sections
             "generator": {"docid_tokens": "digits", "decoder": str(t5_folder)},
             "objective": {"name": "ce", "distillation": 0.0},
             "training": {"pseudo_queries_per_document": 5, "epochs": 2.0, "batch_size": 16, "learning_rate": 2e-3},
-            "query_map": {"epochs": 0.0},
             "search": {"beam_width": 10, "lexical_weight": 0.0, "token_weight": 0.0},
         }
     )
@@ -63,7 +62,6 @@ def write_settings(path: Path, encoder_folder: Path, t5_folder: Path, **sections
 TIED: dict[str, dict[str, object]] = {
     "generator": {"docid_tokens": "tied", "decoder": "", "num_layers": 0},
     "objective": {"name": "estimate", "distillation": 0.5, "dense_temperature": 0.1},
-    "query_map": {"epochs": 6.0},
 }
 LONGER: dict[str, object] = {"epochs": 6.0}
 
@@ -205,23 +203,21 @@ def test_texts_of_documents_are_never_in_memory_all(
     assert GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu").search("neon", k=3)
 
 
-@pytest.mark.parametrize(("sections", "killed_in"), [({}, "generator-*"), (TIED, "generator-*/query_map")])
-def test_a_killed_training_goes_on_to_the_same_index(
-    sections, killed_in, beir, tmp_path, sentence_t5_folder, t5_folder
-):
+@pytest.mark.parametrize("sections", [{}, TIED], ids=["digits", "tied"])
+def test_a_killed_training_goes_on_to_the_same_index(sections, beir, tmp_path, sentence_t5_folder, t5_folder):
     config = write_settings(tmp_path / "config.toml", sentence_t5_folder, t5_folder, **sections, training=LONGER)
     data, whole, killed = thin_out(beir(), dev=4), tmp_path / "whole", tmp_path / "killed"
     train = ["train", "--config", str(config), "--data", str(data), "--device", "cpu", "--output"]
     assert main([*train, str(whole)]) == 0
     process = fork(lambda: main([*train, str(killed)]))
     deadline = time.monotonic() + 120
-    while not list(killed.glob(f"checkpoints/{killed_in}/checkpoint-*/trainer_state.json")):
+    while not list(killed.glob("checkpoints/generator-*/checkpoint-*/trainer_state.json")):
         assert time.monotonic() < deadline
         assert os.waitpid(process, os.WNOHANG) == (0, 0)
         time.sleep(0.02)
     os.kill(process, signal.SIGKILL)
     assert status_of(process) == -signal.SIGKILL
-    (cut,) = killed.glob(f"checkpoints/{killed_in}")
+    (cut,) = killed.glob("checkpoints/generator-*")
     (cut / "checkpoint-9999").mkdir()  # as if killed while a checkpoint was written: skipped
     (cut / "checkpoint-9999" / "trainer_state.json").write_text("")
     assert not (killed / "manifest.json").exists()
@@ -433,7 +429,7 @@ def test_several_processes_do_what_one_does(processes, beir, tmp_path, sentence_
         tmp_path / "tied.toml",
         sentence_bert_folder,
         t5_folder,
-        **(TIED | {"query_map": {"epochs": 2.0}}),
+        **TIED,
     )
     whole = tmp_path / "whole.toml"
     whole.write_text(
@@ -487,7 +483,7 @@ def halved(config: Path, processes: int) -> Path:
 
 
 def check_tied(config: Path, data: Path, one: Path, several: Path) -> None:
-    """A generator with tied tokens and its query map, trained by one process on what `several` had before."""
+    """A generator with tied tokens, trained by one process on what `several` had before."""
     alone = several.with_name("tied-alone")
     shutil.copytree(one, alone)
     common = ["--config", str(config), "--data", str(data), "--output", str(alone), "--device", "cpu"]
@@ -687,7 +683,7 @@ def test_an_index_is_trained_tuned_measured_and_searched_from_python(
     assert retriever.search_config.alpha == pytest.approx(tuned["alpha"]) == tuning.best["alpha"]
     assert tuning.best.items() <= dataclasses.asdict(retriever.search_config).items()
     if retriever.engine.is_tied:
-        assert set(tuning.best) == {"lexical_weight", "query_map_weight", "token_weight", "alpha", "beam_width"}
+        assert set(tuning.best) == {"lexical_weight", "token_weight", "alpha", "beam_width"}
         found = {setting["beam_width"]: share for setting, share in tuning.tried if "beam_width" in setting}
         assert found[tuning.best["beam_width"]] >= 0.98
         assert min(found) == 5

@@ -623,7 +623,7 @@ def train(beir, tmp_path, sentence_t5_folder, t5_folder, store):
         config = write_settings(
             tmp_path / "config.toml", sentence_t5_folder, t5_folder, docids=settings, tune=False,
             pseudo_queries={"method": "none"}, contrastive={"loss": "none", "fill_with_pseudo_queries": False},
-            training={"epochs": 1.0, "pseudo_queries_per_document": 0}, **{**TIED, "query_map": {"epochs": 0.0}},
+            training={"epochs": 1.0, "pseudo_queries_per_document": 0}, **TIED,
         )  # fmt: skip
         run = TrainingRun(tmp_path / "run", dsi.read_collection(beir()), read_config(config), "cpu", store)
         run.train()

@@ -501,7 +501,7 @@ def test_following_given_documents_scores_them_as_a_search_does(fusion, objectiv
         ({"ann_temperature": 1e-300}, "ann_temperature must be between 1e-6 and 1e6, got 1e-300"),
         ({"lexical_weight": math.nan}, r"lexical_weight must be between 0 and 1e6, got nan"),
         ({"token_weight": -1.0}, r"token_weight must be between 0 and 1e6, got -1.0"),
-        ({"query_map_weight": 1e300}, r"query_map_weight must be between 0 and 1e6, got 1e\+300"),
+        ({"token_weight": 1e300}, r"token_weight must be between 0 and 1e6, got 1e\+300"),
         ({"alpha": "0.5"}, "alpha must be a number, got '0.5'"),
         ({"alpha": True}, "alpha must be a number, got True"),
         ({"beta": 10**400}, "beta must be a number that a float can hold"),

@@ -18,7 +18,6 @@ import dsi
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.config import read_config
 from dsi.contrastive.blocks import DocumentTexts
-from dsi.contrastive.sparse import load_lexical
 from dsi.docids.clustering import DocidsConfig, assemble
 from dsi.docids.files.processes import ALONE
 from dsi.docids.schemes import Docids, SchemeInput, make_docids
@@ -119,7 +118,6 @@ def test_answers_are_the_best_documents_by_their_best_places(
     tree, k, beam, alpha, beta, kind, weight, filtered, outright, updated, seed
 ):
     generator = random_generator(tree, layers=1, seed=seed) if kind == "digits" else random_tied(tree, seed=seed)
-    mapped = 0.7 if kind == "tied" else 0.0
     if updated and kind == "tied":
         new = np.random.default_rng(seed).normal(size=(5, WIDTH)).astype(np.float32)
         tree = remove_documents(add_documents(tree, new, np.array([0, 0, 1, 1, 1])), np.array([0, tree.num_rows]))
@@ -127,7 +125,7 @@ def test_answers_are_the_best_documents_by_their_best_places(
     methods, batch = engine_of(tree, generator, bm25).methods, query_batch(seed)
     allowed = (tree.doc_rows >= 0) & ((tree.doc_rows % 3 > 0) | (not filtered))
     config = SearchConfig(
-        alpha=alpha, beta=beta, ann_temperature=0.5, lexical_weight=weight, query_map_weight=mapped, fusion="bound",
+        alpha=alpha, beta=beta, ann_temperature=0.5, lexical_weight=weight, fusion="bound",
         candidates=1,
     )  # fmt: skip
 
@@ -144,8 +142,7 @@ def test_answers_are_the_best_documents_by_their_best_places(
         dense = place_scores(tree, batch.vectors, words) / 0.5
         scores = log_p if beta == 0 else alpha * log_p + (1 - alpha) * dense
     else:
-        queries = batch.vectors + mapped * batch.vectors @ generator.query_map_array.T
-        scores = place_scores(tree, queries, words)
+        scores = place_scores(tree, batch.vectors, words)
     count = min(k, len(set(tree.doc_rows[allowed].tolist())))
     every, wide, narrow = search("exact", beam), search("generate", 10_000), search("generate", beam)
     for query, own in enumerate(best_documents(tree, np.where(allowed, scores, -np.inf), k)):
@@ -170,7 +167,7 @@ def test_a_document_is_found_once_with_the_score_that_its_path_has(tree, k, seed
     bm25 = BM25([str(n) for n in range(tree.num_rows)], texts(tree.num_rows, seed))
     engine, batch = engine_of(tree, generator, bm25), query_batch(seed)
     own = {} if fusion == "tied" else {"fusion": fusion}
-    request = SearchRequest(k, SearchConfig(alpha=0.5, beam_width=10_000, query_map_weight=0.5, **own))
+    request = SearchRequest(k, SearchConfig(alpha=0.5, beam_width=10_000, **own))
     followed = engine.follow(batch, request, np.tile(np.arange(tree.num_rows), (3, 1)))
     for name in ("generate", "exact"):
         found = engine.methods[name].retrieve(batch, request)
@@ -495,7 +492,7 @@ def test_an_index_of_segments_is_trained_tuned_searched_and_updated(
     config = write_settings(
         tmp_path / "config.toml", sentence_t5_folder, t5_folder, docids=docids,
         pseudo_queries={"method": "none"}, contrastive={"loss": "none", "fill_with_pseudo_queries": False},
-        training={"epochs": 1.0, "pseudo_queries_per_document": 0}, **{**TIED, "query_map": {"epochs": 1.0}},
+        training={"epochs": 1.0, "pseudo_queries_per_document": 0}, **TIED,
     )  # fmt: skip
     collection = dsi.read_collection(beir())
     run = TrainingRun(tmp_path / "run", collection, read_config(config), "cpu")
@@ -509,9 +506,8 @@ def test_an_index_of_segments_is_trained_tuned_searched_and_updated(
     assert [line.split("\t")[0] for line in lines] == [collection.documents["doc_id"][row] for row in pieces.rows]
 
     # Every segment is trained with its own place, every query with the nearest of its document.
-    lexical = load_lexical(run.folder / "lexical", collection.documents["doc_id"], "cpu")
     nothing = (np.empty(0, dtype=int), [], "")
-    stage = GeneratorStage(run.config, collection, encoder, tree, lexical, nothing, tmp_path / "states", False, ALONE)
+    stage = GeneratorStage(run.config, collection, encoder, tree, nothing, tmp_path / "states", False, ALONE)
     examples = stage.examples()
     np.testing.assert_allclose(
         tree.embeddings[examples.positions[: len(pieces)]], encoder.encode(pieces[:], "document"), atol=1e-5
@@ -523,7 +519,6 @@ def test_an_index_of_segments_is_trained_tuned_searched_and_updated(
     own = np.einsum("nd,nd->n", tree.embeddings[of_queries], vectors)
     places = tree.embeddings[tree.places[[row for _, row in pairs]]]
     np.testing.assert_allclose(own, np.einsum("npd,nd->np", places, vectors).max(axis=1), atol=1e-6)
-    assert stage.query_map_examples().documents.shape == (40, 2, tree.embeddings.shape[1])
 
     retriever = GenerativeRetriever.from_pretrained(run.folder, device="cpu")
     for hits in retriever.search(QUERIES, 40, method="exact"):

@@ -91,17 +91,16 @@ def test_answers_are_those_of_the_library(client, library, options):
 @pytest.mark.parametrize(
     "options", [{}, {"lexical_weight": 0.0}, {"method": "exact"}, {"where": "number > 30"}], ids=str
 )
-def test_parts_are_vectors_query_map_and_words(client, library, options):
+def test_parts_are_vectors_and_words(client, library, options):
     _, found = client.ask("search", {"query": QUERY, "parts": True, **options})
     z, vectors = library.encode_queries([QUERY]).embeddings.numpy()[0], library.tree.embeddings[:]
     words = library.lexical.scores([QUERY])[0]
     weight = options.get("lexical_weight", library.search_config.lexical_weight)
-    mapped = library.search_config.query_map_weight * library.generator.query_map_array @ z
     assert len(found["answers"][0]["hits"]) == 10
     for hit in found["answers"][0]["hits"]:
         row = library.documents.rows[hit["doc_id"]]
         vector = vectors[library.tree.positions[row]]
-        expected = {"dense": vector @ z, "query map": vector @ mapped, "BM25": weight * words[row]}
+        expected = {"dense": vector @ z, "BM25": weight * words[row]}
         if not weight:
             del expected["BM25"]
         assert hit["parts"] == pytest.approx(expected, abs=1e-5)

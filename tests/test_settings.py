@@ -38,8 +38,8 @@ NUMBERS = [
 MAY_BE_ZERO = {
     "seed", "dev_queries", "text_megabytes", "docids.branching",
     "vectors.code_bytes", "generator.num_layers", "objective.distillation",
-    "training.pseudo_queries_per_document", "training.epochs", "query_map.epochs", "search.alpha", "search.beta",
-    "search.lexical_weight", "search.token_weight", "search.query_map_weight",
+    "training.pseudo_queries_per_document", "training.epochs", "search.alpha", "search.beta",
+    "search.lexical_weight", "search.token_weight",
 }  # fmt: skip
 MAY_BE_HUGE = {"contrastive.learning_rate", "training.learning_rate", "search.beta"}
 """A learning rate too large ends the training; levels have no largest value."""

@@ -1,8 +1,7 @@
-"""Tied tokens: the loss by its definition, training, the query map, settings."""
+"""Tied tokens: the loss by its definition, training, settings."""
 
 import copy
 import dataclasses
-import math
 
 import numpy as np
 import pytest
@@ -10,17 +9,14 @@ import torch
 
 from dsi.config import Config
 from dsi.docids.tree import DocidTree
-from dsi.docids.words.bm25 import BM25
-from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig, QueryMapConfig, TrainingConfig, check_together
+from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig, TrainingConfig, check_together
 from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.states import Embeddings
 from dsi.generator.tied import LevelOutputs, TiedGenerator
 from dsi.search.engine import DigitScores, QueryBatch, Siblings
 from dsi.search.generate import TiedIndex
 from dsi.search.request import SearchConfig, SearchRequest
-from dsi.training import query_map as query_map_training
 from dsi.training.examples import DocidExamples
-from dsi.training.query_map import QueryMapExamples, QueryMapLoss, train_query_map
 from dsi.training.teacher import Teacher
 from dsi.training.trainer import train_generator
 from dsi.trees.objectives import Estimate, Task
@@ -73,7 +69,7 @@ def test_loss_and_gradients_are_those_of_the_definition(layers):
     outputs = generator(batch["embeddings"], batch.get("token_states"), batch.get("states_mask"))
     theirs = literal_loss(tree, outputs, batch, 0.7)
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
-    names, weights = zip(*((n, w) for n, w in generator.named_parameters() if n != "query_map"), strict=True)
+    names, weights = zip(*((n, w) for n, w in generator.named_parameters()), strict=True)
     found, expected = (torch.autograd.grad(loss, weights, allow_unused=True) for loss in (ours, theirs))
     for name, one, other in zip(names, found, expected, strict=True):
         if other is not None:
@@ -181,17 +177,13 @@ def test_decoder_weights_of_a_t5_checkpoint_are_taken_over(t5_folder):
 
 def test_settings_that_contradict_each_other_are_refused():
     estimate = ObjectiveConfig()
-    check_together(TIED, estimate, TrainingConfig(), QueryMapConfig(epochs=1.0))
+    check_together(TIED, estimate, TrainingConfig())
     digits = GeneratorConfig(docid_tokens="digits", num_layers=1)
     for generator, objective in ((digits, estimate), (TIED, CE)):
         with pytest.raises(ValueError, match=r'"estimate" and generator\.docid_tokens "tied" go together'):
-            check_together(generator, objective, TrainingConfig(), QueryMapConfig(epochs=0.0))
+            check_together(generator, objective, TrainingConfig())
     with pytest.raises(ValueError, match="changes the encoder whose embeddings tied tokens use"):
-        check_together(TIED, estimate, TrainingConfig(train_encoder=True), QueryMapConfig())
-    with pytest.raises(
-        ValueError, match=r"query_map\.epochs trains scores of documents, which need .* got 'digits'; use 0"
-    ):
-        check_together(digits, CE, TrainingConfig(), QueryMapConfig(epochs=1.0))
+        check_together(TIED, estimate, TrainingConfig(train_encoder=True))
     with pytest.raises(ValueError, match="docid_tokens must be one of tied, digits, words, got 'letters'"):
         GeneratorConfig(docid_tokens="letters")
 
@@ -202,8 +194,8 @@ def test_configurations_whose_index_could_not_be_searched_are_refused():
         with pytest.raises(ValueError, match=r'search\.lexical_weight needs tied tokens or search\.fusion "bound"'):
             digits.with_changes({"search": search})
     digits.with_changes({"search": {"lexical_weight": 0.1}})
-    with pytest.raises(ValueError, match=r'search\.query_map_weight needs generator\.docid_tokens "tied"'):
-        digits.with_changes({"search": {"query_map_weight": 0.1}})
+    with pytest.raises(ValueError, match=r'search\.token_weight needs generator\.docid_tokens "tied"'):
+        digits.with_changes({"search": {"token_weight": 0.1}})
 
 
 def test_generators_do_not_share_weights_with_their_search():
@@ -213,74 +205,6 @@ def test_generators_do_not_share_weights_with_their_search():
     with torch.no_grad():
         generator.maps.add_(1.0)
     assert torch.equal(index.generator.maps, kept)
-
-
-# The query map.
-
-
-def query_map_examples(*, words: bool) -> QueryMapExamples:
-    texts = ["rivers of europe", "noble gases and rivers", "the danube passes four capitals", "helium and neon"]
-    rng = np.random.default_rng(0)
-    bm25 = BM25([str(n) for n in range(6)], [*texts, "gold", "helium in the danube"])
-    documents = rng.normal(size=(6, 2, WIDTH)).astype(np.float32)
-    embeddings = rng.normal(size=(4, WIDTH)).astype(np.float32)
-    return QueryMapExamples(texts, embeddings, [[0], [1, 3], [2], [3]], documents, bm25 if words else None, 0.1)
-
-
-@pytest.mark.parametrize("words", [False, True])
-def test_the_loss_of_the_query_map_is_its_definition(words, monkeypatch):
-    monkeypatch.setattr(query_map_training, "CANDIDATES", 3)
-    monkeypatch.setattr(query_map_training, "SMOOTHING", 0.5)
-    examples = query_map_examples(words=words)
-    query_map = torch.nn.Parameter(torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(0)) * 0.3)
-    found = QueryMapLoss(query_map, 0.0).eval()(**examples.collate([0, 1, 2, 3]))["loss"]
-    counts, total = [1, 1, 1, 2, 0, 0], 0.0
-    for row, text in enumerate(examples.texts):
-        own, z = list(examples.candidates[row]), torch.from_numpy(examples.embeddings[row])
-        assert set(examples.relevant[row]) <= set(own)
-        scores = []
-        for document in own:
-            places = torch.from_numpy(examples.documents[document])
-            score = float((places @ (z + query_map @ z)).max())
-            if examples.lexical is not None:
-                score += 0.1 * float(examples.lexical.scores([text])[0, document])
-            scores.append(20 * score + math.log(counts[document] + 0.5))
-        log_p = torch.tensor(scores).log_softmax(0)
-        right = [n for n, document in enumerate(own) if document in examples.relevant[row]]
-        total -= float(log_p[right].mean()) / 4
-    assert float(found) == pytest.approx(total, rel=1e-4)
-
-
-def test_candidates_are_the_best_documents_with_what_is_asked_for_in_place_of_the_last(monkeypatch):
-    monkeypatch.setattr(query_map_training, "CANDIDATES", 2)
-    examples = query_map_examples(words=True)
-    dense = np.einsum("qd,npd->qnp", examples.embeddings, examples.documents).max(axis=2)
-    total = dense + 0.1 * examples.lexical.scores(list(examples.texts))
-    for row, relevant in enumerate(examples.relevant):
-        best = np.argsort(-total[row])[:2].tolist()
-        missing = [document for document in relevant if document not in best]
-        expected = (
-            set(best) if not missing else {*relevant, *[d for d in best if d not in relevant][: 2 - len(relevant)]}
-        )
-        assert set(examples.candidates[row].tolist()) == expected
-
-
-def test_the_query_map_learns_its_queries_and_starts_from_nothing(tmp_path, monkeypatch):
-    for name, value in {"CANDIDATES": 6, "BATCH_SIZE": 4, "LEARNING_RATE": 1e-2, "DROPOUT": 0.0}.items():
-        monkeypatch.setattr(query_map_training, name, value)
-    examples, tree = query_map_examples(words=True), random_tree(20)
-    generator = create_generator(TIED, tree, WIDTH, ObjectiveConfig())
-    assert not generator.query_map.any()
-    train_query_map(generator, examples, 150.0, tmp_path / "work", use_cpu=True)
-    assert generator.query_map.any()
-    assert not generator.maps.any()  # nothing else is trained
-    loss = QueryMapLoss(generator.query_map, 0.0)
-    with torch.no_grad():
-        loss.log_scale.fill_(math.log(100.0))
-        batch = {**examples.collate([0, 1, 2, 3]), "log_counts": torch.zeros(4, 6)}
-        untrained = QueryMapLoss(torch.nn.Parameter(torch.zeros(WIDTH, WIDTH)), 0.0)
-        untrained.log_scale.fill_(math.log(100.0))
-        assert float(loss(**batch)["loss"]) < float(untrained(**batch)["loss"]) / 4
 
 
 def test_removed_siblings_make_no_feature_undefined():

@@ -50,7 +50,7 @@ def test_no_file_holds_anything_of_a_removed_document_after_the_next_save(
         tmp_path / "config.toml", sentence_t5_folder, t5_folder,
         docids={"branching": 4, "max_leaf_size": 1, "segments": 2}, contrastive={"loss": "none"},
         training={"epochs": 1.0, "pseudo_queries_per_document": 2}, tokens={"enabled": True}, report_to="none",
-        **{**TIED, "query_map": {"epochs": 1.0}},
+        **TIED,
     )  # fmt: skip
     run, data = tmp_path / "run", str(tmp_path / "collection")
     assert main(["train", "--config", str(config), "--data", data, "--output", str(run), "--device", "cpu"]) == 0

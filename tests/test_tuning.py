@@ -16,7 +16,7 @@ from tests.conftest import WIDTH
 from tests.test_pipeline import TIED, write_settings
 
 UNTRAINED: dict[str, dict[str, object]] = {
-    "contrastive": {"loss": "none"}, "training": {"epochs": 0.0}, "query_map": {"epochs": 0.0},
+    "contrastive": {"loss": "none"}, "training": {"epochs": 0.0},
     "docids": {"method": "random"}, "search": {"alpha": 0.6, "lexical_weight": 0.25},
 }  # fmt: skip
 
@@ -54,7 +54,7 @@ RIGHT, WRONG, FLAT = {"z": 1.0, "a": 0.9}, {"z": 0.0, "a": 1.0}, {"z": 1.0, "a":
 )
 def test_weights_change_where_dev_queries_support_it(queries, words, tokens, weights, monkeypatch):
     names = [f"q{number}" for number in range(queries)]
-    parts = {"lexical_weight": "BM25", "token_weight": "tokens", "query_map_weight": ""}
+    parts = {"lexical_weight": "BM25", "token_weight": "tokens"}
     scores = [dict.fromkeys(names, each) for each in (RIGHT, words, tokens)]
     monkeypatch.setattr("dsi.training.tuning._weighted_parts", lambda *_, **__: parts)
     monkeypatch.setattr("dsi.training.tuning._score_parts", lambda *_: scores)
@@ -65,7 +65,6 @@ def test_weights_change_where_dev_queries_support_it(queries, words, tokens, wei
         run.update(dict.fromkeys(unanswered, RIGHT))
     chosen = choose_weights(None, None, qrels, config)  # type: ignore[arg-type]
     assert (chosen["lexical_weight"], chosen["token_weight"]) == pytest.approx(weights, abs=0.06)
-    assert chosen["query_map_weight"] == 0.0
 
 
 def test_an_index_that_changed_is_not_tuned(settings, beir, tmp_path):
@@ -83,7 +82,7 @@ def test_the_beam_is_the_smallest_that_finds_what_exact_finds(settings, beir, tm
     assert retriever.search_config == settings.search
     tuning = dsi.tune(retriever, collection)
     assert retriever.search_config == dataclasses.replace(settings.search, **tuning.best) != settings.search
-    assert sorted(tuning.best) == ["alpha", "beam_width", "lexical_weight", "query_map_weight", "token_weight"]
+    assert sorted(tuning.best) == ["alpha", "beam_width", "lexical_weight", "token_weight"]
     queries = list(collection.query_texts("dev").values())
     best = [{hit.doc_id for hit in hits} for hits in retriever.search(queries, method="exact")]
     shares = {}

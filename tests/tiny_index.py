@@ -52,7 +52,7 @@ class TinyIndex:
         collection: its collection's folder.
         collection_read: the same, read.
         ids: doc_ids in collection order.
-        parts: {"decoder", "dense", "map", "words": [queries, documents] in collection order}, computed one document at a time.
+        parts: {"decoder", "dense", "words": [queries, documents] in collection order}, computed one document at a time.
     """
 
     def __init__(self, encoder: Encoder, folder: Path) -> None:
@@ -63,7 +63,7 @@ class TinyIndex:
         vectors = encoder.encode(encoder.document_texts(titles, texts), "document")
         tree = build_tree(vectors, DocidsConfig(branching=4, max_leaf_size=3))
         bm25 = BM25(self.ids, [f"{title} {text}" for title, text in zip(titles, texts, strict=True)])
-        config = SearchConfig(alpha=0.3, beam_width=2, candidates=5, lexical_weight=0.05, query_map_weight=0.5)
+        config = SearchConfig(alpha=0.3, beam_width=2, candidates=5, lexical_weight=0.05)
         self.index, self.collection = folder / "index", folder / "collection"
         built = GenerativeRetriever(encoder, tree, random_tied(tree), documents, config, bm25)
         built.save_pretrained(self.index)
@@ -77,15 +77,13 @@ class TinyIndex:
 
     def _parts(self, vectors: np.ndarray) -> dict[str, np.ndarray]:
         own, rows = self.paths, self.paths.tree.doc_rows
-        decoder, dense, mapped = (np.zeros((len(QUERIES), len(rows))) for _ in range(3))
-        query_map = self.retriever.generator.query_map.detach().numpy()
+        decoder, dense = (np.zeros((len(QUERIES), len(rows))) for _ in range(2))
         for number, query in enumerate(QUERIES):
             states, mask, embedding, _ = own.encoder.forward(own.encoder.query_texts([query]), "query")
             decoder[number, rows] = document_log_p(own.tree, own.generator, states, mask)[0].numpy()
             dense[number] = vectors @ embedding[0].numpy()
-            mapped[number] = vectors @ (query_map @ embedding[0].numpy())
         assert own.lexical is not None
-        return {"decoder": decoder, "dense": dense, "map": mapped, "words": own.lexical.scores(QUERIES)}
+        return {"decoder": decoder, "dense": dense, "words": own.lexical.scores(QUERIES)}
 
     def scores(self, config: SearchConfig, extra: np.ndarray | float = 0.0, *, tied: bool = True) -> np.ndarray:
         """[queries, documents] of tied tokens, or of paths with fusion "bound", by definition."""
@@ -94,7 +92,7 @@ class TinyIndex:
             return parts["decoder"]
         scores = parts["dense"] + config.lexical_weight * parts["words"] + extra
         if tied:
-            return scores + config.query_map_weight * parts["map"]
+            return scores
         return config.alpha * parts["decoder"] + (1 - config.alpha) * scores / config.ann_temperature
 
     def own_retriever(self) -> GenerativeRetriever:
@@ -258,12 +256,11 @@ def check_content(retriever: GenerativeRetriever, model: dict[str, Any]) -> None
         assert document.title == record["title"]
         assert document.metadata == {name: value for name, value in metadata.items() if value is not None}
     hits = retriever.search(QUERIES[0], len(model) + 5, lexical_weight=0)
-    encoder, query_map = retriever.encoder, retriever.generator.query_map.detach().numpy()
+    encoder = retriever.encoder
     texts = encoder.document_texts(
         [model[hit.doc_id]["title"] for hit in hits], [model[hit.doc_id]["text"] for hit in hits]
     )
     query = encoder.encode(encoder.query_texts([QUERIES[0]]), "query")[0]
-    query = query + retriever.search_config.query_map_weight * query_map @ query
     expected = encoder.encode(texts, "document") @ query
     assert [hit.doc_id for hit in hits] != [] and len(hits) == len(model)  # noqa: PT018
     assert np.allclose([hit.score for hit in hits], expected, atol=1e-4)

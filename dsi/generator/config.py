@@ -1,4 +1,4 @@
-"""Config of the docid generator: the decoder, its objective, its training and that of the query map.
+"""Config of the docid generator: the decoder, its objective and its training.
 
 Each class is one section of a configuration file. Knows nothing of models or data.
 """
@@ -68,17 +68,6 @@ CE = ObjectiveConfig(name="ce", distillation=0.0)
 """The paper's objective: a decoder of (level, digit) tokens, trained alone."""
 
 
-@settings("query_map")
-class QueryMapConfig:
-    """How the query map of documents' scores is trained (section `[query_map]`): see `dsi.training.query_map`.
-
-    That is done after the generator, beside dense search with BM25, on the train queries.
-    """
-
-    epochs: Amount = 10.0
-    """Passes over the train queries; 0 for none: documents keep their scores."""
-
-
 @settings("training")
 class TrainingConfig:
     """On what the decoder is trained beside the train queries, and how (section `[training]`)."""
@@ -98,9 +87,7 @@ class TrainingConfig:
     such an index with the decoder only."""
 
 
-def check_together(
-    generator: GeneratorConfig, objective: ObjectiveConfig, training: TrainingConfig, query_map: QueryMapConfig
-) -> None:
+def check_together(generator: GeneratorConfig, objective: ObjectiveConfig, training: TrainingConfig) -> None:
     """Raise ValueError if settings of different sections contradict each other."""
     if not training.epochs and generator.docid_tokens != "tied":
         raise ValueError(
@@ -111,11 +98,6 @@ def check_together(
         raise ValueError(
             'An objective with score "estimate" and generator.docid_tokens "tied" go together: both score nodes by their '
             f"vectors; got objective.name {objective.name!r} with {generator.docid_tokens!r}."
-        )
-    if query_map.epochs and generator.docid_tokens != "tied":
-        raise ValueError(
-            'query_map.epochs trains scores of documents, which need generator.docid_tokens = "tied", got '
-            f"{generator.docid_tokens!r}; use 0."
         )
     if not training.train_encoder:
         return

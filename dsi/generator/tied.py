@@ -53,7 +53,6 @@ class TiedGenerator(Generator):
         super().__init__(config)
         depth, dim = len(config.fan_out), config.embedding_dim
         self.maps = nn.Parameter(torch.zeros(depth, dim, dim))
-        self.query_map = nn.Parameter(torch.zeros(dim, dim))
         self.log_scales = nn.Parameter(torch.full((depth,), _SCALE).log())
         self.size_weights = nn.Parameter(torch.full((depth,), SIZE_WEIGHT))
         if config.num_layers:
@@ -108,8 +107,3 @@ class TiedGenerator(Generator):
     def size_weight(self, level: int) -> float:
         """Return the weight of the nodes' bonus at a level."""
         return float(self.size_weights[self.row_of(level)].detach())
-
-    @property
-    def query_map_array(self) -> NDArray[np.float32]:
-        """[embedding_dim, embedding_dim] M, on the CPU."""
-        return self.query_map.detach().numpy(force=True)

@@ -224,7 +224,7 @@ class IndexRuns:
 
     def _without(self) -> dict[str, Any]:
         """Return settings without what was learned; with tokens that have weights of their own, by fusion "bound"."""
-        settings = {"method": "exact", "alpha": 0.0, "query_map_weight": 0.0, "token_weight": 0.0}
+        settings = {"method": "exact", "alpha": 0.0, "token_weight": 0.0}
         return settings if self.retriever.engine.is_tied else {**settings, "fusion": "bound", "beta": math.inf}
 
     @cached_property

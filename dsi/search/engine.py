@@ -378,7 +378,7 @@ def _check_finite(result: SearchResult, config: SearchConfig) -> None:
     if np.isfinite(result.scores[result.positions >= 0]).all() and not np.isnan(result.scores).any():
         return
     raise ValueError(
-        f"Scores overflow with lexical_weight {config.lexical_weight:g}, query_map_weight {config.query_map_weight:g} and "
+        f"Scores overflow with lexical_weight {config.lexical_weight:g}, token_weight {config.token_weight:g} and "
         f"ann_temperature {config.ann_temperature:g}; choose values closer to the scale of the scores."
     )
 

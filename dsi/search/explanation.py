@@ -92,9 +92,8 @@ class Explanation:
         config = self.config
         words = f" + {config.lexical_weight:.3g} {self.lexical}" if self.lexical else ""
         if self.tied:
-            mapped = " + query map" if config.query_map_weight else ""
             tokens = f" + {config.token_weight:.3g} tokens" if self.tokens else ""
-            return f"score of a node = q.v + bonus, of a document = dense{mapped}{words}{tokens}"
+            return f"score of a node = q.v + bonus, of a document = dense{words}{tokens}"
         dense = f"that of the best document below{words}" if config.fusion == "bound" else "centroids along the path"
         return f"score = generator along the path + {dense}"
 

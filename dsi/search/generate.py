@@ -54,7 +54,7 @@ class TiedIndex(Engine):
 
     Args:
         tree: the docids.
-        generator: the weights of the level queries and of the query map; not changed later.
+        generator: the weights of the level queries; not changed later.
         lexical: BM25 or learned sparse vectors of the documents; None if the index has neither.
     """
 
@@ -99,24 +99,12 @@ class TiedIndex(Engine):
         config = request.config
         extra = None if request.extra_scores is None else request.extra_scores[batch.rows.numpy()]
         lexical = self.lexical if config.lexical_weight else None
-        queries = batch.vectors
-        if config.query_map_weight:
-            queries = queries + self._mapped(batch, config)
         words = None
         if config.token_weight and self.tree.tokens is not None:
             words = [batch.word_states(row) for row in range(len(batch.texts))]
         return DocumentScores(
-            self.tree, queries, batch.texts, lexical, config.lexical_weight, extra, words, config.token_weight
+            self.tree, batch.vectors, batch.texts, lexical, config.lexical_weight, extra, words, config.token_weight
         )
-
-    def _mapped(self, batch: QueryBatch, config: SearchConfig) -> Floats:
-        """[batch, dim] m M z, what the learned map adds to the queries that score documents."""
-        return np.float32(config.query_map_weight) * (batch.vectors @ self._query_map.T)
-
-    @cached_property
-    def _query_map(self) -> Floats:
-        """[dim, dim] M."""
-        return self.generator.query_map_array
 
     def follow(self, batch: QueryBatch, request: SearchRequest, rows: Ints) -> Followed:
         """Return how the paths to documents [batch, n], rows of the document table, are scored; a filter changes no score."""
@@ -127,9 +115,6 @@ class TiedIndex(Engine):
             positions = np.stack([scores.rescore(row, places, zeros)[0] for row, places in enumerate(positions)])
         dense = np.stack([scores.dots(row, places) for row, places in enumerate(positions)])
         parts = {"dense": dense}
-        if request.config.query_map_weight:
-            mapped = tree.embeddings.products_of(self._mapped(batch, request.config), positions)
-            parts = {"dense": dense - mapped, "query map": mapped}
         if scores.lexical is not None:
             parts[scores.lexical.name] = np.stack([scores.lexical_scores(*pair) for pair in enumerate(rows)])
         if scores.has_tokens:

@@ -53,8 +53,6 @@ class SearchConfig:
     """Weight of BM25, or of learned sparse scores, in a document's score."""
     token_weight: Weight = 0.0
     """Weight of late interaction in a document's score; needs an index with token vectors."""
-    query_map_weight: Weight = 0.0
-    """With tied tokens: weight of the learned map of the query (section `[query_map]`) in a document's score."""
     fusion: Literal["paper", "bound"] = "paper"
     """With (level, digit) or word tokens: "paper" adds log-probabilities along the path (DR-SCL eq. 10-12); "bound" adds the
     dense score of the best document below a node, which bounds it, so that answers come with a certificate."""

@@ -1,6 +1,6 @@
-"""The score of a document: s(d) = z.e_d + m (M z).e_d + w BM25(d) + v tok(d), of indexes with tied docid tokens.
+"""The score of a document: s(d) = z.e_d + w BM25(d) + v tok(d), of indexes with tied docid tokens.
 
-z is the query's embedding, e_d the document's, M the learned query map with weight m, w the lexical weight, v the token weight;
+z is the query's embedding, e_d the document's, w the lexical weight, v the token weight;
 tok(d) is the mean over the query's tokens of the best product with a token of the document. The caller's scores are added. A
 document with several places scores as its best one. All methods of search rank by this one score. Knows nothing of nodes.
 """

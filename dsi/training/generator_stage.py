@@ -22,16 +22,13 @@ from dsi.docids.files.processes import Processes
 from dsi.docids.files.storage import digest
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
-from dsi.docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
 from dsi.generator.kinds import create_generator
 from dsi.generator.states import Embeddings, StateCache, write_states
 from dsi.generator.tied import TiedGenerator
 from dsi.training.examples import DocidExamples, Texts, group_relevant
-from dsi.training.query_map import QueryMapExamples, train_query_map
 from dsi.training.teacher import Teacher
 from dsi.training.trainer import train_generator
-from dsi.training.weights import HybridScores
 from dsi.trees.objectives import find_objective
 from dsi.trees.places import nearest_places
 
@@ -57,7 +54,6 @@ class GeneratorStage:
         collection: what is indexed.
         encoder: the trained encoder.
         tree: the docids.
-        lexical: the lexical part; None if there is none.
         pseudo_queries: document rows and texts, and what they depend on.
         states: folder for cached states and embeddings.
         shared: whether other runs keep theirs there too.
@@ -70,7 +66,6 @@ class GeneratorStage:
     collection: Collection
     encoder: Encoder
     tree: DocidTree
-    lexical: Lexical | None
     pseudo_queries: tuple[NDArray[np.integer], Sequence[str], str]
     states: Path
     shared: bool
@@ -106,18 +101,6 @@ class GeneratorStage:
                 seed=config.seed,
                 bf16=config.bf16,
             )
-        if config.query_map.epochs and not self.collection.pairs("train"):
-            logger.warning("There are no train queries to train the query map on; documents keep their scores.")
-        elif config.query_map.epochs and isinstance(generator, TiedGenerator):
-            train_query_map(
-                generator,
-                self.query_map_examples(),
-                config.query_map.epochs,
-                work / "query_map",
-                seed=config.seed,
-                use_cpu=self.encoder.model.device.type == "cpu",
-                reports=self.reports,
-            )
         return generator, record
 
     def examples(self) -> DocidExamples:
@@ -148,39 +131,6 @@ class GeneratorStage:
             return self.tree.positions[rows]
         vectors = self._embeddings(parts) if isinstance(inputs, Texts) else inputs
         return nearest_places(self.tree, rows, vectors.embeddings)
-
-    def query_map_examples(self) -> QueryMapExamples:
-        """Return the train queries with the documents among which each should find its own."""
-        pairs: dict[str, list[int]] = {}
-        for query_id, row in self.collection.pairs("train"):
-            pairs.setdefault(query_id, []).append(row)
-        texts = [self.collection.queries[query_id] for query_id in pairs]
-        cut = self.encoder.query_texts(texts)
-        part = Part("query", ["query map", self.config.dev_queries], np.empty(0, int), cut)
-        documents = self.tree.embeddings[self.tree.places]
-        return QueryMapExamples(
-            texts=texts,
-            embeddings=encode_blocks(self.encoder, cut, "query", self._folder(part, states=False), self.processes),
-            relevant=list(pairs.values()),
-            documents=documents,
-            lexical=self.lexical,
-            lexical_weight=self._lexical_weight(documents),
-        )
-
-    def _lexical_weight(self, documents: NDArray[np.float32]) -> float:
-        """Return the weight of the lexical scores beside the dense ones that is best on the dev queries.
-
-        Args:
-            documents: [documents, places, dim] their vectors.
-        """
-        queries = self.collection.query_texts("dev")
-        if self.lexical is None or not queries:
-            return self.config.search.lexical_weight
-        texts = list(queries.values())
-        embeddings = self.encoder.encode(self.encoder.query_texts(texts), "query")
-        scores = HybridScores(self.collection.documents["doc_id"][:], documents, self.lexical)
-        weight = scores.best_weight(list(queries), embeddings, texts, self.collection.qrels["dev"])
-        return float(self.processes.first(weight))
 
     def _parts(self) -> list[Part]:
         """Return the texts of indexing and retrieval examples, by kind."""

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from dsi.config import Config, config_names, run_config, write_config
 from dsi.contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, in_blocks, read_token_blocks
 from dsi.contrastive.encoder import Encoder, quiet_transformers
-from dsi.contrastive.sparse import build_lexical, load_lexical
+from dsi.contrastive.sparse import build_lexical
 from dsi.contrastive.tokens import TokenHead
 from dsi.contrastive.trainers import Reports
 from dsi.contrastive.training import contrastive_rows, train_encoder
@@ -421,7 +421,6 @@ class TrainingRun:
     def _train_generator(self, key: str) -> None:
         config, encoder = self.config, self.encoder()
         doc_ids, tree = self.collection.documents["doc_id"], self.tree()
-        lexical = load_lexical(self.folder / "lexical", doc_ids, self.device)
         numbers = (
             read_numbers(self.folder / "docids", doc_ids, tree) if config.generator.docid_tokens == "words" else None
         )
@@ -430,7 +429,6 @@ class TrainingRun:
             self.collection,
             encoder,
             tree,
-            lexical,
             (*self._pseudo_queries(config.training.pseudo_queries_per_document), self._stages.key("pseudo_queries")),
             (self._stages.store or self.folder) / "states",
             self._stages.store is not None,
@@ -541,8 +539,6 @@ class TrainingRun:
         }
         if config.training.pseudo_queries_per_document:
             needs["generator"].append("pseudo_queries")
-        if config.query_map.epochs:
-            needs["generator"].append("lexical")
         return needs.get(stage, [])
 
     def _key(self, stage: str, extra: str, keys: Mapping[str, str] | None = None) -> str:
@@ -556,7 +552,7 @@ class TrainingRun:
         sections = {
             "encoder": ["encoder", "contrastive"],
             "docids": ["docids", "vectors", "tokens"],
-            "generator": ["generator", "objective", "training", "query_map"],
+            "generator": ["generator", "objective", "training"],
         }.get(stage, [stage])
         config = self.config
         settings: list[Any] = [dataclasses.asdict(getattr(config, section)) for section in sections]

@@ -85,7 +85,7 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
         >>> retriever = dsi.GenerativeRetriever.from_pretrained("RUN")
         >>> tuning = dsi.tune(retriever, dsi.read_collection("DIR"))
         >>> sorted(tuning.best)
-        ['alpha', 'beam_width', 'lexical_weight', 'query_map_weight', 'token_weight']
+        ['alpha', 'beam_width', 'lexical_weight', 'token_weight']
 
     Args:
         retriever: the index; its `search_config` is replaced. To keep the choice on disk, call `retriever.save_pretrained` or
@@ -205,7 +205,7 @@ def choose_weights(
         qrels: their judgements.
         config: the weights to start from.
         lexical: also weight the lexical part, if the index has one.
-        learned: also weight late interaction and the query map.
+        learned: also weight late interaction.
     """
     parts = _weighted_parts(retriever, lexical=lexical, learned=learned)
     weights = {weight: getattr(config, weight) if name else 0.0 for weight, name in parts.items()}
@@ -226,7 +226,6 @@ def _weighted_parts(retriever: GenerativeRetriever, *, lexical: bool, learned: b
     return {
         "lexical_weight": words.name if words else "",
         "token_weight": "tokens" if learned and engine.tree.tokens is not None else "",
-        "query_map_weight": "query map" if learned and engine.generator.query_map_array.any() else "",
     }
 
 
@@ -241,7 +240,7 @@ def _score_parts(
         config: of the search for candidates.
         parts: {weight: name of the part}.
     """
-    plain: dict[str, Any] = {"lexical_weight": 0.0, "token_weight": 0.0, "query_map_weight": 0.0}
+    plain: dict[str, Any] = {"lexical_weight": 0.0, "token_weight": 0.0}
     words = {"lexical_weight": config.lexical_weight or LEXICAL_WEIGHT} if "lexical_weight" in parts else {}
     pool = dataclasses.replace(config, method="exact", alpha=0.0, **{**plain, **words})
     result = retriever.engine.search(encoded, SearchRequest(DEPTH, pool))
@@ -387,7 +386,7 @@ class _Paths:
                 generative[query_id].update(zip(run[query_id], own, strict=False))
         candidates = {query_id: [rows[doc_id] for doc_id in scores] for query_id, scores in generative.items()}
         vectors = encoded.embeddings.float().numpy()
-        dense, others = self.scores.runs(encoded.query_ids, vectors, encoded.texts, None, candidates)
+        dense, others = self.scores.runs(encoded.query_ids, vectors, encoded.texts, candidates)
         *weights, w = best_weights(dense, [others, generative] if index.lexical else [generative], self.qrels)
         return {"alpha": w / (w + temperature), "lexical_weight": weights[0] if weights else 0.0}
 

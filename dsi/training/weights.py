@@ -39,32 +39,27 @@ class HybridScores:
         query_ids: Sequence[str],
         queries: Floats,
         texts: Sequence[str],
-        mapped: Floats | None = None,
         candidates: Mapping[str, Sequence[int]] | None = None,
     ) -> list[Run]:
-        """Return the scores of each query's candidates: dense ones, lexical ones, and those of the query map.
+        """Return the scores of each query's candidates: dense ones and lexical ones.
 
         Args:
             query_ids: of the queries.
             queries: [queries, dim] embeddings z.
             texts: of the queries.
-            mapped: [queries, dim] M z; leaves the last run out by default.
-            candidates: {query_id: rows of the table}; by default the first hundred of each score, and of z + M z.
+            candidates: {query_id: rows of the table}; by default the first hundred of each score.
 
         Returns:
-            Runs of z.e, of the lexical part (zeros without one), and of (M z).e; the best place of z.e + (M z).e counts.
+            Runs of z.e, at the best place of a document, and of the lexical part (zeros without one).
         """
-        runs: list[Run] = [{} for _ in range(2 + (mapped is not None))]
+        runs: list[Run] = [{}, {}]
         for start in range(0, len(query_ids), _BLOCK):
             block = slice(start, start + _BLOCK)
             scores = [document_scores(queries[block], self.embeddings), self._words(texts[block])]
-            if mapped is not None:
-                scores.append(document_scores(queries[block] + mapped[block], self.embeddings) - scores[0])
-            sources = scores if mapped is None else [*scores[:2], scores[0] + scores[2]]
             for row, query_id in enumerate(query_ids[block]):
                 if candidates is None:
                     best = np.unique(
-                        np.concatenate([np.argsort(-source[row], kind="stable")[:DEPTH] for source in sources])
+                        np.concatenate([np.argsort(-source[row], kind="stable")[:DEPTH] for source in scores])
                     )
                 else:
                     best = np.asarray(candidates[query_id])

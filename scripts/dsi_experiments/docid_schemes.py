@@ -217,8 +217,7 @@ class Comparison:
 
     def _added(self, config: Config, trained: Mapping[int, Run]) -> dict[str, Any]:
         """Queries of documents that were held out and added after training, and the same ones trained with them."""
-        dense = config.with_changes({"query_map": {"epochs": 0.0}})  # dense scores rank documents
-        retriever, added = self._part.index(dense).retriever, self._held_out_ids
+        retriever, added = self._part.index(config).retriever, self._held_out_ids
         retriever.add([table_record(self.collection.documents[row]) for row in self._held_out])
         texts = {q: text for q, text in self._texts.items() if self._answers[q] in added}
         encoded = retriever.encode_queries(texts, batch_size=_BATCH)

@@ -25,7 +25,6 @@ DIGITS: Changes = {
     "generator": {"docid_tokens": "digits", "num_layers": 2},
     "objective": {"name": "ce", "distillation": 0.0},
     "training": {"epochs": 4.0, "pseudo_queries_per_document": 6},
-    "query_map": {"epochs": 0.0},
     "docids": {"branching": 10, "max_leaf_size": 10},
     "search": {
         "fusion": "bound",
@@ -39,7 +38,6 @@ TIED: Changes = {
     "generator": {"docid_tokens": "tied", "num_layers": 0},
     "objective": {"name": "estimate", "distillation": 0.7, "dense_temperature": 0.05},
     "training": {"epochs": 2.0, "pseudo_queries_per_document": 3},
-    "query_map": {"epochs": 10.0},
     "docids": {"branching": 0, "max_leaf_size": 20},
     "search": {"beam_width": 40},
 }
@@ -86,13 +84,8 @@ def _joint(name: str, *changes: Changes) -> Row:
 
 
 def _frozen(name: str, method: str, *changes: Changes) -> Row:
-    """A row of the table "papers" on the base's encoder."""
+    """A row on the base's encoder."""
     return Row(name, method, _both(*changes))
-
-
-def _ablation(name: str, method: str, changes: Changes = NOTHING) -> Row:
-    """A row of the table "ablations", whose documents are ranked by z.e_d: no query map is trained."""
-    return Row(name, method, _both({"query_map": {"epochs": 0.0}}, changes))
 
 
 def _one(section: str, **settings: Any) -> Changes:
@@ -158,22 +151,22 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row("dense + BM25 + tied tokens", "hybrid"),
     ),
     "ablations": (
-        _ablation("tied tokens, beam 10", "alone-10"),
-        _ablation("not trained", "alone-10", _one("training", epochs=0.0)),
-        _ablation("no teacher", "alone-10", NO_TEACHER),
-        _ablation("teacher only", "alone-10", _one("objective", distillation=1.0)),
-        _ablation("token states, 1 decoder layer", "alone-10", _one("generator", num_layers=1)),
-        _ablation("token states, 2 decoder layers", "alone-10", _one("generator", num_layers=2)),
-        _ablation("no pseudo-queries", "alone-10", _one("training", pseudo_queries_per_document=0)),
-        _ablation("6 pseudo-queries a document", "alone-10", _one("training", pseudo_queries_per_document=6)),
-        _ablation("18 pseudo-queries a document", "alone-10", EIGHTEEN),
-        _ablation("no documents", "alone-10", _one("training", documents=False)),
-        _ablation(
+        _frozen("tied tokens, beam 10", "alone-10"),
+        _frozen("not trained", "alone-10", _one("training", epochs=0.0)),
+        _frozen("no teacher", "alone-10", NO_TEACHER),
+        _frozen("teacher only", "alone-10", _one("objective", distillation=1.0)),
+        _frozen("token states, 1 decoder layer", "alone-10", _one("generator", num_layers=1)),
+        _frozen("token states, 2 decoder layers", "alone-10", _one("generator", num_layers=2)),
+        _frozen("no pseudo-queries", "alone-10", _one("training", pseudo_queries_per_document=0)),
+        _frozen("6 pseudo-queries a document", "alone-10", _one("training", pseudo_queries_per_document=6)),
+        _frozen("18 pseudo-queries a document", "alone-10", EIGHTEEN),
+        _frozen("no documents", "alone-10", _one("training", documents=False)),
+        _frozen(
             "train queries only",
             "alone-10",
             _one("training", documents=False, pseudo_queries_per_document=0),
         ),
-        _ablation("4 epochs", "alone-10", _one("training", epochs=4.0)),
+        _frozen("4 epochs", "alone-10", _one("training", epochs=4.0)),
     ),
     "papers": (
         Row("BM25", "bm25"),

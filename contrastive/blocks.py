@@ -108,13 +108,14 @@ def encode_blocks(
         blocks = {start: folder / f"{start:012}.npy" for start in range(0, len(texts), BLOCK)}
         starts, is_main = processes.share(list(blocks)), processes.is_main
         several = is_main and len(starts) > 1  # `encode` shows a bar for one block
+        fast = encoder.for_search()
         for start in progress(starts, f"embeddings of {PLURALS[kind]}", unit="block", enabled=several):
             if not blocks[start].exists():
                 block = texts[start : start + BLOCK]
                 if head is None:
-                    embeddings = encoder.encode(block, kind, progress=is_main)
+                    embeddings = fast.encode(block, kind, progress=is_main)
                 else:
-                    embeddings, tokens = head.encode(encoder, block, progress=is_main)
+                    embeddings, tokens = head.encode(fast, block, progress=is_main)
                     counts = tokens.counts.astype(np.int32)
                     save_tensors({"codes": tokens.codes, "counts": counts}, _token_block(folder, start))
                 _save(embeddings, blocks[start])

@@ -43,10 +43,11 @@ function below(node, opened) {
   const children = node.children ?? [];
   const others = children.filter((child) => !leads(child));
   const unseen = (node.pruned ?? 0) - children.filter((child) => !child.kept && !child.children).length;
+  const pruned = others.filter((child) => child.title === null && !child.kept);
   const kinds = [
-    ["not returned", others.filter((child) => child.title !== null), unseen],
+    ["not returned", others.filter((child) => child.title !== null), pruned.length ? 0 : unseen],
     ["kept, without an answer", others.filter((child) => child.title === null && child.kept), 0],
-    ["pruned", others.filter((child) => child.title === null && !child.kept), unseen],
+    ["pruned", pruned, unseen],
   ];
   const folds = kinds.filter(([, list]) => list.length).flatMap(([kind, list, more]) => {
     const key = `${(node.digits ?? []).join(".")}|${kind}`, open = opened.has(key);

@@ -4,11 +4,15 @@ A batch has V views (columns) of B documents; a view is the document's text or o
 of the rows, so that all texts of one document are positives of each other. With several processes the embeddings are gathered
 with their gradients, so that the batch is global. Knows nothing of data or training.
 
+A batch is embedded some texts at a time, those of similar length together. What the encoder keeps for the gradients is kept of
+the last texts only, and computed again of the others: so memory does not grow with the batch, and gradients are exact, as with
+GradCache (Gao et al. 2021).
+
 Differs from the paper in: the losses are means over the anchors where eq. 6 and 7 are sums, so that gradient clipping and
 learning rate mean the same at any batch size.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -16,8 +20,12 @@ import torch.nn.functional as F
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import all_gather, all_gather_with_grad
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 Features = dict[str, Tensor]
+CHUNK = 1_024
+"""Tokens, padding included, that are embedded at a time; a single text may have more."""
 
 
 def supervised_contrastive_loss(embeddings: Tensor, labels: Tensor, temperature: float = 1.0) -> Tensor:
@@ -58,18 +66,53 @@ def dpr_loss(queries: Tensor, documents: Tensor, labels: Tensor, temperature: fl
 class _ContrastiveLoss(nn.Module):
     """Embeds every view and gathers views and labels from all processes; subclasses compute the loss."""
 
-    def __init__(self, model: SentenceTransformer, temperature: float = 1.0) -> None:
+    def __init__(self, model: SentenceTransformer, temperature: float = 1.0, chunk: int = CHUNK) -> None:
         super().__init__()
         if not temperature > 0:
             raise ValueError(f"temperature must be above 0, got {temperature}.")
         self.model = model
-        self.temperature = temperature
+        self.temperature, self.chunk = temperature, chunk
 
     def embed(self, sentence_features: Iterable[Features], labels: Tensor) -> tuple[list[Tensor], Tensor]:
-        views = [self.model(features)["sentence_embedding"] for features in sentence_features]
+        views = [self._embed_view(features) for features in sentence_features]
         if not (dist.is_available() and dist.is_initialized()):
             return views, labels
         return [all_gather_with_grad(view) for view in views], all_gather(labels)
+
+    def _embed_view(self, features: Features) -> Tensor:
+        """Return the embeddings [B, dim] of one view."""
+        *others, (last_rows, last) = _chunks(features, self.chunk)
+        plain = (
+            self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
+        )  # for use in a backward
+        embedded = [checkpoint(_embed, plain, chunk, use_reentrant=False) for _, chunk in others]
+        embedded.append(_embed(self.model, last))  # whose gradients are the first
+        rows = torch.cat([*(rows for rows, _ in others), last_rows])
+        return torch.cat(embedded)[rows.argsort()]
+
+
+def _embed(model: nn.Module, features: Features) -> Tensor:
+    return model(dict(features))["sentence_embedding"]  # type: ignore[no-any-return]
+
+
+def _chunks(features: Features, most: int) -> Iterator[tuple[Tensor, Features]]:
+    """Yield rows [n] and features [n, longest] of some texts of a view at a time, at most `most` tokens, shortest first."""
+    mask = features["attention_mask"]  # [B, length]
+    lengths, order = mask.sum(dim=1).sort(stable=True)
+    longest, start = lengths.tolist(), 0
+    for stop in range(1, len(order) + 1):
+        if stop == len(order) or (stop + 1 - start) * longest[stop] > most:
+            rows = order[start:stop]
+            used = mask[rows].any(dim=0)  # the others are padding of longer texts
+            yield rows, {name: _cut(value, mask, rows, used) for name, value in features.items()}
+            start = stop
+
+
+def _cut(value: Tensor, mask: Tensor, rows: Tensor, used: Tensor) -> Tensor:
+    """Return some rows and tokens of a feature; what is not of texts, such as the length of a prompt, stays."""
+    if not isinstance(value, Tensor) or len(value) != len(mask):
+        return value
+    return value[rows][:, used] if value.shape == mask.shape else value[rows]
 
 
 class SupervisedContrastiveLoss(_ContrastiveLoss):

@@ -17,7 +17,7 @@ from dsi.contrastive.encoder import Encoder
 from dsi.docids.files.declarations import Remedy, settings
 from dsi.docids.token_vectors import BITS, TokenCodes, encode_states
 
-_SAMPLE = 500
+SAMPLE = 500
 """Texts whose states the head is fitted to: some 60,000 tokens."""
 _BATCH = 64
 
@@ -63,7 +63,7 @@ class TokenHead:
             texts: of all documents, made by `document_texts`; a sample is read.
             config: dimensions and bits.
         """
-        rows = np.unique(np.linspace(0, len(texts) - 1, min(_SAMPLE, len(texts))).astype(int))
+        rows = np.unique(np.linspace(0, len(texts) - 1, min(SAMPLE, len(texts))).astype(int))
         moments = np.zeros((encoder.state_dim, encoder.state_dim), dtype=np.float64)
         for _, states, _ in encoder.token_states([texts[row] for row in rows.tolist()], "document"):
             own = states.float().numpy(force=True)

@@ -20,6 +20,9 @@ from transformers.utils import is_torch_bf16_gpu_available
 
 from dsi.docids.files.progress import Bar
 
+CHECKPOINTS = 10
+"""Of a training; a loss is logged as often."""
+
 
 @dataclass(frozen=True)
 class Reports:
@@ -140,9 +143,9 @@ def trainer_settings(
         "bf16": bf16 and has_bfloat16(use_cpu=use_cpu),
         "seed": seed,
         "save_strategy": "steps",
-        "save_steps": 0.1,
+        "save_steps": 1 / CHECKPOINTS,
         "save_total_limit": 2,
-        "logging_steps": 0.1 if reports.to == "none" else 0.01,
+        "logging_steps": 1 / CHECKPOINTS if reports.to == "none" else 0.01,
         "logging_nan_inf_filter": False,  # `FiniteTraining` checks the loss
         "report_to": "none",  # `Reports` adds the callbacks
         "disable_tqdm": True,  # `run_trainer` shows the progress
@@ -175,6 +178,12 @@ def last_checkpoint(work_folder: Path) -> str | None:
     for folder in set(folders) - set(complete):
         shutil.rmtree(folder, ignore_errors=True)  # several processes may do so at once
     return str(max(complete, key=lambda folder: int(folder.name.rpartition("-")[2]))) if complete else None
+
+
+def steps_made(work_folder: Path) -> int:
+    """Return the step of the last complete checkpoint, 0 if there is none."""
+    checkpoint = last_checkpoint(work_folder)
+    return int(checkpoint.rpartition("-")[2]) if checkpoint else 0
 
 
 def _is_complete(checkpoint: Path) -> bool:

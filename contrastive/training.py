@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.training_args import SentenceTransformerTrainingArguments
 
 from dsi.contrastive.encoder import Encoder
-from dsi.contrastive.losses import DPRLoss, SupervisedContrastiveLoss
+from dsi.contrastive.losses import CHUNK, DPRLoss, SupervisedContrastiveLoss
 from dsi.contrastive.trainers import SILENT, FiniteTraining, Reports, run_trainer, trainer_settings
 from dsi.docids.files.declarations import LARGEST, Positive, Remedy, settings
 
@@ -81,6 +81,17 @@ def contrastive_rows(
     return datasets.Dataset.from_dict({name: list(column) for name, column in zip(_COLUMNS, columns, strict=True)})
 
 
+def contrastive_loss(encoder: Encoder, config: ContrastiveConfig, chunk: int = CHUNK) -> torch.nn.Module:
+    """Return the loss of a training, a function of the features of views and their labels.
+
+    Args:
+        encoder: to be trained.
+        config: of the training.
+        chunk: tokens that are embedded at a time.
+    """
+    return _LOSSES[config.loss](encoder.model, config.temperature, chunk)
+
+
 class _EncoderTrainer(FiniteTraining, SentenceTransformerTrainer):
     """Writes no model card, for which the library would collect examples, with a progress bar."""
 
@@ -141,7 +152,7 @@ def train_encoder(
         model=encoder.model,
         args=arguments,
         train_dataset=rows,
-        loss=_LOSSES[config.loss](encoder.model, config.temperature),
+        loss=contrastive_loss(encoder, config),
         callbacks=reports.callbacks("encoder"),
     )
     run_trainer(trainer, "encoder", work_folder)

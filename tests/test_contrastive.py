@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from datetime import timedelta
 
 import datasets
@@ -11,12 +12,20 @@ import torch
 
 from dsi.contrastive import blocks, training
 from dsi.contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, in_blocks
-from dsi.contrastive.encoder import PACKAGED, Encoder, EncoderConfig, check_sha256
-from dsi.contrastive.losses import DPRLoss, SupervisedContrastiveLoss, dpr_loss, supervised_contrastive_loss
+from dsi.contrastive.encoder import FRESH_T5, PACKAGED, Encoder, EncoderConfig, check_sha256
+from dsi.contrastive.losses import (
+    CHUNK,
+    DPRLoss,
+    SupervisedContrastiveLoss,
+    _chunks,
+    dpr_loss,
+    supervised_contrastive_loss,
+)
 from dsi.contrastive.trainers import trainer_settings
 from dsi.contrastive.training import ContrastiveConfig, contrastive_rows, train_encoder
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.storage import write_json
+from dsi.training.costs import own_memory, watching_memory
 from tests.conftest import PROMPTS
 from tests.kills import fork, status_of
 
@@ -118,7 +127,8 @@ def losses_of_a_batch(rank=None):
         x, labels, model = torch.randn(2, 8, 6), torch.tensor([0, 1, 2, 3, 4, 4, 5, 0]), Vectors(6, 5)
         loss = kind(model, 0.5)
         wrapped = loss if rank is None else torch.nn.parallel.DistributedDataParallel(loss)
-        value = wrapped([{"x": x[0, own]}, {"x": x[1, own]}], labels[own])
+        mask = torch.ones(len(labels[own]), 1)
+        value = wrapped([{"x": view[own], "attention_mask": mask} for view in x], labels[own])
         value.backward()
         found.append((value.item(), model.weight.grad.flatten().tolist()))
     return found
@@ -342,3 +352,62 @@ def test_embeddings_by_blocks_are_the_embeddings_and_what_is_there_is_kept(encod
     with pytest.raises(FileNotFoundError):
         encode_blocks(encoder, texts, "document", tmp_path / "half", half)
     assert [path.name for path in sorted((tmp_path / "half").iterdir())] == [f"{4:012}.npy"]
+
+
+def loss_in_chunks(kind, encoder, views, tokens):
+    """(loss, gradients) of a batch that is embedded `tokens` at a time, without dropout."""
+    encoder.model.zero_grad()
+    value = kind(encoder.model.eval(), 0.1, tokens)([dict(view) for view in views], torch.arange(len(TEXTS)))
+    value.backward()
+    gradients = [parameter.grad.clone() for parameter in encoder.model.parameters() if parameter.grad is not None]
+    encoder.model.zero_grad()
+    return value, gradients
+
+
+TEXTS = [" ".join(["red glow of neon gas"] * count) for count in (7, 1, 3, 9, 2, 1, 5)]
+
+
+@pytest.mark.parametrize("kind", [SupervisedContrastiveLoss, DPRLoss])
+@pytest.mark.parametrize("tokens", [1, 20, 64])
+def test_gradients_in_chunks_are_those_of_the_whole_batch(encoder, kind, tokens):
+    """Also where each text is a chunk of its own, or longer than a chunk may be."""
+    views = [encoder.model.preprocess(texts) for texts in (TEXTS, [text[:20] for text in TEXTS])]
+    whole, expected = loss_in_chunks(kind, encoder, views, 10**9)
+    value, gradients = loss_in_chunks(kind, encoder, views, tokens)
+    torch.testing.assert_close(value, whole, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradients, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_chunks_hold_every_text_once_by_length_and_little_padding(encoder, side, monkeypatch):
+    monkeypatch.setattr(encoder.model.tokenizer, "padding_side", side)
+    view = encoder.model.preprocess(TEXTS) | {"prompt_length": 3}
+    lengths, chunks = view["attention_mask"].sum(dim=1), list(_chunks(view, 64))
+    rows = torch.cat([rows for rows, _ in chunks])
+    assert len(chunks) > 2
+    assert sorted(rows.tolist()) == list(range(len(TEXTS)))
+    assert lengths[rows].tolist() == sorted(lengths.tolist())
+    for rows, chunk in chunks:
+        assert chunk["input_ids"].shape == chunk["attention_mask"].shape == (len(rows), lengths[rows].max())
+        assert len(rows) == 1 or chunk["input_ids"].numel() <= 64
+        assert chunk["prompt_length"] == 3
+        for row, ids, mask in zip(rows, chunk["input_ids"], chunk["attention_mask"], strict=True):
+            assert torch.equal(ids[mask.bool()], view["input_ids"][row][view["attention_mask"][row].bool()])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="measures forked processes")
+def test_a_step_in_chunks_needs_a_third_of_the_memory(tmp_path):
+    """As one piece this batch holds 1.2 GB."""
+    encoder = Encoder.load(EncoderConfig(name=FRESH_T5), device="cpu")
+
+    def step(tokens):
+        views = [encoder.model.preprocess(["red glow of neon gas " * 20] * 128)] * 2
+        before = own_memory()
+        with watching_memory() as most:
+            SupervisedContrastiveLoss(encoder.model.train(), chunk=tokens)(views, torch.arange(128)).backward()
+        write_json(tmp_path / f"{tokens}.json", most() - before)
+
+    cases = CHUNK, 10**9
+    assert [status_of(fork(lambda tokens=tokens: step(tokens))) for tokens in cases] == [0, 0]
+    chunked, whole = (json.loads((tmp_path / f"{tokens}.json").read_text()) for tokens in cases)
+    assert chunked < whole / 3

@@ -56,6 +56,7 @@ from dsi.store.loading import (
     write_manifest,
 )
 from dsi.store.manifest import FORMAT_VERSION
+from dsi.training.costs import Cost, in_words, watching_memory
 from dsi.training.docids_stage import (
     flatten,
     means_with_queries,
@@ -64,9 +65,10 @@ from dsi.training.docids_stage import (
     sources_digest,
     train_queries,
 )
+from dsi.training.forecast import Forecast
 from dsi.training.generator_stage import GeneratorStage
 from dsi.training.preflight import check_encoder, check_index, check_models, check_settings, check_storable
-from dsi.training.stages import STAGES, StageFolders, launch
+from dsi.training.stages import STAGES, StageFolders, launch, stage_line
 from dsi.training.tuning import configure, is_as_configured, tune_index
 
 logger = logging.getLogger(__name__)
@@ -183,6 +185,7 @@ class TrainingRun:
     Attributes:
         processes: share the work.
         seconds: {stage: wall time} of the stages that ran.
+        expected: {stage: its cost} as `train` told it before the first write.
     """
 
     def __init__(
@@ -201,7 +204,10 @@ class TrainingRun:
         self._reports = Reports(config.report_to, folder / "logs")
         self._stages = StageFolders(folder, store, self.processes)
         self._discard_updates, self._replace = discard_updates, replace
+        self.expected: dict[str, Cost] = {}
         self._depth, self._is_checked = 0, False
+        self._missing: dict[str, str] = {}
+        self._trained: Path | None = None
         with self._alone():
             pass  # refused at once
 
@@ -254,10 +260,25 @@ class TrainingRun:
             yield
 
     def train(self) -> None:
-        """Run all stages, then tune the index."""
+        """Run all stages, then tune the index; tells what that will cost, and what it has cost."""
         with self.writing():
+            self._foresee()
             self.all_stages()
             self.tune()
+            if costs := self._stages.costs:
+                logger.info("taken: %s", in_words(costs))
+
+    def _foresee(self) -> None:
+        """Tell what the stages that have to run will cost, before the first write; several processes are not foreseen."""
+        self._check()
+        if not self._missing or self.processes.count > 1:
+            return
+        done = {stage: self._stages.steps_made(stage, key) for stage, key in self._missing.items()}
+        with stage_line("forecast"), TemporaryDirectory() as work:
+            encoder = Encoder.load(self.config.encoder, self._trained, self.device)
+            forecast = Forecast(self.config, self.collection, encoder, done, Path(work))
+            self.expected = forecast.costs(list(self._missing))
+        logger.info("expected, without tuning: %s", in_words(self.expected))
 
     def all_stages(self) -> None:
         """Run the stages that are not up to date, in order."""
@@ -272,8 +293,10 @@ class TrainingRun:
         with self.writing():
             if self.config.tune and self.processes.is_main:
                 started = time.perf_counter()
-                if tune_index(self.folder, self.collection, self.device):
-                    self.seconds["tuning"] = time.perf_counter() - started
+                with watching_memory() as most:
+                    if tune_index(self.folder, self.collection, self.device):
+                        self.seconds["tuning"] = time.perf_counter() - started
+                        self._stages.memory["tuning"] = most()
             self.processes.wait()
 
     def generate_queries(self) -> None:
@@ -477,7 +500,7 @@ class TrainingRun:
     # Checks before the first write.
 
     def _check(self) -> None:
-        """Raise what a stage that has to run would be refused for; then the configuration is that of an unfinished run."""
+        """Raise what a stage that has to run would be refused for."""
         if self._is_checked:
             return
         check_settings(self.config, self.collection)
@@ -492,7 +515,8 @@ class TrainingRun:
                 check_storable(self.config, encoder, self.processes)
             check_encoder(self.config, encoder, len(self.collection.documents))
             check_models(self.config, [stage for stage, folder in finished.items() if folder is None], self.device)
-        self._write_config_of_no_index()
+        self._missing = {stage: keys[stage] for stage, folder in finished.items() if folder is None}
+        self._trained = finished["encoder"]
         self._is_checked = True
 
     def _expected_keys(self, docid_sources: str) -> dict[str, str]:
@@ -567,6 +591,7 @@ class TrainingRun:
         """Yield the stage's key if it has to run, "" if it is up to date."""
         with self.writing():
             self._check()
+            self._write_config_of_no_index()
             key = self.processes.first(self._key(name, extra))
             with self._stages.stage(name, key, self._needs(name)) as has_to_run:
                 yield key if has_to_run else ""

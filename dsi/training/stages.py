@@ -21,6 +21,7 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 from threadpoolctl import threadpool_limits
 
+from dsi.contrastive.trainers import steps_made
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.storage import (
@@ -35,6 +36,7 @@ from dsi.docids.files.storage import (
 )
 from dsi.store.loading import retire
 from dsi.store.manifest import PARTS
+from dsi.training.costs import Cost, watching_memory
 
 logger = logging.getLogger(__name__)
 
@@ -64,13 +66,20 @@ class StageFolders:
 
     Attributes:
         seconds: {stage: wall time} of the stages that ran.
+        memory: {stage: bytes of the process's own at most} of the same.
     """
 
     def __init__(self, folder: Path, store: Path | None, processes: Processes) -> None:
         self.folder, self.store, self.processes = folder, store, processes
         self.seconds: dict[str, float] = {}
+        self.memory: dict[str, int] = {}
         self._started: dict[str, float] = {}
         self._needed: dict[str, dict[str, str]] = {}
+
+    @property
+    def costs(self) -> dict[str, Cost]:
+        """{stage: what it took} of the stages that ran."""
+        return {stage: Cost(self.seconds[stage], memory) for stage, memory in self.memory.items()}
 
     @contextmanager
     def stage(self, name: str, key: str, needs: Sequence[str] = ()) -> Iterator[bool]:
@@ -90,7 +99,10 @@ class StageFolders:
                 stack.enter_context(stage_line(name, enabled=self.processes.is_main))
                 stack.enter_context(naming_full_disk(self.folder))
                 stack.enter_context(self._same_threads())
+                most = stack.enter_context(watching_memory())
             yield has_to_run
+            if has_to_run:
+                self.memory[name] = most()
         self.processes.wait()
         if has_to_run:
             self.seconds[name] = time.perf_counter() - started
@@ -191,6 +203,10 @@ class StageFolders:
         """Before a part of the index is replaced: the folder is no index from now on until the run ends."""
         if name in PARTS:
             retire(self.folder)
+
+    def steps_made(self, name: str, key: str) -> int:
+        """Return how many steps of its training a killed stage has made."""
+        return steps_made(self._work_folder(name, key))
 
     def _work_folder(self, name: str, key: str) -> Path:
         return self.folder / "checkpoints" / f"{name}-{key[:12]}"

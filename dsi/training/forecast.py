@@ -1,0 +1,352 @@
+"""What a training will cost: seconds and memory of each stage, by counts, and by short probes of the stages' own work.
+
+A probe does a growing number of texts, rows or steps until it has taken a moment; what it took is multiplied by how many there
+are. Clustering, writing and tuning, which needs the index, are not foreseen. Beyond 20,000 documents the steps of the generator
+are those of 20,000. Knows nothing of the folders of a run.
+"""
+
+import copy
+import random
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import cached_property
+from math import ceil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dsi.config import Config
+from dsi.contrastive.blocks import DocumentTexts
+from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.losses import CHUNK
+from dsi.contrastive.sparse import build_lexical
+from dsi.contrastive.tokens import SAMPLE, TokenHead
+from dsi.contrastive.trainers import CHECKPOINTS, has_bfloat16
+from dsi.contrastive.training import VIEWS, contrastive_loss
+from dsi.docids.clustering import assemble
+from dsi.docids.data.collection import Collection
+from dsi.docids.schemes import Docids, DocidsConfig
+from dsi.docids.tree import DocidTree
+from dsi.docids.types import Floats, Ints
+from dsi.generator.kinds import create_generator
+from dsi.generator.pseudo_queries import extractive_queries, generate_queries
+from dsi.generator.states import Embeddings, StateCache, write_states
+from dsi.generator.tied import TiedGenerator
+from dsi.training.costs import Cost, own_memory
+from dsi.training.examples import DocidExamples, Texts
+from dsi.training.query_map import BATCH_SIZE, QueryMapExamples, train_query_map
+from dsi.training.teacher import Teacher
+from dsi.training.trainer import train_generator
+
+_MOMENT = 0.4
+"""Seconds that a probe takes at least, unless there is less to do."""
+_SAMPLE = 64
+"""Documents, and queries, of which probes are made."""
+_NO_RATE = 1e-9
+"""Learning rate of the steps that are probes: none diverges."""
+_MOST_DOCUMENTS = 20_000
+"""Of the trees on which steps are measured."""
+
+
+def seconds_for(work: Callable[[int], object], most: int, count: float) -> float:
+    """Return how long `work(count)` takes, by what smaller numbers take.
+
+    Args:
+        work: does a number of things.
+        most: that it can do.
+        count: how many there are.
+    """
+    if not most or not count:
+        return 0.0
+    work(1)  # the first time is slower; what one thing takes includes the loading of a model
+    one = took = _timed(work, 1)
+    done = 1
+    while done < most and (done == 1 or took - one < _MOMENT):
+        done = min(4 * done, most)
+        took = _timed(work, done)
+    each = (took - one) / (done - 1) if done > 1 else one
+    return one + max(0.0, each) * (count - 1)
+
+
+def _timed(work: Callable[[int], object], count: int) -> float:
+    started = time.perf_counter()
+    work(count)
+    return time.perf_counter() - started
+
+
+class Forecast:
+    """What stages of a run will cost.
+
+    Args:
+        config: of the run.
+        collection: what is indexed.
+        encoder: as it is before the training; it is not changed.
+        done: {stage: steps that a killed run has made}.
+        work: folder for what the probes write.
+    """
+
+    def __init__(
+        self, config: Config, collection: Collection, encoder: Encoder, done: Mapping[str, int], work: Path
+    ) -> None:
+        self._config, self._collection, self._encoder = config, collection, encoder
+        self._done, self._work, self._total = done, work, len(collection.documents)
+        rows = np.unique(np.linspace(0, self._total - 1, min(_SAMPLE, self._total)).astype(int))
+        self._documents = collection.documents.select(rows)
+        self._texts = DocumentTexts(encoder, self._documents)[:]
+        self._pairs = collection.pairs("train")
+
+    def costs(self, stages: Sequence[str]) -> dict[str, Cost]:
+        """Return {stage: its cost}, of those that will run."""
+        foreseers = {
+            "pseudo_queries": self._pseudo_stage,
+            "encoder": self._encoder_stage,
+            "docids": self._docids_stage,
+            "lexical": self._lexical_stage,
+            "generator": self._generator_stage,
+        }
+        foreseen, base = {name: foreseers[name]() for name in stages}, own_memory()
+        return {name: replace(cost, memory=base + cost.memory) for name, cost in foreseen.items()}
+
+    # The stages; memory is what comes to that of now.
+
+    def _pseudo_stage(self) -> Cost:
+        def generate(count: int) -> None:
+            path = self._work / f"pseudo-{time.perf_counter_ns()}.jsonl"
+            generate_queries(self._documents.select(range(count)), self._config.pseudo_queries, path)
+
+        seconds = seconds_for(generate, len(self._documents), self._total)
+        return Cost(seconds, 0, {"documents": self._total})
+
+    def _encoder_stage(self) -> Cost:
+        """Time of steps, whose rows are as many as in training, and of checkpoints, which hold the weights three times."""
+        config, size = self._config.contrastive, self._config.contrastive.batch_size // VIEWS
+        saving = _timed(lambda _: self._encoder.save(self._work / "encoder"), 1)
+        if config.loss == "none":
+            return Cost(saving, self._weights, {})
+        rows = len(self._pairs)
+        if config.fill_with_pseudo_queries and self._pseudo:
+            rows += self._total - len({row for _, row in self._pairs})
+        steps = ceil(config.epochs * ceil(rows / size))
+        left = max(0, steps - self._done.get("encoder", 0))
+        a_step = seconds_for(self._step, min(size, len(self._texts)), min(size, rows))
+        share = min(1.0, config.epochs * rows / (steps * min(size, rows)))  # the last batch of an epoch is smaller
+        checkpoints = ceil(min(CHECKPOINTS, steps) * left / steps)
+        memory = 5 * self._weights + self._kept_for_gradients()  # weights, those before, gradients, two moments
+        return Cost(left * a_step * share + (3 * checkpoints + 1) * saving, memory, {"steps": left})
+
+    def _step(self, rows: int) -> None:
+        """Compute the gradients of some rows, in the way of a whole batch."""
+        texts, size = self._texts[:rows], self._config.contrastive.batch_size // VIEWS
+        if self._tokens(rows) <= CHUNK < self._tokens(size):
+            with torch.no_grad():
+                self._loss(texts)  # a batch of several chunks computes them again
+        self._loss(texts).backward()
+        self._encoder.model.zero_grad(set_to_none=True)
+        self._encoder.model.eval()
+
+    def _tokens(self, rows: int) -> float:
+        """Return how many tokens the documents of some rows have."""
+        return rows * self._document_tokens
+
+    @cached_property
+    def _document_tokens(self) -> float:
+        return float(self._encoder.model.preprocess(self._texts)["attention_mask"].sum(dim=1).float().mean())
+
+    def _loss(self, texts: Sequence[str], chunk: int = CHUNK) -> Tensor:
+        encoder, config = self._encoder, self._config
+        queries = [self._queries[row % len(self._queries)] for row in range(len(texts))]
+        prompts, device = encoder.model.prompts, encoder.model.device
+        views = [
+            encoder.model.preprocess(list(texts), prompt=prompts["document"]),
+            encoder.model.preprocess(queries, prompt=prompts["query"]),
+        ]
+        bf16 = config.bf16 and has_bfloat16(use_cpu=device.type == "cpu")
+        views = [{k: v.to(device) if isinstance(v, Tensor) else v for k, v in view.items()} for view in views]
+        with torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext():
+            loss = contrastive_loss(encoder, config.contrastive, chunk)
+            encoder.model.train()
+            return loss(views, torch.arange(len(texts), device=device))  # type: ignore[no-any-return]
+
+    def _kept_for_gradients(self) -> int:
+        """Return the bytes that a chunk of the longest document keeps for its gradients."""
+        longest, sizes = max(self._texts, key=len), dict[int, int]()
+        own = {parameter.data_ptr() for parameter in self._encoder.model.parameters()}
+
+        def count(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                sizes[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        kept = []
+        for rows in (1, 2):
+            sizes.clear()
+            with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+                loss = self._loss([longest] * rows, 10**9)
+            kept.append(sum(sizes.values()))
+            del loss
+        self._encoder.model.eval()
+        tokens = int(self._encoder.model.preprocess([longest])["attention_mask"].sum())
+        size = self._config.contrastive.batch_size // VIEWS
+        return kept[0] + (kept[1] - kept[0]) * (min(size, max(1, CHUNK // tokens)) - 1)
+
+    def _docids_stage(self) -> Cost:
+        config, count = self._config, round(self._total * self._segments)
+        tokens = config.tokens.enabled and config.generator.docid_tokens == "tied"
+        head = TokenHead(np.eye(config.tokens.dim, self._encoder.state_dim, dtype=np.float32), config.tokens.bits)
+
+        def encode(many: int) -> None:
+            if tokens:
+                head.encode(self._encoder, self._texts[:many])
+            else:
+                self._encoder.encode(self._texts[:many], "document")
+
+        encoded = count * (2 if config.docids.cluster_on == "untrained" else 1)
+        seconds = seconds_for(encode, len(self._texts), encoded + (min(SAMPLE, count) if tokens else 0))
+        if config.docids.cluster_on == "queries":
+            seconds += self._query_seconds(len(self._pairs) + self._pseudo_count(sys.maxsize))
+        return Cost(seconds, self._weights + 2 * self._vectors, {"documents": self._total})
+
+    def _lexical_stage(self) -> Cost:
+        texts = self._collection.full_texts()[:_SAMPLE]
+        ids = [str(row) for row in range(len(texts))]
+
+        def build(count: int) -> None:
+            build_lexical(self._config.lexical, ids[:count], texts[:count])
+
+        return Cost(seconds_for(build, len(texts), self._total), 0, {"documents": self._total})
+
+    def _generator_stage(self) -> Cost:
+        config, training = self._config, self._config.training
+        pseudo = self._pseudo_count(training.pseudo_queries_per_document)
+        queries, documents = len(self._pairs) + pseudo, round(self._total * self._segments) if training.documents else 0
+        seconds, steps = 0.0, 0
+        if not training.train_encoder and training.epochs:
+            seconds += self._query_seconds(queries)
+            if config.generator.reads_states:
+                seconds += self._document_seconds(documents)
+        tree = self._tree
+        if training.epochs and not (config.generator.docid_tokens == "tied" and tree.depth == 1):
+            steps = ceil(training.epochs * ceil((queries + documents) / training.batch_size))
+            steps = max(0, steps - self._done.get("generator", 0))
+            seconds += seconds_for(self._generator_steps, steps, steps)
+        if config.query_map.epochs and self._pairs:
+            steps_of_map = ceil(config.query_map.epochs * ceil(len({query for query, _ in self._pairs}) / BATCH_SIZE))
+            seconds += seconds_for(self._map_steps, steps_of_map, steps_of_map)
+        width = 4 * self._encoder.embedding_dim
+        return Cost(seconds, self._weights + 2 * self._vectors + queries * width, {"steps": steps})
+
+    def _generator_steps(self, steps: int) -> None:
+        config, encoder, tree = self._config, self._encoder, self._tree
+        numbers = tree.paths(tree.positions)[1] if config.generator.docid_tokens == "words" else None
+        generator = create_generator(config.generator, tree, encoder.state_dim, config.objective, config.seed, numbers)
+        with TemporaryDirectory(dir=self._work) as folder:
+            inputs = self._inputs(steps * config.training.batch_size)
+            positions = np.random.default_rng(0).integers(0, tree.num_documents, len(inputs))
+            teacher = None
+            if config.objective.distillation and not isinstance(inputs, Texts):
+                teacher = Teacher.dense(inputs.embeddings, tree.embeddings[:], config.objective.dense_temperature)
+            examples = DocidExamples(inputs, positions, tree, {}, teacher)
+            train_generator(
+                generator,
+                examples,
+                config.objective,
+                replace(config.training, epochs=1.0, learning_rate=_NO_RATE),
+                Path(folder),
+                encoder if config.training.train_encoder else None,
+                seed=config.seed,
+                bf16=config.bf16,
+            )
+
+    def _inputs(self, count: int) -> StateCache | Embeddings | Texts:
+        """Return at least `count` inputs of the generator, those of the sample again and again."""
+        repeats = ceil(count / len(self._texts))
+        if self._config.training.train_encoder:
+            return Texts(copy.deepcopy(self._encoder), [("document", self._texts)] * repeats)
+        if self._config.generator.reads_states:
+            return StateCache(write_states(self._encoder, "document", self._texts, self._work / "states") * repeats)
+        return Embeddings([self._random_vectors(len(self._texts))] * repeats)
+
+    def _map_steps(self, steps: int) -> None:
+        count, tree = steps * BATCH_SIZE, self._tree
+        generator = create_generator(self._config.generator, tree, self._encoder.state_dim, self._config.objective)
+        if not isinstance(generator, TiedGenerator):
+            return
+        examples = QueryMapExamples(
+            texts=[""] * count,
+            embeddings=self._random_vectors(count),
+            relevant=[[row % tree.num_documents] for row in range(count)],
+            documents=tree.embeddings[tree.places],
+            lexical=None,
+            lexical_weight=0.0,
+        )
+        with TemporaryDirectory(dir=self._work) as folder:
+            train_query_map(generator, examples, 1.0, Path(folder), use_cpu=self._encoder.model.device.type == "cpu")
+
+    # What the stages have in common.
+
+    @cached_property
+    def _tree(self) -> DocidTree:
+        """A tree as large as that of the collection, of random vectors."""
+        count = min(round(self._total * self._segments), _MOST_DOCUMENTS)
+        return assemble(Docids(_paths(count, self._config.docids)), self._random_vectors(count))
+
+    def _random_vectors(self, count: int) -> Floats:
+        vectors = np.random.default_rng(0).normal(size=(count, self._encoder.embedding_dim)).astype(np.float32)
+        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+    @cached_property
+    def _pseudo(self) -> list[list[str]]:
+        """Pseudo-queries of the sample, by the method that needs no model."""
+        config, rng = self._config.pseudo_queries, random.Random(0)
+        if config.method == "none":
+            return []
+        return [
+            extractive_queries(title, text, config.per_document, rng)
+            for title, text in zip(self._documents["title"], self._documents["text"], strict=True)
+        ]
+
+    @cached_property
+    def _queries(self) -> list[str]:
+        """Queries like those of the training, as the encoder reads them."""
+        texts = [self._collection.queries[query] for query, _ in self._pairs[:_SAMPLE]]
+        return self._encoder.query_texts(texts or [text for own in self._pseudo for text in own[:1]] or ["a query"])
+
+    def _pseudo_count(self, most: int) -> int:
+        """Return how many pseudo-queries there are, at most `most` a document."""
+        return round(sum(min(len(own), most) for own in self._pseudo) / max(1, len(self._pseudo)) * self._total)
+
+    def _query_seconds(self, count: int) -> float:
+        return seconds_for(lambda n: self._encoder.encode(self._queries[:n], "query"), len(self._queries), count)
+
+    def _document_seconds(self, count: int) -> float:
+        return seconds_for(lambda n: self._encoder.encode(self._texts[:n], "document"), len(self._texts), count)
+
+    @cached_property
+    def _segments(self) -> float:
+        """Segments a document, on average."""
+        return len(DocumentTexts(self._encoder, self._documents, self._config.docids.segments)) / len(self._documents)
+
+    @property
+    def _weights(self) -> int:
+        return sum(parameter.nbytes for parameter in self._encoder.model.parameters())
+
+    @property
+    def _vectors(self) -> int:
+        return round(4 * self._total * self._segments * self._encoder.embedding_dim)
+
+
+def _paths(count: int, config: DocidsConfig) -> Ints:
+    """Return paths [count, depth] of a tree whose clusters are as large as each other."""
+    rows, size, digits = np.arange(count), count, []
+    while size > config.max_leaf_size:
+        size = ceil(size / config.clusters(size))
+        digits.append(rows // size)
+        rows = rows % size
+    return np.stack([*digits, rows], axis=1).astype(np.int32)

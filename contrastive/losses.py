@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 Features = dict[str, Tensor]
-CHUNK = 1_024
+CHUNK = 512
 """Tokens, padding included, that are embedded at a time; a single text may have more."""
 
 

@@ -37,10 +37,8 @@ from dsi.docids.types import Floats, Ints
 from dsi.generator.kinds import create_generator
 from dsi.generator.pseudo_queries import extractive_queries, generate_queries
 from dsi.generator.states import Embeddings, StateCache, write_states
-from dsi.generator.tied import TiedGenerator
 from dsi.training.costs import Cost, own_memory
 from dsi.training.examples import DocidExamples, Texts
-from dsi.training.query_map import BATCH_SIZE, QueryMapExamples, train_query_map
 from dsi.training.teacher import Teacher
 from dsi.training.trainer import train_generator
 
@@ -111,7 +109,13 @@ class Forecast:
             "generator": self._generator_stage,
         }
         foreseen, base = {name: foreseers[name]() for name in stages}, own_memory()
-        return {name: replace(cost, memory=base + cost.memory) for name, cost in foreseen.items()}
+        most = np.maximum.accumulate(
+            [cost.memory for cost in foreseen.values()]
+        )  # allocators keep what was held before
+        return {
+            name: replace(cost, memory=base + int(bytes_))
+            for (name, cost), bytes_ in zip(foreseen.items(), most, strict=True)
+        }
 
     # The stages; memory is what comes to that of now.
 
@@ -236,9 +240,6 @@ class Forecast:
             steps = ceil(training.epochs * ceil((queries + documents) / training.batch_size))
             steps = max(0, steps - self._done.get("generator", 0))
             seconds += seconds_for(self._generator_steps, steps, steps)
-        if config.query_map.epochs and self._pairs:
-            steps_of_map = ceil(config.query_map.epochs * ceil(len({query for query, _ in self._pairs}) / BATCH_SIZE))
-            seconds += seconds_for(self._map_steps, steps_of_map, steps_of_map)
         width = 4 * self._encoder.embedding_dim
         return Cost(seconds, self._weights + 2 * self._vectors + queries * width, {"steps": steps})
 
@@ -272,22 +273,6 @@ class Forecast:
         if self._config.generator.reads_states:
             return StateCache(write_states(self._encoder, "document", self._texts, self._work / "states") * repeats)
         return Embeddings([self._random_vectors(len(self._texts))] * repeats)
-
-    def _map_steps(self, steps: int) -> None:
-        count, tree = steps * BATCH_SIZE, self._tree
-        generator = create_generator(self._config.generator, tree, self._encoder.state_dim, self._config.objective)
-        if not isinstance(generator, TiedGenerator):
-            return
-        examples = QueryMapExamples(
-            texts=[""] * count,
-            embeddings=self._random_vectors(count),
-            relevant=[[row % tree.num_documents] for row in range(count)],
-            documents=tree.embeddings[tree.places],
-            lexical=None,
-            lexical_weight=0.0,
-        )
-        with TemporaryDirectory(dir=self._work) as folder:
-            train_query_map(generator, examples, 1.0, Path(folder), use_cpu=self._encoder.model.device.type == "cpu")
 
     # What the stages have in common.
 

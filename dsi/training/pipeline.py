@@ -276,8 +276,7 @@ class TrainingRun:
         done = {stage: self._stages.steps_made(stage, key) for stage, key in self._missing.items()}
         with stage_line("forecast"), TemporaryDirectory() as work:
             encoder = Encoder.load(self.config.encoder, self._trained, self.device)
-            forecast = Forecast(self.config, self.collection, encoder, done, Path(work))
-            self.expected = forecast.costs(list(self._missing))
+            self.expected = Forecast(self.config, self.collection, encoder, done, Path(work)).costs([*done])
         logger.info("expected, without tuning: %s", in_words(self.expected))
 
     def all_stages(self) -> None:

@@ -1,8 +1,8 @@
 """The two contrastive losses of DR-SCL over a batch of documents and queries, in the sentence-transformers signature.
 
-A batch has V views (columns) of B documents; a view is the document's text or one of its queries. `labels` are the documents
-of the rows, so that all texts of one document are positives of each other. With several processes the embeddings are gathered
-with their gradients, so that the batch is global. Knows nothing of data or training.
+A batch has V views (columns) of B rows: a document, a query of it, then hard negatives, documents like it that do not answer.
+`labels` are the documents of all texts, so that all texts of one document are positives of each other. With several processes
+the embeddings are gathered with their gradients, so that the batch is global. Knows nothing of data or training.
 
 A batch is embedded some texts at a time, those of similar length together. What the encoder keeps for the gradients is kept of
 the last texts only, and computed again of the others: so memory does not grow with the batch, and gradients are exact, as with
@@ -52,14 +52,15 @@ def dpr_loss(queries: Tensor, documents: Tensor, labels: Tensor, temperature: fl
     """Scalar loss of each query against the documents of the batch: DR-SCL eq. 6 (Karpukhin et al. 2020; InfoNCE).
 
     Args:
-        queries: [n, dim]; documents[i] answers row i.
-        documents: [n, dim].
-        labels: [n] document of each row; other rows with a query's document are false negatives and masked.
+        queries: [n, dim].
+        documents: [m, dim]; documents[i] answers query i, those after the n-th are further negatives.
+        labels: [m] which document each is; others with a query's label are false negatives and masked.
         temperature: t in exp(z_q . z_d / t); 1 in the paper.
     """
-    similarity = queries @ documents.T / temperature  # [n, n]
+    similarity = queries @ documents.T / temperature  # [n, m]
     targets = torch.arange(len(queries), device=labels.device)
-    false_negatives = (labels[:, None] == labels) & (targets[:, None] != targets)
+    others = targets[:, None] != torch.arange(len(documents), device=labels.device)
+    false_negatives = (labels[: len(queries), None] == labels) & others
     return F.cross_entropy(similarity.masked_fill(false_negatives, -torch.inf), targets)  # DR-SCL eq. 6
 
 
@@ -116,18 +117,19 @@ def _cut(value: Tensor, mask: Tensor, rows: Tensor, used: Tensor) -> Tensor:
 
 
 class SupervisedContrastiveLoss(_ContrastiveLoss):
-    """`supervised_contrastive_loss` over all views; columns: any number of texts of one document, label: its row."""
+    """`supervised_contrastive_loss` over all texts of a batch."""
 
     def forward(self, sentence_features: Iterable[Features], labels: Tensor) -> Tensor:
-        """Scalar loss of a batch of V feature dictionaries with B rows each, labels [B]."""
+        """Scalar loss of a batch of V feature dictionaries with B rows each, labels [B, V]."""
         views, labels = self.embed(sentence_features, labels)
-        return supervised_contrastive_loss(torch.cat(views), labels.repeat(len(views)), self.temperature)
+        return supervised_contrastive_loss(torch.cat(views), labels.T.flatten(), self.temperature)
 
 
 class DPRLoss(_ContrastiveLoss):
-    """`dpr_loss` of the second column (query) against the first (document); further columns are ignored."""
+    """`dpr_loss` of the second column (query) against the first (document) and further ones (negatives)."""
 
     def forward(self, sentence_features: Iterable[Features], labels: Tensor) -> Tensor:
-        """Scalar loss of a batch of V >= 2 feature dictionaries with B rows each, labels [B]."""
-        (documents, queries), labels = self.embed(list(sentence_features)[:2], labels)
-        return dpr_loss(queries, documents, labels, self.temperature)
+        """Scalar loss of a batch of V >= 2 feature dictionaries with B rows each, labels [B, V]."""
+        (documents, queries, *negatives), labels = self.embed(sentence_features, labels)
+        of_documents = torch.cat([labels[:, :1], labels[:, 2:]], dim=1).T.flatten()
+        return dpr_loss(queries, torch.cat([documents, *negatives]), of_documents, self.temperature)

@@ -1,7 +1,8 @@
 """Contrastive pre-training: from documents and their queries to a tuned encoder.
 
-A training row is one document with V of its texts (the document itself, then queries), so that every batch holds positives;
-`label` is the document. Several devices and checkpoints come from `SentenceTransformerTrainer`. Knows nothing of docids.
+A training row is a document, a query of it, and hard negatives: other documents among the best of BM25 for the query. So every
+batch holds positives, and documents that are hard to tell from them. Several devices and checkpoints come from
+`SentenceTransformerTrainer`. Knows nothing of docids.
 """
 
 import random
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import datasets
+import numpy as np
 import torch
 from pydantic import Field
 from sentence_transformers import SentenceTransformerTrainer
@@ -19,11 +21,13 @@ from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.losses import CHUNK, DPRLoss, SupervisedContrastiveLoss
 from dsi.contrastive.trainers import SILENT, FiniteTraining, Reports, run_trainer, trainer_settings
 from dsi.docids.files.declarations import LARGEST, Positive, Remedy, settings
+from dsi.docids.words.bm25 import Lexical
 
 NO_QUERIES = "There are no queries to train the encoder on; add qrels/train.tsv or set contrastive.loss to none."
-VIEWS = 2
-"""V of the paper: texts of one document in a batch, the document itself included."""
-_COLUMNS = ("view_0", "view_1", "label")
+HARD = 30
+"""Hard negatives of a query are drawn from so many of its best documents."""
+_BLOCK = 256
+"""Queries whose scores of all documents are in memory at a time."""
 _LOSSES = {"scl": SupervisedContrastiveLoss, "dpr": DPRLoss}
 
 
@@ -35,10 +39,10 @@ class ContrastiveConfig:
     """"scl" (DR-SCL eq. 7), "dpr" (eq. 6) or "none" (keep the encoder as it is)."""
     temperature: Annotated[float, Field(ge=1e-6, le=1e6)] = 0.05
     """Divides the dot products; about 0.05 for cosines, 1 for unnormalised embeddings as in the paper."""
-    fill_with_pseudo_queries: bool = True
-    """Use pseudo-queries for documents that have too few queries."""
-    batch_size: Annotated[int, Field(ge=2 * VIEWS, le=LARGEST)] = 128
-    """Texts per process and step (N of the paper); each document has two, the document itself and a query."""
+    negatives: Annotated[int, Field(ge=0, le=100)] = 1
+    """Hard negatives of a train query: other documents, drawn from the best 30 by BM25; none in the paper."""
+    batch_size: Annotated[int, Field(ge=4, le=LARGEST)] = 128
+    """Texts per process and step (N of the paper): documents, a query of each, and hard negatives."""
     epochs: Annotated[float, Field(gt=0, le=LARGEST), Remedy('loss = "none" keeps the encoder as it is')] = 1.0
     """Passes over the train queries."""
     learning_rate: Positive = 1e-5
@@ -47,38 +51,77 @@ class ContrastiveConfig:
     """Final weights = start + interpolation * (trained - start); below 1 a good encoder keeps more of what it knew
     (WiSE-FT, Wortsman et al. 2022)."""
 
+    def __post_init__(self) -> None:
+        if self.rows < 2:
+            raise ValueError(
+                f"contrastive.batch_size must be at least {2 * self.views} with contrastive.negatives = {self.negatives}, got "
+                f"{self.batch_size}: two documents, each with a query and its negatives."
+            )
+
+    @property
+    def views(self) -> int:
+        """Texts of a row."""
+        return 2 + self.negatives
+
+    @property
+    def rows(self) -> int:
+        """Rows per process and step."""
+        return self.batch_size // self.views
+
+
+def hard_negatives(
+    lexical: Lexical, queries: Mapping[int, Sequence[str]], count: int, *, seed: int = 0
+) -> dict[str, list[int]]:
+    """Return {query: rows of `count` documents that it does not ask for, drawn from the best of BM25}.
+
+    Args:
+        lexical: scores all documents.
+        queries: {document row: its train queries}.
+        count: of each query; fewer only if there are not so many other documents.
+        seed: of the draw.
+    """
+    relevant: dict[str, set[int]] = {}
+    for row, texts in queries.items():
+        for text in texts:
+            relevant.setdefault(text, set()).add(row)
+    rng, names, found = random.Random(seed), list(relevant), dict[str, list[int]]()
+    for start in range(0, len(names) if count else 0, _BLOCK):
+        block = names[start : start + _BLOCK]
+        for text, scores in zip(block, lexical.scores(block), strict=True):
+            scores[list(relevant[text])] = -np.inf
+            others = min(HARD, len(scores) - len(relevant[text]))
+            best = np.argsort(-scores, kind="stable")[:others].tolist()
+            found[text] = rng.sample(best, min(count, others))
+    return found
+
 
 def contrastive_rows(
-    documents: Sequence[str],
-    queries: Mapping[int, Sequence[str]],
-    pseudo_queries: Mapping[int, Sequence[str]],
-    *,
-    seed: int = 0,
+    documents: Sequence[str], queries: Mapping[int, Sequence[str]], negatives: Mapping[str, Sequence[int]] | None = None
 ) -> datasets.Dataset:
-    """Return one row per (document, query) pair, with the document as `label`.
+    """Return one row per (document, query) pair.
 
     Args:
         documents: text of each document.
         queries: {document row: its train queries}.
-        pseudo_queries: {document row: its pseudo-queries}; a document without queries gets one row from these.
-        seed: of the pseudo-queries that are taken.
+        negatives: {query: rows of other documents}, as many for each; none by default.
 
     Returns:
-        A table with the columns view_0 (the document), view_1 (the query) and label.
+        A table with the columns view_0 (the document), view_1 (the query), view_2, … (negatives), and label: the documents of
+        these texts, a row number for each.
 
     Raises:
         ValueError: there are no queries.
     """
-    rng = random.Random(seed)
-    rows = []
-    for label in sorted({*queries, *pseudo_queries}):
-        pseudo = list(pseudo_queries.get(label, ()))
-        chosen = queries.get(label) or rng.sample(pseudo, min(1, len(pseudo)))
-        rows += [(documents[label], query, label) for query in chosen]
-    if not rows:
+    labels, texts = [], []
+    for row in sorted(queries):
+        for query in queries[row]:
+            others = list(negatives[query]) if negatives else []
+            labels.append([row, row, *others])
+            texts.append([documents[row], query, *(documents[other] for other in others)])
+    if not texts:
         raise ValueError(NO_QUERIES)
-    columns = zip(*rows, strict=True)
-    return datasets.Dataset.from_dict({name: list(column) for name, column in zip(_COLUMNS, columns, strict=True)})
+    columns = {f"view_{view}": list(column) for view, column in enumerate(zip(*texts, strict=True))}
+    return datasets.Dataset.from_dict({**columns, "label": labels})
 
 
 def contrastive_loss(encoder: Encoder, config: ContrastiveConfig, chunk: int = CHUNK) -> torch.nn.Module:
@@ -142,9 +185,13 @@ def train_encoder(
     )
     arguments = SentenceTransformerTrainingArguments(
         **shared,
-        per_device_train_batch_size=config.batch_size // VIEWS,
+        per_device_train_batch_size=config.rows,
         warmup_steps=0.1,
-        prompts={"view_0": encoder.config.document_prompt, "view_1": encoder.config.query_prompt},
+        prompts={
+            name: encoder.config.query_prompt if name == "view_1" else encoder.config.document_prompt
+            for name in rows.column_names
+            if name != "label"
+        },
     )
     parameters = list(encoder.model.parameters())  # tied weights once
     start = [parameter.detach().clone() for parameter in parameters] if config.interpolation < 1 else []

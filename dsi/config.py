@@ -31,7 +31,7 @@ LEXICAL_WEIGHT, TOKEN_WEIGHT = 0.03, 1.0
 
 _NO_TRAINING = {
     "pseudo_queries": {"method": "none"},
-    "contrastive": {"loss": "none", "fill_with_pseudo_queries": False},
+    "contrastive": {"loss": "none"},
     "training": {"pseudo_queries_per_document": 0, "epochs": 0.0},
 }
 

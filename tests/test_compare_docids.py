@@ -35,7 +35,7 @@ def command(beir, tmp_path, sentence_t5_folder, t5_folder):
     """The command on 40 documents."""
     config = write_settings(
         tmp_path / "config.toml", sentence_t5_folder, t5_folder, pseudo_queries={"method": "none"},
-        contrastive={"loss": "none", "fill_with_pseudo_queries": False},
+        contrastive={"loss": "none"},
         training={"epochs": 1.0, "pseudo_queries_per_document": 0}, **TIED,
     )  # fmt: skip
     given = ["--data", str(beir()), "--config", str(config), "--output", str(tmp_path / "out"), "--device", "cpu"]

@@ -22,9 +22,10 @@ from dsi.contrastive.losses import (
     supervised_contrastive_loss,
 )
 from dsi.contrastive.trainers import trainer_settings
-from dsi.contrastive.training import ContrastiveConfig, contrastive_rows, train_encoder
+from dsi.contrastive.training import ContrastiveConfig, contrastive_rows, hard_negatives, train_encoder
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.storage import write_json
+from dsi.docids.words.bm25 import BM25
 from dsi.training.costs import own_memory, watching_memory
 from tests.conftest import PROMPTS
 from tests.kills import fork, status_of
@@ -46,13 +47,13 @@ def slow_scl(z: torch.Tensor, labels: list[int], t: float) -> torch.Tensor:
 
 
 def slow_dpr(q: torch.Tensor, d: torch.Tensor, labels: list[int], t: float) -> torch.Tensor:
-    """DR-SCL eq. 6, other rows of the same document left out of the denominator, averaged."""
+    """DR-SCL eq. 6, other documents of the same label left out of the denominator, averaged."""
     total = torch.zeros(())
-    for i in range(len(labels)):
+    for i in range(len(q)):
         against = [a for a in range(len(labels)) if a == i or labels[a] != labels[i]]
         denominator = sum(torch.exp(q[i] @ d[a] / t) for a in against)
         total = total - torch.log(torch.exp(q[i] @ d[i] / t) / denominator)
-    return total / len(labels)
+    return total / len(q)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
@@ -77,10 +78,12 @@ def test_scl_without_any_positive_is_zero_and_has_no_bad_gradient():
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
+@pytest.mark.parametrize("further", [0, 2])
 @pytest.mark.parametrize("labels", [[0, 1, 2, 3], [0, 0, 1, 2, 1]])
-def test_dpr_equals_the_formula_in_value_and_gradient(labels, temperature):
+def test_dpr_equals_the_formula_in_value_and_gradient(labels, further, temperature):
     torch.manual_seed(0)
-    q, d = (torch.randn(len(labels), 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    sizes = len(labels) - further, len(labels)  # documents that answer no query are negatives
+    q, d = (torch.randn(size, 5, dtype=torch.float64, requires_grad=True) for size in sizes)
     q2, d2 = q.detach().clone().requires_grad_(), d.detach().clone().requires_grad_()
     a, b = dpr_loss(q, d, torch.tensor(labels), temperature), slow_dpr(q2, d2, labels, temperature)
     a.backward()
@@ -99,17 +102,17 @@ def test_perfect_separation_costs_nothing():
     )
 
 
-def test_the_modules_embed_views_and_repeat_labels(encoder):
-    views = [encoder.model.preprocess(texts) for texts in (["neon gas", "river danube"], ["red glow", "long river"])]
-    labels = torch.tensor([4, 9])
+def test_the_modules_embed_documents_queries_and_negatives(encoder):
+    texts = ["neon gas", "river danube"], ["red glow", "long river"], ["river danube", "a third text"]
+    views = [encoder.model.preprocess(own) for own in texts]
+    labels = torch.tensor([[4, 4, 9], [9, 9, 2]])
     embeddings = [encoder.model(dict(view))["sentence_embedding"] for view in views]
     scl = SupervisedContrastiveLoss(encoder.model, 0.5)([dict(v) for v in views], labels)
-    assert scl.item() == pytest.approx(slow_scl(torch.cat(embeddings), [4, 9, 4, 9], 0.5).item(), rel=1e-5)
+    assert scl.item() == pytest.approx(slow_scl(torch.cat(embeddings), [4, 9, 4, 9, 9, 2], 0.5).item(), rel=1e-5)
     dpr = DPRLoss(encoder.model, 0.5)([dict(v) for v in views], labels)
-    assert dpr.item() == pytest.approx(slow_dpr(embeddings[1], embeddings[0], [4, 9], 0.5).item(), rel=1e-5)
-    # A third column is another view.
-    third = encoder.model.preprocess(["a third text", "red glow"])
-    assert DPRLoss(encoder.model, 0.5)([dict(v) for v in (*views, third)], labels).item() == dpr.item()
+    assert dpr.item() == pytest.approx(
+        slow_dpr(embeddings[1], torch.cat(embeddings[::2]), [4, 9, 9, 2], 0.5).item(), rel=1e-5
+    )
     with pytest.raises(ValueError, match="temperature must be above 0, got 0"):
         DPRLoss(encoder.model, 0)
 
@@ -124,7 +127,11 @@ def losses_of_a_batch(rank=None):
     own, found = slice(None) if rank is None else slice(rank * 4, rank * 4 + 4), []
     for kind in (SupervisedContrastiveLoss, DPRLoss):
         torch.manual_seed(0)
-        x, labels, model = torch.randn(2, 8, 6), torch.tensor([0, 1, 2, 3, 4, 4, 5, 0]), Vectors(6, 5)
+        x, labels, model = (
+            torch.randn(2, 8, 6),
+            torch.tensor([[0, 1, 2, 3, 4, 4, 5, 0]] * 2).T,
+            Vectors(6, 5),
+        )
         loss = kind(model, 0.5)
         wrapped = loss if rank is None else torch.nn.parallel.DistributedDataParallel(loss)
         mask = torch.ones(len(labels[own]), 1)
@@ -153,25 +160,43 @@ def test_two_processes_see_one_global_batch(tmp_path):
 
 def test_every_row_holds_positives_and_every_train_query_comes_once():
     queries = {0: ["q0a", "q0b"], 2: ["q2"]}
-    pseudo = {0: ["p0"], 1: ["p1a", "p1b"], 2: ["p2"]}
-    rows = contrastive_rows(["d0", "d1", "d2", "d3"], queries, pseudo)
-    assert sorted(rows["view_1"])[-3:] == ["q0a", "q0b", "q2"]
-    owner = {text: row for source in (queries, pseudo) for row, texts in source.items() for text in texts}
-    assert sorted(rows["label"]) == [0, 0, 1, 2]
+    rows = contrastive_rows(["d0", "d1", "d2", "d3"], queries, {"q0a": [1, 3], "q0b": [2, 1], "q2": [3, 0]})
+    assert list(rows["view_1"]) == ["q0a", "q0b", "q2"]
+    assert list(rows["label"]) == [[0, 0, 1, 3], [0, 0, 2, 1], [2, 2, 3, 0]]
     for row in rows:
-        assert row["view_0"] == f"d{row['label']}"
-        assert owner[row["view_1"]] == row["label"]
+        assert [row[f"view_{view}"] for view in (0, 2, 3)] == [f"d{row['label'][view]}" for view in (0, 2, 3)]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_hard_negatives_are_among_the_best_of_bm25_and_answer_nothing(seed, monkeypatch):
+    monkeypatch.setattr(training, "HARD", 3)
+    monkeypatch.setattr(training, "_BLOCK", 2)
+    texts = ["neon gas", "neon sign", "argon gas", "neon lamp gas", "the danube", "a river", "neon neon gas"]
+    words = BM25([str(row) for row in range(7)], texts)
+    queries = {0: ["neon gas", "sign"], 6: ["neon gas"], 4: ["danube river"]}
+    found = hard_negatives(words, queries, 2, seed=seed)
+    assert set(found) == {"neon gas", "sign", "danube river"}
+    for text, rows in found.items():
+        relevant = {row for row, own in queries.items() if text in own}
+        scores = words.scores([text])[0]
+        best = [row for row in np.argsort(-scores, kind="stable").tolist() if row not in relevant][:3]
+        assert len(set(rows)) == 2
+        assert set(rows) <= set(best)
+    assert hard_negatives(words, queries, 2, seed=seed) == found
+    assert hard_negatives(words, queries, 0) == {}
+    assert len(hard_negatives(words, queries, 9)["neon gas"]) == 3  # no more are hard
 
 
 def test_a_document_without_queries_gives_no_row():
-    rows = contrastive_rows(["d0", "d1"], {0: ["only"]}, {})
-    assert rows[0] == {"view_0": "d0", "view_1": "only", "label": 0}
+    rows = contrastive_rows(["d0", "d1"], {0: ["only"]})
+    assert rows[0] == {"view_0": "d0", "view_1": "only", "label": [0, 0]}
     assert len(rows) == 1
     with pytest.raises(ValueError, match="no queries to train the encoder on"):
-        contrastive_rows(["d0"], {}, {})
+        contrastive_rows(["d0"], {})
 
 
-def test_training_pulls_queries_to_their_documents(encoder, tmp_path):
+@pytest.mark.parametrize("negatives", [0, 1])
+def test_training_pulls_queries_to_their_documents(negatives, encoder, tmp_path):
     documents = [f"document about {word}" for word in ("helium", "danube", "sorting", "bees")]
     queries = {0: ["light balloon"], 1: ["river of capitals"], 2: ["order a list"], 3: ["dance for food"]}
     texts = [queries[row][0] for row in range(4)]
@@ -181,8 +206,9 @@ def test_training_pulls_queries_to_their_documents(encoder, tmp_path):
         return (q @ d.T / 0.1).softmax(dim=1).diag().mean().item()
 
     before = share_right()
-    config = ContrastiveConfig(temperature=0.1, batch_size=8, epochs=60, learning_rate=2e-3)
-    train_encoder(encoder, contrastive_rows(documents, queries, {}), config, tmp_path / "work")
+    config = ContrastiveConfig(temperature=0.1, batch_size=8, epochs=60, learning_rate=2e-3, negatives=negatives)
+    rows = contrastive_rows(documents, queries, hard_negatives(BM25(list("abcd"), documents), queries, negatives))
+    train_encoder(encoder, rows, config, tmp_path / "work")
     assert share_right() > before + 0.3
 
 
@@ -202,7 +228,7 @@ def test_bfloat16_is_used_where_the_processor_has_it(asked, capabilities, expect
 
 
 def test_interpolation_goes_part_of_the_way_from_start_to_trained(encoder, tmp_path, monkeypatch):
-    rows = contrastive_rows(["text"], {0: ["query"]}, {})
+    rows = contrastive_rows(["text"], {0: ["query"]})
     start = {name: tensor.clone() for name, tensor in encoder.model.state_dict().items()}
 
     def train(trainer, **_):  # a training that moves every weight by 4
@@ -357,7 +383,9 @@ def test_embeddings_by_blocks_are_the_embeddings_and_what_is_there_is_kept(encod
 def loss_in_chunks(kind, encoder, views, tokens):
     """(loss, gradients) of a batch that is embedded `tokens` at a time, without dropout."""
     encoder.model.zero_grad()
-    value = kind(encoder.model.eval(), 0.1, tokens)([dict(view) for view in views], torch.arange(len(TEXTS)))
+    value = kind(encoder.model.eval(), 0.1, tokens)(
+        [dict(view) for view in views], torch.arange(len(TEXTS))[:, None].expand(-1, 2)
+    )
     value.backward()
     gradients = [parameter.grad.clone() for parameter in encoder.model.parameters() if parameter.grad is not None]
     encoder.model.zero_grad()
@@ -402,9 +430,9 @@ def test_a_step_in_chunks_needs_a_third_of_the_memory(tmp_path):
 
     def step(tokens):
         views = [encoder.model.preprocess(["red glow of neon gas " * 20] * 128)] * 2
-        before = own_memory()
+        before, labels = own_memory(), torch.arange(128)[:, None].expand(-1, 2)
         with watching_memory() as most:
-            SupervisedContrastiveLoss(encoder.model.train(), chunk=tokens)(views, torch.arange(128)).backward()
+            SupervisedContrastiveLoss(encoder.model.train(), chunk=tokens)(views, labels).backward()
         write_json(tmp_path / f"{tokens}.json", most() - before)
 
     cases = CHUNK, 10**9

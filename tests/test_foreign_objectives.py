@@ -56,7 +56,7 @@ def test_an_index_is_trained_with_a_foreign_objective_and_searched_without_it(
     assert len(SMOOTH.strip().splitlines()) <= 12
     config = write_settings(
         tmp_path / "config.toml", sentence_t5_folder, t5_folder, tune=False, objective={"name": "smooth"},
-        contrastive={"loss": "none", "fill_with_pseudo_queries": False}, pseudo_queries={"method": "none"},
+        contrastive={"loss": "none"}, pseudo_queries={"method": "none"},
         training={"pseudo_queries_per_document": 0}, search={"beta": 0.0, "alpha": 1.0, "beam_width": 20},
     )  # fmt: skip
     data, run = thin_out(beir(), dev=6, test=6), tmp_path / "run"
@@ -111,7 +111,7 @@ def test_an_index_is_trained_again_with_another_version_of_the_package(
 
     config = write_settings(
         tmp_path / "config.toml", sentence_t5_folder, t5_folder, tune=False, objective={"name": "smooth"},
-        contrastive={"loss": "none", "fill_with_pseudo_queries": False}, pseudo_queries={"method": "none"},
+        contrastive={"loss": "none"}, pseudo_queries={"method": "none"},
         training={"pseudo_queries_per_document": 0, "epochs": 1.0},
     )  # fmt: skip
     run = TrainingRun(tmp_path / "run", dsi.read_collection(beir()), read_config(config), "cpu")

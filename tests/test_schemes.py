@@ -622,7 +622,7 @@ def train(beir, tmp_path, sentence_t5_folder, t5_folder, store):
         settings = {"branching": 0, "max_leaf_size": 20, **docids}
         config = write_settings(
             tmp_path / "config.toml", sentence_t5_folder, t5_folder, docids=settings, tune=False,
-            pseudo_queries={"method": "none"}, contrastive={"loss": "none", "fill_with_pseudo_queries": False},
+            pseudo_queries={"method": "none"}, contrastive={"loss": "none"},
             training={"epochs": 1.0, "pseudo_queries_per_document": 0}, **TIED,
         )  # fmt: skip
         run = TrainingRun(tmp_path / "run", dsi.read_collection(beir()), read_config(config), "cpu", store)

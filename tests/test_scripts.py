@@ -22,7 +22,7 @@ def trained(tmp_path_factory, sentence_t5_folder, t5_folder):
     folder = tmp_path_factory.mktemp("scripts")
     config = write_settings(
         folder / "config.toml", sentence_t5_folder, t5_folder, tune=False, pseudo_queries={"method": "none"},
-        contrastive={"loss": "none", "fill_with_pseudo_queries": False},
+        contrastive={"loss": "none"},
         training={"epochs": 1.0, "pseudo_queries_per_document": 0}, **TIED,
     )  # fmt: skip
     thin_out(write_collection(folder / "collection"), dev=6, test=6)

@@ -491,7 +491,7 @@ def test_an_index_of_segments_is_trained_tuned_searched_and_updated(
     docids = {"method": method, "branching": 4, "max_leaf_size": 20, "segments": 2}
     config = write_settings(
         tmp_path / "config.toml", sentence_t5_folder, t5_folder, docids=docids,
-        pseudo_queries={"method": "none"}, contrastive={"loss": "none", "fill_with_pseudo_queries": False},
+        pseudo_queries={"method": "none"}, contrastive={"loss": "none"},
         training={"epochs": 1.0, "pseudo_queries_per_document": 0}, **TIED,
     )  # fmt: skip
     collection = dsi.read_collection(beir())

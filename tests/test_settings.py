@@ -37,7 +37,7 @@ NUMBERS = [
 ]
 MAY_BE_ZERO = {
     "seed", "dev_queries", "text_megabytes", "docids.branching",
-    "vectors.code_bytes", "generator.num_layers", "objective.distillation",
+    "contrastive.negatives", "vectors.code_bytes", "generator.num_layers", "objective.distillation",
     "training.pseudo_queries_per_document", "training.epochs", "search.alpha", "search.beta",
     "search.lexical_weight", "search.token_weight",
 }  # fmt: skip
@@ -186,9 +186,8 @@ def test_segments_count_as_documents_for_branching(settings, beir):
 def test_an_encoder_without_queries_is_refused_before_the_first_stage(settings, beir, tmp_path):
     collection = dsi.read_collection(beir())
     collection.qrels["train"].clear()
-    config = settings.with_changes({"contrastive": {"fill_with_pseudo_queries": False}})
     with pytest.raises(ValueError, match="There are no queries to train the encoder on"):
-        dsi.train(collection, tmp_path / "run", config=config, device="cpu")
+        dsi.train(collection, tmp_path / "run", config=settings, device="cpu")
     assert not (tmp_path / "run" / "pseudo_queries").exists()
 
 

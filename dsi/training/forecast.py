@@ -28,7 +28,7 @@ from dsi.contrastive.losses import CHUNK
 from dsi.contrastive.sparse import build_lexical
 from dsi.contrastive.tokens import SAMPLE, TokenHead
 from dsi.contrastive.trainers import CHECKPOINTS, has_bfloat16
-from dsi.contrastive.training import VIEWS, contrastive_loss
+from dsi.contrastive.training import contrastive_loss
 from dsi.docids.clustering import assemble
 from dsi.docids.data.collection import Collection
 from dsi.docids.schemes import Docids, DocidsConfig
@@ -129,13 +129,11 @@ class Forecast:
 
     def _encoder_stage(self) -> Cost:
         """Time of steps, whose rows are as many as in training, and of checkpoints, which hold the weights three times."""
-        config, size = self._config.contrastive, self._config.contrastive.batch_size // VIEWS
+        config, size = self._config.contrastive, self._config.contrastive.rows
         saving = _timed(lambda _: self._encoder.save(self._work / "encoder"), 1)
         if config.loss == "none":
             return Cost(saving, self._weights, {})
         rows = len(self._pairs)
-        if config.fill_with_pseudo_queries and self._pseudo:
-            rows += self._total - len({row for _, row in self._pairs})
         steps = ceil(config.epochs * ceil(rows / size))
         left = max(0, steps - self._done.get("encoder", 0))
         a_step = seconds_for(self._step, min(size, len(self._texts)), min(size, rows))
@@ -146,7 +144,7 @@ class Forecast:
 
     def _step(self, rows: int) -> None:
         """Compute the gradients of some rows, in the way of a whole batch."""
-        texts, size = self._texts[:rows], self._config.contrastive.batch_size // VIEWS
+        texts, size = self._texts[:rows], self._config.contrastive.rows
         if self._tokens(rows) <= CHUNK < self._tokens(size):
             with torch.no_grad():
                 self._loss(texts)  # a batch of several chunks computes them again
@@ -170,12 +168,14 @@ class Forecast:
             encoder.model.preprocess(list(texts), prompt=prompts["document"]),
             encoder.model.preprocess(queries, prompt=prompts["query"]),
         ]
+        views += [views[0]] * config.contrastive.negatives
         bf16 = config.bf16 and has_bfloat16(use_cpu=device.type == "cpu")
         views = [{k: v.to(device) if isinstance(v, Tensor) else v for k, v in view.items()} for view in views]
         with torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext():
             loss = contrastive_loss(encoder, config.contrastive, chunk)
             encoder.model.train()
-            return loss(views, torch.arange(len(texts), device=device))  # type: ignore[no-any-return]
+            labels = torch.arange(len(texts), device=device)[:, None].expand(-1, len(views))
+            return loss(views, labels)  # type: ignore[no-any-return]
 
     def _kept_for_gradients(self) -> int:
         """Return the bytes that a chunk of the longest document keeps for its gradients."""
@@ -197,7 +197,7 @@ class Forecast:
             del loss
         self._encoder.model.eval()
         tokens = int(self._encoder.model.preprocess([longest])["attention_mask"].sum())
-        size = self._config.contrastive.batch_size // VIEWS
+        size = self._config.contrastive.rows
         return kept[0] + (kept[1] - kept[0]) * (min(size, max(1, CHUNK // tokens)) - 1)
 
     def _docids_stage(self) -> Cost:

@@ -35,14 +35,14 @@ from dsi.contrastive.encoder import Encoder, quiet_transformers
 from dsi.contrastive.sparse import build_lexical
 from dsi.contrastive.tokens import TokenHead
 from dsi.contrastive.trainers import Reports
-from dsi.contrastive.training import contrastive_rows, train_encoder
+from dsi.contrastive.training import contrastive_rows, hard_negatives, train_encoder
 from dsi.docids.data.collection import Collection, check_collection, read_collection
 from dsi.docids.extensions import OBJECTIVES, package_of
 from dsi.docids.files.storage import digest, write_json, writing_to
 from dsi.docids.schemes import make_docids
 from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.tree import DocidTree
-from dsi.docids.words.bm25 import NO_MODEL
+from dsi.docids.words.bm25 import BM25, NO_MODEL
 from dsi.generator.pseudo_queries import generate_queries, read_queries_table
 from dsi.generator.words import read_numbers
 from dsi.retriever import GenerativeRetriever
@@ -337,13 +337,12 @@ class TrainingRun:
                     encoder.save(folder)
 
     def _contrastive_rows(self, encoder: Encoder) -> datasets.Dataset:
-        queries, pseudo = train_queries(self.collection, encoder), dict[int, list[str]]()
-        if self.config.contrastive.fill_with_pseudo_queries:
-            rows, texts = self._pseudo_queries()
-            for row, text in zip(rows, in_blocks(texts), strict=True):
-                pseudo.setdefault(int(row), []).append(text)
-        texts = DocumentTexts(encoder, self.collection.documents)
-        return contrastive_rows(texts, queries, pseudo, seed=self.config.seed)
+        queries, count = train_queries(self.collection, encoder), self.config.contrastive.negatives
+        negatives = None
+        if count:
+            words = BM25(self.collection.documents["doc_id"], self.collection.full_texts())
+            negatives = hard_negatives(words, queries, count, seed=self.config.seed)
+        return contrastive_rows(DocumentTexts(encoder, self.collection.documents), queries, negatives)
 
     def build_docids(self, embeddings: NDArray[np.float32] | None = None) -> None:
         """Run stage `docids`: embed the documents and cluster them.
@@ -556,7 +555,6 @@ class TrainingRun:
         """Return the earlier stages whose output a stage reads."""
         config = self.config
         needs: dict[str, list[str]] = {
-            "encoder": ["pseudo_queries"] if config.contrastive.fill_with_pseudo_queries else [],
             "docids": ["encoder", "pseudo_queries"] if config.docids.cluster_on == "queries" else ["encoder"],
             "generator": ["docids"],
         }

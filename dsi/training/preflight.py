@@ -45,9 +45,7 @@ def check_settings(config: Config, collection: Collection) -> None:
             raise FileNotFoundError(
                 f"{setting} names the folder {name}, which does not exist; give its place or a Hub name."
             )
-    contrastive = config.contrastive
-    filled = contrastive.fill_with_pseudo_queries and config.pseudo_queries.method != "none"
-    if contrastive.loss != "none" and not collection.qrels["train"] and not filled:
+    if config.contrastive.loss != "none" and not collection.qrels["train"]:
         raise ValueError(NO_QUERIES)
 
 

@@ -45,7 +45,7 @@ class ContrastiveConfig:
     """Texts per process and step (N of the paper): documents, a query of each, and hard negatives."""
     epochs: Annotated[float, Field(gt=0, le=LARGEST), Remedy('loss = "none" keeps the encoder as it is')] = 1.0
     """Passes over the train queries."""
-    learning_rate: Positive = 1e-5
+    learning_rate: Positive = 2e-5
     """Peak, after a linear warm-up over a tenth of the steps."""
     interpolation: Annotated[float, Field(gt=0, le=1), Remedy("1 keeps the encoder as trained")] = 0.5
     """Final weights = start + interpolation * (trained - start); below 1 a good encoder keeps more of what it knew

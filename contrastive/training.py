@@ -19,7 +19,7 @@ from sentence_transformers.sentence_transformer.training_args import SentenceTra
 
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.losses import CHUNK, DPRLoss, SupervisedContrastiveLoss
-from dsi.contrastive.trainers import SILENT, FiniteTraining, Reports, run_trainer, trainer_settings
+from dsi.contrastive.trainers import SILENT, FiniteTraining, GivesBack, Reports, run_trainer, trainer_settings
 from dsi.docids.files.declarations import LARGEST, Positive, Remedy, settings
 from dsi.docids.words.bm25 import Lexical
 
@@ -200,7 +200,7 @@ def train_encoder(
         args=arguments,
         train_dataset=rows,
         loss=contrastive_loss(encoder, config),
-        callbacks=reports.callbacks("encoder"),
+        callbacks=[*reports.callbacks("encoder"), GivesBack()],
     )
     run_trainer(trainer, "encoder", work_folder)
     with torch.no_grad():

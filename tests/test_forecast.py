@@ -22,7 +22,8 @@ STAGES = ["pseudo_queries", "encoder", "docids", "lexical", "generator"]
 
 
 @pytest.fixture
-def collection(beir):
+def collection(beir, monkeypatch):
+    monkeypatch.setattr(pipeline, "FORESEEN", 40)  # as many documents as it has
     return read_collection(thin_out(beir(), dev=4))
 
 
@@ -112,6 +113,16 @@ def test_a_forecast_changes_nothing_of_the_encoder(collection, config, tmp_path)
 
 
 @pytest.mark.parametrize(("loading", "each"), [(0.0, 0.01), (2.0, 0.01), (0.0, 1.0), (0.1, 1e-4)])
+def test_a_small_collection_is_not_foreseen(collection, config, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(pipeline, "FORESEEN", 41)
+    run = TrainingRun(tmp_path / "run", collection, config, "cpu")
+    with caplog.at_level("INFO"):
+        run.train()
+    assert not run.expected
+    assert "expected" not in caplog.text
+    assert "taken: " in caplog.text
+
+
 def test_seconds_are_those_of_all_and_a_probe_ends_after_a_moment(loading, each, monkeypatch):
     now, done = 0.0, []
 

@@ -648,7 +648,7 @@ def test_broken_indexes_are_refused_and_the_part_is_named(retriever, tmp_path):
     folder = broken("version")
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps({**manifest, "format_version": 99}))
-    with pytest.raises(ValueError, match="format version 99, this version reads 5"):
+    with pytest.raises(ValueError, match="format version 99, this version reads 6"):
         GenerativeRetriever.from_pretrained(folder)
     folder = broken("mixed")
     manifest["fingerprints"]["encoder"] = "0" * 64

@@ -44,6 +44,8 @@ from dsi.training.trainer import train_generator
 
 _MOMENT = 0.4
 """Seconds that a probe takes at least, unless there is less to do."""
+FORESEEN = 200
+"""Documents from which on a training is foreseen; a smaller one takes seconds."""
 _SAMPLE = 64
 """Documents, and queries, of which probes are made."""
 _NO_RATE = 1e-9

@@ -65,7 +65,7 @@ from dsi.training.docids_stage import (
     sources_digest,
     train_queries,
 )
-from dsi.training.forecast import Forecast
+from dsi.training.forecast import FORESEEN, Forecast
 from dsi.training.generator_stage import GeneratorStage
 from dsi.training.preflight import check_encoder, check_index, check_models, check_settings, check_storable
 from dsi.training.stages import STAGES, StageFolders, launch, stage_line
@@ -269,9 +269,12 @@ class TrainingRun:
                 logger.info("taken: %s", in_words(costs))
 
     def _foresee(self) -> None:
-        """Tell what the stages that have to run will cost, before the first write; several processes are not foreseen."""
+        """Tell what the stages that have to run will cost, before the first write.
+
+        Several processes are not foreseen, nor collections so small that the probes would take a good part of the training.
+        """
         self._check()
-        if not self._missing or self.processes.count > 1:
+        if not self._missing or self.processes.count > 1 or len(self.collection.documents) < FORESEEN:
             return
         done = {stage: self._stages.steps_made(stage, key) for stage, key in self._missing.items()}
         with stage_line("forecast"), TemporaryDirectory() as work:

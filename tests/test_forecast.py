@@ -103,16 +103,6 @@ def test_a_resumed_training_tells_what_is_left(collection, config, steps, tmp_pa
     assert third.expected == {}
 
 
-def test_a_forecast_changes_nothing_of_the_encoder(collection, config, tmp_path):
-    encoder = Encoder.load(config.encoder, device="cpu")
-    before = encoder.fingerprint
-    Forecast(config, collection, encoder, {}, tmp_path).costs(STAGES)
-    assert encoder.fingerprint == before
-    assert not encoder.model.training
-    assert all(parameter.grad is None for parameter in encoder.model.parameters())
-
-
-@pytest.mark.parametrize(("loading", "each"), [(0.0, 0.01), (2.0, 0.01), (0.0, 1.0), (0.1, 1e-4)])
 def test_a_small_collection_is_not_foreseen(collection, config, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(pipeline, "FORESEEN", 41)
     run = TrainingRun(tmp_path / "run", collection, config, "cpu")
@@ -123,6 +113,16 @@ def test_a_small_collection_is_not_foreseen(collection, config, tmp_path, monkey
     assert "taken: " in caplog.text
 
 
+def test_a_forecast_changes_nothing_of_the_encoder(collection, config, tmp_path):
+    encoder = Encoder.load(config.encoder, device="cpu")
+    before = encoder.fingerprint
+    Forecast(config, collection, encoder, {}, tmp_path).costs(STAGES)
+    assert encoder.fingerprint == before
+    assert not encoder.model.training
+    assert all(parameter.grad is None for parameter in encoder.model.parameters())
+
+
+@pytest.mark.parametrize(("loading", "each"), [(0.0, 0.01), (2.0, 0.01), (0.0, 1.0), (0.1, 1e-4)])
 def test_seconds_are_those_of_all_and_a_probe_ends_after_a_moment(loading, each, monkeypatch):
     now, done = 0.0, []
 

@@ -26,18 +26,17 @@ _BATCH = 64
 class TokensConfig:
     """Token vectors for late interaction (section `[tokens]`)."""
 
-    enabled: bool = True
-    """Whether an index has them; with tied docid tokens only."""
     dim: Annotated[int, Field(ge=8, le=4096), Remedy("use a multiple of 8")] = 128
     """Dimensions of a token vector, a multiple of 8; at most those of the encoder's states."""
     bits: int = 2
-    """Bits of a dimension: 2, 4 or 8. A token takes dim * bits / 8 bytes."""
+    """Bits of a dimension: 2, 4 or 8, so that a token takes dim * bits / 8 bytes; 0 for an index without token vectors. Only tied
+    docid tokens use them."""
 
     def __post_init__(self) -> None:
         if self.dim % 8:
             raise ValueError(f"tokens.dim must be a multiple of 8, got {self.dim}.")
-        if self.bits not in BITS:
-            raise ValueError(f"tokens.bits must be one of {', '.join(map(str, BITS))}, got {self.bits}.")
+        if self.bits not in (0, *BITS):
+            raise ValueError(f"tokens.bits must be 0 (none) or one of {', '.join(map(str, BITS))}, got {self.bits}.")
 
 
 @dataclass(frozen=True, eq=False)

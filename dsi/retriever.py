@@ -591,7 +591,7 @@ def _check_parts(options: Mapping[str, Any], engine: Engine) -> None:
     """Raise ValueError if a call weights a part of the score that the index lacks; without options it is left out."""
     lacking = {
         "lexical_weight": (engine.lexical, 'no lexical part; use 0, or train with lexical.model = "bm25"'),
-        "token_weight": (engine.tree.tokens, "no token vectors; use 0, or train with tokens.enabled = true"),
+        "token_weight": (engine.tree.tokens, "no token vectors; use 0, or train with tokens.bits = 2"),
     }
     for option, (part, remedy) in lacking.items():
         if options.get(option) and part is None:

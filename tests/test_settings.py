@@ -37,7 +37,7 @@ NUMBERS = [
 ]
 MAY_BE_ZERO = {
     "seed", "dev_queries", "text_megabytes", "docids.branching",
-    "contrastive.negatives", "vectors.code_bytes", "generator.num_layers", "objective.distillation",
+    "contrastive.negatives", "tokens.bits", "vectors.code_bytes", "generator.num_layers", "objective.distillation",
     "training.pseudo_queries_per_document", "training.epochs", "search.alpha", "search.beta",
     "search.lexical_weight", "search.token_weight",
 }  # fmt: skip

@@ -204,7 +204,7 @@ class Forecast:
 
     def _docids_stage(self) -> Cost:
         config, count = self._config, round(self._total * self._segments)
-        tokens = config.tokens.enabled and config.generator.docid_tokens == "tied"
+        tokens = config.tokens.bits and config.generator.docid_tokens == "tied"
         head = TokenHead(np.eye(config.tokens.dim, self._encoder.state_dim, dtype=np.float32), config.tokens.bits)
 
         def encode(many: int) -> None:

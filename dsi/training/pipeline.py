@@ -403,7 +403,7 @@ class TrainingRun:
     def _token_head(self, encoder: Encoder) -> TokenHead | None:
         """Return what makes token vectors of the encoder's states; None if the index has none."""
         config = self.config.tokens
-        if not config.enabled or self.config.generator.docid_tokens != "tied":
+        if not config.bits or self.config.generator.docid_tokens != "tied":
             return None
         texts = DocumentTexts(encoder, self.collection.documents, self.config.docids.segments)
         return self.processes.first(TokenHead.fit(encoder, texts, config) if self.processes.is_main else None)

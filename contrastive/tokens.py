@@ -29,8 +29,8 @@ class TokensConfig:
     dim: Annotated[int, Field(ge=8, le=4096), Remedy("use a multiple of 8")] = 128
     """Dimensions of a token vector, a multiple of 8; at most those of the encoder's states."""
     bits: int = 2
-    """Bits of a dimension: 2, 4 or 8, so that a token takes dim * bits / 8 bytes; 0 for an index without token vectors. Only tied
-    docid tokens use them."""
+    """Bits of a dimension: 2, 4 or 8, so that a token takes dim * bits / 8 bytes; 0 for an index without token vectors. Only
+    tied docid tokens use them."""
 
     def __post_init__(self) -> None:
         if self.dim % 8:

@@ -7,8 +7,9 @@ nothing of what a model computes.
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, TypeVar
 
 import torch
@@ -74,6 +75,8 @@ _FILES = re.compile(
     r"|model\.safetensors\.index)\.json|model(-\d{5}-of-\d{5})?\.safetensors"
 )
 """Files of a model as sentence-transformers writes it, and the marker of a finished stage."""
+_SAME, _TOKENIZERS = 64, 4
+"""Files of one name, and tokenizers, in a model, at most."""
 _COUNTS = re.compile("layer|block|group|head|label")
 """Settings that count modules, labels or heads, which are made one at a time."""
 _FEW = 256
@@ -190,9 +193,16 @@ def check_model(folder: Path) -> None:
         ValueError: a module, setting or file that an index may not hold, or sizes that differ from those of the weights.
     """
     check_folder(folder)
+    counts = Counter[str]()
     for path in filter(Path.is_file, folder.rglob("*")):
         if not _FILES.fullmatch(path.name):
             raise ValueError(f"{path} is no file of a model that an index may hold; remove it.")
+        counts[path.name] += 1
+        if counts[path.name] > _SAME or counts.total() > _FEW or counts["tokenizer.json"] > _TOKENIZERS:
+            raise ValueError(
+                f"{path} is one file too many: a model has at most {_FEW}, {_SAME} of a name and {_TOKENIZERS} tokenizers; "
+                "remove it."
+            )
         if path.name in _DECLARED:
             _check_declared(_DECLARED[path.name], read_any_json(path), path)
     path = folder / "modules.json"
@@ -200,6 +210,9 @@ def check_model(folder: Path) -> None:
         return _check_transformer(folder)
     modules = read_any_json(path)
     _check_declared(_Modules, {"modules": modules}, path)
+    places = [module["path"] for module in modules]
+    if len(set(places)) < len(places):
+        raise ValueError(f"{path} names a folder twice; {RESTORE}.")
     for module in modules:
         _check_module(folder, module["path"], module["type"], path)
     return None
@@ -217,7 +230,7 @@ def _check_module(folder: Path, subfolder: str, kind: str, source: Path) -> None
     match = _MODULE.fullmatch(kind)
     if match is None:
         raise ValueError(f"{source} names the module {kind!r}; an index may use only {', '.join(_MODULES)}.")
-    if not is_inside(subfolder):
+    if not is_inside(subfolder) or subfolder not in ("", PurePosixPath(subfolder).as_posix()):
         raise ValueError(f"{source} names the folder {subfolder!r}, which must lie inside the model; {RESTORE}.")
     name, module_folder = match[2], folder / subfolder
     if name == "Router":

@@ -24,6 +24,8 @@ from dsi.docids.vectors import LARGE, Vectors, VectorsConfig, read_codec
 
 MOST_PLACES = 100
 """Docids of one document, at most."""
+MOST_LEVELS = 1000
+"""Digits of a docid, at most; a search takes a step a level."""
 _STRUCTURE = ("first_child", "num_children", "doc_start", "doc_end", "doc_rows")
 
 
@@ -337,6 +339,8 @@ class DocidTree:
             child <= np.flatnonzero(branches)
         ).any():
             return "inner nodes are not numbered by level"
+        if len(self.levels) > MOST_LEVELS:
+            return f"a docid has more than {MOST_LEVELS} digits"
         if (start[0], end[0]) != (0, documents) or last.max(initial=0) != inner - 1:
             return "some nodes are not below the root"
         if ((start + inner != first) | (end - start != count))[~branches].any():

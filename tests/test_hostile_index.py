@@ -29,14 +29,18 @@ from dsi.contrastive.encoder import Encoder, EncoderConfig
 from dsi.contrastive.sparse import SparseIndex, SparseModel, load_lexical
 from dsi.contrastive.untrusted import check_model, write_model
 from dsi.docids.clustering import DocidsConfig, build_tree
-from dsi.docids.files.untrusted import check_folder, is_inside
+from dsi.docids.files.storage import sha256
+from dsi.docids.files.untrusted import check_file, check_folder, is_inside
+from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import VectorsConfig
 from dsi.docids.words.bm25 import BM25
 from dsi.rerankers.candidates import load_reranker
 from dsi.rerankers.cross_encoder import CrossEncoderReranker
 from dsi.rerankers.reranking import save_reranker
 from dsi.store.loading import load_documents, trained_fan_out
+from dsi.store.manifest import read_manifest
 from tests.aimed import aimed_edits
+from tests.aimed_parts import part_edits
 from tests.conftest import MINIPEDIA, PROMPTS, WIDTH, random_generator, random_tied, random_tree, save_cross_encoder
 from tests.encoders import save_encoder
 from tests.hostile import QUERIES, SECONDS, count_outcomes, edit_json, random_edits, write_sums
@@ -419,6 +423,25 @@ def arrow(path, table):
         ({"doc_id": ["a", "b"]}, "it has no column title of texts"),
         ({"doc_id": [1, 2], "title": ["a", "b"]}, "it has no column doc_id of texts"),
         ({"doc_id": ["a"], "title": ["a"], "more": pa.array(["a"]).dictionary_encode()}, "column 'more' has a type"),
+        ({"doc_id": ["a"], "title": ["a"], "text": [1]}, "it has no column text of texts"),
+        ({"doc_id": ["a"], "title": ["a"], "text": [None]}, "it has no column text of texts"),
+        (
+            {"doc_id": ["a"], "title": ["a"], **{f"column {n}": [n] for n in range(999)}},
+            "it has more than 1000 columns",
+        ),
+        *[
+            ({"doc_id": ["a"], "title": ["a"], "more": more}, "column 'more' has a type")
+            for more in (
+                pa.ListArray.from_arrays(pa.array([0, 2**31 - 1], pa.int32()), pa.nulls(2**31 - 1)),
+                pa.nulls(1, pa.list_(pa.null(), 10**7)),
+                pa.ListArray.from_arrays(pa.array([0, 9]), pa.StructArray.from_arrays([pa.nulls(9)], names=["x"])),
+                pa.nulls(1, pa.list_(pa.list_(pa.int8(), 0))),
+                pa.nulls(1, pa.list_(pa.binary(0))),
+                pa.array([2**62]).cast(pa.timestamp("s")),
+                pa.array([0]).cast(pa.timestamp("s", tz="Nowhere/Land")),
+                pa.array([b"\xff"]),
+            )
+        ],
     ],
 )
 def test_the_document_table_is_validated(tmp_path, columns, words):
@@ -435,12 +458,65 @@ def test_the_document_table_is_validated(tmp_path, columns, words):
         ({"price": [{"a": 1.0}, {"a": float("nan")}]}, "column 'price' has a number that is not finite"),
         ({"doc_id": pa.array(["a", None])}, "a document has no doc_id or title"),
         ({"title": pa.array([None, None], pa.string())}, "a document has no doc_id or title"),
+        ({"doc_id": ["a", "a"]}, "a doc_id occurs twice"),
+        *[
+            ({"doc_id": ["a", own]}, "a doc_id is empty or holds white space")
+            for own in ("", "b c", "b\n", "\0", "\u2003")
+        ],
     ],
 )
 def test_values_of_the_document_table(tmp_path, column, words):
     arrow(tmp_path / "documents.arrow", pa.table({"doc_id": ["a", "b"], "title": ["c", "d"], **column}))
     with pytest.raises(ValueError, match=words):
         load_documents(tmp_path / "documents.arrow")
+
+
+def test_a_column_does_not_name_files(tmp_path):
+    """`datasets` would read the names of a ClassLabel from a file."""
+    names = tmp_path / "names"
+    names.write_text("a\nb")
+    label = {"names_file": str(names), "_type": "ClassLabel"}
+    features = {**{name: {"dtype": "string", "_type": "Value"} for name in ("doc_id", "title")}, "x": label}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    arrow(tmp_path / "x.arrow", pa.table({"doc_id": ["a"], "title": ["b"], "x": [1]}).replace_schema_metadata(metadata))
+    opened = []
+    sys.addaudithook(lambda event, arguments: opened.append(str(arguments[0])) if event == "open" else None)
+    assert load_documents(tmp_path / "x.arrow")[0] == {"doc_id": "a", "title": "b", "x": 1}
+    assert str(names) not in opened
+
+
+def test_columns_that_share_their_bytes_are_refused(tmp_path):
+    """Many columns of the same bytes would cost more than the file weighs."""
+    texts = pa.array(["x" * 1000] * 1000)  # 4,004 bytes of offsets, then a million of texts
+    arrow(tmp_path / "x.arrow", pa.table({"doc_id": pa.array(map(str, range(1000))), "title": texts, "more": texts}))
+    data = (tmp_path / "x.arrow").read_bytes()
+    buffers = re.compile(rb"(?s)(.{8})" + re.escape(np.array([4004], "<i8").tobytes()))
+    title, more = (int.from_bytes(own, "little") for own in buffers.findall(data[:2000])[-2:])
+    shared = data.replace(np.array([more, 4004], "<i8").tobytes(), np.array([title, 4004], "<i8").tobytes())
+    starts = [np.array([own + 4008, 10**6], "<i8").tobytes() for own in (more, title)]
+    shared = shared.replace(*starts)
+    body, less = (np.array([size], "<i8").tobytes() for size in (more + 4008 + 10**6, more))
+    assert shared.count(body) == 1
+    start = shared.index(b"x" * 1000) - 4008 - title
+    (tmp_path / "x.arrow").write_bytes(shared.replace(body, less)[: start + more])
+    with pytest.raises(ValueError, match=r"x.arrow cannot be read \(its columns overlap\)"):
+        load_documents(tmp_path / "x.arrow")
+
+
+def test_a_tree_of_a_thousand_levels(tmp_path):
+    """A chain of nodes is short in its file, and every search would take a step for each."""
+    for depth in (1000, 1001):
+        chain = np.arange(depth, dtype=np.int32)
+        arrays = {
+            "first_child": chain + 1, "num_children": np.r_[chain[1:] * 0 + 1, 2].astype(np.int32), "doc_start": chain * 0,
+            "doc_end": chain * 0 + 2, "doc_rows": np.array([0, 1], np.int32), "origin": np.zeros(0, np.uint8),
+            "centroids": np.zeros((depth, 2), np.float32), "embeddings": np.zeros((2, 2), np.float32),
+        }  # fmt: skip
+        save_file(arrays, tmp_path / "docids.safetensors")
+        if depth == 1000:
+            assert DocidTree.load(tmp_path / "docids.safetensors").depth == 1000
+    with pytest.raises(ValueError, match="a docid has more than 1000 digits"):
+        DocidTree.load(tmp_path / "docids.safetensors")
 
 
 def test_all_places_of_one_document(stranger):
@@ -456,6 +532,8 @@ def test_all_places_of_one_document(stranger):
         ('{"a": {"k\\u0031": 1, "k1": 2}}', "the key 'k1' occurs twice"),
         ('{"k1": NaN}', "NaN is no number of JSON"),
         ('{"k1": -Infinity}', "-Infinity is no number of JSON"),
+        ('{"k1": 1e999}', "1e999 is more than a number can be"),
+        ('{"k1": {"k": [-1e400]}}', "-1e400 is more than a number can be"),
         (r'{"k1": "\ud800"}', "surrogates not allowed"),
     ],
 )
@@ -473,6 +551,61 @@ def test_an_empty_array_has_no_shape_without_end(stranger, shape):
     header = json.dumps({"origin\n": entry, **json.loads(data[8 : 8 + length])}).encode()
     path.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + length :])
     assert_refused(stranger, r"the shape of 'origin\n' does not fit it")
+
+
+def test_a_file_with_many_names_is_read_once(stranger, monkeypatch):
+    """A stranger's archive may hold many hard links to one large file."""
+    for number in range(1, 9):
+        os.link(stranger / "generator" / "model.safetensors", stranger / "generator" / f"{number}.safetensors")
+    write_sums(stranger)
+    read = []
+    monkeypatch.setattr("dsi.store.manifest.sha256", lambda path: read.append(path) or sha256(path))
+    read_manifest(stranger)
+    assert len([path for path in read if path.parent.name == "generator"]) == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "SEEK_HOLE"), reason="the system does not tell holes")
+@pytest.mark.parametrize("name", ["encoder/model.safetensors", "docids/documents.arrow", "generator/config.json"])
+def test_a_file_that_is_mostly_a_hole_is_not_read(stranger, name):
+    with (stranger / name).open("r+b") as file:
+        file.truncate(2**40)
+    error = ends(lambda: GenerativeRetriever.from_pretrained(stranger, device="cpu"))
+    assert f"{stranger / name} has 1,099,511,627,776 bytes, most of which were never written" in str(error)
+
+
+def test_a_file_with_a_small_hole_is_read(tmp_path):
+    with (tmp_path / "file").open("wb") as file:
+        file.write(b"x" * 2**26)
+        file.seek(2**26 + 2**20)
+        file.write(b"x")
+    check_file(tmp_path / "file")
+
+
+def test_a_module_is_loaded_once(stranger):
+    edit_json(stranger / "encoder" / "modules.json", lambda modules: modules.insert(1, modules[0]))
+    assert_refused(stranger, "modules.json names a folder twice")
+
+
+@pytest.mark.parametrize("name", ["./query_0_SparseStaticEmbedding", "query_0_SparseStaticEmbedding/"])
+def test_a_module_of_a_route_has_one_name(tmp_path, tokenizer_folder, name):
+    SparseModel.load(str(save_sparse_model(tmp_path, tokenizer_folder, inference_free=True)), "cpu").save(
+        tmp_path / "stored"
+    )
+    path = tmp_path / "stored" / "router_config.json"
+    kind = json.loads(path.read_text())["types"]["query_0_SparseStaticEmbedding"]
+    edit_json(path, lambda own: own["types"].update({name: kind}))
+    with pytest.raises(ValueError, match=rf"router_config.json names the folder '{name}', which must lie inside"):
+        check_model(tmp_path / "stored")
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("tokenizer.json", 4), ("config.json", 62), ("model-{:05}-of-99999.safetensors", 250)]
+)
+def test_a_model_has_few_files(stranger, name, count):
+    for number in range(count):
+        (stranger / "encoder" / str(number)).mkdir()
+        shutil.copy(stranger / "encoder" / "tokenizer.json", stranger / "encoder" / str(number) / name.format(number))
+    assert_refused(stranger, "is one file too many: a model has at most 256, 64 of a name and 4 tokenizers")
 
 
 @pytest.mark.parametrize("name", ["a\nb", "\x1b[2J", "\udcff"])
@@ -579,10 +712,18 @@ def test_the_generator_knows_the_docids(encoder, tmp_path, tied):
         ({"files": ["x"]}, "manifest.json: files must be of type dict"),
         ({"generation": "1"}, "manifest.json: generation must be of type int"),
         ({"fingerprints": {}}, "manifest.json: fingerprints must have a text for encoder"),
-        ({"parts": {"docids": "/etc"}}, "the folder of docids must be a plain name, got '/etc'"),
-        ({"parts": {"docids": "../docids"}}, "the folder of docids must be a plain name"),
-        ({"parts": {"docids": ".."}}, "the folder of docids must be a plain name"),
-        ({"parts": {"docids": ["docids"]}}, "the folder of docids must be a plain name"),
+        ({"parts": {"docids": "/etc"}}, "parts may name docids and lexical of generation 1, got 'docids': '/etc'"),
+        ({"parts": {"docids": "../docids"}}, "parts may name docids and lexical of generation 1"),
+        ({"parts": {"docids": ".."}}, "parts may name docids and lexical of generation 1"),
+        ({"parts": {"docids": ["docids"]}}, "parts may name docids and lexical of generation 1"),
+        ({"parts": {"docids": "encoder"}}, "parts may name docids and lexical of generation 1"),
+        ({"parts": {"encoder": "docids"}}, "parts may name docids and lexical of generation 1, got 'encoder'"),
+        ({"parts": {"docids": "docids-2"}}, "parts may name docids and lexical of generation 1"),
+        ({"generation": 0}, "generation must be from 1 to 1000000000, got 0"),
+        ({"generation": 10**300}, "generation must be from 1 to 1000000000, got an integer of 997 bits"),
+        ({"files": {f"docids/{n}": "0" for n in range(1001)}}, "an index has at most 1000 files, got 1001"),
+        ({"files": {"docids/./docids.safetensors": "0"}}, "files must be names inside the index with their sums, got"),
+        ({"files": {"docids//docids.safetensors": "0"}}, "files must be names inside the index with their sums, got"),
         ({"files": {"/etc/passwd": "0"}}, "files must be names inside the index with their sums, got '/etc/passwd'"),
         ({"files": {"docids/../../x": "0"}}, "files must be names inside the index"),
         ({"files": {"docids": "0"}}, "docids must be a regular file"),
@@ -784,7 +925,7 @@ def test_a_parser_has_a_probability_for_each_pair(stranger):
 
 @pytest.fixture(scope="module")
 def rich_index(tmp_path_factory, tokenizer_folder):
-    """A tiny index with what the other one lacks: SentencePiece, learned sparse terms, token vectors, codes, several places."""
+    """A tiny index with what the other one lacks: SentencePiece, sparse terms, token vectors, codes, places, a cross-encoder."""
     folder = tmp_path_factory.mktemp("from a stranger, too")
     encoder = Encoder.load(EncoderConfig(name=str(save_encoder(folder / "xlm-roberta", "xlm-roberta"))), device="cpu")
     documents = datasets.Dataset.from_list(
@@ -802,6 +943,8 @@ def rich_index(tmp_path_factory, tokenizer_folder):
     config = SearchConfig(alpha=0.3, beam_width=12, lexical_weight=0.05, token_weight=0.1)
     generator = random_tied(tree, layers=1)
     GenerativeRetriever(encoder, tree, generator, documents, config, lexical).save_pretrained(folder / "index")
+    cross_encoder = save_cross_encoder(folder / "cross-encoder", tokenizer_folder)
+    save_reranker(CrossEncoderReranker(cross_encoder, device="cpu"), folder / "index", "pairs")
     return folder / "index"
 
 
@@ -820,7 +963,7 @@ def test_random_changes_are_errors_or_harmless(index, rich_index):
 
 def test_aimed_changes_are_errors_or_harmless(index, rich_index):
     for folder in (index, rich_index):
-        assert assert_all_end_well(folder, list(aimed_edits(folder))[7::80])["clear error"]
+        assert assert_all_end_well(folder, [*aimed_edits(folder), *part_edits(folder)][7::160])["clear error"]
 
 
 @pytest.mark.fuzz
@@ -836,7 +979,7 @@ def test_ten_thousand_random_changes_are_errors_or_harmless(index, rich_index, s
 @pytest.mark.parametrize("share", range(8))
 def test_all_aimed_changes_are_errors_or_harmless(index, rich_index, share, capsys):
     for folder in (index, rich_index):
-        edits = list(aimed_edits(folder))[share::8]
+        edits = [*aimed_edits(folder), *part_edits(folder)][share::8]
         counts = assert_all_end_well(folder, edits)
         with capsys.disabled():
             sys.stdout.write(f"\n{len(edits)} aimed changes, share {share} of 8: {dict(counts)}")

@@ -14,6 +14,10 @@ logger = logging.getLogger(__name__)
 
 COLUMNS = ("doc_id", "title", "text")
 """The columns of every document table; metadata has others."""
+MOST_COLUMNS = 1000
+"""Columns of a document table, at most."""
+NO_ID = r"^$|[\pZ\x00\t-\r\x1c-\x20\x{85}]"
+"""A regular expression (RE2) that is found in what is no id: in an empty text, white space or NUL."""
 TYPES = {bool: "bool", int: "int64", float: "float64", str: "string"}
 """{type of metadata: type of its column}."""
 ID_KEYS = ("_id", "doc_id", "id", "docno")
@@ -75,7 +79,7 @@ def column_types(records: Numbered) -> dict[str, str]:
     """Return {column: Arrow type} of a document table.
 
     Raises:
-        ValueError: the values of a metadata key have several types.
+        ValueError: the values of a metadata key have several types, or there are too many keys.
     """
     types: dict[str, type] = {}
     for source, record in records:
@@ -87,6 +91,11 @@ def column_types(records: Numbered) -> dict[str, str]:
                     "give it one type."
                 )
             types[key] = kind if before is kind else float
+    if len(types) + len(COLUMNS) > MOST_COLUMNS:
+        raise ValueError(
+            f"Documents may have at most {MOST_COLUMNS - len(COLUMNS)} different keys of metadata, got {len(types)}; leave "
+            "some out."
+        )
     return {column: TYPES[types.get(column, str)] for column in (*COLUMNS, *types)}
 
 

@@ -23,6 +23,8 @@ from dsi.docids.files.storage import DTYPES, map_tensors
 
 RESTORE = "restore it or train again"
 _STOPS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+_LARGE = 2**26
+"""Bytes from which on a file may not be mostly a hole."""
 _EMPTY = 2**24
 """Largest product of the other dimensions of an array without elements."""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -80,20 +82,39 @@ def catching_panics() -> Iterator[None]:
 
 
 def check_file(path: Path) -> None:
-    """Raise unless a path is a regular file or a link to one: reading a device or a pipe may never end.
+    """Raise unless a path is a regular file or a link to one, and its bytes were written: reading may never end otherwise.
 
     Raises:
         FileNotFoundError: it does not exist.
-        ValueError: it is of another kind.
+        ValueError: it is of another kind, or large and mostly a hole.
     """
     try:
-        mode = path.stat().st_mode
+        found = path.stat()
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is missing; {RESTORE}.") from None
     except OSError as error:  # circular links
         raise ValueError(f"{path} cannot be read ({error.strerror}); {RESTORE}.") from None
+    mode, size = found.st_mode, found.st_size
     if not stat.S_ISREG(mode):
         raise ValueError(f"{path} must be a regular file, and is a folder, a device or a pipe; {RESTORE}.")
+    if size > _LARGE and _stored_bytes(path, size) < size / 2:
+        raise ValueError(f"{path} has {size:,} bytes, most of which were never written; {RESTORE}.")
+
+
+def _stored_bytes(path: Path, size: int) -> int:
+    """Return how many bytes of a file are no holes, which take no room on a disk and read as zeros."""
+    if not hasattr(os, "SEEK_HOLE"):
+        return size
+    stored, end = 0, 0
+    with path.open("rb") as file:
+        while end < size and 2 * stored < size:
+            try:
+                start = os.lseek(file.fileno(), end, os.SEEK_DATA)
+            except OSError:  # there is a hole up to the end
+                break
+            end = os.lseek(file.fileno(), start, os.SEEK_HOLE)
+            stored += end - start
+    return stored
 
 
 def check_folder(folder: Path) -> None:
@@ -142,7 +163,7 @@ def read_any_json(path: Path) -> Any:
     check_file(path)
     try:
         text = path.read_text(encoding="utf-8")
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        value = json.loads(text, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_refuse_constant)
         if _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()
         return value
@@ -157,6 +178,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise ValueError(f"the key {twice[:60]!r} occurs twice")
     return value
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:60]} is more than a number can be")
+    return number
 
 
 def _refuse_constant(name: str) -> None:

@@ -21,7 +21,7 @@ from dsi.docids import extensions
 from dsi.docids.files.checks import check_name, shown
 from dsi.docids.files.declarations import Count, Whole, settings
 from dsi.docids.files.processes import ALONE, Processes
-from dsi.docids.tree import MOST_PLACES
+from dsi.docids.tree import MOST_LEVELS, MOST_PLACES
 from dsi.docids.types import Floats, Ints
 
 _CLUSTERING = ("branching", "max_leaf_size", "segments", "cluster_on")
@@ -180,6 +180,8 @@ class Docids:
         if self.rows is not None:
             _check_rows(self.rows, len(self.paths))
         longest = int((self.paths >= 0).sum(axis=1).max())
+        if longest >= MOST_LEVELS:  # documents with equal paths get one more
+            raise ValueError(f"A path of a docid scheme must have fewer than {MOST_LEVELS} numbers, got {longest}.")
         paths, collisions = _separate(self.paths[:, :longest].astype(np.int32, copy=False))
         object.__setattr__(self, "paths", paths)
         object.__setattr__(self, "collisions", collisions)

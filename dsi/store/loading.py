@@ -27,6 +27,7 @@ from threadpoolctl import threadpool_info
 from dsi.contrastive.encoder import Encoder, EncoderConfig, quiet_transformers
 from dsi.contrastive.sparse import load_lexical
 from dsi.contrastive.untrusted import PROBE
+from dsi.docids.data.records import COLUMNS, MOST_COLUMNS, NO_ID
 from dsi.docids.files.storage import (
     digest,
     folder_sums,
@@ -44,12 +45,10 @@ from dsi.generator.base import Generator
 from dsi.generator.kinds import load_generator
 from dsi.search.request import SearchConfig
 from dsi.store.documents import document_table
-from dsi.store.manifest import FORMAT_VERSION, PARTS, read_manifest, search_config
+from dsi.store.manifest import CHANGING, FORMAT_VERSION, PARTS, read_manifest, search_config
 
 _TOKENS = "tokens.safetensors"
 """In `docids/`: the token vectors, if the index has them."""
-_CHANGING = ("docids", "lexical")
-"""The parts that an update replaces, by new folders with the generation in their name; the manifest points to them."""
 _OF_DOCUMENTS = ("pseudo_queries", "states", "checkpoints")
 """What training leaves that is made of documents' texts; an update that removes a document removes it."""
 _GENERATION = re.compile(r"docids|lexical|\.?(?:docids|lexical)-(\d+)(?:\.partial|\.previous)?")
@@ -141,7 +140,7 @@ def write_manifest(
     manifest = {
         "format_version": FORMAT_VERSION,
         "generation": 1 if tree.fingerprint == tree.origin_fingerprint else 2,  # training must not drop updates
-        "parts": {name: name for name in _CHANGING},
+        "parts": {name: name for name in CHANGING},
         "encoder": dataclasses.asdict(encoder.config),
         "search": dataclasses.asdict(config),
         "fingerprints": {"encoder": encoder.fingerprint, "docids": tree.fingerprint},
@@ -204,13 +203,13 @@ def check_no_updates(folder: Path, *, discard: bool = False) -> None:
             "(--discard-updates, discard_updates=True)."
         )
     if generation == 1 and folder.exists():
-        _remove_generations(folder, _CHANGING)
+        _remove_generations(folder, CHANGING)
 
 
 def retire(folder: Path) -> None:
     """Make `folder` no index until a manifest is written again, and remove what updates wrote; parts of generation 1 stay."""
     (folder / "manifest.json").unlink(missing_ok=True)
-    _remove_generations(folder, _CHANGING)
+    _remove_generations(folder, CHANGING)
 
 
 def load_index(folder: Path, device: str | None) -> tuple[Parts, str]:
@@ -289,7 +288,7 @@ def write_update(
         raise ChangedError(f"{folder} is not the index that was updated: its encoder or docids differ.")
     check_known(folder, known)
     generation = manifest["generation"] + 1
-    parts = {name: f"{name}-{generation}" for name in _CHANGING}
+    parts = {name: f"{name}-{generation}" for name in CHANGING}
     with replace_folder(folder / parts["docids"]) as partial:
         save_docids(tree, documents, partial, texts=True)
     if lexical:
@@ -377,14 +376,27 @@ def load_documents(path: Path) -> datasets.Dataset:
         source.seek(0)
         reader = pa.ipc.open_stream(source)
         _check_schema(reader.schema)
+        room = path.stat().st_size
         for batch in reader:
-            batch.validate(full=True)  # Arrow does not check the offsets in a file before it follows them
-            if batch["doc_id"].null_count or batch["title"].null_count:
-                raise ValueError("a document has no doc_id or title")
-            for name in batch.schema.names:
-                if not _is_finite(batch[name]):
-                    raise ValueError(f"column {name!r} has a number that is not finite")  # and JSON has none
-        return datasets.Dataset.from_file(str(path))
+            if (room := room - batch.nbytes) < 0:
+                raise ValueError("its columns overlap")
+            _check_batch(batch)
+        table = datasets.table.MemoryMappedTable.from_file(str(path)).replace_schema_metadata(None)  # could name files
+        if pc.count_distinct(table["doc_id"]).as_py() < len(table):
+            raise ValueError("a doc_id occurs twice")
+        return datasets.Dataset(table)
+
+
+def _check_batch(batch: pa.RecordBatch) -> None:
+    """Raise ValueError unless the values of some documents are what their types say, ids are ids and numbers are finite."""
+    batch.validate(full=True)  # Arrow does not check the offsets in a file before it follows them
+    if batch["doc_id"].null_count or batch["title"].null_count:
+        raise ValueError("a document has no doc_id or title")
+    if pc.any(pc.match_substring_regex(batch["doc_id"], NO_ID)).as_py():
+        raise ValueError("a doc_id is empty or holds white space")
+    for name in batch.schema.names:
+        if not _is_finite(batch[name]):
+            raise ValueError(f"column {name!r} has a number that is not finite")  # and JSON has none
 
 
 def _is_compressed(message: bytes) -> bool:
@@ -405,13 +417,18 @@ def _check_schema(schema: pa.Schema) -> None:
     """Raise ValueError unless a table has doc_id and title, and columns that are read as they are."""
     if len(set(schema.names)) != len(schema):
         raise ValueError("a column occurs twice")
-    for name in ("doc_id", "title"):
-        if name not in schema.names or not _is_text(schema.field(name).type):
+    if len(schema) > MOST_COLUMNS:
+        raise ValueError(f"it has more than {MOST_COLUMNS} columns")
+    for name in COLUMNS:
+        if (name in schema.names or name != "text") and not _has_texts(schema, name):
             raise ValueError(f"it has no column {name} of texts")
-    features = datasets.Features.from_arrow_schema(schema)
     for field in schema:
-        if not (_is_plain(field.type) and _is_undecoded(features.get(field.name))):
+        if not _is_plain(field.type):
             raise ValueError(f"column {field.name!r} has a type that metadata cannot have")
+
+
+def _has_texts(schema: pa.Schema, name: str) -> bool:
+    return name in schema.names and _is_text(schema.field(name).type)
 
 
 def _is_finite(values: pa.Array) -> bool:
@@ -431,24 +448,17 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
-def _is_plain(kind: pa.DataType) -> bool:
-    """True for texts, bytes, numbers, times, and lists and structs of them."""
-    if pa.types.is_struct(kind):
-        return all(_is_plain(kind.field(number).type) for number in range(kind.num_fields))
-    if _is_list(kind):
-        return _is_plain(kind.value_type)
+def _is_plain(kind: pa.DataType, *, listed: bool = False) -> bool:
+    """True for texts, numbers, booleans, and lists and structs of them; a value in a list must take room in its file."""
     types = pa.types
-    others = (types.is_primitive, types.is_null, types.is_decimal, types.is_binary, types.is_large_binary)
-    return _is_text(kind) or any(is_type(kind) for is_type in others)
-
-
-def _is_undecoded(feature: Any) -> bool:
-    """True unless `datasets` would open a file for a value, as it does for an image or a sound."""
-    if isinstance(feature, dict):
-        return all(map(_is_undecoded, feature.values()))
-    if isinstance(feature, datasets.List | datasets.LargeList):
-        return _is_undecoded(feature.feature)
-    return type(feature).__name__ in ("Value", "ClassLabel", "Json")
+    if types.is_struct(kind):
+        fields = [kind.field(number).type for number in range(kind.num_fields)]
+        return bool(fields) and all(_is_plain(field, listed=listed) for field in fields)
+    if _is_list(kind):
+        return (not types.is_fixed_size_list(kind) or kind.list_size > 0) and _is_plain(kind.value_type, listed=True)
+    if types.is_null(kind):
+        return not listed
+    return _is_text(kind) or any(is_type(kind) for is_type in (types.is_boolean, types.is_integer, types.is_floating))
 
 
 def check_fit(folder: Path, encoder: Encoder, tree: DocidTree, generator: Generator) -> None:

@@ -5,11 +5,11 @@ checked when it is loaded; here it must be a regular file inside the folder that
 """
 
 import math
-import os
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dsi.contrastive.encoder import EncoderConfig
+from dsi.docids.files.checks import shown
 from dsi.docids.files.declarations import create_settings
 from dsi.docids.files.storage import read_while_unchanged, recover_folder, sha256
 from dsi.docids.files.untrusted import RESTORE, check_file, check_folder, is_inside, read_json
@@ -19,6 +19,11 @@ FORMAT_VERSION = 6
 PARTS = ("encoder", "docids", "generator", "lexical")
 _TABLES = ("parts", "encoder", "search", "fingerprints", "versions", "files")
 _KINDS = {"generation": int, **dict.fromkeys(_TABLES, dict)}
+CHANGING = ("docids", "lexical")
+"""The parts that an update replaces, by new folders with the generation in their name; the manifest points to them."""
+_MOST_GENERATIONS = 10**9
+_MOST_FILES = 1000
+"""Files of an index, at most: each is read to compare its sum."""
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -42,8 +47,9 @@ def _checked(folder: Path, path: Path) -> dict[str, Any]:
     manifest = read_entries(path)
     for name in PARTS:
         check_folder(folder / manifest["parts"].get(name, name))
+    sums: dict[tuple[int, int], str] = {}
     for name, expected in manifest["files"].items():
-        _check_sum(folder / name, expected)
+        _check_sum(folder / name, expected, sums)
     return manifest
 
 
@@ -80,23 +86,46 @@ def _check_entries(manifest: dict[str, Any], path: Path) -> None:
     """Raise ValueError unless a manifest has the entries it should, of the right types."""
     for name, kind in _KINDS.items():
         if type(manifest.get(name)) is not kind:
-            raise ValueError(f"{path}: {name} must be of type {kind.__name__}, got {manifest.get(name)!r}; {RESTORE}.")
+            raise ValueError(
+                f"{path}: {name} must be of type {kind.__name__}, got {shown(manifest.get(name))}; {RESTORE}."
+            )
     for name in ("encoder", "docids"):
         if not isinstance(manifest["fingerprints"].get(name), str):
             raise ValueError(f"{path}: fingerprints must have a text for {name}; {RESTORE}.")
-    for part, name in manifest["parts"].items():
-        if not is_inside(name) or os.sep in name or not name.strip("."):
-            raise ValueError(f"{path}: the folder of {part} must be a plain name, got {name!r}; {RESTORE}.")
-    for name, expected in manifest["files"].items():
-        if not is_inside(name) or not isinstance(expected, str):
-            raise ValueError(f"{path}: files must be names inside the index with their sums, got {name!r}; {RESTORE}.")
+    _check_names(manifest, path)
     create_settings(EncoderConfig, manifest["encoder"], f"{path}: encoder")
     search_config(manifest, str(path))
 
 
-def _check_sum(path: Path, expected: str) -> None:
+def _check_names(manifest: dict[str, Any], path: Path) -> None:
+    """Raise ValueError unless a manifest names the folders of its generation, and each file once."""
+    if not 1 <= (generation := manifest["generation"]) <= _MOST_GENERATIONS:
+        raise ValueError(
+            f"{path}: generation must be from 1 to {_MOST_GENERATIONS}, got {shown(generation)}; {RESTORE}."
+        )
+    for part, name in manifest["parts"].items():
+        if part not in CHANGING or name not in (part, f"{part}-{generation}"):
+            raise ValueError(
+                f"{path}: parts may name docids and lexical of generation {generation}, got {shown(part)}: {shown(name)}; "
+                f"{RESTORE}."
+            )
+    if len(manifest["files"]) > _MOST_FILES:
+        raise ValueError(f"{path}: an index has at most {_MOST_FILES} files, got {len(manifest['files'])}; {RESTORE}.")
+    for name, expected in manifest["files"].items():
+        if not is_inside(name) or name != PurePosixPath(name).as_posix() or not isinstance(expected, str):
+            raise ValueError(
+                f"{path}: files must be names inside the index with their sums, got {shown(name)}; {RESTORE}."
+            )
+
+
+def _check_sum(path: Path, expected: str, sums: dict[tuple[int, int], str]) -> None:
+    """Compare the sum of a file; `sums` has those of files that were read, which may have several names."""
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing from the index; {RESTORE}.")
     check_file(path)
-    if sha256(path) != expected:
+    found = path.stat()
+    key = found.st_dev, found.st_ino
+    if key not in sums:
+        sums[key] = sha256(path)
+    if sums[key] != expected:
         raise ValueError(f"{path} was altered or truncated since it was written; {RESTORE}.")

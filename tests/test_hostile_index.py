@@ -925,7 +925,7 @@ def test_a_parser_has_a_probability_for_each_pair(stranger):
 
 @pytest.fixture(scope="module")
 def rich_index(tmp_path_factory, tokenizer_folder):
-    """A tiny index with what the other one lacks: SentencePiece, sparse terms, token vectors, codes, places, a cross-encoder."""
+    """A tiny index with what the other lacks: SentencePiece, sparse terms, token vectors, codes, places, a cross-encoder."""
     folder = tmp_path_factory.mktemp("from a stranger, too")
     encoder = Encoder.load(EncoderConfig(name=str(save_encoder(folder / "xlm-roberta", "xlm-roberta"))), device="cpu")
     documents = datasets.Dataset.from_list(

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars  # type: ignore[attr-defined]
 from numpy.typing import NDArray
+from pydantic import Field
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from torch import Tensor, nn
@@ -27,9 +28,16 @@ from transformers import AutoModel, T5Config, T5EncoderModel
 from transformers.utils import logging as transformers_logging
 
 from dsi.contrastive.inference import for_inference
-from dsi.contrastive.untrusted import LONGEST_PROMPT, check_finite, check_inputs, check_model, write_model
+from dsi.contrastive.untrusted import (
+    LONGEST_INPUT,
+    LONGEST_PROMPT,
+    check_finite,
+    check_inputs,
+    check_model,
+    write_model,
+)
 from dsi.docids.files.checks import check_name
-from dsi.docids.files.declarations import Count, settings
+from dsi.docids.files.declarations import Remedy, settings
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.progress import progress as show_progress
 from dsi.docids.files.storage import sha256
@@ -52,6 +60,9 @@ _BATCHES = 2
 _EXAMPLE_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
+Length = Annotated[int, Field(ge=1, le=LONGEST_INPUT), Remedy("no encoder reads more tokens")]
+
+
 @settings("encoder")
 class EncoderConfig:
     """Which encoder, and what it reads (section `[encoder]`)."""
@@ -67,9 +78,9 @@ class EncoderConfig:
     """Precedes every query; the paper has "Query: "."""
     document_prompt: str = ""
     """Precedes every document; the paper has "Document: "."""
-    query_length: Count = 32
+    query_length: Length = 32
     """A query is cut at this many tokens."""
-    document_length: Count = 128
+    document_length: Length = 128
     """A document is its title followed by this many tokens of its text."""
 
     def __post_init__(self) -> None:

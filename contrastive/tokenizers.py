@@ -14,9 +14,9 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError
 
 TOKENIZERS = (
-    "AlbertTokenizer", "BertTokenizer", "BertTokenizerFast", "CamembertTokenizer", "DistilBertTokenizer", "ElectraTokenizer",
-    "MPNetTokenizer", "PreTrainedTokenizerFast", "RobertaTokenizer", "T5Tokenizer", "TokenizersBackend",
-    "XLMRobertaTokenizer",
+    "AlbertTokenizer", "BertTokenizer", "BertTokenizerFast", "CamembertTokenizer", "DebertaV2Tokenizer", "DistilBertTokenizer",
+    "ElectraTokenizer", "GemmaTokenizer", "MPNetTokenizer", "PreTrainedTokenizerFast", "Qwen2Tokenizer", "RobertaTokenizer",
+    "T5Tokenizer", "TokenizersBackend", "XLMRobertaTokenizer",
 )  # fmt: skip
 """Classes of transformers that add nothing but what `TokenizerConfigFile` declares."""
 PATTERNS = (
@@ -26,6 +26,8 @@ PATTERNS = (
 )  # fmt: skip
 """The regular expressions that may occur: those of common tokenizers, which do not backtrack."""
 
+_ADDED = 10_000
+"""Added tokens, at most; Gemma has 6,415."""
 _GROWTH = 64
 """Bytes that a character may become by a table of replacements; 33 in those of SentencePiece."""
 
@@ -463,7 +465,7 @@ class TokenizerFile(Part):
     version: Literal["1.0"] = "1.0"
     truncation: Truncation | None = None
     padding: Padding | None = None
-    added_tokens: Annotated[list[NumberedToken], Field(max_length=2000)] = []
+    added_tokens: Annotated[list[NumberedToken], Field(max_length=_ADDED)] = []
     normalizer: Annotated[Normalizer | Normalizers, Field(discriminator="type")] | None = None
     pre_tokenizer: Annotated[PreTokenizer | PreTokenizers, Field(discriminator="type")] | None = None
     post_processor: Annotated[PostProcessor | PostProcessors, Field(discriminator="type")] | None = None
@@ -472,7 +474,7 @@ class TokenizerFile(Part):
 
 
 AnyToken: TypeAlias = Token | TypedToken | None
-AnyTokens: TypeAlias = Annotated[list[Token | TypedToken], Field(max_length=2000)] | None
+AnyTokens: TypeAlias = Annotated[list[Token | TypedToken], Field(max_length=_ADDED)] | None
 
 
 class TokenizerConfigFile(Part):
@@ -495,7 +497,7 @@ class TokenizerConfigFile(Part):
     additional_special_tokens: AnyTokens = None
     extra_special_tokens: AnyTokens = None
     added_tokens_decoder: Annotated[
-        dict[Annotated[str, Field(pattern=r"^\d{1,7}$")], AddedToken], Field(max_length=2000)
+        dict[Annotated[str, Field(pattern=r"^\d{1,7}$")], AddedToken], Field(max_length=_ADDED)
     ] = {}
     extra_ids: Annotated[int, Field(ge=0, le=1000)] = 100
     pad_token_type_id: Annotated[int, Field(ge=0, le=1)] = 0

@@ -48,8 +48,8 @@ LONGEST_PROMPT = 2000
 """Characters of a prompt, at most."""
 
 MODEL_TYPES = (
-    "albert", "bert", "camembert", "distilbert", "electra", "modernbert", "mpnet", "mt5", "nomic_bert", "roberta", "t5", "umt5",
-    "xlm-roberta",
+    "albert", "bert", "camembert", "deberta-v2", "distilbert", "electra", "gemma3_text", "modernbert", "mpnet", "mt5",
+    "nomic_bert", "qwen3", "roberta", "t5", "umt5", "xlm-roberta",
 )  # fmt: skip
 """Transformers that an index may hold: they open no other file, and cost what their sizes say."""
 _MODULES: dict[str, Any] = {
@@ -89,7 +89,7 @@ _FIXED: dict[str, Any] = {
 _ROOM = 2**24
 """Elements that a model may have beyond its weights: buffers, and the decoder of an encoder-decoder, which is dropped."""
 LONGEST_INPUT = 8192
-"""Tokens of a text, at most, for a model that has no limit of its own."""
+"""Tokens of a text, at most, whatever a model could read."""
 _UNLIMITED = ("modernbert", "mt5", "nomic_bert", "t5", "umt5")
 """Transformers that know positions by their distance."""
 _AFTER_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")
@@ -170,7 +170,7 @@ _DECLARED: dict[str, type[Part]] = {
 
 
 def write_model(model: Any, folder: Path) -> None:
-    """Write a model of sentence-transformers as an index may hold it: with settings that its readers declare, no others.
+    """Write a model of sentence-transformers as an index may hold it: for texts, with settings that its readers declare.
 
     Raises:
         ValueError: an index may not hold this model.
@@ -182,6 +182,10 @@ def write_model(model: Any, folder: Path) -> None:
     for path in folder.rglob("tokenizer_config.json"):
         config = read_json(path)
         write_json(path, {name: value for name, value in config.items() if name in TokenizerConfigFile.model_fields})
+    for path in folder.rglob("sentence_bert_config.json"):
+        config = read_json(path)
+        write_json(path, {**config, "modality_config": {"text": config["modality_config"]["text"]}})  # no chats
+        (path.parent / "chat_template.jinja").unlink(missing_ok=True)
     check_model(folder)
 
 
@@ -310,7 +314,12 @@ def _check_transformer(folder: Path) -> None:
             raise ValueError(f"{path} sets {name} to {shown(record[name])}; in an index it must be {value}.")
     with reading(path), torch.device("meta"):
         model = AutoModel.from_config(CONFIG_MAPPING[record["model_type"]].from_dict(record), trust_remote_code=False)
-    size = sum(tensor.numel() for tensor in [*model.parameters(), *model.buffers()])
+    count, size = (
+        len(list(model.parameters())),
+        sum(tensor.numel() for tensor in [*model.parameters(), *model.buffers()]),
+    )
+    if count > 4 * len(entries) + _FEW:
+        raise ValueError(f"{path} asks for {count:,} tensors, far more than there are beside it; {RESTORE}.")
     if size > 4 * sum(math.prod(entry.shape) for entry in entries.values()) + _ROOM:
         raise ValueError(f"{path} asks for {size:,} weights, far more than there are beside it; {RESTORE}.")
 
@@ -380,7 +389,9 @@ def check_inputs(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, Transformer):
             if (kind := module.auto_model.config.model_type) not in MODEL_TYPES:
-                raise ValueError(f"it is of type {kind!r}, and must be of {', '.join(MODEL_TYPES)}")
+                raise ValueError(
+                    f"it is of type {kind!r}, which no index may hold; choose one of type {', '.join(MODEL_TYPES)}"
+                )
             most = _positions(module.auto_model.config)
             module.max_seq_length = min(module.max_seq_length or most, most)
             _check_tokenizer(module.tokenizer, module.auto_model.get_input_embeddings().num_embeddings)
@@ -406,4 +417,4 @@ def _positions(config: Any) -> int:
     first = config.pad_token_id + 1 if config.model_type in _AFTER_PADDING else 0
     if (most := int(config.max_position_embeddings) - first) <= _SPECIAL:
         raise ValueError(f"it reads {most} tokens of a text")
-    return most
+    return min(most, LONGEST_INPUT)

@@ -20,15 +20,22 @@ SIZES = {
     "vocab_size": 700, "d_model": WIDTH, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 4,
     "hidden_size": WIDTH, "embedding_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 8,
     "num_attention_heads": 4, "dim": WIDTH, "hidden_dim": 64, "n_layers": 1, "n_heads": 4, "max_position_embeddings": 66,
+    "num_key_value_heads": 2, "use_bidirectional_attention": True,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1, "cls_token_id": 1, "sep_token_id": 1,
 }  # fmt: skip
 BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+BYTE_PAIRS = {
+    "RobertaTokenizer": ROBERTA,
+    "Qwen2Tokenizer": ["<|endoftext|>"],
+    "GemmaTokenizer": ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"],
+}
 KINDS = {
     "bert": "BertTokenizer", "distilbert": "BertTokenizer", "electra": "BertTokenizer", "nomic_bert": "BertTokenizer",
     "mpnet": "MPNetTokenizer", "roberta": "RobertaTokenizer", "xlm-roberta": "XLMRobertaTokenizer",
     "camembert": "CamembertTokenizer", "albert": "AlbertTokenizer", "t5": "T5Tokenizer", "mt5": "T5Tokenizer",
     "umt5": "", "modernbert": "",
+    "deberta-v2": "DebertaV2Tokenizer", "qwen3": "Qwen2Tokenizer", "gemma3_text": "GemmaTokenizer",
 }  # fmt: skip
 """{model type: class of its tokenizer, "" for one that tokenizer.json defines alone}."""
 
@@ -74,6 +81,8 @@ def save_encoder(folder: Path, kind: str) -> Path:
     model.save_pretrained(str(folder / "base"))
     tokenizer = _tokenizer(kind)
     tokenizer.model_max_length = 60
+    if kind == "qwen3":
+        tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     tokenizer.save_pretrained(str(folder / "base"))
     modules = [Transformer(str(folder / "base")), Pooling(WIDTH, pooling_mode="mean"), Normalize()]
     SentenceTransformer(modules=modules, device="cpu").save_pretrained(str(folder / "whole"), create_model_card=False)
@@ -88,19 +97,21 @@ def _tokenizer(kind: str) -> PreTrainedTokenizerFast:
             models.WordPiece(unk_token="[UNK]"), trainers.WordPieceTrainer, pre_tokenizers.BertPreTokenizer(), tokens
         )
         return tokenizer_class_from_name(name)(vocab=trained["vocab"])
-    if name == "RobertaTokenizer":
-        trained = _train(models.BPE(), trainers.BpeTrainer, pre_tokenizers.ByteLevel(), ROBERTA)
+    if name in BYTE_PAIRS:
+        trained = _train(models.BPE(), trainers.BpeTrainer, pre_tokenizers.ByteLevel(), BYTE_PAIRS[name])
         return tokenizer_class_from_name(name)(vocab=trained["vocab"], merges=[tuple(m) for m in trained["merges"]])
     if name:
         tokens = {
             "AlbertTokenizer": ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"],
             "T5Tokenizer": ["<pad>", "</s>", "<unk>"],
+            "DebertaV2Tokenizer": BERT,
         }
         trained = _train(
             models.Unigram(), trainers.UnigramTrainer, pre_tokenizers.Metaspace(), tokens.get(name, ROBERTA)
         )
         vocab = [tuple(piece) for piece in trained["vocab"]]
-        return tokenizer_class_from_name(name)(vocab=vocab, _spm_precompiled_charsmap=CHARSMAP)
+        more = {} if name == "DebertaV2Tokenizer" else {"_spm_precompiled_charsmap": CHARSMAP}
+        return tokenizer_class_from_name(name)(vocab=vocab, **more)
     return _from_parts(kind)
 
 

@@ -150,7 +150,11 @@ def random_edits(source: Path, count: int, seed: int) -> Iterator[Edit]:
 def trial(source: Path, edit: Edit) -> tuple[str, str]:
     """(outcome, what was changed) of one change to one file."""
     folder = Path(tempfile.mkdtemp(prefix="hostile-")) / "index"
-    shutil.copytree(source, folder)
+    shutil.copytree(source, folder, copy_function=os.link)
+    for name in {edit.name, "manifest.json"}:  # what is written
+        if (folder / name).is_file():
+            (folder / name).unlink()
+            shutil.copy(source / name, folder / name)
     done = f"{edit.name} ({edit.what}): {edit.change(folder / edit.name) or ''}"
     if edit.name != "manifest.json":
         write_sums(folder)

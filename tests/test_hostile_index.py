@@ -304,7 +304,8 @@ HUGE = 10**9
     [
         ("encoder/config.json", {"num_layers": HUGE}, "num_layers = 1000000000 is more than a model in an index may have, 256"),
         ("encoder/config.json", {"num_layers": 900, "d_model": 10**6}, "config.json"),
-        ("encoder/config.json", {"vocab_size": 10**7}, "far more than there are beside it"),
+        ("encoder/config.json", {"vocab_size": 10**7}, "weights, far more than there are beside it"),
+        ("encoder/config.json", {"num_layers": 250}, "tensors, far more than there are beside it"),
         ("encoder/config.json", {"d_ff": 10**12}, "config.json"),
         ("encoder/config.json", {"id2label": {}, "num_labels": HUGE}, "num_labels = 1000000000 is more"),
         ("encoder/config.json", {"model_type": "no such"}, "config.json has the model_type"),
@@ -735,7 +736,8 @@ def test_the_generator_knows_the_docids(encoder, tmp_path, tied):
         ({"search": {"beta": "x"}}, "manifest.json: search: beta must be a number"),
         ({"encoder": {"name": 3}}, "manifest.json: encoder: encoder.name must be a string"),
         ({"encoder": {"new": 3}}, "manifest.json: encoder: unknown key 'new'"),
-        ({"encoder": {"query_length": 10**20}}, "query_length must be at most"),
+        ({"encoder": {"query_length": 10**9}}, "encoder.query_length must be between 1 and 8192, got 1000000000"),
+        ({"encoder": {"document_length": 8193}}, "document_length must be between 1 and 8192, got 8193; no encoder reads more"),
     ],
 )  # fmt: skip
 def test_a_manifest_that_says_what_it_should_not(stranger, change, words):

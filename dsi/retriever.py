@@ -6,7 +6,7 @@ retriever.search("which capitals are on the danube", k=5)
 
 import math
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
@@ -21,7 +21,7 @@ import torch
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.data.records import COLUMNS
 from dsi.docids.files.checks import plain
-from dsi.docids.files.storage import replace_folder, writing_to
+from dsi.docids.files.storage import MappedFile, check_mapped, replace_folder, writing_to
 from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import VectorKind, VectorsConfig
 from dsi.docids.words.bm25 import Lexical
@@ -44,7 +44,7 @@ from dsi.search.request import (
 from dsi.search.results import Document, Hit, Hits, SearchResult
 from dsi.search.why import AnsweredQuery
 from dsi.store.documents import DocumentTable
-from dsi.store.loading import check_known, index_state, load_index, save_index, updating, write_update
+from dsi.store.loading import check_known, index_state, load_index, mapped_files, save_index, updating, write_update
 from dsi.store.updating import Content, with_documents, with_texts, without_documents
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -129,6 +129,7 @@ class GenerativeRetriever:
         self.device, self.dtype = encoder.model.device, dtype
         self._updating = threading.Lock()
         self._saved: dict[Path, str] = {}  # folder: state of the index there that this one contains
+        self._mapped: tuple[MappedFile, ...] = ()
         self._on_disk: tuple[Path, Engine] | None = None  # where the engine's documents were saved last, or loaded from
         generator = generator.to(self.device)
         engine = _ENGINES[generator.config.docid_tokens].from_generator(generator, tree, lexical, self.device, dtype)
@@ -170,6 +171,7 @@ class GenerativeRetriever:
     @property
     def snapshot(self) -> "GenerativeRetriever":
         """The index at this moment, as a retriever of its own: later updates of this one do not reach it."""
+        check_mapped(self._mapped)
         snapshot = object.__new__(type(self))
         snapshot.__dict__.update(self.__dict__)
         return snapshot
@@ -438,13 +440,11 @@ class GenerativeRetriever:
             TypeError: documents are no list of mappings.
             ValueError: a doc_id that is in the index already, repeated or empty; no text; metadata that no column can hold.
         """
-        with self._updating:
-            self._hold(with_documents(self._state.content, self.encoder, documents, replace=replace))
+        self._hold(lambda content: with_documents(content, self.encoder, documents, replace=replace))
 
     def remove(self, doc_ids: Iterable[str]) -> None:
         """Remove documents that are in the index, but not all; their places in the tree become free for new ones."""
-        with self._updating:
-            self._hold(without_documents(self._state.content, self.documents.rows_of(doc_ids, "remove")))
+        self._hold(lambda content: without_documents(content, self.documents.rows_of(doc_ids, "remove")))
 
     def keep_texts(self, documents: datasets.Dataset) -> None:
         """Put the texts of a table with doc_id and text, such as `collection.documents`, into the index.
@@ -452,8 +452,7 @@ class GenerativeRetriever:
         Raises:
             ValueError: the table has no texts, or lacks a document of the index.
         """
-        with self._updating:
-            self._hold(with_texts(self._state.content, documents))
+        self._hold(lambda content: with_texts(content, documents))
 
     def keep_vectors(self, kind: VectorKind, code_bytes: int = 0) -> None:
         """Store the vectors of documents and nodes in another format of `dsi.docids.vectors.VectorsConfig`; docids stay.
@@ -461,14 +460,16 @@ class GenerativeRetriever:
         Raises:
             ValueError: no such kind, or bytes that do not divide the dimension.
         """
-        with self._updating:
-            content, config = self._state.content, VectorsConfig(kind, code_bytes)
-            self._hold(content._replace(tree=content.tree.stored_as(config)))
+        config = VectorsConfig(kind, code_bytes)
+        self._hold(lambda content: content._replace(tree=content.tree.stored_as(config)))
 
-    def _hold(self, content: Content) -> None:
-        """Replace the content; searches from now on use it."""
-        engine = self._state.engine.with_content(content.tree, content.lexical)
-        self._state = replace(self._state, documents=DocumentTable(content.documents), engine=engine)
+    def _hold(self, change: Callable[[Content], Content]) -> None:
+        """Change the content; searches from now on use the new one."""
+        with self._updating:
+            check_mapped(self._mapped)
+            content = change(self._state.content)
+            engine = self._state.engine.with_content(content.tree, content.lexical)
+            self._state = replace(self._state, documents=DocumentTable(content.documents), engine=engine)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the whole index atomically: a killed process leaves the old folder or the new one.
@@ -477,7 +478,7 @@ class GenerativeRetriever:
             ValueError: the weights were loaded in another dtype than float32, or this index was loaded from `folder` or saved
                 to it, and that was changed since.
         """
-        self._check_dtype()
+        self._check_savable()
         target = Path(folder).resolve()
         with writing_to(target):
             if target in self._saved and index_state(target):
@@ -492,7 +493,8 @@ class GenerativeRetriever:
             save_index(partial, state.encoder, state.generator, state.search_config, *state.content)
         return state.engine
 
-    def _check_dtype(self) -> None:
+    def _check_savable(self) -> None:
+        check_mapped(self._mapped)
         if self.dtype != torch.float32:
             raise ValueError(
                 f"This retriever's weights were rounded to {self.dtype}; save one that was loaded in float32."
@@ -509,7 +511,7 @@ class GenerativeRetriever:
             ValueError: the index in `folder` has another encoder or decoder, or changes that this one was not loaded with; or
                 the weights were loaded in another dtype than float32.
         """
-        self._check_dtype()
+        self._check_savable()
         target = Path(folder).resolve()
         with updating(target):
             state = self._state
@@ -528,7 +530,7 @@ class GenerativeRetriever:
         """Upload the whole index with a model card to the Hugging Face Hub; see `dsi.store.hub.push`."""
         from dsi.store.hub import push
 
-        self._check_dtype()
+        self._check_savable()
         with TemporaryDirectory() as folder:
             self._write(Path(folder) / "index")
             return push(Path(folder) / "index", name, private=private, token=token, license=license)
@@ -563,7 +565,7 @@ class GenerativeRetriever:
         local = index_folder(folder, revision, token)
         parts, state = load_index(local, device)
         retriever = cls(*parts, _DTYPES[dtype])
-        retriever._saved[local.resolve()] = state
+        retriever._saved[local.resolve()], retriever._mapped = state, mapped_files(local)
         retriever._on_disk = local.resolve(), retriever._state.engine
         return retriever
 

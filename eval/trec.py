@@ -14,7 +14,14 @@ from dsi.eval.measures import ranking
 
 
 def write_run(run: Run, path: Path, tag: str) -> None:
-    """Write `query_id Q0 doc_id rank score tag` lines, best first, with the scores of `run_without_ties`."""
+    """Write `query_id Q0 doc_id rank score tag` lines, best first, with the scores of `run_without_ties`.
+
+    Raises:
+        ValueError: an id or the tag is empty or holds white space, which would be another field or line.
+    """
+    for field in (tag, *run, *(doc_id for scores in run.values() for doc_id in scores)):
+        if field.split() != [field]:
+            raise ValueError(f"{path}: {field!r} must not be empty or hold white space; a TREC run cannot hold it.")
     lines = [
         f"{query_id} Q0 {doc_id} {rank} {score!r} {tag}\n"
         for query_id, scores in run_without_ties(run).items()

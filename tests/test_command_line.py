@@ -142,6 +142,12 @@ def test_bad_arguments_are_one_line_before_the_libraries_load(arguments, message
     assert message in refusal(capsys, *filled.split())
 
 
+def test_commands_send_no_telemetry(monkeypatch):
+    monkeypatch.delenv("HF_HUB_DISABLE_TELEMETRY", raising=False)
+    libraries.load_libraries()
+    assert os.environ["HF_HUB_DISABLE_TELEMETRY"] == "1"
+
+
 def test_a_blank_query_is_refused(no_libraries, tmp_path, capsys):
     (tmp_path / "manifest.json").write_text("{}")
     assert "argument --query: must be a text that is not blank" in refusal(capsys, "search", tmp_path, "--query", "")

@@ -287,10 +287,39 @@ def test_every_promise_names_tests_that_exist():
     page = (ROOT / "docs" / "develop" / "index-files.md").read_text(encoding="utf-8")
     rows = page.partition("| what happens | what holds | tests |\n| --- | --- | --- |\n")[2].partition("\n\n")[0]
     for row in rows.splitlines():
-        named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", row)
-        assert named, f"no test: {row}"
-        for file, name in named:
-            assert f"\ndef {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), f"{file} has no {name}"
+        assert_names_tests(row)
+
+
+def assert_names_tests(row):
+    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", row)
+    assert named, f"no test: {row}"
+    for file, name in named:
+        assert f"\ndef {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), f"{file} has no {name}"
+
+
+ADVICE = (
+    "It is a vulnerability if", "[What we promise]", "It is made to stand", "- **It does not check**", "There is no TLS",
+    "- **In front of it**", "On a writable server it lets", "The token can add", "The sums in the manifest show",
+    "An index that you push tells", "Nothing that you did not ask for.", "`--report-to wandb` sends losses.",
+)  # fmt: skip
+"""How sentences of SECURITY.md begin that promise nothing."""
+
+
+def test_every_sentence_of_security_names_tests_that_exist():
+    page = (ROOT / "docs" / "develop" / "index-files.md").read_text(encoding="utf-8")
+    rows = page.partition("| it says | tests |\n| --- | --- |\n")[2].partition("\n\n")[0].splitlines()
+    said = [row.split(" | ")[0].removeprefix("| ") for row in rows]
+    for row in rows:
+        assert_names_tests(row)
+    security = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    sections = ("What counts", "The server", "Indexes from the Hub", "What leaves your machine")
+    parts = [security.partition(f"## {name}\n")[2].partition("\n## ")[0] for name in sections]
+    text = " ".join(" ".join(parts).split())
+    assert all(phrase in text for phrase in said), [phrase for phrase in said if phrase not in text]
+    sentences = [" ".join(one.split()) for part in parts for one in re.split(r"(?<=\.)\s+|\n\n", part)]
+    assert len(sentences) > 20
+    for sentence in filter(None, sentences):
+        assert sentence.startswith(ADVICE) or any(phrase in sentence for phrase in said), sentence
 
 
 def test_names_and_phrases_that_are_gone_are_nowhere():

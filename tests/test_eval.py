@@ -129,6 +129,14 @@ def test_trec_files_survive_writing_and_reading(tmp_path):
     assert theirs == {"q1", "q2"}
 
 
+@pytest.mark.parametrize("name", ["", "a b", "a\tb", "a\n", "\u2003"])
+def test_a_trec_run_holds_no_white_space_in_a_field(tmp_path, name):
+    for run, tag in (({name: {"d": 1.0}}, "tag"), ({"q": {"d": 1.0, name: 0.5}}, "tag"), ({"q": {"d": 1.0}}, name)):
+        with pytest.raises(ValueError, match="must not be empty or hold white space; a TREC run cannot hold it"):
+            write_run(run, tmp_path / "run", tag)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,6 +37,7 @@ from dsi.server.settings import ServerSettings
 from dsi.server.topics import Topics
 from tests.conftest import PROMPTS
 from tests.serving import QUERY, Client, error, live, save_index
+from tests.test_traces import resident_megabytes
 
 
 @pytest.fixture(scope="module")
@@ -443,6 +445,17 @@ def test_a_panic_of_the_tokenizer_is_the_error_of_its_request_alone(folder, monk
         assert client.ask("ready")[0] == 200
 
 
+def test_a_file_that_is_cut_off_fails_requests_and_not_the_server(folder, tmp_path):
+    shutil.copytree(folder / "tied", tmp_path / "index")
+    path = tmp_path / "index" / "docids" / "docids.safetensors"
+    data = path.read_bytes()
+    with live(tmp_path / "index") as client:
+        os.truncate(path, 100)
+        assert client.ask("search", {"query": QUERY})[0] == 500
+        path.write_bytes(data)
+        assert client.ask("search", {"query": QUERY})[0] == 200
+
+
 def test_many_clients_are_answered_in_few_batches(client, library):
     queries = [f"rivers of country {n}" for n in range(30)]
     expected = [[hit.doc_id for hit in library.search(query, k=3)] for query in queries]
@@ -507,6 +520,45 @@ def test_the_command_refuses_what_cannot_work(folder, monkeypatch, capsys):
     assert "70000" in said[2]
     assert "uvicorn" in said[3]
     assert said[3].endswith('pip install "dr-scl[server]".')
+
+
+@pytest.mark.parametrize(("more", "host"), [([], "127.0.0.1"), (["--host", "0.0.0.0"], "0.0.0.0")])  # noqa: S104
+def test_a_server_listens_at_this_machine_alone(folder, monkeypatch, more, host):
+    given = {}
+    monkeypatch.setenv("DSI_SERVER", "")
+    monkeypatch.setattr("uvicorn.run", lambda app, **options: given.update(options))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert main(["serve", str(folder / "tied"), *more]) == 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert given["host"] == host
+
+
+@pytest.mark.slow
+def test_ten_thousand_requests_leave_memory_and_files_as_they_were(folder):
+    """Searches, explanations, errors: 10,000 in one run, of eight clients at once."""
+    requests = [
+        ("search", {"query": QUERY, "k": 5}), ("search", {"query": "noble gas", "method": "exact"}), ("search", {"query": ""}),
+        ("search", {"query": QUERY, "where": "number < 9"}), ("explain", {"query": QUERY}), ("search", {"k": "x"}), ("nothing", None),
+    ]  # fmt: skip
+    expected = [200, 200, 400, 200, 200, 400, 404]
+    with live(folder / "tied") as client:
+
+        def ask(number):
+            assert client.ask(*requests[number % 7])[0] == expected[number % 7]
+
+        def use(numbers):
+            with ThreadPoolExecutor(8) as pool:
+                list(pool.map(ask, numbers))
+            return resident_megabytes(), len(os.listdir("/proc/self/fd")), threading.active_count()
+
+        use(range(1000))  # caches are filled
+        before = use(range(1000))
+        after = use(range(8000))
+    assert after[0] <= before[0] + 20
+    assert after[1] <= before[1] + 4
+    assert after[2] <= before[2] + 1
 
 
 def test_settings_travel_through_the_environment(monkeypatch):

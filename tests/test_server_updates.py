@@ -41,7 +41,9 @@ def test_documents_come_and_go_on_disk_too(writable):
     assert len(GenerativeRetriever.from_pretrained(writable.run, device="cpu").documents) == 60
 
 
-def test_documents_are_safe_without_the_token(writable):
+def test_documents_are_safe_without_the_token(writable, monkeypatch):
+    compared = []
+    monkeypatch.setattr("hmac.compare_digest", lambda *texts: compared.append(texts) or texts[0] == texts[1])
     with live(writable.run) as client:
         said = error(client.ask("documents", {"documents": [NEW]}, token=TOKEN))
     assert said == (403, "This server is read-only; start it with --writable and a token in DSI_TOKEN.")
@@ -49,6 +51,7 @@ def test_documents_are_safe_without_the_token(writable):
         status, message = error(writable.ask("documents/danube", method="DELETE", token=token))
         assert status == 401
         assert "Authorization: Bearer TOKEN" in message
+    assert len(compared) == 3  # in constant time
     assert len(writable.app.state.service.retriever.documents) == 60
 
 

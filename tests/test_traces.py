@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,48 @@ def test_no_file_holds_anything_of_a_removed_document_after_the_next_save(
     assert len(loaded.lexical.query_terms(["qwixoda " + lines[0]["title"]])[0].numbers) > 0
     loaded.save_pretrained(tmp_path / "copy")
     assert files_with(tmp_path / "copy", parts + vectors) == []
+
+
+def resident_megabytes() -> float:
+    """Memory of this process that is no file's."""
+    gc.collect()
+    resident, shared = map(int, Path("/proc/self/statm").read_text().split()[1:3])
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads memory from /proc")
+def test_memory_does_not_grow_with_searches_and_updates(encoder, tmp_path):
+    """20,000 searches in every way, and 500 cycles of adding, removing and saving."""
+    retriever = small_index(encoder, tied=True)
+    retriever.save_pretrained(tmp_path / "run")
+    words = [word for document in DOCUMENTS for word in document["text"].split()]
+
+    def search(numbers: range) -> float:
+        for number in numbers:
+            query = " ".join(words[(number * 7 + n * 31) % len(words)] for n in range(4)) + " x"
+            method = ("generate", "exact")[number % 2]
+            retriever.search(query, k=1 + number % 20, method=method, deny=[DOCUMENTS[number % 40]["doc_id"]])
+        return resident_megabytes()
+
+    def update(numbers: range) -> float:
+        for number in numbers:
+            text = " ".join(f"word{number}x{n}" for n in range(20))
+            retriever.add([{"doc_id": f"new-{number}", "title": text, "text": text}])
+            retriever.remove([f"new-{number}"])
+            if number % 5 == 0:
+                retriever.save_update(tmp_path / "run")
+        return resident_megabytes()
+
+    search(range(1000))
+    update(range(50))
+    searched = [search(range(start, start + 4000)) for start in range(1000, 21_000, 4000)]
+    updated = [update(range(start, start + 100)) for start in range(50, 550, 100)]
+    open_files = len(list(Path("/proc/self/fd").iterdir()))
+    update(range(550, 560))
+    assert searched[-1] <= searched[0] + 10, searched
+    assert updated[-1] <= updated[0] + 10, updated
+    assert len(list(Path("/proc/self/fd").iterdir())) <= open_files + 1
 
 
 @pytest.mark.parametrize("cycles", [20, pytest.param(500, marks=pytest.mark.slow)])

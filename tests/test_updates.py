@@ -264,6 +264,36 @@ def test_a_loaded_index_does_not_need_its_folder_again(retriever, tmp_path):
     assert str(loaded.explain("gas")) == str(same.explain("gas"))
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system could end the process")
+@pytest.mark.parametrize("use", [
+    lambda own: own.search(QUERIES), lambda own: own.explain("gas"), lambda own: own.get(DOCUMENTS[0]["doc_id"]),
+    lambda own: own.add(DOCUMENTS[50:]), lambda own: own.remove([DOCUMENTS[0]["doc_id"]]), lambda own: own.save_pretrained("x"),
+], ids=["search", "explain", "get", "add", "remove", "save"])  # fmt: skip
+def test_a_file_that_is_cut_off_under_a_loaded_index_is_an_error(use, encoder, tmp_path):
+    """Reading what it lacks would end the process by SIGBUS."""
+    small_index(encoder, tied=True).save_pretrained(tmp_path / "index")
+    loaded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
+    names = (
+        "docids/docids.safetensors",
+        "docids/documents.arrow",
+        "lexical/terms.safetensors",
+        "generator/model.safetensors",
+    )
+    for path in (tmp_path / "index" / name for name in names):
+        data = path.read_bytes()
+        os.truncate(path, 8)
+
+        def work(path=path, data=data):
+            with pytest.raises(
+                OSError, match=f"{path} was cut off since it was loaded, at 8 of {len(data):,} bytes; restore"
+            ):
+                use(loaded)
+
+        assert status_of(fork(work)) == 0
+        path.write_bytes(data)
+    assert len(loaded.search("gas", k=3)) == 3
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process")
 def test_killed_at_every_write_the_old_index_is_there_or_the_new(retriever, tmp_path, monkeypatch):
     run = tmp_path / "index"

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from gzip import open as open_gzip
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TextIO, TypeVar
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -105,6 +105,38 @@ def map_tensors(path: Path) -> dict[str, NDArray[Any]]:
         mapped = np.memmap(path, dtype, "c", start, shape) if end > start else np.empty(shape, dtype)
         arrays[name] = mapped.view(np.ndarray)  # indexing a memmap is a microsecond slower
     return arrays
+
+
+class MappedFile(NamedTuple):
+    """A file that is mapped into memory: where it is, which one it is, and its size in bytes."""
+
+    path: str
+    device: int
+    inode: int
+    size: int
+
+    @classmethod
+    def at(cls, path: Path) -> "MappedFile":
+        """Return the file that a path names now."""
+        found = path.stat()
+        return cls(str(path), found.st_dev, found.st_ino, found.st_size)
+
+
+def check_mapped(files: Iterable[MappedFile]) -> None:
+    """Raise OSError if a file was cut off since it was mapped: reading what it lacks would end the process (SIGBUS).
+
+    One that was replaced or deleted stays mapped as it was.
+    """
+    for path, device, inode, size in files:
+        try:
+            found = os.stat(path)  # noqa: PTH116 - before every search
+        except OSError:
+            continue
+        if found.st_size < size and (found.st_dev, found.st_ino) == (device, inode):
+            raise OSError(
+                f"{path} was cut off since it was loaded, at {found.st_size:,} of {size:,} bytes; restore it and load the "
+                "index again."
+            )
 
 
 def save_tensors(arrays: Mapping[str, NDArray[Any]], path: Path) -> None:

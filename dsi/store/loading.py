@@ -29,6 +29,7 @@ from dsi.contrastive.sparse import load_lexical
 from dsi.contrastive.untrusted import PROBE
 from dsi.docids.data.records import COLUMNS, MOST_COLUMNS, NO_ID
 from dsi.docids.files.storage import (
+    MappedFile,
     digest,
     folder_sums,
     read_record,
@@ -232,6 +233,12 @@ def load_index(folder: Path, device: str | None) -> tuple[Parts, str]:
     check_binding(manifest, encoder, tree)
     check_fit(folder, encoder, tree, generator)
     return (encoder, tree, generator, documents, search_config(manifest), lexical), content_fingerprint(manifest)
+
+
+def mapped_files(folder: Path) -> tuple[MappedFile, ...]:
+    """Return the files of arrays and tables of an index, which are mapped into memory, as they are now."""
+    found = [path for name in PARTS for path in folder.glob(f"{name}*/**/*")]
+    return tuple(MappedFile.at(path) for path in found if path.suffix in (".safetensors", ".arrow"))
 
 
 def index_state(folder: Path) -> str:

@@ -522,7 +522,7 @@ def test_the_command_refuses_what_cannot_work(folder, monkeypatch, capsys):
     assert said[3].endswith('pip install "dr-scl[server]".')
 
 
-@pytest.mark.parametrize(("more", "host"), [([], "127.0.0.1"), (["--host", "0.0.0.0"], "0.0.0.0")])  # noqa: S104
+@pytest.mark.parametrize(("more", "host"), [([], "127.0.0.1"), (["--host", "0.0.0.0"], "0.0.0.0")])
 def test_a_server_listens_at_this_machine_alone(folder, monkeypatch, more, host):
     given = {}
     monkeypatch.setenv("DSI_SERVER", "")

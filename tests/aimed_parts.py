@@ -27,7 +27,7 @@ MANIFEST: dict[str, dict[str, Any]] = {
     "long prompts": {"encoder": {"query_prompt": "gas " * 500, "document_prompt": "\x00" * 2000}},
     "prompts of surrogates": {"encoder": {"query_prompt": "\ud800"}},
     "a walk without end": {"search": {"beam_width": 10**9, "candidates": 10**9}},
-    "weights without end": {"search": {"lexical_weight": 1e6, "token_weight": 1e6, "query_map_weight": 1e6}},
+    "weights without end": {"search": {"lexical_weight": 1e6, "token_weight": 1e6}},
     "a tiny temperature": {"search": {"fusion": "bound", "ann_temperature": 1e-6, "alpha": 0.5, "beta": 1.0}},
     "a threshold of levels": {"search": {"beta": 1e308}},
     "many parts": {"parts": {f"docids-{n}": "docids" for n in range(10**5)}},

@@ -25,7 +25,7 @@ from dsi.docids.words.bm25 import Lexical
 
 NO_QUERIES = "There are no queries to train the encoder on; add qrels/train.tsv or set contrastive.loss to none."
 HARD = 30
-"""Hard negatives of a query are drawn from so many of its best documents."""
+"""Best documents of a query, from which its hard negatives are drawn."""
 _BLOCK = 256
 """Queries whose scores of all documents are in memory at a time."""
 _LOSSES = {"scl": SupervisedContrastiveLoss, "dpr": DPRLoss}
@@ -77,7 +77,7 @@ def hard_negatives(
     Args:
         lexical: scores all documents.
         queries: {document row: its train queries}.
-        count: of each query; fewer only if there are not so many other documents.
+        count: of each query; fewer only if there are fewer other documents.
         seed: of the draw.
     """
     relevant: dict[str, set[int]] = {}

@@ -110,6 +110,7 @@ def test_clouds_and_words_are_as_described(data):
     assert figures["recall@10 in 1%"] < figures["recall@10 in 4%"] < figures["recall@10 in 16%"] <= 1
 
 
+@pytest.mark.slow
 def test_the_command_writes_figures_tables_and_pictures(work, tmp_path, capsys):
     options = ["--sizes", str(SIZE), "--dim", str(DIM), "--rounds", "1", "--work", str(work), "--output", str(tmp_path)]
     assert main(["benchmark-index", *options, "--leave-out", *LEFT_OUT]) == 0

@@ -12,6 +12,7 @@ from tests.conftest import random_tree
 from tests.test_tree_models import table_rows
 
 
+@pytest.mark.slow
 def test_it_measures_a_size_in_a_fresh_process_and_shows_how_all_grow(tmp_path, capsys, monkeypatch):
     output = tmp_path / "scale"
     options = ["--dim", "8", "--rounds", "1", "--output", str(output)]

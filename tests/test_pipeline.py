@@ -407,6 +407,7 @@ def test_calls_with_something_else_than_a_collection_or_a_device_say_what_they_t
     assert "train" in dir(dsi)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_several_processes_do_what_one_does(processes, beir, tmp_path, sentence_bert_folder, t5_folder, monkeypatch):
     """Every stage starts from what one process made before it, so that only the stage itself is compared."""

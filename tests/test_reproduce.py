@@ -207,6 +207,7 @@ def test_rows_that_a_collection_does_not_allow_are_named_and_the_others_measured
     assert "has no queries to measure on; add qrels/test.tsv" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_systems_of_other_papers_are_rows_of_one_table(config, data, tmp_path):
     output = tmp_path / "out"
     common = ["--data", str(data), "--config", str(config), "--output", str(output), "--device", "cpu"]
@@ -262,6 +263,7 @@ def test_a_plan_of_words_guides_the_beam_and_joins_the_scores(config, data, tmp_
         assert list(run[query_id].values()) == pytest.approx(scores.tolist(), abs=1e-3)
 
 
+@pytest.mark.slow
 def test_tables_4_and_5_over_two_seeds_and_the_figure(config, data, tmp_path, capsys, monkeypatch):
     output, drawn, draw, alphas = tmp_path / "out", [], figure5.grid_figure, (0.0, 0.3, 0.7, 1.0)
     monkeypatch.setattr(figure5, "ALPHAS", alphas)
@@ -298,6 +300,7 @@ def test_tables_4_and_5_over_two_seeds_and_the_figure(config, data, tmp_path, ca
     assert (output / "figure5.svg").read_text().startswith("<?xml")
 
 
+@pytest.mark.slow
 def test_objectives_train_on_one_budget_and_are_searched_by_beam(config, data, tmp_path, capsys, monkeypatch):
     assert {*objectives_table.NAMES, "ripor", "ltrgr"} == set(ROWS)  # these have tables of their own
     names = ("ce", "tdm", "dtr")

@@ -56,6 +56,7 @@ def test_the_synthetic_experiment_is_a_command(tmp_path, monkeypatch, capsys):
     assert len(json.loads((tmp_path / "synthetic.json").read_text())["rows"]) == 2 * len(rows)
 
 
+@pytest.mark.slow
 def test_multilabel_systems_run_in_processes_of_their_own(tmp_path, capsys, monkeypatch):
     features, relevant = clustered_data()
     for split, rows in (("train", slice(0, 300)), ("test", slice(300, 400))):

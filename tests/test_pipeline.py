@@ -45,7 +45,7 @@ def write_settings(path: Path, encoder_folder: Path, t5_folder: Path, **sections
             "bf16": False,
             "encoder": {"name": str(encoder_folder), "query_prompt": "Query: ", "document_prompt": "Document: "},
             "pseudo_queries": {"per_document": 2},
-            "contrastive": {"epochs": 1.0, "batch_size": 16, "temperature": 0.1, "interpolation": 1.0},
+            "contrastive": {"epochs": 1.0, "batch_size": 24, "temperature": 0.1, "interpolation": 1.0},
             "docids": {"branching": 4, "max_leaf_size": 4},
             "generator": {"docid_tokens": "digits", "decoder": str(t5_folder)},
             "objective": {"name": "ce", "distillation": 0.0},

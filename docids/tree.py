@@ -281,8 +281,12 @@ class DocidTree:
         save_tensors(arrays, path)
 
     @classmethod
-    def load(cls, path: Path) -> "DocidTree":
+    def load(cls, path: Path, *, check: bool = True) -> "DocidTree":
         """Return what `save` wrote, memory-mapped; processes that load the same file share it.
+
+        Args:
+            path: the file.
+            check: read all of it, to find damage; False for a file that another process has checked.
 
         Raises:
             FileNotFoundError: no such file.
@@ -295,7 +299,7 @@ class DocidTree:
         structure = {name: array for name, array in arrays.items() if name not in _CODECS}
         segments = int(structure.pop("segments", np.ones(1)).clip(1, MOST_PLACES).max(initial=1))
         tree = cls(**structure | vectors, segments=segments)
-        problem = tree._problem()
+        problem = tree._problem() if check else ""
         if problem:
             raise ValueError(f"{path} does not hold a docid tree ({problem}); build the docids again.")
         return tree

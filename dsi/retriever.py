@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Unpack, overload
+from typing import Any, Self, Unpack, overload
 
 import datasets
 import numpy as np
@@ -382,8 +382,8 @@ class GenerativeRetriever:
             flat, search = slice(row * k, row * k + k), searches[row] if searches else None
             columns = scores[row], doc_ids[row], titles[row], docids[flat], texts[row], metadata[flat], repeat(search)
             fields = zip(range(1, count + 1), *columns, strict=False)
-            query = search.query if search else ""
-            hits.append(Hits([Hit(*values) for values in fields], exact, query, search))
+            query, lack = search.query if search else "", (float(result.coverage[row]), result.missing[row])
+            hits.append(Hits([Hit(*values) for values in fields], exact, query, search, *lack))
         return hits
 
     def as_run(self, query_ids: Sequence[str], result: SearchResult) -> dict[str, dict[str, float]]:
@@ -544,7 +544,7 @@ class GenerativeRetriever:
         token: str | bool | None = None,
         device: str | None = None,
         dtype: str = "float32",
-    ) -> "GenerativeRetriever":
+    ) -> Self:
         """Load an index, after checking every file.
 
         Args:

@@ -30,7 +30,7 @@ FRONT = ("__init__", "__main__")
 """Modules of dsi outside the rooms: they open the package and the command."""
 ROOMS = (
     "trees", "generator", "search", "config", "configs", "store", "rerankers", "snapshot", "retriever", "training",
-    "measuring", "integrations", "server", "commands",
+    "measuring", "integrations", "cluster", "server", "commands",
 )  # fmt: skip
 """Of dsi: each imports only those before it, and itself."""
 WALK = ("dsi.search.engine", "dsi.search.generate", "dsi.search.beam", "dsi.search.walk", "dsi.search.lists")
@@ -201,7 +201,7 @@ except ValueError as error:
 @pytest.mark.parametrize(
     "module",
     [
-        *(f"dsi.search.{name}" for name in ("results", "walk")),
+        "dsi.search.results",
         *(f"dsi.eval.{name}" for name in ("measures", "fusion", "protocol", "tables", "report")),
         *(
             f"dsi.docids.{name}"

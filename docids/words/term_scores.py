@@ -180,6 +180,11 @@ class TermScorer:
     lengths: Ints | None = None
     _idle: list[Floats] = field(default_factory=list)  # [documents] zeros, each for one query at a time
 
+    def select(self, rows: Rows) -> "TermScorer":
+        """Return a scorer of the documents in some rows, ascending; a weight is what it is among all documents."""
+        lengths = None if self.lengths is None else self.lengths[rows]
+        return TermScorer(Postings.from_lists(self.postings.merge()[:, rows]), self.damping, lengths)
+
     @cached_property
     def _damping(self) -> Floats | None:
         return None if self.damping is None or self.lengths is None else self.damping.for_lengths(self.lengths)
@@ -231,7 +236,7 @@ class TermScorer:
                 return TopDocuments(rows[top], scores[top], bound * _ROUNDING, other_scores)
             budget = int(budget * len(allowed) / num_allowed)
         scan = self._scan([list(self._read(part, terms, budget)) for part in self.postings.parts], allowed, others)
-        top, bound = highest(scan.bounds, count)
+        top, bound = highest(scan.bounds, count, scan.rows)
         top = top[np.argsort(scan.rows[top])]
         rows, bound = scan.rows[top], max(scan.rest, bound) * _ROUNDING
         scores = self._complete(scan.sums[top], rows, scan.unfinished)
@@ -331,14 +336,19 @@ def choose_depths(unread: Sequence[Floats], budget: int) -> list[int]:
     return depths
 
 
-def highest(values: Floats, count: int) -> tuple[Rows, np.float32]:
-    """Return the indices of the `count` highest values above 0 (of equals the first), and a bound of all other values."""
+def highest(values: Floats, count: int, rows: Rows | None = None) -> tuple[Rows, np.float32]:
+    """Return the indices of the `count` highest values above 0, and a bound of all other values.
+
+    Of equal values the first ones are taken, or those with the lowest `rows` if these are given.
+    """
     if len(values) <= count:
         return np.flatnonzero(values > 0), np.float32(0)
     limit = max(-np.partition(-values, count)[count], np.float32(0))
     above = np.flatnonzero(values > limit)
-    ties = np.flatnonzero(values == limit)[: count - len(above)] if limit else above[:0]
-    return np.concatenate([above, ties]), limit
+    ties = np.flatnonzero(values == limit) if limit else above[:0]
+    if rows is not None:
+        ties = ties[np.argsort(rows[ties])]
+    return np.concatenate([above, ties[: count - len(above)]]), limit
 
 
 def _is_in(rows: Rows, ascending: Rows) -> Mask:

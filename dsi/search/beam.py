@@ -18,7 +18,7 @@ k-th document. Ties break in docid order. A document with several places scores 
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple, Self
@@ -250,12 +250,13 @@ class BeamSearch(Engine):
         exact = descent.pruned <= (answers.scores[:, -1] if bounds else -torch.inf)
         positions = answers.positions.numpy(force=True)
         sources = np.where(positions >= 0, np.uint8(WALK), np.uint8(0))
-        return SearchResult(
-            positions,
-            answers.scores.numpy(force=True),
-            exact.numpy(force=True),
-            descent.read.numpy(force=True),
-            sources,
+        return replace(
+            SearchResult.empty(*positions.shape),
+            positions=positions,
+            scores=answers.scores.numpy(force=True),
+            exact=exact.numpy(force=True),
+            read=descent.read.numpy(force=True),
+            sources=sources,
         )
 
     def queries(self, batch: QueryBatch, request: SearchRequest) -> _Queries:

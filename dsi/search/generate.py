@@ -7,7 +7,6 @@ Neither knows folders or texts of documents.
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
 
@@ -17,35 +16,19 @@ import torch
 from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import LARGE
 from dsi.docids.words.bm25 import Lexical
+from dsi.docids.words.term_scores import Terms
 from dsi.generator.base import Generator
 from dsi.generator.tied import TiedGenerator
 from dsi.search.engine import FEATURE_TEMPERATURE, Engine, Followed, Method, QueryBatch, Siblings, count_documents
 from dsi.search.lists import ListedDocuments
+from dsi.search.pools import AllDocuments, Everything, Pool, PoolSources, Sources
 from dsi.search.request import SearchConfig, SearchRequest
-from dsi.search.results import (
-    EXTRA,
-    WALK,
-    WORDS,
-    Bools,
-    Floats,
-    Ints,
-    SearchResult,
-    Trace,
-    best,
-    highest,
-    highest_and_rest,
-)
-from dsi.search.scores import ROUNDING, DocumentScores
-from dsi.search.walk import NodeScores, Reached, Walk, ranges
+from dsi.search.results import Bools, Floats, Ints, SearchResult, Trace, highest_and_rest
+from dsi.search.scores import DocumentScores
+from dsi.search.walk import NodeScores, Reached, Walk
 
 _OUTRIGHT = 1_000
 """If a filter lets at most this many documents through, all of them are scored."""
-_FIRST = 128
-"""Places that "exact" scores by late interaction at first; then twice as many each time."""
-_OVERSAMPLED = 8
-"""Oversampling factor of large indexes: candidates retrieved by their codes, then rescored by their vectors."""
-_BLOCK = 2**24
-"""Scores of all documents in memory at a time: 64 MB."""
 _NO_NODES = np.zeros(0, dtype=np.int64)
 
 
@@ -99,12 +82,25 @@ class TiedIndex(Engine):
         config = request.config
         extra = None if request.extra_scores is None else request.extra_scores[batch.rows.numpy()]
         lexical = self.lexical if config.lexical_weight else None
-        words = None
+        scorer, terms = (None, list[Terms]()) if lexical is None else (lexical.scorer, lexical.query_terms(batch.texts))
+        tokens = None
         if config.token_weight and self.tree.tokens is not None:
-            words = [batch.word_states(row) for row in range(len(batch.texts))]
+            tokens = [self.tree.tokens.project(batch.word_states(row)) for row in range(len(batch.texts))]
         return DocumentScores(
-            self.tree, batch.vectors, batch.texts, lexical, config.lexical_weight, extra, words, config.token_weight
+            self.tree, batch.vectors, scorer, terms, config.lexical_weight, extra, tokens, config.token_weight
         )
+
+    def sources(self, scores: DocumentScores, request: SearchRequest, count: int) -> Sources:
+        """Return what gathers the documents of pools, `count` from each source."""
+        allowed, rows = request.allowed, None
+        if allowed is not None:
+            rows = np.zeros(self.tree.num_rows, dtype=bool)
+            rows[self.tree.doc_rows[allowed]] = True
+        return PoolSources(self.tree, self.listed, scores, count, self.occupied if allowed is None else allowed, rows)
+
+    def all_documents(self, batch: QueryBatch, request: SearchRequest) -> Everything:
+        """Return what scores all documents that may be returned."""
+        return AllDocuments(self.tree, self.document_scores(batch, request), request.allowed)
 
     def follow(self, batch: QueryBatch, request: SearchRequest, rows: Ints) -> Followed:
         """Return how the paths to documents [batch, n], rows of the document table, are scored; a filter changes no score."""
@@ -115,8 +111,8 @@ class TiedIndex(Engine):
             positions = np.stack([scores.rescore(row, places, zeros)[0] for row, places in enumerate(positions)])
         dense = np.stack([scores.dots(row, places) for row, places in enumerate(positions)])
         parts = {"dense": dense}
-        if scores.lexical is not None:
-            parts[scores.lexical.name] = np.stack([scores.lexical_scores(*pair) for pair in enumerate(rows)])
+        if scores.lexical is not None and self.lexical is not None:
+            parts[self.lexical.name] = np.stack([scores.lexical_scores(*pair) for pair in enumerate(rows)])
         if scores.has_tokens:
             parts["tokens"] = np.stack([scores.late_interaction(row, places) for row, places in enumerate(positions)])
         if scores.extra is not None:
@@ -205,82 +201,16 @@ class Exact(Method):
 
     def retrieve(self, batch: QueryBatch, request: SearchRequest, trace: Trace | None = None) -> SearchResult:
         """Return the top k of all documents that may be returned."""
-        scores, tree = self.index.document_scores(batch, request), self.index.tree
-        k = min(request.k, count_documents(tree, request.allowed))
+        tree, allowed = self.index.tree, request.allowed
+        everything = self.index.all_documents(batch, request)
+        k = min(request.k, count_documents(tree, allowed))
         result = SearchResult.empty(len(batch.texts), k)
-        step = max(1, _BLOCK // tree.num_documents)
-        for start in range(0, len(batch.texts) if k else 0, step):
-            all_scores = scores.all(slice(start, start + step))
-            if request.allowed is not None:
-                all_scores[:, ~request.allowed] = -np.inf
-            for row, place_scores in enumerate(all_scores, start=start):
-                if scores.has_tokens:
-                    place_scores = self._with_tokens(scores, row, place_scores, k)
-                _Pool(*self._best(place_scores, k)).put(result, row, k)
-                result.read[row] = tree.num_documents
+        for row, pool in enumerate(everything.best(k)):
+            pool.put(result, row, k)
+        everything.mark(result)
         if trace is not None:
             trace.add_documents(result.positions, result.scores, result.sources)
         return result
-
-    def _with_tokens(self, scores: DocumentScores, row: int, plain: Floats, k: int) -> Floats:
-        """Return scores with late interaction [places], -inf for those that cannot reach the top k.
-
-        Places are scored in the order of their scores without it, until the next one could not reach the top k.
-
-        Args:
-            scores: of the batch.
-            row: of the query.
-            plain: [places] scores without late interaction.
-            k: documents to return.
-        """
-        order = np.argsort(-plain, kind="stable")
-        order = order[: int((plain > -np.inf).sum())]
-        total, end = np.full_like(plain, -np.inf), 0
-        while end < len(order):
-            start, end = end, min(len(order), max(_FIRST, 2 * end))
-            places = order[start:end]
-            total[places] = plain[places] + scores.late_interaction(row, places)
-            _, top, _ = self._best(total, k)
-            kth = np.partition(top, len(top) - k)[len(top) - k] if len(top) >= k else -np.inf
-            if end < len(order) and plain[order[end]] + scores.most_by_tokens < kth - ROUNDING * abs(kth):
-                break
-        return total
-
-    def _best(self, scores: Floats, k: int) -> tuple[Ints, Floats, Ints]:
-        """Return the best place of at least the k best documents, given the scores of all places [places]."""
-        positions = highest(scores, k * self.index.tree.most_places)
-        if self.index.tree.most_places > 1:
-            order = np.argsort(-scores[positions], kind="stable")
-            _, first = np.unique(self.index.tree.doc_rows[positions[order]], return_index=True)
-            positions = np.sort(positions[order[first]])
-        positions = positions[scores[positions] > -np.inf]
-        return positions, scores[positions], np.zeros(len(positions), dtype=np.uint8)
-
-
-@dataclass(frozen=True)
-class _Pool:
-    """Documents that were scored completely, in docid order.
-
-    Attributes:
-        positions: [n] docid positions, each the best place of its document.
-        scores: [n] document scores.
-        sources: [n] what found them: `WALK`, `WORDS`, `EXTRA` or a sum of them.
-        bound: of the scores of documents that were reached, and are not here.
-        read: how many document vectors were scored.
-    """
-
-    positions: Ints
-    scores: Floats
-    sources: Ints
-    bound: float = -np.inf
-    read: int = 0
-
-    def put(self, result: SearchResult, row: int, k: int) -> None:
-        """Put the k best documents into a row of a result."""
-        order = best(self.scores, k)
-        ranks = slice(0, len(order))
-        result.positions[row, ranks], result.scores[row, ranks] = self.positions[order], self.scores[order]
-        result.sources[row, ranks], result.read[row] = self.sources[order], self.read
 
 
 class Generate(Method):
@@ -312,14 +242,14 @@ class Generate(Method):
         while rows:
             if search.few is not None:
                 reached = [Reached(_NO_NODES, pruned=False, read=0)] * len(rows)
-                pools = [search.outright(row) for row in rows]
+                gathered = search.sources.outright(rows, search.few)
             elif walks:
                 reached = search.walk(rows, width, trace)
-                pools = search.pools(rows, [end.nodes for end in reached])
+                gathered = search.sources.gather(rows, [end.nodes for end in reached])
             else:
                 reached = [Reached(_NO_NODES, pruned=True, read=0)] * len(rows)
-                pools = search.pools(rows, [_NO_NODES] * len(rows))
-            pools = [search.rescore(row, pool) for row, pool in zip(rows, pools, strict=True)]
+                gathered = search.sources.gather(rows, [_NO_NODES] * len(rows))
+            pools = search.rescore(rows, [documents.pool() for documents in gathered])
             short = []
             for row, end, pool in zip(rows, reached, pools, strict=True):
                 search.put(result, row, end, pool)
@@ -329,6 +259,7 @@ class Generate(Method):
                     short.append(row)
             rows = short
             width *= 2
+        search.sources.mark(result)
         return result
 
 
@@ -345,6 +276,7 @@ class _Search:
         k: documents per query: fewer if fewer may be returned.
         count: documents that each source contributes.
         few: rows of the document table that may be returned, if they are so few that all are scored; else None.
+        sources: gather the documents of pools.
     """
 
     def __init__(self, index: TiedIndex, batch: QueryBatch, request: SearchRequest) -> None:
@@ -354,24 +286,10 @@ class _Search:
         allowed = request.allowed
         self.documents = count_documents(index.tree, allowed)
         self.k, self.count = min(request.k, self.documents), min(request.pool, self.documents)
-        self.few, self._allowed_rows = None, None
-        if allowed is None:
-            self._allowed, self._alive = index.occupied, index.occupied_nodes
-            return
-        self._allowed, self._alive = allowed, index.alive(allowed)
-        self._allowed_rows = np.zeros(self.tree.num_rows, dtype=bool)
-        self._allowed_rows[self.tree.doc_rows[allowed]] = True
-        if self.documents <= _OUTRIGHT:
-            self.few = np.flatnonzero(self._allowed_rows)
-
-    def outright(self, row: int) -> _Pool:
-        """Return the few documents that may be returned."""
-        assert self.few is not None
-        positions, dense = self.scores.dense(row, self.few)
-        total = dense + self.scores.lexical_scores(row, self.few) + self.scores.extra_scores(row, self.few)
-        order = np.argsort(positions)
-        sources = np.zeros(len(order), dtype=np.uint8)
-        return _Pool(positions[order], total[order], sources, read=len(order))
+        self.few, self._alive = None, index.occupied_nodes if allowed is None else index.alive(allowed)
+        if allowed is not None and self.documents <= _OUTRIGHT:
+            self.few = np.unique(self.tree.doc_rows[allowed])
+        self.sources = index.sources(self.scores, request, self.count)
 
     def walk(self, rows: Sequence[int], beam_width: int, trace: Trace | None) -> list[Reached]:
         """Return where the walks of some queries end."""
@@ -382,93 +300,28 @@ class _Search:
         descend = self.index.walk.descend
         return [descend(self.node_scores, row, beam_width, self._alive, steps) for row in rows]
 
-    def rescore(self, row: int, pool: _Pool) -> _Pool:
-        """Return the best of a pool, their scores with late interaction; if few documents may be returned, all of them."""
-        if not self.scores.has_tokens or not len(pool.positions):
-            return pool
-        kept, cut = highest_and_rest(pool.scores, self.count if self.few is None else len(pool.scores))
-        positions, scores = self.scores.rescore(row, pool.positions[kept], pool.scores[kept])
-        order = np.argsort(positions)
-        bound = max(pool.bound, cut) + self.scores.most_by_tokens
-        return _Pool(positions[order], scores[order], pool.sources[kept][order], bound, pool.read)
+    def rescore(self, rows: Sequence[int], pools: Sequence[Pool]) -> Sequence[Pool]:
+        """Return the best of pools, their scores with late interaction; if few documents may be returned, all of them."""
+        if not self.scores.has_tokens:
+            return pools
+        kept = [highest_and_rest(pool.scores, self.count if self.few is None else len(pool.scores)) for pool in pools]
+        chosen = [(pool.positions[which], pool.scores[which]) for pool, (which, _) in zip(pools, kept, strict=True)]
+        rescored = self.sources.rescore(rows, chosen)
+        return [self._rescored(*parts) for parts in zip(pools, kept, rescored, strict=True)]
 
-    def put(self, result: SearchResult, row: int, reached: Reached, pool: _Pool) -> None:
+    def _rescored(self, pool: Pool, kept: tuple[Ints, float], rescored: tuple[Ints, Floats]) -> Pool:
+        (which, cut), (positions, scores) = kept, rescored
+        order = np.argsort(positions)
+        order = order[scores[order] > -np.inf]  # a shard may have died since
+        bound = max(pool.bound, cut) + self.scores.most_by_tokens
+        return Pool(positions[order], scores[order], pool.sources[which][order], bound, pool.read)
+
+    def put(self, result: SearchResult, row: int, reached: Reached, pool: Pool) -> None:
         """Put the answer of one query into a result."""
         pool.put(result, row, self.k)
         proven = not reached.pruned and result.scores[row, -1] >= pool.bound
         result.exact[row] = proven or len(pool.positions) == self.documents
         result.read[row] += reached.read
-
-    def pools(self, rows: Sequence[int], nodes: Sequence[Ints]) -> list[_Pool]:
-        """Return for some queries the documents that are scored completely."""
-        listed, tree = self.index.listed, self.tree
-        below: Sequence[Ints]
-        if listed is None:
-            below = [ranges(tree.doc_start[ends], tree.doc_end[ends] - tree.doc_start[ends]) for ends in nodes]
-        else:
-            oversampled = _OVERSAMPLED * self.count * tree.most_places
-            below = listed.below(self.scores.queries[list(rows)], nodes, oversampled, self._allowed)
-        return [self.pool(*walked) for walked in zip(rows, nodes, below, strict=True)]
-
-    def pool(self, row: int, nodes: Ints, below: Ints) -> _Pool:
-        """Return the documents that are scored completely: the best below nodes, by words, and by extra_scores.
-
-        Args:
-            row: of the query.
-            nodes: [n] where its walk ended.
-            below: [m] docid positions of documents below these nodes, or of the best by their codes.
-        """
-        scores, count, tree = self.scores, self.count, self.tree
-        positions, dense, cut, read = self._best_below(row, nodes, below)
-        if scores.lexical is None and scores.extra is None:
-            return _Pool(positions, dense, np.full(len(positions), WALK, dtype=np.uint8), cut, read)
-        rows = tree.doc_rows[positions]
-        extra_rows, extra_cut = scores.best_by_extra(row, count, self._allowed_rows)
-        word_rows, word_scores, rest, known = scores.best_by_words(
-            row, count, self._allowed_rows, np.concatenate([rows, extra_rows])
-        )
-        other_rows = np.concatenate([word_rows, extra_rows])
-        other_positions, other_dense = scores.dense(row, other_rows)
-        positions = np.concatenate([positions, other_positions])
-        lexical = np.concatenate([known[: len(rows)], word_scores, known[len(rows) :]])
-        all_rows = np.concatenate([rows, other_rows])
-        total = np.concatenate([dense, other_dense]) + lexical + scores.extra_scores(row, all_rows)
-        bits = np.repeat([WALK, WORDS, EXTRA], [len(rows), len(word_rows), len(extra_rows)])
-        # By document, not by place: rounding may have chosen another of two equal places.
-        _, first, inverse = np.unique(all_rows, return_index=True, return_inverse=True)
-        sources = np.bincount(inverse, bits).astype(np.uint8)  # no source has a document twice
-        bound = cut + rest + extra_cut if extra_cut > -np.inf else -np.inf
-        order = np.argsort(positions[first])
-        kept = first[order]
-        return _Pool(positions[kept], total[kept], sources[order], bound, read + len(kept) - len(rows))
-
-    def _best_below(self, row: int, nodes: Ints, positions: Ints) -> tuple[Ints, Floats, float, int]:
-        """Return the best documents below nodes by dense score.
-
-        Returns:
-            positions [n] in docid order; dense scores [n]; the highest one of a document below that is not among them, -inf if
-            all are; how many were scored.
-        """
-        tree, scores, count = self.tree, self.scores, self.count
-        if not len(nodes):
-            return _NO_NODES, np.zeros(0, dtype=np.float32), np.inf, 0
-        if self._allowed is not None:
-            positions = positions[self._allowed[positions]]
-        dense, read = scores.dots(row, positions), len(positions)
-        if tree.most_places > 1:
-            rows = tree.doc_rows[positions[best(dense, (count + 1) * tree.most_places)]]
-            rows = rows[np.sort(np.unique(rows, return_index=True)[1])]  # of the best places, each document once
-            positions, dense = scores.dense(row, rows)
-            order = np.argsort(positions)
-            positions, dense = positions[order], dense[order]
-        cut = -np.inf
-        if len(positions) > count:
-            kept, cut = highest_and_rest(dense, count)
-            positions, dense = positions[kept], dense[kept]
-        if self.index.listed is not None:
-            size = int((tree.doc_end[nodes] - tree.doc_start[nodes]).sum())
-            cut, read = (np.inf, size) if read < size else (cut, read)  # the others were scored by their codes only
-        return positions, dense, cut, read
 
 
 class WordsOnly(Method):

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import Product, Vectors
-from dsi.search.results import Bools, Floats, Ints
-from dsi.search.walk import ranges
+from dsi.search.results import Bools, Floats, Ints, ranges
 
 _PER_ROOT = 16
 """There are at most this many cells for each of the square root of the number of documents, unless clusters are large."""
@@ -42,8 +41,12 @@ class Lists:
     index: Any
 
     @classmethod
-    def from_tree(cls, tree: DocidTree) -> "Lists":
+    def from_tree(cls, tree: DocidTree, cells: Numbers | None = None) -> "Lists":
         """Return the lists of a tree, made of its codes, or of codes that are made for it.
+
+        Args:
+            tree: the docids.
+            cells: the nodes of the lists in docid order, `cell_nodes` by default.
 
         The first call makes them; trees that updates make of this one have the same. A tree from before those updates can hold
         more documents, and has them made anew.
@@ -51,12 +54,12 @@ class Lists:
         cache, stored = tree.embeddings.cache, len(tree.embeddings.parts[0])
         lists: Lists | None = cache.get("lists")
         if lists is None or lists.edges[-1] < np.count_nonzero(stored_rows(tree) < stored):
-            lists = cache["lists"] = cls._make(tree)
+            lists = cache["lists"] = cls._make(tree, cells)
         return lists
 
     @classmethod
-    def _make(cls, tree: DocidTree) -> "Lists":
-        nodes = cell_nodes(tree)
+    def _make(cls, tree: DocidTree, cells: Numbers | None) -> "Lists":
+        nodes = cell_nodes(tree) if cells is None else cells
         places, first = stored_rows(tree), len(tree.embeddings.parts[0])
         is_first = places < first
         before = np.concatenate([[0], np.cumsum(is_first)])
@@ -64,7 +67,8 @@ class Lists:
         codes = tree.codes or Vectors.search_codes(tree.embeddings)
         rows = places[is_first]
         index = _faiss_lists(codes, np.flatnonzero(is_first), rows, edges)
-        return cls(None if tree.embeddings.order is None else rows, edges, _paths(tree, nodes), index)
+        paths = _paths(tree, nodes) if cells is None else np.empty((0, 0), dtype=np.int32)
+        return cls(None if tree.embeddings.order is None else rows, edges, paths, index)
 
     def nodes_of(self, tree: DocidTree) -> Numbers:
         """[lists] the node of each list in this tree, or in one that updates made of it: digits stay."""
@@ -101,16 +105,17 @@ class ListedDocuments:
     """Finds documents below the nodes of one tree by the lists.
 
     Args:
-        tree: the docids.
+        tree: the docids; of a share of the documents, its nodes are those of the whole tree.
+        cells: the nodes of the lists, given for such a share.
 
     Attributes:
         ends: [inner nodes] True at nodes where a walk ends: those with a list, and clusters of documents that came later.
     """
 
-    def __init__(self, tree: DocidTree) -> None:
-        self.tree, self.lists = tree, Lists.from_tree(tree)
+    def __init__(self, tree: DocidTree, cells: Numbers | None = None) -> None:
+        self.tree, self.lists = tree, Lists.from_tree(tree, cells)
         first, places = len(tree.embeddings.parts[0]), stored_rows(tree)
-        nodes = self.lists.nodes_of(tree)
+        nodes = self.lists.nodes_of(tree) if cells is None else cells
         self._list_of = np.full(tree.num_inner, -1, dtype=np.int64)
         self._list_of[nodes] = np.arange(len(nodes))
         self.ends = (self._list_of >= 0) | (tree.first_child >= tree.num_inner)

@@ -38,6 +38,8 @@ class SearchResult:
         read: [batch] how many vectors of nodes and documents were scored; with docid tokens that have weights of their own,
             how many nodes.
         sources: [batch, k] where each document was found: `WALK`, `WORDS`, `EXTRA` or a sum of them.
+        coverage: [batch] share of the documents that could be searched; below 1 only if shards did not answer.
+        missing: [batch] numbers of these shards.
     """
 
     positions: Ints
@@ -45,6 +47,8 @@ class SearchResult:
     exact: Bools
     read: Ints
     sources: Ints
+    coverage: Floats
+    missing: list[list[int]]
 
     @classmethod
     def empty(cls, queries: int, k: int) -> "SearchResult":
@@ -55,12 +59,16 @@ class SearchResult:
             np.ones(queries, dtype=bool),
             np.zeros(queries, dtype=np.int64),
             np.zeros((queries, k), dtype=np.uint8),
+            np.ones(queries, dtype=np.float32),
+            [[] for _ in range(queries)],
         )
 
     def put(self, rows: Ints, other: "SearchResult") -> None:
         """Replace some rows by those of `other`."""
-        for name in ("positions", "scores", "exact", "read", "sources"):
+        for name in ("positions", "scores", "exact", "read", "sources", "coverage"):
             getattr(self, name)[rows] = getattr(other, name)
+        for row, missing in zip(rows.tolist(), other.missing, strict=True):
+            self.missing[row] = missing
 
     @property
     def counts(self) -> Ints:
@@ -185,14 +193,25 @@ class Hits(list[Hit]):
         exact: True if it is proven that no other document has a higher score than these. It says nothing of
             relevance, and after reranking it is still about the search.
         query: its text.
+        coverage: share of the documents that could be searched; below 1 only if shards of a cluster did not answer.
+        missing: numbers of these shards.
     """
 
-    def __init__(self, hits: Iterable[Hit], exact: bool, query: str = "", search: AnsweredSearch | None = None) -> None:
+    def __init__(
+        self,
+        hits: Iterable[Hit],
+        exact: bool,
+        query: str = "",
+        search: AnsweredSearch | None = None,
+        coverage: float = 1.0,
+        missing: Iterable[int] = (),
+    ) -> None:
         super().__init__(hits)
         self.exact, self.query, self._search = exact, query, search
+        self.coverage, self.missing = coverage, list(missing)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Hits, (list(self), self.exact, self.query)
+        return Hits, (list(self), self.exact, self.query, None, self.coverage, self.missing)
 
     def explain(self, doc_id: str) -> Any:
         """Return why a document of the index is, or is not, among these: a `DocumentExplanation`.
@@ -260,6 +279,8 @@ class Hits(list[Hit]):
     def _summary(self) -> str:
         """How many there are, and what is proven of a search."""
         count = f"{len(self)} document{'s' * (len(self) != 1)}"
+        if self.missing:
+            count += f"; {self.coverage:.0%} of the documents were searched"
         if not self or not self._search:
             return count
         return f"{count}; {'proven: no other scores higher' if self.exact else 'others may score higher'}"
@@ -427,3 +448,17 @@ def best(scores: Floats, count: int) -> Ints:
     """
     indices = highest(scores, count)
     return indices[np.argsort(-scores[indices], kind="stable")]
+
+
+def ranges(first: Ints, counts: Ints) -> Ints:
+    """[total] the numbers first, first + 1, … (`counts` of them) of all entries one after the other.
+
+    >>> ranges(np.array([5, 9]), np.array([2, 1])).tolist()
+    [5, 6, 9]
+    """
+    if len(first) == 1:
+        return np.arange(first[0], first[0] + counts[0])
+    ends = counts.cumsum()
+    numbers = np.repeat(first - ends + counts, counts)
+    numbers += np.arange(len(numbers))
+    return numbers

@@ -6,15 +6,13 @@ document with several places scores as its best one. All methods of search rank 
 """
 
 from collections.abc import Sequence
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import reads_all
-from dsi.docids.words.bm25 import Lexical
-from dsi.docids.words.term_scores import Terms
+from dsi.docids.words.term_scores import Terms, TermScorer
 from dsi.search.results import Bools, Floats, Ints
 
 _NONE = np.zeros(0, dtype=np.int64)
@@ -28,11 +26,11 @@ class DocumentScores:
     Args:
         tree: the docids.
         queries: [batch, dim] what scores documents: z + m M z.
-        texts: [batch] the queries.
-        lexical: BM25 or learned sparse vectors; None if they have no weight.
+        lexical: scores terms; None if BM25 or learned sparse vectors have no weight.
+        terms: [batch] of the queries, for `lexical`.
         weight: of the lexical scores.
         extra: [batch, documents] the caller's scores, in the order of the document table; None if there are none.
-        words: [batch] the states [words, state_dim] of each query's tokens; None if late interaction has no weight.
+        tokens: [batch] the normalised vectors [words, dim] of each query's tokens; None if late interaction has no weight.
         token_weight: of late interaction.
     """
 
@@ -40,40 +38,37 @@ class DocumentScores:
         self,
         tree: DocidTree,
         queries: Floats,
-        texts: Sequence[str],
-        lexical: Lexical | None = None,
+        lexical: TermScorer | None = None,
+        terms: Sequence[Terms] = (),
         weight: float = 0.0,
         extra: NDArray[np.floating] | None = None,
-        words: Sequence[Floats] | None = None,
+        tokens: Sequence[Floats] | None = None,
         token_weight: float = 0.0,
     ) -> None:
-        self.tree, self.queries, self.texts = tree, queries, texts
-        self.lexical, self.weight = lexical, np.float32(weight)
+        self.tree, self.queries = tree, queries
+        self.lexical, self.terms, self.weight = lexical, terms, np.float32(weight)
         self.extra = None if extra is None else np.asarray(extra, dtype=np.float32)
         self._all_dots: Floats | None = None
-        self.token_weight = np.float32(token_weight)
-        self._query_tokens: list[Floats] | None = None
-        if words is not None and tree.tokens is not None:
-            self._query_tokens = [tree.tokens.project(states) for states in words]
+        self.tokens, self.token_weight = tokens, np.float32(token_weight)
 
     @property
     def has_tokens(self) -> bool:
         """Whether late interaction is part of the score; all other methods leave it out."""
-        return self._query_tokens is not None
+        return self.tokens is not None
 
     def late_interaction(self, row: int, positions: Ints) -> Floats:
         """[n] weighted scores v tok of docid positions [n], for one query."""
-        if self._query_tokens is None or self.tree.tokens is None:
+        if self.tokens is None or self.tree.tokens is None:
             return np.zeros(len(positions), dtype=np.float32)
-        tokens = self._query_tokens[row]
+        tokens = self.tokens[row]
         weights = np.full(len(tokens), 1 / max(1, len(tokens)), dtype=np.float32)
         return self.token_weight * self.tree.tokens.late_interaction(tokens, weights, positions)
 
     def token_shares(self, row: int, position: int) -> tuple[Ints, Floats]:
         """Return for each token of a query the token that it finds at a docid position, and its share of `late_interaction`."""
-        assert self._query_tokens is not None
+        assert self.tokens is not None
         assert self.tree.tokens is not None
-        found, products = self.tree.tokens.best_tokens(self._query_tokens[row], position)
+        found, products = self.tree.tokens.best_tokens(self.tokens[row], position)
         return found, self.token_weight * products / np.float32(max(1, len(found)))
 
     def rescore(self, row: int, positions: Ints, scores: Floats) -> tuple[Ints, Floats]:
@@ -101,7 +96,8 @@ class DocumentScores:
         """[batch, places] the scores of all places by docid position, for some of the queries; -inf at removed documents."""
         scores = self.tree.embeddings.products(self.queries[rows])
         if self.lexical is not None:
-            scores += self.weight * self.lexical.scores(self.texts[rows])[:, self.tree.doc_rows]
+            words = np.stack([self.lexical.scores(terms) for terms in self.terms[rows]])
+            scores += self.weight * words[:, self.tree.doc_rows]
         if self.extra is not None:
             scores += self.extra[rows][:, self.tree.doc_rows]
         if self.tree.num_removed:
@@ -129,10 +125,6 @@ class DocumentScores:
         best = np.arange(len(rows)), scores.argmax(axis=1)
         return places[best], scores[best]
 
-    @cached_property
-    def _terms(self) -> list[Terms]:
-        return [] if self.lexical is None else self.lexical.query_terms(self.texts)
-
     def best_by_words(
         self, row: int, count: int, allowed: Bools | None, others: Ints
     ) -> tuple[Ints, Floats, float, Floats]:
@@ -149,14 +141,14 @@ class DocumentScores:
         """
         if self.lexical is None:
             return _NONE, np.zeros(0, dtype=np.float32), 0.0, np.zeros(len(others), dtype=np.float32)
-        top = self.lexical.scorer.top(self._terms[row], count, allowed, others.astype(np.int64, copy=False))
+        top = self.lexical.top(self.terms[row], count, allowed, others.astype(np.int64, copy=False))
         return top.rows, self.weight * top.scores, float(self.weight * top.bound), self.weight * top.others
 
     def lexical_scores(self, row: int, rows: Ints) -> Floats:
         """[n] weighted lexical scores of documents [n], for one query."""
         if self.lexical is None:
             return np.zeros(len(rows), dtype=np.float32)
-        return self.weight * self.lexical.scorer.contributions(self._terms[row], rows).sum(axis=0)
+        return self.weight * self.lexical.contributions(self.terms[row], rows).sum(axis=0)
 
     def best_by_extra(self, row: int, count: int, allowed: Bools | None) -> tuple[Ints, float]:
         """Return the top documents by the caller's scores, and the highest score of all others, for one query."""
@@ -169,6 +161,6 @@ class DocumentScores:
         order = np.argpartition(-values, count)
         return rows[order[:count]], float(values[order[count]])
 
-    def extra_scores(self, row: int, rows: Ints) -> Floats | float:
+    def extra_scores(self, row: int, rows: Ints) -> Floats:
         """[n] the caller's scores of documents [n], for one query; 0 without any."""
-        return 0.0 if self.extra is None else self.extra[row, rows]
+        return np.zeros(len(rows), dtype=np.float32) if self.extra is None else self.extra[row, rows]

@@ -21,7 +21,7 @@ from dsi.docids.vectors import reads_all
 from dsi.generator.tied import TiedGenerator
 from dsi.search.engine import QueryBatch
 from dsi.search.request import SearchConfig
-from dsi.search.results import Bools, Floats, Ints, LevelTrace, highest
+from dsi.search.results import Bools, Floats, Ints, LevelTrace, highest, ranges
 from dsi.trees.bonus import SIZE_WEIGHT, bonuses
 
 _KEPT = 32_768
@@ -210,17 +210,3 @@ class NodeScores:
         """[batch, depth, dim] the queries of a generator with a decoder."""
         batch = self.batch
         return self.walk.generator.level_queries(batch.embeddings, batch.states, batch.mask)
-
-
-def ranges(first: Ints, counts: Ints) -> Ints:
-    """[total] the numbers first, first + 1, … (`counts` of them) of all entries one after the other.
-
-    >>> ranges(np.array([5, 9]), np.array([2, 1])).tolist()
-    [5, 6, 9]
-    """
-    if len(first) == 1:
-        return np.arange(first[0], first[0] + counts[0])
-    ends = counts.cumsum()
-    numbers = np.repeat(first - ends + counts, counts)
-    numbers += np.arange(len(numbers))
-    return numbers

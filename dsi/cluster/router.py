@@ -1,0 +1,392 @@
+"""A retriever whose documents are scored by shards: one walk, made here, and shards that score what is below its last nodes.
+
+The router maps the same files as the shards, and reads of them the nodes of the tree, ids, titles and texts of hits, never a
+document's vector, words or tokens. What the shards contribute is merged source by source, so an answer is that of one process.
+A shard that does not answer in time is told: such an answer is not exact, and says how many documents were searched.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from dsi.cluster.cluster import Cluster
+from dsi.cluster.fleet import Fleet, ShardError
+from dsi.cluster.shards import Answer, Question, Share, check_shards, shard_edges
+from dsi.contrastive.sparse import load_lexical
+from dsi.docids.files.checks import plain
+from dsi.docids.tree import DocidTree
+from dsi.docids.words.bm25 import Lexical
+from dsi.generator.tied import TiedGenerator
+from dsi.retriever import GenerativeRetriever
+from dsi.search.engine import QueryBatch
+from dsi.search.generate import TiedIndex
+from dsi.search.lists import cell_nodes
+from dsi.search.pools import Everything, Gathered, Pool, Sources
+from dsi.search.request import SearchRequest
+from dsi.search.results import EXTRA, WALK, WORDS, Floats, Ints, SearchResult, highest_and_rest
+from dsi.search.scores import DocumentScores
+from dsi.search.walk import Walk
+from dsi.store.documents import DocumentTable
+from dsi.store.loading import index_state, load_docids, part
+from dsi.store.manifest import read_entries
+
+logger = logging.getLogger(__name__)
+
+
+class ShardedIndex(TiedIndex):
+    """An engine whose documents are scored by shards.
+
+    Args:
+        tree: the docids.
+        generator: the weights of the level queries and of the query map.
+        lexical: BM25 or learned sparse vectors, of which only the words of queries are read here.
+        fleet: the shards.
+        state: of the index that they are asked for.
+    """
+
+    def __init__(
+        self,
+        tree: DocidTree,
+        generator: TiedGenerator,
+        lexical: Lexical | None,
+        fleet: Fleet,
+        state: str,
+    ) -> None:
+        super().__init__(tree, generator, lexical)
+        self.fleet, self.state = fleet, state
+        self.edges = shard_edges(tree, len(fleet.replicas))
+        self.shares = [Share.from_tree(tree, *edge) for edge in zip(self.edges, self.edges[1:], strict=False)]
+
+    def with_content(self, tree: DocidTree, lexical: Lexical | None) -> TiedIndex:  # type: ignore[override]
+        """Return an engine of one process over updated documents, to be written: shards hold what is on disk."""
+        return TiedIndex(tree, self.generator, lexical)
+
+    @cached_property
+    def walk(self) -> Walk:
+        """The walk down the tree; in a large index it ends where the shards have lists."""
+        ends = self.tree.first_child >= self.tree.num_inner
+        if self.tree.codes is not None:
+            ends = ends.copy()
+            ends[cell_nodes(self.tree)] = True
+        return Walk(self.tree, self.generator, ends)
+
+    def sources(self, scores: DocumentScores, request: SearchRequest, count: int) -> "ShardedSources":
+        """As in `TiedIndex`."""
+        return ShardedSources(self, scores, request, count)
+
+    def all_documents(self, batch: QueryBatch, request: SearchRequest) -> "ShardedDocuments":
+        """As in `TiedIndex`."""
+        return ShardedDocuments(self, self.document_scores(batch, request), request, request.k)
+
+
+class _Asking:
+    """Asks the shards about one batch, and remembers which did not answer.
+
+    Args:
+        index: of the shards.
+        scores: of the batch: vectors, terms and tokens of its queries.
+        request: the options of the search.
+        count: documents that each source contributes.
+    """
+
+    def __init__(self, index: ShardedIndex, scores: DocumentScores, request: SearchRequest, count: int) -> None:
+        self.index, self.scores, self.request, self.count = index, scores, request, count
+        self._deadline = time.monotonic() + index.fleet.timeout
+        self._missing = np.zeros((len(scores.queries), len(index.shares)), dtype=bool)
+
+    def question(self, shard: int, rows: Sequence[int], *, tokens: bool) -> Question:
+        """Return what a shard needs to know of some queries."""
+        scores, share, allowed = self.scores, self.index.shares[shard], self.request.allowed
+        return Question(
+            scores.queries[list(rows)],
+            None if scores.lexical is None else [scores.terms[row] for row in rows],
+            float(scores.weight),
+            None if scores.extra is None else scores.extra[np.ix_(np.array(rows), share.rows)],
+            None if allowed is None else np.packbits(allowed[share.positions]),
+            self.count,
+            [scores.tokens[row] for row in rows] if tokens and scores.tokens is not None else None,
+            float(scores.token_weight),
+        )
+
+    def ask(
+        self, method: str, rows_of: Mapping[int, Sequence[int]], questions: Mapping[int, tuple[Any, ...]]
+    ) -> dict[int, Any]:
+        """Return {shard: answer}, and note the queries for which one is missing; such a shard is not asked again.
+
+        Args:
+            method: of `Shard`.
+            rows_of: {shard: rows of the queries}.
+            questions: {shard: further arguments}.
+        """
+        fleet, lost = self.index.fleet, set(np.flatnonzero(self._missing.any(axis=0)).tolist())
+        size = max(map(len, rows_of.values()), default=0)
+        asked = {shard: question for shard, question in questions.items() if shard not in lost}
+        answers = fleet.ask(method, self.index.state, asked, size.bit_length(), self._deadline)
+        for shard in questions.keys() - answers.keys():
+            self._missing[list(rows_of[shard]), shard] = True
+        if fleet.require_all and (missing := np.flatnonzero(self._missing.any(axis=0)).tolist()):
+            raise ShardError(
+                f"Shards {', '.join(map(str, missing))} did not answer within {fleet.timeout:g} s; try again later."
+            )
+        return answers
+
+    def mark(self, result: SearchResult) -> None:
+        """Note in a result the shards that did not answer."""
+        sizes = np.diff(self.index.edges) / self.index.tree.num_documents
+        partial = np.flatnonzero(self._missing.any(axis=1))
+        for row in partial:
+            result.missing[row] = np.flatnonzero(self._missing[row]).tolist()
+            result.coverage[row] = max(0.0, 1.0 - float(sizes[self._missing[row]].sum()))
+            result.exact[row] = False
+        if len(partial):
+            missing = np.flatnonzero(self._missing.any(axis=0)).tolist()
+            self.index.fleet.count_partial(len(partial), float(result.coverage.min()), missing)
+
+
+class ShardedSources(_Asking, Sources):
+    """Gathers the documents of pools from the shards."""
+
+    def outright(self, rows: Sequence[int], documents: Ints) -> list[Gathered]:
+        """As in `Sources`."""
+        shards = [number for number, share in enumerate(self.index.shares) if np.isin(documents, share.rows).any()]
+        asked: dict[int, Sequence[int]] = dict.fromkeys(shards, rows)
+        questions = {shard: (self.question(shard, rows, tokens=False), None) for shard in shards}
+        parts = self._split(rows, asked, self.ask("gather", asked, questions))
+        return [merge(own, self.index.tree) for own in parts.values()]
+
+    def gather(self, rows: Sequence[int], nodes: Sequence[Ints]) -> list[Gathered]:
+        """As in `Sources`."""
+        tree, edges = self.index.tree, self.index.edges
+        owners = [np.searchsorted(edges, tree.doc_start[ends], side="right") - 1 for ends in nodes]
+        needs_all = self.scores.lexical is not None or self.scores.extra is not None
+        asked, questions = dict[int, Sequence[int]](), dict[int, tuple[Any, ...]]()
+        for shard in range(len(self.index.shares)):
+            own = [ends[at == shard] for ends, at in zip(nodes, owners, strict=True)]
+            needed = [number for number, ends in enumerate(own) if needs_all or len(ends)]
+            if needed:
+                asked[shard] = [rows[number] for number in needed]
+                question = self.question(shard, asked[shard], tokens=False)
+                questions[shard] = question, [own[number] for number in needed]
+        parts = self._split(rows, asked, self.ask("gather", asked, questions))
+        return [
+            merge(own, tree, self.count, walked=len(ends) > 0) for own, ends in zip(parts.values(), nodes, strict=True)
+        ]
+
+    def _split(
+        self, rows: Sequence[int], asked: Mapping[int, Sequence[int]], answers: Mapping[int, Answer]
+    ) -> dict[int, list[Gathered]]:
+        """Return {row: what each shard contributes}, shards in order."""
+        parts: dict[int, list[Gathered]] = {row: [] for row in rows}
+        for shard, answer in sorted(answers.items()):
+            for row, gathered in zip(asked[shard], answer.split(), strict=True):
+                parts[row].append(gathered)
+        return parts
+
+    def rescore(self, rows: Sequence[int], pools: Sequence[tuple[Ints, Floats]]) -> list[tuple[Ints, Floats]]:
+        """As in `Sources`; a document whose shard does not answer scores -inf."""
+        edges = self.index.edges
+        owners = [np.searchsorted(edges, positions, side="right") - 1 for positions, _ in pools]
+        numbers, rows_of, questions = dict[int, list[int]](), dict[int, Sequence[int]](), dict[int, tuple[Any, ...]]()
+        for shard in range(len(self.index.shares)):
+            own = [number for number, at in enumerate(owners) if (at == shard).any()]
+            if own:
+                numbers[shard], rows_of[shard] = own, [rows[number] for number in own]
+                parts = [tuple(column[owners[number] == shard] for column in pools[number]) for number in own]
+                questions[shard] = self.question(shard, rows_of[shard], tokens=True), parts
+        rescored = [(positions.copy(), np.full_like(scores, -np.inf)) for positions, scores in pools]
+        for shard, answers in self.ask("rescore", rows_of, questions).items():
+            for number, (positions, scores) in zip(numbers[shard], answers, strict=True):
+                own_places = owners[number] == shard
+                rescored[number][0][own_places], rescored[number][1][own_places] = positions, scores
+        return rescored
+
+
+class ShardedDocuments(_Asking, Everything):
+    """Scores all documents by the shards."""
+
+    def best(self, k: int) -> Iterator[Pool]:
+        """As in `Everything`."""
+        rows = range(len(self.scores.queries)) if k else ()
+        asked: dict[int, Sequence[int]] = dict.fromkeys(range(len(self.index.shares)), rows) if k else {}
+        questions = {shard: (self.question(shard, rows, tokens=True), k) for shard in asked}
+        parts: dict[int, list[Gathered]] = {row: [] for row in rows}
+        for shard, answer in sorted(self.ask("best", asked, questions).items()):
+            for row, gathered in zip(asked[shard], answer.split(), strict=True):
+                parts[row].append(gathered)
+        for own in parts.values():
+            yield merge(own, self.index.tree).pool()
+
+
+def merge(parts: Sequence[Gathered], tree: DocidTree, count: int = 0, *, walked: bool = True) -> Gathered:
+    """Return what shards contribute to the pool of one query as one process would: the best `count` of each source.
+
+    Args:
+        parts: of the shards, in their order.
+        tree: the docids.
+        count: documents of each source; 0 for all.
+        walked: whether the walk of the query ended at any node.
+    """
+    if not parts:
+        nothing = np.zeros(0, dtype=np.float32)
+        return Gathered(np.zeros(0, dtype=np.int64), nothing, nothing, nothing, np.zeros(0, dtype=np.uint8), np.inf)
+    columns = [np.concatenate(column) for column in zip(*(part[:5] for part in parts), strict=True)]
+    if tree.most_places > 1:
+        columns = _once(tree.doc_rows[columns[0]], columns)
+    sources = columns[4]
+    cut, rest, extra_cut = (max(values) for values in zip(*(part[5:8] for part in parts), strict=True))
+    limits = [cut if walked else np.inf, rest, extra_cut]
+    for number, (bit, values) in enumerate(zip((WALK, WORDS, EXTRA), columns[1:4], strict=True) if count else ()):
+        own = np.flatnonzero(sources & bit)
+        if len(own) > count:
+            if bit == WORDS:  # of equal ones those first in the document table are taken, as in one process
+                own = own[np.argsort(tree.doc_rows[columns[0][own]])]
+            kept, highest_left_out = highest_and_rest(values[own], count)
+            sources[np.delete(own, kept)] &= ~np.uint8(bit)
+            limits[number] = max(limits[number], highest_left_out)
+    if count:
+        columns = [column[sources > 0] for column in columns]
+    positions, dense, lexical, extra, sources = columns
+    read = sum(part.read for part in parts)
+    return Gathered(positions, dense, lexical, extra, sources, limits[0], limits[1], limits[2], read)
+
+
+def _once(rows: Ints, columns: list[Any]) -> list[Any]:
+    """Return each document once, found by all that found it anywhere; in docid order."""
+    _, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
+    sources = np.zeros(len(first), dtype=np.uint8)
+    np.bitwise_or.at(sources, inverse, columns[4])
+    order = np.argsort(columns[0][first])
+    return [*(column[first][order] for column in columns[:4]), sources[order]]
+
+
+class ShardedRetriever(GenerativeRetriever):
+    """An index whose documents are scored by the shards of a cluster; `serve_shards` makes it, and `close` ends the shards.
+
+    All searches are those of `GenerativeRetriever`. Hits say in `coverage` and `missing` whether all shards answered. `add` and
+    `remove` write the index on disk at once, and take effect when every shard has loaded it.
+    """
+
+    fleet: Fleet
+    _folder: Path
+    _changing: threading.RLock
+
+    def add(self, documents: Iterable[Mapping[str, Any]], *, replace: bool = False) -> None:
+        """Add documents on disk and in all shards; see `GenerativeRetriever.add`.
+
+        Raises:
+            ShardError: the index is written, and a shard cannot load it: searches see the old one until `refresh` succeeds.
+        """
+        self._change(lambda index: index.add(documents, replace=replace))
+
+    def remove(self, doc_ids: Iterable[str]) -> None:
+        """Remove documents on disk and in all shards, as `add` adds them."""
+        self._change(lambda index: index.remove(doc_ids))
+
+    def _change(self, change: Callable[[GenerativeRetriever], None]) -> None:
+        with self._changing:
+            self.refresh()
+            index = object.__new__(GenerativeRetriever)
+            index.__dict__.update(self.__dict__)
+            change(index)
+            index.save_update(self._folder)
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Serve the state of the index that is on disk: all shards load it, in waves, and then searches use it."""
+        with self._changing:
+            state = index_state(self._folder)
+            if state == self._state.engine.state:  # type: ignore[attr-defined]
+                return
+            manifest = read_entries(self._folder / "manifest.json")
+            tree, documents = load_docids(part(self._folder, manifest, "docids"))
+            lexical = load_lexical(part(self._folder, manifest, "lexical"), documents["doc_id"], str(self.device))
+            self.fleet.load(state)
+            engine = _sharded(self._state.engine, tree, lexical, self.fleet, state)
+            self._state = replace(self._state, documents=DocumentTable(documents), engine=engine)
+            self._saved[self._folder], self._on_disk = state, (self._folder, engine)
+            logger.info("generation %d of %s is served by all shards", manifest["generation"], self._folder)
+
+    def _serve(self, folder: Path, fleet: Fleet, engine: ShardedIndex) -> None:
+        self._folder, self.fleet, self._changing = folder, fleet, threading.RLock()
+        self._state, self._on_disk = replace(self._state, engine=engine), (folder, engine)
+
+    def close(self) -> None:
+        """End the shards."""
+        self.fleet.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _sharded(engine: Any, tree: DocidTree, lexical: Lexical | None, fleet: Fleet, state: str) -> ShardedIndex:
+    return ShardedIndex(tree, engine.generator, lexical, fleet, state)
+
+
+def serve_shards(
+    run: str | Path,
+    *,
+    cluster: Cluster,
+    shards: int,
+    replicas: int = 1,
+    timeout: float = 1.0,
+    require_all: bool = False,
+    device: str | None = None,
+    dtype: str = "float32",
+) -> ShardedRetriever:
+    """Serve an index by shards, each a range of neighbouring children of the root, in processes of a cluster.
+
+    Example:
+        >>> with dsi.serve_shards("RUN", cluster=dsi.Cluster("local"), shards=2) as retriever:
+        ...     hits = retriever.search("rivers of europe")
+
+    Args:
+        run: folder of the index, which all machines see under this name.
+        cluster: where the shards run.
+        shards: how many.
+        replicas: processes for each of them, on different machines where there are several.
+        timeout: seconds in which shards answer; then a search returns what is there, with `coverage` below 1.
+        require_all: raise `ShardError` instead.
+        device: of the encoder.
+        dtype: of the encoder, "float32" or "bfloat16".
+
+    Raises:
+        FileNotFoundError: no index in the folder, or a machine does not see it.
+        ValueError: the index has no tied docid tokens, too many shards, a machine with another version, or a damaged index.
+        ShardError: a shard cannot load the index.
+    """
+    folder = Path(run).resolve()
+    for name, value in (("replicas", replicas), ("shards", shards)):
+        if plain(int, value, name) < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}.")
+    if not 0 < plain(float, timeout, "timeout") < math.inf:
+        raise ValueError(f"timeout must be a number of seconds above 0, got {timeout}.")
+    retriever = ShardedRetriever.from_pretrained(folder, device=device, dtype=dtype)
+    engine, state = retriever.engine, retriever._saved[folder]
+    if not isinstance(engine, TiedIndex):
+        raise ValueError(f"{folder} cannot be served by shards, which need tied docid tokens; serve it in one process.")
+    check_shards(engine.tree, shards)
+    cluster.check(folder)
+    fleet = Fleet(cluster.backend, str(folder), shards, replicas, timeout, require_all=require_all)
+    try:
+        fleet.wait_for(state)
+    except BaseException:
+        fleet.close()
+        raise
+    cluster.fleets.append(fleet)
+    retriever._serve(folder, fleet, _sharded(engine, engine.tree, engine.lexical, fleet, state))
+    logger.info("%s is served by %d shards with %d replicas each", folder, shards, replicas)
+    return retriever

@@ -1,0 +1,340 @@
+"""A shard: the documents below some neighbouring children of the root, and what scores them in a process of their own.
+
+A shard maps the files of the index, and reads of them what belongs to its documents; its share of the words is in memory. It
+keeps two generations, so that searches which began before an update end with the old one. It walks no tree: it is told the
+nodes below which it scores documents. Its numbers of nodes are those of the whole tree. Imports nothing heavy, so that it is
+back soon after it died.
+"""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsi.docids.files.storage import digest, read_record
+from dsi.docids.token_vectors import TokenCodes, TokenVectors
+from dsi.docids.tree import DocidTree
+from dsi.docids.vectors import Vectors
+from dsi.docids.words.bm25 import BM25
+from dsi.docids.words.postings import read_postings
+from dsi.docids.words.term_scores import Terms, TermScorer
+from dsi.search.lists import ListedDocuments, cell_nodes
+from dsi.search.pools import AllDocuments, Gathered, PoolSources
+from dsi.search.results import Bools, Floats, Ints
+from dsi.search.scores import DocumentScores
+
+_KEPT = 2
+"""Generations that a shard holds at most."""
+Rows = NDArray[np.int64]
+
+_NO_ROWS = np.zeros(0, dtype=np.int64)
+
+
+class GenerationError(RuntimeError):
+    """A shard does not hold the state of the index that a search needs."""
+
+
+def check_shards(tree: DocidTree, shards: int) -> None:
+    """Raise ValueError if a tree cannot be cut into that many shards."""
+    if not 1 <= shards <= int(tree.num_children[0]):
+        raise ValueError(
+            f"shards must be from 1 to {tree.num_children[0]}, the number of children of the root of this index, got {shards}."
+        )
+
+
+def shard_edges(tree: DocidTree, shards: int) -> Ints:
+    """[shards + 1] docid positions at which the shards begin and the last one ends: about as many documents each.
+
+    A shard is a range of neighbouring children of the root.
+    """
+    check_shards(tree, shards)
+    first, count = int(tree.first_child[0]), int(tree.num_children[0])
+    ends = np.arange(1, count + 1) if first >= tree.num_inner else tree.doc_end[first : first + count].astype(np.int64)
+    edges, child = [0], 0
+    for shard in range(1, shards):
+        wished = shard * tree.num_documents / shards
+        candidates = slice(child, count - (shards - shard))  # at least one child for each of the others
+        child += int(np.abs(ends[candidates] - wished).argmin()) + 1
+        edges.append(int(ends[child - 1]))
+    return np.array([*edges, tree.num_documents])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Share:
+    """The documents of a shard: those with a place in its range. All of their places belong to it, wherever they are.
+
+    Attributes:
+        positions: [m] docid positions, ascending.
+        rows: [n] rows of the document table, ascending.
+    """
+
+    positions: Rows
+    rows: Rows
+
+    @classmethod
+    def from_tree(cls, tree: DocidTree, start: int, end: int) -> "Share":
+        """Return the documents with a place from position `start` to `end`."""
+        own = tree.doc_rows[start:end]
+        rows = np.unique(own[own >= 0]).astype(np.int64)
+        positions = np.arange(start, end)
+        if tree.most_places > 1:
+            positions = np.union1d(positions, tree.places[rows])
+        return cls(positions, rows)
+
+    @property
+    def is_range(self) -> bool:
+        """True if the positions are neighbours, so that arrays need not be copied."""
+        return bool(self.positions[-1] - self.positions[0] + 1 == len(self.positions))
+
+    def local(self, positions: Ints) -> Ints:
+        """[n] the places among this share's of docid positions that belong to it."""
+        return np.searchsorted(self.positions, positions)
+
+    def cut(self, tree: DocidTree) -> DocidTree:
+        """Return the tree with the documents of this share alone, numbered from 0; nodes keep their numbers."""
+        doc_rows = tree.doc_rows[self.positions]
+        doc_rows = np.where(doc_rows < 0, -1, np.searchsorted(self.rows, doc_rows)).astype(np.int32)
+        start, end = (self.local(edge).astype(np.int32) for edge in (tree.doc_start, tree.doc_end))
+        codes = None if tree.codes is None else self._vectors(tree.codes)
+        tokens = None if tree.tokens is None else self._tokens(tree.tokens)
+        return DocidTree(
+            tree.first_child,
+            tree.num_children,
+            start,
+            end,
+            doc_rows,
+            tree.centroids,
+            self._vectors(tree.embeddings),
+            codes,
+            tree.trained,
+            tree.origin,
+            tree.segments,
+            tokens,
+        )
+
+    def _vectors(self, vectors: Vectors) -> Vectors:
+        return Vectors((vectors.numbers(self._selection),), vectors.codec)
+
+    def _tokens(self, tokens: TokenVectors) -> TokenVectors:
+        (whole,) = tokens.parts
+        if self.is_range:
+            first, last = int(self.positions[0]), int(self.positions[-1]) + 1
+            starts = whole.starts[first : last + 1]
+            part = TokenCodes(whole.codes[starts[0] : starts[-1]], starts - starts[0])
+        else:
+            part = whole.gather(self.positions)
+        return TokenVectors(tokens.head, tokens.bits, (part,), np.arange(len(self.positions), dtype=np.int32))
+
+    @cached_property
+    def _selection(self) -> "slice | Ints":
+        return slice(int(self.positions[0]), int(self.positions[-1]) + 1) if self.is_range else self.positions
+
+
+class Question(NamedTuple):
+    """A batch of queries for one shard; everything but nodes is by the shard's own numbers.
+
+    Attributes:
+        queries: [batch, dim] what scores documents.
+        terms: [batch] of the lexical part; None if it takes no part.
+        lexical_weight: of the lexical scores.
+        extra: [batch, documents] the caller's scores of the shard's documents, or None.
+        allowed: packed bits [places] of the docid positions that may be returned; None without a filter.
+        most: documents that each source contributes.
+        tokens: [batch] normalised vectors of each query's tokens, where late interaction is computed; else None.
+        token_weight: of late interaction.
+    """
+
+    queries: Floats
+    terms: list[Terms] | None
+    lexical_weight: float
+    extra: Floats | None
+    allowed: NDArray[np.uint8] | None
+    most: int
+    tokens: list[Floats] | None = None
+    token_weight: float = 0.0
+
+
+class Answer(NamedTuple):
+    """The documents of a shard for a batch of queries, one query after another.
+
+    Attributes:
+        counts: [batch] how many each query has.
+        documents: of all queries, with docid positions of the whole tree.
+        cuts: [batch, 3] `Gathered.cut`, `rest` and `extra_cut`.
+        read: [batch] how many document vectors were scored.
+    """
+
+    counts: Ints
+    documents: tuple[Ints, Floats, Floats, Floats, Ints]
+    cuts: Floats
+    read: Ints
+
+    @classmethod
+    def join(cls, gathered: Sequence[Gathered], share: Share) -> "Answer":
+        """Return what was gathered for each query."""
+        columns = [np.concatenate(column) for column in zip(*(own[:5] for own in gathered), strict=True)]
+        columns[0] = share.positions[columns[0]]
+        counts = np.array([len(own.positions) for own in gathered])
+        cuts = np.array([[own.cut, own.rest, own.extra_cut] for own in gathered], dtype=np.float64)
+        return cls(counts, tuple(columns), cuts, np.array([own.read for own in gathered]))  # type: ignore[arg-type]
+
+    def split(self) -> list[Gathered]:
+        """Return what was gathered, query by query."""
+        ends = np.cumsum(self.counts)[:-1]
+        columns = zip(*(np.split(column, ends) for column in self.documents), strict=True)
+        rest = zip(self.cuts.tolist(), self.read.tolist(), strict=True)
+        return [Gathered(*own, *cuts, read) for own, (cuts, read) in zip(columns, rest, strict=True)]  # type: ignore[call-arg]
+
+
+class ShardIndex:
+    """The documents of one shard in one state of the index.
+
+    Args:
+        folder: of the index.
+        manifest: of that state.
+        number: of the shard.
+        shards: how many there are.
+    """
+
+    def __init__(self, folder: Path, manifest: dict[str, Any], number: int, shards: int) -> None:
+        self.generation = int(manifest["generation"])
+        docids, lexical = (folder / manifest["parts"].get(part, part) for part in ("docids", "lexical"))
+        tree = DocidTree.load(docids / "docids.safetensors", check=False)  # the router has
+        if (docids / "tokens.safetensors").exists():
+            tree = dataclasses.replace(
+                tree, tokens=TokenVectors.load(docids / "tokens.safetensors", tree.num_documents)
+            )
+        edges = shard_edges(tree, shards)
+        self.share = Share.from_tree(tree, int(edges[number]), int(edges[number + 1]))
+        self.tree = self.share.cut(tree)
+        self.listed = None if tree.codes is None else ListedDocuments(self.tree, cell_nodes(tree))
+        self._scorer = _scorer(lexical, tree.num_rows, self.share.rows) if lexical.exists() else None
+        self._occupied = self.tree.doc_rows >= 0 if self.tree.num_removed else None
+
+    def _scores(self, question: Question) -> DocumentScores:
+        return DocumentScores(
+            self.tree,
+            question.queries,
+            None if question.terms is None else self._scorer,
+            question.terms or (),
+            question.lexical_weight,
+            question.extra,
+            question.tokens,
+            question.token_weight,
+        )
+
+    def _allowed(self, question: Question) -> Bools | None:
+        if question.allowed is None:
+            return self._occupied
+        return np.unpackbits(question.allowed, count=self.tree.num_documents).astype(bool)
+
+    def gather(self, question: Question, nodes: Sequence[Ints] | None) -> Answer:
+        """Return what the sources contribute; without nodes all documents that may be returned."""
+        allowed = self._allowed(question)
+        rows = None
+        if question.allowed is not None:
+            rows = np.zeros(self.tree.num_rows, dtype=bool)
+            rows[self.tree.doc_rows[allowed]] = True
+        scores = self._scores(question)
+        sources = PoolSources(self.tree, self.listed, scores, question.most, allowed, rows)
+        batch = range(len(question.queries))
+        found = sources.outright(batch, np.flatnonzero(rows)) if nodes is None else sources.gather(batch, nodes)  # type: ignore[arg-type]
+        if (
+            question.terms is not None
+        ):  # summed in the order of the terms, so that equal documents of two shards are equal
+            places = [(row, self.tree.doc_rows[own.positions]) for row, own in enumerate(found)]
+            words = [scores.lexical_scores(*pair) for pair in places]
+            found = [own._replace(lexical=lexical) for own, lexical in zip(found, words, strict=True)]
+        return Answer.join(found, self.share)
+
+    def rescore(self, question: Question, pools: Sequence[tuple[Ints, Floats]]) -> list[tuple[Ints, Floats]]:
+        """Return documents' best places and their scores with late interaction."""
+        scores = self._scores(question)
+        rescored = [
+            scores.rescore(row, self.share.local(positions), own) if len(positions) else (_NO_ROWS, own)
+            for row, (positions, own) in enumerate(pools)
+        ]
+        return [(self.share.positions[positions], own) for positions, own in rescored]
+
+    def best(self, question: Question, k: int) -> Answer:
+        """Return the best of all documents."""
+        allowed = self._allowed(question) if question.allowed is not None else None
+        pools = AllDocuments(self.tree, self._scores(question), allowed).best(k)
+        found = []
+        for pool in pools:
+            zeros = np.zeros(len(pool.positions), dtype=np.float32)
+            found.append(Gathered(pool.positions, pool.scores, zeros, zeros, pool.sources, read=pool.read))
+        return Answer.join(found, self.share)
+
+
+def _scorer(folder: Path, documents: int, rows: Rows) -> TermScorer:
+    """Return what scores the terms of the documents in some rows, from the lexical part of an index."""
+    if (folder / "vocab.index.json").exists():
+        return BM25.load(folder, range(documents)).scorer.select(rows)  # type: ignore[arg-type]  # only their number is read
+    (vectors,) = folder.glob("*.safetensors")
+    return TermScorer(read_postings(vectors, documents)[0]).select(rows)
+
+
+def state_of(manifest: dict[str, Any]) -> str:
+    """Return what tells the state of an index from others: a digest of its files, as `dsi.store.loading.index_state`."""
+    return digest(manifest["files"])
+
+
+class Shard:
+    """A shard as the object of a worker.
+
+    Args:
+        folder: of the index, which all workers share.
+        number: of the shard, from 0.
+        shards: how many there are.
+    """
+
+    def __init__(self, folder: str, number: int, shards: int) -> None:
+        self._folder, self._number, self._shards = Path(folder), number, shards
+        self._born = os.urandom(8).hex()
+        self._states: dict[str, ShardIndex] = {}
+        self.load()
+
+    def load(self) -> tuple[str, dict[str, int]]:
+        """Load the state of the index that is on disk, if it is another one; return `status`."""
+        manifest = read_record(self._folder / "manifest.json")
+        if "files" not in manifest:
+            raise FileNotFoundError(
+                f"{self._folder} holds no index for a worker; all machines must see the same folder under this name."
+            )
+        state = state_of(manifest)
+        if state not in self._states:
+            index = ShardIndex(self._folder, manifest, self._number, self._shards)
+            self._states = dict([*self._states.items(), (state, index)][-_KEPT:])
+        return self.status()
+
+    def status(self) -> tuple[str, dict[str, int]]:
+        """Return which process this is, and {state of the index that it holds: generation}."""
+        return self._born, {state: index.generation for state, index in self._states.items()}
+
+    def gather(self, state: str, question: Question, nodes: Sequence[Ints] | None) -> Answer:
+        """As `ShardIndex.gather`."""
+        return self._in(state).gather(question, nodes)
+
+    def rescore(
+        self, state: str, question: Question, pools: Sequence[tuple[Ints, Floats]]
+    ) -> list[tuple[Ints, Floats]]:
+        """As `ShardIndex.rescore`."""
+        return self._in(state).rescore(question, pools)
+
+    def best(self, state: str, question: Question, k: int) -> Answer:
+        """As `ShardIndex.best`."""
+        return self._in(state).best(question, k)
+
+    def _in(self, state: str) -> ShardIndex:
+        if state not in self._states:
+            raise GenerationError(
+                f"Shard {self._number} holds {', '.join(own[:8] for own in self._states)} of {self._folder}, the search needs "
+                f"{state[:8]}; refresh the router or the folder of this worker."
+            )
+        return self._states[state]

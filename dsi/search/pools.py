@@ -1,0 +1,314 @@
+"""The documents that are scored completely: below the last nodes of a walk, by words, by extra scores; or all of them.
+
+One process holds all documents of an index, or a share of them (`dsi.cluster`). What each source contributes is kept apart
+until it is merged, so that several shares together give the pool of one process. Knows no models, and nothing of how a walk
+chose nodes.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from dsi.docids.tree import DocidTree
+from dsi.search.lists import ListedDocuments
+from dsi.search.results import (
+    EXTRA,
+    WALK,
+    WORDS,
+    Bools,
+    Floats,
+    Ints,
+    SearchResult,
+    best,
+    highest,
+    highest_and_rest,
+    ranges,
+)
+from dsi.search.scores import ROUNDING, DocumentScores
+
+_FIRST = 128
+"""Places that a scan of all documents scores by late interaction at first; then twice as many each time."""
+_OVERSAMPLED = 8
+"""Oversampling factor of large indexes: candidates retrieved by their codes, then rescored by their vectors."""
+_BLOCK = 2**24
+"""Scores of all documents in memory at a time: 64 MB."""
+_NO_NODES = np.zeros(0, dtype=np.int64)
+_NO_SCORES = np.zeros(0, dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Documents that were scored completely, in docid order.
+
+    Attributes:
+        positions: [n] docid positions, each the best place of its document.
+        scores: [n] document scores.
+        sources: [n] what found them: `WALK`, `WORDS`, `EXTRA` or a sum of them.
+        bound: of the scores of documents that were reached, and are not here.
+        read: how many document vectors were scored.
+    """
+
+    positions: Ints
+    scores: Floats
+    sources: Ints
+    bound: float = -np.inf
+    read: int = 0
+
+    def put(self, result: SearchResult, row: int, k: int) -> None:
+        """Put the k best documents into a row of a result."""
+        order = best(self.scores, k)
+        ranks = slice(0, len(order))
+        result.positions[row, ranks], result.scores[row, ranks] = self.positions[order], self.scores[order]
+        result.sources[row, ranks], result.read[row] = self.sources[order], self.read
+
+
+class Gathered(NamedTuple):
+    """What each source contributes to the pool of one query, in docid order.
+
+    Attributes:
+        positions: [n] docid positions, each the best place of its document.
+        dense: [n] dense scores.
+        lexical: [n] weighted lexical scores.
+        extra: [n] the caller's scores.
+        sources: [n] what found them: `WALK`, `WORDS`, `EXTRA` or a sum of them.
+        cut: the highest dense score of a document below the nodes that is left out.
+        rest: a bound of the lexical scores of all documents that words did not find.
+        extra_cut: the highest of the caller's scores of all documents that these did not find.
+        read: how many document vectors were scored.
+    """
+
+    positions: Ints
+    dense: Floats
+    lexical: Floats
+    extra: Floats
+    sources: Ints
+    cut: float = -np.inf
+    rest: float = 0.0
+    extra_cut: float = 0.0
+    read: int = 0
+
+    def pool(self) -> Pool:
+        """Return the documents with their scores."""
+        bound = self.cut + self.rest + self.extra_cut if self.extra_cut > -np.inf else -np.inf
+        scores = self.dense + self.lexical + self.extra
+        return Pool(self.positions, scores, self.sources, bound, self.read)
+
+
+class Sources(ABC):
+    """Gathers the documents of pools, for a batch of queries."""
+
+    @abstractmethod
+    def outright(self, rows: Sequence[int], documents: Ints) -> list[Gathered]:
+        """Return documents, by row of the document table, for some queries."""
+
+    @abstractmethod
+    def gather(self, rows: Sequence[int], nodes: Sequence[Ints]) -> list[Gathered]:
+        """Return the best below nodes, by words, and by the caller's scores.
+
+        Args:
+            rows: of the queries.
+            nodes: for each of them, [n] where its walk ended.
+        """
+
+    @abstractmethod
+    def rescore(self, rows: Sequence[int], pools: Sequence[tuple[Ints, Floats]]) -> list[tuple[Ints, Floats]]:
+        """Return documents' best places [n] and their scores with late interaction.
+
+        Args:
+            rows: of the queries.
+            pools: for each of them, [n] each document's place with the best dense score, and [n] scores without it.
+        """
+
+    def mark(self, result: SearchResult) -> None:  # noqa: B027
+        """Note in a result what could not be searched; in one process that is nothing."""
+
+
+class Everything(ABC):
+    """Scores all documents that may be returned, for a batch of queries."""
+
+    @abstractmethod
+    def best(self, k: int) -> Iterator[Pool]:
+        """Yield for each query at least the k best documents, each by its best place."""
+
+    def mark(self, result: SearchResult) -> None:  # noqa: B027
+        """Note in a result what could not be searched; in one process that is nothing."""
+
+
+class PoolSources(Sources):
+    """Gathers the documents of pools from a tree.
+
+    Args:
+        tree: the docids, and the documents that this process holds.
+        listed: the inverted lists of a large index; None if documents are read below nodes.
+        scores: of the documents, for a batch of queries.
+        count: documents that each source contributes.
+        allowed: [places] True at those that may be returned; all by default.
+        allowed_rows: [documents] the same by row of the document table, if there is a filter.
+    """
+
+    def __init__(
+        self,
+        tree: DocidTree,
+        listed: ListedDocuments | None,
+        scores: DocumentScores,
+        count: int,
+        allowed: Bools | None,
+        allowed_rows: Bools | None,
+    ) -> None:
+        self.tree, self.listed, self.scores, self.count = tree, listed, scores, count
+        self._allowed, self._allowed_rows = allowed, allowed_rows
+
+    def outright(self, rows: Sequence[int], documents: Ints) -> list[Gathered]:
+        """As in `Sources`."""
+        return [self._outright(row, documents) for row in rows]
+
+    def _outright(self, row: int, rows: Ints) -> Gathered:
+        positions, dense = self.scores.dense(row, rows)
+        order = np.argsort(positions)
+        lexical, extra = self.scores.lexical_scores(row, rows), self.scores.extra_scores(row, rows)
+        sources = np.zeros(len(order), dtype=np.uint8)
+        return Gathered(positions[order], dense[order], lexical[order], extra[order], sources, read=len(order))
+
+    def gather(self, rows: Sequence[int], nodes: Sequence[Ints]) -> list[Gathered]:
+        """As in `Sources`."""
+        listed, tree = self.listed, self.tree
+        below: Sequence[Ints]
+        if listed is None:
+            below = [ranges(tree.doc_start[ends], tree.doc_end[ends] - tree.doc_start[ends]) for ends in nodes]
+        else:
+            oversampled = _OVERSAMPLED * self.count * tree.most_places
+            below = listed.below(self.scores.queries[list(rows)], nodes, oversampled, self._allowed)
+        return [self._gather(*walked) for walked in zip(rows, nodes, below, strict=True)]
+
+    def rescore(self, rows: Sequence[int], pools: Sequence[tuple[Ints, Floats]]) -> list[tuple[Ints, Floats]]:
+        """As in `Sources`."""
+        return [
+            self.scores.rescore(row, *pool) if len(pool[0]) else pool for row, pool in zip(rows, pools, strict=True)
+        ]
+
+    def _gather(self, row: int, nodes: Ints, below: Ints) -> Gathered:
+        """Return what the sources contribute for one query.
+
+        Args:
+            row: of the query.
+            nodes: [n] where its walk ended.
+            below: [m] docid positions of documents below these nodes, or of the best by their codes.
+        """
+        scores, count, tree = self.scores, self.count, self.tree
+        positions, dense, cut, read = self._best_below(row, nodes, below)
+        if scores.lexical is None and scores.extra is None:
+            zeros = np.zeros(len(positions), dtype=np.float32)
+            return Gathered(
+                positions, dense, zeros, zeros, np.full(len(positions), WALK, dtype=np.uint8), cut, read=read
+            )
+        rows = tree.doc_rows[positions]
+        extra_rows, extra_cut = scores.best_by_extra(row, count, self._allowed_rows)
+        word_rows, word_scores, rest, known = scores.best_by_words(
+            row, count, self._allowed_rows, np.concatenate([rows, extra_rows])
+        )
+        other_rows = np.concatenate([word_rows, extra_rows])
+        other_positions, other_dense = scores.dense(row, other_rows)
+        lexical = np.concatenate([known[: len(rows)], word_scores, known[len(rows) :]])
+        all_rows = np.concatenate([rows, other_rows])
+        bits = np.repeat([WALK, WORDS, EXTRA], [len(rows), len(word_rows), len(extra_rows)])
+        # By document, not by place: rounding may have chosen another of two equal places.
+        _, first, inverse = np.unique(all_rows, return_index=True, return_inverse=True)
+        sources = np.bincount(inverse, bits).astype(np.uint8)  # no source has a document twice
+        positions, dense = np.concatenate([positions, other_positions]), np.concatenate([dense, other_dense])
+        order = np.argsort(positions[first])
+        kept = first[order]
+        extra = scores.extra_scores(row, all_rows[kept])
+        read += len(kept) - len(rows)
+        return Gathered(positions[kept], dense[kept], lexical[kept], extra, sources[order], cut, rest, extra_cut, read)
+
+    def _best_below(self, row: int, nodes: Ints, positions: Ints) -> tuple[Ints, Floats, float, int]:
+        """Return the best documents below nodes by dense score.
+
+        Returns:
+            positions [n] in docid order; dense scores [n]; the highest one of a document below that is not among them, -inf if
+            all are; how many were scored.
+        """
+        tree, scores, count = self.tree, self.scores, self.count
+        if not len(nodes):
+            return _NO_NODES, _NO_SCORES, np.inf, 0
+        if self._allowed is not None:
+            positions = positions[self._allowed[positions]]
+        dense, read = scores.dots(row, positions), len(positions)
+        if tree.most_places > 1:
+            rows = tree.doc_rows[positions[best(dense, (count + 1) * tree.most_places)]]
+            rows = rows[np.sort(np.unique(rows, return_index=True)[1])]  # of the best places, each document once
+            positions, dense = scores.dense(row, rows)
+            order = np.argsort(positions)
+            positions, dense = positions[order], dense[order]
+        cut = -np.inf
+        if len(positions) > count:
+            kept, cut = highest_and_rest(dense, count)
+            positions, dense = positions[kept], dense[kept]
+        if self.listed is not None:
+            size = int((tree.doc_end[nodes] - tree.doc_start[nodes]).sum())
+            cut, read = (np.inf, size) if read < size else (cut, read)  # the others were scored by their codes only
+        return positions, dense, cut, read
+
+
+class AllDocuments(Everything):
+    """Scores all documents of a tree for a batch of queries.
+
+    Args:
+        tree: the docids.
+        scores: of the documents.
+        allowed: [places] True at those that may be returned; all by default.
+    """
+
+    def __init__(self, tree: DocidTree, scores: DocumentScores, allowed: Bools | None) -> None:
+        self.tree, self.scores, self._allowed = tree, scores, allowed
+
+    def best(self, k: int) -> Iterator[Pool]:
+        """Yield for each query the best place of at least the k best documents."""
+        batch = len(self.scores.queries)
+        step = max(1, _BLOCK // self.tree.num_documents)
+        for start in range(0, batch if k else 0, step):
+            all_scores = self.scores.all(slice(start, start + step))
+            if self._allowed is not None:
+                all_scores[:, ~self._allowed] = -np.inf
+            for row, place_scores in enumerate(all_scores, start=start):
+                if self.scores.has_tokens:
+                    place_scores = self._with_tokens(row, place_scores, k)
+                positions, best_scores = self._best(place_scores, k)
+                sources = np.zeros(len(positions), dtype=np.uint8)
+                yield Pool(positions, best_scores, sources, read=self.tree.num_documents)
+
+    def _with_tokens(self, row: int, plain: Floats, k: int) -> Floats:
+        """Return scores with late interaction [places], -inf for those that cannot reach the top k.
+
+        Places are scored in the order of their scores without it, until the next one could not reach the top k.
+
+        Args:
+            row: of the query.
+            plain: [places] scores without late interaction.
+            k: documents to return.
+        """
+        order = np.argsort(-plain, kind="stable")
+        order = order[: int((plain > -np.inf).sum())]
+        total, end = np.full_like(plain, -np.inf), 0
+        while end < len(order):
+            start, end = end, min(len(order), max(_FIRST, 2 * end))
+            places = order[start:end]
+            total[places] = plain[places] + self.scores.late_interaction(row, places)
+            _, top = self._best(total, k)
+            kth = np.partition(top, len(top) - k)[len(top) - k] if len(top) >= k else -np.inf
+            if end < len(order) and plain[order[end]] + self.scores.most_by_tokens < kth - ROUNDING * abs(kth):
+                break
+        return total
+
+    def _best(self, scores: Floats, k: int) -> tuple[Ints, Floats]:
+        """Return the best place of at least the k best documents, given the scores of all places [places]."""
+        positions = highest(scores, k * self.tree.most_places)
+        if self.tree.most_places > 1:
+            order = np.argsort(-scores[positions], kind="stable")
+            _, first = np.unique(self.tree.doc_rows[positions[order]], return_index=True)
+            positions = np.sort(positions[order[first]])
+        positions = positions[scores[positions] > -np.inf]
+        return positions, scores[positions]

@@ -1,8 +1,11 @@
 """Embeddings of large collections: block by block, on disk, by any number of processes. Knows nothing of their use."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import datasets
 import numpy as np
@@ -12,7 +15,7 @@ from dsi.contrastive.encoder import PLURALS, Encoder
 from dsi.contrastive.tokens import TokenHead
 from dsi.docids.data.collection import LazyTexts
 from dsi.docids.files.processes import Processes
-from dsi.docids.files.progress import progress
+from dsi.docids.files.progress import Bar
 from dsi.docids.files.storage import map_tensors, save_tensors, scratch_blocks
 from dsi.docids.token_vectors import TokenCodes
 
@@ -106,24 +109,54 @@ def encode_blocks(
     if not joined.exists():
         folder.mkdir(parents=True, exist_ok=True)
         blocks = {start: folder / f"{start:012}.npy" for start in range(0, len(texts), BLOCK)}
-        starts, is_main = processes.share(list(blocks)), processes.is_main
-        several = is_main and len(starts) > 1  # `encode` shows a bar for one block
-        fast = encoder.for_search()
-        for start in progress(starts, f"embeddings of {PLURALS[kind]}", unit="block", enabled=several):
-            if not blocks[start].exists():
-                block = texts[start : start + BLOCK]
-                if head is None:
-                    embeddings = fast.encode(block, kind, progress=is_main)
-                else:
-                    embeddings, tokens = head.encode(fast, block, progress=is_main)
-                    counts = tokens.counts.astype(np.int32)
-                    save_tensors({"codes": tokens.codes, "counts": counts}, _token_block(folder, start))
-                _save(embeddings, blocks[start])
+        shows = processes.is_main and not processes.are_remote
+        bar = Bar(
+            f"embeddings of {PLURALS[kind]}",
+            unit="block",
+            total=len(processes.share(list(blocks))),
+            enabled=processes.is_main and len(blocks) > 1,  # `encode` shows a bar for one block
+        )
+
+        def values(start: int) -> tuple[Any, ...]:
+            bar.update()
+            block = [] if blocks[start].exists() else texts[start : start + BLOCK]
+            return encoder, block, kind, blocks[start], head, shows
+
+        with bar:
+            processes.map(_write_block, list(blocks), values)
         processes.wait()
         if processes.is_main:
+            for orphan in folder.glob("*.partial"):  # of workers that died
+                orphan.unlink()
             _join(list(blocks.values()), (len(texts), encoder.embedding_dim), joined)
     processes.wait()
     return np.load(joined, mmap_mode="r")  # type: ignore[no-any-return]
+
+
+def _write_block(
+    encoder: Encoder, texts: Sequence[str], kind: str, path: Path, head: TokenHead | None, progress: bool
+) -> None:
+    """Write the embeddings of texts, and with a head the codes of their tokens; nothing if they are there."""
+    if path.exists():
+        return
+    fast = encoder.for_search()
+    if head is None:
+        embeddings = fast.encode(texts, kind, progress=progress)
+    else:
+        embeddings, tokens = head.encode(fast, texts, progress=progress)
+        counts = tokens.counts.astype(np.int32)
+        with _replacing(_token_block(path)) as partial:
+            save_tensors({"codes": tokens.codes, "counts": counts}, partial)
+    with _replacing(path) as partial, partial.open("wb") as file:
+        np.save(file, embeddings)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Yield the path of a file that takes the place of `path`; two processes may write the same one at once."""
+    partial = path.with_name(f"{path.name}.{uuid4().hex}.partial")
+    yield partial
+    partial.replace(path)
 
 
 def read_token_blocks(folder: Path) -> TokenCodes:
@@ -134,15 +167,8 @@ def read_token_blocks(folder: Path) -> TokenCodes:
     return TokenCodes.from_counts(scratch_blocks(shape, np.uint8, (block["codes"] for block in blocks)), counts)
 
 
-def _token_block(folder: Path, start: int) -> Path:
-    return folder / _TOKEN_BLOCKS.replace("*", f"{start:012}")
-
-
-def _save(array: NDArray[np.float32], path: Path) -> None:
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
-        np.save(file, array)
-    partial.replace(path)
+def _token_block(block: Path) -> Path:
+    return block.with_name(_TOKEN_BLOCKS.replace("*", block.stem))
 
 
 def _join(blocks: Sequence[Path], shape: tuple[int, int], path: Path) -> None:

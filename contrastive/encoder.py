@@ -9,10 +9,10 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -126,6 +126,7 @@ class Encoder:
         self.model = model.eval()
         self.config = config
         self.model.prompts = {"query": config.query_prompt, "document": config.document_prompt}
+        self._source: tuple[EncoderConfig, Path | None, str | None] | None = None
         self._warned_long_query = False
         self._tokenizing = threading.Lock()  # a call sets the tokenizer's padding and truncation
 
@@ -138,8 +139,13 @@ class Encoder:
             ValueError: the device cannot be used, an index may not hold the model, or the folder holds no encoder, or code.
         """
         check_device(device)
-        if folder is not None:
-            return cls(_load_stored(folder, device), config)
+        encoder = cls(_load_stored(folder, device) if folder else cls._configured(config, device), config)
+        encoder._source = config, folder, device
+        return encoder
+
+    @classmethod
+    def _configured(cls, config: EncoderConfig, device: str | None) -> SentenceTransformer:
+        """Return the model that a config names."""
         if config.name == FRESH_T5:
             model = _fresh_t5(device)
         else:
@@ -152,7 +158,13 @@ class Encoder:
         if config.pooling == "mean":
             width = model[0].get_embedding_dimension()
             model = SentenceTransformer(modules=[model[0], Pooling(width, pooling_mode="mean")], device=device)
-        return cls(model, config)
+        return model
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle where the encoder was loaded from, and what tells whether it is still there."""
+        if self._source is None:
+            raise ValueError("An encoder is pickled as the folder or name that it was loaded from; save and load it.")
+        return _loaded, (*self._source, self.fingerprint)
 
     @property
     def embedding_dim(self) -> int:
@@ -288,6 +300,15 @@ class Encoder:
             )
         ends = (max((end for _, end in offsets), default=0) for offsets in encoded["offset_mapping"])
         return [text[:end] for text, end in zip(texts, ends, strict=True)]
+
+
+@lru_cache(maxsize=2)  # of the documents, and an untrained one
+def _loaded(config: EncoderConfig, folder: Path | None, device: str | None, fingerprint: str) -> Encoder:
+    """Return the encoder that another process pickled, loaded once in this one."""
+    encoder = Encoder.load(config, folder, device)
+    if encoder.fingerprint != fingerprint:
+        raise ValueError(f"{folder or config.name} holds another encoder here than where the work was given out.")
+    return encoder
 
 
 def _load_named(name: str, device: str | None) -> SentenceTransformer:

@@ -13,6 +13,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dsi.cluster.cluster import Cluster
+    from dsi.cluster.router import serve_shards
     from dsi.config import Config
     from dsi.docids.data.collection import Collection, read_collection
     from dsi.measuring.evaluation import Evaluation, evaluate
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Candidates": "dsi.rerankers.candidates",
+    "Cluster": "dsi.cluster.cluster",
     "Collection": "dsi.docids.data.collection",
     "Config": "dsi.config",
     "Evaluation": "dsi.measuring.evaluation",
@@ -40,11 +43,13 @@ _HOMES = {
     "load_rerankers": "dsi.rerankers.reranking",
     "read_collection": "dsi.docids.data.collection",
     "rerank": "dsi.rerankers.reranking",
+    "serve_shards": "dsi.cluster.router",
     "train": "dsi.training.pipeline",
     "tune": "dsi.training.tuning",
 }
 __all__ = [
     "Candidates",
+    "Cluster",
     "Collection",
     "Config",
     "Evaluation",
@@ -59,6 +64,7 @@ __all__ = [
     "load_rerankers",
     "read_collection",
     "rerank",
+    "serve_shards",
     "train",
     "tune",
 ]

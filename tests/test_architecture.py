@@ -29,8 +29,8 @@ MAY_IMPORT = {
 FRONT = ("__init__", "__main__")
 """Modules of dsi outside the rooms: they open the package and the command."""
 ROOMS = (
-    "trees", "generator", "search", "config", "configs", "store", "rerankers", "snapshot", "retriever", "training",
-    "measuring", "integrations", "cluster", "server", "commands",
+    "trees", "generator", "search", "config", "configs", "store", "rerankers", "snapshot", "retriever", "cluster",
+    "training", "measuring", "integrations", "server", "commands",
 )  # fmt: skip
 """Of dsi: each imports only those before it, and itself."""
 WALK = ("dsi.search.engine", "dsi.search.generate", "dsi.search.beam", "dsi.search.walk", "dsi.search.lists")

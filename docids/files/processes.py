@@ -2,7 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -54,6 +58,21 @@ class Processes:
         total = sum(map(len, shares))
         return [shares[number % self.count][number // self.count] for number in range(total)]
 
+    @property
+    def are_remote(self) -> bool:
+        """True if others do the work that this process gives to `map`."""
+        return False
+
+    def map(self, work: Callable[..., U], pieces: Sequence[T], values: Callable[[T], tuple[Any, ...]]) -> list[U]:
+        """Return the result of a function for each piece, in order.
+
+        Args:
+            work: importable by all processes; its result depends on its arguments alone.
+            pieces: of the work.
+            values: returns the arguments for a piece; called by who does it, or gives it away.
+        """
+        return self.collect([work(*values(piece)) for piece in self.share(pieces)])
+
     def merge(self, items: Mapping[str, T], work: Callable[[dict[str, T]], Mapping[str, U]]) -> dict[str, U]:
         """Return {key: result of `work`} in the order of the items; each process works on its share."""
         share = work({key: items[key] for key in self.share(list(items))})
@@ -62,3 +81,38 @@ class Processes:
 
 
 ALONE = Processes()
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Some rows of a matrix, for work that another process may do: rows of a mapped file are sent as their numbers.
+
+    Attributes:
+        matrix: [n, dim], perhaps memory-mapped.
+        rows: numbers of the rows.
+    """
+
+    matrix: NDArray[Any]
+    rows: Any
+
+    def __len__(self) -> int:
+        return len(self.matrix) if isinstance(self.rows, slice) else len(self.rows)
+
+    def read(self) -> NDArray[Any]:
+        """Return the rows [m, dim] in memory."""
+        return np.ascontiguousarray(self.matrix[self.rows])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        whole: Any = self.matrix
+        while whole is not None and getattr(whole, "filename", None) is None:
+            whole = getattr(whole, "base", None)
+        is_whole = (
+            whole is not None and whole.shape == self.matrix.shape and whole.ctypes.data == self.matrix.ctypes.data
+        )
+        if not is_whole or whole.dtype != self.matrix.dtype or not self.matrix.flags.c_contiguous:
+            return Rows, (self.read(), slice(None))
+        return _map_rows, (Path(whole.filename), whole.dtype, whole.shape, whole.offset, self.rows)
+
+
+def _map_rows(path: Path, dtype: Any, shape: tuple[int, int], offset: int, rows: Any) -> Rows:
+    return Rows(np.memmap(path, dtype, "r", offset, shape), rows)

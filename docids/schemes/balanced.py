@@ -3,7 +3,8 @@
 import faiss
 import numpy as np
 
-from dsi.docids.schemes import Docids, SchemeInput
+from dsi.docids.files.processes import Rows
+from dsi.docids.schemes import Docids, DocidsConfig, SchemeInput
 from dsi.docids.schemes.kmeans import train_kmeans
 from dsi.docids.schemes.splits import split_from_root
 from dsi.docids.types import Floats, Ints
@@ -14,10 +15,9 @@ def make(documents: SchemeInput) -> Docids:
     return split_from_root(documents, _split)
 
 
-def _split(points: Floats, rows: Ints, documents: SchemeInput) -> Ints:
-    subset = np.ascontiguousarray(points[rows])
-    kmeans = train_kmeans(subset, documents.config.clusters(len(rows)), documents.seed)
-    return _assign(subset, np.asarray(kmeans.centroids))
+def _split(cluster: Rows, config: DocidsConfig, seed: int) -> Ints:
+    points = cluster.read()
+    return _assign(points, np.asarray(train_kmeans(points, config.clusters(len(points)), seed).centroids))
 
 
 def _assign(points: Floats, centroids: Floats) -> Ints:

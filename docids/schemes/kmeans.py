@@ -7,7 +7,8 @@ import faiss
 import numpy as np
 from sklearn.cluster import kmeans_plusplus
 
-from dsi.docids.schemes import Docids, SchemeInput, splits
+from dsi.docids.files.processes import Rows
+from dsi.docids.schemes import Docids, DocidsConfig, SchemeInput, splits
 from dsi.docids.types import Floats, Ints
 
 TRAIN_POINTS_PER_CENTROID = 1000
@@ -40,19 +41,26 @@ def _split_together(points: Floats, rows: Ints, documents: SchemeInput) -> Ints:
     k, block, processes = documents.config.clusters(len(rows)), splits.BLOCK, documents.processes
     size = min(len(rows), k * TRAIN_POINTS_PER_CENTROID)
     sample = np.random.default_rng(documents.seed).choice(len(rows), size, replace=False)
-    kmeans = train_kmeans(points[np.sort(rows[sample])], k, documents.seed)
-    share = [
-        kmeans.index.search(np.ascontiguousarray(points[rows[start : start + block]]), 1)
-        for start in processes.share(range(0, len(rows), block))
-    ]
-    blocks = processes.collect([(d[:, 0], labels[:, 0].astype(np.int32)) for d, labels in share])
+    centroids = np.asarray(train_kmeans(points[np.sort(rows[sample])], k, documents.seed).centroids)
+    blocks = processes.map(
+        _assign, range(0, len(rows), block), lambda start: (Rows(points, rows[start : start + block]), centroids)
+    )
     distances, labels = (np.concatenate(arrays) for arrays in zip(*blocks, strict=True))
     return _fill_empty(labels, distances, k)
 
 
-def _split(points: Floats, rows: Ints, documents: SchemeInput) -> Ints:
-    subset, k = np.ascontiguousarray(points[rows]), documents.config.clusters(len(rows))
-    distances, labels = train_kmeans(subset, k, documents.seed).index.search(subset, 1)  # [rows, 1] each
+def _assign(block: Rows, centroids: Floats) -> tuple[Floats, Ints]:
+    """Return the distance [n] to the nearest centroid, and its number [n]."""
+    index = faiss.IndexFlatL2(centroids.shape[1])
+    index.add(centroids)
+    distances, labels = index.search(block.read(), 1)  # [n, 1] each
+    return distances[:, 0], labels[:, 0].astype(np.int32)
+
+
+def _split(cluster: Rows, config: DocidsConfig, seed: int) -> Ints:
+    points = cluster.read()
+    k = config.clusters(len(points))
+    distances, labels = train_kmeans(points, k, seed).index.search(points, 1)  # [n, 1] each
     return _fill_empty(labels[:, 0].astype(np.int32), distances[:, 0], k)
 
 

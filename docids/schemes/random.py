@@ -2,9 +2,10 @@
 
 import numpy as np
 
-from dsi.docids.schemes import Docids, SchemeInput
+from dsi.docids.files.processes import Rows
+from dsi.docids.schemes import Docids, DocidsConfig, SchemeInput
 from dsi.docids.schemes.splits import split_from_root
-from dsi.docids.types import Floats, Ints
+from dsi.docids.types import Ints
 
 
 def make(documents: SchemeInput) -> Docids:
@@ -14,5 +15,5 @@ def make(documents: SchemeInput) -> Docids:
     return split_from_root(documents, _split, doc_rows=doc_rows)
 
 
-def _split(points: Floats, rows: Ints, documents: SchemeInput) -> Ints:
-    return (np.arange(len(rows)) * documents.config.clusters(len(rows)) // len(rows)).astype(np.int32)
+def _split(cluster: Rows, config: DocidsConfig, seed: int) -> Ints:
+    return (np.arange(len(cluster)) * config.clusters(len(cluster)) // len(cluster)).astype(np.int32)

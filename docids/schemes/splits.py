@@ -8,19 +8,22 @@ from itertools import pairwise
 
 import numpy as np
 
+from dsi.docids.files.processes import Rows
 from dsi.docids.files.progress import Bar
-from dsi.docids.schemes import Docids, SchemeInput
+from dsi.docids.schemes import Docids, DocidsConfig, SchemeInput
 from dsi.docids.types import Floats, Ints
 
 BLOCK = 65_536
 """Documents that are assigned at a time; larger clusters may be split by all processes together."""
 
-Split = Callable[[Floats, Ints, SchemeInput], Ints]
-"""(points, rows of a cluster's documents, all documents) -> cluster number of each row, 0..k-1, none of them empty."""
+Split = Callable[[Rows, DocidsConfig, int], Ints]
+"""(points of a cluster's documents, settings, seed) -> cluster number of each document, 0..k-1, none of them empty."""
+SplitTogether = Callable[[Floats, Ints, SchemeInput], Ints]
+"""(points, rows of a cluster's documents, all documents) -> the same; all processes call it."""
 
 
 def split_from_root(
-    documents: SchemeInput, split: Split, *, doc_rows: Ints | None = None, together: Split | None = None
+    documents: SchemeInput, split: Split, *, doc_rows: Ints | None = None, together: SplitTogether | None = None
 ) -> Docids:
     """Return docids whose numbers are those of nested clusters, the last that of the document in its cluster.
 
@@ -67,14 +70,17 @@ def _split_all(
     clusters: list[tuple[int, int]],
     documents: SchemeInput,
     split: Split,
-    together: Split | None,
+    together: SplitTogether | None,
 ) -> list[Ints]:
     """Return the labels of every cluster's documents: large clusters by all processes together, others by one process each."""
     processes = documents.processes
     large = [together is not None and end - start > BLOCK for start, end in clusters]
     small = [cluster for cluster, is_large in zip(clusters, large, strict=True) if not is_large]
-    share = [split(points, doc_rows[start:end], documents) for start, end in processes.share(small)]
-    labels = iter(processes.collect(share))
+    labels = iter(
+        processes.map(
+            split, small, lambda ends: (Rows(points, doc_rows[slice(*ends)].copy()), documents.config, documents.seed)
+        )
+    )
     return [
         together(points, doc_rows[start:end], documents) if together and is_large else next(labels)
         for (start, end), is_large in zip(clusters, large, strict=True)

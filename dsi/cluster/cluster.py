@@ -6,24 +6,32 @@ Its workers run functions over a shared folder, block by block, and its fleets s
 import logging
 import os
 import platform
+import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 from uuid import uuid4
 
 from dsi.cluster.workers import Backend, LocalBackend, LostError, Runner, Worker
 from dsi.docids.files.checks import plain
+from dsi.docids.files.processes import Processes
 
 if TYPE_CHECKING:
     from dsi.cluster.fleet import Fleet
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+U = TypeVar("U")
 _ATTEMPTS = 3
 """How often a block is tried whose worker dies."""
+_RESTART, _PAUSE = 60.0, 0.1
+"""Seconds in which a worker must be there again, and between two questions whether it is."""
 
 
 class ReplicaStatus(NamedTuple):
@@ -32,6 +40,7 @@ class ReplicaStatus(NamedTuple):
     Attributes:
         shard: its number.
         replica: its number.
+        process: its machine and process id; "" before it was there.
         generation: of the index that it serves; 0 while it does not live.
         queue: calls that it has not answered.
         restarts: how often it was started again.
@@ -45,6 +54,7 @@ class ReplicaStatus(NamedTuple):
 
     shard: int
     replica: int
+    process: str
     generation: int
     queue: int
     restarts: int
@@ -111,6 +121,11 @@ class Cluster:
         """Return the state of every replica that serves an index."""
         return [status for fleet in self.fleets for status in fleet.status()]
 
+    @property
+    def processes(self) -> Processes:
+        """The cluster as what builds an index: this process gives the work away."""
+        return _Workers(cluster=self)
+
     def map(
         self,
         function: Callable[..., Any],
@@ -145,16 +160,36 @@ class Cluster:
                 return [results[number] for number in range(len(results))]
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 number, item_of_call, worker = running.pop(future)
-                idle.append(worker)
-                try:
+                error = future.exception()
+                if error is None:
                     results[number] = future.result()
-                except LostError as error:
-                    attempts[number] = attempts.get(number, 0) + 1
-                    name = names[number] if names else f"item {number}"
-                    if attempts[number] == _ATTEMPTS:
-                        raise LostError(f"{name} was given up: its worker died {_ATTEMPTS} times ({error}).") from None
-                    logger.warning("the worker of %s is lost (%s); it is done again", name, error)
-                    again.append((number, item_of_call))
+                    idle.append(worker)
+                    continue
+                if not isinstance(error, LostError):
+                    raise error
+                attempts[number] = attempts.get(number, 0) + 1
+                name = names[number] if names else f"item {number}"
+                if attempts[number] == _ATTEMPTS:
+                    raise LostError(f"{name} was given up: its worker died {_ATTEMPTS} times ({error}).")
+                logger.warning("the worker of %s is lost (%s); it is done again", name, error)
+                again.append((number, item_of_call))
+                self._await(worker)
+                idle.append(worker)
+
+    def _await(self, worker: Worker) -> None:
+        """Return when a worker that died is there again.
+
+        Raises:
+            LostError: it does not come back.
+        """
+        deadline = time.monotonic() + _RESTART
+        while True:
+            error = worker.call("run", os.getpid, (), 1).exception()
+            if error is None:
+                return
+            if not isinstance(error, LostError) or time.monotonic() > deadline:
+                raise error
+            time.sleep(_PAUSE)
 
     def check(self, folder: Path) -> None:
         """Raise unless all machines see a folder and have our versions.
@@ -163,6 +198,7 @@ class Cluster:
             FileNotFoundError: a machine does not see the folder.
             ValueError: a machine has other versions.
         """
+        folder = folder.resolve()
         folder.mkdir(parents=True, exist_ok=True)
         seen = folder / f".cluster-{uuid4().hex}"
         seen.touch()
@@ -180,9 +216,32 @@ class Cluster:
                         f"The machine {name} does not see {folder}; put it on a folder that all machines share."
                     )
         finally:
-            seen.unlink()
+            seen.unlink(missing_ok=True)
             for worker in workers:
                 worker.stop()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Workers(Processes):
+    """One process that has its work done by a cluster.
+
+    Attributes:
+        cluster: does it.
+    """
+
+    cluster: Cluster
+
+    @property
+    def are_remote(self) -> bool:
+        """As in `Processes`."""
+        return True
+
+    def map(self, work: Callable[..., U], pieces: Sequence[T], values: Callable[[T], tuple[Any, ...]]) -> list[U]:
+        """As in `Processes`."""
+        names = [f"{work.__name__.strip('_')} {piece}" for piece in pieces]
+        torch = sys.modules.get("torch")
+        threads = torch.get_num_threads() if torch else 1
+        return self.cluster.map(work, map(values, pieces), names=names, threads=threads)
 
 
 def _versions() -> str:

@@ -53,7 +53,7 @@ class Replica:
         number: of the replica.
         worker: the process.
         states: {state of the index that it holds: generation}; empty while it does not live.
-        born: names its process.
+        born: machine, process id, and what tells the process from a later one with that id.
         calls: that it has not answered.
         restarts: how often it was started again.
         error: the last thing that went wrong.
@@ -112,7 +112,7 @@ class Fleet:
         folder: of the index.
         shards: how many.
         replicas: of each.
-        timeout: seconds in which the questions of a search are answered.
+        timeout: seconds in which a question is answered.
         require_all: whether a search fails if a shard does not answer.
     """
 
@@ -153,7 +153,8 @@ class Fleet:
         generation = max(replica.states.values(), default=0)
         p50, p95, p99 = map(own.quantile, (0.5, 0.95, 0.99))
         counts = replica.calls, replica.restarts, own.hedges, own.timeouts
-        return ReplicaStatus(replica.shard, replica.number, generation, *counts, p50, p95, p99, replica.error)
+        process = replica.born.rpartition(":")[0]
+        return ReplicaStatus(replica.shard, replica.number, process, generation, *counts, p50, p95, p99, replica.error)
 
     def close(self) -> None:
         """End all workers."""
@@ -170,9 +171,7 @@ class Fleet:
 
     # Asking.
 
-    def ask(
-        self, method: str, state: str, questions: Mapping[int, tuple[Any, ...]], kind: int, deadline: float
-    ) -> dict[int, Any]:
+    def ask(self, method: str, state: str, questions: Mapping[int, tuple[Any, ...]], kind: int) -> dict[int, Any]:
         """Return {shard: answer} of the shards that answer within the timeout.
 
         Args:
@@ -180,13 +179,12 @@ class Fleet:
             state: of the index.
             questions: {shard: further arguments}.
             kind: questions of one kind take about the same time.
-            deadline: by time.monotonic().
 
         Raises:
             ShardError: a shard died twice meanwhile.
         """
         started = time.monotonic()
-        times = self._times[method, kind]
+        deadline, times = started + self.timeout, self._times[method, kind]
         patience = float(np.quantile(list(times), 0.95)) if len(times) >= _ENOUGH else self.timeout / 4
         asked = {shard: _Asked(args, started + patience) for shard, args in questions.items()}
         futures: dict[Future[Any], tuple[int, Replica, float]] = {}
@@ -270,7 +268,7 @@ class Fleet:
             self.partial += answers
             self.coverage = coverage
         names = ", ".join(map(str, missing))
-        logger.warning("%d answers are partial (%.1f %% of the documents): shards %s", answers, 100 * coverage, names)
+        logger.warning("%d partial answers (%.1f %% of the documents): no shard %s", answers, 100 * coverage, names)
 
     # Watching.
 

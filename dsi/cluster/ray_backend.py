@@ -12,7 +12,6 @@ from concurrent.futures import Future
 from typing import Any
 
 from dsi.cluster.workers import Backend, Host, LostError, Worker
-from dsi.integrations import extra
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +31,11 @@ class RayBackend(Backend):
 
     def __init__(self, address: str, processes: int | None = None) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing leaves the machine
-        with extra("ray"):
+        try:
             import ray
+        except ModuleNotFoundError:
+            message = 'ray is not installed; run pip install "dr-scl[ray]", or use Cluster("local").'
+            raise ModuleNotFoundError(message, name="ray") from None
         self._ray = ray
         self._connected = not ray.is_initialized()
         if self._connected:

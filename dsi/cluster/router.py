@@ -8,7 +8,6 @@ A shard that does not answer in time is told: such an answer is not exact, and s
 import logging
 import math
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -100,7 +99,6 @@ class _Asking:
 
     def __init__(self, index: ShardedIndex, scores: DocumentScores, request: SearchRequest, count: int) -> None:
         self.index, self.scores, self.request, self.count = index, scores, request, count
-        self._deadline = time.monotonic() + index.fleet.timeout
         self._missing = np.zeros((len(scores.queries), len(index.shares)), dtype=bool)
 
     def question(self, shard: int, rows: Sequence[int], *, tokens: bool) -> Question:
@@ -130,7 +128,7 @@ class _Asking:
         fleet, lost = self.index.fleet, set(np.flatnonzero(self._missing.any(axis=0)).tolist())
         size = max(map(len, rows_of.values()), default=0)
         asked = {shard: question for shard, question in questions.items() if shard not in lost}
-        answers = fleet.ask(method, self.index.state, asked, size.bit_length(), self._deadline)
+        answers = fleet.ask(method, self.index.state, asked, size.bit_length())
         for shard in questions.keys() - answers.keys():
             self._missing[list(rows_of[shard]), shard] = True
         if fleet.require_all and (missing := np.flatnonzero(self._missing.any(axis=0)).tolist()):
@@ -358,7 +356,8 @@ def serve_shards(
         cluster: where the shards run.
         shards: how many.
         replicas: processes for each of them, on different machines where there are several.
-        timeout: seconds in which shards answer; then a search returns what is there, with `coverage` below 1.
+        timeout: seconds that a search waits for a shard, in each of its rounds: one, and with late interaction a second one,
+            which does not ask a shard again that was late in the first. Then it returns what is there, with `coverage` below 1.
         require_all: raise `ShardError` instead.
         device: of the encoder.
         dtype: of the encoder, "float32" or "bfloat16".

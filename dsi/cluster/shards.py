@@ -8,6 +8,7 @@ back soon after it died.
 
 import dataclasses
 import os
+import platform
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -296,7 +297,7 @@ class Shard:
 
     def __init__(self, folder: str, number: int, shards: int) -> None:
         self._folder, self._number, self._shards = Path(folder), number, shards
-        self._born = os.urandom(8).hex()
+        self._born = f"{platform.node()}:{os.getpid()}:{os.urandom(4).hex()}"
         self._states: dict[str, ShardIndex] = {}
         self.load()
 

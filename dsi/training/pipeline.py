@@ -29,6 +29,7 @@ import datasets
 import numpy as np
 from numpy.typing import NDArray
 
+from dsi.cluster.cluster import Cluster
 from dsi.config import Config, config_names, run_config, write_config
 from dsi.contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, in_blocks, read_token_blocks
 from dsi.contrastive.encoder import Encoder, quiet_transformers
@@ -82,6 +83,7 @@ def train(
     device: str | None = None,
     discard_updates: bool = False,
     replace: bool = False,
+    cluster: Cluster | None = None,
 ) -> GenerativeRetriever:
     """Train an index on a collection, tune it on the dev queries, and load it.
 
@@ -101,9 +103,11 @@ def train(
         device: of encoder and decoder, "cpu", "cuda", …; the best available by default.
         discard_updates: train again although documents were added or removed since; the index is that of `collection` then.
         replace: train although `output` holds an index with documents that `collection` lacks; they are lost.
+        cluster: embeds and clusters the documents, block by block; all its machines see `output` under this name. The same
+            files come out of any number of processes.
 
     Raises:
-        FileNotFoundError: no such configuration.
+        FileNotFoundError: no such configuration, or a machine of the cluster does not see `output`.
         TypeError: collection is not one that `read_collection` returned.
         ValueError: a setting is out of range, the collection lacks something that training needs, the index in `output` was
             updated or has other documents, or `output` is the name of a configuration.
@@ -117,7 +121,9 @@ def train(
             f'dsi.train(collection, "RUN", config={str(output)!r}), or "./{output}" for a folder of that name.'
         )
     chosen = training_config(folder, config, collection)
-    run = TrainingRun(folder, collection, chosen, device, discard_updates=discard_updates, replace=replace)
+    run = TrainingRun(
+        folder, collection, chosen, device, discard_updates=discard_updates, replace=replace, cluster=cluster
+    )
     with quiet_transformers():
         run.train()
     return GenerativeRetriever.from_pretrained(output, device=device)
@@ -181,6 +187,7 @@ class TrainingRun:
         store: folder in which several runs share finished stages.
         discard_updates: train although documents were added to the index in `folder`, or removed.
         replace: train although the index in `folder` has documents that the collection lacks.
+        cluster: embeds and clusters the documents; None for this process, or those of `accelerate launch`.
 
     Attributes:
         processes: share the work.
@@ -198,9 +205,13 @@ class TrainingRun:
         *,
         discard_updates: bool = False,
         replace: bool = False,
+        cluster: Cluster | None = None,
     ) -> None:
         self.folder, self.collection, self.config, self.device = folder, collection, config, device
-        self.processes = launch(device)
+        if cluster is not None:
+            cluster.check(folder)
+            self.folder = folder = folder.resolve()
+        self.processes = cluster.processes if cluster else launch(device)
         self._reports = Reports(config.report_to, folder / "logs")
         self._stages = StageFolders(folder, store, self.processes)
         self._discard_updates, self._replace = discard_updates, replace

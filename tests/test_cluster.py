@@ -179,7 +179,7 @@ def test_a_shard_that_is_killed_has_a_replica_that_answers(served, runs, collect
                 found = served.search_encoded(encoded)
                 check_equal(found, expected)
                 assert (found.coverage == 1).all()
-            wait_until(lambda: sum(own.restarts for own in served.fleet.status()) > restarts)
+            wait_until(lambda before=restarts: sum(own.restarts for own in served.fleet.status()) > before)
         assert f"shard {shard} replica 0 is back (restart" in caplog.text
 
 

@@ -144,9 +144,9 @@ def test_a_driver_that_dies_is_resumed(collection, config, expected, tmp_path):
 @SLOW
 def test_a_block_whose_workers_die_is_named(collection, config, tmp_path, monkeypatch):
     monkeypatch.setattr(Encoder, "__reduce__", lambda self: (os._exit, (1,)))
-    with dsi.Cluster("local", processes=1) as cluster:
-        with pytest.raises(LostError, match=r"write_block 0 was given up: its worker died 3 times \(The process died"):
-            dsi.train(collection, tmp_path / "run", config=config, device="cpu", cluster=cluster)
+    message = r"write_block 0 was given up: its worker died 3 times \(The process died"
+    with dsi.Cluster("local", processes=1) as cluster, pytest.raises(LostError, match=message):
+        dsi.train(collection, tmp_path / "run", config=config, device="cpu", cluster=cluster)
     assert not (tmp_path / "run" / "manifest.json").exists()
 
 
@@ -184,6 +184,6 @@ def test_an_encoder_is_pickled_as_the_place_that_it_was_loaded_from(sentence_ber
 
 def test_a_folder_that_a_machine_does_not_see_is_refused(collection, config, tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "touch", lambda self: None)
-    with dsi.Cluster("local", processes=1) as cluster:
-        with pytest.raises(FileNotFoundError, match="does not see .*run; put it on a folder that all machines share"):
-            dsi.train(collection, tmp_path / "run", config=config, device="cpu", cluster=cluster)
+    message = r"does not see .*run; put it on a folder that all machines share"
+    with dsi.Cluster("local", processes=1) as cluster, pytest.raises(FileNotFoundError, match=message):
+        dsi.train(collection, tmp_path / "run", config=config, device="cpu", cluster=cluster)

@@ -139,6 +139,11 @@ class Fleet:
         """All replicas."""
         return [replica for own in self.replicas for replica in own]
 
+    @property
+    def is_complete(self) -> bool:
+        """True if every shard has a replica that lives."""
+        return all(any(replica.states for replica in own) for own in self.replicas)
+
     def living(self, shard: int, state: str) -> list[Replica]:
         """Return the replicas of a shard that hold a state of the index, those with the fewest calls first."""
         return sorted(
@@ -189,12 +194,15 @@ class Fleet:
         asked = {shard: _Asked(args, started + patience) for shard, args in questions.items()}
         futures: dict[Future[Any], tuple[int, Replica, float]] = {}
         answers: dict[int, Any] = {}
-        while asked and (now := time.monotonic()) < deadline:
+        is_late = False
+        while asked and not is_late:
+            now = time.monotonic()
+            is_late = now >= deadline  # answers may be there although this process had no time to take them
             for shard, own in asked.items():
                 self._send(method, state, shard, own, futures, now)
             hedges = [own.hedge_at for own in asked.values() if own.hedge_at > now]
             idle = any(not own.open for own in asked.values())
-            until = min([deadline, *hedges, *([now + _POLL] if idle else [])])
+            until = min([max(deadline, now + _POLL), *hedges, *([now + _POLL] if idle else [])])
             if not futures:
                 time.sleep(until - now)
             for future in wait(futures, until - now, FIRST_COMPLETED).done:

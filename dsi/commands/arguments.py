@@ -208,6 +208,7 @@ def add_overwriting(arguments: argparse.ArgumentParser) -> None:
 def training_run(arguments: argparse.Namespace) -> "TrainingRun":
     """Return the run that the arguments describe."""
     load_libraries()
+    from dsi.cluster.cluster import Cluster
     from dsi.config import run_config
     from dsi.contrastive.encoder import check_device
     from dsi.docids.data.collection import read_collection
@@ -224,6 +225,7 @@ def training_run(arguments: argparse.Namespace) -> "TrainingRun":
         arguments.device,
         discard_updates=arguments.discard_updates,
         replace=arguments.replace,
+        cluster=Cluster(arguments.cluster) if getattr(arguments, "cluster", None) else None,
     )
 
 

@@ -27,6 +27,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = _parse(argv)
     if given.writable and given.workers > 1:
         raise ValueError("--writable needs --workers 1: an update in one process would not reach the others.")
+    if given.cluster and given.workers > 1:
+        raise ValueError("--cluster needs --workers 1: each process would start shards of its own.")
     load_libraries()
     from dsi.integrations import extra
     from dsi.server.settings import ServerSettings
@@ -38,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         import uvicorn
 
     limits = {name: getattr(given, name) for name in _limits()}
+    limits |= {"cluster": given.cluster, "require_all": given.require_all}
     settings = ServerSettings(str(given.run), given.device, given.dtype, given.writable, given.allow_origin, **limits)
     settings.check_token()
     settings.to_environment()
@@ -72,6 +75,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="ORIGIN",
         help="let pages of this origin call the server (CORS), as https://example.org; * for all, none by default",
     )
+    arguments.add_argument(
+        "--cluster",
+        default="",
+        metavar="ADDRESS",
+        help="serve by --shards with --replicas each: local, auto inside a Ray cluster, or HOST:PORT of one",
+    )
+    arguments.add_argument("--require-all", action="store_true", help="answer 503 instead of 206 if a shard is missing")
     arguments.add_argument("--quiet", action="store_true", help="show only warnings")
     add_device(arguments, dtype=True)
     limits = arguments.add_argument_group("limits of requests, and batches")

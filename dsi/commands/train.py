@@ -31,6 +31,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         metavar="FILE",
         help="with --stage docids: .npy matrix [documents, any] to cluster on, in place of the documents' embeddings",
     )
+    parser.add_argument(
+        "--cluster",
+        metavar="ADDRESS",
+        help="have documents embedded and clustered by local processes (local), a Ray cluster around this process (auto), or "
+        "one at HOST:PORT; all machines see RUN",
+    )
     add_overwriting(parser)
     arguments = parser.parse_args(argv)
     if arguments.embeddings and arguments.stage != "docids":

@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.cors import CORSMiddleware
 from tqdm import tqdm
 
+from dsi.cluster.fleet import ShardError
 from dsi.server.batching import BusyError
 from dsi.server.middleware import BodyLimit, JsonBodies, Metrics, Observed
 from dsi.server.models import (
@@ -37,6 +38,7 @@ from dsi.server.models import (
 )
 from dsi.server.service import ConflictError, Service
 from dsi.server.settings import TOKEN, ServerSettings, TooLargeError
+from dsi.server.shard_metrics import ShardMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -63,13 +65,15 @@ def create_app(settings: ServerSettings) -> FastAPI:
     token = settings.check_token()
     metrics = Metrics(lambda: service.batcher.waiting, lambda: len(service.retriever.documents))
     service = Service(settings, metrics.batches.observe)
+    if service.fleet:
+        metrics.add(ShardMetrics(service.fleet))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.ready = True
         yield
         app.state.ready = False
-        await run_in_threadpool(service.batcher.close)
+        await run_in_threadpool(service.close)
 
     app = FastAPI(
         title="dsi",
@@ -79,6 +83,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
         docs_url=None,
         responses={
             "4XX": {"model": ErrorAnswer, "description": "Bad input, or not allowed"},
+            206: {"model": SearchAnswer, "description": "Partial: shards did not answer"},
             503: {"model": ErrorAnswer, "description": "Too busy, too slow, or stopping"},
         },
     )
@@ -108,7 +113,7 @@ def _error(status: int, message: str, headers: dict[str, str] | None = None) -> 
 
 def _add_errors(app: FastAPI) -> None:
     statuses: dict[type[Exception], int] = {
-        ValueError: 400, TypeError: 400, ConflictError: 409, TooLargeError: 413, BusyError: 503,
+        ValueError: 400, TypeError: 400, ConflictError: 409, TooLargeError: 413, BusyError: 503, ShardError: 503,
     }  # fmt: skip
 
     async def known(request: Request, error: Exception) -> JSONResponse:
@@ -177,10 +182,12 @@ Served = Annotated[Service, Depends(_service)]
 
 def _add_searches(app: FastAPI) -> None:
     @app.post("/search", summary="Search for one query or several", **_typed(SearchAnswer))
-    async def search(request: Request, service: Served, body: SearchBody) -> dict[str, Any]:
+    async def search(request: Request, response: Response, service: Served, body: SearchBody) -> dict[str, Any]:
         started = time.perf_counter()
         future = service.search(body.texts(), body.k, body.options(), parts=body.parts, matches=body.matches)
         answers = list(await _within_limit(request, future))
+        if any("missing" in answer for answer in answers):
+            response.status_code = 206
         return {"answers": answers, "milliseconds": round(1000 * (time.perf_counter() - started), 1)}
 
     @app.post(
@@ -251,8 +258,10 @@ def _add_state(app: FastAPI) -> None:
 
     @app.get("/ready", summary="Can it search?", **_typed(State))
     async def ready() -> dict[str, str]:
-        if not (app.state.ready and app.state.service.batcher.is_alive):
-            raise HTTPException(503, "The index is not loaded, the server is stopping, or its search thread has ended.")
+        if not (app.state.ready and app.state.service.is_ready):
+            raise HTTPException(
+                503, "The index is not loaded, the server is stopping, its search thread has ended, or a shard is gone."
+            )
         return {"status": "ready"}
 
     @app.get("/metrics", summary="Numbers for Prometheus")

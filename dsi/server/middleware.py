@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
+from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -38,6 +39,10 @@ class Metrics:
         self._documents = Gauge(
             "dsi_documents", "Documents of the index.", registry=registry, multiprocess_mode="livemax"
         )
+
+    def add(self, numbers: Collector) -> None:
+        """Add numbers that are read when they are asked for."""
+        self._registry.register(numbers)
 
     def observe(self, path: str, status: int, seconds: float) -> None:
         """Count a request."""

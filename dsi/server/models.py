@@ -166,6 +166,8 @@ class QueryAnswer(BaseModel):
     query: str
     exact: bool = Field(description="True if it is proven that no other document has a higher score; not of relevance.")
     hits: list[HitAnswer]
+    coverage: float = Field(1.0, description="Share of the documents that were searched; below 1 with status 206.")
+    missing: list[int] = Field([], description="Numbers of the shards that did not answer.")
 
 
 class SearchAnswer(BaseModel):

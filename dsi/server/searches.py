@@ -50,6 +50,9 @@ def answers(
         {"query": query, "exact": query_hits.exact, "hits": [hit.as_dict() for hit in query_hits]}
         for query, query_hits in zip(queries, hits, strict=True)
     ]
+    for answer, query_hits in zip(shown, hits, strict=True):
+        if query_hits.missing:
+            answer.update(coverage=query_hits.coverage, missing=query_hits.missing)
     if matches:
         for row, (search, query_hits, answer) in enumerate(zip(searches, hits, shown, strict=True)):
             search.encoded = encoded.one(row)  # as it is, not made again

@@ -12,6 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from dsi.cluster.cluster import Cluster
+from dsi.cluster.fleet import Fleet
+from dsi.cluster.router import ShardedRetriever, serve_shards
 from dsi.retriever import GenerativeRetriever
 from dsi.server.batching import Batcher
 from dsi.server.searches import Explainer, Json, answers, shown_config
@@ -43,6 +46,7 @@ class Service:
 
     def __init__(self, settings: ServerSettings, observe: Callable[[int], None] = lambda queries: None) -> None:
         self.settings = settings
+        self._cluster = Cluster(settings.cluster) if settings.cluster else None
         self.retriever = self._load()
         self._updating, self._counting = threading.Lock(), threading.Lock()
         self._topics: tuple[DocumentTable, Topics] | None = None
@@ -56,9 +60,38 @@ class Service:
 
     def _load(self) -> GenerativeRetriever:
         settings = self.settings
-        index = GenerativeRetriever.from_pretrained(settings.run, device=settings.device, dtype=settings.dtype)
+        index: GenerativeRetriever
+        if self._cluster:
+            index = serve_shards(
+                settings.run,
+                cluster=self._cluster,
+                shards=settings.shards,
+                replicas=settings.replicas,
+                timeout=settings.shard_timeout,
+                require_all=settings.require_all,
+                device=settings.device,
+                dtype=settings.dtype,
+            )
+        else:
+            index = GenerativeRetriever.from_pretrained(settings.run, device=settings.device, dtype=settings.dtype)
         index.search("warm up", k=1)  # the first search takes longer
         return index
+
+    @property
+    def fleet(self) -> Fleet | None:
+        """The shards, if there are any."""
+        return self.retriever.fleet if isinstance(self.retriever, ShardedRetriever) else None
+
+    @property
+    def is_ready(self) -> bool:
+        """True while searches are answered, and each shard has a replica that lives."""
+        return self.batcher.is_alive and (self.fleet is None or self.fleet.is_complete)
+
+    def close(self) -> None:
+        """Answer what waits, and end the shards."""
+        self.batcher.close()
+        if self._cluster:
+            self._cluster.close()
 
     # Searching, on the thread of the batcher.
 
@@ -167,6 +200,9 @@ class Service:
 
     def _update(self, change: Callable[[GenerativeRetriever], None]) -> int:
         with self._updating:
+            if isinstance(self.retriever, ShardedRetriever):  # writes, and loads what others wrote
+                change(self.retriever)
+                return len(self.retriever.documents)
             changed = self.retriever.snapshot  # replaces it once it is on disk
             change(changed)
             try:

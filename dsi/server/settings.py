@@ -55,6 +55,16 @@ class ServerSettings:
     """Seconds until a search is given up, with 503."""
     max_body: Count = 8_000_000
     """Bytes of a request."""
+    cluster: str = ""
+    """Where the index is served by shards: "local", or the address of a Ray cluster; "" for this process alone."""
+    shards: Count = 2
+    """Shards of a cluster: ranges of neighbouring children of the root."""
+    replicas: Count = 2
+    """Processes for each shard."""
+    shard_timeout: Annotated[float, Field(ge=1e-3, le=LARGEST)] = 1.0
+    """Seconds that a search waits for a shard; then what is there is answered, with 206."""
+    require_all: bool = False
+    """Whether a search in which a shard does not answer fails, with 503."""
 
     def __post_init__(self) -> None:
         if self.allow_origin not in ("", "*") and not _ORIGIN.fullmatch(self.allow_origin):

@@ -1,7 +1,8 @@
-"""`python -m tests.soak`: shards that are killed, stalled and updated at random, while every answer is compared with one process.
+"""`python -m tests.soak`: shards are killed, stalled and updated, while every answer is compared with one process.
 
-Prints a table: how many answers were wrong, partial, or silently partial; dips in coverage without a cause; how long shards took
-to come back; times with and without stalls; the share of the true ten in partial answers. Exit status 1 if a promise is broken.
+Prints a table: how many answers were wrong, partial, or silently partial; dips in coverage without a cause; how long shards
+took to come back; times with and without stalls; the share of the true ten in partial answers. Exit status 1 if a promise is
+broken.
 """
 
 import argparse
@@ -215,10 +216,8 @@ class Soak:
             self.watch()
             self.search()
             if search % 500 == 499:
-                print(
-                    f"{search + 1} searches: {len(self.count.wrong)} wrong, {self.count.partial} partial",
-                    file=sys.stderr,
-                )
+                wrong, partial = len(self.count.wrong), self.count.partial
+                sys.stderr.write(f"{search + 1} searches: {wrong} wrong, {partial} partial\n")
         for change in changes:
             change.result()
         updating.shutdown()

@@ -14,15 +14,12 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 from uuid import uuid4
 
 from dsi.cluster.workers import Backend, LocalBackend, LostError, Runner, Worker
 from dsi.docids.files.checks import plain
 from dsi.docids.files.processes import Processes
-
-if TYPE_CHECKING:
-    from dsi.cluster.fleet import Fleet
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +63,16 @@ class ReplicaStatus(NamedTuple):
     error: str
 
 
+class Served(Protocol):
+    """The replicas of an index that a cluster serves."""
+
+    def status(self) -> list[ReplicaStatus]:
+        """Return the state of every replica."""
+
+    def close(self) -> None:
+        """End all of them."""
+
+
 class Cluster:
     """Processes that work together.
 
@@ -87,7 +94,7 @@ class Cluster:
     def __init__(self, address: str = "local", *, processes: int | None = None) -> None:
         if processes is not None and plain(int, processes, "processes") < 1:
             raise ValueError(f"processes must be at least 1, got {processes}.")
-        self.address, self.fleets = plain(str, address, "address"), list["Fleet"]()
+        self.address, self.fleets = plain(str, address, "address"), list[Served]()
         self._runners: list[Worker] = []
         self.backend: Backend
         if address == "local":

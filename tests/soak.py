@@ -92,7 +92,7 @@ class Soak:
         self.queries = [retriever.encode_queries([text]) for text in texts]
         self.expected: dict[str, list[SearchResult]] = {}
         self._disturbed: dict[Replica, float] = {}
-        self._stalled = 0
+        self._stalled, self._killed = 0, 0.0
         self._recovering: dict[Replica, tuple[float, str]] = {}
         self.learn()
 
@@ -106,7 +106,8 @@ class Soak:
     # Disturbing.
 
     def _choose(self) -> Replica:
-        return self.chance.choice(self.retriever.fleet.all)
+        """Return a replica that lives."""
+        return self.chance.choice([replica for replica in self.retriever.fleet.all if replica.states])
 
     def _signal(self, replica: Replica, number: int) -> bool:
         """Send a signal to the process of a replica that lives."""
@@ -124,6 +125,7 @@ class Soak:
         self._disturbed[replica] = now + _GRACE
         if self._signal(replica, signal.SIGKILL):
             self.count.kills += 1
+            self._killed = self._killed or now
             self._recovering[replica] = now, born
 
     def stall(self) -> None:
@@ -187,6 +189,9 @@ class Soak:
         answers = [self.expected[state][number] for state in states]
         if found.coverage[0] == 1:
             self.count.complete += 1
+            if self._killed:
+                self.count.again.append(time.monotonic() - self._killed)
+                self._killed = 0.0
             if not any(_equal(found, answer) for answer in answers):
                 self.count.wrong.append(f"query {number}: {found.positions[0]} for {answers[0].positions[0]}")
             return
@@ -197,7 +202,8 @@ class Soak:
         for shard in found.missing[0]:
             own = self.retriever.fleet.replicas[shard]
             if not all(
-                replica.loading or not replica.states or self._disturbed.get(replica, 0) > started for replica in own
+                replica in self._recovering or replica.loading or self._disturbed.get(replica, 0) > started
+                for replica in own
             ):
                 self.count.unexplained.append(f"shard {shard} after {seconds:.2f} s")
 
@@ -277,6 +283,7 @@ def main() -> int:
                 "dips in coverage without a cause": len(count.unexplained),
                 "kills, stalls, updates": f"{count.kills}, {count.stalls}, {count.updates}",
                 "hedged questions": hedges,
+                "from a kill to a complete answer, p50 / p99 / most": _times(count.again),
                 "a killed replica is back after, p50 / p99 / most": _times(count.back),
                 "a search without a stall, p50 / p99 / most": _times(count.calm),
                 "a search during a stall, p50 / p99 / most": _times(count.stalled),

@@ -6,6 +6,7 @@ broken.
 """
 
 import argparse
+import math
 import os
 import random
 import signal
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -147,20 +149,26 @@ class Soak:
         """Add a document and remove another, and learn the answers before they are served."""
         new = {"doc_id": f"new-{self.count.updates}", "title": "New", "text": "a noble gas on the danube"}
         old = self.retriever.documents.dataset["doc_id"][self.count.updates]
-        refresh = self.retriever.fleet.load
+        fleet = self.retriever.fleet
+        refresh, load_wave = fleet.load, fleet._load
 
         def load(state: str) -> None:
             assert self.learn() == state
             refresh(state)
 
-        self.retriever.fleet.load = load  # type: ignore[method-assign]
+        def wave(replicas: Sequence[Replica], deadline: float) -> None:
+            self._disturbed |= dict.fromkeys(replicas, math.inf)
+            load_wave(replicas, deadline)
+            self._disturbed |= dict.fromkeys(replicas, time.monotonic() + _GRACE)
+
+        fleet.load, fleet._load = load, wave  # type: ignore[method-assign]
         try:
             if self.count.updates % 2:
                 self.retriever.remove([old])
             else:
                 self.retriever.add([new])
         finally:
-            self.retriever.fleet.load = refresh  # type: ignore[method-assign]
+            fleet.load, fleet._load = refresh, load_wave  # type: ignore[method-assign]
         self.count.updates += 1
 
     def watch(self) -> None:

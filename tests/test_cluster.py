@@ -57,7 +57,9 @@ def runs(tmp_path_factory, sentence_bert_folder, collection) -> dict[str, Path]:
 @pytest.fixture(scope="module", params=["local", "ray"])
 def cluster(request) -> Iterator[dsi.Cluster]:
     address = "local" if request.param == "local" else request.getfixturevalue("ray_address")
+    answer = signal.getsignal(signal.SIGTERM)
     with dsi.Cluster(address, processes=2) as cluster:
+        assert signal.getsignal(signal.SIGTERM) == answer  # Ray's own would end a server in the middle of its answers
         yield cluster
 
 

@@ -7,8 +7,11 @@ workers with other places begin on other machines. Knows nothing of indexes.
 import logging
 import os
 import pickle
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
 
 from dsi.cluster.workers import Backend, Host, LostError, Worker
@@ -40,7 +43,8 @@ class RayBackend(Backend):
         self._connected = not ray.is_initialized()
         if self._connected:
             try:
-                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+                with _own_sigterm():
+                    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
             except ConnectionError as error:
                 raise ConnectionError(
                     f"There is no Ray cluster at {address!r} ({_line(error)}); run `ray start --head` first, or use "
@@ -73,6 +77,19 @@ class RayBackend(Backend):
         """As in `Backend`."""
         if self._connected:
             self._ray.shutdown()
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keep this process's answer to SIGTERM, which `ray.init` replaces by its own: a server ends in its own order."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class RayWorker(Worker):

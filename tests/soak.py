@@ -264,7 +264,7 @@ def _times(seconds: list[float]) -> str:
     return f"{1000 * p50:.0f} / {1000 * p99:.0f} / {1000 * max(seconds):.0f} ms"
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the soak and print its table."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--address", default="local")
@@ -272,8 +272,7 @@ def main() -> int:
     for name, value in defaults.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--timeout", type=float, default=1.0)
-    given = parser.parse_args()
-    torch.set_num_threads(1)
+    given = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as made, dsi.Cluster(given.address) as cluster:
         folder = Path(made)
         make_index(folder)

@@ -212,7 +212,8 @@ def training_run(arguments: argparse.Namespace) -> "TrainingRun":
     from dsi.config import run_config
     from dsi.contrastive.encoder import check_device
     from dsi.docids.data.collection import read_collection
-    from dsi.training.pipeline import TrainingRun, training_config
+    from dsi.training.pipeline import TrainingRun
+    from dsi.training.preflight import training_config
 
     check_device(arguments.device)  # before stages that need none
     dev_queries = with_settings(run_config(arguments.output, arguments.config), arguments.settings).dev_queries

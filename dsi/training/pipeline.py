@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsi.cluster.cluster import Cluster
-from dsi.config import Config, config_names, run_config, write_config
+from dsi.config import Config, config_names, write_config
 from dsi.contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, in_blocks, read_token_blocks
 from dsi.contrastive.encoder import Encoder, quiet_transformers
 from dsi.contrastive.sparse import build_lexical
@@ -57,6 +57,7 @@ from dsi.store.loading import (
     write_manifest,
 )
 from dsi.store.manifest import FORMAT_VERSION
+from dsi.training import preflight
 from dsi.training.costs import Cost, in_words, watching_memory
 from dsi.training.docids_stage import (
     flatten,
@@ -68,7 +69,6 @@ from dsi.training.docids_stage import (
 )
 from dsi.training.forecast import FORESEEN, Forecast
 from dsi.training.generator_stage import GeneratorStage
-from dsi.training.preflight import check_encoder, check_index, check_models, check_settings, check_storable
 from dsi.training.stages import STAGES, StageFolders, launch, stage_line
 from dsi.training.tuning import configure, is_as_configured, tune_index
 
@@ -120,7 +120,7 @@ def train(
             f"output must be the folder to write, got {str(output)!r}, the name of a configuration; use "
             f'dsi.train(collection, "RUN", config={str(output)!r}), or "./{output}" for a folder of that name.'
         )
-    chosen = training_config(folder, config, collection)
+    chosen = preflight.training_config(folder, config, collection)
     run = TrainingRun(
         folder, collection, chosen, device, discard_updates=discard_updates, replace=replace, cluster=cluster
     )
@@ -163,17 +163,6 @@ def index(
 def _temporary_folder() -> TemporaryDirectory[str]:
     """Return the folder of this process's indexes without a folder of their own; deleted when Python ends."""
     return TemporaryDirectory(prefix="dsi-index-")
-
-
-def training_config(folder: Path, name: str | Path | Config | None, collection: Collection) -> Config:
-    """Return the configuration for a training: the named one, that of the run in `folder`, or what we recommend.
-
-    Without train queries we recommend no training; a warning says so.
-    """
-    if name is not None or (folder / "config.toml").exists() or collection.qrels["train"]:
-        return run_config(folder, name)
-    logger.warning("%s has no train queries: encoder and generator stay as they are.", collection.name)
-    return Config().without_training()
 
 
 class TrainingRun:
@@ -263,7 +252,7 @@ class TrainingRun:
                 try:
                     stack.enter_context(writing_to(self.folder, wait=False))
                     if not self._depth:
-                        check_index(self.folder, self.collection, self._discard_updates, self._replace)
+                        preflight.check_index(self.folder, self.collection, self._discard_updates, self._replace)
                 except (OSError, ValueError) as error:
                     refusal = error
             if refusal := self.processes.first(refusal):
@@ -515,7 +504,7 @@ class TrainingRun:
         """Raise what a stage that has to run would be refused for."""
         if self._is_checked:
             return
-        check_settings(self.config, self.collection)
+        preflight.check_settings(self.config, self.collection)
         keys = self._expected_keys(sources_digest(self.config.docids, self.collection))
         finished = self.processes.first(
             {stage: self._stages.find(stage, key) for stage, key in keys.items()} if self.processes.is_main else {}
@@ -524,9 +513,11 @@ class TrainingRun:
             trained = finished["encoder"]
             encoder = Encoder.load(self.config.encoder, trained, self.device)
             if trained is None:
-                check_storable(self.config, encoder, self.processes)
-            check_encoder(self.config, encoder, len(self.collection.documents))
-            check_models(self.config, [stage for stage, folder in finished.items() if folder is None], self.device)
+                preflight.check_storable(self.config, encoder, self.processes)
+            preflight.check_encoder(self.config, encoder, len(self.collection.documents))
+            preflight.check_models(
+                self.config, [stage for stage, folder in finished.items() if folder is None], self.device
+            )
         self._missing = {stage: keys[stage] for stage, folder in finished.items() if folder is None}
         self._trained = finished["encoder"]
         self._is_checked = True

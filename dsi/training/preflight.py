@@ -3,6 +3,7 @@
 Each check raises what a later stage would raise, when an encoder had been trained in vain. Trains nothing.
 """
 
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from tempfile import TemporaryDirectory
 import datasets
 import numpy as np
 
-from dsi.config import Config
+from dsi.config import Config, run_config
 from dsi.contrastive.encoder import FRESH_T5, Encoder
 from dsi.contrastive.sparse import SparseModel
 from dsi.contrastive.training import NO_QUERIES
@@ -25,6 +26,8 @@ from dsi.docids.words.bm25 import BM25_MODEL, NO_MODEL
 from dsi.generator.kinds import create_generator
 from dsi.store.loading import check_no_updates, generation_of, load_documents, part
 from dsi.training.docids_stage import TitleTokens
+
+logger = logging.getLogger(__name__)
 
 _FEW_VECTORS = 256
 """A product quantiser needs no more."""
@@ -163,3 +166,14 @@ def _check_decoder(config: Config, encoder: Encoder) -> None:
         raise FileNotFoundError(
             f'generator.decoder {generator.decoder!r} cannot be loaded ({reason}); name a T5 checkpoint, or "" for none.'
         ) from None
+
+
+def training_config(folder: Path, name: str | Path | Config | None, collection: Collection) -> Config:
+    """Return the configuration for a training: the named one, that of the run in `folder`, or what we recommend.
+
+    Without train queries we recommend no training; a warning says so.
+    """
+    if name is not None or (folder / "config.toml").exists() or collection.qrels["train"]:
+        return run_config(folder, name)
+    logger.warning("%s has no train queries: encoder and generator stay as they are.", collection.name)
+    return Config().without_training()

@@ -14,7 +14,7 @@ import datasets
 import pytest
 
 from dsi.commands import libraries
-from dsi.commands.main import command_modules, main, run_command
+from dsi.commands.main import command_modules, main, purpose, run_command
 from dsi.commands.queries_file import read_queries_file
 from dsi.commands.values import index_folder
 from dsi.contrastive.encoder import Encoder, EncoderConfig
@@ -481,3 +481,8 @@ def test_missing_memory_is_told_in_a_line(error, capsys):
     assert "dsi: out of memory (" in capsys.readouterr().err
     with pytest.raises(RuntimeError, match="a bug"):
         run_command(lambda _: (_ for _ in ()).throw(RuntimeError("a bug")), [])
+
+
+def test_a_command_of_a_package_that_is_there_by_name_alone_does_not_hide_the_others():
+    assert purpose("no_such_package.commands.x") == "cannot be run: No module named 'no_such_package'"
+    assert purpose("dsi.commands.search")

@@ -271,3 +271,23 @@ def test_the_shell_indexes_a_folder_of_texts_and_says_that_nothing_is_trained(no
     assert "bee" in capsys.readouterr().out
     assert main(["evaluate", str(tmp_path / "run"), "--data", str(notes)]) == 2
     assert f"{notes} has no judgements to measure on; add qrels/test.tsv" in capsys.readouterr().err
+
+
+def test_a_series_of_texts_is_a_list_of_texts():
+    assert Collection.from_records(pandas.Series(["a", "b"])).documents["doc_id"][:] == ["0", "1"]
+
+
+@pytest.mark.parametrize("folder", [None, 3, ["notes"]])
+def test_a_folder_that_is_no_path_is_named(folder):
+    with pytest.raises(TypeError, match=r"folder must be a path, got .*; from_records takes what is in memory"):
+        Collection.from_folder(folder)
+
+
+def test_judgements_that_are_no_dictionary_are_named():
+    with pytest.raises(ValueError, match=r"qrels must be judgements by split \(train, dev, test\), got "):
+        Collection.from_records(["a"], qrels=pandas.DataFrame({"query": ["q"]}))
+
+
+def test_what_is_no_retriever_is_not_measured():
+    with pytest.raises(TypeError, match=r"evaluate\(\) measures a retriever, got 'runs/B'; dsi.GenerativeRetriever"):
+        dsi.evaluate("runs/B", Collection.from_records(["a"]))

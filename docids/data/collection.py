@@ -137,7 +137,7 @@ class Collection:
         _check_cut(dev_queries, seed)
         table = _table(check_documents(memory_records(documents), "documents"))
         rows, read = _rows(table), _memory_queries(queries)
-        judged = _memory_qrels(qrels or {}, read, rows)
+        judged = _memory_qrels({} if qrels is None else qrels, read, rows)
         versions = [_content_digest(table, read, judged)]
         return cls("The collection", versions, table, read, *_cut(judged, dev_queries, seed), rows)
 
@@ -152,8 +152,11 @@ class Collection:
 
         Raises:
             FileNotFoundError: no such folder, or no such file in it.
+            TypeError: `folder` is no path.
             ValueError: a malformed file; the message names file, line, value and remedy.
         """
+        if not isinstance(folder, str | Path):
+            raise TypeError(f"folder must be a path, got {shown(folder)}; from_records takes what is in memory.")
         table = _table(check_documents(folder_records(existing_folder(Path(folder))), folder))
         return cls(str(folder), [_content_digest(table, {}, {})], table, {}, *_cut({}, 0, 0), _rows(table))
 

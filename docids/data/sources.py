@@ -48,6 +48,8 @@ def memory_records(
 
 def _rows(source: Any, name: str) -> Iterable[Any]:
     """Return an iterable of the rows of a source."""
+    if isinstance(source, pandas.Series):
+        source = source.tolist()
     if isinstance(source, pandas.DataFrame):
         source = pa.Table.from_pandas(source, preserve_index=False)
     if isinstance(source, datasets.Dataset):

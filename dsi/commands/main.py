@@ -115,7 +115,10 @@ def _usage() -> str:
 
 def purpose(module: str) -> str:
     """Return what a command does: the first line of its module's docstring after "`dsi NAME`: ", read without importing it."""
-    spec = find_spec(module)
+    try:
+        spec = find_spec(module)
+    except ModuleNotFoundError as error:  # the package is there by name alone
+        return f"cannot be run: {error}"
     text = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
     line = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
     return (line.partition("`: ")[2] or line).rstrip(".")

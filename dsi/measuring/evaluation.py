@@ -190,8 +190,13 @@ def evaluate(
         processes: share the searching.
 
     Raises:
+        TypeError: `retriever` is none, or `collection` is none.
         ValueError: the split has no judgements, or the index has none of the collection's documents.
     """
+    if not isinstance(retriever, GenerativeRetriever):
+        raise TypeError(
+            f"evaluate() measures a retriever, got {retriever!r}; dsi.GenerativeRetriever.from_pretrained(FOLDER) loads one."
+        )
     _check(collection, split, depth)
     compare_documents(collection, retriever.documents.rows)
     measures = measures_for(collection.qrels[split])

@@ -81,7 +81,7 @@ def _encode(tree: DocidTree, encoder: Encoder, pieces: Sequence[str]) -> tuple[N
 
 
 def _taken(doc_id: str) -> str:
-    return f"The doc_id {doc_id!r} is in the index already, or comes twice; remove it first."
+    return f"The doc_id {doc_id!r} is in the index already, or comes twice; remove it first, or set replace."
 
 
 def _records(documents: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -277,7 +277,7 @@ class TrainingRun:
         if not self._missing or self.processes.count > 1 or len(self.collection.documents) < FORESEEN:
             return
         done = {stage: self._stages.steps_made(stage, key) for stage, key in self._missing.items()}
-        with stage_line("forecast"), TemporaryDirectory() as work:
+        with stage_line("measuring what it will take"), TemporaryDirectory() as work:
             encoder = Encoder.load(self.config.encoder, self._trained, self.device)
             self.expected = Forecast(self.config, self.collection, encoder, done, Path(work)).costs([*done])
         logger.info("expected, without tuning: %s", in_words(self.expected))

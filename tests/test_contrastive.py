@@ -343,7 +343,7 @@ def test_the_packaged_encoder_is_the_official_one():
         (ContrastiveConfig, {"temperature": 0.0}, "contrastive.temperature must be between 1e-6 and 1e6, got 0.0"),
         (ContrastiveConfig, {"batch_size": 3}, "contrastive.batch_size must be at least 4, got 3"),
         (EncoderConfig, {"pooling": "cls"}, "encoder.pooling must be one of model, mean, got 'cls'"),
-        (EncoderConfig, {"query_length": 0}, "encoder.query_length must be at least 1, got 0"),
+        (EncoderConfig, {"query_length": 0}, "encoder.query_length must be between 1 and 8192, got 0"),
     ],
 )
 def test_settings_out_of_range_are_named(kind, settings, message):

@@ -395,7 +395,7 @@ def test_explain_shows_the_search_that_answered_under_any_option(retriever, digi
 
 
 def test_a_search_passes_through_few_files(encoder):
-    """From the public call to the answer: nine files in three rooms of dsi, and eight of the packages below."""
+    """From the public call to the answer: nine files in three rooms of dsi, and ten of the packages below."""
     retriever, root = index_of(encoder, tied=True, words=True, lexical_weight=0.1), Path(dsi.__file__).parent
     retriever.search("x", k=5)  # makes what later searches read
     touched = set()
@@ -413,7 +413,7 @@ def test_a_search_passes_through_few_files(encoder):
     ours = {path for path in touched if path.parts[0] not in ("docids", "contrastive", "eval")}
     assert len(ours) <= 9, sorted(map(str, ours))
     assert len({path.parent for path in ours}) <= 3
-    assert len(touched) <= 18, sorted(map(str, touched))
+    assert len(touched) <= 19, sorted(map(str, touched))
 
 
 def test_explain_shows_the_walk_that_search_made(retriever, monkeypatch):
@@ -522,7 +522,8 @@ def test_explain_shows_the_way_to_the_answers_and_what_was_pruned(retriever, dig
 
 
 def test_a_docid_longer_than_pythons_stack_is_explained():
-    depth = sys.getrecursionlimit() + 50
+    depth = 999  # the longest; with the frames of the test, more than the stack holds
+    assert sys.getrecursionlimit() <= 1000
     longer = np.tile(np.arange(depth) % 2, (2, 1))
     longer[1, -1] = 2
     tree = assemble(Docids.from_paths([[2], *longer.tolist()]), np.eye(3, dtype=np.float32))

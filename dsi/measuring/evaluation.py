@@ -193,11 +193,7 @@ def evaluate(
         TypeError: `retriever` is none, or `collection` is none.
         ValueError: the split has no judgements, or the index has none of the collection's documents.
     """
-    if not isinstance(retriever, GenerativeRetriever):
-        raise TypeError(
-            f"evaluate() measures a retriever, got {retriever!r}; dsi.GenerativeRetriever.from_pretrained(FOLDER) loads one."
-        )
-    _check(collection, split, depth)
+    _check(retriever, collection, split, depth)
     compare_documents(collection, retriever.documents.rows)
     measures = measures_for(collection.qrels[split])
     depth = depth or max(map(cutoff, measures))
@@ -221,9 +217,13 @@ def evaluate(
     return Evaluation(rows, index, measures, runs, splits, about)
 
 
-def _check(collection: Collection, split: str, depth: int | None) -> None:
-    """Raise ValueError if a split cannot be measured."""
+def _check(retriever: GenerativeRetriever, collection: Collection, split: str, depth: int | None) -> None:
+    """Raise ValueError if a split cannot be measured, TypeError if there is no retriever or no collection."""
     check_collection("evaluate", collection)
+    if not isinstance(retriever, GenerativeRetriever):
+        raise TypeError(
+            f"evaluate() measures a retriever, got {retriever!r}; dsi.GenerativeRetriever.from_pretrained(FOLDER) loads one."
+        )
     if plain(str, split, "split") not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}.")
     if depth is not None and plain(int, depth, "depth") < 1:

@@ -83,9 +83,8 @@ class _ContrastiveLoss(nn.Module):
     def _embed_view(self, features: Features) -> Tensor:
         """Return the embeddings [B, dim] of one view."""
         *others, (last_rows, last) = _chunks(features, self.chunk)
-        plain = (
-            self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
-        )  # for use in a backward
+        wrapped = isinstance(self.model, DistributedDataParallel)
+        plain = self.model.module if wrapped else self.model  # what is computed again in a backward goes past DDP
         embedded = [checkpoint(_embed, plain, chunk, use_reentrant=False) for _, chunk in others]
         embedded.append(_embed(self.model, last))  # whose gradients are the first
         rows = torch.cat([*(rows for rows, _ in others), last_rows])

@@ -99,6 +99,11 @@ class Config:
         """The model whose tokenizer makes docids of titles; "" for the encoder."""
         return self.generator.decoder if self.generator.docid_tokens == "words" else ""
 
+    @property
+    def has_token_vectors(self) -> bool:
+        """Whether the index has token vectors, for late interaction."""
+        return self.tokens.bits > 0 and self.generator.docid_tokens == "tied"
+
     def _check_search(self) -> None:
         """Raise ValueError if the trained index could not be searched as `[search]` says."""
         search, tied = self.search, self.generator.docid_tokens == "tied"

@@ -23,10 +23,10 @@ from dsi.contrastive.losses import (
 )
 from dsi.contrastive.trainers import trainer_settings
 from dsi.contrastive.training import ContrastiveConfig, contrastive_rows, hard_negatives, train_encoder
+from dsi.docids.files.memory import own_memory, watching_memory
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.storage import write_json
 from dsi.docids.words.bm25 import BM25
-from dsi.training.costs import own_memory, watching_memory
 from tests.conftest import PROMPTS
 from tests.kills import fork, status_of
 

@@ -11,7 +11,8 @@ from dsi.config import read_config
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.trainers import FiniteTraining
 from dsi.docids.data.collection import read_collection
-from dsi.training import costs, forecast, pipeline
+from dsi.docids.files import memory
+from dsi.training import forecast, pipeline
 from dsi.training.costs import Cost, in_words
 from dsi.training.forecast import Forecast, seconds_for
 from dsi.training.pipeline import TrainingRun
@@ -148,8 +149,8 @@ def test_costs_in_words():
 
 
 def test_watched_memory_counts_what_was_freed_again():
-    before = costs.own_memory()
-    with costs.watching_memory() as most:
+    before = memory.own_memory()
+    with memory.watching_memory() as most:
         held = np.ones(25_000_000)
         time.sleep(0.2)
         del held

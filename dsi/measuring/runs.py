@@ -200,8 +200,8 @@ class IndexRuns:
         is 0. All processes get those of rank 0, in case scores differ in the last digit.
 
         Args:
-            learned: also weight the generator and what it learned for documents' scores; False gives the settings of
-                dense + BM25, all documents scored.
+            learned: also weight the generator and late interaction; False gives the settings of dense + BM25, all documents
+                scored.
             lexical: also weight the lexical part.
             **changes: settings of `[search]` that are not chosen.
         """
@@ -216,7 +216,7 @@ class IndexRuns:
             return self.processes.first({**changes, **choose(index, dev, qrels, config, lexical=lexical).best})
         if index.engine.is_tied:
             config = dataclasses.replace(index.search_config, **changes)
-            weights = choose_weights(index, dev, qrels, config, lexical=lexical, learned=False)
+            weights = choose_weights(index, dev, qrels, config, lexical=lexical, tokens=False)
             return self.processes.first({**changes, **weights})
         scores = hybrid_scores(index, index.lexical if lexical else None)
         weight = scores.best_weight(dev.query_ids, dev.embeddings.float().numpy(), dev.texts, qrels)

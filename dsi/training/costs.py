@@ -1,14 +1,7 @@
-"""What stages cost, in words, and the memory that is a process's own. Knows nothing of what is computed."""
+"""What stages cost, in words. Knows nothing of what is computed."""
 
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-import psutil
-
-_INTERVAL = 0.02
-"""Seconds between two looks."""
 
 
 @dataclass(frozen=True)
@@ -36,28 +29,3 @@ def in_words(costs: Mapping[str, Cost]) -> str:
 def _words(cost: Cost) -> str:
     counts = ", ".join(f"{count:,} {what}" for what, count in cost.counts.items())
     return f"{cost.seconds:.0f} s, {cost.memory / 1e9:.1f} GB{counts and f' ({counts})'}"
-
-
-def own_memory() -> int:
-    """Return the bytes that this process holds and shares with no file; where that is not told apart (macOS), all it holds."""
-    held = psutil.Process().memory_info()
-    return int(held.rss - getattr(held, "shared", 0))
-
-
-@contextmanager
-def watching_memory() -> Iterator[Callable[[], int]]:
-    """Yield a function that returns the most bytes of `own_memory` since the block began."""
-    most, ended = own_memory(), threading.Event()
-
-    def watch() -> None:
-        nonlocal most
-        while not ended.wait(_INTERVAL):
-            most = max(most, own_memory())
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield lambda: max(most, own_memory())
-    finally:
-        ended.set()
-        watcher.join()

@@ -31,13 +31,14 @@ from dsi.contrastive.trainers import CHECKPOINTS, has_bfloat16
 from dsi.contrastive.training import contrastive_loss
 from dsi.docids.clustering import assemble
 from dsi.docids.data.collection import Collection
+from dsi.docids.files.memory import own_memory
 from dsi.docids.schemes import Docids, DocidsConfig
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Floats, Ints
 from dsi.generator.kinds import create_generator
 from dsi.generator.pseudo_queries import extractive_queries, generate_queries
 from dsi.generator.states import Embeddings, StateCache, write_states
-from dsi.training.costs import Cost, own_memory
+from dsi.training.costs import Cost
 from dsi.training.examples import DocidExamples, Texts
 from dsi.training.teacher import Teacher
 from dsi.training.trainer import train_generator
@@ -204,14 +205,14 @@ class Forecast:
 
     def _docids_stage(self) -> Cost:
         config, count = self._config, round(self._total * self._segments)
-        tokens = config.tokens.bits and config.generator.docid_tokens == "tied"
+        tokens = config.has_token_vectors
         head = TokenHead(np.eye(config.tokens.dim, self._encoder.state_dim, dtype=np.float32), config.tokens.bits)
 
         def encode(many: int) -> None:
             if tokens:
-                head.encode(self._encoder, self._texts[:many])
+                head.encode(self._fast, self._texts[:many])
             else:
-                self._encoder.encode(self._texts[:many], "document")
+                self._fast.encode(self._texts[:many], "document")
 
         encoded = count * (2 if config.docids.cluster_on == "untrained" else 1)
         seconds = seconds_for(encode, len(self._texts), encoded + (min(SAMPLE, count) if tokens else 0))
@@ -310,7 +311,7 @@ class Forecast:
         return round(sum(min(len(own), most) for own in self._pseudo) / max(1, len(self._pseudo)) * self._total)
 
     def _query_seconds(self, count: int) -> float:
-        return seconds_for(lambda n: self._encoder.encode(self._queries[:n], "query"), len(self._queries), count)
+        return seconds_for(lambda n: self._fast.encode(self._queries[:n], "query"), len(self._queries), count)
 
     def _document_seconds(self, count: int) -> float:
         return seconds_for(lambda n: self._encoder.encode(self._texts[:n], "document"), len(self._texts), count)
@@ -319,6 +320,11 @@ class Forecast:
     def _segments(self) -> float:
         """Segments a document, on average."""
         return len(DocumentTexts(self._encoder, self._documents, self._config.docids.segments)) / len(self._documents)
+
+    @cached_property
+    def _fast(self) -> Encoder:
+        """The encoder as `encode_blocks` uses it."""
+        return self._encoder.for_search()
 
     @property
     def _weights(self) -> int:

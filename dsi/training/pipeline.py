@@ -39,6 +39,7 @@ from dsi.contrastive.trainers import Reports
 from dsi.contrastive.training import contrastive_rows, hard_negatives, train_encoder
 from dsi.docids.data.collection import Collection, check_collection, read_collection
 from dsi.docids.extensions import OBJECTIVES, package_of
+from dsi.docids.files.memory import watching_memory
 from dsi.docids.files.storage import digest, write_json, writing_to
 from dsi.docids.schemes import make_docids
 from dsi.docids.token_vectors import TokenVectors
@@ -58,7 +59,7 @@ from dsi.store.loading import (
 )
 from dsi.store.manifest import FORMAT_VERSION
 from dsi.training import preflight
-from dsi.training.costs import Cost, in_words, watching_memory
+from dsi.training.costs import Cost, in_words
 from dsi.training.docids_stage import (
     flatten,
     means_with_queries,
@@ -207,7 +208,6 @@ class TrainingRun:
         self.expected: dict[str, Cost] = {}
         self._depth, self._is_checked = 0, False
         self._missing: dict[str, str] = {}
-        self._trained: Path | None = None
         with self._alone():
             pass  # refused at once
 
@@ -273,12 +273,11 @@ class TrainingRun:
 
         Several processes are not foreseen, nor collections so small that the probes would take a good part of the training.
         """
-        self._check()
-        if not self._missing or self.processes.count > 1 or len(self.collection.documents) < FORESEEN:
+        encoder = self._check()
+        if encoder is None or self.processes.count > 1 or len(self.collection.documents) < FORESEEN:
             return
         done = {stage: self._stages.steps_made(stage, key) for stage, key in self._missing.items()}
         with stage_line("measuring what it will take"), TemporaryDirectory() as work:
-            encoder = Encoder.load(self.config.encoder, self._trained, self.device)
             self.expected = Forecast(self.config, self.collection, encoder, done, Path(work)).costs([*done])
         logger.info("expected, without tuning: %s", in_words(self.expected))
 
@@ -402,11 +401,11 @@ class TrainingRun:
 
     def _token_head(self, encoder: Encoder) -> TokenHead | None:
         """Return what makes token vectors of the encoder's states; None if the index has none."""
-        config = self.config.tokens
-        if not config.bits or self.config.generator.docid_tokens != "tied":
+        if not self.config.has_token_vectors:
             return None
         texts = DocumentTexts(encoder, self.collection.documents, self.config.docids.segments)
-        return self.processes.first(TokenHead.fit(encoder, texts, config) if self.processes.is_main else None)
+        head = TokenHead.fit(encoder, texts, self.config.tokens) if self.processes.is_main else None
+        return self.processes.first(head)
 
     def _tokens(self, encoder: Encoder, folder: Path, head: TokenHead | None) -> TokenVectors | None:
         """Return the token vectors of the documents' segments, which `_embed_documents` wrote."""
@@ -500,15 +499,16 @@ class TrainingRun:
 
     # Checks before the first write.
 
-    def _check(self) -> None:
-        """Raise what a stage that has to run would be refused for."""
+    def _check(self) -> Encoder | None:
+        """Raise what a stage that has to run would be refused for; return the encoder, if it was loaded for that."""
         if self._is_checked:
-            return
+            return None
         preflight.check_settings(self.config, self.collection)
         keys = self._expected_keys(sources_digest(self.config.docids, self.collection))
         finished = self.processes.first(
             {stage: self._stages.find(stage, key) for stage, key in keys.items()} if self.processes.is_main else {}
         )
+        encoder = None
         if None in finished.values():
             trained = finished["encoder"]
             encoder = Encoder.load(self.config.encoder, trained, self.device)
@@ -519,8 +519,8 @@ class TrainingRun:
                 self.config, [stage for stage, folder in finished.items() if folder is None], self.device
             )
         self._missing = {stage: keys[stage] for stage, folder in finished.items() if folder is None}
-        self._trained = finished["encoder"]
         self._is_checked = True
+        return encoder
 
     def _expected_keys(self, docid_sources: str) -> dict[str, str]:
         """Return the key of every stage when all are up to date."""

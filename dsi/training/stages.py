@@ -22,6 +22,7 @@ from accelerate.utils import gather_object
 from threadpoolctl import threadpool_limits
 
 from dsi.contrastive.trainers import steps_made
+from dsi.docids.files.memory import watching_memory
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.storage import (
@@ -36,7 +37,7 @@ from dsi.docids.files.storage import (
 )
 from dsi.store.loading import retire
 from dsi.store.manifest import PARTS
-from dsi.training.costs import Cost, watching_memory
+from dsi.training.costs import Cost
 
 logger = logging.getLogger(__name__)
 

@@ -195,7 +195,7 @@ def choose_weights(
     config: SearchConfig,
     *,
     lexical: bool = True,
-    learned: bool = True,
+    tokens: bool = True,
 ) -> dict[str, float]:
     """Return weights of the document score: those of `config`, unless judged queries support others; 0 for missing parts.
 
@@ -205,9 +205,9 @@ def choose_weights(
         qrels: their judgements.
         config: the weights to start from.
         lexical: also weight the lexical part, if the index has one.
-        learned: also weight late interaction.
+        tokens: also weight late interaction, if the index has it.
     """
-    parts = _weighted_parts(retriever, lexical=lexical, learned=learned)
+    parts = _weighted_parts(retriever, lexical=lexical, tokens=tokens)
     weights = {weight: getattr(config, weight) if name else 0.0 for weight, name in parts.items()}
     if _count_answered(qrels) < FEWEST_QUERIES:
         return weights
@@ -219,13 +219,13 @@ def choose_weights(
     return weights | dict(zip(there, best, strict=True)) if supported_gain(after, before) else weights
 
 
-def _weighted_parts(retriever: GenerativeRetriever, *, lexical: bool, learned: bool) -> dict[str, str]:
+def _weighted_parts(retriever: GenerativeRetriever, *, lexical: bool, tokens: bool) -> dict[str, str]:
     """Return {weight: name of its part of the document score}, "" for a part that the index lacks or that is left out."""
     engine, words = retriever.engine, retriever.lexical if lexical else None
     assert isinstance(engine, TiedIndex)
     return {
         "lexical_weight": words.name if words else "",
-        "token_weight": "tokens" if learned and engine.tree.tokens is not None else "",
+        "token_weight": "tokens" if tokens and engine.tree.tokens is not None else "",
     }
 
 

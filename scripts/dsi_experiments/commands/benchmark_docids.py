@@ -31,22 +31,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = command_line.parse_args(argv)
     load_libraries()
     from dsi.docids.clustering import DocidsConfig, build_tree
+    from dsi.docids.files.memory import watching_memory
     from dsi.docids.files.storage import write_json
     from dsi.docids.tree import diagnostics
     from dsi.measuring.provenance import provenance
-    from dsi_experiments.benchmarks.memory import PrivateMemory
 
     points = clustered_points(arguments.documents, arguments.dim, arguments.topics)
     started = time.perf_counter()
-    with PrivateMemory() as memory:
+    with watching_memory() as most:
         tree = build_tree(points, DocidsConfig(method=arguments.method, max_leaf_size=10), progress=True)
+        peak = most()
     seconds = time.perf_counter() - started
     figures = {
         "method": arguments.method,
         "dim": arguments.dim,
         "seconds": round(seconds, 1),
         "embeddings_gib": round(points.nbytes / 2**30, 2),
-        "peak_private_memory_gib": round(memory.peak / 2**30, 2),
+        "peak_private_memory_gib": round(peak / 2**30, 2),
         **{name: value for name, value in diagnostics(tree).items() if name != "entropy"},
         **provenance(),
     }

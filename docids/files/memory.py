@@ -1,0 +1,43 @@
+"""The memory that is this process's own: how much it is, how much it was at most, and giving back what is free."""
+
+import ctypes
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psutil
+
+_INTERVAL = 0.02
+"""Seconds between two looks."""
+
+
+def own_memory() -> int:
+    """Return the bytes that this process holds and shares with no file; where that is not told apart (macOS), all it holds."""
+    held = psutil.Process().memory_info()
+    return int(held.rss - getattr(held, "shared", 0))
+
+
+@contextmanager
+def watching_memory() -> Iterator[Callable[[], int]]:
+    """Yield a function that returns the most bytes of `own_memory` since the block began."""
+    most, ended = own_memory(), threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not ended.wait(_INTERVAL):
+            most = max(most, own_memory())
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield lambda: max(most, own_memory())
+    finally:
+        ended.set()
+        watcher.join()
+
+
+def give_back_memory() -> None:
+    """Give freed memory back to the system, where the C library can (glibc); it would keep the pieces."""
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)

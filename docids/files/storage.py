@@ -48,6 +48,11 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
+def content_fingerprint(manifest: Mapping[str, Any]) -> str:
+    """Return one digest of all files of an index, by their sums in its manifest; the search config is not part of it."""
+    return digest(manifest["files"])
+
+
 def folder_sums(folder: Path) -> dict[str, str]:
     """Return {path below `folder`: sha256} of all its files, sorted by path."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())

@@ -13,11 +13,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 from uuid import uuid4
 
-from dsi.cluster.workers import Backend, LocalBackend, LostError, Runner, Worker
+from dsi.cluster.workers import Backend, Closes, LocalBackend, LostError, Runner, Worker
 from dsi.docids.files.checks import plain
 from dsi.docids.files.processes import Processes
 
@@ -73,7 +72,7 @@ class Served(Protocol):
         """End all of them."""
 
 
-class Cluster:
+class Cluster(Closes):
     """Processes that work together.
 
     Example:
@@ -115,14 +114,6 @@ class Cluster:
             runner.stop()
         self._runners = []
         self.backend.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def status(self) -> list[ReplicaStatus]:
         """Return the state of every replica that serves an index."""

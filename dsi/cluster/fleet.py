@@ -14,13 +14,13 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from dsi.cluster.cluster import ReplicaStatus
 from dsi.cluster.shards import GenerationError, Shard
-from dsi.cluster.workers import Backend, LostError, Worker
+from dsi.cluster.workers import Backend, Closes, LostError, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class _Asked:
     deaths: int = 0
 
 
-class Fleet:
+class Fleet(Closes):
     """The replicas of the shards of one index.
 
     Args:
@@ -167,12 +167,6 @@ class Fleet:
         self._watcher.join()
         for replica in self.all:
             replica.worker.stop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # Asking.
 

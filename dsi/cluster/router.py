@@ -1,8 +1,9 @@
 """A retriever whose documents are scored by shards: one walk, made here, and shards that score what is below its last nodes.
 
-The router maps the same files as the shards, and reads of them the nodes of the tree, ids, titles and texts of hits, never a
-document's vector, words or tokens. What the shards contribute is merged source by source, so an answer is that of one process.
-A shard that does not answer in time is told: such an answer is not exact, and says how many documents were searched.
+The router maps the same files as the shards, and reads of them the nodes of the tree, ids, titles and texts of hits; of the
+vectors, words and tokens of documents it reads no more than the checks of loading do. What the shards contribute is merged
+source by source, so an answer is that of one process. A shard that does not answer in time is told: such an answer is not
+exact, and says how many documents were searched.
 """
 
 import logging
@@ -12,14 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from dsi.cluster.cluster import Cluster
 from dsi.cluster.fleet import Fleet, ShardError
-from dsi.cluster.shards import Answer, Question, Share, check_shards, shard_edges
+from dsi.cluster.shards import Question, Share, check_shards, shard_edges
+from dsi.cluster.workers import Closes
 from dsi.contrastive.sparse import load_lexical
 from dsi.docids.files.checks import plain
 from dsi.docids.tree import DocidTree
@@ -46,10 +47,10 @@ class ShardedIndex(TiedIndex):
 
     Args:
         tree: the docids.
-        generator: the weights of the level queries and of the query map.
+        generator: the weights of the level queries.
         lexical: BM25 or learned sparse vectors, of which only the words of queries are read here.
         fleet: the shards.
-        state: of the index that they are asked for.
+        state: of the index that they are to search.
     """
 
     def __init__(
@@ -137,6 +138,20 @@ class _Asking:
             )
         return answers
 
+    def gathered(
+        self,
+        method: str,
+        rows: Sequence[int],
+        rows_of: Mapping[int, Sequence[int]],
+        questions: Mapping[int, tuple[Any, ...]],
+    ) -> dict[int, list[Gathered]]:
+        """Return {row: what each shard contributes}, shards in order; the arguments are those of `ask`, and all rows."""
+        parts: dict[int, list[Gathered]] = {row: [] for row in rows}
+        for shard, answer in sorted(self.ask(method, rows_of, questions).items()):
+            for row, own in zip(rows_of[shard], answer.split(), strict=True):
+                parts[row].append(own)
+        return parts
+
     def mark(self, result: SearchResult) -> None:
         """Note in a result the shards that did not answer."""
         sizes = np.diff(self.index.edges) / self.index.tree.num_documents
@@ -158,8 +173,7 @@ class ShardedSources(_Asking, Sources):
         shards = [number for number, share in enumerate(self.index.shares) if np.isin(documents, share.rows).any()]
         asked: dict[int, Sequence[int]] = dict.fromkeys(shards, rows)
         questions = {shard: (self.question(shard, rows, tokens=False), None) for shard in shards}
-        parts = self._split(rows, asked, self.ask("gather", asked, questions))
-        return [merge(own, self.index.tree) for own in parts.values()]
+        return [merge(own, self.index.tree) for own in self.gathered("gather", rows, asked, questions).values()]
 
     def gather(self, rows: Sequence[int], nodes: Sequence[Ints]) -> list[Gathered]:
         """As in `Sources`."""
@@ -174,20 +188,10 @@ class ShardedSources(_Asking, Sources):
                 asked[shard] = [rows[number] for number in needed]
                 question = self.question(shard, asked[shard], tokens=False)
                 questions[shard] = question, [own[number] for number in needed]
-        parts = self._split(rows, asked, self.ask("gather", asked, questions))
+        parts = self.gathered("gather", rows, asked, questions)
         return [
             merge(own, tree, self.count, walked=len(ends) > 0) for own, ends in zip(parts.values(), nodes, strict=True)
         ]
-
-    def _split(
-        self, rows: Sequence[int], asked: Mapping[int, Sequence[int]], answers: Mapping[int, Answer]
-    ) -> dict[int, list[Gathered]]:
-        """Return {row: what each shard contributes}, shards in order."""
-        parts: dict[int, list[Gathered]] = {row: [] for row in rows}
-        for shard, answer in sorted(answers.items()):
-            for row, gathered in zip(asked[shard], answer.split(), strict=True):
-                parts[row].append(gathered)
-        return parts
 
     def rescore(self, rows: Sequence[int], pools: Sequence[tuple[Ints, Floats]]) -> list[tuple[Ints, Floats]]:
         """As in `Sources`; a document whose shard does not answer scores -inf."""
@@ -216,11 +220,7 @@ class ShardedDocuments(_Asking, Everything):
         rows = range(len(self.scores.queries)) if k else ()
         asked: dict[int, Sequence[int]] = dict.fromkeys(range(len(self.index.shares)), rows) if k else {}
         questions = {shard: (self.question(shard, rows, tokens=True), k) for shard in asked}
-        parts: dict[int, list[Gathered]] = {row: [] for row in rows}
-        for shard, answer in sorted(self.ask("best", asked, questions).items()):
-            for row, gathered in zip(asked[shard], answer.split(), strict=True):
-                parts[row].append(gathered)
-        for own in parts.values():
+        for own in self.gathered("best", rows, asked, questions).values():
             yield merge(own, self.index.tree).pool()
 
 
@@ -266,7 +266,7 @@ def _once(rows: Ints, columns: list[Any]) -> list[Any]:
     return [*(column[first][order] for column in columns[:4]), sources[order]]
 
 
-class ShardedRetriever(GenerativeRetriever):
+class ShardedRetriever(GenerativeRetriever, Closes):
     """An index whose documents are scored by the shards of a cluster; `serve_shards` makes it, and `close` ends the shards.
 
     All searches are those of `GenerativeRetriever`. Hits say in `coverage` and `missing` whether all shards answered. `add` and
@@ -320,14 +320,6 @@ class ShardedRetriever(GenerativeRetriever):
     def close(self) -> None:
         """End the shards."""
         self.fleet.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _sharded(engine: Any, tree: DocidTree, lexical: Lexical | None, fleet: Fleet, state: str) -> ShardedIndex:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dsi.docids.files.storage import digest, read_record
+from dsi.docids.files.storage import content_fingerprint, read_record
 from dsi.docids.token_vectors import TokenCodes, TokenVectors
 from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import Vectors
@@ -231,23 +231,18 @@ class ShardIndex:
 
     def _allowed(self, question: Question) -> Bools | None:
         if question.allowed is None:
-            return self._occupied
+            return None
         return np.unpackbits(question.allowed, count=self.tree.num_documents).astype(bool)
 
     def gather(self, question: Question, nodes: Sequence[Ints] | None) -> Answer:
         """Return what the sources contribute; without nodes all documents that may be returned."""
-        allowed = self._allowed(question)
-        rows = None
-        if question.allowed is not None:
-            rows = np.zeros(self.tree.num_rows, dtype=bool)
-            rows[self.tree.doc_rows[allowed]] = True
-        scores = self._scores(question)
-        sources = PoolSources(self.tree, self.listed, scores, question.most, allowed, rows)
-        batch = range(len(question.queries))
-        found = sources.outright(batch, np.flatnonzero(rows)) if nodes is None else sources.gather(batch, nodes)  # type: ignore[arg-type]
-        if (
-            question.terms is not None
-        ):  # summed in the order of the terms, so that equal documents of two shards are equal
+        scores, allowed, batch = self._scores(question), self._allowed(question), range(len(question.queries))
+        sources = PoolSources(self.tree, self.listed, scores, question.most, allowed, self._occupied)
+        if nodes is None:
+            found = sources.outright(batch, np.unique(self.tree.doc_rows[allowed]))
+        else:
+            found = sources.gather(batch, nodes)
+        if question.terms is not None:  # summed in the order of terms, so that equal documents of two shards are equal
             places = [(row, self.tree.doc_rows[own.positions]) for row, own in enumerate(found)]
             words = [scores.lexical_scores(*pair) for pair in places]
             found = [own._replace(lexical=lexical) for own, lexical in zip(found, words, strict=True)]
@@ -264,8 +259,7 @@ class ShardIndex:
 
     def best(self, question: Question, k: int) -> Answer:
         """Return the best of all documents."""
-        allowed = self._allowed(question) if question.allowed is not None else None
-        pools = AllDocuments(self.tree, self._scores(question), allowed).best(k)
+        pools = AllDocuments(self.tree, self._scores(question), self._allowed(question)).best(k)
         found = []
         for pool in pools:
             zeros = np.zeros(len(pool.positions), dtype=np.float32)
@@ -279,11 +273,6 @@ def _scorer(folder: Path, documents: int, rows: Rows) -> TermScorer:
         return BM25.load(folder, range(documents)).scorer.select(rows)  # type: ignore[arg-type]  # only their number is read
     (vectors,) = folder.glob("*.safetensors")
     return TermScorer(read_postings(vectors, documents)[0]).select(rows)
-
-
-def state_of(manifest: dict[str, Any]) -> str:
-    """Return what tells the state of an index from others: a digest of its files, as `dsi.store.loading.index_state`."""
-    return digest(manifest["files"])
 
 
 class Shard:
@@ -308,7 +297,7 @@ class Shard:
             raise FileNotFoundError(
                 f"{self._folder} holds no index for a worker; all machines must see the same folder under this name."
             )
-        state = state_of(manifest)
+        state = content_fingerprint(manifest)
         if state not in self._states:
             index = ShardIndex(self._folder, manifest, self._number, self._shards)
             self._states = dict([*self._states.items(), (state, index)][-_KEPT:])

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 from threadpoolctl import threadpool_limits
 
@@ -69,6 +69,20 @@ class Runner:
             torch.set_num_threads(threads)
         with threadpool_limits(threads):
             return function(*args)
+
+
+class Closes(ABC):
+    """What ends processes at the end of a `with` block."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End them."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class Worker(ABC):

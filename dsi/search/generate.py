@@ -92,11 +92,7 @@ class TiedIndex(Engine):
 
     def sources(self, scores: DocumentScores, request: SearchRequest, count: int) -> Sources:
         """Return what gathers the documents of pools, `count` from each source."""
-        allowed, rows = request.allowed, None
-        if allowed is not None:
-            rows = np.zeros(self.tree.num_rows, dtype=bool)
-            rows[self.tree.doc_rows[allowed]] = True
-        return PoolSources(self.tree, self.listed, scores, count, self.occupied if allowed is None else allowed, rows)
+        return PoolSources(self.tree, self.listed, scores, count, request.allowed, self.occupied)
 
     def all_documents(self, batch: QueryBatch, request: SearchRequest) -> Everything:
         """Return what scores all documents that may be returned."""

@@ -145,8 +145,8 @@ class PoolSources(Sources):
         listed: the inverted lists of a large index; None if documents are read below nodes.
         scores: of the documents, for a batch of queries.
         count: documents that each source contributes.
-        allowed: [places] True at those that may be returned; all by default.
-        allowed_rows: [documents] the same by row of the document table, if there is a filter.
+        allowed: [places] True at those that a filter lets through; None without one.
+        occupied: [places] True at those that were not removed; None if none was.
     """
 
     def __init__(
@@ -156,10 +156,13 @@ class PoolSources(Sources):
         scores: DocumentScores,
         count: int,
         allowed: Bools | None,
-        allowed_rows: Bools | None,
+        occupied: Bools | None,
     ) -> None:
         self.tree, self.listed, self.scores, self.count = tree, listed, scores, count
-        self._allowed, self._allowed_rows = allowed, allowed_rows
+        self._allowed, self._allowed_rows = occupied if allowed is None else allowed, None
+        if allowed is not None:
+            self._allowed_rows = np.zeros(tree.num_rows, dtype=bool)
+            self._allowed_rows[tree.doc_rows[allowed]] = True
 
     def outright(self, rows: Sequence[int], documents: Ints) -> list[Gathered]:
         """As in `Sources`."""

@@ -30,7 +30,7 @@ from dsi.contrastive.untrusted import PROBE
 from dsi.docids.data.records import COLUMNS, MOST_COLUMNS, NO_ID
 from dsi.docids.files.storage import (
     MappedFile,
-    digest,
+    content_fingerprint,
     folder_sums,
     read_record,
     read_while_unchanged,
@@ -347,11 +347,6 @@ def _blas() -> str:
     loaded = {f"{pool['internal_api']} {pool['version']}" for pool in threadpool_info() if pool["user_api"] == "blas"}
     of_torch = re.findall(r"BLAS_INFO=(\w+)", torch.__config__.show())
     return ", ".join([*sorted(loaded), *(f"{name} in torch" for name in of_torch)])
-
-
-def content_fingerprint(manifest: dict[str, Any]) -> str:
-    """Return one digest of all files of an index; the search config is not part of it."""
-    return digest(manifest["files"])
 
 
 def check_binding(manifest: dict[str, Any], encoder: Encoder, tree: DocidTree) -> None:

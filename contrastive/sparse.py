@@ -200,7 +200,7 @@ def build_lexical(
 ) -> Lexical:
     """Build the lexical part of an index of documents."""
     if config.model == BM25_MODEL:
-        return BM25(doc_ids, texts)
+        return BM25(doc_ids, texts, language=config.language)
     return SparseIndex.from_texts(doc_ids, texts, SparseModel.load(config.model, device), progress=True)
 
 

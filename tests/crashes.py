@@ -10,14 +10,14 @@ import signal
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
 import numpy as np
 
 from dsi import GenerativeRetriever
-from dsi.docids.words.bm25 import _words
+from dsi.docids.words.analyzer import ENGLISH, stems, words
 from dsi.store.loading import updating
 from tests.kills import fork, status_of
 from tests.oracles import bm25_scores
@@ -191,10 +191,10 @@ class Trials:
             self._vectors |= dict(zip(new, own, strict=True))
         vectors = np.stack([self._vectors[expected[doc_id]] for doc_id in ids])
         queries = index.encoder.encode(index.encoder.query_texts(QUERIES), "query")
-        words = [list(_words(" ".join(expected[doc_id]))) for doc_id in ids]
+        terms = [_terms(expected[doc_id]) for doc_id in ids]
         found = index.search(QUERIES, k=len(ids), method="exact", lexical_weight=0.5)
         for query, vector, hits in zip(QUERIES, queries, found, strict=True):
-            lexical = bm25_scores(words, query.split(), index.lexical.k1, index.lexical.b)
+            lexical = bm25_scores(terms, _terms([query]), index.lexical.k1, index.lexical.b)
             scores = dict(zip(ids, vectors @ vector + 0.5 * np.array(lexical), strict=True))
             assert hits.exact
             np.testing.assert_allclose([hit.score for hit in hits], [scores[hit.doc_id] for hit in hits], atol=1e-4)
@@ -202,8 +202,13 @@ class Trials:
     def _compare_files(self, expected: Documents) -> None:
         manifest = json.loads((self.run / "manifest.json").read_text())
         vocabulary = json.loads((self.run / manifest["parts"]["lexical"] / "vocab.index.json").read_text())
-        assert vocabulary.keys() == {word for text in expected.values() for word in _words(" ".join(text))}
+        assert vocabulary.keys() == {term for text in expected.values() for term in _terms(text)}
         assert len([path for path in self.run.iterdir() if not path.name.startswith(".")]) <= 8
+
+
+def _terms(text: Sequence[str]) -> list[str]:
+    """Return the terms of a title and a text, or of a query."""
+    return stems(words(" ".join(text), ENGLISH), ENGLISH)
 
 
 def _changed(documents: Documents, change: dict[str, list]) -> Documents:

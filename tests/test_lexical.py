@@ -6,12 +6,14 @@ import shutil
 import bm25s
 import numpy as np
 import pytest
+import Stemmer
 from bm25s.stopwords import STOPWORDS_EN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsi.docids.words import bm25 as lexical
-from dsi.docids.words.bm25 import BM25, STOP_WORDS
+from dsi.docids.words.analyzer import STOP_WORDS
+from dsi.docids.words.bm25 import BM25, LexicalConfig
 from tests.oracles import bm25_scores
 
 QUERIES = ["w1 w2 w2", "w3", "w99", "the", "w4 new"]
@@ -43,6 +45,46 @@ def test_scores_and_runs_are_those_of_bm25s(k1, b, monkeypatch):
         for doc_id, score in best.items():
             assert score == pytest.approx(expected[int(doc_id)], rel=1e-5)
             assert score >= np.sort(expected)[-5] * (1 - 1e-5)
+
+
+TEXTS = [
+    "The rivers are flowing",
+    "A river flows",
+    "Flussdampfer auf den Flüssen",
+    "he generates generation",
+    "ski skies",
+]
+
+
+@pytest.mark.parametrize(
+    ("language", "known_words"), [("english", ["rivers", "flowed"]), ("german", ["rivers"]), ("none", ["rivers"])]
+)
+def test_terms_are_stems_as_bm25s_compares_them(language, known_words, tmp_path):
+    ours = BM25([str(n) for n in range(len(TEXTS))], TEXTS, language=language)
+    theirs, options = bm25s.BM25(method="lucene", k1=0.9, b=0.4), {"show_progress": False}
+    options["stopwords"] = "en" if language == "english" else []
+    options["stemmer"] = None if language == "none" else Stemmer.Stemmer(language)
+    theirs.index(bm25s.tokenize(TEXTS, **options), show_progress=False)
+    ours.save(tmp_path)
+    loaded = BM25.load(tmp_path, ours.doc_ids)
+    changed = BM25(ours.doc_ids[:2], TEXTS[:2], language=language).update([], ours.doc_ids, TEXTS[2:])
+    for query in ["the river", "flows", "im Fluss", "generating", "skis", "mars"]:
+        (terms,) = bm25s.tokenize([query], **options, return_ids=False)
+        known = [term for term in terms if term in theirs.vocab_dict]
+        expected = theirs.get_scores(known) if known else np.zeros(len(TEXTS))
+        for index in (ours, loaded, changed):
+            np.testing.assert_allclose(index.scores([query])[0], expected, rtol=1e-5)
+    assert loaded.term_names("Rivers flowed") == known_words
+
+
+def test_a_language_without_stems_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r'lexical.language must be "none" or one of .*english.*, got \'klingon\'.'):
+        LexicalConfig(language="klingon")
+    BM25(["a"], ["neon"]).save(tmp_path)
+    path = tmp_path / "params.index.json"
+    path.write_text(path.read_text().replace("english", "klingon"))
+    with pytest.raises(ValueError, match=r"language must be .* got 'klingon'"):
+        BM25.load(tmp_path, ["a"])
 
 
 def test_changed_is_as_if_made_anew_and_saved_is_the_same(tmp_path):

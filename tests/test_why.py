@@ -19,6 +19,7 @@ from dsi.docids.clustering import assemble
 from dsi.docids.schemes import DocidsConfig, SchemeInput, make_docids
 from dsi.docids.token_vectors import TokenVectors, decode
 from dsi.docids.words.bm25 import BM25
+from dsi.search.matches import StoredText, _by_terms
 from dsi.search.results import Hit, Hits, Match, Span, excerpt, pieces
 from tests.conftest import MINIPEDIA, PROMPTS, random_generator, random_tied
 
@@ -280,6 +281,15 @@ def test_without_late_interaction_the_words_of_bm25_are_marked(tied):
                 assert all(getattr(hit, at.field)[at.start : at.end].lower() == match.word for at in match.spans)
                 assert match.is_clear == (match.word not in ("of", "and", "the", "in"))
     assert tied.search(QUERIES[0], k=3, token_weight=0, lexical_weight=0).matches() == [[], [], []]
+
+
+def test_words_of_the_same_stem_are_marked():
+    document, bm25 = StoredText(0, "Rivers", "a river, rivals and FLOWING"), BM25(["a"], ["river flows"])
+    river, flow = _by_terms(["river", "flows"], [0.5, 0.25], document, bm25.stem)
+    assert [(span.field, span.text) for span in river.spans] == [("title", "Rivers"), ("text", "river")]
+    assert [(span.start, span.end, span.text) for span in flow.spans] == [(20, 27, "FLOWING")]
+    (whole, _) = _by_terms(["river", "flows"], [0.5, 0.25], document, BM25(["a"], ["river"], language="none").stem)
+    assert [span.text for span in whole.spans] == ["river"]
 
 
 def test_an_index_without_texts_finds_words_of_titles(tied):

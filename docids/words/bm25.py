@@ -3,10 +3,9 @@
 `Lexical` is what an index needs of its lexical part; `dsi.contrastive.sparse` has the other one.
 """
 
-import re
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +17,7 @@ from dsi.docids.files.declarations import settings
 from dsi.docids.files.storage import save_tensors, write_json
 from dsi.docids.files.untrusted import RESTORE, read_json, reading
 from dsi.docids.types import Floats, Ints, Run
+from dsi.docids.words.analyzer import ENGLISH, check_language, stems, words
 from dsi.docids.words.postings import Postings, postings_arrays, read_postings
 from dsi.docids.words.term_scores import Damping, Terms, TermScorer, highest
 
@@ -27,14 +27,6 @@ NO_MODEL = "none"
 """Names an index without a lexical part there."""
 K1, B = 0.9, 0.4
 """Saturation of term frequency and strength of length normalisation: those of Anserini (Yang et al. 2017)."""
-STOP_WORDS = frozenset(
-    {
-        "a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is", "it", "no", "not", "of", "on",
-        "or", "such", "that", "the", "their", "then", "there", "these", "they", "this", "to", "was", "will", "with",
-    }
-)  # fmt: skip
-"""English words that are not indexed: Lucene's list."""
-_WORD = re.compile(r"(?u)\b\w\w+\b")  # two or more word characters, as in bm25s and scikit-learn
 _BLOCK = 16_384
 """Texts whose words are in memory at a time."""
 _NUMBERING = threading.Lock()
@@ -52,8 +44,13 @@ class LexicalConfig:
     """What scores words: "bm25", a sentence-transformers SparseEncoder (Hub name or local folder) such as SPLADE or an
     inference-free model, or "none" for no lexical part; then `lexical_weight` must be 0."""
 
+    language: str = ENGLISH
+    """Of the documents, for BM25, which compares stems of words: "english", "german", "spanish" and other languages that
+    Snowball has stemmers for, or "none" to compare whole words. Stop words are left out of English."""
+
     def __post_init__(self) -> None:
         check_name("lexical.model", self.model, '"bm25", "none" or a sentence-transformers SparseEncoder')
+        check_language("lexical.language", self.language)
 
 
 class Lexical(ABC):
@@ -84,6 +81,10 @@ class Lexical(ABC):
     @abstractmethod
     def term_names(self, query: str) -> list[str]:
         """Return the terms of `query_terms` for one query as words, in lower case."""
+
+    def stem(self, word: str) -> str:
+        """Return what words in lower case have in common that are one term."""
+        return word
 
     @abstractmethod
     def update(self, removed: Collection[int], doc_ids: Sequence[str], texts: Sequence[str]) -> "Lexical":
@@ -120,7 +121,7 @@ class Lexical(ABC):
 
 
 class BM25(Lexical):
-    """BM25 (Lucene's variant) without English stop words.
+    """BM25 (Lucene's variant) over stems of words, in English without stop words.
 
     Posting lists hold term counts. Weights are computed from counts and collection statistics when a list is read, because an
     update changes the weight of every term.
@@ -130,13 +131,17 @@ class BM25(Lexical):
         texts: the searched text of each document.
         k1: saturation of term frequency.
         b: strength of length normalisation.
+        language: of the texts, as in `LexicalConfig`.
     """
 
     name = "BM25"
 
-    def __init__(self, doc_ids: Sequence[str], texts: Sequence[str], k1: float = K1, b: float = B) -> None:
+    def __init__(
+        self, doc_ids: Sequence[str], texts: Sequence[str], k1: float = K1, b: float = B, language: str = ENGLISH
+    ) -> None:
         self._vocabulary: dict[str, int] = {}
-        counts, self._lengths = _count(texts, self._vocabulary)
+        self.language = language
+        counts, self._lengths = _count(texts, self._vocabulary, language)
         self.doc_ids, self._postings = doc_ids, Postings.from_lists(counts)
         self.weigh(k1, b)
 
@@ -160,8 +165,8 @@ class BM25(Lexical):
         """Return BM25 without some documents and with new ones, as `Lexical.update` says."""
         other, keep = BM25.__new__(BM25), np.ones(len(self._lengths), dtype=bool)
         keep[list(removed)] = False
-        other._vocabulary = self._vocabulary
-        counts, lengths = _count(texts, self._vocabulary)
+        other._vocabulary, other.language = self._vocabulary, self.language
+        counts, lengths = _count(texts, self._vocabulary, self.language)
         other.doc_ids, other._postings = doc_ids, self._postings.update(removed, counts)
         other._lengths = np.concatenate([self._lengths[keep], lengths])
         used = int(np.count_nonzero(other._postings.frequencies))
@@ -193,17 +198,23 @@ class BM25(Lexical):
         return [word for word, _ in self._known_words(query)]
 
     def _known_words(self, query: str) -> list[tuple[str, int]]:
-        """Return the words of `term_names` and their numbers."""
-        # The vocabulary also has words of removed documents (frequency 0) and of later updates (beyond the end).
-        frequencies = self._postings.frequencies
-        numbers = ((word, self._vocabulary.get(word, len(frequencies))) for word in _words(query))
-        return [(word, number) for word, number in numbers if number < len(frequencies) and frequencies[number]]
+        """Return the words of `term_names` and the numbers of their stems."""
+        # The vocabulary also has stems of removed documents (frequency 0) and of later updates (beyond the end).
+        frequencies, found = self._postings.frequencies, words(query, self.language)
+        numbers = (self._vocabulary.get(stem, len(frequencies)) for stem in stems(found, self.language))
+        pairs = zip(found, numbers, strict=True)
+        return [(word, number) for word, number in pairs if number < len(frequencies) and frequencies[number]]
+
+    def stem(self, word: str) -> str:
+        """Return the stem of a word in lower case."""
+        return stems([word], self.language)[0]
 
     def save(self, folder: Path) -> None:
-        """Write the words of the documents, the term counts, and the settings; no word that only removed documents have."""
+        """Write the stems of the documents' words, term counts and settings; no stem that only removed documents have."""
         folder.mkdir(parents=True, exist_ok=True)
         vocabulary, postings = self._used_words()
-        write_json(folder / _SETTINGS, {"k1": self.k1, "b": self.b, "num_docs": len(self._lengths)})
+        settings = {"k1": self.k1, "b": self.b, "language": self.language, "num_docs": len(self._lengths)}
+        write_json(folder / _SETTINGS, settings)
         write_json(folder / _VOCABULARY, vocabulary)
         save_tensors({**postings_arrays(postings), "lengths": self._lengths}, folder / _TERMS)
 
@@ -216,7 +227,7 @@ class BM25(Lexical):
             ValueError: it covers another number of documents, or a file was altered.
         """
         loaded = cls.__new__(cls)
-        k1, b, documents = _read_settings(folder / _SETTINGS)
+        k1, b, loaded.language, documents = _read_settings(folder / _SETTINGS)
         if documents != len(doc_ids):
             raise ValueError(f"{folder} covers {documents} documents, the document table has {len(doc_ids)}.")
         loaded.doc_ids, loaded._vocabulary = doc_ids, read_json(folder / _VOCABULARY)
@@ -233,14 +244,15 @@ class BM25(Lexical):
         return loaded
 
 
-def _read_settings(path: Path) -> tuple[float, float, int]:
-    """Return k1, b and the number of documents."""
+def _read_settings(path: Path) -> tuple[float, float, str, int]:
+    """Return k1, b, the language and the number of documents."""
     record = read_json(path)
     with reading(path):
-        k1, b, documents = (record[name] for name in ("k1", "b", "num_docs"))
+        k1, b, language, documents = (record[name] for name in ("k1", "b", "language", "num_docs"))
         if type(documents) is not int or {type(k1), type(b)} - {int, float} or not (0 <= k1 <= 1e6 and 0 <= b <= 1):
             raise ValueError("k1 must be a number between 0 and 1e6, b one between 0 and 1, and num_docs a whole one")
-        return k1, b, documents
+        check_language("language", language)
+        return k1, b, language, documents
 
 
 def _are_numbered(vocabulary: Mapping[str, Any]) -> bool:
@@ -248,22 +260,19 @@ def _are_numbered(vocabulary: Mapping[str, Any]) -> bool:
     return set(map(type, numbers)) <= {int} and sorted(numbers) == list(range(len(numbers)))
 
 
-def _count(texts: Sequence[str], vocabulary: dict[str, int]) -> tuple[sparse.csr_array, Ints]:
+def _count(texts: Sequence[str], vocabulary: dict[str, int], language: str) -> tuple[sparse.csr_array, Ints]:
     """Return term counts [terms, texts] and the number of terms of each text; new words are added to the vocabulary."""
-    terms, lengths = [np.empty(0, dtype=np.int32)], []
+    terms: list[Ints] = [np.empty(0, dtype=np.int32)]
+    lengths: list[int] = []
     for start in range(0, len(texts), _BLOCK):
-        block = [list(_words(text)) for text in texts[start : start + _BLOCK]]
+        block = [words(text, language) for text in texts[start : start + _BLOCK]]
+        found = stems([word for text in block for word in text], language)
         with _NUMBERING:
-            numbers = [vocabulary.setdefault(word, len(vocabulary)) for words in block for word in words]
+            numbers = [vocabulary.setdefault(stem, len(vocabulary)) for stem in found]
         terms.append(np.array(numbers, dtype=np.int32))
-        lengths += [len(words) for words in block]
+        lengths += map(len, block)
     starts, all_terms = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), np.concatenate(terms)
     ones = np.ones(len(all_terms), dtype=np.float32)
     counts = sparse.csr_array((ones, all_terms, starts), shape=(len(lengths), len(vocabulary)))
     counts.sum_duplicates()
     return counts.T.tocsr(), np.array(lengths, dtype=np.int32)
-
-
-def _words(text: str) -> Iterator[str]:
-    """Yield the words of a text in lower case, without stop words."""
-    return (word for word in _WORD.findall(text.lower()) if word not in STOP_WORDS)

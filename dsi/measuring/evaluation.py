@@ -26,7 +26,7 @@ from dsi.eval.measures import STANDARD_MEASURES, cutoff, mean, measures_for
 from dsi.eval.measures import evaluate as evaluate_run
 from dsi.eval.protocol import Splits, SystemResult, overlap_splits, randomisation_test, table
 from dsi.measuring.provenance import provenance
-from dsi.measuring.runs import BM25Runs, DenseRuns, IndexRuns, generator_only
+from dsi.measuring.runs import BM25Runs, DenseRuns, IndexRuns, generator_only, language_of
 from dsi.rerankers.candidates import Candidates, Reranker
 from dsi.rerankers.reranking import rerank
 from dsi.retriever import GenerativeRetriever
@@ -246,7 +246,7 @@ class _Systems:
 
     def add_baselines(self, untrained: bool) -> None:
         def bm25() -> tuple[Run, dict[str, Any]]:
-            words = BM25Runs(self.collection, tuned=self.split != "dev")
+            words = BM25Runs(self.collection, tuned=self.split != "dev", language=language_of(self.retriever))
             return words.run(self.split), words.options
 
         def before_training() -> tuple[Run, dict[str, Any]]:

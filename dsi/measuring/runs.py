@@ -22,6 +22,7 @@ from dsi.contrastive.encoder import Encoder
 from dsi.docids.data.collection import Collection
 from dsi.docids.files.processes import ALONE, Processes
 from dsi.docids.types import Run
+from dsi.docids.words.analyzer import ENGLISH
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.baselines import dense_run, tune_bm25
 from dsi.eval.fusion import best_weight, interpolate
@@ -41,6 +42,12 @@ def generator_only(retriever: GenerativeRetriever) -> dict[str, Any]:
     return {"method": "generate", "alpha": 1.0, "lexical_weight": 0.0, **beta}
 
 
+def language_of(retriever: GenerativeRetriever) -> str:
+    """Return the language that an index compares words in; English if its lexical part is not BM25."""
+    lexical = retriever.lexical
+    return lexical.language if isinstance(lexical, BM25) else ENGLISH
+
+
 class BM25Runs:
     """BM25 over the documents, tuned on dev.
 
@@ -48,11 +55,14 @@ class BM25Runs:
         collection: the documents and queries.
         texts: one per document; title and full text by default.
         tuned: choose k1 and b on dev (not if dev itself is measured).
+        language: of the documents.
     """
 
-    def __init__(self, collection: Collection, texts: list[str] | None = None, *, tuned: bool = True) -> None:
+    def __init__(
+        self, collection: Collection, texts: list[str] | None = None, *, tuned: bool = True, language: str = ENGLISH
+    ) -> None:
         self.collection = collection
-        self.bm25 = BM25(collection.documents["doc_id"], texts or collection.full_texts())
+        self.bm25 = BM25(collection.documents["doc_id"], texts or collection.full_texts(), language=language)
         if tuned and collection.qrels["dev"]:
             tune_bm25(self.bm25, collection.query_texts("dev"), collection.qrels["dev"])
 

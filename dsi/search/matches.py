@@ -4,7 +4,7 @@ Knows nothing of how documents are found.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -54,25 +54,32 @@ def matched_words(
     (terms,), names = engine.lexical.query_terms(batch.texts), engine.lexical.term_names(batch.texts[0])
     rows = engine.tree.doc_rows[[document.position for document in documents]]
     added = request.config.lexical_weight * engine.lexical.scorer.contributions(terms, rows).T  # [documents, terms]
-    return [_by_terms(names, shares, document) for document, shares in zip(documents, added.tolist(), strict=True)]
+    stem = engine.lexical.stem
+    return [
+        _by_terms(names, shares, document, stem) for document, shares in zip(documents, added.tolist(), strict=True)
+    ]
 
 
-def _by_terms(names: Sequence[str], shares: Sequence[float], document: StoredText) -> list[Match]:
+def _by_terms(
+    names: Sequence[str], shares: Sequence[float], document: StoredText, stem: Callable[[str], str]
+) -> list[Match]:
     """Return the matches of terms; those that have the same name are put together."""
     matches: dict[str, float] = {}
     for word, share in zip(names, shares, strict=True):
         matches[word] = matches.get(word, 0.0) + share
     return [
-        Match(word, share, tuple(_occurrences(word, document)), not _is_weak(word))
+        Match(word, share, tuple(_occurrences(word, document, stem)), not _is_weak(word))
         for word, share in matches.items()
         if share
     ]
 
 
-def _occurrences(word: str, document: StoredText) -> Iterator[Span]:
+def _occurrences(word: str, document: StoredText, stem: Callable[[str], str] = str) -> Iterator[Span]:
+    """Yield the words of a document that have the stem of a word."""
+    wanted = stem(word)
     for field, text in (("title", document.title), ("text", document.text)):
         for found in re.finditer(r"\w+", text):
-            if found.group().lower() == word:
+            if stem(found.group().lower()) == wanted:
                 yield Span(field, found.start(), found.end(), found.group())
 
 

@@ -25,7 +25,7 @@ class DocumentScores:
 
     Args:
         tree: the docids.
-        queries: [batch, dim] what scores documents: z + m M z.
+        queries: [batch, dim] embeddings.
         lexical: scores terms; None if BM25 or learned sparse vectors have no weight.
         terms: [batch] of the queries, for `lexical`.
         weight: of the lexical scores.

@@ -339,10 +339,10 @@ class TrainingRun:
                     encoder.save(folder)
 
     def _contrastive_rows(self, encoder: Encoder) -> datasets.Dataset:
-        queries, count = train_queries(self.collection, encoder), self.config.contrastive.negatives
-        negatives = None
+        queries, count, negatives = train_queries(self.collection, encoder), self.config.contrastive.negatives, None
         if count:
-            words = BM25(self.collection.documents["doc_id"], self.collection.full_texts())
+            texts, language = self.collection.full_texts(), self.config.lexical.language
+            words = BM25(self.collection.documents["doc_id"], texts, language=language)
             negatives = hard_negatives(words, queries, count, seed=self.config.seed)
         return contrastive_rows(DocumentTexts(encoder, self.collection.documents), queries, negatives)
 
@@ -361,15 +361,9 @@ class TrainingRun:
             documents = self._embed_documents(encoder, work / "documents", config.segments, head)
             points = self._points(encoder, documents, work) if embeddings is None else embeddings
             read = scheme_input(
-                self.collection,
-                encoder,
-                config,
-                documents,
-                points,
-                self.processes,
-                checkpoint=self.config.title_checkpoint,
-                seed=self.config.seed,
-            )
+                self.collection, encoder, config, documents, points, self.processes,
+                checkpoint=self.config.title_checkpoint, seed=self.config.seed,
+            )  # fmt: skip
             docids = make_docids(read)
             if not self.processes.is_main:
                 return
@@ -583,7 +577,10 @@ class TrainingRun:
         config = self.config
         settings: list[Any] = [dataclasses.asdict(getattr(config, section)) for section in sections]
         settings.append(config.seed)
-        settings += [config.title_checkpoint, config.text_megabytes] if stage == "docids" else [config.bf16]
+        settings += {
+            "docids": [config.title_checkpoint, config.text_megabytes],
+            "encoder": [config.bf16, config.lexical.language],  # of BM25, which gives hard negatives
+        }.get(stage, [config.bf16])
         earlier = [self._stages.key(name) if keys is None else keys.get(name, "") for name in self._needs(stage)]
         version = [FORMAT_VERSION] if stage in ("docids", "lexical") else []  # files of another one cannot be read
         return digest([stage, settings, earlier, self.collection.digest, self.config.dev_queries, extra, *version])

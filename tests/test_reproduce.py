@@ -538,5 +538,5 @@ def test_curves_of_late_interaction(data, tmp_path, monkeypatch, sentence_bert_f
 
 
 def test_curves_need_a_collection(tmp_path, capsys):
-    assert main(["reproduce", "tokens", "--output", str(tmp_path / "out")]) == 1
+    assert main(["reproduce", "tokens", "--output", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err == "dsi: tokens is measured on a collection: give --data.\n"

@@ -88,13 +88,14 @@ def _clusters(paths: Ints) -> tuple[Ints, list[Ints]]:
     """
     order = np.lexsort(paths.T[::-1]).astype(np.int32)
     ordered = paths[order]
-    lengths = (ordered >= 0).sum(axis=1)
+    lengths = (ordered >= 0).sum(axis=1, dtype=np.int16)
     begins = np.zeros(len(paths) + 1, dtype=bool)  # True where a cluster of the next level begins
     begins[[0, -1]] = True
     levels = [np.array([[0, len(paths)]], dtype=np.int32)]
     for level, numbers in enumerate(ordered.T):
         begins[1:-1] |= numbers[1:] != numbers[:-1]
-        longer = np.concatenate([[0], np.cumsum(lengths > level + 1)])
+        longer = np.zeros(len(paths) + 1, dtype=np.int32)
+        np.cumsum(lengths > level + 1, out=longer[1:])
         start, end = levels[-1].T
         start, end = (edge[longer[end] > longer[start]] for edge in (start, end))  # of the clusters that are split
         if not len(start):

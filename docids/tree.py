@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dsi.docids.files.storage import save_tensors
 from dsi.docids.files.untrusted import read_tensors
 from dsi.docids.token_vectors import TokenVectors
-from dsi.docids.types import Ints
+from dsi.docids.types import Ints, Numbers
 from dsi.docids.vectors import LARGE, Vectors, VectorsConfig, read_codec
 
 MOST_PLACES = 100
@@ -353,6 +353,20 @@ class DocidTree:
         if not np.array_equal(start[branches], start[child]) or not np.array_equal(end[branches], end[last]):
             return "some documents are not below their node"
         return "" if np.array_equal(end[followed], start[followed + 1]) else "the documents of siblings overlap"
+
+
+def ranges(first: Numbers, counts: Numbers) -> Numbers:
+    """[total] the numbers first, first + 1, … (`counts` of them) of all entries one after the other.
+
+    >>> ranges(np.array([5, 9]), np.array([2, 1])).tolist()
+    [5, 6, 9]
+    """
+    if len(first) == 1:
+        return np.arange(first[0], first[0] + counts[0])
+    ends = counts.cumsum()
+    numbers = np.repeat(first - ends + counts, counts)
+    numbers += np.arange(len(numbers))
+    return numbers
 
 
 _VECTORS = ("centroids", "embeddings", "codes")

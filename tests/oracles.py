@@ -154,3 +154,13 @@ def walk(
         pruned |= len(beam) < len(alive)
         level += 1
     return last, pruned
+
+
+def lloyd(points: np.ndarray, centroids: np.ndarray, steps: int) -> np.ndarray:
+    """Lloyd's algorithm, point by point: each centroid becomes the mean of the points that are nearest to it."""
+    for _ in range(steps):
+        own: list[list[np.ndarray]] = [[] for _ in centroids]
+        for point in points:
+            own[int(np.argmin(((centroids - point) ** 2).sum(axis=1)))].append(point)
+        centroids = np.array([np.mean(near, axis=0) if near else c for near, c in zip(own, centroids, strict=True)])
+    return centroids

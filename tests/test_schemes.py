@@ -23,7 +23,7 @@ from dsi.config import read_config
 from dsi.docids.clustering import DocidsConfig, assemble, build_tree
 from dsi.docids.schemes import SCHEMES, Docids, SchemeInput, find_scheme, make_docids, scheme_names
 from dsi.docids.schemes.file import read_docids, write_docids
-from dsi.docids.schemes.kmeans import train_kmeans
+from dsi.docids.schemes.lloyd import train_kmeans
 from dsi.docids.tree import DocidTree, diagnostics
 from dsi.docids.updating import add_documents, remove_documents
 from dsi.integrations.transformers import DocidLogitsProcessor
@@ -200,7 +200,7 @@ def test_residual_kmeans_takes_the_nearest_centroid_of_what_is_left():
     points, config = embeddings_of(300), DocidsConfig(method="rkmeans", branching=16)
     docids, left = make_docids(SchemeInput(points, config)), points
     for level in range(2):
-        centroids = np.asarray(train_kmeans(left, 16, seed=0).centroids)  # [16, dim]
+        centroids = train_kmeans(left, 16, seed=0)  # [16, dim]
         nearest = ((left[:, None] - centroids) ** 2).sum(axis=2).argmin(axis=1)
         np.testing.assert_array_equal(docids.paths[:, level], nearest)
         left = left - centroids[nearest]

@@ -23,6 +23,7 @@ from dsi.docids.files.declarations import Count, Whole, settings
 from dsi.docids.files.processes import ALONE, Processes
 from dsi.docids.tree import MOST_LEVELS, MOST_PLACES
 from dsi.docids.types import Floats, Ints
+from dsi.docids.vectors import BLOCK
 
 _CLUSTERING = ("branching", "max_leaf_size", "segments", "cluster_on")
 
@@ -162,8 +163,8 @@ class Docids:
     """The output of a scheme: one or more paths per document. Documents with equal paths get one more number each.
 
     Attributes:
-        paths: [N, longest] the numbers of each document in collection order, from 0 to 2**31 - 1; -1 past the end. A digit of
-            the tree is the rank of the number among its siblings.
+        paths: [N, longest] the numbers of each document in collection order, from 0 to 2**31 - 1; -1 past the end; kept in the
+            smallest type that holds them. A digit of the tree is the rank of the number among its siblings.
         rows: [N] the document of each path, ascending from 0, each at least once; None if each has one.
         collisions: number of paths that were equal to an earlier one.
 
@@ -171,7 +172,7 @@ class Docids:
         ValueError: the paths are not of this form.
     """
 
-    paths: Ints
+    paths: NDArray[np.signedinteger]
     rows: NDArray[np.integer] | None = None
     collisions: int = field(init=False, default=0)
 
@@ -182,7 +183,7 @@ class Docids:
         longest = int((self.paths >= 0).sum(axis=1).max())
         if longest >= MOST_LEVELS:  # documents with equal paths get one more
             raise ValueError(f"A path of a docid scheme must have fewer than {MOST_LEVELS} numbers, got {longest}.")
-        paths, collisions = _separate(self.paths[:, :longest].astype(np.int32, copy=False))
+        paths, collisions = _separate(self.paths[:, :longest].astype(_smallest(self.paths), copy=False))
         object.__setattr__(self, "paths", paths)
         object.__setattr__(self, "collisions", collisions)
 
@@ -312,7 +313,8 @@ def _check_shapes(embeddings: Floats, points: Floats, config: DocidsConfig) -> N
 
 
 def _check_finite(name: str, array: Floats) -> None:
-    bad = ~np.isfinite(array.sum(axis=1, dtype=np.float32))  # [N]
+    blocks = [array[start : start + BLOCK].sum(axis=1, dtype=np.float32) for start in range(0, len(array), BLOCK)]
+    bad = ~np.isfinite(np.concatenate(blocks))  # [N]
     if bad.any():
         raise ValueError(f"{name} must be finite; row {int(np.argmax(bad))} (and {int(bad.sum()) - 1} more) is not.")
 
@@ -348,18 +350,27 @@ def _kind(value: object) -> str:
     return f"an array of {value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else shown(value)
 
 
-def _separate(paths: Ints) -> tuple[Ints, int]:
+def _smallest(numbers: NDArray[np.integer]) -> np.dtype[np.signedinteger]:
+    """Return the smallest type that holds numbers from -1 on; NumPy sorts those of one or two bytes in linear time."""
+    return np.min_scalar_type(-int(numbers.max()) - 1)
+
+
+def _separate(paths: NDArray[np.signedinteger]) -> tuple[NDArray[np.signedinteger], int]:
     """Return paths with one more number where several are equal, and how many were equal to an earlier one."""
     order = np.lexsort(paths.T[::-1])
-    first = np.ones(len(paths), dtype=bool)
-    first[1:] = (paths[order[1:]] != paths[order[:-1]]).any(axis=1)
+    first = np.zeros(len(paths), dtype=bool)
+    first[0] = True
+    for column in paths.T:
+        ordered = column[order]
+        first[1:] |= ordered[1:] != ordered[:-1]
     if first.all():
         return paths, 0
     starts = np.flatnonzero(first)
     sizes = np.diff(starts, append=len(paths))
     numbers, shared = np.arange(len(paths)) - np.repeat(starts, sizes), np.repeat(sizes > 1, sizes)
     rows = order[shared]
-    longer = np.pad(paths, ((0, 0), (0, 1)), constant_values=-1)
+    kind = np.promote_types(paths.dtype, _smallest(numbers))
+    longer = np.pad(paths.astype(kind, copy=False), ((0, 0), (0, 1)), constant_values=-1)
     longer[rows, (paths[rows] >= 0).sum(axis=1)] = numbers[shared]
     longer = longer[:, : longer.shape[1] - int((longer[:, -1] < 0).all())]
     return _separate(longer)[0], int((~first).sum())  # again: a longer path may now equal another

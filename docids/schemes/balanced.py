@@ -5,9 +5,9 @@ import numpy as np
 
 from dsi.docids.files.processes import Rows
 from dsi.docids.schemes import Docids, DocidsConfig, SchemeInput
-from dsi.docids.schemes.kmeans import train_kmeans
+from dsi.docids.schemes.lloyd import train_clusters
 from dsi.docids.schemes.splits import split_from_root
-from dsi.docids.types import Floats, Ints
+from dsi.docids.types import Floats, Ints, Numbers
 
 
 def make(documents: SchemeInput) -> Docids:
@@ -15,9 +15,12 @@ def make(documents: SchemeInput) -> Docids:
     return split_from_root(documents, _split)
 
 
-def _split(cluster: Rows, config: DocidsConfig, seed: int) -> Ints:
-    points = cluster.read()
-    return _assign(points, np.asarray(train_kmeans(points, config.clusters(len(points)), seed).centroids))
+def _split(documents: Rows, sizes: Numbers, config: DocidsConfig, seed: int) -> Ints:
+    labels = []
+    for batch in train_clusters(documents.read(), sizes, config, seed):
+        for points, there, centroids, k in zip(*batch, strict=True):
+            labels.append(_assign(points[there], centroids[:k]))
+    return np.concatenate(labels)
 
 
 def _assign(points: Floats, centroids: Floats) -> Ints:

@@ -1,20 +1,19 @@
-"""Docids by hierarchical k-means (DR-SCL section 3.4): k-means++ seeds by scikit-learn, k-means by faiss.
+"""Docids by hierarchical k-means (DR-SCL section 3.4). Several processes assign the documents of a large cluster, by blocks."""
 
-Several processes assign the documents of a large cluster to the same centroids, block by block.
-"""
-
-import faiss
 import numpy as np
-from sklearn.cluster import kmeans_plusplus
 
 from dsi.docids.files.processes import Rows
 from dsi.docids.schemes import Docids, DocidsConfig, SchemeInput, splits
-from dsi.docids.types import Floats, Ints
-
-TRAIN_POINTS_PER_CENTROID = 1000
-"""k-means is trained on at most this many points a centroid."""
-ITERATIONS = 20
-_SEEDING_POINTS = 2000
+from dsi.docids.schemes.lloyd import (
+    POINTS_PER_CENTROID,
+    members_of,
+    nearest,
+    nearest_of,
+    sample_rows,
+    train_clusters,
+    train_kmeans,
+)
+from dsi.docids.types import Floats, Ints, Numbers
 
 
 def make(documents: SchemeInput) -> Docids:
@@ -22,55 +21,44 @@ def make(documents: SchemeInput) -> Docids:
     return splits.split_from_root(documents, _split, together=_split_together)
 
 
-def train_kmeans(points: Floats, k: int, seed: int) -> faiss.Kmeans:
-    """Fit k-means to all points, or to a sample of a thousand per centroid."""
-    kmeans = faiss.Kmeans(
-        points.shape[1],
-        k,
-        niter=ITERATIONS,
-        seed=seed + 1,  # faiss takes 0 for "no seed"
-        min_points_per_centroid=1,
-        max_points_per_centroid=TRAIN_POINTS_PER_CENTROID,
-    )
-    kmeans.train(points, init_centroids=_first_centroids(points, k, seed))
-    return kmeans
+def _split(documents: Rows, sizes: Numbers, config: DocidsConfig, seed: int) -> Ints:
+    labels = []
+    for points, there, centroids, k in train_clusters(documents.read(), sizes, config, seed):
+        padded = nearest_of(points, centroids, k)  # [clusters, n]
+        counts = members_of(padded, there, centroids.shape[1]).sum(axis=2)
+        for cluster in np.flatnonzero(((counts == 0) & (np.arange(counts.shape[1]) < k[:, None])).any(axis=1)):
+            own = there[cluster]
+            distances = _distances(points[cluster, own], centroids[cluster], padded[cluster, own])
+            padded[cluster, own] = _fill_empty(padded[cluster, own], distances, k[cluster])
+        labels.append(padded[there])
+    return np.concatenate(labels)
 
 
 def _split_together(points: Floats, rows: Ints, documents: SchemeInput) -> Ints:
     """`_split` of a large cluster, block by block: no process holds all of its points."""
-    k, block, processes = documents.config.clusters(len(rows)), splits.BLOCK, documents.processes
-    size = min(len(rows), k * TRAIN_POINTS_PER_CENTROID)
-    sample = np.random.default_rng(documents.seed).choice(len(rows), size, replace=False)
-    centroids = np.asarray(train_kmeans(points[np.sort(rows[sample])], k, documents.seed).centroids)
-    blocks = processes.map(
-        _assign, range(0, len(rows), block), lambda start: (Rows(points, rows[start : start + block]), centroids)
-    )
-    distances, labels = (np.concatenate(arrays) for arrays in zip(*blocks, strict=True))
+    k, processes = documents.config.clusters(len(rows)), documents.processes
+    (sample,) = sample_rows(np.array([len(rows)]), k * POINTS_PER_CENTROID, np.random.default_rng(documents.seed))
+    centroids = train_kmeans(Rows(points, rows[sample]).read(), k, documents.seed)
+    starts = range(0, len(rows), splits.BLOCK)
+
+    def block(start: int) -> tuple[Rows, Floats]:
+        return Rows(points, rows[start : start + splits.BLOCK]), centroids
+
+    distances, labels = (np.concatenate(arrays) for arrays in zip(*processes.map(_assign, starts, block), strict=True))
     return _fill_empty(labels, distances, k)
 
 
 def _assign(block: Rows, centroids: Floats) -> tuple[Floats, Ints]:
     """Return the distance [n] to the nearest centroid, and its number [n]."""
-    index = faiss.IndexFlatL2(centroids.shape[1])
-    index.add(centroids)
-    distances, labels = index.search(block.read(), 1)  # [n, 1] each
-    return distances[:, 0], labels[:, 0].astype(np.int32)
+    points = block.read()
+    labels = nearest(points, centroids)
+    return _distances(points, centroids, labels), labels
 
 
-def _split(cluster: Rows, config: DocidsConfig, seed: int) -> Ints:
-    points = cluster.read()
-    k = config.clusters(len(points))
-    distances, labels = train_kmeans(points, k, seed).index.search(points, 1)  # [n, 1] each
-    return _fill_empty(labels[:, 0].astype(np.int32), distances[:, 0], k)
-
-
-def _first_centroids(points: Floats, k: int, seed: int) -> Floats:
-    """Choose seeds by k-means++ (Arthur & Vassilvitskii 2007) on a sample; random seeds often miss a cluster."""
-    rng = np.random.RandomState(seed)
-    if len(points) > _SEEDING_POINTS:
-        points = points[rng.choice(len(points), _SEEDING_POINTS, replace=False)]
-    centroids, _ = kmeans_plusplus(points, k, random_state=rng)
-    return np.ascontiguousarray(centroids, dtype=np.float32)
+def _distances(points: Floats, centroids: Floats, labels: Ints) -> Floats:
+    """Return the squared distance [n] of each point to its centroid."""
+    away = points - centroids[labels]
+    return np.einsum("nd,nd->n", away, away)
 
 
 def _fill_empty(labels: Ints, distances: Floats, k: int) -> Ints:

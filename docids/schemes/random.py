@@ -5,7 +5,7 @@ import numpy as np
 from dsi.docids.files.processes import Rows
 from dsi.docids.schemes import Docids, DocidsConfig, SchemeInput
 from dsi.docids.schemes.splits import split_from_root
-from dsi.docids.types import Ints
+from dsi.docids.types import Ints, Numbers
 
 
 def make(documents: SchemeInput) -> Docids:
@@ -15,5 +15,6 @@ def make(documents: SchemeInput) -> Docids:
     return split_from_root(documents, _split, doc_rows=doc_rows)
 
 
-def _split(cluster: Rows, config: DocidsConfig, seed: int) -> Ints:
-    return (np.arange(len(cluster)) * config.clusters(len(cluster)) // len(cluster)).astype(np.int32)
+def _split(_: Rows, sizes: Numbers, config: DocidsConfig, seed: int) -> Ints:
+    labels = [np.arange(size) * config.clusters(size) // size for size in sizes.tolist()]
+    return np.concatenate(labels).astype(np.int32)

@@ -1,25 +1,50 @@
-"""Splits clusters into clusters until they are small enough, then numbers their documents.
+"""Splits clusters into clusters, level by level, until they are small enough, then numbers their documents.
 
-Several processes share the small clusters, and may split a large one together.
+Clusters of about the same size are split together. Several processes share such groups, and may split a large cluster together.
 """
 
 from collections.abc import Callable
-from itertools import pairwise
+from dataclasses import dataclass
 
 import numpy as np
 
 from dsi.docids.files.processes import Rows
 from dsi.docids.files.progress import Bar
 from dsi.docids.schemes import Docids, DocidsConfig, SchemeInput
-from dsi.docids.types import Floats, Ints
+from dsi.docids.tree import ranges
+from dsi.docids.types import Floats, Ints, Numbers
 
 BLOCK = 65_536
-"""Documents that are assigned at a time; larger clusters may be split by all processes together."""
+"""Documents of a group of clusters; larger clusters may be split by all processes together."""
 
-Split = Callable[[Rows, DocidsConfig, int], Ints]
-"""(points of a cluster's documents, settings, seed) -> cluster number of each document, 0..k-1, none of them empty."""
+Split = Callable[[Rows, Ints, DocidsConfig, int], Ints]
+"""(points of the documents of clusters, one cluster after another; sizes of the clusters, ascending; settings; seed) -> for
+each document the number of its new cluster within its cluster, 0..k-1, none of them empty."""
 SplitTogether = Callable[[Floats, Ints, SchemeInput], Ints]
-"""(points, rows of a cluster's documents, all documents) -> the same; all processes call it."""
+"""(points, rows of a cluster's documents, all documents) -> the same of one cluster; all processes call it."""
+
+
+@dataclass(frozen=True)
+class _Clusters:
+    """Clusters of a level: their first positions in the order of the documents, ascending, and their sizes."""
+
+    starts: Numbers
+    sizes: Numbers
+
+    def __getitem__(self, chosen: Numbers) -> "_Clusters":
+        return _Clusters(self.starts[chosen], self.sizes[chosen])
+
+    @property
+    def positions(self) -> Numbers:
+        """[documents] of the clusters, one after another."""
+        return ranges(self.starts, self.sizes)
+
+    def groups(self) -> list["_Clusters"]:
+        """Return them in groups of about the same size, of about `BLOCK` documents each; no group holds two larger ones."""
+        ascending = self[np.argsort(self.sizes, kind="stable")]
+        (ends,) = np.nonzero(np.diff(ascending.sizes.cumsum() // BLOCK))
+        starts, sizes = (np.split(array, ends + 1) for array in (ascending.starts, ascending.sizes))
+        return [_Clusters(*group) for group in zip(starts, sizes, strict=True) if len(group[0])]
 
 
 def split_from_root(
@@ -29,59 +54,60 @@ def split_from_root(
 
     Args:
         documents: to be clustered.
-        split: splits a cluster into `config.clusters`.
+        split: splits clusters into `config.clusters`.
         doc_rows: [N] initial order of the documents, changed in place; collection order by default.
         together: splits large clusters.
     """
-    config, processes = documents.config, documents.processes
-    points = np.ascontiguousarray(documents.points, dtype=np.float32)
-    doc_rows = np.arange(len(points), dtype=np.int32) if doc_rows is None else doc_rows
-    columns: list[Ints] = []
-    clusters = [(0, len(doc_rows))]
-    with Bar("docids", unit="doc", total=len(points), enabled=documents.progress and processes.is_main) as bar:
-        while clusters:
-            columns.append(np.full(len(doc_rows), -1, dtype=np.int32))
-            to_split = []
-            for start, end in clusters:
-                if end - start > config.max_leaf_size:
-                    to_split.append((start, end))
-                else:
-                    columns[-1][doc_rows[start:end]] = np.arange(end - start)
-                    bar.update(end - start)
-            labels = _split_all(points, doc_rows, to_split, documents, split, together)
-            clusters = [
-                below
-                for (start, end), cluster_labels in zip(to_split, labels, strict=True)
-                for below in _divide(doc_rows[start:end], cluster_labels, columns[-1], start)
-            ]
+    config, processes, count = documents.config, documents.processes, len(documents.points)
+    doc_rows = np.arange(count, dtype=np.int32) if doc_rows is None else doc_rows
+    kind = np.min_scalar_type(-max(config.max_leaf_size, config.clusters(count)))
+    columns: list[Numbers] = []
+    clusters = _Clusters(np.zeros(1, dtype=np.int64), np.array([count]))
+    with Bar("docids", unit="doc", total=count, enabled=documents.progress and processes.is_main) as bar:
+        while len(clusters.starts):
+            columns.append(column := np.full(count, -1, dtype=kind))
+            done = clusters[clusters.sizes <= config.max_leaf_size]
+            column[doc_rows[done.positions]] = ranges(np.zeros_like(done.starts), done.sizes)
+            bar.update(int(done.sizes.sum()))
+            groups = clusters[clusters.sizes > config.max_leaf_size].groups()
+            labels = _split_all(doc_rows, groups, documents, split, together)
+            below = [_divide(doc_rows, column, *pair) for pair in zip(groups, labels, strict=True)]
+            starts, sizes = (
+                np.concatenate([[], *(getattr(c, n) for c in below)]).astype(np.int64) for n in ("starts", "sizes")
+            )
+            clusters = _Clusters(starts, sizes)[np.argsort(starts)]
     return Docids(np.stack(columns, axis=1))
 
 
-def _divide(rows: Ints, labels: Ints, column: Ints, start: int) -> list[tuple[int, int]]:
-    """Write the labels of a cluster's documents, sort the documents by label, and return the ranges of equal labels."""
+def _divide(doc_rows: Ints, column: Numbers, group: _Clusters, labels: Ints) -> _Clusters:
+    """Write the labels of a group's documents, sort the documents of each cluster by label, and return the new clusters."""
+    positions = group.positions
+    rows = doc_rows[positions]
     column[rows] = labels
-    rows[:] = rows[np.argsort(labels, kind="stable")]
-    return list(pairwise([start, *(start + np.cumsum(np.bincount(labels))).tolist()]))
+    most = int(labels.max()) + 1
+    kind = np.min_scalar_type(most * len(group.sizes))  # NumPy sorts small integers in linear time
+    keys = np.repeat(np.arange(0, most * len(group.sizes), most, dtype=kind), group.sizes) + labels.astype(kind)
+    doc_rows[positions] = rows[np.argsort(keys, kind="stable")]
+    sizes = np.bincount(keys)
+    sizes = sizes[sizes > 0]
+    return _Clusters(positions[sizes.cumsum() - sizes], sizes)
 
 
 def _split_all(
-    points: Floats,
-    doc_rows: Ints,
-    clusters: list[tuple[int, int]],
-    documents: SchemeInput,
-    split: Split,
-    together: SplitTogether | None,
+    doc_rows: Ints, groups: list[_Clusters], documents: SchemeInput, split: Split, together: SplitTogether | None
 ) -> list[Ints]:
-    """Return the labels of every cluster's documents: large clusters by all processes together, others by one process each."""
-    processes = documents.processes
-    large = [together is not None and end - start > BLOCK for start, end in clusters]
-    small = [cluster for cluster, is_large in zip(clusters, large, strict=True) if not is_large]
+    """Return the labels of every group's documents: large clusters by all processes together, groups by one process each."""
+    points, processes = documents.points, documents.processes
+    large = [together is not None and int(group.sizes[-1]) > BLOCK for group in groups]
+    small = [group for group, is_large in zip(groups, large, strict=True) if not is_large]
     labels = iter(
         processes.map(
-            split, small, lambda ends: (Rows(points, doc_rows[slice(*ends)].copy()), documents.config, documents.seed)
+            split,
+            small,
+            lambda group: (Rows(points, doc_rows[group.positions]), group.sizes, documents.config, documents.seed),
         )
     )
     return [
-        together(points, doc_rows[start:end], documents) if together and is_large else next(labels)
-        for (start, end), is_large in zip(clusters, large, strict=True)
+        together(points, doc_rows[group.positions], documents) if together and is_large else next(labels)
+        for group, is_large in zip(groups, large, strict=True)
     ]

@@ -139,4 +139,4 @@ def read_numbers(folder: Path, doc_ids: Sequence[str], tree: DocidTree) -> Ints:
     if not path.exists():
         return tree.paths(np.arange(tree.num_documents))[1]
     paths = read_docids(path, doc_ids).paths
-    return paths[np.lexsort(paths.T[::-1])]  # positions count docids in the order of their numbers
+    return paths[np.lexsort(paths.T[::-1])].astype(np.int32)  # positions count docids in the order of their numbers

@@ -14,9 +14,9 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from dsi.docids.tree import DocidTree
+from dsi.docids.tree import DocidTree, ranges
 from dsi.docids.vectors import Product, Vectors
-from dsi.search.results import Bools, Floats, Ints, ranges
+from dsi.search.results import Bools, Floats, Ints
 
 _PER_ROOT = 16
 """There are at most this many cells for each of the square root of the number of documents, unless clusters are large."""

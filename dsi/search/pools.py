@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dsi.docids.tree import DocidTree
+from dsi.docids.tree import DocidTree, ranges
 from dsi.search.lists import ListedDocuments
 from dsi.search.results import (
     EXTRA,
@@ -25,7 +25,6 @@ from dsi.search.results import (
     best,
     highest,
     highest_and_rest,
-    ranges,
 )
 from dsi.search.scores import ROUNDING, DocumentScores
 

@@ -448,17 +448,3 @@ def best(scores: Floats, count: int) -> Ints:
     """
     indices = highest(scores, count)
     return indices[np.argsort(-scores[indices], kind="stable")]
-
-
-def ranges(first: Ints, counts: Ints) -> Ints:
-    """[total] the numbers first, first + 1, … (`counts` of them) of all entries one after the other.
-
-    >>> ranges(np.array([5, 9]), np.array([2, 1])).tolist()
-    [5, 6, 9]
-    """
-    if len(first) == 1:
-        return np.arange(first[0], first[0] + counts[0])
-    ends = counts.cumsum()
-    numbers = np.repeat(first - ends + counts, counts)
-    numbers += np.arange(len(numbers))
-    return numbers

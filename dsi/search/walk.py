@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dsi.docids.tree import DocidTree
+from dsi.docids.tree import DocidTree, ranges
 from dsi.docids.vectors import reads_all
 from dsi.generator.tied import TiedGenerator
 from dsi.search.engine import QueryBatch
 from dsi.search.request import SearchConfig
-from dsi.search.results import Bools, Floats, Ints, LevelTrace, highest, ranges
+from dsi.search.results import Bools, Floats, Ints, LevelTrace, highest
 from dsi.trees.bonus import SIZE_WEIGHT, bonuses
 
 _KEPT = 32_768

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from dsi.docids.files.progress import Bar
 from dsi.docids.schemes import Docids, SchemeInput
-from dsi.docids.schemes.kmeans import TRAIN_POINTS_PER_CENTROID
+from dsi.docids.schemes.lloyd import POINTS_PER_CENTROID
 from dsi.docids.types import Floats, Ints
 from dsi.docids.vectors import BLOCK
 
@@ -51,7 +51,7 @@ def code(documents: SchemeInput, train: Train, *, bits: bool = False) -> Docids:
 def _code(documents: SchemeInput, train: Train, codewords: int) -> Ints:
     points, seed = documents.points, documents.seed
     levels = max(1, round(math.log(len(points), codewords)))
-    size = min(len(points), codewords * TRAIN_POINTS_PER_CENTROID)
+    size = min(len(points), codewords * POINTS_PER_CENTROID)
     sample = np.random.default_rng(seed).choice(len(points), size, replace=False)
     encode = train(np.ascontiguousarray(points[np.sort(sample)], dtype=np.float32), seed, codewords, levels)
     blocks = []

@@ -4,7 +4,7 @@ import faiss
 import numpy as np
 
 from dsi.docids.schemes import Docids, SchemeInput
-from dsi.docids.schemes.kmeans import ITERATIONS
+from dsi.docids.schemes.lloyd import ITERATIONS
 from dsi.docids.types import Floats
 from dsi_experiments.schemes.codes import Coder, code, unpack
 

@@ -1,0 +1,137 @@
+"""k-means for many clusters at a time: k-means++ seeds (Arthur & Vassilvitskii 2007) and Lloyd's algorithm.
+
+Clusters of about the same size are padded to one array, so that a step is one batch of matrix products for all of them. A large
+cluster has the centroids of a sample. Knows nothing of texts and titles.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from dsi.docids.schemes import DocidsConfig
+from dsi.docids.types import Floats, Ints, Mask, Numbers
+
+POINTS_PER_CENTROID = 1000
+"""k-means is trained on at most this many points a centroid."""
+ITERATIONS = 20
+_SEEDING_POINTS = 2048
+_BATCH = 2**18
+"""Numbers of points in work at a time: what a cache holds."""
+
+
+class Trained(NamedTuple):
+    """Clusters of about the same size and what k-means makes of them.
+
+    Attributes:
+        points: [clusters, n, dim] of their documents, 0 past the last.
+        there: [clusters, n] True at documents.
+        centroids: [clusters, most k, dim].
+        k: [clusters] how many of the centroids are a cluster's own.
+    """
+
+    points: Floats
+    there: Mask
+    centroids: Floats
+    k: Numbers
+
+
+def train_clusters(points: Floats, sizes: Numbers, config: DocidsConfig, seed: int) -> Iterator[Trained]:
+    """Fit k-means to each of several clusters, or to a sample of it.
+
+    Args:
+        points: [n, dim] of the clusters, one after another.
+        sizes: [clusters] of them, ascending.
+        config: says how many centroids a cluster gets.
+        seed: of what is drawn at random.
+    """
+    rng, starts = np.random.default_rng(seed), sizes.cumsum() - sizes
+    distinct, which = np.unique(sizes, return_inverse=True)
+    all_k, first = np.array([config.clusters(int(size)) for size in distinct])[which], 0
+    while first < len(sizes):
+        fits = np.arange(1, len(sizes) - first + 1) * sizes[first:] * points.shape[1] <= _BATCH  # if padded to this one
+        own = slice(first, first := first + max(1, int(fits.sum())))
+        numbers = np.arange(sizes[own.stop - 1])
+        there = numbers < sizes[own, None]
+        padded = points[starts[own, None] + np.where(there, numbers, 0)]
+        padded[~there] = 0
+        yield Trained(padded, there, _train(padded, sizes[own], all_k[own], rng), all_k[own])
+
+
+def train_kmeans(points: Floats, k: int, seed: int) -> Floats:
+    """Return the centroids [k, dim] of all points [n, dim], or of a sample of `POINTS_PER_CENTROID` for each."""
+    return _train(points[None], np.array([len(points)]), np.array([k]), np.random.default_rng(seed))[0]
+
+
+def nearest(points: Floats, centroids: Floats) -> Ints:
+    """Return the number [n] of the nearest of the centroids [k, dim] of each point [n, dim]."""
+    return nearest_of(points[None], centroids[None], np.array([len(centroids)]))[0]
+
+
+def _train(points: Floats, sizes: Numbers, k: Numbers, rng: np.random.Generator) -> Floats:
+    """Return the centroids [clusters, most k, dim] of padded points [clusters, n, dim]; `Trained` describes all."""
+    points, sizes = _some(points, sizes, POINTS_PER_CENTROID * int(k.max()), rng)
+    there = np.arange(points.shape[1]) < sizes[:, None]
+    centroids = _first_centroids(*_some(points, sizes, _SEEDING_POINTS, rng), int(k.max()), rng)
+    for _ in range(ITERATIONS):
+        sums, counts = np.zeros_like(centroids), np.zeros((*centroids.shape[:2], 1), dtype=np.float32)
+        for block in _blocks(points, centroids):
+            members = members_of(nearest_of(points[:, block], centroids, k), there[:, block], centroids.shape[1])
+            sums += members @ points[:, block]
+            counts += members.sum(axis=2, keepdims=True)
+        before, centroids = centroids, np.where(counts > 0, sums / np.maximum(counts, 1), centroids)
+        if np.array_equal(before, centroids):
+            break
+    return centroids
+
+
+def _first_centroids(points: Floats, sizes: Numbers, k: int, rng: np.random.Generator) -> Floats:
+    """Choose seeds [clusters, k, dim] by k-means++ (Arthur & Vassilvitskii 2007); random seeds often miss a cluster."""
+    clusters = np.arange(len(points))
+    centroids = np.empty((len(points), k, points.shape[2]), dtype=np.float32)
+    squares = np.einsum("cnd,cnd->cn", points, points)
+    distances = np.where(np.arange(points.shape[1]) < sizes[:, None], np.float32(np.inf), np.float32(0))
+    chosen = (rng.random(len(points)) * sizes).astype(np.int64)
+    for number in range(k):
+        centroids[:, number] = seeds = points[clusters, chosen]  # [clusters, dim]
+        to_seed = squares + squares[clusters, chosen, None] - 2 * (points @ seeds[:, :, None])[:, :, 0]
+        np.minimum(distances, np.maximum(to_seed, 0), out=distances)
+        before = distances.cumsum(axis=1)  # [clusters, n]
+        chosen = (before <= rng.random((len(points), 1)) * before[:, -1:]).sum(axis=1)
+        chosen = np.minimum(chosen, sizes - 1)
+    return centroids
+
+
+def nearest_of(points: Floats, centroids: Floats, k: Numbers) -> Ints:
+    """Return the number [clusters, n] of the nearest of the first k [clusters] centroids of its cluster for each point."""
+    halves = np.einsum("ckd,ckd->ck", centroids, centroids) / 2
+    halves[np.arange(centroids.shape[1]) >= k[:, None]] = np.inf
+    labels = np.empty(points.shape[:2], dtype=np.int32)
+    for block in _blocks(points, centroids):
+        products = points[:, block] @ centroids.transpose(0, 2, 1)  # [clusters, block, k]
+        products -= halves[:, None]
+        labels[:, block] = products.argmax(axis=2)
+    return labels
+
+
+def members_of(labels: Ints, there: Mask, k: int) -> Floats:
+    """Return [clusters, k, n] 1 where a point is among those of a centroid, else 0."""
+    return ((labels[:, None] == np.arange(k, dtype=np.int32)[:, None]) & there[:, None]).astype(np.float32)
+
+
+def _blocks(points: Floats, centroids: Floats) -> list[slice]:
+    """Return the slices of points whose products with centroids a cache holds."""
+    step = max(1, _BATCH // (len(points) * max(centroids.shape[1:])))
+    return [slice(start, start + step) for start in range(0, points.shape[1], step)]
+
+
+def _some(points: Floats, sizes: Numbers, most: int, rng: np.random.Generator) -> tuple[Floats, Numbers]:
+    """Return all points [clusters, n, dim] and their number, or a sample of at most this many of each cluster."""
+    if points.shape[1] <= most:
+        return points, sizes
+    return points[np.arange(len(points))[:, None], sample_rows(sizes, most, rng)], np.full(len(sizes), most)
+
+
+def sample_rows(sizes: Numbers, count: int, rng: np.random.Generator) -> Numbers:
+    """Return [clusters, count] numbers below each size, spread evenly and ascending."""
+    return ((np.arange(count) + rng.random((len(sizes), count))) / count * sizes[:, None]).astype(np.int64)

@@ -23,7 +23,7 @@ from dsi.contrastive.trainers import SILENT, FiniteTraining, GivesBack, Reports,
 from dsi.docids.files.declarations import LARGEST, Positive, Remedy, settings
 from dsi.docids.words.bm25 import Lexical
 
-NO_QUERIES = "There are no queries to train the encoder on; add qrels/train.tsv or set contrastive.loss to none."
+NO_QUERIES = "There are no queries to train the encoder on; add judged train queries, or set contrastive.loss to none."
 HARD = 30
 """Best documents of a query, from which its hard negatives are drawn."""
 _BLOCK = 256

@@ -138,7 +138,7 @@ class Config:
         """Return a configuration with some settings replaced: {setting or section: value or {setting: value}}."""
         if not isinstance(changes, Mapping):
             raise TypeError(f"changes must be a mapping of settings and sections, got {changes!r}.")
-        return create_settings(Config, _merged(dataclasses.asdict(self), changes), "changes")
+        return create_settings(Config, _merged(dataclasses.asdict(self), changes))
 
 
 def config_names() -> list[str]:

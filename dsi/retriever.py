@@ -433,7 +433,7 @@ class GenerativeRetriever:
         their own, it gets the mean probability of its siblings. Searches meanwhile see all of the new documents or none.
 
         Args:
-            documents: each with doc_id (or _id), text and optionally title and metadata, as in corpus.jsonl.
+            documents: each with doc_id (or _id), text and perhaps a title; all else is metadata, of the index's columns.
             replace: a document takes the place of the one that has its doc_id; by default it is refused.
 
         Raises:

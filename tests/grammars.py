@@ -202,8 +202,11 @@ def literal_collection(
     }
     documents = []
     for record in map(json.loads, rows["corpus.jsonl"]):
+        further = {key: value for key, value in record.items() if key == "url"}
         metadata = {
-            key: value for key, value in (record.get("metadata") or {}).items() if not isinstance(value, list | dict)
+            key: value
+            for key, value in {**further, **(record.get("metadata") or {})}.items()
+            if not isinstance(value, list | dict)
         }
         known = {key: value for key, value in metadata.items() if value is not None}
         doc_id = record.get("_id", record.get("doc_id"))

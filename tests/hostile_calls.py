@@ -274,7 +274,7 @@ def _plain_calls(index: TinyIndex, folder: Path) -> dict[str, tuple[Callable[[An
                 {"search": {"alpha": 0.5}},
                 ({"serach": {}}, {"search": 3}, {"search": {"alhpa": 1.0}}, 3, "x", {3: 4}),
                 (),
-                ("changes",),
+                ("changes", "setting"),
                 (dict,),
             ),
         ),

@@ -2,6 +2,7 @@
 
 import json
 import re
+from datetime import date
 from itertools import product
 
 import datasets
@@ -10,8 +11,9 @@ import pyarrow.compute as pc
 import pytest
 
 from dsi import Config, GenerativeRetriever, SearchConfig
+from dsi.commands.main import main
 from dsi.docids.clustering import DocidsConfig, build_tree
-from dsi.docids.data.collection import read_collection
+from dsi.docids.data.collection import Collection, read_collection, read_documents
 from dsi.docids.schemes import SchemeInput, make_docids
 from dsi.docids.vectors import VectorsConfig
 from dsi.store.documents import DocumentTable
@@ -92,7 +94,7 @@ def test_metadata_survives_saving_and_updates(retriever, tmp_path):
     again = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
     assert [hit.doc_id for hit in again.search("a river", where=pc.field("lang") == "it")] == ["new"]
     with pytest.raises(
-        ValueError, match=r"'x' has metadata 'land', for which the index has no column; it has lang, year"
+        ValueError, match=r"'x' has metadata 'land', for which the index has no column; it has topic, lang, year"
     ):
         loaded.add([{"doc_id": "x", "title": "X", "text": "x", "metadata": {"land": "it"}}])
     with pytest.raises(ValueError, match=r"Document 'x': metadata 'year' must be of type int64, got 'late'"):
@@ -104,7 +106,7 @@ def test_metadata_survives_saving_and_updates(retriever, tmp_path):
     [
         (
             "land = 'en'",
-            "no such column: land; the nearest is lang, and the columns are doc_id, title, lang, year",
+            "no such column: land; the nearest is lang, and the columns are doc_id, title, topic, lang, year",
         ),
         ("lang = ", "does not work at character 8: expected a value, got the end"),
         ("year > '1999'", "does not work at character 8: year is a column of integer values, got the text '1999'"),
@@ -227,19 +229,72 @@ def test_columns_take_values_of_their_type_only(encoder):
     for name, value in [("n", 1.9), ("n", 2.0), ("n", True), ("x", True), ("x", "1"), ("flag", 1), ("flag", "true")]:
         with pytest.raises(ValueError, match=rf"Document 'new': metadata '{name}' must be of type .*, got {value!r}"):
             retriever.add([{**NEW, "metadata": {name: value}}])
-    with pytest.raises(ValueError, match=r"metadata 'n' must be a text, a number or a boolean, got \(1,\)"):
+    with pytest.raises(ValueError, match=r"'n' must be a text, a number, a boolean or a date, got \(1,\); write it"):
         retriever.add([{**NEW, "metadata": {"n": (1,)}}])
     retriever.add([{**NEW, "metadata": {"n": np.int64(5), "x": 3, "flag": None}}])
     assert retriever.get("new").metadata == {"n": 5, "x": 3.0}
     assert type(retriever.get("new").metadata["x"]) is float
 
 
+TAGGED = {**NEW, "lang": "it", "year": date(2001, 2, 3), "tags": ["a"], "metadata": {"by": {"name": "b"}, "n": 1}}
+
+
+def test_every_door_takes_further_keys_as_metadata_and_tells_what_no_column_can_hold(tmp_path, encoder, caplog):
+    """From memory, from a corpus.jsonl, from a folder of texts, by `add` and by `dsi update --add`."""
+    line = json.dumps(TAGGED, default=str)
+    for name in ("corpus.jsonl", "notes/lines.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(line)
+    held = {
+        "doc_id": list("abc"),
+        "title": list("abc"),
+        "text": list("abc"),
+        "lang": ["x"] * 3,
+        "year": ["1"] * 3,
+        "n": [0] * 3,
+    }
+    tree = build_tree(encoder.encode(["passage: " + name for name in "abc"], "document"), DocidsConfig(branching=2))
+    retriever = GenerativeRetriever(encoder, tree, random_tied(tree), datasets.Dataset.from_dict(held))
+    retriever.save_pretrained(tmp_path / "run")
+    told = []
+    for door in (
+        lambda: Collection.from_records([TAGGED, {**TAGGED, "doc_id": "d"}]).documents[0],
+        lambda: read_documents(tmp_path)[0],
+        lambda: Collection.from_folder(tmp_path / "notes").documents[0],
+        lambda: retriever.add([TAGGED, {**TAGGED, "doc_id": "d"}]) or vars_of(retriever.get("new")),
+        lambda: (
+            main(["update", str(tmp_path / "run"), "--device", "cpu", "--add", str(tmp_path / "corpus.jsonl")])
+            or vars_of(GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu").get("new"))
+        ),
+    ):
+        caplog.clear()
+        assert door() == {**NEW, "lang": "it", "year": "2001-02-03", "n": 1}
+        told.append([message for message in caplog.messages if "metadata" in message])
+    for messages in told:
+        (tags, by) = messages
+        assert re.search(r"'tags' is a list, which no column can hold: such values of 'tags' are left out; write", tags)
+        assert "metadata 'by' is an object, which no column can hold" in by
+
+
+def vars_of(document):
+    return {"doc_id": document.doc_id, "title": document.title, "text": document.text, **document.metadata}
+
+
+def test_a_text_or_metadata_that_is_given_twice_is_named():
+    for record, message in [
+        ({**NEW, "contents": "b"}, r"documents\[0\]: text is 'a river', but contents is 'b'; give one text"),
+        ({**NEW, "n": 1, "metadata": {"n": 2}}, r"documents\[0\]: 'n' is 1, but 2 in metadata; give one"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Collection.from_records([record])
+
+
 @pytest.mark.parametrize(
     ("documents", "message"),
     [
         (
-            [{**NEW, "lang": "en"}],
-            "has the key 'lang', not one of doc_id, _id, title, text, metadata; put it into metadata",
+            [{**NEW, "colour": "red"}],
+            "'new' has metadata 'colour', for which the index has no column; it has topic, lang, year. Leave it out, or",
         ),
         ([3], "Document 0 must be a mapping with doc_id, title and text, got 3"),
         ("new", r"add\(\) takes a list of documents, got 'new'"),
@@ -260,7 +315,7 @@ def test_a_document_is_read_by_its_id(retriever, folder):
     found = retriever.get(first["doc_id"])
     (hit,) = retriever.search("river", k=1, allow=[first["doc_id"]])
     assert (found.title, found.text) == (first["title"], first["text"])  # this index was made with texts
-    assert found.metadata == {"lang": "en", "year": 1990}
+    assert found.metadata == {"topic": first["topic"], "lang": "en", "year": 1990}
     assert found.digits == hit.digits
     assert hit.text == first["text"]
     assert retriever.candidates(["river"], k=1, allow=[first["doc_id"]]).hits()[0] == [hit]

@@ -1,5 +1,7 @@
 """An index as files for other programs: what they read is what the index holds."""
 
+from pathlib import Path
+
 import networkx as nx
 import numpy as np
 import pyarrow.parquet as pq
@@ -9,6 +11,8 @@ from dsi import GenerativeRetriever
 from dsi.commands.main import main
 from dsi.integrations.export import Exported, export_index
 from tests.test_integrations_retrievers import folder, retriever  # noqa: F401 (fixtures)
+
+ROOT = Path(__file__).parent
 
 
 def test_files_hold_documents_docids_vectors_and_the_tree(folder, tmp_path):  # noqa: F811
@@ -83,3 +87,61 @@ def test_the_command_exports_and_never_overwrites(folder, tmp_path, capsys):  # 
     assert main(["export", str(tmp_path / "none"), "--output", str(tmp_path / "new")]) == 2
     assert "holds no finished index" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+WRONG = {
+    "a number": (
+        lambda index, out: (3, out),
+        TypeError,
+        "retriever must be a GenerativeRetriever or the folder of an index",
+    ),
+    "nothing": (lambda index, out: (None, out), TypeError, "retriever must be a GenerativeRetriever .*, got None"),
+    "a list": (lambda index, out: ([index], out), TypeError, r"retriever must be .*, got \["),
+    "no index": (lambda index, out: (out / "none", out), FileNotFoundError, "holds no finished index"),
+    "a file": (
+        lambda index, out: (__file__, out),
+        FileNotFoundError,
+        "holds no finished index .* name the folder that",
+    ),
+    "a configuration": (lambda index, out: ("example", out), FileNotFoundError, "example holds no finished index"),
+    "to a number": (lambda index, out: (index, 3), TypeError, "folder must be the path of a folder, got 3; name one"),
+    "to nothing": (lambda index, out: (index, None), TypeError, "folder must be the path of a folder, got None"),
+    "to no name": (
+        lambda index, out: (index, ""),
+        ValueError,
+        "folder must name a folder, got ''; use . for the current",
+    ),
+    "to a file": (lambda index, out: (index, __file__), NotADirectoryError, "is a file; name a folder to write into"),
+    "below a file": (
+        lambda index, out: (index, f"{__file__}/x"),
+        NotADirectoryError,
+        "test_export.py is a file; name a",
+    ),
+    "over files": (lambda index, out: (index, ROOT), FileExistsError, "exists and is not empty; name a new folder"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_exported_is_one_clear_error(case, retriever, tmp_path):  # noqa: F811
+    arguments, kind, message = WRONG[case]
+    with pytest.raises(kind, match=message) as raised:
+        export_index(*arguments(retriever, tmp_path / "out"))
+    assert "\n" not in str(raised.value)
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: RUN, --output"),
+        (["RUN"], "the following arguments are required: --output"),
+        (["RUN", "--output"], "argument --output: expected one argument"),
+        (["RUN", "--output", ""], "argument --output: the argument must name a folder, got ''; use . for the current"),
+        (["RUN", "--format", "npy", "--output", "out"], "unrecognized arguments: --format npy"),
+        (["RUN", "out"], "the following arguments are required: --output"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(arguments, message, folder, capsys):  # noqa: F811
+    assert main(["export", *(str(folder) if word == "RUN" else word for word in arguments)]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert message in said

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from dsi.config import read_config
+from dsi.contrastive import blocks
+from dsi.contrastive.blocks import giving_back
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.trainers import FiniteTraining
 from dsi.docids.data.collection import read_collection
@@ -76,7 +78,7 @@ def test_told_steps_and_documents_are_those_of_the_training(collection, config, 
     assert run.expected["generator"].counts == {"steps": steps["_GeneratorTrainer"]}
     assert run.expected["docids"].counts == {"documents": encoded[0]} == {"documents": len(collection.documents)}
     told = [message for message in caplog.messages if message.startswith(("expected", "taken"))]
-    assert [message.split(":")[0] for message in told] == ["expected, without tuning", "taken"]
+    assert [message.split(":")[0] for message in told] == ["expected, without clustering, writing and tuning", "taken"]
     assert all(f"{stage} " in message for stage in STAGES for message in told)
     assert all(cost.memory > 0 and cost.seconds >= 0 for cost in run.expected.values())
 
@@ -146,6 +148,43 @@ def test_nothing_to_do_takes_no_time():
 def test_costs_in_words():
     told = in_words({"encoder": Cost(61.2, 1_500_000_000, {"steps": 1_222}), "docids": Cost(3, 900_000_000)})
     assert told == "encoder 61 s, 1.5 GB (1,222 steps); docids 3 s, 0.9 GB; in all 64 s, 1.5 GB"
+
+
+def test_told_memory_has_a_whole_batch_of_the_longest_texts(collection, config, tmp_path, monkeypatch):
+    def heavy(encoder, texts, kind):
+        held = np.ones((len(texts), 500_000))
+        time.sleep(0.1)
+        return forward(encoder, texts, kind), held
+
+    forward = Encoder.forward
+    monkeypatch.setattr(Encoder, "forward", heavy)
+    encoder = Encoder.load(config.encoder, device="cpu")
+    told = Forecast(config, collection, encoder, {}, tmp_path)
+    assert told._pass_memory == pytest.approx(64 * 4_000_000, rel=0.3)
+    monkeypatch.undo()
+    assert told.costs(["docids"])["docids"].memory - memory.own_memory() == pytest.approx(64 * 4_000_000, rel=0.3)
+
+
+def test_an_encoder_gives_memory_back_with_every_batch(config, monkeypatch):
+    freed = []
+    monkeypatch.setattr(blocks, "give_back_memory", lambda: freed.append(1))
+    encoder = giving_back(Encoder.load(config.encoder, device="cpu"))
+    texts = [f"text {number}" for number in range(130)]
+    for own in (encoder, encoder.for_search()):
+        freed.clear()
+        assert len(list(own.token_states(texts, "document"))) == 130
+        assert len(freed) == 3
+        own.encode(texts, "document")
+        assert len(freed) == 6
+
+
+def test_watched_memory_has_nothing_that_was_free_before():
+    held = [np.ones(25_000_000)]
+    held.append(held)  # a cycle
+    before = memory.own_memory()
+    del held
+    with memory.watching_memory() as most:
+        assert before - most() > 190_000_000
 
 
 def test_watched_memory_counts_what_was_freed_again():

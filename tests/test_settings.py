@@ -57,7 +57,7 @@ def test_every_number_of_a_configuration_has_a_range(wrong, accepted):
         if (f"{section}.{name}" if name else section) in accepted:
             Config().with_changes(changes)
             continue
-        with pytest.raises(ValueError, match=name or section) as raised:
+        with pytest.raises(ValueError, match=rf"^({section}[.:] ?)?{name or section} ") as raised:
             Config().with_changes(changes)
         assert "\n" not in str(raised.value)
 

@@ -89,7 +89,21 @@ BAD = {
         TypeError,
         "documents must be a list or an iterator of dictionaries, .* got 'abc'; dsi.read_collection",
     ),
-    "a dictionary": ({"a": "b"}, TypeError, "documents must be a list or an iterator of dictionaries"),
+    "columns": (
+        {"id": ["a"]},
+        TypeError,
+        "got {'id': .*; put one record into a list, and columns into a pandas.DataFrame",
+    ),
+    "a tuple as metadata": (
+        [{"id": "a", "text": "x", "m": (1,)}],
+        ValueError,
+        r"documents\[0\]: metadata 'm' must be a text, .* got \(1,\); write it as a text",
+    ),
+    "a key that is no text": (
+        [{"id": "a", "text": "x", 3: 4}],
+        ValueError,
+        "a key of metadata must be a string, got 3",
+    ),
     "None": (None, TypeError, "documents must be a list or an iterator of dictionaries"),
     "numbers": ([1], TypeError, r"documents\[0\] must be a dictionary or a text, got 1"),
     "several data sets": (
@@ -134,7 +148,10 @@ def test_wrong_records_are_one_clear_error(case):
         ({"queries": {"q": " "}}, "query 'q' has empty text"),
         ({"queries": [{"id": "q", "text": "a"}] * 2}, r"queries\[1\]: duplicate query_id 'q'"),
         ({"queries": [{"name": "q"}]}, r"queries\[0\] has no query_id: none of the keys _id, query_id, id, qid"),
-        ({"qrels": {"tests": {}}}, r"qrels must be judgements by split \(train, dev, test\), got"),
+        (
+            {"qrels": {"tests": {}}},
+            r"qrels must be \{split: .*\} of the splits train, dev, test, got \{'tests': \{\}\}",
+        ),
         ({"qrels": {"test": {"q": {"1": 1}}}}, r"qrels\['test'\]\['q'\]: query_id 'q' is not among the queries"),
         ({"queries": {"q": "a"}, "qrels": {"test": {"q": {"9": 1}}}}, "doc_id '9' is not among the documents"),
         ({"queries": {"q": "a"}, "qrels": {"test": {"q": ["1"]}}}, r"must be \{query_id: \{doc_id: relevance\}\}"),
@@ -201,6 +218,13 @@ def test_files_that_are_not_read_are_counted(notes, caplog):
         ("bad.csv", b"id,text\na,\xff\n", r"bad.csv is not a table of comma-separated values in UTF-8 \(.*0xff"),
         (
             "bad.csv",
+            b"id,text\na,b,c,d\n",
+            r"bad.csv is not a table .* loss of data.*; save it as one, with as many values",
+        ),
+        ("bad.csv", b"id,text,text\na,b,c\n", r"bad.csv, line 1: the column 'text' comes twice; give each a name"),
+        ("bad.csv", b"id;text\na;b\n", r"bad.csv, line 1: there is one column, 'id;text'; separate columns by commas"),
+        (
+            "bad.csv",
             b"name,body\na,b\n",
             r"bad.csv, row 1 has no doc_id: none of the keys .*; its keys are 'name', 'body'",
         ),
@@ -225,6 +249,71 @@ def test_a_folder_without_texts_says_what_it_holds(tmp_path):
         read_collection(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"a.pdf is a file; give the folder that holds it"):
         Collection.from_folder(tmp_path / "a.pdf")
+
+
+@pytest.mark.parametrize(
+    ("documents", "arguments", "kind", "message"),
+    [
+        (
+            None,
+            {},
+            TypeError,
+            "documents must be a list or an iterator .* got None; dsi.read_collection reads a folder",
+        ),
+        (b"x", {}, TypeError, "documents must be a list or an iterator of dictionaries, .* got b'x'"),
+        ({"a": "x"}, {}, TypeError, "got {'a': 'x'}; put one record into a list"),
+        ([["x"]], {}, TypeError, r"documents\[0\] must be a dictionary or a text, got \['x'\]"),
+        ([], {}, ValueError, "The collection has no documents; give at least one"),
+        ([" "], {}, ValueError, "none of the 1 documents has a title or a text; give them texts"),
+        ("", {}, FileNotFoundError, "The name of the collection folder is empty; use . for the current folder"),
+        ("no/such", {}, FileNotFoundError, "folder no/such does not exist; name a folder in BEIR layout or of texts"),
+        (["a", "b"], {"output": 3}, TypeError, "output must be the path of a folder, got 3; name one to write into"),
+        (["a", "b"], {"output": ""}, ValueError, "output must name a folder, got ''; use . for the current one"),
+        (["a", "b"], {"output": __file__}, NotADirectoryError, "is a file; name a folder to write into"),
+        (["a", "b"], {"output": f"{__file__}/x"}, NotADirectoryError, "is a file; name a folder to write into"),
+        (["a", "b"], {"output": "example"}, ValueError, "got 'example', the name of a configuration; use"),
+        (
+            ["a", "b"],
+            {"device": "gpu"},
+            ValueError,
+            "The device 'gpu' cannot be used here .*; use cpu, or leave it out",
+        ),
+        (["a"], {}, ValueError, "needs at least 2 documents, got 1; add documents"),
+    ],
+)
+def test_what_cannot_be_indexed_is_one_clear_error(documents, arguments, kind, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(kind, match=message) as raised:
+        dsi.index(documents, **arguments)
+    assert "\n" not in str(raised.value)
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind", "message"),
+    [
+        (3, TypeError, "folder must be a path, got 3; from_records takes what is in memory"),
+        (None, TypeError, "folder must be a path, got None"),
+        (["a.txt"], TypeError, r"folder must be a path, got \['a.txt'\]"),
+        ("", FileNotFoundError, "The name of the collection folder is empty; use . for the current folder"),
+        ("no/such", FileNotFoundError, "The collection folder no/such does not exist"),
+    ],
+)
+def test_what_is_no_folder_is_one_clear_error(folder, kind, message):
+    with pytest.raises(kind, match=message):
+        Collection.from_folder(folder)
+
+
+def test_a_folder_of_files_without_a_document_is_named(tmp_path):
+    (tmp_path / "a.csv").write_text("id,text\n")
+    with pytest.raises(ValueError, match=f"{tmp_path} has no documents; give at least one"):
+        Collection.from_folder(tmp_path)
+
+
+def test_queries_without_judgements_are_told(caplog):
+    Collection.from_records(ROWS, queries={"q": "gas"})
+    (message,) = caplog.messages
+    assert "has 1 queries but no judgements, so they are not used; judgements are qrels={" in message
 
 
 def test_the_shipped_collection_has_a_name(tmp_path, monkeypatch):
@@ -270,7 +359,7 @@ def test_the_shell_indexes_a_folder_of_texts_and_says_that_nothing_is_trained(no
     assert main(["search", str(tmp_path / "run"), "--query", "bees", "-k", "1"]) == 0
     assert "bee" in capsys.readouterr().out
     assert main(["evaluate", str(tmp_path / "run"), "--data", str(notes)]) == 2
-    assert f"{notes} has no judgements to measure on; add qrels/test.tsv" in capsys.readouterr().err
+    assert f"{notes} has no test judgements to measure on; add qrels/test.tsv" in capsys.readouterr().err
 
 
 def test_a_series_of_texts_is_a_list_of_texts():
@@ -284,7 +373,7 @@ def test_a_folder_that_is_no_path_is_named(folder):
 
 
 def test_judgements_that_are_no_dictionary_are_named():
-    with pytest.raises(ValueError, match=r"qrels must be judgements by split \(train, dev, test\), got "):
+    with pytest.raises(ValueError, match=r"qrels must be \{split: .*\} of the splits train, dev, test, got "):
         Collection.from_records(["a"], qrels=pandas.DataFrame({"query": ["q"]}))
 
 

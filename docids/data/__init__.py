@@ -12,18 +12,20 @@ def find_collection(name: str | Path) -> Path:
     Raises:
         FileNotFoundError: there is neither.
     """
-    folder = Path(name)
-    if not folder.is_dir() and str(name) in SHIPPED:
+    if not Path(name).is_dir() and str(name) in SHIPPED:
         return SHIPPED[str(name)]
-    return existing_folder(folder)
+    return existing_folder(name)
 
 
-def existing_folder(folder: Path) -> Path:
+def existing_folder(name: str | Path) -> Path:
     """Return the folder.
 
     Raises:
         FileNotFoundError: there is none, or a file of that name.
     """
+    folder = Path(name)
+    if name == "":  # which Python takes for the current folder
+        raise FileNotFoundError("The name of the collection folder is empty; use . for the current folder.")
     if folder.is_dir():
         return folder
     if folder.exists():

@@ -72,6 +72,10 @@ class FullTexts(LazyTexts):
 
 SPLITS = ("train", "dev", "test")
 """Splits of a collection: qrels/SPLIT.tsv."""
+_LAYOUT = 2
+"""Of the cached tables of documents; another number where the same file makes other columns."""
+_IN_MEMORY = "The collection"
+"""Name of what was made by `from_records`."""
 
 
 @dataclass(frozen=True)
@@ -135,11 +139,13 @@ class Collection:
             ValueError: a record lacks id or text, an id occurs twice, or a judgement names what is not there.
         """
         _check_cut(dev_queries, seed)
-        table = _table(check_documents(memory_records(documents), "documents"))
+        table = _table(check_documents(memory_records(documents), "documents"), _IN_MEMORY)
         rows, read = _rows(table), _memory_queries(queries)
         judged = _memory_qrels({} if qrels is None else qrels, read, rows)
+        if read and not any(judged.values()):
+            _warn_unused(_IN_MEMORY, read, "qrels={'train' or 'dev' or 'test': {query_id: {doc_id: relevance}}}")
         versions = [_content_digest(table, read, judged)]
-        return cls("The collection", versions, table, read, *_cut(judged, dev_queries, seed), rows)
+        return cls(_IN_MEMORY, versions, table, read, *_cut(judged, dev_queries, seed), rows)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> "Collection":
@@ -157,7 +163,7 @@ class Collection:
         """
         if not isinstance(folder, str | Path):
             raise TypeError(f"folder must be a path, got {shown(folder)}; from_records takes what is in memory.")
-        table = _table(check_documents(folder_records(existing_folder(Path(folder))), folder))
+        table = _table(check_documents(folder_records(existing_folder(folder)), folder), str(folder))
         return cls(str(folder), [_content_digest(table, {}, {})], table, {}, *_cut({}, 0, 0), _rows(table))
 
     def save(self, folder: str | Path) -> None:
@@ -190,6 +196,12 @@ class Collection:
         collection, not of the cut.
         """
         return self.train_file_documents if split == "test" else relevant_documents(self.qrels["train"].values())
+
+    def place_of(self, split: str) -> str:
+        """Return where judgements of a split are given, for messages."""
+        if self.name != _IN_MEMORY:
+            return f"qrels/{split}.tsv"
+        return f"queries and qrels={{{split!r}: {{query_id: {{doc_id: relevance}}}}}} in from_records"
 
     def full_texts(self) -> FullTexts:
         """Return title and whole text of every document."""
@@ -255,15 +267,18 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
     queries = read_queries(folder) if judged or _has(folder, "queries.jsonl") else {}
     qrels = {split: _read_qrels(folder / "qrels" / f"{split}.tsv", queries, rows) for split in judged}
     if queries and not judged:
-        logger.warning(
-            "%s has %d queries but no judgements, so they are not used; judgements are qrels/train.tsv, dev.tsv, test.tsv.",
-            folder,
-            len(queries),
-        )
+        _warn_unused(folder, queries, "qrels/train.tsv, dev.tsv, test.tsv")
     files = [_find(folder, "corpus.jsonl"), *([_find(folder, "queries.jsonl")] if queries else [])]
     files += [folder / "qrels" / f"{split}.tsv" for split in judged]
     versions = [sha256(path) for path in sorted(files)]
     return Collection(str(folder), versions, documents, queries, *_cut(qrels, dev_queries, seed), rows)
+
+
+def _warn_unused(name: object, queries: Mapping[str, str], place: str) -> None:
+    """Say that queries without judgements are not used; `place` says where judgements are given."""
+    logger.warning(
+        "%s has %d queries but no judgements, so they are not used; judgements are %s.", name, len(queries), place
+    )
 
 
 def _is_beir(folder: Path) -> bool:
@@ -295,11 +310,11 @@ def _rows(documents: datasets.Dataset) -> dict[str, int]:
     return {doc_id: row for row, doc_id in enumerate(documents["doc_id"][:])}
 
 
-def _table(documents: Iterable[Mapping[str, Any]]) -> datasets.Dataset:
-    """Return a table in memory of checked documents."""
+def _table(documents: Iterable[Mapping[str, Any]], name: str) -> datasets.Dataset:
+    """Return a table in memory of checked documents; `name` is that of the collection."""
     documents = list(documents)
     if not documents:
-        raise ValueError("The collection has no documents; give at least one.")
+        raise ValueError(f"{name} has no documents; give at least one.")
     columns = column_types((f"Document {document['doc_id']!r}", document) for document in documents)
     rows = [table_row(document, columns) for document in documents]
     features = datasets.Features({name: datasets.Value(kind) for name, kind in columns.items()})
@@ -326,7 +341,10 @@ def _memory_queries(queries: Mapping[str, str] | Iterable[Any] | None) -> dict[s
 def _memory_qrels(qrels: Mapping[str, Qrels], queries: Mapping[str, str], rows: Mapping[str, int]) -> dict[str, Qrels]:
     """Return judgements, checked."""
     if not isinstance(qrels, Mapping) or not set(qrels) <= set(SPLITS):
-        raise ValueError(f"qrels must be judgements by split ({', '.join(SPLITS)}), got {shown(qrels)}.")
+        raise ValueError(
+            f"qrels must be {{split: {{query_id: {{doc_id: relevance}}}}}} of the splits {', '.join(SPLITS)}, got "
+            f"{shown(qrels)}."
+        )
     for split, judgements in qrels.items():
         for query_id, doc_id, relevance in _triples(judgements, f"qrels[{split!r}]"):
             source = f"qrels[{split!r}][{query_id!r}]"
@@ -350,9 +368,11 @@ def _triples(qrels: Qrels, name: str = "qrels") -> Iterator[tuple[str, str, int]
 def _check_judged(source: str, query_id: str, doc_id: str, queries: Container[str], rows: Container[str]) -> None:
     """Raise ValueError unless query and document of a judgement are in the collection."""
     if query_id not in queries:
-        raise ValueError(f"{source}: query_id {query_id!r} is not among the queries.")
+        raise ValueError(
+            f"{source}: query_id {query_id!r} is not among the queries; add it, or leave the judgement out."
+        )
     if doc_id not in rows:
-        raise ValueError(f"{source}: doc_id {doc_id!r} is not among the documents.")
+        raise ValueError(f"{source}: doc_id {doc_id!r} is not among the documents; add it, or leave the judgement out.")
 
 
 def read_documents(folder: Path) -> datasets.Dataset:
@@ -360,7 +380,7 @@ def read_documents(folder: Path) -> datasets.Dataset:
     path = _find(folder, "corpus.jsonl")
     if next(json_lines(path), None) is None:
         raise ValueError(f"{path} holds no documents; it needs one JSON object a line with _id, title and text.")
-    version = sha256(path)
+    version = f"{sha256(path)}, {_LAYOUT}"
     types = read_once(_column_rows, {"column": "string", "type": "string"}, path, version)
     columns = {row["column"]: row["type"] for row in types}
     return read_once(_document_rows, columns, path, version, columns=columns)

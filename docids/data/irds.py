@@ -106,7 +106,7 @@ def _write_corpus(data_set: Any, path: Path, judged: set[str]) -> tuple[int, int
                 without_text += 1
                 continue
             record = {"_id": document.doc_id, "title": title, "text": text or title}
-            document_record(record, f"Document {document.doc_id!r}")
+            document_record(record, f"Document {document.doc_id!r}", set())
             write_json_line(file, record)
             count += 1
             if document.doc_id in judged:

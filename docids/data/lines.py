@@ -41,13 +41,15 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:
-            raise ValueError(f"{source}: not valid JSON ({error.msg}); got {line[:60]!r}.") from None
+            raise ValueError(
+                f"{source}: not valid JSON ({error.msg}); got {line[:60]!r}; write one object a line."
+            ) from None
         except ValueError:  # of int()
             raise ValueError(f"{source}: an integer of thousands of digits; write it as a text.") from None
         except RecursionError:
             raise ValueError(f"{source}: JSON nested too deeply; got {line[:60]!r}.") from None
         if not isinstance(record, dict):
-            raise ValueError(f"{source}: expected a JSON object, got {line[:60]!r}.")
+            raise ValueError(f"{source}: expected a JSON object a line, got {line[:60]!r}.")
         yield number, record
 
 

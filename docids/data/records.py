@@ -6,6 +6,7 @@ Reads no files.
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import date
 from typing import Any
 
 from dsi.docids.files.checks import shown, text, unpack
@@ -26,27 +27,42 @@ QUERY_ID_KEYS = ("_id", "query_id", "id", "qid")
 """Keys under which a query may have its id."""
 TEXT_KEYS = ("text", "contents")
 """Keys under which a record may have its text."""
+_OWN_KEYS = {*ID_KEYS, *TEXT_KEYS, "title", "metadata"}
+"""Keys of a document that have a meaning; all others are metadata."""
 
 Numbered = Iterable[tuple[str, Mapping[str, Any]]]
 """Records, each with the words that name it in messages."""
 
 
-def document_record(record: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return doc_id, title, text and metadata of one document.
+def document_record(record: Mapping[str, Any], source: str, told: set[str]) -> dict[str, Any]:
+    """Return doc_id, title, text and metadata of one document; a warning names metadata that are left out.
 
     Args:
         record: with an id and a text under one of `ID_KEYS` and `TEXT_KEYS`; optionally with title and metadata {key: value}.
+            All other keys are metadata too.
         source: names the record in messages.
+        told: metadata keys that were warned of in earlier records; new ones are added.
 
     Raises:
         ValueError: no id or text, an id with white space, a value of another type, or metadata that cannot be columns.
     """
-    return {
+    document = {
         "doc_id": _record_id(record, source, "doc_id"),
         "title": get_text(record, "title", source, ""),
-        "text": get_text(record, _one_key(record, TEXT_KEYS, source, "text"), source),
+        "text": _given_once(record, TEXT_KEYS, source, "text"),
         "metadata": get_metadata(record, source),
     }
+    for key, value in _all_metadata(record, source).items():
+        if isinstance(value, list | dict) and key not in told:
+            logger.warning(
+                "%s: metadata %r is %s, which no column can hold: such values of %r are left out; write them as texts.",
+                source,
+                key,
+                "a list" if isinstance(value, list) else "an object",
+                key,
+            )
+            told.add(key)
+    return document
 
 
 def check_documents(records: Numbered, name: object) -> Iterator[dict[str, Any]]:
@@ -59,10 +75,10 @@ def check_documents(records: Numbered, name: object) -> Iterator[dict[str, Any]]
     Raises:
         ValueError: a malformed document, a doc_id that occurs twice, or no document with a text.
     """
-    seen: set[str] = set()
+    seen, told = set[str](), set[str]()
     empty = 0
     for source, record in records:
-        document = document_record(record, source)
+        document = document_record(record, source, told)
         doc_id = document["doc_id"]
         if doc_id in seen:
             raise ValueError(f"{source}: duplicate doc_id {doc_id!r}; ids must be unique.")
@@ -159,40 +175,51 @@ def get_text(record: Mapping[str, Any], key: str, source: str, default: str | No
 
 
 def get_metadata(record: Mapping[str, Any], source: str) -> dict[str, bool | int | float | str]:
-    """Return the plain values of a record's metadata; null, lists and objects are dropped.
+    """Return the plain values of a record's metadata; null, lists and objects are left out.
 
     Raises:
         ValueError: metadata is not a mapping, or has a key or value that no column can hold.
     """
+    found = _all_metadata(record, source)
+    values = {_key(key, source): _plain(value, f"{source}: metadata {key!r}") for key, value in found.items()}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _all_metadata(record: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return the keys of a record that have no meaning of their own, and those of its metadata, with their values."""
     metadata = record.get("metadata") or {}
     if not isinstance(metadata, Mapping):
-        raise ValueError(f"{source}: metadata must be an object, got {metadata!r}.")
-    values = {_key(key, source): _plain(value, f"{source}: metadata {key!r}") for key, value in metadata.items()}
-    return {key: value for key, value in values.items() if value is not None}
+        raise ValueError(f"{source}: metadata must be an object, got {shown(metadata)}.")
+    further = {key: value for key, value in record.items() if key not in _OWN_KEYS}
+    for key in further:
+        if key in metadata and metadata[key] != further[key]:
+            raise ValueError(
+                f"{source}: {key!r} is {shown(further[key])}, but {shown(metadata[key])} in metadata; give one."
+            )
+    return {**further, **metadata}
 
 
 def _record_id(record: Mapping[str, Any], source: str, name: str, keys: tuple[str, ...] = ID_KEYS) -> str:
     """Return the id of a record; `name` says what it is in messages."""
-    given = {key: get_text(record, key, source) for key in keys if key in record}
-    if len(set(given.values())) > 1:
-        (first, one), (second, other), *_ = given.items()
-        raise ValueError(f"{source}: {first} is {one!r}, but {second} is {other!r}; give one {name}.")
-    value = given[_one_key(record, keys, source, name)]
+    value = _given_once(record, keys, source, name)
     if not value:
         raise ValueError(f"{source} must have a {name} that is a text and not empty, got ''.")
     return _without_space(value, f"{source}: {name}")
 
 
-def _one_key(record: Mapping[str, Any], keys: tuple[str, ...], source: str, name: str) -> str:
-    """Return the first of some keys that a record has.
+def _given_once(record: Mapping[str, Any], keys: tuple[str, ...], source: str, name: str) -> str:
+    """Return the text that a record has under one of some keys.
 
     Raises:
-        ValueError: it has none; the message lists what it has.
+        ValueError: it has none, and the message lists its keys; or several that differ.
     """
-    for key in keys:
-        if key in record:
-            return key
-    raise ValueError(f"{source} has no {name}: none of the keys {', '.join(keys)}; its keys are {_keys(record)}.")
+    given = {key: get_text(record, key, source) for key in keys if key in record}
+    if not given:
+        raise ValueError(f"{source} has no {name}: none of the keys {', '.join(keys)}; its keys are {_keys(record)}.")
+    if len(set(given.values())) > 1:
+        (first, one), (second, other), *_ = given.items()
+        raise ValueError(f"{source}: {first} is {shown(one)}, but {second} is {shown(other)}; give one {name}.")
+    return next(iter(given.values()))
 
 
 def _keys(record: Mapping[str, Any]) -> str:
@@ -217,14 +244,18 @@ def _key(key: object, source: str) -> str:
 
 
 def _plain(value: Any, name: str) -> bool | int | float | str | None:
-    """Return a value that a column can hold; None if it is null, a list or an object."""
+    """Return a value that a column can hold, a date as ISO 8601 writes it; None if it is null, a list or an object."""
     value = unpack(value)
+    if isinstance(value, date):
+        return value.isoformat()
     if value is None or isinstance(value, list | dict):
         return None
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{name} is {value}, which JSON cannot hold; leave it out.")
     if type(value) not in TYPES:
-        raise ValueError(f"{name} must be a text, a number or a boolean, got {value!r}.")
+        raise ValueError(
+            f"{name} must be a text, a number, a boolean or a date, got {shown(value)}; write it as a text."
+        )
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ValueError(f"{name} must be an integer of at most 64 bits, got {value}; write it as a text.")
     return text(value, name) if isinstance(value, str) else value

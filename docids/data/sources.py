@@ -2,9 +2,9 @@
 
 import logging
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ def memory_records(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the records of a list, an iterator, a DataFrame, an Arrow table or a `datasets.Dataset`, after their names.
 
-    A text is a record whose id is its place. Whole numbers are taken for ids, and keys of no meaning of their own for metadata.
+    A text is a record whose id is its place. Whole numbers are taken for ids.
 
     Args:
         source: the records.
@@ -59,26 +59,25 @@ def _rows(source: Any, name: str) -> Iterable[Any]:
     if hasattr(source, "__arrow_c_stream__"):
         return (row for batch in pa.table(source).to_batches() for row in batch.to_pylist())
     if isinstance(source, str | bytes | Mapping) or not isinstance(source, Iterable):
+        remedy = "dsi.read_collection reads a folder"
+        if isinstance(source, Mapping):
+            remedy = "put one record into a list, and columns into a pandas.DataFrame"
         raise TypeError(
             f"{name} must be a list or an iterator of dictionaries, a DataFrame, an Arrow table or a datasets.Dataset, got "
-            f"{shown(source)}; dsi.read_collection reads a folder."
+            f"{shown(source)}; {remedy}."
         )
     return source
 
 
 def _regular(record: Mapping[Any, Any], id_keys: Sequence[str] = ID_KEYS) -> dict[str, Any]:
-    """Return a record without missing values, with whole numbers as ids written out, and other keys moved to its metadata."""
+    """Return a record without missing values, with whole numbers as ids written out."""
     found = {key: unpack(value) for key, value in record.items()}
-    found = {key: value for key, value in found.items() if value is not None and value == value}  # NaN is missing
-    regular = {key: found.pop(key) for key in ("title", "metadata", *TEXT_KEYS, *id_keys) if key in found}
-    regular |= {key: str(regular[key]) for key in id_keys if type(regular.get(key)) is int}
-    if found and isinstance(metadata := regular.get("metadata", {}), Mapping):
-        regular["metadata"] = {key: _storable(value) for key, value in {**found, **metadata}.items()}
-    return regular
+    found = {key: value for key, value in found.items() if not _is_missing(value)}
+    return found | {key: str(found[key]) for key in id_keys if type(found.get(key)) is int}
 
 
-def _storable(value: Any) -> Any:
-    return value.isoformat() if isinstance(value, date) else value
+def _is_missing(value: Any) -> bool:
+    return bool(pandas.api.types.is_scalar(value) and pandas.isna(value))
 
 
 def folder_records(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -127,9 +126,19 @@ def _file_records(path: Path, name: Path) -> Iterator[tuple[str, dict[str, Any]]
 def _table_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the rows of a .csv file whose first line names the columns; numbers stay numbers in metadata."""
     texts = dict.fromkeys((*ID_KEYS, *TEXT_KEYS, "title"), str)
+    read: dict[str, Any] = {"keep_default_na": False, "na_values": [""], "encoding": "utf-8-sig", "index_col": False}
     try:
-        table = pandas.read_csv(path, dtype=texts, keep_default_na=False, na_values=[""], encoding="utf-8-sig")
-    except ValueError as error:  # pandas' own, and bytes that are no UTF-8
-        raise ValueError(f"{path} is not a table of comma-separated values in UTF-8 ({str(error).strip()}).") from None
+        with warnings.catch_warnings(action="error", category=pandas.errors.ParserWarning):  # rows that are too long
+            names = pandas.read_csv(path, **read, header=None, nrows=1, dtype=str).iloc[0].tolist()
+            table = pandas.read_csv(path, **read, dtype=texts)
+    except (ValueError, pandas.errors.ParserWarning) as error:  # pandas' own, and bytes that are no UTF-8
+        raise ValueError(
+            f"{path} is not a table of comma-separated values in UTF-8 ({str(error).strip().rstrip('.')}); save it as one, "
+            "with as many values in each row as there are columns."
+        ) from None
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise ValueError(f"{path}, line 1: the column {twice[0]!r} comes twice; give each a name of its own.")
+    if len(names) == 1:
+        raise ValueError(f"{path}, line 1: there is one column, {names[0]!r}; separate columns by commas.")
     for number, (_, record) in enumerate(memory_records(table.convert_dtypes()), start=1):
         yield f"{path}, row {number}", record

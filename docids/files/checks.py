@@ -1,6 +1,7 @@
 """Checks of single values: plain types and texts that files can hold; values in messages are short. Imports nothing heavy."""
 
 import re
+from pathlib import Path
 from reprlib import Repr
 from typing import Any
 
@@ -69,7 +70,7 @@ def text(value: object, name: str) -> str:
         ValueError: it is no text, or not one that UTF-8 can write.
     """
     if not isinstance(value, str):
-        raise ValueError(f"{name} must be a string, got {shown(value)}.")
+        raise ValueError(f"{name} must be a string, got {shown(value)}; write it as a text.")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -78,6 +79,25 @@ def text(value: object, name: str) -> str:
             "remove it, or decode the text anew."
         ) from None
     return value
+
+
+def folder_to_write(value: object, name: str) -> Path:
+    """Return the path of a folder that is there or can be made.
+
+    Raises:
+        TypeError: the value is no path.
+        ValueError: it is empty.
+        NotADirectoryError: the folder, or one that it is to lie in, is a file.
+    """
+    if not isinstance(value, str | Path):
+        raise TypeError(f"{name} must be the path of a folder, got {shown(value)}; name one to write into.")
+    if value == "":  # which Python takes for the current folder
+        raise ValueError(f"{name} must name a folder, got ''; use . for the current one.")
+    path = Path(value)
+    place = next((place for place in (path, *path.parents) if place.exists()), path)
+    if place.exists() and not place.is_dir():
+        raise NotADirectoryError(f"{place} is a file; name a folder to write into.")
+    return path
 
 
 def check_name(setting: str, name: str, what: str) -> None:

@@ -185,29 +185,33 @@ def read_meanings(kind: type) -> dict[str, str]:
     return found
 
 
-def create_settings(kind: type[T], values: Mapping[str, Any], source: str) -> T:
+def create_settings(kind: type[T], values: Mapping[str, Any], source: str = "", section: str = "") -> T:
     """Return settings made of nested dictionaries; keys that are left out keep their defaults.
 
     Args:
         kind: a class that `settings` made.
         values: {setting: value}, and {section: {setting: value}}.
-        source: where the values are from, for messages.
+        source: where the values are from, for messages; "" if the names of settings say enough.
+        section: that the values are, for messages.
 
     Raises:
         ValueError: an unknown key (the message names the nearest one), a wrong type or value.
     """
+    where = f"{source}: " if source else ""
     known, sections, given = [own.name for own in fields(kind)], section_kinds(kind), dict(values)  # type: ignore[arg-type]
     for name, value in values.items():
         if name not in known:
-            raise ValueError(f"{source}: unknown key {shown(name)}{meant(name, known)}")
+            full_name = f"{section}.{name}" if section else name
+            raise ValueError(f"{where}{shown(full_name)} is no setting{meant(name, known)}")
         if name in sections:
             if not isinstance(value, dict):
-                raise ValueError(f"{source}: {name} must be a table of settings, got {shown(value)}.")
-            given[name] = create_settings(sections[name], value, f"{source}: {name}")
+                raise ValueError(f"{where}{name} must be a table of settings, got {shown(value)}.")
+            given[name] = create_settings(sections[name], value, source, name)
     try:
         return kind(**given)
     except ValueError as error:
-        raise ValueError(f"{source}: {error}") from None
+        of = f"{section}: " if section and not kind.section else ""  # type: ignore[attr-defined]
+        raise ValueError(f"{where}{of}{error}") from None
 
 
 def section_kinds(kind: type) -> dict[str, type]:

@@ -1,6 +1,7 @@
 """The memory that is this process's own: how much it is, how much it was at most, and giving back what is free."""
 
 import ctypes
+import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -20,7 +21,8 @@ def own_memory() -> int:
 
 @contextmanager
 def watching_memory() -> Iterator[Callable[[], int]]:
-    """Yield a function that returns the most bytes of `own_memory` since the block began."""
+    """Yield a function that returns the most bytes of `own_memory` since the block began; what is free is given back first."""
+    free_memory()
     most, ended = own_memory(), threading.Event()
 
     def watch() -> None:
@@ -35,6 +37,12 @@ def watching_memory() -> Iterator[Callable[[], int]]:
     finally:
         ended.set()
         watcher.join()
+
+
+def free_memory() -> None:
+    """Free what finished work has left, such as trainers, which hold their tensors in cycles; give it back to the system."""
+    gc.collect()
+    give_back_memory()
 
 
 def give_back_memory() -> None:

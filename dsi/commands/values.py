@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dsi.docids.data import find_collection
-from dsi.docids.files.checks import short_number
+from dsi.docids.files.checks import folder_to_write, short_number
 
 if TYPE_CHECKING:
     from dsi.docids.files.declarations import Setting
@@ -99,13 +99,10 @@ def existing_file(value: str) -> Path:
 
 def output_folder(value: str) -> Path:
     """Return a folder that is there or can be made."""
-    path = Path(value)
-    for place in (path, *path.parents):
-        if place.exists():
-            if not place.is_dir():
-                raise ArgumentTypeError(f"{place} is a file; name a folder to write into.")
-            break
-    return path
+    try:
+        return folder_to_write(value, "the argument")
+    except (OSError, ValueError) as error:
+        raise ArgumentTypeError(str(error)) from None
 
 
 def run_folder(value: str) -> Path:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
+from dsi.docids.files.checks import shown
 from dsi.docids.types import Run
 from dsi.integrations.corpora import CorpusSearch
 from dsi.retriever import GenerativeRetriever
@@ -56,7 +57,13 @@ class DocidSearch:
             score_function: of BEIR's dense models; the index has its own.
 
         Raises:
+            TypeError: the corpus is of another form.
             ValueError: the index lacks a document of the corpus.
         """
+        if not isinstance(corpus, Mapping):
+            raise TypeError(f'corpus must be {{doc_id: {{"title": …, "text": …}}}}, got {shown(corpus)}.')
+        for doc_id, document in corpus.items():
+            if not isinstance(document, Mapping):
+                raise TypeError(f'corpus[{doc_id!r}] must be {{"title": …, "text": …}}, got {shown(document)}.')
         self.corpora.take(list(corpus), ({"doc_id": doc_id, **document} for doc_id, document in corpus.items()))
         return self.corpora.run(queries, top_k)

@@ -6,6 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from dsi.docids.files.checks import shown
 from dsi.docids.files.storage import digest
 from dsi.docids.types import Run
 from dsi.eval.trec import run_without_ties
@@ -33,7 +34,7 @@ class CorpusSearch:
         self.retriever = None if retriever is None else open_index(retriever)
         self.options = options
         if self.retriever is not None:
-            check_search(self.retriever, 10, options)
+            check_search(self.retriever, 10, options, call="DocidSearch")
         self._searched: GenerativeRetriever | None = None
         self._allowed = options.get("allow")
 
@@ -54,8 +55,14 @@ class CorpusSearch:
             records: its documents, as `Collection.from_records` takes them.
 
         Raises:
-            ValueError: a given index lacks one of them.
+            TypeError: a doc_id is no text.
+            ValueError: there are none, or a given index lacks one of them.
         """
+        if not len(doc_ids):
+            raise ValueError("The corpus has no documents; give at least one.")
+        for doc_id in doc_ids:
+            if not isinstance(doc_id, str):
+                raise TypeError(f"The doc_ids of a corpus must be strings, got {shown(doc_id)}; write them as texts.")
         if self.retriever is None:
             self._searched = index_texts(records)
             return
@@ -81,7 +88,8 @@ class CorpusSearch:
             only: {query_id: the only documents that may be returned}.
 
         Raises:
-            ValueError: there is no corpus yet.
+            TypeError: `only` is no mapping.
+            ValueError: there is no corpus yet, or `only` names a document that is not in it.
         """
         if self._searched is None:
             raise ValueError("There is no corpus to search; hand it over before the queries, as the evaluators do.")
@@ -89,7 +97,11 @@ class CorpusSearch:
         if only is None:
             return run_without_ties(self._searched.run(queries, k, **options))
         run: Run = {}
+        if not isinstance(only, Mapping):
+            raise TypeError(f"top_ranked must be {{query_id: doc_ids}}, got {shown(only)}.")
         for query_id, text in queries.items():
-            options["allow"] = list(only.get(query_id, ()))
+            allowed = list(only.get(query_id, ()))
+            self._searched.documents.rows_of(allowed, f"top_ranked[{query_id!r}]")
+            options["allow"] = allowed
             run |= self._searched.run({query_id: text}, k, **options)
         return run_without_ties(run)

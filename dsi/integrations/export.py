@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dsi.docids.files.checks import folder_to_write
 from dsi.docids.files.storage import replace_folder
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
@@ -57,9 +58,11 @@ def export_index(retriever: GenerativeRetriever | str | Path, folder: str | Path
     Raises:
         FileExistsError: the folder is not empty.
         FileNotFoundError: no index in the folder of an index.
+        NotADirectoryError: the folder, or one that it is to lie in, is a file.
+        TypeError: the index or the folder is neither.
     """
-    folder = Path(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    folder = folder_to_write(folder, "folder")
+    if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} exists and is not empty; name a new folder to export to.")
     index = open_index(retriever).snapshot
     tree, documents = index.tree, document_table(index.documents.dataset, texts=True)

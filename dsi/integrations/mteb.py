@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsi.contrastive.encoder import Encoder
-from dsi.docids.data.collection import Collection
+from dsi.docids.data.collection import SPLITS, Collection, check_collection
+from dsi.docids.files.checks import plain, shown
 from dsi.docids.files.storage import digest
 from dsi.docids.types import Run
 from dsi.integrations import extra
@@ -66,8 +67,10 @@ class DocidSearch:
         """Take the documents of a task, columns id, title and text, as those that `search` returns.
 
         Raises:
-            ValueError: the index lacks one of them.
+            TypeError: it is no table.
+            ValueError: a column is missing, or the index lacks one of the documents.
         """
+        _check_columns(corpus, "corpus")
         self.corpora.take(corpus["id"][:], corpus)
 
     def search(
@@ -86,8 +89,10 @@ class DocidSearch:
             top_ranked: {query_id: the only documents that may be returned}, of reranking tasks.
 
         Raises:
-            ValueError: `index` was not called.
+            TypeError: the queries are no table.
+            ValueError: a column is missing, `index` was not called, or `top_ranked` names a document that is not there.
         """
+        _check_columns(queries, "queries")
         return self.corpora.run(dict(zip(queries["id"], queries["text"], strict=True)), top_k, top_ranked)
 
 
@@ -117,11 +122,21 @@ class DocidEncoder:
     def encode(
         self, inputs: Iterable[Mapping[str, Any]], *, prompt_type: str | None = None, batch_size: int = 64, **_: Any
     ) -> NDArray[np.float32]:
-        """Return embeddings [texts, embedding_dim] of batches with "text", and for documents "title" and "body"."""
+        """Return embeddings [texts, embedding_dim] of batches with "text", and for documents "title" and "body".
+
+        Raises:
+            TypeError: a batch has no list of texts.
+            ValueError: no such type of prompt.
+        """
+        if prompt_type not in (None, "query", "document"):
+            raise ValueError(f'prompt_type must be "query", "document" or None, got {shown(prompt_type)}.')
         is_query = prompt_type == "query"
         texts: list[str] = []
         for batch in inputs:
-            bodies = list(batch["text"])
+            given = batch.get("text") if isinstance(batch, Mapping) else None
+            if given is None or isinstance(given, str):
+                raise TypeError(f'inputs must be batches {{"text": [text, …]}}, got {shown(batch)}.')
+            bodies = list(given)
             if is_query:
                 texts += self.encoder.query_texts(bodies)
             elif "title" in batch and "body" in batch:
@@ -146,8 +161,17 @@ def retrieval_task(collection: Collection, split: str = "test", name: str = "") 
         collection: with judgements of the split.
         split: "test", "dev" or "train".
         name: of the task; by default that of the collection's folder.
+
+    Raises:
+        TypeError: no collection.
+        ValueError: no such split, no judgements of it, or a name that is no text.
     """
-    name = name or Path(collection.name).name
+    check_collection("retrieval_task", collection)
+    if split not in SPLITS:
+        raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {shown(split)}.")
+    if not collection.qrels[split]:
+        raise ValueError(f"{collection.name} has no {split} judgements; add {collection.place_of(split)}.")
+    name = plain(str, name, "name") or Path(collection.name).name
     metadata = TaskMetadata(
         name=name, description=f"The {split} queries of {name}.", type="Retrieval", eval_splits=[split],
         eval_langs=["eng-Latn"], main_score="ndcg_at_10", dataset={"path": name, "revision": collection.digest},
@@ -162,6 +186,16 @@ def retrieval_task(collection: Collection, split: str = "test", name: str = "") 
     kind = type(f"{name}Task", (_CollectionTask,), {"metadata": metadata, "part": part})
     task: AbsTaskRetrieval = kind()
     return task
+
+
+def _check_columns(table: object, name: str) -> None:
+    """Raise TypeError unless an argument is a table, ValueError unless it has the columns id and text."""
+    if not isinstance(table, datasets.Dataset):
+        raise TypeError(f"{name} must be a datasets.Dataset with the columns id and text, got {shown(table)}.")
+    for column in ("id", "text"):
+        if column not in table.column_names:
+            found = ", ".join(table.column_names) or "none"
+            raise ValueError(f"{name} has no column {column!r}; its columns are {found}.")
 
 
 class _CollectionTask(AbsTaskRetrieval):

@@ -24,7 +24,9 @@ def open_index(retriever: object) -> GenerativeRetriever:
     return GenerativeRetriever.from_pretrained(retriever)
 
 
-def check_search(retriever: GenerativeRetriever, k: int, options: Mapping[str, Any], name: str = "k") -> None:
+def check_search(
+    retriever: GenerativeRetriever, k: int, options: Mapping[str, Any], name: str = "k", call: str = "DocidRetriever"
+) -> None:
     """Check the options of a search, when a retriever is made and not at its first query.
 
     Args:
@@ -32,6 +34,7 @@ def check_search(retriever: GenerativeRetriever, k: int, options: Mapping[str, A
         k: documents per query.
         options: of `SearchOptions`.
         name: of k, for messages.
+        call: name of the class, for messages.
 
     Raises:
         TypeError: an unknown option.
@@ -39,7 +42,7 @@ def check_search(retriever: GenerativeRetriever, k: int, options: Mapping[str, A
     """
     if plain(int, k, name) < 1:
         raise ValueError(f"{name} must be at least 1, got {k}.")
-    retriever.request("DocidRetriever", k, options)
+    retriever.request(call, k, options)
 
 
 def find(

@@ -229,7 +229,9 @@ def _check(retriever: GenerativeRetriever, collection: Collection, split: str, d
     if depth is not None and plain(int, depth, "depth") < 1:
         raise ValueError(f"depth must be at least 1, got {depth}.")
     if not collection.qrels[split]:
-        raise ValueError(f"{collection.name} has no judgements to measure on; add qrels/{split}.tsv.")
+        raise ValueError(
+            f"{collection.name} has no {split} judgements to measure on; add {collection.place_of(split)}."
+        )
 
 
 class _Systems:

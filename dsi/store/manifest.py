@@ -79,7 +79,7 @@ def search_config(manifest: dict[str, Any], source: str = "manifest.json") -> Se
     record = manifest["search"]
     if record.get("beta") == "inf":  # JSON has no infinity
         record = {**record, "beta": math.inf}
-    return create_settings(SearchConfig, record, f"{source}: search")
+    return create_settings(SearchConfig, record, source, "search")
 
 
 def _check_entries(manifest: dict[str, Any], path: Path) -> None:
@@ -93,7 +93,7 @@ def _check_entries(manifest: dict[str, Any], path: Path) -> None:
         if not isinstance(manifest["fingerprints"].get(name), str):
             raise ValueError(f"{path}: fingerprints must have a text for {name}; {RESTORE}.")
     _check_names(manifest, path)
-    create_settings(EncoderConfig, manifest["encoder"], f"{path}: encoder")
+    create_settings(EncoderConfig, manifest["encoder"], str(path), "encoder")
     search_config(manifest, str(path))
 
 

@@ -22,7 +22,6 @@ from dsi.docids.updating import add_documents, remove_documents, without_traces
 from dsi.docids.words.bm25 import Lexical
 from dsi.store.documents import DocumentTable, document_table
 
-_KEYS = ("doc_id", "_id", "title", "text", "metadata")
 _BLOCK = 1_024
 """Rows of the document table that are copied at a time."""
 
@@ -38,7 +37,7 @@ class Content(NamedTuple):
 def with_documents(
     content: Content, encoder: Encoder, documents: Iterable[Mapping[str, Any]], *, replace: bool = False
 ) -> Content:
-    """Return the content with more documents, each a mapping with doc_id, title, text and optional metadata {column: value}.
+    """Return the content with more documents, each a mapping as `document_record` takes it.
 
     Args:
         content: the parts of an index.
@@ -90,17 +89,12 @@ def _records(documents: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         raise TypeError("add() takes a list of documents, got one; put it into a list.")
     if not isinstance(documents, Iterable) or isinstance(documents, str | bytes):
         raise TypeError(f"add() takes a list of documents, got {documents!r}.")
-    records, taken = [], set[str]()
+    records, taken, told = [], set[str](), set[str]()
     for number, document in enumerate(documents):
         if not isinstance(document, Mapping):
             raise TypeError(f"Document {number} must be a mapping with doc_id, title and text, got {document!r}.")
-        record = document_record(document, f"Document {number}")
+        record = document_record(document, f"Document {number}", told)
         doc_id = record["doc_id"]
-        unknown = [key for key in document if key not in _KEYS]
-        if unknown:
-            raise ValueError(
-                f"Document {doc_id!r} has the key {unknown[0]!r}, not one of {', '.join(_KEYS)}; put it into metadata."
-            )
         if doc_id in taken:
             raise ValueError(_taken(doc_id))
         if not (record["title"] + record["text"]).strip():
@@ -120,7 +114,7 @@ def _metadata_columns(
             if name not in columns:
                 raise ValueError(
                     f"Document {doc_id!r} has metadata {name!r}, for which the index has no column; "
-                    f"it has {', '.join(columns) or 'none'}."
+                    f"it has {', '.join(columns) or 'none'}. Leave it out, or train or index again with it."
                 )
             if not _fits(value, columns[name]):
                 raise ValueError(

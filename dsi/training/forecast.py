@@ -31,7 +31,7 @@ from dsi.contrastive.trainers import CHECKPOINTS, has_bfloat16
 from dsi.contrastive.training import contrastive_loss
 from dsi.docids.clustering import assemble
 from dsi.docids.data.collection import Collection
-from dsi.docids.files.memory import own_memory
+from dsi.docids.files.memory import free_memory, own_memory, watching_memory
 from dsi.docids.schemes import Docids, DocidsConfig
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Floats, Ints
@@ -49,6 +49,8 @@ FORESEEN = 200
 """Documents from which on a training is foreseen; a smaller one takes seconds."""
 _SAMPLE = 64
 """Documents, and queries, of which probes are made."""
+_BATCH, _PASS = 64, 16
+"""Texts that the encoder reads at a time, and in a probe of its memory."""
 _NO_RATE = 1e-9
 """Learning rate of the steps that are probes: none diverges."""
 _MOST_DOCUMENTS = 20_000
@@ -111,16 +113,11 @@ class Forecast:
             "lexical": self._lexical_stage,
             "generator": self._generator_stage,
         }
-        foreseen, base = {name: foreseers[name]() for name in stages}, own_memory()
-        most = np.maximum.accumulate(
-            [cost.memory for cost in foreseen.values()]
-        )  # allocators keep what was held before
-        return {
-            name: replace(cost, memory=base + int(bytes_))
-            for (name, cost), bytes_ in zip(foreseen.items(), most, strict=True)
-        }
+        foreseen = {name: foreseers[name]() for name in stages}
+        free_memory()  # as each stage begins
+        return {name: replace(cost, memory=own_memory() + cost.memory) for name, cost in foreseen.items()}
 
-    # The stages; memory is what comes to that of now.
+    # The stages; memory is what comes to that of now, the encoder included.
 
     def _pseudo_stage(self) -> Cost:
         def generate(count: int) -> None:
@@ -218,7 +215,7 @@ class Forecast:
         seconds = seconds_for(encode, len(self._texts), encoded + (min(SAMPLE, count) if tokens else 0))
         if config.docids.cluster_on == "queries":
             seconds += self._query_seconds(len(self._pairs) + self._pseudo_count(sys.maxsize))
-        return Cost(seconds, self._weights + 2 * self._vectors, {"documents": self._total})
+        return Cost(seconds, self._pass_memory + 2 * self._vectors, {"documents": self._total})
 
     def _lexical_stage(self) -> Cost:
         texts = self._collection.full_texts()[:_SAMPLE]
@@ -244,7 +241,7 @@ class Forecast:
             steps = max(0, steps - self._done.get("generator", 0))
             seconds += seconds_for(self._generator_steps, steps, steps)
         width = 4 * self._encoder.embedding_dim
-        return Cost(seconds, self._weights + 2 * self._vectors + queries * width, {"steps": steps})
+        return Cost(seconds, self._pass_memory + 2 * self._vectors + queries * width, {"steps": steps})
 
     def _generator_steps(self, steps: int) -> None:
         config, encoder, tree = self._config, self._encoder, self._tree
@@ -325,6 +322,16 @@ class Forecast:
     def _fast(self) -> Encoder:
         """The encoder as `encode_blocks` uses it."""
         return self._encoder.for_search()
+
+    @cached_property
+    def _pass_memory(self) -> int:
+        """Bytes that the encoder takes for a batch of the longest texts."""
+        longest = sorted(self._texts, key=len)[-_PASS:]
+        self._fast.forward(longest[:1], "document")  # the first time more is loaded
+        with watching_memory() as most:
+            before = own_memory()
+            self._fast.forward(longest, "document")
+            return (most() - before) * _BATCH // len(longest)
 
     @property
     def _weights(self) -> int:

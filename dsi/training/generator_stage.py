@@ -149,8 +149,8 @@ class GeneratorStage:
         parts = [part for part in parts if len(part.rows)]
         if not parts:
             raise ValueError(
-                "There is nothing to train the decoder on; add qrels/train.tsv, or set training.documents, "
-                "or training.pseudo_queries_per_document with pseudo_queries.method."
+                f"There is nothing to train the decoder on; add {self.collection.place_of('train')}, or set "
+                "training.documents, or training.pseudo_queries_per_document with pseudo_queries.method."
             )
         return parts
 

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from dsi.cluster.cluster import Cluster
 from dsi.config import Config, config_names, write_config
-from dsi.contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, in_blocks, read_token_blocks
+from dsi.contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, giving_back, in_blocks, read_token_blocks
 from dsi.contrastive.encoder import Encoder, quiet_transformers
 from dsi.contrastive.sparse import build_lexical
 from dsi.contrastive.tokens import TokenHead
@@ -39,6 +39,7 @@ from dsi.contrastive.trainers import Reports
 from dsi.contrastive.training import contrastive_rows, hard_negatives, train_encoder
 from dsi.docids.data.collection import Collection, check_collection, read_collection
 from dsi.docids.extensions import OBJECTIVES, package_of
+from dsi.docids.files.checks import folder_to_write
 from dsi.docids.files.memory import watching_memory
 from dsi.docids.files.storage import digest, write_json, writing_to
 from dsi.docids.schemes import make_docids
@@ -115,7 +116,7 @@ def train(
         BlockingIOError: another process trains in `output`, or updates it.
     """
     check_collection("train", collection)
-    folder = Path(output)
+    folder = folder_to_write(output, "output")
     if str(output) in config_names() and not folder.exists():
         raise ValueError(
             f"output must be the folder to write, got {str(output)!r}, the name of a configuration; use "
@@ -279,7 +280,7 @@ class TrainingRun:
         done = {stage: self._stages.steps_made(stage, key) for stage, key in self._missing.items()}
         with stage_line("measuring what it will take"), TemporaryDirectory() as work:
             self.expected = Forecast(self.config, self.collection, encoder, done, Path(work)).costs([*done])
-        logger.info("expected, without tuning: %s", in_words(self.expected))
+        logger.info("expected, without clustering, writing and tuning: %s", in_words(self.expected))
 
     def all_stages(self) -> None:
         """Run the stages that are not up to date, in order."""
@@ -534,9 +535,8 @@ class TrainingRun:
 
     def encoder(self) -> Encoder:
         """Load the encoder that stage `encoder` wrote."""
-        return Encoder.load(
-            self.config.encoder, self._stages.existing("encoder", "dsi train --stage encoder"), self.device
-        )
+        folder = self._stages.existing("encoder", "dsi train --stage encoder")
+        return giving_back(Encoder.load(self.config.encoder, folder, self.device))
 
     def tree(self) -> DocidTree:
         """Load the docids that stage `docids` wrote."""

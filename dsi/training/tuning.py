@@ -100,7 +100,9 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     split = "dev" if collection.qrels["dev"] else "train"
     queries = dict(list(collection.query_texts(split).items())[: _MOST_QUERIES if split == "train" else None])
     if not queries:
-        raise ValueError(f"{collection.name} has no dev queries to tune on; add qrels/dev.tsv or train queries.")
+        raise ValueError(
+            f"{collection.name} has no dev queries to tune on; add {collection.place_of('dev')}, or train queries."
+        )
     qrels = collection.qrels["dev"]
     judged = _count_answered(qrels)
     if judged < FEWEST_QUERIES and retriever.engine.is_tied:

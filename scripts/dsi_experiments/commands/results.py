@@ -91,7 +91,7 @@ def _cells(column: Column, arguments: argparse.Namespace) -> dict[str, str]:
 
     run = arguments.output / column.name
     retriever = train(collection, run, config=column.config, device=arguments.device)
-    evaluation = evaluate(retriever, collection)
+    evaluation = evaluate(retriever, collection, untrained=True)
     evaluation.save(run / "evaluation.json")
     return {name: _cell(evaluation, name) for name in rows()}
 

@@ -38,7 +38,7 @@ def measured(monkeypatch):
     ]
     by_name = {row.name: row for row in results}
     evaluation = SimpleNamespace(row=by_name.__getitem__, save=lambda path: None)
-    monkeypatch.setattr("dsi.measuring.evaluation.evaluate", lambda *_: evaluation)
+    monkeypatch.setattr("dsi.measuring.evaluation.evaluate", lambda *_, **__: evaluation)
     monkeypatch.setattr("dsi.training.pipeline.train", lambda *_, **__: None)
 
 

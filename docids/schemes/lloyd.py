@@ -86,19 +86,24 @@ def _train(points: Floats, sizes: Numbers, k: Numbers, rng: np.random.Generator)
 
 
 def _first_centroids(points: Floats, sizes: Numbers, k: int, rng: np.random.Generator) -> Floats:
-    """Choose seeds [clusters, k, dim] by k-means++ (Arthur & Vassilvitskii 2007); random seeds often miss a cluster."""
-    clusters = np.arange(len(points))
+    """Choose seeds [clusters, k, dim] by k-means++: each the best of a few drawn points, as scikit-learn does."""
+    clusters, tries = np.arange(len(points)), 2 + int(np.log(k))
     centroids = np.empty((len(points), k, points.shape[2]), dtype=np.float32)
     squares = np.einsum("cnd,cnd->cn", points, points)
     distances = np.where(np.arange(points.shape[1]) < sizes[:, None], np.float32(np.inf), np.float32(0))
-    chosen = (rng.random(len(points)) * sizes).astype(np.int64)
+    drawn = (rng.random((len(points), 1)) * sizes[:, None]).astype(np.int64)  # [clusters, tries], one at first
     for number in range(k):
-        centroids[:, number] = seeds = points[clusters, chosen]  # [clusters, dim]
-        to_seed = squares + squares[clusters, chosen, None] - 2 * (points @ seeds[:, :, None])[:, :, 0]
-        np.minimum(distances, np.maximum(to_seed, 0), out=distances)
+        seeds = points[clusters[:, None], drawn]  # [clusters, tries, dim]
+        after = seeds @ points.transpose(0, 2, 1)  # [clusters, tries, n]
+        after *= -2
+        after += squares[:, None]
+        after += squares[clusters[:, None], drawn][:, :, None]
+        np.minimum(np.maximum(after, 0, out=after), distances[:, None], out=after)
+        best = after.sum(axis=2).argmin(axis=1)
+        centroids[:, number], distances = seeds[clusters, best], after[clusters, best]
         before = distances.cumsum(axis=1)  # [clusters, n]
-        chosen = (before <= rng.random((len(points), 1)) * before[:, -1:]).sum(axis=1)
-        chosen = np.minimum(chosen, sizes - 1)
+        aims = rng.random((len(points), tries, 1)) * before[:, None, -1:]
+        drawn = np.minimum((before[:, None] <= aims).sum(axis=2), sizes[:, None] - 1)
     return centroids
 
 

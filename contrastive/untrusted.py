@@ -353,7 +353,7 @@ def load_weights(make: Callable[[], M], path: Path) -> M:
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: the file is truncated, of another module, or not finite.
+        ValueError: the file is truncated, of another module, of another type, or not finite.
     """
     entries = tensor_entries(path)
     with reading(path), torch.device("meta"):
@@ -366,9 +366,13 @@ def load_weights(make: Callable[[], M], path: Path) -> M:
             f"{path} does not fit the config beside it: {wrong!r} is {shapes.get(wrong)}, and should be {expected.get(wrong)}; "
             f"{RESTORE}."
         )
+    types = {name: tensor.dtype for name, tensor in module.state_dict().items()}
     with reading(path):
         weights = load_file(path)
         module.load_state_dict(weights, assign=True)
+    for name, tensor in weights.items():
+        if tensor.dtype != types[name]:
+            raise ValueError(f"{path} was altered: {name!r} is {tensor.dtype}, and should be {types[name]}; {RESTORE}.")
     check_finite(module, path)
     return module
 

@@ -114,6 +114,18 @@ def edit_arrays(path, **changes):
     save_file({**load_file(path), **changes}, path)
 
 
+@pytest.mark.parametrize("name", ["generator", "rerank/ranknet", "rerank/m2div"])
+@pytest.mark.parametrize("kind", ["float16", "float64"])
+def test_weights_of_another_type_are_named(stranger, name, kind):
+    path = stranger / name / "model.safetensors"
+    weight, array = sorted(load_file(path).items())[0]
+    edit_arrays(path, **{weight: array.astype(kind)})
+    write_sums(stranger)
+    load = load_rerankers if "/" in name else GenerativeRetriever.from_pretrained
+    with pytest.raises(ValueError, match=rf"'{weight}' is torch.{kind}, and should be torch.float32; restore"):
+        load(stranger, *name.split("/")[1:], device="cpu")
+
+
 # Nothing runs.
 
 
@@ -734,7 +746,7 @@ def test_the_generator_knows_the_docids(encoder, tmp_path, tied):
         ({"search": {"beam_width": 0}}, "manifest.json: search: beam_width must be at least 1"),
         ({"search": {"beam_width": 10**15}}, "beam_width must be at most"),
         ({"search": {"beta": "x"}}, "manifest.json: search: beta must be a number"),
-        ({"encoder": {"name": 3}}, "manifest.json: encoder: encoder.name must be a string"),
+        ({"encoder": {"name": 3}}, "manifest.json: encoder.name must be a string"),
         ({"encoder": {"new": 3}}, "manifest.json: 'encoder.new' is no setting"),
         ({"encoder": {"query_length": 10**9}}, "encoder.query_length must be between 1 and 8192, got 1000000000"),
         ({"encoder": {"document_length": 8193}}, "document_length must be between 1 and 8192, got 8193; no encoder reads more"),

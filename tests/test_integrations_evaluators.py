@@ -206,9 +206,7 @@ def searched(own, queries=GOOD["queries"], **options):
 
 def beir(own, corpus=None, queries=None, k=2):
     known = {next(iter(own.documents.rows)): {"title": "a", "text": "x"}} if own else None
-    return BeirSearch(retriever).search(
-        known if corpus is None else corpus, {"q": "gas"} if queries is None else queries, k
-    )
+    return BeirSearch(own).search(known if corpus is None else corpus, {"q": "gas"} if queries is None else queries, k)
 
 
 BEIR_CALLS = {

@@ -74,7 +74,7 @@ def test_a_smaller_corpus_is_searched_alone_and_a_foreign_one_is_refused(retriev
         BeirSearch(retriever, alpha=2.0)
 
 
-def test_results_of_another_index_or_options_are_not_taken_from_the_cache(retriever):
+def test_results_of_another_index_or_options_are_not_taken_from_the_cache(retriever):  # noqa: F811
     revisions = {DocidSearch(retriever, **options).mteb_model_meta.revision for options in ({}, {"alpha": 0.1})}
     retriever.remove(list(retriever.documents.rows)[:1])
     revisions.add(DocidSearch(retriever).mteb_model_meta.revision)
@@ -267,7 +267,7 @@ BEIR_CALLS = {
 @pytest.mark.parametrize(
     ("calls", "name"), [pytest.param(calls, name, id=name) for calls in (MTEB_CALLS, BEIR_CALLS) for name in calls]
 )
-def test_wrong_calls_of_evaluators_are_one_clear_error(calls, name, retriever):
+def test_wrong_calls_of_evaluators_are_one_clear_error(calls, name, retriever):  # noqa: F811
     call, kind, message = calls[name]
     with pytest.raises(kind, match=message) as raised:
         call(retriever)

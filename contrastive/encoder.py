@@ -28,6 +28,7 @@ from transformers import AutoModel, T5Config, T5EncoderModel
 from transformers.utils import logging as transformers_logging
 
 from dsi.contrastive.inference import for_inference
+from dsi.contrastive.onnx_runtime import check_backend, for_onnx_runtime
 from dsi.contrastive.untrusted import (
     LONGEST_INPUT,
     LONGEST_PROMPT,
@@ -278,9 +279,22 @@ class Encoder:
             for row, states, mask, embedding in zip(rows, *encoded[:3], strict=True):
                 yield row, states[mask], embedding
 
-    def for_search(self, dtype: torch.dtype = torch.float32) -> "Encoder":
-        """Return a copy for fast inference in a dtype; later changes to the weights do not affect it."""
-        return Encoder(for_inference(self.model, dtype), self.config)  # type: ignore[arg-type]
+    def for_search(self, dtype: torch.dtype = torch.float32, backend: str = "torch") -> "Encoder":
+        """Return a copy for fast inference; later changes to the weights do not affect it.
+
+        Args:
+            dtype: of weights and arithmetic.
+            backend: "torch", or "onnx" for ONNX Runtime; see `dsi.contrastive.onnx_runtime`.
+
+        Raises:
+            ModuleNotFoundError: the backend is not installed.
+            ValueError: no such backend, or it does not run on the encoder's device, or in this dtype.
+        """
+        check_backend(backend, dtype)
+        fast = (
+            for_inference(self.model, dtype) if backend == "torch" else for_onnx_runtime(self.model, self.fingerprint)
+        )
+        return Encoder(fast, self.config)  # type: ignore[arg-type]
 
     def save(self, folder: Path) -> None:
         """Write a plain sentence-transformers folder; the same encoder gives the same files."""

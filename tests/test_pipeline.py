@@ -150,7 +150,10 @@ def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path
     timing = ["benchmark-search", str(run), "--data", str(data), "--rounds", "1", "--output", str(run / "timing")]
     assert main([*timing, "--batches", "1", "5"]) == 0
     assert "| the index, bfloat16 | " in capsys.readouterr().out
-    timed = json.loads((run / "timing" / "search.json").read_text())["rows"]
+    report = json.loads((run / "timing" / "search.json").read_text())
+    timed, agreed = report["rows"], report["ONNX Runtime and torch"]
+    assert agreed["queries"] == agreed["same documents"] == 44
+    assert agreed["largest difference of scores"] < 1e-5
     assert [row["batch"] for row in timed] == [1, 5]
     assert all(milliseconds > 0 for row in timed for milliseconds in row["ms a query"].values())
     assert main([*timing, "--batches", "500"]) == 2

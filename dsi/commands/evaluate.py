@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsi.commands.arguments import add_data, add_device, add_index, parser
+from dsi.commands.arguments import add_data, add_device, add_index, open_retriever, parser
 from dsi.commands.libraries import load_libraries
 from dsi.commands.main import run_command
 from dsi.commands.values import count, output_file, output_folder
@@ -30,11 +30,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.docids.files.storage import file_name
     from dsi.eval.trec import write_run
     from dsi.measuring.evaluation import evaluate
-    from dsi.retriever import GenerativeRetriever
     from dsi.store.manifest import read_entries
     from dsi.training.stages import launch
 
-    retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device, dtype=arguments.dtype)
+    retriever = open_retriever(arguments)
     collection = read_collection(arguments.data, dev_queries=read_dev_queries(arguments.run))
     processes = launch(arguments.device)
     evaluation = evaluate(
@@ -106,7 +105,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     command_line.add_argument(
         "--trec-runs", type=output_folder, metavar="DIR", help="write every system's run in TREC format"
     )
-    add_device(command_line, dtype=True)
+    add_device(command_line, searches=True)
     arguments = command_line.parse_args(argv)
     _check(arguments)
     return arguments

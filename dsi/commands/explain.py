@@ -7,7 +7,7 @@ From Python: `retriever.explain(query)` and `retriever.search(query).explain(doc
 import sys
 from collections.abc import Sequence
 
-from dsi.commands.arguments import add_device, add_index, add_search_options, parser, search_options
+from dsi.commands.arguments import add_device, add_index, add_search_options, open_retriever, parser, search_options
 from dsi.commands.libraries import load_libraries
 from dsi.commands.main import run_command
 from dsi.commands.values import count, query_text
@@ -23,12 +23,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--document", metavar="DOC_ID", help="a document: is it among the answers, and if not, why?"
     )
     add_search_options(command_line)
-    add_device(command_line, dtype=True)
+    add_device(command_line, searches=True)
     arguments = command_line.parse_args(argv)
     load_libraries()
-    from dsi.retriever import GenerativeRetriever
 
-    retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device, dtype=arguments.dtype)
+    retriever = open_retriever(arguments)
     options = search_options(arguments)
     if arguments.document is None:
         print(retriever.explain(arguments.query, arguments.k, **options))

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dsi.commands.arguments import add_device, add_index, add_search_options, parser, search_options
+from dsi.commands.arguments import add_device, add_index, add_search_options, open_retriever, parser, search_options
 from dsi.commands.libraries import load_libraries
 from dsi.commands.main import run_command
 from dsi.commands.prompt import HELP, command_of, read_lines, readable
@@ -35,9 +35,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     queries = read_queries_file(arguments.queries) if arguments.queries else {}
     load_libraries()
     from dsi.rerankers.reranking import load_rerankers
-    from dsi.retriever import GenerativeRetriever
 
-    retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device, dtype=arguments.dtype)
+    retriever = open_retriever(arguments)
     names = arguments.rerank.split("+") if arguments.rerank else []
     rerankers = load_rerankers(arguments.run, names, device=arguments.device) if names else []
     k, most = arguments.k, max(arguments.k, arguments.rerank_depth or 50)
@@ -74,7 +73,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--rerank-depth", type=count, metavar="N", help="answers that --rerank reorders; 50 by default"
     )
     add_search_options(command_line)
-    add_device(command_line, dtype=True)
+    add_device(command_line, searches=True)
     arguments = command_line.parse_args(argv)
     if arguments.rerank_depth and not arguments.rerank:
         raise ValueError("--rerank-depth says how many answers --rerank reorders; give --rerank too, or leave it out.")

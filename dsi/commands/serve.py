@@ -41,7 +41,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     limits = {name: getattr(given, name) for name in _limits()}
     limits |= {"cluster": given.cluster, "require_all": given.require_all}
-    settings = ServerSettings(str(given.run), given.device, given.dtype, given.writable, given.allow_origin, **limits)
+    settings = ServerSettings(
+        str(given.run), given.device, given.dtype, given.backend, given.writable, given.allow_origin, **limits
+    )
     settings.check_token()
     settings.to_environment()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises the signal again when it has stopped
@@ -83,7 +85,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     arguments.add_argument("--require-all", action="store_true", help="answer 503 instead of 206 if a shard is missing")
     arguments.add_argument("--quiet", action="store_true", help="show only warnings")
-    add_device(arguments, dtype=True)
+    add_device(arguments, searches=True)
     limits = arguments.add_argument_group("limits of requests, and batches")
     for name, limit in _limits().items():
         limits.add_argument(flag(name), default=limit.default, metavar=limit.kind.__name__, **argument_of(limit))

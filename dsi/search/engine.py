@@ -8,7 +8,7 @@ score.
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -396,3 +396,14 @@ def path_nodes(tree: DocidTree, positions: Ints) -> Ints:
     """[n, depth] the nodes on the paths to docid positions [n], from the children of the root on; -1 past the document."""
     parents, digits = tree.paths(positions)
     return np.where(digits >= 0, tree.first_child[parents] + digits, -1)
+
+
+def check_parts(options: Mapping[str, Any], engine: Engine) -> None:
+    """Raise ValueError if a call weights a part of the score that the index lacks; without options it is left out."""
+    lacking = {
+        "lexical_weight": (engine.lexical, 'no lexical part; use 0, or train with lexical.model = "bm25"'),
+        "token_weight": (engine.tree.tokens, "no token vectors; use 0, or train with tokens.bits = 2"),
+    }
+    for option, (part, remedy) in lacking.items():
+        if options.get(option) and part is None:
+            raise ValueError(f"{option} is {options[option]:g}, but this index has {remedy}.")

@@ -1,14 +1,16 @@
 """`dsi benchmark-search`: an index against what it would be replaced by, encoding the query and flat search with faiss.
 
-Real queries of a collection, texts in and ten documents out, in one run; measurements alternate, and medians are reported. The
-dense side is the index's own encoder as sentence-transformers runs it, and faiss over all embeddings. `dsi benchmark-index`
-times the parts of a search apart.
+Real queries of a collection, texts in and ten documents out, in one run; measurements alternate, each with the next queries,
+and medians of the processor's time are reported, all threads together. The dense side is the index's own encoder as
+sentence-transformers runs it, and faiss over all embeddings. With the extra `onnx`, the answers of both backends are compared.
+`dsi benchmark-index` times the parts of a search apart.
 """
 
+import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +23,12 @@ from dsi_experiments.benchmarks.timing import alternate
 if TYPE_CHECKING:
     from dsi.contrastive.encoder import EncoderConfig
     from dsi.retriever import GenerativeRetriever
+    from dsi.search.results import Hits
 
 K = 10
-FLAT = "encoder, faiss flat"
+_LARGEST = 64
+"""Queries of a pass of the encoder, at most, when answers are compared."""
+FLAT, INDEX, ONNX = "encoder, faiss flat", "the index", "the index, ONNX Runtime"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -43,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.config import read_config
     from dsi.docids.data.collection import read_collection
     from dsi_experiments.benchmarks.index_faiss import set_for
+    from dsi_experiments.benchmarks.index_measure import Timed
     from dsi_experiments.report import save_report
 
     config = read_config(arguments.run / "config.toml")
@@ -53,13 +59,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = []
     for batch in arguments.batches:
         set_for(batch)
-        seconds, _ = alternate([partial(search, queries[:batch]) for search in systems.values()], arguments.rounds)
-        rows.append({name: round(1000 * s / batch, 3) for name, s in zip(systems, seconds, strict=True)})
+        timed = {name: Timed(_slices(search, queries), len(queries), batch) for name, search in systems.items()}
+        alternate(list(timed.values()), arguments.rounds)
+        medians = {name: statistics.median(own.seconds[1:]) for name, own in timed.items()}
+        rows.append({name: round(1000 * seconds / batch, 3) for name, seconds in medians.items()})
     table = _table(rows, arguments.batches)
     print(table)
     if arguments.output:
-        timed = [{"batch": batch, "ms a query": row} for batch, row in zip(arguments.batches, rows, strict=True)]
-        record = {"collection": arguments.data.name, "rounds": arguments.rounds, "rows": timed}
+        cells = [{"batch": batch, "ms a query": row} for batch, row in zip(arguments.batches, rows, strict=True)]
+        record = {"collection": arguments.data.name, "rounds": arguments.rounds, "rows": cells}
+        if ONNX in systems:
+            record["ONNX Runtime and torch"] = _agreement(systems[ONNX](queries), systems[INDEX](queries))
         save_report(arguments.output, "search", table, record)
 
 
@@ -79,12 +89,14 @@ def searches(run: Path, encoder_config: "EncoderConfig") -> dict[str, Callable[[
     flat.add(np.ascontiguousarray(retriever.tree.embeddings[:]))
     found = {
         FLAT: lambda texts: flat.search(encoder.encode(encoder.query_texts(texts), "query"), K),
-        "the index": _search(retriever),
+        INDEX: _search(retriever),
         "the index, bfloat16": _search(rounded),
         "generate, beam 10": _search(retriever, method="generate", beam_width=10),
         "generate, no words": _search(retriever, method="generate", lexical_weight=0.0),
         "generator alone": _search(retriever, **generator_only(retriever)),
     }
+    if find_spec("onnxruntime"):
+        found[ONNX] = _search(GenerativeRetriever.from_pretrained(run, backend="onnx", device="cpu"))
     if retriever.engine.is_tied:  # with other tokens, the decoder would run over every node
         found["exact"] = _search(retriever, method="exact")
     return found
@@ -96,8 +108,25 @@ def _search(retriever: "GenerativeRetriever", **changes: Any) -> Callable[[list[
 
     index, request = retriever.snapshot, SearchRequest(K, replace(retriever.search_config, **changes))
     return lambda texts: index.hits(
-        index.engine.search(retriever.encode_queries(texts, batch_size=len(texts)), request)
+        index.engine.search(retriever.encode_queries(texts, batch_size=min(len(texts), _LARGEST)), request)
     )
+
+
+def _slices(search: Callable[[list[str]], Any], queries: list[str]) -> Callable[[slice], Any]:
+    return lambda own: search(queries[own])
+
+
+def _agreement(found: "list[Hits]", expected: "list[Hits]") -> dict[str, float]:
+    """Return for how many queries two searches return the same documents in order, and how far their scores are apart."""
+    same = [
+        [hit.doc_id for hit in one] == [hit.doc_id for hit in other] for one, other in zip(found, expected, strict=True)
+    ]
+    apart = [
+        abs(hit.score - other.score)
+        for pair in zip(found, expected, strict=True)
+        for hit, other in zip(*pair, strict=True)
+    ]
+    return {"queries": len(same), "same documents": sum(same), "largest difference of scores": max(apart)}
 
 
 def _table(rows: Sequence[dict[str, float]], batches: Sequence[int]) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side, and start processes of their own
 os.environ.setdefault("HF_DATASETS_CACHE", tempfile.mkdtemp(prefix="dsi-tests-"))
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="dsi-tests-")  # for graphs of ONNX Runtime
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import numpy as np

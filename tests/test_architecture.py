@@ -180,7 +180,7 @@ def test_help_of_an_everyday_command_imports_nothing_heavy(command):
 def test_what_needs_an_extra_is_imported_when_it_is_needed():
     extras = (
         "ir_datasets", "ir_measures", "langchain_core", "lightgbm", "llama_index", "matplotlib", "numba", "pyndeval",
-        "beir", "mteb", "pyterrier", "pyversity", "shtab",
+        "beir", "mteb", "onnx", "onnxruntime", "pyterrier", "pyversity", "shtab",
     )  # fmt: skip
     code = f"""
 import sys

@@ -90,7 +90,8 @@ def hard_negatives(
         for text, scores in zip(block, lexical.scores(block), strict=True):
             scores[list(relevant[text])] = -np.inf
             others = min(HARD, len(scores) - len(relevant[text]))
-            best = np.argsort(-scores, kind="stable")[:others].tolist()
+            rows = np.flatnonzero(scores >= np.partition(scores, -others)[-others])  # with ties at the last place
+            best = rows[np.argsort(-scores[rows], kind="stable")[:others]].tolist()
             found[text] = rng.sample(best, min(count, others))
     return found
 

@@ -119,13 +119,19 @@ def test_an_order_by_weight_stays_when_the_mean_length_moves_a_little():
     longer = bm25.update([], [str(n) for n in range(1001)], ["w1 " + "yy " * 40])
     before = {**kept}
     found, scores = best_of(longer, "w1", 3), longer.scores(["w1"])[0]
-    assert longer.scorer.postings.parts[0].top_lists == before
+    lists = longer.scorer.postings.parts[0].top_lists
+    assert all(lists[term].ranks is head.ranks for term, head in before.items())
+    rows = next(iter(before.values())).documents
+    (weights,) = longer.scorer.contributions(longer.query_terms(["w1"])[0], rows)
+    idf = longer.query_terms(["w1"])[0].factors
+    assert all(np.allclose(idf * lists[term].weights, weights) for term in before)  # of the new mean length
+    assert not any(np.allclose(idf * head.weights, weights, rtol=1e-5) for head in before.values())
     check(found, scores, 3, np.ones(1001, dtype=bool))
     assert found.bound == pytest.approx(np.sort(scores)[-4], rel=0.01)
     much = longer.update([], [str(n) for n in range(1002)], ["zz " * 5000])
     found = best_of(much, "w1", 3)
     assert much.scorer.postings.parts[0].top_lists is kept
-    assert all(kept[term] is not head for term, head in before.items())
+    assert all(kept[term].ranks is not head.ranks for term, head in before.items())
     check(found, much.scores(["w1"])[0], 3, np.ones(1002, dtype=bool))
 
 
@@ -175,3 +181,13 @@ def test_documents_without_a_word_can_leave():
     bm25 = BM25(["a"], ["neon gas"]).update([], ["a", "b"], ["the"]).update([1], ["a"], [])
     np.testing.assert_array_equal(bm25.scores(["neon"]), BM25(["a"], ["neon gas"]).scores(["neon"]))
     assert BM25(["a", "b"], ["", ""]).update([0], ["b"], []).scores(["neon"]).tolist() == [[0.0]]
+
+
+def test_rows_are_grouped_as_unique_does():
+    for rows in (np.array([5, 2, 5, 2**31 - 1, 2, 5]), np.array([7]), np.empty(0, dtype=np.int64)):
+        found, order, starts = term_scores._group(rows)
+        unique, counts = np.unique(rows, return_counts=True)
+        np.testing.assert_array_equal(found, unique)
+        np.testing.assert_array_equal(np.diff([*starts, len(rows)]), counts)
+        np.testing.assert_array_equal(rows[order], np.sort(rows))
+        assert all((np.diff(own) > 0).all() for own in np.split(order, starts[1:]))  # equal ones in their order

@@ -6,7 +6,7 @@ Knows nothing of words.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
@@ -63,6 +63,8 @@ class TopList(NamedTuple):
     Attributes:
         documents: ascending.
         values: of the term in them.
+        weights: of the term in them, under the damping of the last query.
+        weighed: that damping.
         ranks: of the documents by weight.
         bounds: for each of `_DEPTHS`, the highest weight below that depth; 0 if there is none.
         damping: under which they are the highest.
@@ -70,6 +72,8 @@ class TopList(NamedTuple):
 
     documents: Ints
     values: Floats
+    weights: Floats
+    weighed: Damping | None
     ranks: Ints
     bounds: list[float]
     damping: Damping | None
@@ -86,12 +90,12 @@ class TopList(NamedTuple):
         ranks = np.empty(len(order), dtype=np.int32)
         ranks[order] = np.arange(len(order), dtype=np.int32)
         bounds = [float(-losses[order[depth]]) if depth < len(order) else 0.0 for depth in _DEPTHS]
-        return cls(documents, values, ranks, bounds, damping)
+        return cls(documents, values, -losses, damping, ranks, bounds, damping)
 
     def read(self, depth: int) -> tuple[Ints, Floats]:
-        """Return the top `_DEPTHS[depth]` documents, ascending, and the values of the term in them."""
-        within = self.ranks < _DEPTHS[depth]
-        return self.documents[within], self.values[within]
+        """Return the top `_DEPTHS[depth]` documents, ascending, and the weights of the term in them."""
+        within = np.flatnonzero(self.ranks < _DEPTHS[depth])
+        return self.documents[within], self.weights[within]
 
     def bounds_under(self, damping: Damping | None) -> Floats:
         """Return [depths] the bounds under another damping."""
@@ -130,8 +134,8 @@ class _Reading(NamedTuple):
         part: of the list.
         term: its number.
         factor: of the term in the query.
-        documents: of the part, ascending.
-        values: of the term in them.
+        rows: of the documents, ascending.
+        weights: of the term in them.
         bound: of the weights that are not read.
         whole: True if all is read.
     """
@@ -139,8 +143,8 @@ class _Reading(NamedTuple):
     part: Part
     term: int
     factor: np.float32
-    documents: Ints
-    values: Floats
+    rows: Rows
+    weights: Floats
     bound: np.float32
     whole: bool
 
@@ -149,9 +153,9 @@ class _Scan(NamedTuple):
     """Documents in the lists that were read.
 
     Attributes:
-        rows: of the documents, perhaps repeated.
-        sums: of their weights less the bounds of the lists; where a document repeats, the largest counts.
-        bounds: of their scores; the highest of a document counts.
+        rows: of the documents, ascending.
+        sums: of their weights less the bounds of the lists.
+        bounds: of their scores.
         rest: a bound of the scores of all others.
         others: sums of the documents that were requested.
         unfinished: lists that were not read whole, and the rows [n], ascending, that were read of each.
@@ -178,7 +182,6 @@ class TermScorer:
     postings: Postings
     damping: Damping | None = None
     lengths: Ints | None = None
-    _idle: list[Floats] = field(default_factory=list)  # [documents] zeros, each for one query at a time
 
     def select(self, rows: Rows) -> "TermScorer":
         """Return a scorer of the documents in some rows, ascending; a weight is what it is among all documents."""
@@ -236,33 +239,34 @@ class TermScorer:
                 return TopDocuments(rows[top], scores[top], bound * _ROUNDING, other_scores)
             budget = int(budget * len(allowed) / num_allowed)
         scan = self._scan([list(self._read(part, terms, budget)) for part in self.postings.parts], allowed, others)
-        top, bound = highest(scan.bounds, count, scan.rows)
-        top = top[np.argsort(scan.rows[top])]
+        top, bound = highest(scan.bounds, count)
+        top.sort()
         rows, bound = scan.rows[top], max(scan.rest, bound) * _ROUNDING
         scores = self._complete(scan.sums[top], rows, scan.unfinished)
         return TopDocuments(rows, scores, bound, self._complete(scan.others, others, scan.unfinished))
 
     def _scan(self, parts: Sequence[Sequence[_Reading]], allowed: Mask | None, others: Rows) -> _Scan:
         """Sum all that is read, and bound the scores of the documents found there."""
-        sums, blocks, unfinished, rest = self._zeros(), [], [], [np.float32(0)]
+        rows, gains, rests, unfinished, rest = [_NO_ROWS], [_NO_FLOATS], [_NO_FLOATS], [], np.float32(0)
         for part in parts:
-            rest.append(np.float32(sum(reading.factor * reading.bound for reading in part)))
+            part_rest = np.float32(sum(reading.factor * reading.bound for reading in part))
+            rest = max(rest, part_rest)
             for reading in part:
-                rows, values = self.postings.to_rows(reading.part, reading.documents, reading.values, allowed)
-                sums[rows] += reading.factor * (self.weigh(values, rows) - reading.bound)  # no row repeats
-                blocks.append((rows, rest[-1]))
-                unfinished += [] if reading.whole else [(reading, rows)]
-        other_sums, gains = sums[others], [_NO_FLOATS]
-        for rows, _ in blocks:
-            gains.append(sums[rows])
-            sums[rows] = -np.inf  # only a document's first occurrence counts
-        for rows, _ in blocks:
-            sums[rows] = 0
-        self._idle.append(sums)
-        bounds = [gain + bound for gain, (_, bound) in zip(gains[1:], blocks, strict=True)]
-        rows = np.concatenate([_NO_ROWS, *(rows for rows, _ in blocks)])
-        all_bounds = np.concatenate([_NO_FLOATS, *bounds])
-        return _Scan(rows, np.concatenate(gains), all_bounds, max(rest), other_sums, unfinished)
+                own, weights = reading.rows, reading.weights
+                if allowed is not None:
+                    own, weights = own[allowed[own]], weights[allowed[own]]
+                rows.append(own)
+                gains.append(reading.factor * (weights - reading.bound))
+                rests.append(np.full(len(own), part_rest))
+                unfinished += [] if reading.whole else [(reading, own)]
+        found, order, starts = _group(np.concatenate(rows))
+        sums = np.add.reduceat(np.concatenate(gains)[order], starts) if len(found) else _NO_FLOATS
+        bounds = sums + np.concatenate(rests)[order[starts]]
+        at = np.searchsorted(found, others)
+        is_found = _is_in(others, found)
+        other_sums = np.zeros(len(others), dtype=np.float32)
+        other_sums[is_found] = sums[at[is_found]]
+        return _Scan(found, sums, bounds, rest, other_sums, unfinished)
 
     def _complete(self, sums: Floats, rows: Rows, unfinished: Sequence[tuple[_Reading, Rows]]) -> Floats:
         """Turn the sums [n] of documents in some rows into their scores, by looking up what was not read."""
@@ -276,22 +280,16 @@ class TermScorer:
             sums[missed] += reading.factor * self.weigh(values[there], rows[missed])
         return sums
 
-    def _zeros(self) -> Floats:
-        """Return [documents] zeros, which `_scan` returns to `_idle` as zeros; one array per concurrent query."""
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return np.zeros(self.postings.num_documents, dtype=np.float32)
-
     def _read(self, part: Part, terms: Terms, budget: int) -> Iterator[_Reading]:
         """Read the lists of terms in a part: shortest first, then the tops of long ones; nothing of terms that lower scores."""
         long, zero = [], np.float32(0)
         lists = [(part.span(number), int(number), factor) for number, factor in zip(*terms, strict=True)]
         for span, term, factor in sorted(lists, key=lambda entry: entry[0].stop - entry[0].start):
             if factor <= 0:
-                yield _Reading(part, term, factor, part.lists.indices[:0], _NO_FLOATS, zero, whole=False)
+                yield _Reading(part, term, factor, _NO_ROWS, _NO_FLOATS, zero, whole=False)
             elif span.stop - span.start <= budget:
-                yield _Reading(part, term, factor, part.lists.indices[span], part.lists.data[span], zero, whole=True)
+                rows, values = self.postings.to_rows(part, part.lists.indices[span], part.lists.data[span])
+                yield _Reading(part, term, factor, rows, self.weigh(values, rows), zero, whole=True)
                 budget -= span.stop - span.start
             else:
                 long.append((term, factor, self._top_list(part, term, span)))
@@ -299,13 +297,18 @@ class TermScorer:
         unread = [factor * bound for (_, factor, _), bound in zip(long, bounds, strict=True)]
         depths = choose_depths(unread, budget)
         for (term, factor, top_list), bound, depth in zip(long, bounds, depths, strict=True):
-            yield _Reading(part, term, factor, *top_list.read(depth), bound[depth], whole=False)
+            rows, weights = self.postings.to_rows(part, *top_list.read(depth))
+            yield _Reading(part, term, factor, rows, weights, bound[depth], whole=False)
 
     def _top_list(self, part: Part, term: int, span: slice) -> TopList:
         """Return the top of a list, cached for the next query."""
         cached: TopList | None = part.top_lists.get(term)
         if cached is None or not (self.damping is None or self.damping.is_near(cached.damping)):
             cached = part.top_lists[term] = self._make_top_list(part, span)
+        if cached.weighed != self.damping:  # an update changed the mean length
+            rows, values = self.postings.to_rows(part, cached.documents, cached.values)
+            cached = cached._replace(weights=self.weigh(values, rows), weighed=self.damping)
+            part.top_lists[term] = cached
         return cached
 
     def _make_top_list(self, part: Part, span: slice) -> TopList:
@@ -336,19 +339,28 @@ def choose_depths(unread: Sequence[Floats], budget: int) -> list[int]:
     return depths
 
 
-def highest(values: Floats, count: int, rows: Rows | None = None) -> tuple[Rows, np.float32]:
+def highest(values: Floats, count: int) -> tuple[Rows, np.float32]:
     """Return the indices of the `count` highest values above 0, and a bound of all other values.
 
-    Of equal values the first ones are taken, or those with the lowest `rows` if these are given.
+    Of equal values the first ones are taken.
     """
     if len(values) <= count:
         return np.flatnonzero(values > 0), np.float32(0)
-    limit = max(-np.partition(-values, count)[count], np.float32(0))
+    limit = max(np.partition(values, len(values) - count - 1)[len(values) - count - 1], np.float32(0))
     above = np.flatnonzero(values > limit)
     ties = np.flatnonzero(values == limit) if limit else above[:0]
-    if rows is not None:
-        ties = ties[np.argsort(rows[ties])]
     return np.concatenate([above, ties[: count - len(above)]]), limit
+
+
+def _group(rows: Rows) -> tuple[Rows, Rows, Rows]:
+    """Return the different rows, ascending, an order [n] in which equal ones follow each other, and where each begins in it."""
+    keys = (rows << 32) | np.arange(len(rows))  # NumPy sorts integers faster than it finds their order
+    keys.sort()
+    order, ascending = keys & 0xFFFFFFFF, keys >> 32
+    begins = np.ones(len(rows), dtype=bool)
+    np.not_equal(ascending[1:], ascending[:-1], out=begins[1:])
+    starts = np.flatnonzero(begins)
+    return ascending[starts], order, starts
 
 
 def _is_in(rows: Rows, ascending: Rows) -> Mask:

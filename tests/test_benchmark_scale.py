@@ -8,6 +8,7 @@ from dsi_experiments.benchmarks.scale_costs import _dictionaries, _following, _s
 from dsi_experiments.commands import benchmark_scale as scale
 
 from dsi.commands.main import main
+from dsi.docids.tree import DocidTree
 from tests.conftest import random_tree
 from tests.test_tree_models import table_rows
 
@@ -31,13 +32,26 @@ def test_it_measures_a_size_in_a_fresh_process_and_shows_how_all_grow(tmp_path, 
     asked = []
     monkeypatch.setattr(scale, "measure", lambda *given: asked.append(given) or {**row, "documents": given[0]})
     assert main(["benchmark-scale", "--sizes", "400", "200", *options]) == 0
-    assert asked == [(200, 8, 1), (400, 8, 1)]
+    assert [(size, given.dim, given.rounds) for size, given in asked] == [(200, 8, 1), (400, 8, 1)]
     printed = capsys.readouterr().out
     assert ["documents", "200", "400"] in table_rows(printed)
     assert "ms a query, generate (grows with documents^" in printed
     assert ["vectors read a query, exact", "200", "200"] in table_rows(printed)
     assert [row["documents"] for row in json.loads((output / "scale.json").read_text())["rows"]] == [200, 400]
     assert (output / "scale.png").stat().st_size > 5_000
+
+
+@pytest.mark.slow
+def test_what_is_built_is_kept_for_the_next_time_in_fewer_bytes_too(tmp_path, monkeypatch):
+    work, output = tmp_path / "work", tmp_path / "scale"
+    command = ["benchmark-scale", "--sizes", "200", "--dim", "8", "--rounds", "1", "--output", str(output)]
+    assert main([*command, "--vectors", "int8", "--work", str(work)]) == 0
+    (first,) = json.loads((output / "scale.json").read_text())["rows"]
+    assert (DocidTree.load(work / "200x8-int8" / "docids.safetensors").embeddings.dtype) == np.int8
+    monkeypatch.setattr(scale, "build", None)
+    assert main([*command, "--vectors", "int8", "--work", str(work)]) == 0
+    (again,) = json.loads((output / "scale.json").read_text())["rows"]
+    assert first["build seconds"] == again["build seconds"]
 
 
 @pytest.mark.parametrize(("documents", "branching"), [(60, 3), (200, 10), (37, 2)])

@@ -16,12 +16,16 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsi.commands.arguments import parser
 from dsi.commands.libraries import load_libraries
 from dsi.commands.main import run_command
 from dsi.commands.values import count, output_folder
+from dsi.docids.files.storage import read_record, write_json
+
+if TYPE_CHECKING:
+    from dsi.docids.vectors import VectorKind
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -32,6 +36,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     command_line.add_argument("--rounds", type=count, default=10, help="of the alternating measurements")
     command_line.add_argument(
         "--output", type=output_folder, default=Path("scale"), metavar="DIR", help="of JSON, table and picture"
+    )
+    command_line.add_argument(
+        "--vectors", choices=["float32", "int8"], default="float32", help="how an index keeps them"
+    )
+    command_line.add_argument(
+        "--work", type=output_folder, metavar="DIR", help="keeps what is built, for the next time"
     )
     command_line.add_argument("--search", type=Path, help=argparse.SUPPRESS)  # what the fresh process does
     arguments = command_line.parse_args(argv)
@@ -44,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     rows: list[dict[str, Any]] = []
     for size in sorted(arguments.sizes):
-        rows.append(measure(size, arguments.dim, arguments.rounds))
+        rows.append(measure(size, arguments))
         fits = {name: growth(rows, name) for name in rows[0]["ms a query"]} if len(rows) > 1 else {}
         text = table(rows, fits)
         save_report(arguments.output, "scale", text, {"rows": rows, "exponents": fits})
@@ -52,42 +62,49 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(text)
 
 
-def measure(size: int, dim: int, rounds: int) -> dict[str, Any]:
+def measure(size: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """The figures of one size: builds and writes here, loads and searches in a fresh process."""
-    from dsi.docids.clustering import DocidsConfig, build_tree
-    from dsi.docids.vectors import VectorsConfig
-    from dsi_experiments.commands.benchmark_docids import clustered_points
-
-    points = clustered_points(size, dim, topics=max(10, size // 500))
-    started = time.perf_counter()
-    tree = build_tree(points, DocidsConfig(max_leaf_size=10), progress=True).stored_as(VectorsConfig())
-    build_seconds = time.perf_counter() - started
-    structure = ("first_child", "num_children", "doc_start", "doc_end", "doc_rows", "trained")
-    with tempfile.TemporaryDirectory() as folder:
-        tree.save(Path(folder) / "docids.safetensors")
-        command = [
-            sys.executable,
-            "-m",
-            "dsi_experiments.commands.benchmark_scale",
-            "--search",
-            folder,
-            "--rounds",
-            str(rounds),
-        ]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (arguments.work or Path(temporary)) / f"{size}x{arguments.dim}-{arguments.vectors}"
+        built = read_record(folder / "built.json") or build(size, arguments.dim, arguments.vectors, folder)
+        options = ["--search", str(folder), "--rounds", str(arguments.rounds)]
+        command = [sys.executable, "-m", "dsi_experiments.commands.benchmark_scale", *options]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise ValueError(f"Searching {size} documents failed: {done.stderr.strip().splitlines()[-1]}")
         costs: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        whole = (Path(folder) / "docids.safetensors").stat().st_size
-    return {
-        "documents": size,
+    return {"documents": size, **built, **costs}
+
+
+def build(size: int, dim: int, kind: "VectorKind", folder: Path) -> dict[str, Any]:
+    """Write an index of random vectors, and return what it took; the record of it comes last."""
+    from dsi.docids.clustering import DocidsConfig, build_tree
+    from dsi.docids.files.memory import own_memory, watching_memory
+    from dsi.docids.vectors import VectorsConfig
+    from dsi_experiments.commands.benchmark_docids import clustered_points
+
+    points = clustered_points(size, dim, topics=max(10, size // 500))
+    before = own_memory()
+    with watching_memory() as most:
+        started = time.process_time()
+        tree = build_tree(points, DocidsConfig(max_leaf_size=10), progress=True)
+        tree_seconds = time.process_time() - started
+        tree = tree.stored_as(VectorsConfig(kind))
+        build_seconds = time.process_time() - started
+    structure = ("first_child", "num_children", "doc_start", "doc_end", "doc_rows", "trained")
+    folder.mkdir(parents=True, exist_ok=True)
+    tree.save(folder / "docids.safetensors")
+    record = {
         "inner nodes": tree.num_inner,
         "depth": tree.depth,
+        "tree seconds": round(tree_seconds, 1),
         "build seconds": round(build_seconds, 1),
+        "private bytes a document at most": round((most() - before) / size, 1),
         "trie bytes a document": round(sum(getattr(tree, name).nbytes for name in structure) / size, 2),
-        "bytes a document with vectors": round(whole / size, 1),
-        **costs,
+        "bytes a document with vectors": round((folder / "docids.safetensors").stat().st_size / size, 1),
     }
+    write_json(folder / "built.json", record)
+    return record
 
 
 def growth(rows: Sequence[dict[str, Any]], name: str) -> float:
@@ -102,8 +119,7 @@ def table(rows: Sequence[dict[str, Any]], fits: dict[str, float]) -> str:
     """Markdown: a column a size."""
     from dsi.eval.tables import markdown_table
 
-    simple = ("depth", "build seconds", "trie bytes a document", "bytes a document with vectors", "load seconds",
-              "resident MiB loaded", "resident MiB searched")  # fmt: skip
+    simple = [name for name, value in rows[0].items() if isinstance(value, int | float) and name != "documents"]
     lines = [[name, *(f"{row[name]:,g}" for row in rows)] for name in simple]
     for name in rows[0]["ms a query"]:
         grows = f" (grows with documents^{fits[name]:g})" if fits else ""

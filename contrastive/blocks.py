@@ -1,17 +1,19 @@
 """Embeddings of large collections: block by block, on disk, by any number of processes. Knows nothing of their use."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import datasets
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from dsi.contrastive.encoder import PLURALS, Encoder
+from dsi.contrastive.encoder import PLURALS, Encoder, TokenModel
+from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.tokens import TokenHead
 from dsi.docids.data.collection import LazyTexts
 from dsi.docids.files.memory import give_back_memory
@@ -20,6 +22,7 @@ from dsi.docids.files.progress import Bar
 from dsi.docids.files.storage import map_tensors, save_tensors, scratch_blocks
 from dsi.docids.token_vectors import TokenCodes
 
+E = TypeVar("E", Encoder, MultiVectorModel)
 _TOKEN_BLOCKS = "*.tokens.safetensors"
 BLOCK = 16_384
 """Texts in memory at a time."""
@@ -82,8 +85,8 @@ class QueryTexts(LazyTexts):
         return self._encoder.query_texts(self._queries[start:stop])
 
 
-def giving_back(encoder: Encoder) -> Encoder:
-    """Return the encoder after letting it give freed memory back to the system with every batch, its copies for search too.
+def giving_back(encoder: E) -> E:
+    """Return an encoder after letting it give freed memory back to the system with every batch, its copies for search too.
 
     Texts are read by length, so that the pieces of one batch do not fit the tensors of the next: 1,400 abstracts held 1.1 GB.
     """
@@ -117,34 +120,61 @@ def encode_blocks(
     """
     joined = folder / "all.npy"
     if not joined.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        blocks = {start: folder / f"{start:012}.npy" for start in range(0, len(texts), BLOCK)}
-        shows = processes.is_main and not processes.are_remote
-        bar = Bar(
-            f"embeddings of {PLURALS[kind]}",
-            unit="block",
-            total=len(processes.share(list(blocks))),
-            enabled=processes.is_main and len(blocks) > 1,  # `encode` shows a bar for one block
-        )
-
-        def values(start: int) -> tuple[Any, ...]:
-            bar.update()
-            block = [] if blocks[start].exists() else texts[start : start + BLOCK]
-            return encoder, block, kind, blocks[start], head, shows
-
-        with bar:
-            processes.map(_write_block, list(blocks), values)
-        processes.wait()
+        what = f"embeddings of {PLURALS[kind]}"
+        blocks = _write_blocks(_write_block, (encoder, kind, head), texts, folder, ".npy", what, processes)
         if processes.is_main:
-            for orphan in folder.glob("*.partial"):  # of workers that died
-                orphan.unlink()
-            _join(list(blocks.values()), (len(texts), encoder.embedding_dim), joined)
+            _join(blocks, (len(texts), encoder.embedding_dim), joined)
     processes.wait()
     return np.load(joined, mmap_mode="r")  # type: ignore[no-any-return]
 
 
+def encode_token_blocks(
+    model: TokenModel, head: TokenHead, texts: Sequence[str], folder: Path, processes: Processes
+) -> None:
+    """Write the codes of documents' tokens by a multi-vector model, for `read_token_blocks`; reuses the blocks of a killed run.
+
+    Args:
+        model: of the documents.
+        head: makes codes of its vectors.
+        texts: title and text of each document, or of each of its segments.
+        folder: of the blocks; only for these texts.
+        processes: share the work.
+    """
+    _write_blocks(_write_token_block, (model, head), texts, folder, _TOKEN_BLOCKS[1:], "tokens of documents", processes)
+
+
+def _write_blocks(
+    write: Callable[..., None],
+    makers: tuple[Any, ...],
+    texts: Sequence[str],
+    folder: Path,
+    ending: str,
+    what: str,
+    processes: Processes,
+) -> list[Path]:
+    """Call `write(*makers, texts of a block, its path, progress)` for every block, and return their paths in order."""
+    folder.mkdir(parents=True, exist_ok=True)
+    blocks = {start: folder / f"{start:012}{ending}" for start in range(0, len(texts), BLOCK)}
+    shows = processes.is_main and not processes.are_remote
+    total = len(processes.share(list(blocks)))
+    bar = Bar(what, unit="block", total=total, enabled=processes.is_main and len(blocks) > 1)  # one block shows its own
+
+    def values(start: int) -> tuple[Any, ...]:
+        bar.update()
+        block = [] if blocks[start].exists() else texts[start : start + BLOCK]
+        return *makers, block, blocks[start], shows
+
+    with bar:
+        processes.map(write, list(blocks), values)
+    processes.wait()
+    if processes.is_main:
+        for orphan in folder.glob("*.partial"):  # of workers that died
+            orphan.unlink()
+    return list(blocks.values())
+
+
 def _write_block(
-    encoder: Encoder, texts: Sequence[str], kind: str, path: Path, head: TokenHead | None, progress: bool
+    encoder: Encoder, kind: str, head: TokenHead | None, texts: Sequence[str], path: Path, progress: bool
 ) -> None:
     """Write the embeddings of texts, and with a head the codes of their tokens; nothing if they are there."""
     if path.exists():
@@ -154,11 +184,20 @@ def _write_block(
         embeddings = fast.encode(texts, kind, progress=progress)
     else:
         embeddings, tokens = head.encode(fast, texts, progress=progress)
-        counts = tokens.counts.astype(np.int32)
-        with _replacing(_token_block(path)) as partial:
-            save_tensors({"codes": tokens.codes, "counts": counts}, partial)
+        _save_tokens(tokens, path.with_name(_TOKEN_BLOCKS.replace("*", path.stem)))
     with _replacing(path) as partial, partial.open("wb") as file:
         np.save(file, embeddings)
+
+
+def _write_token_block(model: TokenModel, head: TokenHead, texts: Sequence[str], path: Path, progress: bool) -> None:
+    """Write the codes of the tokens of texts; nothing if they are there."""
+    if not path.exists():
+        _save_tokens(head.encode_with(model.for_search(torch.float32), texts, progress=progress), path)
+
+
+def _save_tokens(tokens: TokenCodes, path: Path) -> None:
+    with _replacing(path) as partial:
+        save_tensors({"codes": tokens.codes, "counts": tokens.counts.astype(np.int32)}, partial)
 
 
 @contextmanager
@@ -170,15 +209,11 @@ def _replacing(path: Path) -> Iterator[Path]:
 
 
 def read_token_blocks(folder: Path) -> TokenCodes:
-    """Return the codes of all texts that `encode_blocks` wrote into a folder with a head; they stay on disk."""
+    """Return the codes of all texts that `encode_blocks` or `encode_token_blocks` wrote into a folder; they stay on disk."""
     blocks = [map_tensors(path) for path in sorted(folder.glob(_TOKEN_BLOCKS))]
     counts = np.concatenate([block["counts"] for block in blocks])
     shape = int(counts.sum(dtype=np.int64)), blocks[0]["codes"].shape[1]
     return TokenCodes.from_counts(scratch_blocks(shape, np.uint8, (block["codes"] for block in blocks)), counts)
-
-
-def _token_block(block: Path) -> Path:
-    return block.with_name(_TOKEN_BLOCKS.replace("*", block.stem))
 
 
 def _join(blocks: Sequence[Path], shape: tuple[int, int], path: Path) -> None:

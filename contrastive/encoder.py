@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -115,13 +115,46 @@ class TokenSpan(NamedTuple):
     is_special: bool
 
 
+class TokenModel(Protocol):
+    """What may make the token vectors of an index in place of its encoder; see `dsi.contrastive.multi_vector`."""
+
+    @property
+    def dim(self) -> int:
+        """Width of a token vector."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for models that give the same vectors."""
+
+    def vectors(self, texts: Sequence[str], kind: str) -> list[NDArray[np.float32]]:
+        """Return the vectors [tokens, dim] of the tokens of each text, of one pass."""
+
+    def spans(self, text: str, kind: str) -> list[TokenSpan]:
+        """Return where each token of `vectors` lies in a text."""
+
+    def for_search(self, dtype: torch.dtype) -> "TokenModel":
+        """Return a copy for fast inference in a dtype."""
+
+    def save(self, folder: Path) -> None:
+        """Write the model into a folder of an index."""
+
+
 class Encoder:
     """A sentence-transformers model and its `EncoderConfig`.
 
     Args:
         model: the model; its prompts "query" and "document" come from the config.
         config: prompts, lengths, pooling.
+
+    Attributes:
+        token_model: makes the token vectors of the index; None if they are made of the encoder's own states.
     """
+
+    token_model: TokenModel | None = None
 
     def __init__(self, model: SentenceTransformer, config: EncoderConfig) -> None:
         self.model = model.eval()
@@ -176,6 +209,11 @@ class Encoder:
     def state_dim(self) -> int:
         """Width of a token state."""
         return int(self.model[0].get_embedding_dimension())
+
+    @property
+    def token_dim(self) -> int:
+        """Width of what token vectors are made of: a token state, or a vector of `token_model`."""
+        return self.token_model.dim if self.token_model else self.state_dim
 
     @property
     def fingerprint(self) -> str:
@@ -284,7 +322,7 @@ class Encoder:
 
         Args:
             dtype: of weights and arithmetic.
-            backend: "torch", or "onnx" for ONNX Runtime; see `dsi.contrastive.onnx_runtime`.
+            backend: "torch", or "onnx" for ONNX Runtime; see `dsi.contrastive.onnx_runtime`. A `token_model` stays in torch.
 
         Raises:
             ModuleNotFoundError: the backend is not installed.
@@ -294,7 +332,9 @@ class Encoder:
         fast = (
             for_inference(self.model, dtype) if backend == "torch" else for_onnx_runtime(self.model, self.fingerprint)
         )
-        return Encoder(fast, self.config)  # type: ignore[arg-type]
+        encoder = Encoder(fast, self.config)  # type: ignore[arg-type]
+        encoder.token_model = self.token_model and self.token_model.for_search(dtype)
+        return encoder
 
     def save(self, folder: Path) -> None:
         """Write a plain sentence-transformers folder; the same encoder gives the same files."""
@@ -340,7 +380,7 @@ def _find_named(name: str, device: str | None) -> SentenceTransformer:
     if Path(name).exists():
         with quiet_transformers():
             return SentenceTransformer(name, device=device, local_files_only=True)
-    if _hub_answers(name):
+    if hub_answers(name):
         return SentenceTransformer(name, device=device)
     try:
         return SentenceTransformer(name, device=device, local_files_only=True)
@@ -366,7 +406,8 @@ def _fresh_t5(device: str | None) -> SentenceTransformer:
         return SentenceTransformer(modules=[transformer, Pooling(shape.d_model, pooling_mode="mean")], device=device)
 
 
-def _hub_answers(name: str) -> bool:
+def hub_answers(name: str) -> bool:
+    """Return whether the Hub can be asked for a model, there or not."""
     try:
         HfApi().model_info(name, timeout=10)
     except HfHubHTTPError:  # no such model, perhaps; loading says so

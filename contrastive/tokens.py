@@ -1,8 +1,9 @@
-"""Token vectors of an encoder's own states: the head that makes them small, and the codes of a collection.
+"""Token vectors of an encoder's own states, or of a multi-vector model: the head that maps them, and the codes of a collection.
 
 Knows nothing of docid trees or of search.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -13,9 +14,13 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.encoder import Encoder, TokenModel
+from dsi.docids.files.checks import check_name
 from dsi.docids.files.declarations import Remedy, settings
+from dsi.docids.files.progress import progress as show_progress
 from dsi.docids.token_vectors import BITS, TokenCodes, encode_states
+
+logger = logging.getLogger(__name__)
 
 SAMPLE = 500
 """Texts whose states the head is fitted to: some 60,000 tokens."""
@@ -26,13 +31,18 @@ _BATCH = 64
 class TokensConfig:
     """Token vectors for late interaction (section `[tokens]`)."""
 
+    model: str = ""
+    """A multi-vector model whose vectors are taken: a folder or Hub name of a `MultiVectorEncoder` of sentence-transformers, a
+    PyLate model or a Stanford ColBERT checkpoint; "" for the encoder's own token states."""
     dim: Annotated[int, Field(ge=8, le=4096), Remedy("use a multiple of 8")] = 128
-    """Dimensions of a token vector, a multiple of 8; at most those of the encoder's states."""
+    """Dimensions of a token vector, a multiple of 8; at most those of the encoder's states. A `model` has its own."""
     bits: int = 2
     """Bits of a dimension: 2, 4 or 8, so that a token takes dim * bits / 8 bytes; 0 for an index without token vectors. Only
     tied docid tokens use them."""
 
     def __post_init__(self) -> None:
+        if self.model:
+            check_name("tokens.model", self.model, "a multi-vector model (Hub name or folder)")
         if self.dim % 8:
             raise ValueError(f"tokens.dim must be a multiple of 8, got {self.dim}.")
         if self.bits not in (0, *BITS):
@@ -41,10 +51,10 @@ class TokensConfig:
 
 @dataclass(frozen=True, eq=False)
 class TokenHead:
-    """Makes token vectors of token states.
+    """Makes token vectors of token states, or of the vectors of a multi-vector model.
 
     Attributes:
-        matrix: [dim, state_dim].
+        matrix: [dim, state_dim], or [dim, the model's].
         bits: of a dimension.
     """
 
@@ -55,13 +65,17 @@ class TokenHead:
     def fit(cls, encoder: Encoder, texts: Sequence[str], config: TokensConfig) -> "TokenHead":
         """Return the principal directions of the token states of some documents, rotated at random.
 
-        The rotation changes no score, and makes all dimensions equally important to the quantiser.
+        The rotation changes no score, and makes all dimensions equally important to the quantiser. Vectors of a multi-vector
+        model keep all their directions, and get zeros up to a multiple of 8 dimensions.
 
         Args:
             encoder: of the documents.
             texts: of all documents, made by `document_texts`; a sample is read.
             config: dimensions and bits.
         """
+        if encoder.token_model:
+            width = encoder.token_model.dim
+            return cls(_rotation(-(-width // 8) * 8)[:, :width].astype(np.float32), config.bits)
         rows = np.unique(np.linspace(0, len(texts) - 1, min(SAMPLE, len(texts))).astype(int))
         moments = np.zeros((encoder.state_dim, encoder.state_dim), dtype=np.float64)
         for _, states, _ in encoder.token_states([texts[row] for row in rows.tolist()], "document"):
@@ -69,8 +83,7 @@ class TokenHead:
             moments += own.T @ own
         dim = min(config.dim, encoder.state_dim // 8 * 8)
         directions = np.linalg.eigh(moments)[1][:, ::-1][:, :dim]  # [state_dim, dim]
-        rotation = np.linalg.qr(np.random.default_rng(0).standard_normal((dim, dim)))[0]
-        return cls((rotation @ directions.T).astype(np.float32), config.bits)
+        return cls((_rotation(dim) @ directions.T).astype(np.float32), config.bits)
 
     def encode(
         self, encoder: Encoder, texts: Sequence[str], *, progress: bool = False
@@ -90,6 +103,35 @@ class TokenHead:
             codes.append(encode_states(self.matrix, self.bits, states))
             order += rows
         return embeddings, TokenCodes.join(codes).gather(np.argsort(order))
+
+    def encode_with(self, model: TokenModel, texts: Sequence[str], *, progress: bool = False) -> TokenCodes:
+        """Return token codes of documents by a multi-vector model.
+
+        Args:
+            model: of the documents.
+            texts: title and text of each, as long as they are.
+            progress: show a progress bar.
+        """
+        codes = [encode_states(self.matrix, self.bits, [])]
+        order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
+        starts = range(0, len(order), _BATCH)
+        for start in show_progress(starts, "tokens", unit="batch", enabled=progress):
+            batch = [texts[row].strip() for row in order[start : start + _BATCH]]
+            codes.append(encode_states(self.matrix, self.bits, model.vectors(batch, "document")))
+        return TokenCodes.join(codes).gather(np.argsort(order))
+
+
+def tell_empty(codes: TokenCodes) -> None:
+    """Warn of texts of which a multi-vector model keeps no token."""
+    if empty := int((codes.counts == 0).sum()):
+        logger.warning(
+            "The multi-vector model keeps no token of %d of %d texts: late interaction gives them 0.", empty, len(codes)
+        )
+
+
+def _rotation(dim: int) -> NDArray[np.float64]:
+    """Return a random rotation [dim, dim], always the same."""
+    return np.linalg.qr(np.random.default_rng(0).standard_normal((dim, dim)))[0]
 
 
 def _batches(

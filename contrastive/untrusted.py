@@ -16,6 +16,7 @@ import torch
 from pydantic import Field
 from safetensors.torch import load_file
 from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
+from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling, MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import Dropout, LayerNorm, Pooling
 from sentence_transformers.sparse_encoder.modules import (
     MLMTransformer,
@@ -56,7 +57,7 @@ _MODULES: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
         Transformer, MLMTransformer, Pooling, Normalize, SpladePooling, SparseStaticEmbedding, Dropout, Router, Dense,
-        LayerNorm, SparseAutoEncoder,
+        LayerNorm, SparseAutoEncoder, MultiVectorMask, HierarchicalTokenPooling,
     )
 }  # fmt: skip
 _TRANSFORMERS = ("Transformer", "MLMTransformer")
@@ -110,6 +111,16 @@ class _Modalities(Part):
     text: _Method
 
 
+class _Expansion(Part):
+    strategy: Literal["fixed", "min"]
+    attend: bool = False
+    token: Short | None = None
+    length: Annotated[int, Field(ge=1, le=LONGEST_INPUT)]
+
+
+_Length = Annotated[int, Field(ge=1, le=LONGEST_INPUT)] | None
+
+
 class _SentenceFile(Part):
     """sentence_bert_config.json."""
 
@@ -118,16 +129,21 @@ class _SentenceFile(Part):
     module_output_name: Literal["token_embeddings", "scores"]
     max_seq_length: Annotated[int, Field(ge=1, le=10**6)] | None = None
     do_lower_case: bool = False
+    query_length: _Length = None
+    document_length: _Length = None
+    query_expansion: _Expansion | None = None
 
 
 class _ModelFile(Part):
     """config_sentence_transformers.json."""
 
     versions: Annotated[dict[Short, Short], Field(alias="__version__", max_length=8)]
-    model_type: Literal["SentenceTransformer", "SparseEncoder", "CrossEncoder"] = "SentenceTransformer"
+    model_type: Literal["SentenceTransformer", "SparseEncoder", "CrossEncoder", "MultiVectorEncoder"] = (
+        "SentenceTransformer"
+    )
     default_prompt_name: Short | None = None
     prompts: Annotated[dict[Short, _Prompt], Field(max_length=16)]
-    similarity_fn_name: Literal["cosine", "dot", "euclidean", "manhattan"] | None = None
+    similarity_fn_name: Literal["cosine", "dot", "euclidean", "manhattan", "maxsim", "meanmaxsim"] | None = None
     activation_fn: Annotated[str, Field(pattern=_ACTIVATION.pattern + "$")] | None = None
 
 
@@ -398,6 +414,11 @@ def check_inputs(model: nn.Module) -> None:
                 )
             most = _positions(module.auto_model.config)
             module.max_seq_length = min(module.max_seq_length or most, most)
+            for name in ("query_length", "document_length"):  # of multi-vector models
+                if length := getattr(module, name):
+                    setattr(module, name, min(length, most))
+            if (expansion := module.query_expansion) and expansion["length"] > most:
+                raise ValueError(f"it expands queries to {expansion['length']} tokens and reads {most}")
             _check_tokenizer(module.tokenizer, module.auto_model.get_input_embeddings().num_embeddings)
         elif isinstance(module, SparseStaticEmbedding):
             _check_tokenizer(module.tokenizer, len(module.weight))

@@ -105,8 +105,13 @@ class Config:
         return self.tokens.bits > 0 and self.generator.docid_tokens == "tied"
 
     def _check_search(self) -> None:
-        """Raise ValueError if the trained index could not be searched as `[search]` says."""
+        """Raise ValueError if the trained index could not be searched as `[search]` and `[tokens]` say."""
         search, tied = self.search, self.generator.docid_tokens == "tied"
+        if self.tokens.model and not self.has_token_vectors:
+            raise ValueError(
+                f'tokens.model needs tokens.bits above 0 and generator.docid_tokens "tied", got {self.tokens.bits} and '
+                f"{self.generator.docid_tokens!r}; leave the model out."
+            )
         if search.lexical_weight and self.lexical.model == NO_MODEL:
             raise ValueError(
                 f'search.lexical_weight needs a lexical part, got {search.lexical_weight} with lexical.model "none"; use 0.'

@@ -14,7 +14,7 @@ from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.trainers import FiniteTraining
 from dsi.docids.data.collection import read_collection
 from dsi.docids.files import memory
-from dsi.training import forecast, pipeline
+from dsi.training import embedding, forecast, pipeline
 from dsi.training.costs import Cost, in_words
 from dsi.training.forecast import Forecast, seconds_for
 from dsi.training.pipeline import TrainingRun
@@ -55,7 +55,7 @@ def steps(monkeypatch):
 
 
 def test_told_steps_and_documents_are_those_of_the_training(collection, config, steps, tmp_path, monkeypatch, caplog):
-    encoded, written, encode = [], [], pipeline.encode_blocks
+    encoded, written, encode = [], [], embedding.encode_blocks
 
     def counted(encoder, texts, *others):
         encoded.append(len(texts))
@@ -68,7 +68,7 @@ def test_told_steps_and_documents_are_those_of_the_training(collection, config, 
 
     foresee = Forecast.costs
     monkeypatch.setattr(Forecast, "costs", foreseen)
-    monkeypatch.setattr(pipeline, "encode_blocks", counted)
+    monkeypatch.setattr(embedding, "encode_blocks", counted)
     run = TrainingRun(tmp_path / "run", collection, config, "cpu")
     with caplog.at_level(logging.INFO, "dsi"):
         run.train()

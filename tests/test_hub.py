@@ -13,11 +13,13 @@ from huggingface_hub import ModelCard, constants
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.commands.main import main
 from dsi.contrastive.encoder import Encoder, EncoderConfig
+from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.files.storage import write_json
 from dsi.docids.words.bm25 import BM25
 from tests.conftest import MINIPEDIA, PROMPTS, random_tied
 from tests.hub_server import TOKEN, serve
+from tests.multi_vectors import save_multi_vector
 
 QUERIES = ["noble gas", "which metal is light"]
 NAME = "user/index"
@@ -91,6 +93,18 @@ def test_an_index_comes_back_from_the_hub_byte_by_byte(run, hub, capsys):
     assert any(path.is_symlink() for path in found.values())  # as the Hub's cache has it
     here = GenerativeRetriever.from_pretrained(run, device="cpu")
     assert there.run({"q": QUERIES[0]}, k=5) == here.run({"q": QUERIES[0]}, k=5)
+
+
+def test_the_multi_vector_model_of_an_index_comes_with_it_and_goes_with_it(run, hub, tmp_path):
+    retriever = GenerativeRetriever.from_pretrained(run, device="cpu")
+    model = MultiVectorModel.load(str(save_multi_vector(tmp_path / "model", "modules")), device="cpu")
+    retriever.encoder.token_model = model
+    retriever.push_to_hub(NAME)
+    loaded = GenerativeRetriever.from_pretrained(NAME, device="cpu")
+    assert loaded.encoder.token_model.fingerprint == model.fingerprint
+    retriever.encoder.token_model = None
+    retriever.push_to_hub(NAME)
+    assert not [file for file in pushed(hub) if file.startswith("token_model/")]
 
 
 def test_what_the_cache_holds_is_loaded_without_the_hub(run, hub, monkeypatch):

@@ -6,8 +6,9 @@ score.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -38,6 +39,8 @@ class QueryBatch(NamedTuple):
         embeddings: [n, embedding_dim].
         texts: the queries, without the encoder's prompt.
         words: [n, length] True at real tokens that are not special ones; all real tokens by default.
+        vectors_by_model: returns [n] the vectors [tokens, dim] of the index's multi-vector model, computed when they are first
+            needed; None without such a model.
     """
 
     rows: Tensor
@@ -46,15 +49,23 @@ class QueryBatch(NamedTuple):
     embeddings: Tensor
     texts: list[str]
     words: Tensor | None = None
+    vectors_by_model: Callable[[], Sequence[NDArray[np.float32]]] | None = None
 
     def select(self, which: Tensor) -> "QueryBatch":
         """Return the queries at the indices `which`."""
         texts = [self.texts[n] for n in which.tolist()]
         words = None if self.words is None else self.words[which]
-        return QueryBatch(self.rows[which], self.states[which], self.mask[which], self.embeddings[which], texts, words)
+        tensors = self.rows[which], self.states[which], self.mask[which], self.embeddings[which]
+        of_all = self.vectors_by_model
+        return QueryBatch(*tensors, texts, words, of_all and (lambda: [of_all()[n] for n in which.tolist()]))
 
     def word_states(self, row: int) -> NDArray[np.float32]:
-        """[words, state_dim] states of a query's tokens that are not special ones, on the CPU."""
+        """[words, token_dim] what a query's token vectors are made of, on the CPU.
+
+        The vectors of the multi-vector model, else the states of the tokens that are not special ones.
+        """
+        if self.vectors_by_model:
+            return self.vectors_by_model()[row]
         words = self.mask if self.words is None else self.words
         return self.states[row][words[row]].float().numpy(force=True)
 
@@ -119,7 +130,7 @@ def encode_queries(
     query_ids, queries = ids_and_texts(queries)
     if plain(int, batch_size, "batch_size") < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
-    texts = encoder.query_texts(queries)
+    texts, model = encoder.query_texts(queries), encoder.token_model
     order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
     batches = []
     starts: Iterable[int] = range(0, len(order), batch_size)
@@ -127,7 +138,8 @@ def encode_queries(
         rows = order[start : start + batch_size]
         encoded = encoder.forward([texts[row] for row in rows], "query")
         texts_of_batch = [queries[row] for row in rows]
-        batches.append(QueryBatch(torch.tensor(rows), *encoded[:3], texts_of_batch, encoded.words))
+        by_model = None if model is None else cache(partial(model.vectors, texts_of_batch, "query"))
+        batches.append(QueryBatch(torch.tensor(rows), *encoded[:3], texts_of_batch, encoded.words, by_model))
     return EncodedQueries(query_ids, batches)
 
 

@@ -87,7 +87,7 @@ class _QueryTokens(NamedTuple):
     """The tokens of a query that late interaction compares.
 
     Attributes:
-        text: the query, with the encoder's prompt.
+        text: the query, as the tokens' model reads it.
         words: characters start to end of the word of each token.
         least: share of a token from which on what it found is marked.
     """
@@ -99,8 +99,11 @@ class _QueryTokens(NamedTuple):
     @classmethod
     def from_query(cls, encoder: Encoder, query: str, weight: float) -> "_QueryTokens":
         """Return those of a query, with the weight of late interaction."""
-        (text,) = encoder.query_texts([query])
-        spans = [span for span in encoder.spans(text, "query") if not span.is_special]
+        if encoder.token_model:
+            text, spans = query, encoder.token_model.spans(query, "query")
+        else:
+            (text,) = encoder.query_texts([query])
+            spans = [span for span in encoder.spans(text, "query") if not span.is_special]
         words = [_whole_word(text, span.start, span.end) for span in spans]
         return cls(text, words, _CLEAR * weight / max(1, len(spans)))
 
@@ -138,7 +141,7 @@ def _token_places(engine: Engine, encoder: Encoder, document: StoredText) -> lis
     whole = f"{document.title} {piece}"
     stripped = len(whole) - len(whole.lstrip())
     places: list[Span | None] = []
-    for span in encoder.spans(whole.strip(), "document"):
+    for span in (encoder.token_model or encoder).spans(whole.strip(), "document"):
         first, last = _whole_word(whole, span.start + stripped, span.end + stripped)
         text = len(document.title) + 1  # where it begins
         if first == last or span.is_special:
@@ -157,14 +160,15 @@ def _piece_at(engine: Engine, encoder: Encoder, document: StoredText) -> tuple[s
 
     Of a document with several places, it is the one whose codes are most like those that are stored.
     """
-    tokens, segments = engine.tree.tokens, engine.tree.segments
-    bodies = encoder.bodies(document.text, segments)
+    tokens, segments, model = engine.tree.tokens, engine.tree.segments, encoder.token_model
+    bodies = [document.text] if model and segments == 1 else encoder.bodies(document.text, segments)
     starts = np.cumsum([0, *map(len, bodies)]).tolist()
     if tokens is None or len(bodies) == 1:
         return bodies[0], 0
     stored = tokens.gather(np.array([document.position])).codes
     texts = [f"{document.title} {body}".strip() for body in bodies]
-    _, codes = TokenHead(tokens.head, tokens.bits).encode(encoder, texts)
+    head = TokenHead(tokens.head, tokens.bits)
+    codes = head.encode_with(model, texts) if model else head.encode(encoder, texts)[1]
     own = [codes.codes[first:last] for first, last in zip(codes.starts[:-1], codes.starts[1:], strict=True)]
     alike = [float((other == stored).mean()) if other.shape == stored.shape else -1.0 for other in own]
     best = int(np.argmax(alike))

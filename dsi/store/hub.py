@@ -35,7 +35,7 @@ from dsi.store.manifest import read_entries, read_manifest
 from dsi.store.model_card import model_card
 
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
-_PART = re.compile(r"(encoder|generator|(docids|lexical)(-\d+)?)/.+")
+_PART = re.compile(r"(encoder|token_model|generator|(docids|lexical)(-\d+)?)/.+")
 """Files of an index in a repository."""
 
 

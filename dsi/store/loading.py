@@ -1,9 +1,10 @@
 """An index on disk: its parts, and the manifest that binds them.
 
 An index folder holds `encoder/` (sentence-transformers), `docids/` (the tree, and the document table as Arrow), `generator/`
-(config.json, model.safetensors), optionally `lexical/`, and `manifest.json`: format version, search config, package
-versions, the sha256 of every file, and the fingerprints that bind encoder, docids and generator to each other. Knows nothing
-of searching; `dsi.store.manifest` reads the manifest. An index may come from a stranger, so what a file holds is checked.
+(config.json, model.safetensors), optionally `lexical/` and `token_model/` (a multi-vector model), and `manifest.json`: format
+version, search config, package versions, the sha256 of every file, and the fingerprints that bind models, docids and generator
+to each other. Knows nothing of searching; `dsi.store.manifest` reads the manifest. An index may come from a stranger, so what a
+file holds is checked.
 """
 
 import dataclasses
@@ -25,6 +26,7 @@ import torch
 from threadpoolctl import threadpool_info
 
 from dsi.contrastive.encoder import Encoder, EncoderConfig, quiet_transformers
+from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.sparse import load_lexical
 from dsi.contrastive.untrusted import PROBE
 from dsi.docids.data.records import COLUMNS, MOST_COLUMNS, NO_ID
@@ -50,6 +52,7 @@ from dsi.store.manifest import CHANGING, FORMAT_VERSION, PARTS, read_manifest, s
 
 _TOKENS = "tokens.safetensors"
 """In `docids/`: the token vectors, if the index has them."""
+_TOKEN_MODEL = "token_model"
 _OF_DOCUMENTS = ("pseudo_queries", "states", "checkpoints")
 """What training leaves that is made of documents' texts; an update that removes a document removes it."""
 _GENERATION = re.compile(r"docids|lexical|\.?(?:docids|lexical)-(\d+)(?:\.partial|\.previous)?")
@@ -102,9 +105,15 @@ def load_tree(folder: Path) -> DocidTree:
 
 
 def load_encoder(folder: Path, config: EncoderConfig, device: str | None) -> Encoder:
-    """Load the encoder that the generator reads: its own if they were trained together, else the one in `encoder/`."""
+    """Load the encoder that the generator reads: its own if they were trained together, else the one in `encoder/`.
+
+    With it comes the multi-vector model in `token_model/`, if the index has one.
+    """
     trained_together = folder / "generator" / "encoder"
-    return Encoder.load(config, trained_together if trained_together.exists() else folder / "encoder", device)
+    encoder = Encoder.load(config, trained_together if trained_together.exists() else folder / "encoder", device)
+    if (folder / _TOKEN_MODEL).exists():
+        encoder.token_model = MultiVectorModel.load("", folder / _TOKEN_MODEL, device)
+    return encoder
 
 
 def save_index(
@@ -119,6 +128,8 @@ def save_index(
     """Write a whole index into a new folder."""
     with quiet_transformers():
         encoder.save(folder / "encoder")
+        if encoder.token_model:
+            encoder.token_model.save(folder / _TOKEN_MODEL)
         generator.save_pretrained(str(folder / "generator"))
     if lexical:
         lexical.save(folder / "lexical")
@@ -144,7 +155,7 @@ def write_manifest(
         "parts": {name: name for name in CHANGING},
         "encoder": dataclasses.asdict(encoder.config),
         "search": dataclasses.asdict(config),
-        "fingerprints": {"encoder": encoder.fingerprint, "docids": tree.fingerprint},
+        "fingerprints": {**_fingerprints(encoder), "docids": tree.fingerprint},
         "versions": package_versions(),
         "threads": torch.get_num_threads(),
         "seed": seed,
@@ -288,10 +299,8 @@ def write_update(
     """
     manifest = read_manifest(folder)
     before = load_tree(part(folder, manifest, "docids"))
-    if (
-        manifest["fingerprints"]["encoder"] != encoder.fingerprint
-        or before.origin_fingerprint != tree.origin_fingerprint
-    ):
+    models = {name: value for name, value in manifest["fingerprints"].items() if name in ("encoder", _TOKEN_MODEL)}
+    if models != _fingerprints(encoder) or before.origin_fingerprint != tree.origin_fingerprint:
         raise ChangedError(f"{folder} is not the index that was updated: its encoder or docids differ.")
     check_known(folder, known)
     generation = manifest["generation"] + 1
@@ -349,10 +358,17 @@ def _blas() -> str:
     return ", ".join([*sorted(loaded), *(f"{name} in torch" for name in of_torch)])
 
 
+def _fingerprints(encoder: Encoder) -> dict[str, str]:
+    """Return {part: fingerprint} of the models of an index that read texts."""
+    model = encoder.token_model
+    return {"encoder": encoder.fingerprint, **({_TOKEN_MODEL: model.fingerprint} if model else {})}
+
+
 def check_binding(manifest: dict[str, Any], encoder: Encoder, tree: DocidTree) -> None:
-    """Raise ValueError unless encoder and docids are those of the manifest (the generator checks its docids itself)."""
-    for name, fingerprint in (("encoder", encoder.fingerprint), ("docids", tree.fingerprint)):
-        expected = manifest["fingerprints"][name]
+    """Raise ValueError unless models and docids are those of the manifest (the generator checks its docids itself)."""
+    found = {**_fingerprints(encoder), "docids": tree.fingerprint}
+    for name in ("encoder", _TOKEN_MODEL, "docids"):
+        expected, fingerprint = (str(own.get(name, "none")) for own in (manifest["fingerprints"], found))
         if fingerprint != expected:
             raise ValueError(
                 f"manifest.json and {name} do not belong together: the manifest names {expected[:12]}, "
@@ -473,10 +489,11 @@ def check_fit(folder: Path, encoder: Encoder, tree: DocidTree, generator: Genera
         generator: must have the digits of all docids that it was trained with.
     """
     _check_encoder(folder, encoder)
-    if tree.tokens is not None and tree.tokens.head.shape[1] != encoder.state_dim:
+    if tree.tokens is not None and tree.tokens.head.shape[1] != encoder.token_dim:
+        name = "the multi-vector model" if encoder.token_model else "the encoder"
         raise ValueError(
-            f"{folder / 'docids'} and the encoder do not belong together: token vectors are made of states "
-            f"{tree.tokens.head.shape[1]} wide, the encoder's are {encoder.state_dim}; restore the one that was replaced."
+            f"{folder / 'docids'} and {name} do not belong together: token vectors are made of states "
+            f"{tree.tokens.head.shape[1]} wide, those of {name} are {encoder.token_dim}; restore the one that was replaced."
         )
     fan_out, digits = generator.config.fan_out, trained_fan_out(tree)
     if len(fan_out) != tree.depth or any(known < used for known, used in zip(fan_out, digits, strict=True)):

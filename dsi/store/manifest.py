@@ -16,7 +16,7 @@ from dsi.docids.files.untrusted import RESTORE, check_file, check_folder, is_ins
 from dsi.search.request import SearchConfig
 
 FORMAT_VERSION = 7
-PARTS = ("encoder", "docids", "generator", "lexical")
+PARTS = ("encoder", "token_model", "docids", "generator", "lexical")
 _TABLES = ("parts", "encoder", "search", "fingerprints", "versions", "files")
 _KINDS = {"generation": int, **dict.fromkeys(_TABLES, dict)}
 CHANGING = ("docids", "lexical")

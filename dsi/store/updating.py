@@ -13,7 +13,7 @@ from datasets.fingerprint import generate_random_fingerprint
 from numpy.typing import NDArray
 
 from dsi.contrastive.encoder import Encoder
-from dsi.contrastive.tokens import TokenHead
+from dsi.contrastive.tokens import TokenHead, tell_empty
 from dsi.docids.data.records import COLUMNS, document_record
 from dsi.docids.files.checks import plain
 from dsi.docids.token_vectors import TokenCodes
@@ -61,22 +61,29 @@ def with_documents(
     metadata = _metadata_columns([record["metadata"] for record in records], doc_ids, old.schema)
     segments = encoder.segment_texts(titles, texts, content.tree.segments)
     pieces = [text for texts_of_one in segments for text in texts_of_one]
-    embeddings, tokens = _encode(content.tree, encoder, pieces)
+    full_texts = [f"{title} {text}" for title, text in zip(titles, texts, strict=True)]
+    embeddings, tokens = _encode(content.tree, encoder, pieces, full_texts)
     places = np.repeat(np.arange(len(segments)), [len(texts_of_one) for texts_of_one in segments])
     text_column = {"text": texts} if "text" in old.column_names else {}
     new = pa.table({"doc_id": doc_ids, "title": titles, **text_column, **metadata}, schema=old.schema)
-    full_texts = [f"{title} {text}" for title, text in zip(titles, texts, strict=True)]
     tree = remove_documents(content.tree, np.array(replaced)) if replaced else content.tree
     table = _dataset(_with(_without(old, replaced), new))
     lexical = content.lexical.update(replaced, table["doc_id"], full_texts) if content.lexical else None
     return Content(without_traces(add_documents(tree, embeddings, places, tokens)), table, lexical)
 
 
-def _encode(tree: DocidTree, encoder: Encoder, pieces: Sequence[str]) -> tuple[NDArray[np.float32], TokenCodes | None]:
-    """Return embeddings of texts, and the codes of their tokens if the index has token vectors."""
+def _encode(
+    tree: DocidTree, encoder: Encoder, pieces: Sequence[str], full_texts: Sequence[str]
+) -> tuple[NDArray[np.float32], TokenCodes | None]:
+    """Return embeddings of pieces of texts, and the codes of their tokens if the index has token vectors."""
     if tree.tokens is None:
         return encoder.encode(pieces, "document"), None
-    return TokenHead(tree.tokens.head, tree.tokens.bits).encode(encoder, pieces)
+    head, model = TokenHead(tree.tokens.head, tree.tokens.bits), encoder.token_model
+    if model is None:
+        return head.encode(encoder, pieces)
+    tokens = head.encode_with(model, full_texts if tree.segments == 1 else pieces)
+    tell_empty(tokens)
+    return encoder.encode(pieces, "document"), tokens
 
 
 def _taken(doc_id: str) -> str:

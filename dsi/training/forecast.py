@@ -30,7 +30,7 @@ from dsi.contrastive.tokens import SAMPLE, TokenHead
 from dsi.contrastive.trainers import CHECKPOINTS, has_bfloat16
 from dsi.contrastive.training import contrastive_loss
 from dsi.docids.clustering import assemble
-from dsi.docids.data.collection import Collection
+from dsi.docids.data.collection import Collection, FullTexts
 from dsi.docids.files.memory import free_memory, own_memory, watching_memory
 from dsi.docids.schemes import Docids, DocidsConfig
 from dsi.docids.tree import DocidTree
@@ -109,6 +109,7 @@ class Forecast:
         foreseers = {
             "pseudo_queries": self._pseudo_stage,
             "encoder": self._encoder_stage,
+            "token_model": self._token_model_stage,
             "docids": self._docids_stage,
             "lexical": self._lexical_stage,
             "generator": self._generator_stage,
@@ -200,22 +201,32 @@ class Forecast:
         size = self._config.contrastive.rows
         return kept[0] + (kept[1] - kept[0]) * (min(size, max(1, CHUNK // tokens)) - 1)
 
+    def _token_model_stage(self) -> Cost:
+        """Time of writing the multi-vector model, which is loaded once more for that."""
+        model = self._encoder.token_model
+        assert model is not None
+        return Cost(_timed(lambda _: model.save(self._work / "token_model"), 1), model.nbytes, {})
+
     def _docids_stage(self) -> Cost:
-        config, count = self._config, round(self._total * self._segments)
-        tokens = config.has_token_vectors
-        head = TokenHead(np.eye(config.tokens.dim, self._encoder.state_dim, dtype=np.float32), config.tokens.bits)
+        config, count, model = self._config, round(self._total * self._segments), self._fast.token_model
+        own_tokens = config.has_token_vectors and not model
+        head = TokenHead(np.eye(config.tokens.dim, self._encoder.token_dim, dtype=np.float32), config.tokens.bits)
 
         def encode(many: int) -> None:
-            if tokens:
+            if own_tokens:
                 head.encode(self._fast, self._texts[:many])
             else:
                 self._fast.encode(self._texts[:many], "document")
 
         encoded = count * (2 if config.docids.cluster_on == "untrained" else 1)
-        seconds = seconds_for(encode, len(self._texts), encoded + (min(SAMPLE, count) if tokens else 0))
+        seconds = seconds_for(encode, len(self._texts), encoded + (min(SAMPLE, count) if own_tokens else 0))
+        if model:  # reads whole texts, in a pass of its own
+            whole = FullTexts(self._documents)[:] if config.docids.segments == 1 else self._texts
+            seconds += seconds_for(lambda many: head.encode_with(model, whole[:many]), len(whole), count)
         if config.docids.cluster_on == "queries":
             seconds += self._query_seconds(len(self._pairs) + self._pseudo_count(sys.maxsize))
-        return Cost(seconds, self._pass_memory + 2 * self._vectors, {"documents": self._total})
+        memory = self._pass_memory + 2 * self._vectors + (model.nbytes if model else 0)
+        return Cost(seconds, memory, {"documents": self._total})
 
     def _lexical_stage(self) -> Cost:
         texts = self._collection.full_texts()[:_SAMPLE]

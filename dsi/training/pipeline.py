@@ -2,6 +2,7 @@
 
     pseudo_queries  documents -> queries that they could answer
     encoder         contrastive pre-training
+    token_model     a multi-vector model for late interaction, if one is configured
     docids          embeddings -> docid tree
     lexical         BM25, or learned sparse vectors
     generator       embeddings or cached token states -> trained generator; then the manifest makes the folder an index
@@ -31,10 +32,10 @@ from numpy.typing import NDArray
 
 from dsi.cluster.cluster import Cluster
 from dsi.config import Config, config_names, write_config
-from dsi.contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, giving_back, in_blocks, read_token_blocks
+from dsi.contrastive.blocks import DocumentTexts, QueryTexts, giving_back, in_blocks
 from dsi.contrastive.encoder import Encoder, quiet_transformers
+from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.sparse import build_lexical
-from dsi.contrastive.tokens import TokenHead
 from dsi.contrastive.trainers import Reports
 from dsi.contrastive.training import contrastive_rows, hard_negatives, train_encoder
 from dsi.docids.data.collection import Collection, check_collection, read_collection
@@ -43,7 +44,6 @@ from dsi.docids.files.checks import folder_to_write
 from dsi.docids.files.memory import watching_memory
 from dsi.docids.files.storage import digest, write_json, writing_to
 from dsi.docids.schemes import make_docids
-from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import BM25, NO_MODEL
 from dsi.generator.pseudo_queries import generate_queries, read_queries_table
@@ -69,6 +69,7 @@ from dsi.training.docids_stage import (
     sources_digest,
     train_queries,
 )
+from dsi.training.embedding import DocumentVectors
 from dsi.training.forecast import FORESEEN, Forecast
 from dsi.training.generator_stage import GeneratorStage
 from dsi.training.stages import STAGES, StageFolders, launch, stage_line
@@ -354,12 +355,16 @@ class TrainingRun:
             embeddings: [documents, any] to cluster on, in place of the configured ones.
         """
         config = self.config.docids
+        self._write_token_model()
         with self._stage("docids", sources_digest(config, self.collection, embeddings)) as key:
             if not key:
                 return
             encoder, work = self.encoder(), self._stages.work("docids", key)
-            head = self._token_head(encoder)
-            documents = self._embed_documents(encoder, work / "documents", config.segments, head)
+            if name := self.config.tokens.model:
+                folder = self._stages.existing("token_model", "dsi train --stage docids")
+                encoder.token_model = giving_back(MultiVectorModel.load(name, folder, self.device))
+            vectors = self._document_vectors(encoder, work / "documents")
+            documents = vectors.embeddings()
             points = self._points(encoder, documents, work) if embeddings is None else embeddings
             read = scheme_input(
                 self.collection, encoder, config, documents, points, self.processes,
@@ -376,7 +381,7 @@ class TrainingRun:
                     folder,
                     self.config.vectors,
                     config.segments,
-                    self._tokens(encoder, work / "documents", head),
+                    vectors.tokens(),
                     text_megabytes=self.config.text_megabytes,
                 )
 
@@ -391,41 +396,29 @@ class TrainingRun:
             )
         if cluster_on == "untrained":
             untrained = Encoder.load(self.config.encoder, device=self.device)
-            return self._embed_documents(untrained, work / "untrained", self.config.docids.segments)
+            return self._document_vectors(untrained, work / "untrained", tokens=False).embeddings()
         return None
 
-    def _token_head(self, encoder: Encoder) -> TokenHead | None:
-        """Return what makes token vectors of the encoder's states; None if the index has none."""
-        if not self.config.has_token_vectors:
-            return None
-        texts = DocumentTexts(encoder, self.collection.documents, self.config.docids.segments)
-        head = TokenHead.fit(encoder, texts, self.config.tokens) if self.processes.is_main else None
-        return self.processes.first(head)
+    def _document_vectors(self, encoder: Encoder, folder: Path, *, tokens: bool = True) -> DocumentVectors:
+        store = self._stages.store
+        return DocumentVectors(self.config, self.collection, encoder, folder, store, self.processes, tokens=tokens)
 
-    def _tokens(self, encoder: Encoder, folder: Path, head: TokenHead | None) -> TokenVectors | None:
-        """Return the token vectors of the documents' segments, which `_embed_documents` wrote."""
-        if head is None:
-            return None
-        codes = read_token_blocks(self._embeddings_folder(encoder, folder, self.config.docids.segments, head))
-        return TokenVectors(head.matrix, head.bits, (codes,), np.arange(len(codes), dtype=np.int32))
+    def _write_token_model(self) -> None:
+        """Run stage `token_model`; without such a model none is left in the folder."""
+        if not self.config.tokens.model:
+            return self._drop("token_model")
+        with self._stage("token_model") as key:
+            if key and self.processes.is_main:
+                model = MultiVectorModel.load(self.config.tokens.model, device=self.device)
+                with self._stages.writing("token_model", key) as folder:
+                    model.save(folder)
+        return None
 
-    def _embed_documents(
-        self, encoder: Encoder, folder: Path, segments: int = 1, head: TokenHead | None = None
-    ) -> NDArray[np.float32]:
-        """Return the embeddings of documents' segments, memory-mapped from `folder`, or from the store if runs share one."""
-        texts = DocumentTexts(encoder, self.collection.documents, segments)
-        folder = self._embeddings_folder(encoder, folder, segments, head)
-        return encode_blocks(encoder, texts, "document", folder, self.processes, head)
-
-    def _embeddings_folder(self, encoder: Encoder, folder: Path, segments: int, head: TokenHead | None) -> Path:
-        if not self._stages.store:
-            return folder
-        identity = [encoder.fingerprint, dataclasses.asdict(encoder.config), self.collection.digest]
-        if segments > 1:
-            identity.append(str(segments))
-        if head is not None:
-            identity.append(dataclasses.asdict(self.config.tokens))
-        return self._stages.store / "embeddings" / digest(identity)[:16]
+    def _drop(self, part: str) -> None:
+        """Remove a part that the index is configured without."""
+        if self.processes.is_main and (self.folder / part).exists():
+            retire(self.folder)
+            shutil.rmtree(self.folder / part)
 
     def train_generator(self) -> None:
         """Run stages `lexical` and `generator`, then finish the index."""
@@ -480,17 +473,15 @@ class TrainingRun:
     def _build_lexical(self) -> None:
         config = self.config.lexical
         if config.model == NO_MODEL:
-            if self.processes.is_main and (self.folder / "lexical").exists():
-                retire(self.folder)
-                shutil.rmtree(self.folder / "lexical")
-            return
+            return self._drop("lexical")
         with self._stage("lexical") as key:
             if not key or not self.processes.is_main:
-                return
+                return None
             doc_ids, texts = self.collection.documents["doc_id"], self.collection.full_texts()
             lexical = build_lexical(config, doc_ids, texts, self.device)
             with self._stages.writing("lexical", key) as folder:
                 lexical.save(folder)
+        return None
 
     # Checks before the first write.
 
@@ -510,6 +501,9 @@ class TrainingRun:
             if trained is None:
                 preflight.check_storable(self.config, encoder, self.processes)
             preflight.check_encoder(self.config, encoder, len(self.collection.documents))
+            encoder.token_model = preflight.token_model(
+                self.config, finished.get("token_model"), self.processes, self.device
+            )
             preflight.check_models(
                 self.config, [stage for stage, folder in finished.items() if folder is None], self.device
             )
@@ -528,6 +522,7 @@ class TrainingRun:
         disabled = {
             "pseudo_queries": self.config.pseudo_queries.method == "none",
             "lexical": self.config.lexical.model == NO_MODEL,
+            "token_model": not self.config.tokens.model,
         }
         return [stage for stage in STAGES if not disabled.get(stage)]
 
@@ -557,6 +552,8 @@ class TrainingRun:
             "docids": ["encoder", "pseudo_queries"] if config.docids.cluster_on == "queries" else ["encoder"],
             "generator": ["docids"],
         }
+        if config.tokens.model:
+            needs["docids"].append("token_model")
         if config.training.pseudo_queries_per_document:
             needs["generator"].append("pseudo_queries")
         return needs.get(stage, [])
@@ -571,6 +568,7 @@ class TrainingRun:
         """
         sections = {
             "encoder": ["encoder", "contrastive"],
+            "token_model": ["tokens"],
             "docids": ["docids", "vectors", "tokens"],
             "generator": ["generator", "objective", "training"],
         }.get(stage, [stage])

@@ -5,7 +5,8 @@ Each check raises what a later stage would raise, when an encoder had been train
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from dsi.config import Config, run_config
 from dsi.contrastive.encoder import FRESH_T5, Encoder
+from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.sparse import SparseModel
 from dsi.contrastive.training import NO_QUERIES
 from dsi.docids.clustering import assemble, build_tree
@@ -58,6 +60,8 @@ def _models(config: Config) -> Iterator[tuple[str, str]]:
         yield "encoder.name", config.encoder.name
     if config.generator.decoder:
         yield "generator.decoder", config.generator.decoder
+    if config.tokens.model:
+        yield "tokens.model", config.tokens.model
     yield "lexical.model", config.lexical.model
     yield "pseudo_queries.method", config.pseudo_queries.method
 
@@ -132,17 +136,47 @@ def check_models(config: Config, stages: Sequence[str], device: str | None) -> N
 
 def check_storable(config: Config, encoder: Encoder, processes: Processes) -> None:
     """Raise ValueError if an index with this encoder could not be loaded, as for a module that an index may not hold."""
-    problem = processes.first(_storage_problem(config, encoder) if processes.is_main else "")
+    problem = processes.first(
+        _storage_problem(encoder, partial(Encoder.load, config.encoder)) if processes.is_main else ""
+    )
     if problem:
         raise ValueError(f"The encoder {config.encoder.name!r} cannot be part of an index: {problem}.")
 
 
-def _storage_problem(config: Config, encoder: Encoder) -> str:
-    """Return why the encoder cannot be loaded again once it is written; "" if it can."""
+def token_model(
+    config: Config, finished: Path | None, processes: Processes, device: str | None
+) -> MultiVectorModel | None:
+    """Return the multi-vector model of a configuration, None if it has none.
+
+    Args:
+        config: the settings.
+        finished: folder of the stage that wrote the model; None if that has to run.
+        processes: share the work.
+        device: of the model.
+
+    Raises:
+        FileNotFoundError: there is no such model.
+        ValueError: it is none, or an index with it could not be loaded.
+    """
+    name = config.tokens.model
+    if not name:
+        return None
+    model = MultiVectorModel.load(name, finished, device)
+    if finished is None:
+        problem = processes.first(
+            _storage_problem(model, partial(MultiVectorModel.load, name)) if processes.is_main else ""
+        )
+        if problem:
+            raise ValueError(f"The multi-vector model {name!r} cannot be part of an index: {problem}.")
+    return model
+
+
+def _storage_problem(model: Encoder | MultiVectorModel, load: Callable[[Path, str], object]) -> str:
+    """Return why a model cannot be loaded again once it is written; "" if it can."""
     with TemporaryDirectory() as folder:
         try:
-            encoder.save(Path(folder))
-            Encoder.load(config.encoder, Path(folder), "cpu")
+            model.save(Path(folder))
+            load(Path(folder), "cpu")
         except ValueError as error:
             return str(error).replace(f"{folder}/", "").rstrip(".").removesuffix(f"; {RESTORE}")
     return ""

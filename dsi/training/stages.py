@@ -41,7 +41,7 @@ from dsi.training.costs import Cost
 
 logger = logging.getLogger(__name__)
 
-STAGES = ("pseudo_queries", "encoder", "docids", "lexical", "generator")
+STAGES = ("pseudo_queries", "encoder", "token_model", "docids", "lexical", "generator")
 """In the order in which they run."""
 _RECORD = "stage.json"
 _MOST_THREADS = 1_024

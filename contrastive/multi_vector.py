@@ -1,0 +1,235 @@
+"""A multi-vector model, such as ColBERT, whose vectors take the place of an encoder's own token states in late interaction.
+
+sentence-transformers reads it: prompts, lengths, query expansion and mask are the model's own. Knows nothing of codes or
+docids.
+"""
+
+import json
+import threading
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from sentence_transformers import MultiVectorEncoder
+from sentence_transformers.util import load_file_path
+from torch import Tensor
+
+from dsi.contrastive.encoder import (
+    TokenModel,
+    TokenSpan,
+    check_device,
+    hub_answers,
+    quiet_transformers,
+    state_fingerprint,
+    without_hub,
+)
+from dsi.contrastive.inference import for_inference
+from dsi.contrastive.untrusted import PROBE, check_finite, check_inputs, check_model, write_model
+from dsi.docids.files.checks import shown
+from dsi.docids.files.storage import digest
+from dsi.docids.files.untrusted import catching_panics, read_json, reading
+
+_PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
+"""{kind of text: names of its prompt; the first that a model has is taken}."""
+_PYLATE = {"query_prefix", "document_prefix", "do_query_expansion", "attend_to_expansion_tokens"}
+"""Settings by which a checkpoint of an early PyLate is known."""
+_UNIT = 1e-3
+"""Lengths of vectors that are closer to 1 are 1."""
+_REMEDY = "name a folder or Hub name of a MultiVectorEncoder, a PyLate model or a Stanford ColBERT checkpoint"
+
+
+class MultiVectorModel(TokenModel):
+    """A model that gives each token of a text a vector of length 1.
+
+    Args:
+        model: with its own prompts.
+        source: what `load` was given; None if it was made otherwise.
+    """
+
+    def __init__(self, model: MultiVectorEncoder, source: tuple[str, Path | None, str | None] | None = None) -> None:
+        self.model, self._source = model.eval(), source
+        prompts = {None: None, **model.prompts}
+        self._prompts = {
+            kind: prompts.get(next((name for name in names if name in prompts), model.default_prompt_name))
+            for kind, names in _PROMPTS.items()
+        }
+        self._tokenizing = threading.Lock()  # a call sets the tokenizer's padding and truncation
+
+    @classmethod
+    def load(cls, name: str, folder: Path | None = None, device: str | None = None) -> "MultiVectorModel":
+        """Load the model that the user names, or the one in a folder of an index, which may be a stranger's.
+
+        Args:
+            name: a folder, or a name on the Hub.
+            folder: of an index.
+            device: of the model; the best available by default.
+
+        Raises:
+            FileNotFoundError: a file is missing, or the named model is no folder and the Hub cannot be reached.
+            ValueError: it is no multi-vector model, an index may not hold it, its vectors do not have length 1, or the device
+                cannot be used.
+        """
+        check_device(device)
+        return cls(_stored(folder, device) if folder else _named(name, device), (name, folder, device))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle where the model was loaded from, and what tells whether it is still there."""
+        if self._source is None:
+            raise ValueError("A multi-vector model is pickled as the folder or name that it was loaded from.")
+        return _loaded, (*self._source, self.fingerprint)
+
+    @property
+    def dim(self) -> int:
+        """Width of a token vector."""
+        return int(self.model.get_embedding_dimension())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+        return sum(parameter.nbytes for parameter in self.model.parameters())
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of weights, prompts, lengths and masks: models with the same one give the same vectors."""
+        configs = [module.get_config_dict() for module in self.model]
+        for config in configs:
+            config.pop("modality_config", None)  # texts alone are read
+        return digest([state_fingerprint(self.model), self._prompts, configs])
+
+    def vectors(self, texts: Sequence[str], kind: str) -> list[NDArray[np.float32]]:
+        """Return the vectors [tokens, dim] of each text's tokens that the model scores, of one pass.
+
+        Args:
+            texts: whole; the model cuts them at its own length.
+            kind: "document" or "query".
+
+        Raises:
+            ValueError: a vector is not finite.
+        """
+        if not texts:
+            return []
+        states, mask, _ = self._forward(texts, kind)
+        vectors = [own[kept].float().numpy(force=True) for own, kept in zip(states, mask, strict=True)]
+        for text, own in zip(texts, vectors, strict=True):
+            if not np.isfinite(own).all():
+                raise ValueError(
+                    f"The multi-vector model gives vectors that are not finite for {shown(text[:40])}; choose another model."
+                )
+        return vectors
+
+    def spans(self, text: str, kind: str) -> list[TokenSpan]:
+        """Return where each token of `vectors` lies in a text; those of pooled and expansion tokens are empty."""
+        _, mask, features = self._forward([text], kind)
+        kept, numbers = mask[0].tolist(), features["input_ids"][0].tolist()
+        spans = [TokenSpan(0, 0, is_special=True)] * len(kept)
+        if len(kept) == len(numbers):
+            expanded = features.get("query_expansion_positions", torch.zeros(1, len(numbers)))[0].tolist()
+            real = [place for place, is_added in enumerate(expanded) if not is_added]
+            prompt, tokenizer = self._prompts[kind] or "", self.model.tokenizer
+            with self._tokenizing, catching_panics():
+                ends = tokenizer(prompt + text, truncation=True, max_length=len(real), return_offsets_mapping=True)
+            special, length = set(tokenizer.all_special_ids), len(prompt)
+            for place, (start, end) in zip(real, ends["offset_mapping"], strict=True):
+                spans[place] = TokenSpan(max(0, start - length), max(0, end - length), numbers[place] in special)
+        return [span for span, is_kept in zip(spans, kept, strict=True) if is_kept]
+
+    @torch.no_grad()
+    def _forward(self, texts: Sequence[str], kind: str) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """Return vectors [n, length, dim], True [n, length] at those that count, and what the model was given."""
+        with self._tokenizing, catching_panics():
+            features = self.model.preprocess(list(texts), prompt=self._prompts[kind], task=kind)
+        features = {k: v.to(self.model.device) if isinstance(v, Tensor) else v for k, v in features.items()}
+        output = self.model(dict(features), task=kind)
+        return output["token_embeddings"], output["attention_mask"].bool(), features
+
+    def for_search(self, dtype: torch.dtype = torch.float32) -> "MultiVectorModel":
+        """Return a copy for fast inference in a dtype."""
+        return MultiVectorModel(for_inference(self.model, dtype))
+
+    def save(self, folder: Path) -> None:
+        """Write the model as an index holds it; the same model gives the same files.
+
+        Raises:
+            ValueError: an index may not hold this model.
+        """
+        with self._tokenizing:
+            backend = self.model.tokenizer.backend_tokenizer
+            backend.no_truncation()  # else the last truncation and padding would be saved
+            backend.no_padding()
+            write_model(self.model, folder)
+
+
+@lru_cache(maxsize=1)
+def _loaded(name: str, folder: Path | None, device: str | None, fingerprint: str) -> MultiVectorModel:
+    """Return the model that another process pickled, loaded once in this one."""
+    model = MultiVectorModel.load(name, folder, device)
+    if model.fingerprint != fingerprint:
+        raise ValueError(f"{folder or name} holds another model here than where the work was given out.")
+    return model
+
+
+def _named(name: str, device: str | None) -> MultiVectorEncoder:
+    """Load the model that the user names."""
+    offline = Path(name).exists() or not hub_answers(name)
+    try:
+        with quiet_transformers():
+            if not _is_multi_vector(name, offline):
+                raise ValueError("no file says that it is one, and its projection would be random")
+            model = MultiVectorEncoder(name, device=device, local_files_only=offline).float()
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        kind = FileNotFoundError if isinstance(error, OSError) else ValueError
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise kind(f"tokens.model {name!r} cannot be loaded as a multi-vector model ({reason}); {_REMEDY}.") from None
+    try:
+        _check(model)
+    except ValueError as error:
+        raise ValueError(f"The multi-vector model {name!r} cannot be used, because {error}.") from None
+    return model
+
+
+def _is_multi_vector(name: str, offline: bool) -> bool:
+    """Return whether the files of a checkpoint say that it is a multi-vector model; any other would get a random projection."""
+
+    def read(file: str) -> Any:
+        path = load_file_path(name, file, local_files_only=offline)
+        return json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
+
+    config = read("config.json")
+    if not config:
+        raise FileNotFoundError("there is no config.json, or the Hub cannot be reached")
+    record = read("config_sentence_transformers.json")
+    if record.get("model_type") in ("MultiVectorEncoder", "ColBERT"):  # of sentence-transformers, of PyLate
+        return True
+    if _PYLATE & record.keys():
+        return any(module["type"].endswith("Dense") for module in read("modules.json"))
+    return "HF_ColBERT" in (config.get("architectures") or ())  # of Stanford
+
+
+def _stored(folder: Path, device: str | None) -> MultiVectorEncoder:
+    """Load the model from a folder of an index, which may be a stranger's."""
+    check_model(folder)
+    with reading(folder, torch.OutOfMemoryError), quiet_transformers(), without_hub():
+        if read_json(folder / "config_sentence_transformers.json").get("model_type") != MultiVectorEncoder.model_type:
+            raise ValueError("it is no multi-vector model")
+        model = MultiVectorEncoder(str(folder), device=device, local_files_only=True, trust_remote_code=False).float()
+        check_finite(model, folder)
+        _check(model)
+    return model
+
+
+def _check(model: MultiVectorEncoder) -> None:
+    """Raise ValueError unless an index may hold a model, and its vectors have the stated width and length 1."""
+    check_inputs(model)
+    for kind in _PROMPTS:
+        states, mask, _ = MultiVectorModel(model)._forward([PROBE], kind)
+        if (width := states.shape[-1]) != model.get_embedding_dimension():
+            raise ValueError(f"its vectors are {width} wide, and should be {model.get_embedding_dimension()}")
+        if not states[mask].isfinite().all():
+            raise ValueError("its token vectors are not finite")
+        if ((states[mask].norm(dim=1) - 1).abs() > _UNIT).any():
+            raise ValueError("its token vectors do not have length 1; add a Normalize module")

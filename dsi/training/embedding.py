@@ -1,0 +1,83 @@
+"""Embeddings and token vectors of the documents of a run, made block by block. Knows nothing of docids."""
+
+import dataclasses
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsi.config import Config
+from dsi.contrastive.blocks import DocumentTexts, encode_blocks, encode_token_blocks, read_token_blocks
+from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.tokens import TokenHead, tell_empty
+from dsi.docids.data.collection import Collection
+from dsi.docids.files.processes import Processes
+from dsi.docids.files.storage import digest
+from dsi.docids.token_vectors import TokenVectors
+
+
+class DocumentVectors:
+    """Vectors of the documents of a collection, or of their segments; what a killed run has made is used again.
+
+    Args:
+        config: of the run.
+        collection: the documents.
+        encoder: with the index's `token_model`, if it has one.
+        folder: of the blocks.
+        store: in which runs share them instead; None if they share nothing.
+        processes: share the work.
+        tokens: whether token vectors are made too, if the index has them.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        collection: Collection,
+        encoder: Encoder,
+        folder: Path,
+        store: Path | None,
+        processes: Processes,
+        *,
+        tokens: bool = True,
+    ) -> None:
+        self._config, self._collection, self._encoder, self._processes = config, collection, encoder, processes
+        self._texts = DocumentTexts(encoder, collection.documents, config.docids.segments)
+        self._tokens = tokens and config.has_token_vectors
+        self._folder = store / "embeddings" / self._identity[:16] if store else folder
+
+    @property
+    def _identity(self) -> str:
+        """Return a digest of all that the vectors depend on."""
+        encoder, segments = self._encoder, self._config.docids.segments
+        identity = [encoder.fingerprint, dataclasses.asdict(encoder.config), self._collection.digest]
+        if segments > 1:
+            identity.append(str(segments))
+        if self._tokens:
+            identity.append(dataclasses.asdict(self._config.tokens))
+        if self._tokens and encoder.token_model:
+            identity.append(encoder.token_model.fingerprint)
+        return digest(identity)
+
+    @cached_property
+    def _head(self) -> TokenHead | None:
+        """What makes token vectors; the same on all processes."""
+        main = self._tokens and self._processes.is_main
+        return self._processes.first(TokenHead.fit(self._encoder, self._texts, self._config.tokens) if main else None)
+
+    def embeddings(self) -> NDArray[np.float32]:
+        """Return the embeddings [n, dim], memory-mapped, and write what `tokens` reads; all processes call it."""
+        head, model = self._head, self._encoder.token_model
+        if head and model:
+            whole = self._collection.full_texts() if self._config.docids.segments == 1 else self._texts
+            encode_token_blocks(model, head, whole, self._folder, self._processes)
+            head = None
+        return encode_blocks(self._encoder, self._texts, "document", self._folder, self._processes, head)
+
+    def tokens(self) -> TokenVectors | None:
+        """Return the token vectors that `embeddings` wrote; None if the index has none."""
+        if self._head is None:
+            return None
+        codes = read_token_blocks(self._folder)
+        tell_empty(codes)
+        return TokenVectors(self._head.matrix, self._head.bits, (codes,), np.arange(len(codes), dtype=np.int32))

@@ -644,7 +644,7 @@ def test_a_configuration_over_its_base(tmp_path):
         read_config(tmp_path / "a.toml")
     with pytest.raises(FileNotFoundError, match=r"'nq1k' does not exist: neither a file nor one of digits, example"):
         Config.named("nq1k")
-    with pytest.raises(ValueError, match=r"^'contrastive.epoch' is no setting; did you mean 'epochs'\?"):
+    with pytest.raises(ValueError, match=r"^'training.epoch' is no setting; did you mean 'epochs'\?"):
         expected.with_changes({"training": {"epoch": 3.0}})
 
 

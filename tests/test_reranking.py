@@ -165,7 +165,7 @@ def test_filters_short_lists_and_query_ids_pass_through(retriever):
 
 
 def test_exact_says_what_the_search_said(retriever):
-    narrow = {"alpha": 0.5, "beam_width": 1}
+    narrow = {"alpha": 0.1, "beam_width": 1}
     searched = [hits.exact for hits in retriever.search(QUERIES, k=3, **narrow)]
     candidates = retriever.candidates(QUERIES, k=3, **narrow)
     assert [hits.exact for hits in dsi.rerank(candidates, Backwards()).hits()] == searched

@@ -371,7 +371,7 @@ def test_iterators_of_doc_ids_are_read(retriever):
 @pytest.mark.parametrize("options", [
     {"allow": ["neon", "gold", "jupiter", "muon", "hooke-s-law"]},
     {"deny": ["FIRST"]},
-    {"where": "doc_id > 'n'"},
+    {"where": "doc_id < 'n'"},
     {"extra_scores": np.linspace(0, 30, 60)[None]},
     {"method": "exact"},
     {"beam_width": 1, "k": 30},
@@ -395,7 +395,7 @@ def test_explain_shows_the_search_that_answered_under_any_option(retriever, digi
 
 
 def test_a_search_passes_through_few_files(encoder):
-    """From the public call to the answer: nine files in three rooms of dsi, and ten of the packages below."""
+    """From the public call to the answer: nine files in three rooms of dsi, and eleven of the packages below."""
     retriever, root = index_of(encoder, tied=True, words=True, lexical_weight=0.1), Path(dsi.__file__).parent
     retriever.search("x", k=5)  # makes what later searches read
     touched = set()
@@ -413,7 +413,7 @@ def test_a_search_passes_through_few_files(encoder):
     ours = {path for path in touched if path.parts[0] not in ("docids", "contrastive", "eval")}
     assert len(ours) <= 9, sorted(map(str, ours))
     assert len({path.parent for path in ours}) <= 3
-    assert len(touched) <= 19, sorted(map(str, touched))
+    assert len(touched) <= 20, sorted(map(str, touched))
 
 
 def test_explain_shows_the_walk_that_search_made(retriever, monkeypatch):
@@ -649,7 +649,7 @@ def test_broken_indexes_are_refused_and_the_part_is_named(retriever, tmp_path):
     folder = broken("version")
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps({**manifest, "format_version": 99}))
-    with pytest.raises(ValueError, match="format version 99, this version reads 6"):
+    with pytest.raises(ValueError, match="format version 99, this version reads 7"):
         GenerativeRetriever.from_pretrained(folder)
     folder = broken("mixed")
     manifest["fingerprints"]["encoder"] = "0" * 64

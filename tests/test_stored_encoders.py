@@ -136,10 +136,10 @@ def test_loading_opens_no_connection_and_no_file_outside_the_model(stored, tmp_p
 def test_the_hub_is_off_while_a_stored_encoder_is_loaded_and_on_again(stored, monkeypatch):
     from huggingface_hub import constants
 
-    seen = []
+    seen, folder = [], stored("bert")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr("dsi.contrastive.encoder.check_inputs", lambda model: seen.append(constants.HF_HUB_OFFLINE))
-    load(stored("bert"))
+    load(folder)
     assert (seen, constants.HF_HUB_OFFLINE) == ([True], False)
 
 

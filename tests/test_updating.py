@@ -78,7 +78,7 @@ def test_any_updates_keep_every_other_docid(documents, branching, leaf, seed, st
 
 def test_a_free_place_is_taken_and_a_full_cluster_gets_a_neighbour():
     tree = random_tree(40, branching=4, leaf=4)
-    position = 7
+    position = 8
     row, digits = int(tree.doc_rows[position]), tree.digits(position)
     freed = remove_documents(tree, np.array([row]))
     assert freed.num_removed == 1

@@ -142,7 +142,7 @@ def test_words_without_titles_or_without_their_t5_are_refused(titles, t5_folder)
     with pytest.raises(
         ValueError, match="The docids have the token 90000, the decoder only 2000; take its own tokenizer"
     ):
-        create_generator(config, tree, WIDTH, CE, numbers=np.where(numbers == numbers.max(), 90_000, numbers))
+        create_generator(config, tree, WIDTH, CE, numbers=np.where(numbers == numbers.max(), np.int32(90_000), numbers))
     with pytest.raises(ValueError, match=r'"words" needs generator\.decoder, a T5 checkpoint'):
         GeneratorConfig(docid_tokens="words", decoder="", num_layers=1)
     words = {"generator": {"docid_tokens": "words", "decoder": "t5"}}

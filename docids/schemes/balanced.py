@@ -5,7 +5,7 @@ import numpy as np
 
 from dsi.docids.files.processes import Rows
 from dsi.docids.schemes import Docids, DocidsConfig, SchemeInput
-from dsi.docids.schemes.lloyd import train_clusters
+from dsi.docids.schemes.lloyd import read_points, train_clusters
 from dsi.docids.schemes.splits import split_from_root
 from dsi.docids.types import Floats, Ints, Numbers
 
@@ -17,7 +17,7 @@ def make(documents: SchemeInput) -> Docids:
 
 def _split(documents: Rows, sizes: Numbers, config: DocidsConfig, seed: int) -> Ints:
     labels = []
-    for batch in train_clusters(documents.read(), sizes, config, seed):
+    for batch in train_clusters(read_points(documents), sizes, config, seed):
         for points, there, centroids, k in zip(*batch, strict=True):
             labels.append(_assign(points[there], centroids[:k]))
     return np.concatenate(labels)

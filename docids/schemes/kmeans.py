@@ -9,6 +9,7 @@ from dsi.docids.schemes.lloyd import (
     members_of,
     nearest,
     nearest_of,
+    read_points,
     sample_rows,
     train_clusters,
     train_kmeans,
@@ -23,7 +24,7 @@ def make(documents: SchemeInput) -> Docids:
 
 def _split(documents: Rows, sizes: Numbers, config: DocidsConfig, seed: int) -> Ints:
     labels = []
-    for points, there, centroids, k in train_clusters(documents.read(), sizes, config, seed):
+    for points, there, centroids, k in train_clusters(read_points(documents), sizes, config, seed):
         padded = nearest_of(points, centroids, k)  # [clusters, n]
         counts = members_of(padded, there, centroids.shape[1]).sum(axis=2)
         for cluster in np.flatnonzero(((counts == 0) & (np.arange(counts.shape[1]) < k[:, None])).any(axis=1)):
@@ -38,7 +39,7 @@ def _split_together(points: Floats, rows: Ints, documents: SchemeInput) -> Ints:
     """`_split` of a large cluster, block by block: no process holds all of its points."""
     k, processes = documents.config.clusters(len(rows)), documents.processes
     (sample,) = sample_rows(np.array([len(rows)]), k * POINTS_PER_CENTROID, np.random.default_rng(documents.seed))
-    centroids = train_kmeans(Rows(points, rows[sample]).read(), k, documents.seed)
+    centroids = train_kmeans(read_points(Rows(points, rows[sample])), k, documents.seed)
     starts = range(0, len(rows), splits.BLOCK)
 
     def block(start: int) -> tuple[Rows, Floats]:
@@ -50,7 +51,7 @@ def _split_together(points: Floats, rows: Ints, documents: SchemeInput) -> Ints:
 
 def _assign(block: Rows, centroids: Floats) -> tuple[Floats, Ints]:
     """Return the distance [n] to the nearest centroid, and its number [n]."""
-    points = block.read()
+    points = read_points(block)
     labels = nearest(points, centroids)
     return _distances(points, centroids, labels), labels
 

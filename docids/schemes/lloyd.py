@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dsi.docids.files.processes import Rows
 from dsi.docids.schemes import DocidsConfig
 from dsi.docids.types import Floats, Ints, Mask, Numbers
 
@@ -56,6 +57,11 @@ def train_clusters(points: Floats, sizes: Numbers, config: DocidsConfig, seed: i
         padded = points[starts[own, None] + np.where(there, numbers, 0)]
         padded[~there] = 0
         yield Trained(padded, there, _train(padded, sizes[own], all_k[own], rng), all_k[own])
+
+
+def read_points(rows: Rows) -> Floats:
+    """Return the points [n, dim] of documents, in memory."""
+    return np.asarray(rows.read(), dtype=np.float32)
 
 
 def train_kmeans(points: Floats, k: int, seed: int) -> Floats:

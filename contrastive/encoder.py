@@ -35,6 +35,7 @@ from dsi.contrastive.untrusted import (
     check_finite,
     check_inputs,
     check_model,
+    reset_tokenizer,
     write_model,
 )
 from dsi.docids.files.checks import check_name
@@ -339,9 +340,7 @@ class Encoder:
     def save(self, folder: Path) -> None:
         """Write a plain sentence-transformers folder; the same encoder gives the same files."""
         with self._tokenizing:
-            if backend := getattr(self.model.tokenizer, "backend_tokenizer", None):
-                backend.no_truncation()  # else the last truncation and padding would be saved
-                backend.no_padding()
+            reset_tokenizer(self.model.tokenizer)  # else the last truncation and padding would be saved
             write_model(self.model, folder)
 
     def _cut(self, texts: Sequence[str], length: int) -> list[str]:

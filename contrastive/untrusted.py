@@ -185,6 +185,13 @@ _DECLARED: dict[str, type[Part]] = {
 }
 
 
+def reset_tokenizer(tokenizer: Any) -> None:
+    """Take back the truncation and padding that the last call of a tokenizer set, if it is one that keeps them."""
+    if backend := getattr(tokenizer, "backend_tokenizer", None):
+        backend.no_truncation()
+        backend.no_padding()
+
+
 def write_model(model: Any, folder: Path) -> None:
     """Write a model of sentence-transformers as an index may hold it: for texts, with settings that its readers declare.
 
@@ -426,8 +433,7 @@ def check_inputs(model: nn.Module) -> None:
 
 def _check_tokenizer(tokenizer: Any, embeddings: int) -> None:
     backend = tokenizer.backend_tokenizer
-    backend.no_truncation()  # as calls set them anew
-    backend.no_padding()
+    reset_tokenizer(tokenizer)
     numbers = [*tokenizer.get_vocab().values(), *backend.encode(PROBE).ids, *backend.encode("a", PROBE).ids]
     if max(numbers) >= embeddings:
         raise ValueError("it has tokens without an embedding")

@@ -50,9 +50,10 @@ def document_record(record: Mapping[str, Any], source: str, told: set[str]) -> d
         "doc_id": _record_id(record, source, "doc_id"),
         "title": get_text(record, "title", source, ""),
         "text": _given_once(record, TEXT_KEYS, source, "text"),
-        "metadata": get_metadata(record, source),
     }
-    for key, value in _all_metadata(record, source).items():
+    metadata = _all_metadata(record, source)
+    plain = _plain_values(metadata, source)
+    for key, value in metadata.items():
         if isinstance(value, list | dict) and key not in told:
             logger.warning(
                 "%s: metadata %r is %s, which no column can hold: such values of %r are left out; write them as texts.",
@@ -62,7 +63,7 @@ def document_record(record: Mapping[str, Any], source: str, told: set[str]) -> d
                 key,
             )
             told.add(key)
-    return document
+    return {**document, "metadata": plain}
 
 
 def check_documents(records: Numbered, name: object) -> Iterator[dict[str, Any]]:
@@ -180,8 +181,12 @@ def get_metadata(record: Mapping[str, Any], source: str) -> dict[str, bool | int
     Raises:
         ValueError: metadata is not a mapping, or has a key or value that no column can hold.
     """
-    found = _all_metadata(record, source)
-    values = {_key(key, source): _plain(value, f"{source}: metadata {key!r}") for key, value in found.items()}
+    return _plain_values(_all_metadata(record, source), source)
+
+
+def _plain_values(metadata: Mapping[str, Any], source: str) -> dict[str, bool | int | float | str]:
+    """Return the values of metadata that columns can hold."""
+    values = {_key(key, source): _plain(value, f"{source}: metadata {key!r}") for key, value in metadata.items()}
     return {key: value for key, value in values.items() if value is not None}
 
 

@@ -7,7 +7,7 @@ vectors, where PyLate can be imported. Knows nothing of indexes or walks.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,7 @@ class Curves:
         for row, states, vector in self.encoder.token_states(self.texts, "document", progress="token states"):
             self.states[row], vectors[row] = states.half().numpy(), vector.numpy()
         words = BM25(self.doc_ids, list(collection.full_texts()))
+        self._matrix = cache(self._fit)
         self.dev, self.test = (self._queries(split, vectors, words) for split in ("dev", "test"))
 
     def _queries(self, split: str, vectors: Floats, words: BM25) -> Queries:
@@ -89,9 +90,13 @@ class Curves:
             embedded.append(encoded.embeddings.numpy())
         return Queries(list(queries), states, np.concatenate(embedded) @ vectors.T, words.scores(texts))
 
+    def _fit(self, dim: int) -> Floats:
+        """Return the matrix [dim, state_dim] of a head, which does not depend on its bits."""
+        return TokenHead.fit(self.encoder, self.texts, TokensConfig(dim=dim)).matrix
+
     def tokens(self, dim: int, bits: int, pooling: int) -> TokenVectors:
         """Return the token vectors of all documents; `pooling`: how many tokens become one, by Ward clusters."""
-        matrix = TokenHead.fit(self.encoder, self.texts, TokensConfig(dim=dim, bits=bits)).matrix
+        matrix = self._matrix(dim)
         pool = HierarchicalTokenPooling(pooling)
         blocks = []
         for states in self.states:

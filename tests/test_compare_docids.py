@@ -19,7 +19,7 @@ import dsi
 from dsi.commands.main import main
 from dsi.config import Config
 from dsi.docids.clustering import DocidsConfig, build_tree
-from dsi.docids.schemes import SCHEMES, SchemeInput, make_docids
+from dsi.docids.schemes import FILE, SCHEMES, SchemeInput, make_docids
 from dsi.measuring.diagnosis import diagnose, errors_by_level
 from dsi.measuring.runs import generator_only
 from dsi.search.request import SearchConfig
@@ -36,7 +36,7 @@ def command(beir, tmp_path, sentence_t5_folder, t5_folder):
     config = write_settings(
         tmp_path / "config.toml", sentence_t5_folder, t5_folder, pseudo_queries={"method": "none"},
         contrastive={"loss": "none"},
-        training={"epochs": 1.0, "pseudo_queries_per_document": 0}, **TIED,
+        training={"epochs": 1.0}, **TIED,
     )  # fmt: skip
     given = ["--data", str(beir()), "--config", str(config), "--output", str(tmp_path / "out"), "--device", "cpu"]
     return lambda *more: main(["compare-docids", *given, *more])
@@ -190,10 +190,10 @@ def test_dense_search_is_that_of_whole_documents_and_all_have_the_seed(command, 
     assert comparison({"segments": 3}).base == config
     lines = (f"{doc_id}\t{row} {piece}\n" for row, doc_id in enumerate(collection.rows) for piece in range(3))
     (tmp_path / "docids.tsv").write_text("".join(lines))
-    of_file = {"method": "file", "file": str(tmp_path / "docids.tsv"), "branching": 0, "max_leaf_size": 20}
+    of_file = {"method": str(tmp_path / "docids.tsv"), "branching": 0, "max_leaf_size": 20}
     made = comparison({**of_file, "segments": 3})
     made.check([])
-    assert made.base.docids == DocidsConfig(method="file", file=of_file["file"])
+    assert made.base.docids == DocidsConfig(method=of_file["method"])
     seventh = docids.Comparison(made.laboratory, 7, digits=False, add=False)
     assert (seventh.base.seed, seventh.config("kmeans").seed) == (7, 7)
 
@@ -201,7 +201,7 @@ def test_dense_search_is_that_of_whole_documents_and_all_have_the_seed(command, 
 def test_trees_are_of_one_size_and_titles_need_titles(beir):
     collection = dsi.read_collection(beir())
     names = docids.schemes_for(collection)
-    assert names == [*(name for name in SCHEMES if name != "file"), "pq", "rkmeans", "rq"]
+    assert names == [*(name for name in SCHEMES if name != FILE), "pq", "rkmeans", "rq"]
     for branching in (8, 10, 15):
         shapes = {name: docids.shape(name, branching) for name in names}
         assert {shape["branching"] for name, shape in shapes.items() if name != "title"} == {8}

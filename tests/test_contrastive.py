@@ -286,7 +286,7 @@ def test_an_encoder_survives_saving(encoder, tmp_path):
 
 
 def test_an_encoder_can_start_from_random_weights(sentence_t5_folder):
-    config = EncoderConfig(name=str(sentence_t5_folder), pretrained=False)
+    config = EncoderConfig(name=f"fresh:{sentence_t5_folder}")
     fresh, again = (Encoder.load(config, device="cpu") for _ in range(2))
     trained = Encoder.load(EncoderConfig(name=str(sentence_t5_folder), **PROMPTS), device="cpu")
     assert fresh.fingerprint == again.fingerprint != trained.fingerprint

@@ -49,7 +49,6 @@ document_length = 24
 batch_size = 16
 epochs = 1.0
 [training]
-pseudo_queries_per_document = 2
 batch_size = 32
 epochs = 1.0
 """

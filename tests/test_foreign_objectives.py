@@ -57,7 +57,7 @@ def test_an_index_is_trained_with_a_foreign_objective_and_searched_without_it(
     config = write_settings(
         tmp_path / "config.toml", sentence_t5_folder, t5_folder, tune=False, objective={"name": "smooth"},
         contrastive={"loss": "none"}, pseudo_queries={"method": "none"},
-        training={"pseudo_queries_per_document": 0}, search={"beta": 0.0, "alpha": 1.0, "beam_width": 20},
+        search={"beta": 0.0, "alpha": 1.0, "beam_width": 20},
     )  # fmt: skip
     data, run = thin_out(beir(), dev=6, test=6), tmp_path / "run"
     collection = dsi.read_collection(data)
@@ -112,7 +112,7 @@ def test_an_index_is_trained_again_with_another_version_of_the_package(
     config = write_settings(
         tmp_path / "config.toml", sentence_t5_folder, t5_folder, tune=False, objective={"name": "smooth"},
         contrastive={"loss": "none"}, pseudo_queries={"method": "none"},
-        training={"pseudo_queries_per_document": 0, "epochs": 1.0},
+        training={"epochs": 1.0},
     )  # fmt: skip
     run = TrainingRun(tmp_path / "run", dsi.read_collection(beir()), read_config(config), "cpu")
     run.train()

@@ -23,7 +23,7 @@ def trained(beir, tmp_path, sentence_t5_folder, t5_folder):
             tmp_path / "config.toml", sentence_t5_folder, t5_folder, tune=False, dev_queries=7,
             docids={"method": "letters", "branching": 10, "max_leaf_size": 10}, pseudo_queries={"method": "none"},
             contrastive={"loss": "none"},
-            training={"epochs": 1.0, "pseudo_queries_per_document": 0}, **TIED,
+            training={"epochs": 1.0}, **TIED,
         )  # fmt: skip
         data = thin_out(beir(), dev=6, test=6)
         run = TrainingRun(tmp_path / "run", dsi.read_collection(data), read_config(config), "cpu")

@@ -272,7 +272,6 @@ def test_encoder_and_decoder_train_together_from_texts(encoder, tmp_path):
     ("settings", "message"),
     [
         ({"distillation": 2.0}, r"objective.distillation must be between 0 and 1, got 2.0"),
-        ({"dense_temperature": 0.0}, "objective.dense_temperature must be between 1e-6 and 1e6, got 0.0"),
         (
             {"name": "best"},
             r"objective.name must be one of ce, estimate, .*, got 'best'; the objective of another package",

@@ -132,7 +132,7 @@ def test_a_graph_that_is_not_as_it_was_written_is_made_again(encoder, sentence_t
     elif change == "no record":
         (folder / "record.json").unlink()
     else:
-        other = Encoder.load(EncoderConfig(name=str(sentence_t5_folder), pretrained=False, **PROMPTS), device="cpu")
+        other = Encoder.load(EncoderConfig(name=f"fresh:{sentence_t5_folder}", **PROMPTS), device="cpu")
         other.for_search(backend="onnx")
         (others,) = {*graphs()} - {folder}
         shutil.rmtree(folder)

@@ -49,7 +49,7 @@ def write_settings(path: Path, encoder_folder: Path, t5_folder: Path, **sections
             "docids": {"branching": 4, "max_leaf_size": 4},
             "generator": {"docid_tokens": "digits", "decoder": str(t5_folder)},
             "objective": {"name": "ce", "distillation": 0.0},
-            "training": {"pseudo_queries_per_document": 5, "epochs": 2.0, "batch_size": 16, "learning_rate": 2e-3},
+            "training": {"epochs": 2.0, "batch_size": 16, "learning_rate": 2e-3},
             "search": {"beam_width": 10, "lexical_weight": 0.0, "token_weight": 0.0},
         }
     )
@@ -61,7 +61,7 @@ def write_settings(path: Path, encoder_folder: Path, t5_folder: Path, **sections
 
 TIED: dict[str, dict[str, object]] = {
     "generator": {"docid_tokens": "tied", "decoder": "", "num_layers": 0},
-    "objective": {"name": "estimate", "distillation": 0.5, "dense_temperature": 0.1},
+    "objective": {"name": "estimate", "distillation": 0.5},
 }
 LONGER: dict[str, object] = {"epochs": 6.0}
 
@@ -274,7 +274,7 @@ def contents(run: Path) -> dict[str, bytes]:
 LARGE_STEPS = {"learning_rate": 1e20}
 REFUSED: dict[str, tuple[dict[str, dict[str, object]], str]] = {
     "by the collection": ({"docids": {"branching": 41}}, "fewer than docids.branching"),
-    "by a file": ({"docids": {"method": "file", "file": "/no/file", "branching": 0, "max_leaf_size": 20}}, "/no/file"),
+    "by a file": ({"docids": {"method": "/no/file.tsv", "branching": 0, "max_leaf_size": 20}}, "/no/file"),
     "by the encoder": ({"encoder": {"document_length": 15}, "generator": {"num_layers": 3}}, "fewer num_layers"),
     "as it diverges": ({"contrastive": LARGE_STEPS}, "diverged"),
 }

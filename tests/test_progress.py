@@ -43,7 +43,7 @@ def test_a_training_from_python_shows_no_bars_or_warnings_of_the_libraries(
     config = write_settings(
         tmp_path / "config.toml", sentence_t5_folder, t5_folder, tune=False, pseudo_queries={"method": "none"},
         contrastive={"epochs": 1.0, "batch_size": 16},
-        training={"epochs": 1.0, "pseudo_queries_per_document": 0}, **TIED,
+        training={"epochs": 1.0}, **TIED,
     )  # fmt: skip
     datasets.enable_progress_bars()
     logging.enable_progress_bar()

@@ -21,7 +21,7 @@ from dsi.commands.main import main
 from dsi.commands.train import read_embeddings
 from dsi.config import read_config
 from dsi.docids.clustering import DocidsConfig, assemble, build_tree
-from dsi.docids.schemes import SCHEMES, Docids, SchemeInput, find_scheme, make_docids, scheme_names
+from dsi.docids.schemes import FILE, SCHEMES, Docids, SchemeInput, find_scheme, make_docids, scheme_names
 from dsi.docids.schemes.file import read_docids, write_docids
 from dsi.docids.schemes.lloyd import train_kmeans
 from dsi.docids.tree import DocidTree, diagnostics
@@ -62,7 +62,7 @@ def scheme_input(method: str, documents: int, folder: Path, **others) -> SchemeI
     titles = ["".join(chance.choice(list("ab "), size=chance.integers(1, 8))) + "c" for _ in range(documents)]
     doc_ids, own = [f"d{row}" for row in range(documents)], dict(OWN_SETTINGS[method])
     if method == "file":
-        own["file"] = str(folder / "docids.tsv")
+        method = str(folder / "docids.tsv")
         write_docids(
             folder / "docids.tsv", doc_ids, Docids.from_paths([[9 * len(t), ord(t[0]), 3] for t in titles]).paths
         )
@@ -380,12 +380,12 @@ def test_a_file_of_docids_that_is_wrong_is_refused_by_line(lines, message, tmp_p
 def test_a_file_of_docids_gives_ranks(tmp_path):
     path = tmp_path / "docids.tsv"
     path.write_text("c\t7 300\nb\t7 0\na\t2\n")
-    config = DocidsConfig(method="file", file=str(path))
+    config = DocidsConfig(method=str(path))
     given = SchemeInput(embeddings_of(3), config, doc_ids=["a", "b", "c"])
     tree = assemble(make_docids(given), given.embeddings)
     assert [tree.digits(int(tree.positions[row])) for row in range(3)] == [(0, 0), (1, 0), (1, 1)]
-    with pytest.raises(FileNotFoundError, match=r"docids.file names .*no.tsv, which does not exist"):
-        make_docids(replace(given, config=DocidsConfig(method="file", file=str(tmp_path / "no.tsv"))))
+    with pytest.raises(FileNotFoundError, match=r"docids.method names .*no.tsv, which does not exist"):
+        make_docids(replace(given, config=DocidsConfig(method=str(tmp_path / "no.tsv"))))
 
 
 # Settings
@@ -394,13 +394,16 @@ def test_a_file_of_docids_gives_ranks(tmp_path):
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        ({"method": "file"}, "docids.file must name a file of docids, got ''"),
+        ({"method": "file"}, "docids.method must be one of .*, or a file NAME.tsv of docids, got 'file'"),
         (
             {"method": "title", "branching": 8},
             'branching is not read by the docid method "title"; leave it at 0, got 8',
         ),
         ({"method": "title", "max_leaf_size": 5}, "docids.max_leaf_size is not read"),
-        ({"method": "title", "file": "x"}, "docids.file is not read"),
+        (
+            {"method": "x.tsv", "branching": 8},
+            'docids.branching is not read by the docid method "x.tsv"; leave it at 0, got 8',
+        ),
         (
             {"method": "random", "cluster_on": "queries"},
             "docids.cluster_on is not read by the docid method \"random\"; leave it at 'documents', got 'queries'",
@@ -443,7 +446,10 @@ def test_embeddings_to_cluster_on_are_refused_where_nothing_is_clustered():
 
 @pytest.mark.parametrize("method", ["kmeans", "random", "balanced"])
 def test_one_document_is_told_of_the_schemes_that_take_it(method):
-    message = f'The docid method "{method}" needs at least 2 documents, got 1; add documents, or use method "title" or "file".'
+    message = (
+        f'The docid method "{method}" needs at least 2 documents, got 1; add documents, or use method "title" or a file of '
+        "docids."
+    )
     with pytest.raises(ValueError, match=f"^{message}$"):
         build_tree(embeddings_of(1), DocidsConfig(method=method, branching=2))
 
@@ -531,7 +537,7 @@ def foreign(tmp_path, monkeypatch):
 
 def test_a_scheme_of_another_package_is_found_by_its_entry_point(foreign):
     assert len(FOREIGN.strip().splitlines()) <= 30
-    assert scheme_names() == [*SCHEMES, *sorted(["signs", *QUANTIZERS])]
+    assert scheme_names() == [*(name for name in SCHEMES if name != FILE), *sorted(["signs", *QUANTIZERS])]
     given = SchemeInput(embeddings_of(40), DocidsConfig(method="signs", branching=2))
     tree = assemble(make_docids(given), given.embeddings)
     signs = [tuple(row) for row in (given.points[:, :3] > 0).tolist()]
@@ -545,7 +551,8 @@ def test_a_scheme_of_another_package_is_found_by_its_entry_point(foreign):
 
 def test_a_name_that_no_scheme_has_is_refused_with_those_there_are(foreign):
     with pytest.raises(
-        ValueError, match=r"docids.method must be one of kmeans, .*file, pq, rkmeans, rq, signs, got 'words'"
+        ValueError,
+        match=r"docids.method must be one of kmeans, .*, signs, or a file NAME.tsv of docids, got 'words'",
     ):
         DocidsConfig(method="words")
     with pytest.raises(ValueError, match=r"There is no docid scheme 'words'; use one of kmeans, .*, signs"):
@@ -623,7 +630,7 @@ def train(beir, tmp_path, sentence_t5_folder, t5_folder, store):
         config = write_settings(
             tmp_path / "config.toml", sentence_t5_folder, t5_folder, docids=settings, tune=False,
             pseudo_queries={"method": "none"}, contrastive={"loss": "none"},
-            training={"epochs": 1.0, "pseudo_queries_per_document": 0}, **TIED,
+            training={"epochs": 1.0}, **TIED,
         )  # fmt: skip
         run = TrainingRun(tmp_path / "run", dsi.read_collection(beir()), read_config(config), "cpu", store)
         run.train()
@@ -682,7 +689,7 @@ def test_an_index_of_titles_is_trained_searched_and_updated_and_keeps_the_tokens
 def test_an_index_of_a_file_is_trained_searched_and_updated_and_made_again_if_the_file_changed(train, tmp_path, beir):
     path, doc_ids = tmp_path / "docids.tsv", list(dsi.read_collection(beir()).rows)
     path.write_text("".join(f"{doc_id}\t{len(doc_id)} {row}\n" for row, doc_id in enumerate(doc_ids)))
-    run = train(method="file", file=str(path))
+    run = train(method=str(path))
     first = run.tree().fingerprint
     rows = path.read_text().splitlines(keepends=True)
     path.write_text("".join([f"{doc_ids[0]}\t99\n", *rows[1:]]))
@@ -695,8 +702,8 @@ def test_an_index_of_a_file_is_trained_searched_and_updated_and_made_again_if_th
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ('method = "file"\nfile = "{}/wrong.tsv"', "wrong.tsv, line 1: "),
-        ('method = "file"\nfile = "{}/missing.tsv"', "missing.tsv, which does not exist"),
+        ('method = "{}/wrong.tsv"', "wrong.tsv, line 1: "),
+        ('method = "{}/missing.tsv"', "missing.tsv, which does not exist"),
         ('method = "title"', "needs a title for each document; document 'b' (and 0 more) has none"),
     ],
 )

@@ -23,7 +23,7 @@ def trained(tmp_path_factory, sentence_t5_folder, t5_folder):
     config = write_settings(
         folder / "config.toml", sentence_t5_folder, t5_folder, tune=False, pseudo_queries={"method": "none"},
         contrastive={"loss": "none"},
-        training={"epochs": 1.0, "pseudo_queries_per_document": 0}, **TIED,
+        training={"epochs": 1.0}, **TIED,
     )  # fmt: skip
     thin_out(write_collection(folder / "collection"), dev=6, test=6)
     printed = run("train", folder, "--data", "collection", "--output", "run", "--config", config, "--device", "cpu")

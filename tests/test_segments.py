@@ -396,7 +396,7 @@ def file_input(path: Path, lines: list[str], **others) -> SchemeInput:
     path.write_text("\n".join(lines) + "\n")
     own = {"doc_ids": ["a", "b", "c"], **others}
     vectors = np.arange(len(own["doc_ids"]) * WIDTH, dtype=np.float32).reshape(-1, WIDTH)
-    return SchemeInput(vectors, DocidsConfig(method="file", file=str(path), segments=2 if others else 1), **own)
+    return SchemeInput(vectors, DocidsConfig(method=str(path), segments=2 if others else 1), **own)
 
 
 def test_a_file_gives_a_document_several_docids_each_with_the_documents_vector(tmp_path):
@@ -492,7 +492,7 @@ def test_an_index_of_segments_is_trained_tuned_searched_and_updated(
     config = write_settings(
         tmp_path / "config.toml", sentence_t5_folder, t5_folder, docids=docids,
         pseudo_queries={"method": "none"}, contrastive={"loss": "none"},
-        training={"epochs": 1.0, "pseudo_queries_per_document": 0}, **TIED,
+        training={"epochs": 1.0}, **TIED,
     )  # fmt: skip
     collection = dsi.read_collection(beir())
     run = TrainingRun(tmp_path / "run", collection, read_config(config), "cpu")

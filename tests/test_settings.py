@@ -38,7 +38,7 @@ NUMBERS = [
 MAY_BE_ZERO = {
     "seed", "dev_queries", "text_megabytes", "docids.branching",
     "contrastive.negatives", "tokens.bits", "vectors.code_bytes", "generator.num_layers", "objective.distillation",
-    "training.pseudo_queries_per_document", "training.epochs", "search.alpha", "search.beta",
+    "training.epochs", "search.alpha", "search.beta",
     "search.lexical_weight", "search.token_weight",
 }  # fmt: skip
 MAY_BE_HUGE = {"contrastive.learning_rate", "training.learning_rate", "search.beta"}
@@ -88,7 +88,7 @@ def test_a_range_holds_in_python_too(value):
         ("[search]\nlexical_weight = inf", "lexical_weight must be between 0 and 1e6, got inf; 0 leaves it out"),
         ("[generator]\nnum_layers = -4", "generator.num_layers must be between 0 and 1000, got -4"),
         ("[generator]\ndecoder = 3", "generator.decoder must be a string, got 3"),
-        ("[objective]\ndense_temperature = inf", "objective.dense_temperature must be between 1e-6 and 1e6, got inf"),
+        ("[contrastive]\ntemperature = inf", "contrastive.temperature must be between 1e-6 and 1e6, got inf"),
         (f"a = {'[' * 5000}{']' * 5000}", "is nested too deeply"),
         (f"[search]\nalpha{'.a' * 5000} = 1", r"alpha must be a number, got \{'a': .*\.\.\."),
         (f'[search]\nfusion = "{"x" * 5000}"', r"fusion must be one of paper, bound, got 'x+\.\.\.x+'"),

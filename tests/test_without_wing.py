@@ -38,7 +38,7 @@ def test_help_lists_the_commands_of_the_library_and_others_are_unknown(alone, ca
 
 
 def test_schemes_are_those_of_the_library(alone):
-    assert {"kmeans", "random", "balanced", "file", "title"} == set(scheme_names())
+    assert {"kmeans", "random", "balanced", "title"} == set(scheme_names())
     with pytest.raises(ValueError, match=r"method must be one of kmeans, .* got 'rq'"):
         DocidsConfig(method="rq")
 

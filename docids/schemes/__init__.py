@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from dsi.docids import extensions
-from dsi.docids.files.checks import check_name, shown
+from dsi.docids.files.checks import shown
 from dsi.docids.files.declarations import Count, Whole, settings
 from dsi.docids.files.processes import ALONE, Processes
 from dsi.docids.tree import MOST_LEVELS, MOST_PLACES
@@ -27,14 +27,16 @@ from dsi.docids.vectors import BLOCK
 
 _CLUSTERING = ("branching", "max_leaf_size", "segments", "cluster_on")
 
+FILE = "file"
+
 SCHEMES = {
     "kmeans": _CLUSTERING,  # hierarchical k-means (DR-SCL section 3.4)
     "balanced": _CLUSTERING,  # k-means whose clusters differ in size by at most one
     "random": ("branching", "max_leaf_size", "segments"),  # digits that mean nothing: a control
     "title": (),  # the tokens of the title
-    "file": ("file", "segments"),  # read from a file
+    FILE: ("segments",),  # read from a file, which is the method
 }
-"""{`DocidsConfig.method`: settings that it reads}; the scheme is the function `make` in `dsi.docids.schemes.METHOD`."""
+"""{`DocidsConfig.scheme`: settings that it reads}; the scheme is the function `make` in `dsi.docids.schemes.SCHEME`."""
 
 MOST_CLUSTERS = 64
 """A split makes at most this many clusters if `branching` is 0."""
@@ -47,7 +49,9 @@ class DocidsConfig:
 
     method: str = "kmeans"
     """The scheme: "kmeans" (the paper), "balanced" (k-means whose clusters differ in size by at most one), "random"
-    (digits that mean nothing: a control), "title" (tokens of titles), "file", or the name of one that another package adds."""
+    (digits that mean nothing: a control), "title" (tokens of titles), or one that another package adds. Or a file NAME.tsv of
+    docids: a line a docid, the doc_id, a tab, and digits with spaces between them. A document may have several lines; with
+    `segments` they are those of its pieces, in order."""
     branching: Whole = 0
     """Clusters a split; digits a level. 0 chooses: as many as clusters half as large as `max_leaf_size` need, so that few
     are split again, and at most 64."""
@@ -60,15 +64,12 @@ class DocidsConfig:
     """"documents"; "queries" for the mean of a document's embedding and those of its train queries and pseudo-queries;
     or "untrained" for the documents' embeddings before contrastive training. The documents' own embeddings score them
     in any case."""
-    file: str = ""
-    """Of method "file": a line a docid, the doc_id, a tab, and digits with spaces between them. A document may have several
-    lines; with `segments` they are those of its pieces, in order."""
 
     def __post_init__(self) -> None:
-        if self.method not in SCHEMES and self.method not in (names := scheme_names()):
+        if self.scheme == self.method not in (names := scheme_names()):
             raise ValueError(
-                f"docids.method must be one of {', '.join(names)}, got {shown(self.method)}; the scheme of another package "
-                "needs that package."
+                f"docids.method must be one of {', '.join(names)}, or a file NAME.tsv of docids, got {shown(self.method)}; the "
+                "scheme of another package needs that package."
             )
         if self.branching == 1:
             raise ValueError("docids.branching must be at least 2, or 0 to choose, got 1.")
@@ -78,8 +79,11 @@ class DocidsConfig:
                 'docids.segments must be 1 with cluster_on "queries", whose queries belong to whole documents, got '
                 f'{self.segments}; use cluster_on "documents".'
             )
-        if self.method == "file":
-            check_name("docids.file", self.file, "a file of docids")
+
+    @property
+    def scheme(self) -> str:
+        """Name of the scheme that makes the docids; "file" if they are read from one."""
+        return FILE if self.method.endswith(".tsv") else self.method
 
     def clusters(self, documents: int) -> int:
         """Return the number of clusters into which a cluster of `documents` is split.
@@ -92,11 +96,12 @@ class DocidsConfig:
 
     def _check_unused(self) -> None:
         """Raise ValueError if a setting that the method does not read is not its default."""
-        if self.method not in SCHEMES:  # it is not known what another package's reads
+        read = SCHEMES.get(self.scheme)
+        if read is None:  # it is not known what another package's reads
             return
         for setting in dataclasses.fields(self):
             value = getattr(self, setting.name)
-            if setting.name not in ("method", *SCHEMES[self.method]) and value != setting.default:
+            if setting.name not in ("method", *read) and value != setting.default:
                 raise ValueError(
                     f'docids.{setting.name} is not read by the docid method "{self.method}"; leave it at '
                     f"{setting.default!r}, got {shown(value)}."
@@ -244,7 +249,7 @@ def make_docids(documents: SchemeInput) -> Docids:
         ValueError: the documents lack what the scheme needs, or it does not give each a path.
     """
     method, expected = documents.config.method, len(documents.embeddings)
-    docids = find_scheme(method)(documents)
+    docids = find_scheme(documents.config.scheme)(documents)
     if not isinstance(docids, Docids) or _count_documents(docids, documents) != expected:
         raise ValueError(
             f"The docid scheme {method!r} must give Docids with a path for each of {expected} documents, "
@@ -279,8 +284,8 @@ def find_scheme(name: str) -> Scheme:
 
 
 def scheme_names() -> list[str]:
-    """Return the names of all schemes, those of other packages last."""
-    return extensions.extension_names(extensions.SCHEMES, list(SCHEMES))
+    """Return the names of all schemes that make docids, those of other packages last."""
+    return extensions.extension_names(extensions.SCHEMES, [name for name in SCHEMES if name != FILE])
 
 
 def check_branching(documents: int, config: DocidsConfig) -> None:
@@ -290,7 +295,7 @@ def check_branching(documents: int, config: DocidsConfig) -> None:
     if documents < 2:
         raise ValueError(
             f'The docid method "{config.method}" needs at least 2 documents, got {documents}; add documents, or use method '
-            '"title" or "file".'
+            '"title" or a file of docids.'
         )
     if documents < config.branching:
         raise ValueError(

@@ -23,8 +23,8 @@ _Lines = dict[str, list[tuple[int, tuple[int, ...]]]]
 
 
 def make(documents: SchemeInput) -> Docids:
-    """Return the docids in `config.file`; raises as `read_docids`."""
-    return read_docids(Path(documents.config.file), documents.doc_ids, segmented=documents.rows is not None)
+    """Return the docids in the file `config.method`; raises as `read_docids`."""
+    return read_docids(Path(documents.config.method), documents.doc_ids, segmented=documents.rows is not None)
 
 
 def read_docids(path: Path, doc_ids: Sequence[str], *, segmented: bool = False) -> Docids:
@@ -41,7 +41,9 @@ def read_docids(path: Path, doc_ids: Sequence[str], *, segmented: bool = False) 
             prefix of it; the message names the line.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"docids.file names {path}, which does not exist; give the place of a file of docids.")
+        raise FileNotFoundError(
+            f"docids.method names {path}, which does not exist; give the place of a file of docids."
+        )
     segments = Counter(doc_ids)
     lines = _read(path, segments.keys())
     missing = [doc_id for doc_id in segments if doc_id not in lines]

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dsi.docids.files.declarations import Amount, Count, Positive, Share, Whole, settings
+from dsi.docids.files.declarations import Amount, Count, Positive, Share, settings
 from dsi.trees.objectives import find_objective
 
 SMALLEST_TEMPERATURE = 1e-6
@@ -50,10 +50,8 @@ class ObjectiveConfig:
     """"ce" (a softmax over the children of each node on the path, as in the paper), "estimate" (a softmax over each level's
     nodes, for tied tokens), or the name of one that another package adds."""
     distillation: Share = 0.7
-    """Share of the teacher in the targets; the right document has the rest. The teacher is dense search: a softmax over its
-    first documents."""
-    dense_temperature: Annotated[float, Field(ge=SMALLEST_TEMPERATURE, le=1e6)] = 0.05
-    """Divides the dense scores z.e_d in the teacher's softmax."""
+    """Share of the teacher in the targets; the right document has the rest. The teacher is dense search: a softmax over the
+    scores of its first documents, divided by `contrastive.temperature`."""
 
     def __post_init__(self) -> None:
         objective = find_objective(self.name)
@@ -70,12 +68,10 @@ CE = ObjectiveConfig(name="ce", distillation=0.0)
 
 @settings("training")
 class TrainingConfig:
-    """On what the decoder is trained beside the train queries, and how (section `[training]`)."""
+    """How the decoder is trained: on train queries, pseudo-queries and, by default, documents (section `[training]`)."""
 
     documents: bool = True
     """Add indexing examples (document -> docid) to the retrieval examples (query -> docid)."""
-    pseudo_queries_per_document: Whole = 3
-    """At most this many pseudo-queries per document become retrieval examples; 0 for none."""
     batch_size: Count = 128
     """Examples per process and step."""
     epochs: Amount = 2.0

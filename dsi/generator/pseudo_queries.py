@@ -43,7 +43,7 @@ class PseudoQueriesConfig:
 
     method: str = "extractive"
     """"extractive", "none", or a seq2seq model (Hub name or folder) that turns a document into a query."""
-    per_document: Annotated[int, Field(ge=1, le=100_000), Remedy('method = "none" makes none')] = 6
+    per_document: Annotated[int, Field(ge=1, le=100_000), Remedy('method = "none" makes none')] = 3
     """Queries per document."""
 
     def __post_init__(self) -> None:
@@ -109,14 +109,14 @@ def read_queries_file(path: Path) -> Iterator[tuple[str, list[str]]]:
                 raise ValueError(f"{path}, line {number}: expected {{doc_id, queries}}, got {line[:60]!r}.") from None
 
 
-def read_queries_table(path: Path, most: int) -> datasets.Dataset:
-    """Return the first `most` pseudo-queries of each document: a memory-mapped table of doc_id and text."""
-    return read_once(_query_rows, {"doc_id": "string", "text": "string"}, path, sha256(path), most=most)
+def read_queries_table(path: Path) -> datasets.Dataset:
+    """Return the pseudo-queries of a file: a memory-mapped table of doc_id and text."""
+    return read_once(_query_rows, {"doc_id": "string", "text": "string"}, path, sha256(path))
 
 
-def _query_rows(path: str, version: str, most: int) -> Iterator[dict[str, str]]:
+def _query_rows(path: str, version: str) -> Iterator[dict[str, str]]:
     for doc_id, queries in read_queries_file(Path(path)):
-        for text in queries[:most]:
+        for text in queries:
             yield {"doc_id": doc_id, "text": text}
 
 

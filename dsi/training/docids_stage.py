@@ -19,7 +19,7 @@ from dsi.docids.data.collection import Collection
 from dsi.docids.extensions import SCHEMES, package_of
 from dsi.docids.files.processes import ALONE, Processes
 from dsi.docids.files.storage import scratch_array, sha256, write_json
-from dsi.docids.schemes import Docids, DocidsConfig, SchemeInput
+from dsi.docids.schemes import FILE, Docids, DocidsConfig, SchemeInput
 from dsi.docids.schemes.file import read_docids, write_docids
 from dsi.docids.schemes.title import check_titles
 from dsi.docids.token_vectors import TokenVectors
@@ -123,16 +123,16 @@ def sources_digest(config: DocidsConfig, collection: Collection, embeddings: NDA
         FileNotFoundError: there is no such file.
         ValueError: the file is not one of this collection's docids, or titles are missing.
     """
-    package = package_of(SCHEMES, config.method)
+    package = package_of(SCHEMES, config.scheme)
     if embeddings is not None:
         return package + hashlib.sha256(np.ascontiguousarray(embeddings).data).hexdigest()
     documents = collection.documents
     if config.method == "title":
         check_titles(documents["title"], documents["doc_id"])
-    if config.method != "file":
+    if config.scheme != FILE:
         return package
-    read_docids(Path(config.file), documents["doc_id"])
-    return sha256(Path(config.file))
+    read_docids(Path(config.method), documents["doc_id"])
+    return sha256(Path(config.method))
 
 
 def train_queries(collection: Collection, encoder: Encoder) -> dict[int, list[str]]:

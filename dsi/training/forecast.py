@@ -7,7 +7,6 @@ are those of 20,000. Knows nothing of the folders of a run.
 
 import copy
 import random
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -224,7 +223,7 @@ class Forecast:
             whole = FullTexts(self._documents)[:] if config.docids.segments == 1 else self._texts
             seconds += seconds_for(lambda many: head.encode_with(model, whole[:many]), len(whole), count)
         if config.docids.cluster_on == "queries":
-            seconds += self._query_seconds(len(self._pairs) + self._pseudo_count(sys.maxsize))
+            seconds += self._query_seconds(len(self._pairs) + self._pseudo_count)
         memory = self._pass_memory + 2 * self._vectors + (model.nbytes if model else 0)
         return Cost(seconds, memory, {"documents": self._total})
 
@@ -239,7 +238,7 @@ class Forecast:
 
     def _generator_stage(self) -> Cost:
         config, training = self._config, self._config.training
-        pseudo = self._pseudo_count(training.pseudo_queries_per_document)
+        pseudo = self._pseudo_count
         queries, documents = len(self._pairs) + pseudo, round(self._total * self._segments) if training.documents else 0
         seconds, steps = 0.0, 0
         if not training.train_encoder and training.epochs:
@@ -263,7 +262,7 @@ class Forecast:
             positions = np.random.default_rng(0).integers(0, tree.num_documents, len(inputs))
             teacher = None
             if config.objective.distillation and not isinstance(inputs, Texts):
-                teacher = Teacher.dense(inputs.embeddings, tree.embeddings[:], config.objective.dense_temperature)
+                teacher = Teacher.dense(inputs.embeddings, tree.embeddings[:], config.contrastive.temperature)
             examples = DocidExamples(inputs, positions, tree, {}, teacher)
             train_generator(
                 generator,
@@ -314,9 +313,10 @@ class Forecast:
         texts = [self._collection.queries[query] for query, _ in self._pairs[:_SAMPLE]]
         return self._encoder.query_texts(texts or [text for own in self._pseudo for text in own[:1]] or ["a query"])
 
-    def _pseudo_count(self, most: int) -> int:
-        """Return how many pseudo-queries there are, at most `most` a document."""
-        return round(sum(min(len(own), most) for own in self._pseudo) / max(1, len(self._pseudo)) * self._total)
+    @cached_property
+    def _pseudo_count(self) -> int:
+        """How many pseudo-queries there are."""
+        return round(sum(map(len, self._pseudo)) / max(1, len(self._pseudo)) * self._total)
 
     def _query_seconds(self, count: int) -> float:
         return seconds_for(lambda n: self._fast.encode(self._queries[:n], "query"), len(self._queries), count)

@@ -112,7 +112,7 @@ class GeneratorStage:
         objective, teacher = self.config.objective, None
         relevant = group_relevant(texts, positions) if find_objective(objective.name).all_relevant else {}
         if objective.distillation and not isinstance(inputs, Texts):
-            teacher = Teacher.dense(inputs.embeddings, self.tree.embeddings[:], objective.dense_temperature)
+            teacher = Teacher.dense(inputs.embeddings, self.tree.embeddings[:], self.config.contrastive.temperature)
         return DocidExamples(inputs, positions, self.tree, relevant, teacher)
 
     def _inputs(self, parts: Sequence[Part]) -> StateCache | Embeddings | Texts:
@@ -143,14 +143,13 @@ class GeneratorStage:
         parts.append(
             Part("query", ["train", self.config.dev_queries], np.array([row for _, row in pairs], dtype=int), queries)
         )
-        if most := config.pseudo_queries_per_document:
-            rows, texts, origin = self.pseudo_queries
-            parts.append(Part("query", ["pseudo", origin, most], rows, QueryTexts(encoder, texts)))
+        rows, texts, origin = self.pseudo_queries
+        parts.append(Part("query", ["pseudo", origin], rows, QueryTexts(encoder, texts)))
         parts = [part for part in parts if len(part.rows)]
         if not parts:
             raise ValueError(
                 f"There is nothing to train the decoder on; add {self.collection.place_of('train')}, or set "
-                "training.documents, or training.pseudo_queries_per_document with pseudo_queries.method."
+                "training.documents or pseudo_queries.method."
             )
         return parts
 

@@ -16,7 +16,6 @@ how an index is searched.
 import dataclasses
 import logging
 import shutil
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -440,7 +439,7 @@ class TrainingRun:
             self.collection,
             encoder,
             tree,
-            (*self._pseudo_queries(config.training.pseudo_queries_per_document), self._stages.key("pseudo_queries")),
+            (*self._pseudo_queries(), self._stages.key("pseudo_queries")),
             (self._stages.store or self.folder) / "states",
             self._stages.store is not None,
             self.processes,
@@ -537,12 +536,12 @@ class TrainingRun:
         """Load the docids that stage `docids` wrote."""
         return load_tree(self._stages.existing("docids", "dsi train --stage docids"))
 
-    def _pseudo_queries(self, most: int = sys.maxsize) -> tuple[NDArray[np.integer], Sequence[str]]:
-        """Return document row and text of the pseudo-queries, at most `most` per document; the texts stay on disk."""
-        if self.config.pseudo_queries.method == "none" or not most:
+    def _pseudo_queries(self) -> tuple[NDArray[np.integer], Sequence[str]]:
+        """Return document row and text of the pseudo-queries; the texts stay on disk."""
+        if self.config.pseudo_queries.method == "none":
             return np.empty(0, dtype=np.int64), []
         path = self._stages.existing("pseudo_queries", "dsi train --stage pseudo_queries") / "queries.jsonl"
-        table, rows = read_queries_table(path, most), self.collection.rows
+        table, rows = read_queries_table(path), self.collection.rows
         return np.fromiter((rows[doc_id] for doc_id in in_blocks(table["doc_id"])), dtype=np.int64), table["text"]
 
     def _needs(self, stage: str) -> list[str]:
@@ -554,7 +553,7 @@ class TrainingRun:
         }
         if config.tokens.model:
             needs["docids"].append("token_model")
-        if config.training.pseudo_queries_per_document:
+        if config.pseudo_queries.method != "none":
             needs["generator"].append("pseudo_queries")
         return needs.get(stage, [])
 

@@ -14,7 +14,7 @@ import datasets
 import numpy as np
 
 from dsi.config import Config, run_config
-from dsi.contrastive.encoder import FRESH_T5, Encoder
+from dsi.contrastive.encoder import FRESH, FRESH_T5, Encoder
 from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.sparse import SparseModel
 from dsi.contrastive.training import NO_QUERIES
@@ -43,7 +43,7 @@ def check_settings(config: Config, collection: Collection) -> None:
         FileNotFoundError: a setting names a folder that does not exist.
         ValueError: no such docid scheme, too few documents for it, or no queries for the encoder.
     """
-    find_scheme(config.docids.method)
+    find_scheme(config.docids.scheme)
     check_branching(len(collection.documents) * config.docids.segments, config.docids)  # short texts have fewer
     for setting, name in _models(config):
         if not _HUB_NAME.fullmatch(name) and not Path(name).exists():
@@ -57,7 +57,7 @@ def check_settings(config: Config, collection: Collection) -> None:
 def _models(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (setting, name) of the models that are to be loaded."""
     if config.encoder.name != FRESH_T5:
-        yield "encoder.name", config.encoder.name
+        yield "encoder.name", config.encoder.name.removeprefix(FRESH)
     if config.generator.decoder:
         yield "generator.decoder", config.generator.decoder
     if config.tokens.model:

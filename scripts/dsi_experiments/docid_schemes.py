@@ -19,7 +19,7 @@ from dsi.docids.data.collection import Collection
 from dsi.docids.data.lines import whole_number
 from dsi.docids.data.records import table_record
 from dsi.docids.files.checks import shown
-from dsi.docids.schemes import SCHEMES, DocidsConfig, find_scheme, make_docids, scheme_names
+from dsi.docids.schemes import FILE, SCHEMES, DocidsConfig, find_scheme, make_docids, scheme_names
 from dsi.docids.tree import MOST_PLACES, DocidTree
 from dsi.docids.types import Run
 from dsi.eval.measures import evaluate, mean
@@ -43,9 +43,9 @@ HELD_OUT_SEED = 0
 
 
 def schemes_for(collection: Collection) -> list[str]:
-    """The schemes that can be compared on a collection: all but "file", and "title" only where every document has one."""
+    """The schemes that can be compared on a collection: "title" only where every document has one."""
     titled = all(title.strip() for title in collection.documents["title"])
-    return [name for name in scheme_names() if name != "file" and (titled or name != "title")]
+    return [name for name in scheme_names() if titled or name != "title"]
 
 
 def parse_name(name: str) -> tuple[str, int]:
@@ -59,7 +59,7 @@ def parse_name(name: str) -> tuple[str, int]:
     """
     method, plus, text = name.partition("+")
     find_scheme(method)
-    if method == "file":
+    if method == FILE:
         raise ValueError('The scheme "file" reads docids and makes none, so it cannot be compared; leave it out.')
     segments = whole_number(text) if plus else 1
     if segments is None or not 1 <= segments <= MOST_PLACES:

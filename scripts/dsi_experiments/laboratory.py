@@ -149,9 +149,10 @@ class Laboratory:
     def config(self, row: Row, seed: int) -> Config:
         """The base with a row's changes; rows without pseudo-queries train as many steps as those with them."""
         config = self.base.with_changes({"seed": seed}).with_changes(row.changes)
-        if config.training.pseudo_queries_per_document or config.objective.name == "residual":
+        if config.pseudo_queries.method != "none" or config.objective.name == "residual":
             return config
-        steps = self._examples(self.base.training.pseudo_queries_per_document) / self._examples(0)
+        base = self.base.pseudo_queries
+        steps = self._examples(0 if base.method == "none" else base.per_document) / self._examples(0)
         return config.with_changes({"training": {"epochs": config.training.epochs * steps}})
 
     def _examples(self, pseudo_queries: int) -> int:

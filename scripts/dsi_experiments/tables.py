@@ -8,23 +8,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dsi.contrastive.encoder import FRESH, PACKAGED
+
 Changes = Mapping[str, Mapping[str, Any]]
 
 NOTHING: Changes = {}
-NO_QG: Changes = {"pseudo_queries": {"method": "none"}, "training": {"pseudo_queries_per_document": 0}}
+NO_QG: Changes = {"pseudo_queries": {"method": "none"}}
 WHOLE: Changes = {"contrastive": {"loss": "none"}, "training": {"train_encoder": True}}
 UNTRAINED: Changes = {"contrastive": {"loss": "none"}}
 DPR: Changes = {"contrastive": {"loss": "dpr"}}
 ON_DENSE: Changes = {
     "objective": {"name": "residual"},
-    "training": {"documents": False, "pseudo_queries_per_document": 0},
+    "pseudo_queries": {"method": "none"},
+    "training": {"documents": False},
 }
-DISTILLED: Changes = {"objective": {"dense_temperature": 0.03, "distillation": 0.5}}
-EIGHTEEN: Changes = {"pseudo_queries": {"per_document": 18}, "training": {"pseudo_queries_per_document": 18}}
+DISTILLED: Changes = {"objective": {"distillation": 0.5}}
+EIGHTEEN: Changes = {"pseudo_queries": {"per_document": 18}}
 DIGITS: Changes = {
     "generator": {"docid_tokens": "digits", "num_layers": 2},
     "objective": {"name": "ce", "distillation": 0.0},
-    "training": {"epochs": 4.0, "pseudo_queries_per_document": 6},
+    "pseudo_queries": {"per_document": 6},
+    "training": {"epochs": 4.0},
     "docids": {"branching": 10, "max_leaf_size": 10},
     "search": {
         "fusion": "bound",
@@ -36,8 +40,9 @@ DIGITS: Changes = {
 }
 TIED: Changes = {
     "generator": {"docid_tokens": "tied", "num_layers": 0},
-    "objective": {"name": "estimate", "distillation": 0.7, "dense_temperature": 0.05},
-    "training": {"epochs": 2.0, "pseudo_queries_per_document": 3},
+    "objective": {"name": "estimate", "distillation": 0.7},
+    "pseudo_queries": {"per_document": 3},
+    "training": {"epochs": 2.0},
     "docids": {"branching": 0, "max_leaf_size": 20},
     "search": {"beam_width": 40},
 }
@@ -127,7 +132,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row(
             "no pre-training (random weights)",
             "decoder",
-            _both(NO_QG, UNTRAINED, {"encoder": {"pretrained": False}}),
+            _both(NO_QG, UNTRAINED, {"encoder": {"name": FRESH + PACKAGED}}),
             "T5",
         ),
         Row("sentence encoder", "decoder", _both(NO_QG, UNTRAINED), "Sentence-T5"),
@@ -157,14 +162,14 @@ TABLES: dict[str, tuple[Row, ...]] = {
         _frozen("teacher only", "alone-10", _one("objective", distillation=1.0)),
         _frozen("token states, 1 decoder layer", "alone-10", _one("generator", num_layers=1)),
         _frozen("token states, 2 decoder layers", "alone-10", _one("generator", num_layers=2)),
-        _frozen("no pseudo-queries", "alone-10", _one("training", pseudo_queries_per_document=0)),
-        _frozen("6 pseudo-queries a document", "alone-10", _one("training", pseudo_queries_per_document=6)),
+        _frozen("no pseudo-queries", "alone-10", NO_QG),
+        _frozen("6 pseudo-queries a document", "alone-10", _one("pseudo_queries", per_document=6)),
         _frozen("18 pseudo-queries a document", "alone-10", EIGHTEEN),
         _frozen("no documents", "alone-10", _one("training", documents=False)),
         _frozen(
             "train queries only",
             "alone-10",
-            _one("training", documents=False, pseudo_queries_per_document=0),
+            _both(NO_QG, _one("training", documents=False)),
         ),
         _frozen("4 epochs", "alone-10", _one("training", epochs=4.0)),
     ),

@@ -211,6 +211,24 @@ def test_bad_input_gets_one_plain_message(client, body, message):
     assert "Traceback" not in said
 
 
+LONG = "x" * 20_000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"query": "x", "k": 10**4000}, {"query": [LONG]}, {"query": "x", "deny": [LONG]}, {"query": "x", "where": f'"{LONG}" = 1'},
+        {"query": "x", "where": '"a\n\x1b[2J" = 1'}, {"query": "x", "where": "number = 'a\nb'"}, {"queries": LONG}, [LONG],
+        {"query": {LONG: LONG}}, {"query": "x", "parts": LONG},
+    ],
+)  # fmt: skip
+def test_a_message_is_one_short_line_however_long_the_value(client, body):
+    status, said = error(client.ask("search", body))
+    assert status == 400
+    assert len(said) < 600
+    assert said.isprintable()
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [

@@ -195,9 +195,13 @@ def reset_tokenizer(tokenizer: Any) -> None:
 def write_model(model: Any, folder: Path) -> None:
     """Write a model of sentence-transformers as an index may hold it: for texts, with settings that its readers declare.
 
+    The same model gives the same files. Meanwhile nobody may call its tokenizers.
+
     Raises:
         ValueError: an index may not hold this model.
     """
+    for module in model.modules():  # else the last truncation and padding would be saved
+        reset_tokenizer(getattr(module, "tokenizer", None))
     model.save_pretrained(str(folder), create_model_card=False)
     for path in folder.rglob("config.json"):
         if known := _declared_keys(config := read_json(path)):

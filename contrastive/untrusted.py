@@ -411,7 +411,7 @@ def check_finite(module: nn.Module, path: Path) -> None:
     for name, tensor in module.state_dict().items():
         if tensor.is_floating_point() and tensor.numel():
             least, most = tensor.aminmax()
-            if not (-_HEAVIEST <= least and most <= _HEAVIEST):
+            if not (least >= -_HEAVIEST and most <= _HEAVIEST):
                 raise ValueError(f"{path} has weights that are not finite, or beyond 1e15 ({name}); {RESTORE}.")
 
 

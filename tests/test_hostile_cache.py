@@ -79,7 +79,9 @@ def outcome(encoder, cache, change, place, fit):
     def work():
         os.environ["XDG_CACHE_HOME"] = str(place)
         hostile._limit()
-        hostile.watch(place / "outside", [str(place), str(Path(__file__).parent), *sys.path[1:], "/tmp"])
+        hostile.watch(
+            place / "outside", [str(place), str(Path(__file__).parent), *sys.path[1:], "/tmp", GRAPH, RECORD]
+        )  # rmtree opens by names alone
         found = encoder.for_search(backend="onnx").encode([TEXT, "x"], "query")
         hostile._watching.clear()
         os._exit(0 if np.allclose(found, encoder.encode([TEXT, "x"], "query"), atol=1e-5) else 3)

@@ -264,5 +264,5 @@ def _plain(value: Any, name: str) -> bool | int | float | str | None:
             f"{name} must be a text, a number, a boolean or a date, got {shown(value)}; write it as a text."
         )
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise ValueError(f"{name} must be an integer of at most 64 bits, got {value}; write it as a text.")
+        raise ValueError(f"{name} must be an integer of at most 64 bits, got {shown(value)}; write it as a text.")
     return text(value, name) if isinstance(value, str) else value

@@ -181,7 +181,7 @@ BAD = [
     ({"query": "x", "k": [3]}, "k must be an integer, got [3]."),
     ({"query": "x", "k": float("nan")}, "k must be an integer, got nan."),
     ({"query": "x", "k": 101}, "k must be at most 100 on this server, got 101."),
-    ({"query": "x", "k": 10**30}, "k must be at most 100 on this server, got 1000"),
+    ({"query": "x", "k": 10**30}, "k must be at most 100 on this server, got an integer of 100 bits."),
     ({"query": "x", "beam_width": 501}, "beam_width must be at most 500 on this server, got 501."),
     ({"query": "x", "candidates": 10_001}, "candidates must be at most 10,000 on this server, got 10001."),
     ({"query": "x", "beam_width": 0}, "beam_width must be at least 1, got 0."),

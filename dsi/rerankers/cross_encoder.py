@@ -106,7 +106,7 @@ class CrossEncoderReranker(Reranker):
     def read(cls, folder: Path, settings: dict[str, Any]) -> "CrossEncoderReranker":
         """Load what `write` wrote, which may be a stranger's."""
         check_model(folder / _MODEL)
-        with reading(folder / _MODEL, torch.OutOfMemoryError), quiet_transformers(), without_hub():
+        with reading(folder, torch.OutOfMemoryError), quiet_transformers(), without_hub():
             reranker = cls(folder / _MODEL, **settings)
             check_inputs(reranker._model)
             check_finite(reranker._model, folder / _MODEL)

@@ -35,7 +35,6 @@ from dsi.contrastive.untrusted import (
     check_finite,
     check_inputs,
     check_model,
-    reset_tokenizer,
     write_model,
 )
 from dsi.docids.files.checks import check_name
@@ -342,7 +341,6 @@ class Encoder:
     def save(self, folder: Path) -> None:
         """Write a plain sentence-transformers folder; the same encoder gives the same files."""
         with self._tokenizing:
-            reset_tokenizer(self.model.tokenizer)  # else the last truncation and padding would be saved
             write_model(self.model, folder)
 
     def _cut(self, texts: Sequence[str], length: int) -> list[str]:

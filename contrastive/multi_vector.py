@@ -29,7 +29,7 @@ from dsi.contrastive.encoder import (
     without_hub,
 )
 from dsi.contrastive.inference import for_inference
-from dsi.contrastive.untrusted import PROBE, check_finite, check_inputs, check_model, reset_tokenizer, write_model
+from dsi.contrastive.untrusted import PROBE, check_finite, check_inputs, check_model, write_model
 from dsi.docids.files.checks import shown
 from dsi.docids.files.storage import digest
 from dsi.docids.files.untrusted import catching_panics, read_json, reading
@@ -158,7 +158,6 @@ class MultiVectorModel(TokenModel):
             ValueError: an index may not hold this model.
         """
         with self._tokenizing:
-            reset_tokenizer(self.model.tokenizer)  # else the last truncation and padding would be saved
             write_model(self.model, folder)
 
 

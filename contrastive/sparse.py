@@ -121,8 +121,9 @@ class SparseModel:
         return sparse.vstack(blocks, format="csr")
 
     def save(self, folder: Path) -> None:
-        """Write a plain sentence-transformers folder."""
-        write_model(self.encoder, folder)
+        """Write a plain sentence-transformers folder; the same model gives the same files."""
+        with self._encoding:
+            write_model(self.encoder, folder)
 
 
 @dataclass(frozen=True, eq=False)

@@ -97,6 +97,8 @@ _AFTER_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")
 """Transformers whose positions begin after the number of the padding token."""
 _SPECIAL = 8
 """Tokens that a tokenizer may add to a text."""
+_HEAVIEST = 1e15
+"""Size of a weight; products of two, and their sums, are numbers."""
 PROBE = "A noble gas: Ünïcödé, ﬁ① ½\u00a0 中文 русский हिन्दी\u200d 👩‍🚀 \U0001f680\n\t ~~ 1234567890 " + "w" * 300
 """A text with characters that no vocabulary has."""
 _Prompt = Annotated[str, Field(max_length=LONGEST_PROMPT)]
@@ -195,9 +197,13 @@ def reset_tokenizer(tokenizer: Any) -> None:
 def write_model(model: Any, folder: Path) -> None:
     """Write a model of sentence-transformers as an index may hold it: for texts, with settings that its readers declare.
 
+    The same model gives the same files. Meanwhile nobody may call its tokenizers.
+
     Raises:
         ValueError: an index may not hold this model.
     """
+    for module in model.modules():  # else the last truncation and padding would be saved
+        reset_tokenizer(getattr(module, "tokenizer", None))
     model.save_pretrained(str(folder), create_model_card=False)
     for path in folder.rglob("config.json"):
         if known := _declared_keys(config := read_json(path)):
@@ -401,10 +407,12 @@ def load_weights(make: Callable[[], M], path: Path) -> M:
 
 
 def check_finite(module: nn.Module, path: Path) -> None:
-    """Raise ValueError if a weight of a module is NaN or infinite."""
+    """Raise ValueError if a weight of a module is NaN, or so large that what it is multiplied by overflows."""
     for name, tensor in module.state_dict().items():
-        if tensor.is_floating_point() and not tensor.sum(dtype=torch.float32).isfinite():
-            raise ValueError(f"{path} has weights that are not finite ({name}); {RESTORE}.")
+        if tensor.is_floating_point() and tensor.numel():
+            least, most = tensor.aminmax()
+            if not (least >= -_HEAVIEST and most <= _HEAVIEST):
+                raise ValueError(f"{path} has weights that are not finite, or beyond 1e15 ({name}); {RESTORE}.")
 
 
 def check_inputs(model: nn.Module) -> None:
@@ -434,6 +442,8 @@ def check_inputs(model: nn.Module) -> None:
 def _check_tokenizer(tokenizer: Any, embeddings: int) -> None:
     backend = tokenizer.backend_tokenizer
     reset_tokenizer(tokenizer)
+    if tokenizer.pad_token is None:
+        raise ValueError("its tokenizer has no padding token, without which texts are not read together")
     numbers = [*tokenizer.get_vocab().values(), *backend.encode(PROBE).ids, *backend.encode("a", PROBE).ids]
     if max(numbers) >= embeddings:
         raise ValueError("it has tokens without an embedding")

@@ -142,7 +142,8 @@ def aimed_edits(source: Path) -> Iterator[Edit]:
         elif path.suffix == ".txt":
             yield from (Edit(name, what, partial(_rewrite, change)) for what, change in LINES.items())
     for name, text in FILES.items():
-        yield Edit(name, "a new file", partial(_create, text))
+        if not (source / name).is_dir():
+            yield Edit(name, "a new file", partial(_create, text))
 
 
 def _json_edits(name: str, text: str) -> Iterator[Edit]:

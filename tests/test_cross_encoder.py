@@ -15,9 +15,11 @@ from dsi.config import Config, write_config
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.data.collection import read_collection
 from dsi.docids.words.bm25 import BM25
+from dsi.rerankers.candidates import load_reranker
 from dsi.rerankers.cross_encoder import CrossEncoderReranker
 from dsi.rerankers.reranking import save_reranker
 from tests.conftest import random_generator, save_cross_encoder
+from tests.hostile import edit_json
 
 QUERIES = ["which capitals are on the danube", "a city", "the river in the north of the country"]
 NEW = {"doc_id": "new", "title": "Neretva", "text": "A river in Bosnia and Croatia."}
@@ -156,6 +158,31 @@ def test_models_that_cannot_score_pairs_are_refused(index, model, tmp_path, toke
         CrossEncoderReranker(model, device="cuda:99")
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         CrossEncoderReranker(model, batch_size=0)
+
+
+def test_a_saved_one_whose_tokenizer_cannot_pad_is_refused(tmp_path, model):
+    """Alone each pair is read; several of unequal lengths are not."""
+    CrossEncoderReranker(model, device="cpu").save(tmp_path / "pairs")
+    edit_json(tmp_path / "pairs" / "model" / "tokenizer_config.json", lambda config: config.update(pad_token=None))
+    with pytest.raises(ValueError, match=r"pairs cannot be read \(its tokenizer has no padding token"):
+        load_reranker(tmp_path / "pairs")
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("sentence_bert_config.json", lambda config: config.pop("transformer_task")),
+        (
+            "modules.json",
+            lambda modules: modules[0].update(type="sentence_transformers.base.modules.other.Transformer"),
+        ),
+    ],
+)
+def test_a_saved_one_that_scores_nothing_is_refused(tmp_path, model, file, change):
+    CrossEncoderReranker(model, device="cpu").save(tmp_path / "pairs")
+    edit_json(tmp_path / "pairs" / "model" / file, change)
+    with pytest.raises(ValueError, match=r"pairs cannot be read \("):
+        load_reranker(tmp_path / "pairs")
 
 
 def test_evaluate_reads_the_texts_of_the_collection(index, collection, model, capsys, retriever):

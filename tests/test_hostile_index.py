@@ -690,6 +690,18 @@ def test_weights_are_finite(stranger, file, words):
     assert_refused(stranger, words)
 
 
+@pytest.mark.parametrize("name", ["generator", "encoder", "rerank/ranknet"])
+def test_weights_are_not_so_large_that_products_overflow(stranger, name):
+    path = stranger / name / "model.safetensors"
+    weight, array = sorted(load_file(path).items())[0]
+    array.ravel()[-1] = 3e38  # the sum is finite
+    edit_arrays(path, **{weight: array})
+    write_sums(stranger)
+    load = load_rerankers if "/" in name else GenerativeRetriever.from_pretrained
+    with pytest.raises(ValueError, match=rf"weights that are not finite, or beyond 1e15 \(.*{weight}\); restore"):
+        load(stranger, *name.split("/")[1:], device="cpu")
+
+
 def test_every_token_has_an_embedding(stranger):
     path = stranger / "encoder" / "tokenizer.json"
     edit_json(path, lambda tokenizer: tokenizer["model"]["vocab"].update({"noble": 5000}))

@@ -1,9 +1,13 @@
 """After a loss of power, at any moment of a save, the index before it is there or the one after it."""
 
+import os
 import shutil
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dsi import GenerativeRetriever
@@ -80,3 +84,27 @@ def test_an_index_is_the_old_or_the_new_one_after_a_loss_of_power(save, encoder,
     assert set(states) == {50, 52}
     assert states == sorted(states)
     assert len(states) > 20
+
+
+@pytest.mark.slow
+def test_what_syncing_costs(encoder, tmp_path, monkeypatch, capsys):
+    """Prints medians of 100 updates of one document; in every other one nothing is synced."""
+    index, sync = small_index(encoder, tied=True), os.fsync
+    index.save_pretrained(tmp_path / "run")
+    syncs, seconds = [], {name: [] for name in ("add", "save, synced", "save, not synced")}
+
+    def timed(name: str, work: Callable[[], object]) -> None:
+        started = time.perf_counter()
+        work()
+        seconds[name].append(time.perf_counter() - started)
+
+    for number in range(100):
+        timed("add", lambda: index.add([{**DOCUMENTS[50], "doc_id": f"new-{number}"}]))  # noqa: B023
+        synced = number % 2 == 0
+        monkeypatch.setattr("os.fsync", lambda descriptor: syncs.append(sync(descriptor)) if synced else None)  # noqa: B023
+        timed(f"save, {'' if synced else 'not '}synced", lambda: index.save_update(tmp_path / "run"))
+        index.remove([f"new-{number}"])
+    medians = ", ".join(f"{name} {1000 * np.median(own):.1f} ms" for name, own in seconds.items())
+    with capsys.disabled():
+        sys.stdout.write(f"\n{medians}; {len(syncs) / 50:g} syncs a save\n")
+    assert len(syncs) >= 50

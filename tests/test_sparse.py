@@ -17,6 +17,7 @@ from dsi.contrastive import sparse
 from dsi.contrastive.sparse import SparseIndex, SparseModel, build_lexical, load_lexical
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.data.collection import read_collection
+from dsi.docids.files.storage import folder_sums
 from dsi.docids.words.bm25 import BM25, LexicalConfig
 from tests.conftest import WIDTH, random_tied
 from tests.test_docs import TINY
@@ -153,6 +154,23 @@ def test_saved_is_the_same_and_mapped_and_needs_no_other_folder(folder, tmp_path
         load_lexical(tmp_path / "lexical", IDS[1:])
     assert not list((tmp_path / "lexical").rglob("*.bin"))
     assert load_lexical(tmp_path / "nothing", IDS) is None
+
+
+@pytest.mark.parametrize("longest", [512, 10**12])
+def test_the_same_model_gives_the_same_files_whatever_it_read_last(folder, tmp_path, longest):
+    """A call leaves its truncation in the tokenizer, which an index may not hold if it is beyond all texts."""
+    model, sums = SparseModel.load(str(folder), "cpu"), []
+    model.encode(TEXTS, "document")  # the first call tells the library how many terms there are
+    for module in model.encoder.modules():
+        if hasattr(module, "tokenizer"):
+            module.tokenizer.model_max_length = longest
+    for kind in ("document", "query"):
+        model.save(tmp_path / kind)
+        sums.append(folder_sums(tmp_path / kind))
+        model.encode(QUERIES, kind)
+        model.save(tmp_path / f"{kind} after a call")
+        sums.append(folder_sums(tmp_path / f"{kind} after a call"))
+    assert sums[1:] == sums[:-1]
 
 
 def test_the_configuration_chooses(tmp_path, sentence_bert_folder, splade):

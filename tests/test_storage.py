@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from dsi.docids.files.storage import (
     map_tensors,
+    read_record,
     recover_folder,
     replace_folder,
     save_tensors,
@@ -164,3 +165,13 @@ def test_a_full_disk_is_named_with_what_was_written(write, tmp_path):
     with pytest.raises(OSError, match=r"no room left for .*/index \(.*\); free some space, or write to another disk"):
         fill()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 100_000, '{"a": ' * 100_000, "\udcff", None])
+def test_a_damaged_record_is_an_empty_one(tmp_path, text):
+    path = tmp_path / "record.json"
+    if text is None:
+        os.mkfifo(path)  # to be waited for without end
+    else:
+        path.write_bytes(text.encode(errors="surrogateescape"))
+    assert read_record(path) == {}

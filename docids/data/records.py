@@ -82,7 +82,7 @@ def check_documents(records: Numbered, name: object) -> Iterator[dict[str, Any]]
         document = document_record(record, source, told)
         doc_id = document["doc_id"]
         if doc_id in seen:
-            raise ValueError(f"{source}: duplicate doc_id {doc_id!r}; ids must be unique.")
+            raise ValueError(f"{source}: duplicate doc_id {shown(doc_id)}; ids must be unique.")
         if not (document["title"] + document["text"]).strip():
             empty += 1
             logger.warning("%s: document %r has neither title nor text, so no query will find it.", source, doc_id)
@@ -104,8 +104,8 @@ def column_types(records: Numbered) -> dict[str, str]:
             before, kind = types.get(key, type(value)), type(value)
             if before is not kind and {before, kind} != {int, float}:
                 raise ValueError(
-                    f"{source}: metadata {key!r} is {value!r}, but of type {before.__name__} in the documents before; "
-                    "give it one type."
+                    f"{source}: metadata {shown(key)} is {shown(value)}, but of type {before.__name__} in the documents "
+                    "before; give it one type."
                 )
             types[key] = kind if before is kind else float
     if len(types) + len(COLUMNS) > MOST_COLUMNS:
@@ -131,7 +131,7 @@ def query_record(record: Mapping[str, Any], source: str) -> tuple[str, str]:
     query_id = _record_id(record, source, "query_id", QUERY_ID_KEYS)
     text = get_text(record, "text", source)
     if not text.strip():
-        raise ValueError(f"{source}: query {query_id!r} has empty text; remove it or give it text.")
+        raise ValueError(f"{source}: query {shown(query_id)} has empty text; remove it or give it text.")
     return query_id, text
 
 
@@ -149,7 +149,7 @@ def read_query_records(records: Numbered, name: object) -> dict[str, str]:
     for source, record in records:
         query_id, text = query_record(record, source)
         if query_id in queries:
-            raise ValueError(f"{source}: duplicate query_id {query_id!r}; ids must be unique.")
+            raise ValueError(f"{source}: duplicate query_id {shown(query_id)}; ids must be unique.")
         queries[query_id] = text
     if not queries:
         raise ValueError(f"{name} holds no queries; it needs one a line, with id and text.")
@@ -186,7 +186,7 @@ def get_metadata(record: Mapping[str, Any], source: str) -> dict[str, bool | int
 
 def _plain_values(metadata: Mapping[str, Any], source: str) -> dict[str, bool | int | float | str]:
     """Return the values of metadata that columns can hold."""
-    values = {_key(key, source): _plain(value, f"{source}: metadata {key!r}") for key, value in metadata.items()}
+    values = {_key(key, source): _plain(value, f"{source}: metadata {key!r:.99}") for key, value in metadata.items()}
     return {key: value for key, value in values.items() if value is not None}
 
 
@@ -199,7 +199,7 @@ def _all_metadata(record: Mapping[str, Any], source: str) -> dict[str, Any]:
     for key in further:
         if key in metadata and metadata[key] != further[key]:
             raise ValueError(
-                f"{source}: {key!r} is {shown(further[key])}, but {shown(metadata[key])} in metadata; give one."
+                f"{source}: {shown(key)} is {shown(further[key])}, but {shown(metadata[key])} in metadata; give one."
             )
     return {**further, **metadata}
 
@@ -237,14 +237,16 @@ def _keys(record: Mapping[str, Any]) -> str:
 def _without_space(value: str, name: str) -> str:
     """Return an id that lines of runs and judgements can hold."""
     if value.split() != [value] or "\0" in value:
-        raise ValueError(f"{name} {value!r} must not be empty or hold white space or NUL; TREC runs cannot hold it.")
+        raise ValueError(
+            f"{name} {shown(value)} must not be empty or hold white space or NUL; TREC runs cannot hold it."
+        )
     return value
 
 
 def _key(key: object, source: str) -> str:
     name = text(key, f"{source}: a key of metadata")
     if name.casefold() in COLUMNS:
-        raise ValueError(f"{source}: metadata must not have the key {name!r}; give it another name.")
+        raise ValueError(f"{source}: metadata must not have the key {shown(name)}; give it another name.")
     return name
 
 
@@ -262,5 +264,5 @@ def _plain(value: Any, name: str) -> bool | int | float | str | None:
             f"{name} must be a text, a number, a boolean or a date, got {shown(value)}; write it as a text."
         )
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise ValueError(f"{name} must be an integer of at most 64 bits, got {value}; write it as a text.")
+        raise ValueError(f"{name} must be an integer of at most 64 bits, got {shown(value)}; write it as a text.")
     return text(value, name) if isinstance(value, str) else value

@@ -260,8 +260,8 @@ def write_json(path: Path, value: Any) -> None:
 def read_record(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file of ours; empty if it is missing or damaged."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None  # a pipe would be waited for
+    except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

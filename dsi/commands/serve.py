@@ -60,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             workers=given.workers,
             log_level="warning" if given.quiet else "info",
             access_log=False,
+            ws="none",  # a request to upgrade is answered as any other
             timeout_graceful_shutdown=int(settings.timeout) + 1,
         )
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dsi.contrastive.encoder import Encoder
-from dsi.docids.files.checks import plain, text
+from dsi.docids.files.checks import plain, shown, text
 from dsi.docids.files.progress import progress
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import Lexical
@@ -154,26 +154,26 @@ def encoded_queries(
     if isinstance(queries, EncodedQueries):
         return queries
     if isinstance(queries, str):
-        raise TypeError(f"This call takes a list of queries, got the text {queries!r}; put it into a list.")
+        raise TypeError(f"This call takes a list of queries, got the text {shown(queries)}; put it into a list.")
     return encode_queries(encoder, queries, show_progress=show_progress)
 
 
 def ids_and_texts(queries: Iterable[str] | Mapping[str, str]) -> tuple[list[str], list[str]]:
     """Return query_ids and texts, checked."""
     if not isinstance(queries, Iterable) or isinstance(queries, str | bytes | Set):
-        raise TypeError(f"Queries must be a list of texts, in order, or {{query_id: text}}, got {queries!r}.")
+        raise TypeError(f"Queries must be a list of texts, in order, or {{query_id: text}}, got {shown(queries)}.")
     if isinstance(queries, Mapping):
         query_ids = [text(query_id, "A query_id") for query_id in queries]
-        return query_ids, [_query(query, f"Query {query_id!r}") for query_id, query in queries.items()]
+        return query_ids, [_query(query, f"Query {shown(query_id)}") for query_id, query in queries.items()]
     texts = [_query(query, f"Query {row}") for row, query in enumerate(queries)]
     return [str(row) for row in range(len(texts))], texts
 
 
 def _query(query: object, name: str) -> str:
     if not isinstance(query, str) or not query.strip():
-        raise ValueError(f"{name} must be a text that is not empty, got {query!r}.")
+        raise ValueError(f"{name} must be a text that is not empty, got {shown(query)}.")
     if "\0" in query:
-        raise ValueError(f"{name} must be a text without NUL characters, got {query!r}.")
+        raise ValueError(f"{name} must be a text without NUL characters, got {shown(query)}.")
     return text(query, name)
 
 

@@ -21,6 +21,7 @@ from starlette.middleware.cors import CORSMiddleware
 from tqdm import tqdm
 
 from dsi.cluster.fleet import ShardError
+from dsi.docids.files.checks import printable, shown
 from dsi.server.batching import BusyError
 from dsi.server.middleware import BodyLimit, JsonBodies, Metrics, Observed
 from dsi.server.models import (
@@ -128,8 +129,8 @@ def _add_errors(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
         if first["type"] == "model_attributes_type":
-            return _error(400, f"The body must be a JSON object, got {first['input']!r}.")
-        where = ".".join(str(part) for part in first["loc"] if part != "body") or "The body"
+            return _error(400, f"The body must be a JSON object, got {shown(first['input'])}.")
+        where = printable(".".join(str(part) for part in first["loc"] if part != "body")[:100]) or "The body"
         if first["type"] == "json_invalid":
             return _error(400, f"The body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}.")
         return _error(400, f"{where}: {first['msg']}.")
@@ -204,7 +205,7 @@ def _add_searches(app: FastAPI) -> None:
             path = [int(digit) for digit in digits.split(",")] if digits else []
         except ValueError:
             raise ValueError(
-                f"digits must be whole numbers with commas between them, as in 1,4, got {digits!r}."
+                f"digits must be whole numbers with commas between them, as in 1,4, got {shown(digits)}."
             ) from None
         return service.branch(path)
 
@@ -244,7 +245,7 @@ def _add_documents(app: FastAPI) -> None:
 
 def _known(service: Service, doc_id: str) -> None:
     if not service.retriever.documents.find([doc_id]):
-        raise HTTPException(404, f"The doc_id {doc_id!r} is not in the index.")
+        raise HTTPException(404, f"The doc_id {shown(doc_id)} is not in the index.")
 
 
 def _add_state(app: FastAPI) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from annotated_types import Ge, Le
 from pydantic import BaseModel, ConfigDict, Field
 
+from dsi.docids.files.checks import shown
 from dsi.docids.files.declarations import Setting
 from dsi.search.request import option_declarations, written_as
 
@@ -85,7 +86,7 @@ class SearchBody(SearchFields):
         if (self.query is None) == (self.queries is None):
             raise ValueError("Give query, a text, or queries, a list of texts; one of the two.")
         if self.queries is not None and not isinstance(self.queries, list):
-            raise ValueError(f"queries must be a list of texts, got {self.queries!r}.")
+            raise ValueError(f"queries must be a list of texts, got {shown(self.queries)}.")
         return [self.query] if self.queries is None else self.queries
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from dsi.docids.files.checks import shown
 from dsi.docids.files.declarations import LARGEST, Count, settings
 
 TOKEN = "DSI_TOKEN"
@@ -119,4 +120,4 @@ class ServerSettings:
         for name, bound in most.items():
             value = k if name == "k" else options.get(name)
             if isinstance(value, int | float) and value > bound:
-                raise ValueError(f"{name} must be at most {bound:,} on this server, got {value}.")
+                raise ValueError(f"{name} must be at most {bound:,} on this server, got {shown(value)}.")

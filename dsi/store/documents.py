@@ -16,6 +16,7 @@ import pyarrow.dataset
 from numpy.typing import NDArray
 
 from dsi.docids.data.records import COLUMNS
+from dsi.docids.files.checks import shown
 from dsi.search.request import Where
 from dsi.search.results import label_of
 from dsi.store.filters import as_expression, names_of
@@ -115,7 +116,7 @@ class DocumentTable:
         for doc_id in doc_ids:
             if doc_id not in rows:
                 raise ValueError(
-                    f"There is no text of document {doc_id!r}; give the texts of all documents of the index."
+                    f"There is no text of document {shown(doc_id)}; give the texts of all documents of the index."
                 )
         return [rows[doc_id] for doc_id in doc_ids]
 
@@ -138,17 +139,17 @@ class DocumentTable:
             ValueError: a doc_id is not in the index, or doc_ids are no list of doc_ids.
         """
         if isinstance(doc_ids, str):
-            raise ValueError(f"{name} must be a list or set of doc_ids, got the string {doc_ids!r}.")
+            raise ValueError(f"{name} must be a list or set of doc_ids, got the string {shown(doc_ids)}.")
         if not isinstance(doc_ids, Iterable) or isinstance(doc_ids, bytes):
-            raise ValueError(f"{name} must be a list or set of doc_ids, got {doc_ids!r}.")
+            raise ValueError(f"{name} must be a list or set of doc_ids, got {shown(doc_ids)}.")
         doc_ids = list(doc_ids)  # an iterator is read once
         for doc_id in doc_ids:
             if not isinstance(doc_id, str):
-                raise ValueError(f"{name} must hold doc_ids, which are strings, got {doc_id!r}.")
+                raise ValueError(f"{name} must hold doc_ids, which are strings, got {shown(doc_id)}.")
         rows = self.find(doc_ids)
         for doc_id in doc_ids:
             if doc_id not in rows:
-                raise ValueError(f"{name} names the doc_id {doc_id!r}, which is not in the index.")
+                raise ValueError(f"{name} names the doc_id {shown(doc_id)}, which is not in the index.")
         return [rows[doc_id] for doc_id in doc_ids]
 
     def allowed(

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dsi.docids.files.checks import text
+from dsi.docids.files.checks import printable, text
 
 MAX_LENGTH, MAX_CONDITIONS, MAX_DEPTH, MAX_PATTERN = 100_000, 1000, 50, 500
 """Limits of a filter: its characters, its comparisons, parentheses and `not` within each other, characters after `like`."""
@@ -202,7 +202,7 @@ class _Parser:
             folded = {name.casefold(): name for name in self.schema.names}
             near = folded[difflib.get_close_matches(token.value.casefold(), folded, n=1, cutoff=0.0)[0]]
             self._fail(
-                f"no such column: {token.value}; the nearest is {near}, and the columns are {names_of(self.schema)}"
+                f"no such column: {_cut(token.value)}; the nearest is {near}, and the columns are {names_of(self.schema)}"
             )
         arrow = self.schema.field(token.value).type
         if arrow not in _KINDS:
@@ -292,7 +292,12 @@ class _Parser:
         raise ValueError(f"where {part!r} does not work at character {at + 1}: {problem}.")
 
 
+def _cut(value: str) -> str:
+    """Return the first 50 characters of a text, those that move a cursor as in Python."""
+    return printable(value if len(value) <= 50 else value[:50] + "…")
+
+
 def _shown(token: _Token) -> str:
     """Return a token for a message."""
-    value = token.value if len(token.value) <= 50 else token.value[:50] + "…"
+    value = _cut(token.value)
     return {"end": "the end", "text": f"'{value}'", "name": f'"{value}"'}.get(token.kind, value)

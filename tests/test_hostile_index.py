@@ -728,7 +728,7 @@ def test_the_generator_knows_the_docids(encoder, tmp_path, tied):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"format_version": 4}, "manifest.json has format version 4, this version reads 7"),
+        ({"format_version": 4}, "manifest.json has format version 4, this version reads 8"),
         ({"format_version": None}, "manifest.json has format version None"),
         ({"parts": None}, "manifest.json: parts must be of type dict, got None"),
         ({"files": ["x"]}, "manifest.json: files must be of type dict"),

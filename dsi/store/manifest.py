@@ -15,7 +15,7 @@ from dsi.docids.files.storage import read_while_unchanged, recover_folder, sha25
 from dsi.docids.files.untrusted import RESTORE, check_file, check_folder, is_inside, read_json
 from dsi.search.request import SearchConfig
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 PARTS = ("encoder", "token_model", "docids", "generator", "lexical")
 _TABLES = ("parts", "encoder", "search", "fingerprints", "versions", "files")
 _KINDS = {"generation": int, **dict.fromkeys(_TABLES, dict)}

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dsi.contrastive.encoder import FRESH, PACKAGED
-
 Changes = Mapping[str, Mapping[str, Any]]
 
 NOTHING: Changes = {}
@@ -132,7 +130,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row(
             "no pre-training (random weights)",
             "decoder",
-            _both(NO_QG, UNTRAINED, {"encoder": {"name": FRESH + PACKAGED}}),
+            _both(NO_QG, UNTRAINED, {"encoder": {"name": "fresh:sentence-transformers/all-MiniLM-L6-v2"}}),
             "T5",
         ),
         Row("sentence encoder", "decoder", _both(NO_QG, UNTRAINED), "Sentence-T5"),

@@ -41,7 +41,8 @@ def evaluate_diversity(
         importlib.import_module("pyndeval")
     except ImportError:
         raise ValueError('Measures of diversity need ir-measures and pyndeval; pip install "dr-scl[rerank]".') from None
-    parsed = {ir_measures.parse_measure(name): name for name in measures}
+    kinds = [name.split("@") for name in measures]
+    parsed = {getattr(ir_measures, kind) @ int(cut): name for (kind, cut), name in zip(kinds, measures, strict=True)}
     qrels = [
         ir_measures.Qrel(query_id, doc_id, 1, iteration=subtopic)
         for query_id, judged in subtopics.items()

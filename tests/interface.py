@@ -102,7 +102,7 @@ def _options(command: str) -> Iterator[str]:
             default = None if action.default == argparse.SUPPRESS else action.default
             facts = {"nargs": action.nargs, "default": default, "choices": action.choices}
             about = ", ".join(f"{fact} {value}" for fact, value in facts.items() if value not in (None, []))
-            about += " required" if action.required else ""
+            about += " required" if action.required and action.nargs != "*" else ""
             yield f"dsi {command} {name}   {about}".rstrip()
 
 

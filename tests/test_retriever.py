@@ -30,6 +30,7 @@ from dsi.search.explanation import TracedSearch, explain
 from dsi.search.request import SearchOptions, SearchRequest
 from dsi.search.results import Hit, Hits, LevelTrace, SearchResult, Trace
 from dsi.search.walk import Walk
+from dsi.store.manifest import FORMAT_VERSION
 from tests.conftest import MINIPEDIA, WIDTH, random_generator, random_tied, random_tree
 from tests.test_updates import DOCUMENTS, small_index
 
@@ -649,7 +650,7 @@ def test_broken_indexes_are_refused_and_the_part_is_named(retriever, tmp_path):
     folder = broken("version")
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps({**manifest, "format_version": 99}))
-    with pytest.raises(ValueError, match="format version 99, this version reads 7"):
+    with pytest.raises(ValueError, match=f"format version 99, this version reads {FORMAT_VERSION}"):
         GenerativeRetriever.from_pretrained(folder)
     folder = broken("mixed")
     manifest["fingerprints"]["encoder"] = "0" * 64

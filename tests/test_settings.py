@@ -90,7 +90,7 @@ def test_a_range_holds_in_python_too(value):
         ("[generator]\ndecoder = 3", "generator.decoder must be a string, got 3"),
         ("[contrastive]\ntemperature = inf", "contrastive.temperature must be between 1e-6 and 1e6, got inf"),
         (f"a = {'[' * 5000}{']' * 5000}", "is nested too deeply"),
-        (f"[search]\nalpha{'.a' * 5000} = 1", r"alpha must be a number, got \{'a': .*\.\.\."),
+        (f"[search]\nalpha{'.a' * 5000} = 1", r"alpha must be a number, got \{'a': .*\.\.\.|is nested too deeply"),
         (f'[search]\nfusion = "{"x" * 5000}"', r"fusion must be one of paper, bound, got 'x+\.\.\.x+'"),
         ('[encoder]\nname = ""', "encoder.name must name a sentence-transformers model .* got ''"),
         ('[encoder]\nname = "\\ud800"', "is not valid TOML: Escaped character"),

@@ -86,7 +86,7 @@ class EncoderConfig:
     """A document is its title followed by this many tokens of its text."""
 
     def __post_init__(self) -> None:
-        check_name("encoder.name", self.name, "a sentence-transformers model (Hub name or folder)")
+        check_name("encoder.name", self.name.removeprefix(FRESH), "a sentence-transformers model (Hub name or folder)")
         for name in ("query_prompt", "document_prompt"):
             if len(getattr(self, name)) > LONGEST_PROMPT:
                 raise ValueError(f"encoder.{name} must have at most {LONGEST_PROMPT} characters; shorten it.")
@@ -181,10 +181,10 @@ class Encoder:
     @classmethod
     def _configured(cls, config: EncoderConfig, device: str | None) -> SentenceTransformer:
         """Return the model that a config names."""
-        if config.name == FRESH_T5:
+        name = config.name.removeprefix(FRESH)
+        if name == FRESH_T5:
             model = _fresh_t5(device)
         else:
-            name = config.name.removeprefix(FRESH)
             packaged = packaged_encoder() if name == PACKAGED else None
             model = _load_named(str(packaged or name), device)
         if config.name.startswith(FRESH):

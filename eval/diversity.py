@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from dsi.docids.types import Run
 from dsi.eval.trec import parse_integer, split_fields
@@ -26,6 +27,13 @@ def read_subtopics(path: Path) -> dict[str, dict[str, list[str]]]:
     return subtopics
 
 
+def find_measure(name: str) -> Any:
+    """Return a measure of ir-measures; one with parameters is parsed there, which Python 3.14 does not support."""
+    ir_measures = importlib.import_module("ir_measures")
+    kind, _, cut = name.partition("@")
+    return getattr(ir_measures, kind) @ int(cut) if cut and kind.isidentifier() else ir_measures.parse_measure(name)
+
+
 def evaluate_diversity(
     run: Run, subtopics: Subtopics, measures: Sequence[str] = DIVERSITY_MEASURES
 ) -> dict[str, dict[str, float]]:
@@ -41,8 +49,7 @@ def evaluate_diversity(
         importlib.import_module("pyndeval")
     except ImportError:
         raise ValueError('Measures of diversity need ir-measures and pyndeval; pip install "dr-scl[rerank]".') from None
-    kinds = [name.split("@") for name in measures]
-    parsed = {getattr(ir_measures, kind) @ int(cut): name for (kind, cut), name in zip(kinds, measures, strict=True)}
+    parsed = {find_measure(name): name for name in measures}
     qrels = [
         ir_measures.Qrel(query_id, doc_id, 1, iteration=subtopic)
         for query_id, judged in subtopics.items()

@@ -239,7 +239,8 @@ def test_digits_that_leave_the_tree_are_named():
     [
         (
             {"method": "tree"},
-            "docids.method must be one of kmeans, .*, rq, or a file NAME.tsv of docids, got 'tree'",
+            "docids.method must be one of kmeans, balanced, random, title, pq, rkmeans, rq, or a file NAME.tsv of docids, got "
+            "'tree'",
         ),
         ({"branching": 1}, "docids.branching must be at least 2"),
         ({"cluster_on": "words"}, "docids.cluster_on must be one of documents, queries"),

@@ -13,7 +13,7 @@ from scipy import stats
 
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.baselines import BM25_GRID, dense_run, tune_bm25
-from dsi.eval.diversity import read_subtopics
+from dsi.eval.diversity import find_measure, read_subtopics
 from dsi.eval.measures import STANDARD_MEASURES, evaluate, mean, measures_for, ranking
 from dsi.eval.protocol import (
     SystemResult,
@@ -55,12 +55,6 @@ SAME = {
 }  # fmt: skip
 
 
-def measure_of(name: str) -> ir_measures.measures.Measure:
-    """What `ir_measures.parse_measure` returns, which Python 3.14 does not have."""
-    kind, _, cut = name.partition("@")
-    return getattr(ir_measures, kind) @ int(cut) if cut else getattr(ir_measures, kind)
-
-
 @pytest.mark.parametrize("name", SAME)
 def test_against_ir_measures_on_random_runs(name):
     rng = random.Random(0)
@@ -70,7 +64,7 @@ def test_against_ir_measures_on_random_runs(name):
     depth = 20 if name == "F@20" else 25  # SetF counts all answers
     run = {q: dict(zip(rng.sample(docs, depth), rng.sample(range(1000), depth), strict=True)) for q in list(qrels)[:28]}
     ours = evaluate(run, qrels, [name])[name]
-    measure = measure_of(SAME[name])
+    measure = find_measure(SAME[name])
     theirs = {metric.query_id: metric.value for metric in ir_measures.iter_calc([measure], qrels, run)}
     assert ours == pytest.approx(theirs, abs=1e-6)
     assert len(set(ours.values())) > 1
@@ -87,7 +81,7 @@ def test_a_trec_run_with_ties_gives_the_same_numbers_in_other_programs(tmp_path,
     write_run(run, tmp_path / "run", "tag")
     names = [name for name in STANDARD_MEASURES if name in SAME]
     ours = {SAME[name]: mean(values) for name, values in evaluate(run, qrels, names).items()}
-    measures = [measure_of(name) for name in ours]
+    measures = [find_measure(name) for name in ours]
     theirs = ir_measures.calc_aggregate(measures, qrels, list(ir_measures.read_trec_run(str(tmp_path / "run"))))
     assert ours == pytest.approx({str(measure): value for measure, value in theirs.items()}, abs=1e-12)
     at_once = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut.10", "recip_rank"}).evaluate(read_run(tmp_path / "run"))

@@ -274,6 +274,8 @@ def test_tables_4_and_5_over_two_seeds_and_the_figure(config, data, tmp_path, ca
     common = ["--data", str(data), "--config", str(config), "--output", str(output), "--device", "cpu"]
     assert main(["reproduce", "table4", *common, "--rows", "random weights", "sentence encoder"]) == 0
     assert "sentence encoder" in capsys.readouterr().out
+    fresh, own = (row["config"]["encoder"]["name"] for row in read_rows(output / "table4.json").values())
+    assert fresh == f"fresh:{own}"
     assert main(["reproduce", "table5", *common, "--seeds", "0", "1"]) == 0
     table = capsys.readouterr().out
     assert "±" in table

@@ -438,7 +438,7 @@ def test_codewords_that_a_quantizer_cannot_use_are_refused(method, branching, me
 
 def test_embeddings_to_cluster_on_are_refused_where_nothing_is_clustered():
     points = embeddings_of(10)
-    for method in ("title", "random"):
+    for method in ("title", "random", "docids.tsv"):
         with pytest.raises(ValueError, match=f'The docid method "{method}" clusters nothing; leave out the embeddings'):
             SchemeInput(points, DocidsConfig(method=method), points[:, :3])
     SchemeInput(points[:5], DocidsConfig(method="title"))  # and needs no more documents than branching
@@ -552,7 +552,8 @@ def test_a_scheme_of_another_package_is_found_by_its_entry_point(foreign):
 def test_a_name_that_no_scheme_has_is_refused_with_those_there_are(foreign):
     with pytest.raises(
         ValueError,
-        match=r"docids.method must be one of kmeans, .*, signs, or a file NAME.tsv of docids, got 'words'",
+        match=r"docids.method must be one of kmeans, .*title, pq, rkmeans, rq, signs, or a file NAME.tsv of docids, got "
+        "'words'",
     ):
         DocidsConfig(method="words")
     with pytest.raises(ValueError, match=r"There is no docid scheme 'words'; use one of kmeans, .*, signs"):

@@ -41,6 +41,8 @@ MAY_BE_ZERO = {
     "training.epochs", "search.alpha", "search.beta",
     "search.lexical_weight", "search.token_weight",
 }  # fmt: skip
+TOO_DEEP = "is nested too deeply" if sys.version_info >= (3, 14) else r"alpha must be a number, got \{'a': .*\.\.\."
+"""Of thousands of tables, each in the one before."""
 MAY_BE_HUGE = {"contrastive.learning_rate", "training.learning_rate", "search.beta"}
 """A learning rate too large ends the training; levels have no largest value."""
 MAY_BE_INFINITE = {"search.beta"}
@@ -90,15 +92,16 @@ def test_a_range_holds_in_python_too(value):
         ("[generator]\ndecoder = 3", "generator.decoder must be a string, got 3"),
         ("[contrastive]\ntemperature = inf", "contrastive.temperature must be between 1e-6 and 1e6, got inf"),
         (f"a = {'[' * 5000}{']' * 5000}", "is nested too deeply"),
-        (f"[search]\nalpha{'.a' * 5000} = 1", r"alpha must be a number, got \{'a': .*\.\.\.|is nested too deeply"),
+        (f"[search]\nalpha{'.a' * 5000} = 1", TOO_DEEP),
         (f'[search]\nfusion = "{"x" * 5000}"', r"fusion must be one of paper, bound, got 'x+\.\.\.x+'"),
         ('[encoder]\nname = ""', "encoder.name must name a sentence-transformers model .* got ''"),
+        ('[encoder]\nname = "fresh:"', "encoder.name must name a sentence-transformers model .* got ''"),
         ('[encoder]\nname = "\\ud800"', "is not valid TOML: Escaped character"),
         ('[encoder]\nname = "a\\u0000b"', r"encoder.name must be text without NUL characters, got 'a\\x00b'"),
         ('[pseudo_queries]\nmethod = " "', "pseudo_queries.method must name"),
         ("[encoder]\nname = '\udcff'", "is not valid TOML: 'utf-8' codec"),
     ],
-    ids=range(22),
+    ids=range(23),
 )  # fmt: skip
 def test_what_a_file_may_not_say_is_one_line(text, message, tmp_path):
     path = tmp_path / "config.toml"

@@ -28,6 +28,7 @@ from dsi.docids.vectors import BLOCK
 _CLUSTERING = ("branching", "max_leaf_size", "segments", "cluster_on")
 
 FILE = "file"
+"""The scheme of docids in a file; a configuration names the file."""
 
 SCHEMES = {
     "kmeans": _CLUSTERING,  # hierarchical k-means (DR-SCL section 3.4)
@@ -66,7 +67,8 @@ class DocidsConfig:
     in any case."""
 
     def __post_init__(self) -> None:
-        if self.scheme == self.method not in (names := scheme_names()):
+        built_in = self.scheme in SCHEMES and self.method != FILE
+        if not built_in and self.method not in (names := scheme_names()):
             raise ValueError(
                 f"docids.method must be one of {', '.join(names)}, or a file NAME.tsv of docids, got {shown(self.method)}; the "
                 "scheme of another package needs that package."
@@ -290,7 +292,7 @@ def scheme_names() -> list[str]:
 
 def check_branching(documents: int, config: DocidsConfig) -> None:
     """Raise ValueError if there are too few documents for one split."""
-    if "branching" not in SCHEMES.get(config.method, ()):
+    if "branching" not in SCHEMES.get(config.scheme, ()):
         return
     if documents < 2:
         raise ValueError(
@@ -310,7 +312,7 @@ def _check_shapes(embeddings: Floats, points: Floats, config: DocidsConfig) -> N
             f"embeddings must be [documents, dim] and as many as the points to cluster, got {list(embeddings.shape)} "
             f"and {list(points.shape)}."
         )
-    if points is not embeddings and "cluster_on" not in SCHEMES.get(config.method, ("cluster_on",)):
+    if points is not embeddings and "cluster_on" not in SCHEMES.get(config.scheme, ("cluster_on",)):
         raise ValueError(
             f'The docid method "{config.method}" clusters nothing; leave out the embeddings to cluster on.'
         )

@@ -10,8 +10,6 @@ from pydantic import Field
 from dsi.docids.files.declarations import Amount, Count, Positive, Share, settings
 from dsi.trees.objectives import find_objective
 
-SMALLEST_TEMPERATURE = 1e-6
-
 
 @settings("generator")
 class GeneratorConfig:

@@ -56,8 +56,8 @@ def check_settings(config: Config, collection: Collection) -> None:
 
 def _models(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (setting, name) of the models that are to be loaded."""
-    if config.encoder.name != FRESH_T5:
-        yield "encoder.name", config.encoder.name.removeprefix(FRESH)
+    if (encoder := config.encoder.name.removeprefix(FRESH)) != FRESH_T5:
+        yield "encoder.name", encoder
     if config.generator.decoder:
         yield "generator.decoder", config.generator.decoder
     if config.tokens.model:

@@ -20,7 +20,7 @@ import numpy as np
 from dsi.commands.arguments import with_settings
 from dsi.config import Config
 from dsi.contrastive.blocks import DocumentTexts
-from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.encoder import FRESH, Encoder
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.docids.files.storage import digest
 from dsi.docids.tree import DocidTree
@@ -149,6 +149,8 @@ class Laboratory:
     def config(self, row: Row, seed: int) -> Config:
         """The base with a row's changes; rows without pseudo-queries train as many steps as those with them."""
         config = self.base.with_changes({"seed": seed}).with_changes(row.changes)
+        if row.fresh:
+            config = config.with_changes({"encoder": {"name": FRESH + config.encoder.name}})
         if config.pseudo_queries.method != "none" or config.objective.name == "residual":
             return config
         base = self.base.pseudo_queries

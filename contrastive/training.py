@@ -16,6 +16,7 @@ import torch
 from pydantic import Field
 from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.training_args import SentenceTransformerTrainingArguments
+from torch import nn
 
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.losses import CHUNK, DPRLoss, SupervisedContrastiveLoss
@@ -137,9 +138,13 @@ def contrastive_loss(encoder: Encoder, config: ContrastiveConfig, chunk: int = C
 
 
 class _EncoderTrainer(FiniteTraining, SentenceTransformerTrainer):
-    """Writes no model card, for which the library would collect examples, with a progress bar."""
+    """Trains without dropout, and writes no model card, for which the library would collect examples, with a progress bar."""
 
     remedy = "lower contrastive.learning_rate ({rate:g})"
+
+    def compute_loss(self, model: nn.Module, *arguments: Any, **options: Any) -> Any:
+        model.eval()  # the base class has set it to training
+        return super().compute_loss(model, *arguments, **options)
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         pass

@@ -208,7 +208,11 @@ def test_training_pulls_queries_to_their_documents(negatives, encoder, tmp_path)
     before = share_right()
     config = ContrastiveConfig(temperature=0.1, batch_size=8, epochs=60, learning_rate=2e-3, negatives=negatives)
     rows = contrastive_rows(documents, queries, hard_negatives(BM25(list("abcd"), documents), queries, negatives))
+    modes = set()
+    watched = encoder.model.register_forward_pre_hook(lambda module, _: modes.add(module.training))
     train_encoder(encoder, rows, config, tmp_path / "work")
+    watched.remove()
+    assert modes == {False}  # no dropout
     assert share_right() > before + 0.3
 
 

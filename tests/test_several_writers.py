@@ -16,7 +16,8 @@ import dsi
 from dsi import GenerativeRetriever
 from dsi.commands.main import main
 from dsi.docids.files.processes import Processes
-from dsi.docids.files.storage import read_while_unchanged, writing_to
+from dsi.docids.files.storage import MappedFile, read_while_unchanged, writing_to
+from dsi.store import loading
 from dsi.store.loading import write_search_config
 from dsi.training import pipeline
 from tests.kills import fork, status_of
@@ -120,6 +121,42 @@ def test_loads_during_updates_succeed(run, loads):
         assert status_of(child) == -signal.SIGKILL
     assert sizes <= {50, 52}
     assert int(json.loads((run / "manifest.json").read_text())["generation"]) > 3
+
+
+def test_an_index_saved_over_another_while_its_encoder_is_read_is_loaded_instead(run, monkeypatch):
+    """Saving as a whole replaces the folder: for a moment there is none, and its files are others than those that were checked."""
+    other, loads = load(run), []
+    other.add(DOCUMENTS[50:52])
+    read = loading.load_encoder
+
+    def replaced_first(*arguments):
+        loads.append(arguments)
+        if len(loads) == 1:
+            away = run.with_name("away")
+            run.rename(away)
+            try:
+                return read(*arguments)  # what it meets between the two renames
+            finally:
+                away.rename(run)
+                other.save_pretrained(run)
+        return read(*arguments)
+
+    monkeypatch.setattr(loading, "load_encoder", replaced_first)
+    assert len(load(run).documents) == 52
+    assert len(loads) == 2
+
+
+def test_a_file_that_an_update_removes_while_files_are_listed_is_left_out(run, monkeypatch):
+    listed = {path.name for path in map(Path, (file.path for file in loading.mapped_files(run)))}
+    find = MappedFile.at.__func__
+
+    def vanishing(cls, path):
+        if path.name == "documents.arrow":
+            path.unlink()
+        return find(cls, path)
+
+    monkeypatch.setattr(MappedFile, "at", classmethod(vanishing))
+    assert {Path(file.path).name for file in loading.mapped_files(run)} == listed - {"documents.arrow"}
 
 
 @pytest.mark.parametrize("changes", [0, 3, 1000])

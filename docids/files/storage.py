@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -275,28 +276,36 @@ def _strict(value: Any) -> Any:
 
 
 def read_while_unchanged(path: Path, read: Callable[[], T]) -> T:
-    """Call `read` until the file `path` stays the same meanwhile; return its result, or raise its error.
+    """Call `read` until the file `path`, or the folder that has this name, stays the same meanwhile.
+
+    Returns:
+        Its result, or its error is raised.
 
     Raises:
-        BlockingIOError: the file changed at every attempt.
+        BlockingIOError: the file or folder was replaced at every attempt.
     """
     for _ in range(_ATTEMPTS):
-        before = _content(path)
+        before = _identity(path)
         try:
             result = read()
         except Exception:
-            if _content(path) == before:
+            if _identity(path) == before:
                 raise
             continue
-        if _content(path) == before:
+        if _identity(path) == before:
             return result
     raise BlockingIOError(
         f"{path} changed {_ATTEMPTS} times while it was read; try again when there are fewer updates."
     )
 
 
-def _content(path: Path) -> bytes:
-    return path.read_bytes() if path.is_file() else b""  # a pipe would be waited for
+def _identity(path: Path) -> bytes:
+    """Return the content of a file or the number of a folder; empty if there is neither."""
+    try:
+        found = path.stat()
+        return path.read_bytes() if stat.S_ISREG(found.st_mode) else b"%d" % found.st_ino  # a pipe would be waited for
+    except OSError:
+        return b""
 
 
 def beside(folder: Path, role: str) -> Path:

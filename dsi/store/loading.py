@@ -13,7 +13,7 @@ import re
 import shutil
 import struct
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -227,7 +227,7 @@ def retire(folder: Path) -> None:
 def load_index(folder: Path, device: str | None) -> tuple[Parts, str]:
     """Load the parts of an index and its search config, after checking every file.
 
-    An update that replaces the index meanwhile is loaded instead. The parts that updates leave alone come last.
+    An update that replaces the index meanwhile is loaded instead, and so is an index that is saved over this one.
 
     Returns:
         The arguments of a retriever, and the `index_state` that was loaded.
@@ -238,18 +238,27 @@ def load_index(folder: Path, device: str | None) -> tuple[Parts, str]:
         tree, documents = load_docids(part(folder, manifest, "docids"))
         return manifest, tree, documents, load_lexical(part(folder, manifest, "lexical"), documents["doc_id"], device)
 
-    manifest, tree, documents, lexical = read_while_unchanged(folder / "manifest.json", changing)
-    encoder = load_encoder(folder, EncoderConfig(**manifest["encoder"]), device)
-    generator = load_generator(folder / "generator", encoder.model.device)
-    check_binding(manifest, encoder, tree)
-    check_fit(folder, encoder, tree, generator)
-    return (encoder, tree, generator, documents, search_config(manifest), lexical), content_fingerprint(manifest)
+    def whole() -> tuple[Parts, str]:
+        """Load what updates change, then the rest, which only another index in this place changes."""
+        manifest, tree, documents, lexical = read_while_unchanged(folder / "manifest.json", changing)
+        encoder = load_encoder(folder, EncoderConfig(**manifest["encoder"]), device)
+        generator = load_generator(folder / "generator", encoder.model.device)
+        check_binding(manifest, encoder, tree)
+        check_fit(folder, encoder, tree, generator)
+        return (encoder, tree, generator, documents, search_config(manifest), lexical), content_fingerprint(manifest)
+
+    return read_while_unchanged(folder, whole)
 
 
 def mapped_files(folder: Path) -> tuple[MappedFile, ...]:
     """Return the files of arrays and tables of an index, which are mapped into memory, as they are now."""
     found = [path for name in PARTS for path in folder.glob(f"{name}*/**/*")]
-    return tuple(MappedFile.at(path) for path in found if path.suffix in (".safetensors", ".arrow"))
+    mapped = []
+    for path in found:
+        if path.suffix in (".safetensors", ".arrow"):
+            with suppress(FileNotFoundError):  # an update has removed it
+                mapped.append(MappedFile.at(path))
+    return tuple(mapped)
 
 
 def index_state(folder: Path) -> str:

@@ -150,7 +150,6 @@ class Forecast:
                 self._loss(texts)  # a batch of several chunks computes them again
         self._loss(texts).backward()
         self._encoder.model.zero_grad(set_to_none=True)
-        self._encoder.model.eval()
 
     def _tokens(self, rows: int) -> float:
         """Return how many tokens the documents of some rows have."""
@@ -173,7 +172,6 @@ class Forecast:
         views = [{k: v.to(device) if isinstance(v, Tensor) else v for k, v in view.items()} for view in views]
         with torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext():
             loss = contrastive_loss(encoder, config.contrastive, chunk)
-            encoder.model.train()
             labels = torch.arange(len(texts), device=device)[:, None].expand(-1, len(views))
             return loss(views, labels)  # type: ignore[no-any-return]
 
@@ -195,7 +193,6 @@ class Forecast:
                 loss = self._loss([longest] * rows, 10**9)
             kept.append(sum(sizes.values()))
             del loss
-        self._encoder.model.eval()
         tokens = int(self._encoder.model.preprocess([longest])["attention_mask"].sum())
         size = self._config.contrastive.rows
         return kept[0] + (kept[1] - kept[0]) * (min(size, max(1, CHUNK // tokens)) - 1)

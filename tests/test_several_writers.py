@@ -124,7 +124,7 @@ def test_loads_during_updates_succeed(run, loads):
 
 
 def test_an_index_saved_over_another_while_its_encoder_is_read_is_loaded_instead(run, monkeypatch):
-    """Saving as a whole replaces the folder: for a moment there is none, and its files are others than those that were checked."""
+    """Saving as a whole replaces the folder: for a moment there is none, and the files are others than those checked."""
     other, loads = load(run), []
     other.add(DOCUMENTS[50:52])
     read = loading.load_encoder

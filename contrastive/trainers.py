@@ -18,9 +18,11 @@ from transformers import PrinterCallback, TrainerCallback, TrainerControl, Train
 from transformers.integrations import TensorBoardCallback, WandbCallback
 from transformers.utils import is_torch_bf16_gpu_available
 
+from dsi.docids.files.checks import plain
 from dsi.docids.files.memory import give_back_memory
 from dsi.docids.files.progress import Bar
 
+REPORTS = ("none", "tensorboard", "wandb")
 CHECKPOINTS = 10
 """Of a training; a loss is logged as often."""
 
@@ -30,15 +32,18 @@ class Reports:
     """Where the losses of trainings are reported.
 
     Raises:
+        ValueError: no such tool.
         ModuleNotFoundError: the tool is not installed.
     """
 
     to: str = "none"
-    """"none", "tensorboard" or "wandb"."""
+    """One of `REPORTS`."""
     folder: Path = Path("logs")
     """Of TensorBoard's files, with a subfolder per training."""
 
     def __post_init__(self) -> None:
+        if plain(str, self.to, "report_to") not in REPORTS:
+            raise ValueError(f"report_to must be one of {', '.join(REPORTS)}, got {self.to!r}.")
         if self.to != "none" and find_spec(self.to) is None:
             raise ModuleNotFoundError(f'report_to = "{self.to}" needs {self.to}; run pip install "dr-scl[{self.to}]".')
 

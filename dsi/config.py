@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tomli_w
 
@@ -52,13 +52,8 @@ class Config:
     bf16: bool = True
     """Train encoder and decoder in bfloat16 if the device has instructions for it."""
     dev_queries: Whole = 500
-    """Number of train queries set aside for tuning if the collection has no dev split."""
-    tune: bool = True
-    """Choose the weights of documents' scores, alpha and the beam (with fusion "paper": alpha, beta and ann_temperature) on the
-    dev queries after training."""
-    report_to: Literal["none", "tensorboard", "wandb"] = "none"
-    """Where the losses of encoder and generator are reported while they are trained: "none", "tensorboard" (files in
-    RUN/logs) or "wandb"; changes nothing of what is trained."""
+    """Number of train queries set aside if the collection has no dev split. On the dev queries the weights of scores, alpha and
+    the beam (with fusion "paper": alpha, beta and ann_temperature) are chosen after training; 0 chooses nothing."""
     text_megabytes: Whole = 1000
     """The index keeps the documents' texts, which answers show, if they take at most this many megabytes; 0 keeps none."""
     pseudo_queries: PseudoQueriesConfig = field(default_factory=PseudoQueriesConfig)

@@ -74,7 +74,7 @@ def make_index(folder: Path) -> None:
         "encoder": {"name": str(folder / "encoder"), "document_length": 64},
         "docids": {"branching": 16, "max_leaf_size": 8},
         "search": {"lexical_weight": 0.1, "token_weight": 0.5, "beam_width": 6, "candidates": 30},
-        "tune": False,
+        "dev_queries": 0,
     }
     dsi.train(collection, folder / "run", config=Config().without_training().with_changes(changes), device="cpu")
 

@@ -42,7 +42,10 @@ def runs(tmp_path_factory, sentence_bert_folder, collection) -> dict[str, Path]:
     """Indexes of 40 documents with BM25 and tokens: plain, with several places a document, and searched by codes."""
     folder = tmp_path_factory.mktemp("runs")
     encoder = {"encoder": {"name": str(sentence_bert_folder), **PROMPTS, "document_length": 16}}
-    search = {"search": {"lexical_weight": 0.1, "token_weight": 0.5, "beam_width": 3, "candidates": 8}, "tune": False}
+    search = {
+        "search": {"lexical_weight": 0.1, "token_weight": 0.5, "beam_width": 3, "candidates": 8},
+        "dev_queries": 0,
+    }
     changes = {
         "plain": {"docids": {"branching": 5, "max_leaf_size": 3}},
         "places": {"docids": {"branching": 5, "max_leaf_size": 3, "segments": 3}},

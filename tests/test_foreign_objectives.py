@@ -55,7 +55,7 @@ def test_an_index_is_trained_with_a_foreign_objective_and_searched_without_it(
 ):
     assert len(SMOOTH.strip().splitlines()) <= 12
     config = write_settings(
-        tmp_path / "config.toml", sentence_t5_folder, t5_folder, tune=False, objective={"name": "smooth"},
+        tmp_path / "config.toml", sentence_t5_folder, t5_folder, dev_queries=0, objective={"name": "smooth"},
         contrastive={"loss": "none"}, pseudo_queries={"method": "none"},
         search={"beta": 0.0, "alpha": 1.0, "beam_width": 20},
     )  # fmt: skip
@@ -110,7 +110,7 @@ def test_an_index_is_trained_again_with_another_version_of_the_package(
     from dsi.training.pipeline import TrainingRun
 
     config = write_settings(
-        tmp_path / "config.toml", sentence_t5_folder, t5_folder, tune=False, objective={"name": "smooth"},
+        tmp_path / "config.toml", sentence_t5_folder, t5_folder, dev_queries=0, objective={"name": "smooth"},
         contrastive={"loss": "none"}, pseudo_queries={"method": "none"},
         training={"epochs": 1.0},
     )  # fmt: skip

@@ -20,7 +20,7 @@ def trained(beir, tmp_path, sentence_t5_folder, t5_folder):
     with pytest.MonkeyPatch.context() as patch:
         install(tmp_path / "site", patch, letters="own_letters:make")
         config = write_settings(
-            tmp_path / "config.toml", sentence_t5_folder, t5_folder, tune=False, dev_queries=7,
+            tmp_path / "config.toml", sentence_t5_folder, t5_folder, dev_queries=0,
             docids={"method": "letters", "branching": 10, "max_leaf_size": 10}, pseudo_queries={"method": "none"},
             contrastive={"loss": "none"},
             training={"epochs": 1.0}, **TIED,
@@ -63,7 +63,7 @@ def test_only_the_number_of_dev_queries_is_read(tmp_path):
     text = (tmp_path / "config.toml").read_text()
     (tmp_path / "config.toml").write_text(text.replace("kmeans", "letters"))
     assert read_dev_queries(tmp_path) == 7
-    (tmp_path / "config.toml").write_text("tune = false")
+    (tmp_path / "config.toml").write_text("bf16 = false")
     assert read_dev_queries(tmp_path) == dsi.Config().dev_queries
     (tmp_path / "config.toml").write_text("dev_queries = -1")
     with pytest.raises(ValueError, match=r"config.toml: dev_queries must be at least 0, got -1"):

@@ -58,7 +58,7 @@ def config(sentence_bert_folder):
             "docids": {"branching": 5, "max_leaf_size": 3},
             "tokens": {"model": str(model), "bits": 8},
             "search": SEARCH,
-            "tune": False,
+            "dev_queries": 0,
         }
         return Config().without_training().with_changes(sections).with_changes(changes)
 

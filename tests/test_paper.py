@@ -30,7 +30,7 @@ def trained(tmp_path_factory):
 
 def test_the_small_system_is_the_papers_but_for_its_models():
     paper, small = (dataclasses.asdict(Config.named(name)) for name in ("paper", "paper-small"))
-    assert not paper["tune"]
+    assert paper["dev_queries"] == 0
     assert (paper["docids"]["method"], paper["docids"]["branching"]) == ("kmeans", 10)
     assert (paper["generator"]["docid_tokens"], paper["objective"]["name"]) == ("digits", "ce")
     assert {name: paper["search"][name] for name in ("fusion", "alpha", "beta")} == {

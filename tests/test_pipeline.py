@@ -425,7 +425,7 @@ def test_several_processes_do_what_one_does(processes, beir, tmp_path, sentence_
         sentence_bert_folder,
         t5_folder,
         training=LONGER,
-        tune=False,  # what evaluate and reproduce choose on dev is compared
+        dev_queries=0,  # what evaluate and reproduce choose on dev is compared
     )
     config.write_text(config.read_text().replace('cluster_on = "documents"', 'cluster_on = "queries"'))
     shared = halved(config, processes)
@@ -539,7 +539,9 @@ def check_generators(data: Path, one: Path, several: Path, whole: Path) -> None:
 def test_rerankers_are_trained_measured_and_searched_with(
     beir, tmp_path, sentence_t5_folder, t5_folder, capsys, caplog
 ):
-    config = write_settings(tmp_path / "config.toml", sentence_t5_folder, t5_folder, tune=False, search={"alpha": 0.0})
+    config = write_settings(
+        tmp_path / "config.toml", sentence_t5_folder, t5_folder, dev_queries=0, search={"alpha": 0.0}
+    )
     data, run = thin_out(beir(), dev=4, test=6), tmp_path / "run"
     with (data / "corpus.jsonl").open("a") as corpus:
         corpus.write('\n{"_id": "empty", "title": "", "text": ""}')  # as in some collections of BEIR

@@ -629,7 +629,7 @@ def train(beir, tmp_path, sentence_t5_folder, t5_folder, store):
     def run_of(**docids: object) -> TrainingRun:
         settings = {"branching": 0, "max_leaf_size": 20, **docids}
         config = write_settings(
-            tmp_path / "config.toml", sentence_t5_folder, t5_folder, docids=settings, tune=False,
+            tmp_path / "config.toml", sentence_t5_folder, t5_folder, docids=settings, dev_queries=0,
             pseudo_queries={"method": "none"}, contrastive={"loss": "none"},
             training={"epochs": 1.0}, **TIED,
         )  # fmt: skip

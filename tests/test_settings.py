@@ -314,7 +314,7 @@ def test_the_first_step_that_is_not_finite_is_named(step, loss, message):
 @pytest.mark.parametrize("tune", [True, False])
 def test_a_changed_search_section_reaches_the_index(tune, settings, beir, tmp_path, monkeypatch):
     collection, run = dsi.read_collection(beir()), tmp_path / "run"
-    settings = settings.with_changes(QUICK | {"tune": tune, "search": {"alpha": 0.3}})
+    settings = settings.with_changes(QUICK | {"dev_queries": 500 if tune else 0, "search": {"alpha": 0.3}})
     before = dsi.train(collection, run, config=settings, device="cpu").search_config
     monkeypatch.setattr(TrainingRun, "_train_generator", lambda *_: pytest.fail("the generator was trained again"))
     changed = settings.with_changes({"search": {"beam_width": 33}})
@@ -333,7 +333,7 @@ def test_what_dsi_tune_chose_stays_until_the_section_changes(settings, beir, tmp
     data, run = beir(), tmp_path / "run"
     collection, settings = (
         dsi.read_collection(data),
-        settings.with_changes(QUICK | {"tune": False, "search": {"alpha": 0.93}}),
+        settings.with_changes(QUICK | {"dev_queries": 0, "search": {"alpha": 0.93}}),
     )
     dsi.train(collection, run, config=settings, device="cpu")
     assert main(["tune", str(run), "--data", str(data), "--device", "cpu"]) == 0

@@ -78,7 +78,7 @@ def test_an_index_that_changed_is_not_tuned(settings, beir, tmp_path):
 
 def test_the_beam_is_the_smallest_that_finds_what_exact_finds(settings, beir, tmp_path):
     collection = dsi.read_collection(beir())
-    retriever = dsi.train(collection, tmp_path / "run", config=settings.with_changes({"tune": False}), device="cpu")
+    retriever = dsi.train(collection, tmp_path / "run", config=settings.with_changes({"dev_queries": 0}), device="cpu")
     assert retriever.search_config == settings.search
     tuning = dsi.tune(retriever, collection)
     assert retriever.search_config == dataclasses.replace(settings.search, **tuning.best) != settings.search
@@ -98,7 +98,7 @@ def test_the_beam_is_the_smallest_that_finds_what_exact_finds(settings, beir, tm
 
 def test_alpha_is_the_one_whose_walks_reach_most_and_an_untrained_generator_has_1(settings, beir, tmp_path):
     collection = dsi.read_collection(beir())
-    retriever = dsi.train(collection, tmp_path / "run", config=settings.with_changes({"tune": False}), device="cpu")
+    retriever = dsi.train(collection, tmp_path / "run", config=settings.with_changes({"dev_queries": 0}), device="cpu")
     assert [setting for setting, _ in dsi.tune(retriever, collection).tried if "alpha" in setting] == [{"alpha": 1.0}]
     astray = copy.deepcopy(retriever.generator)
     with torch.no_grad():

@@ -63,7 +63,9 @@ def test_an_index_of_titles_is_trained_searched_updated_and_kept(beir, sentence_
         },
     }
     collection = dsi.read_collection(beir())
-    retriever = dsi.train(collection, tmp_path / "run", config=Config(tune=False).with_changes(changes), device="cpu")
+    retriever = dsi.train(
+        collection, tmp_path / "run", config=Config(dev_queries=0).with_changes(changes), device="cpu"
+    )
     queries = collection.query_texts("train")
     right = collection.qrels["train"]
     run = retriever.run(queries, 10)

@@ -238,7 +238,8 @@ def training_run(arguments: argparse.Namespace) -> "TrainingRun":
         arguments.device,
         discard_updates=arguments.discard_updates,
         replace=arguments.replace,
-        cluster=Cluster(arguments.cluster) if getattr(arguments, "cluster", None) else None,
+        cluster=Cluster(arguments.cluster) if arguments.cluster else None,
+        report_to=arguments.report_to,
     )
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 STAGES = ("pseudo_queries", "encoder", "docids", "generator", "tuning")
 """What --stage takes, in the order in which they run."""
+REPORTS = ("none", "tensorboard", "wandb")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -36,6 +37,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         metavar="ADDRESS",
         help="have documents embedded and clustered by local processes (local), a Ray cluster around this process (auto), or "
         "one at HOST:PORT; all machines see RUN",
+    )
+    parser.add_argument(
+        "--report-to",
+        choices=REPORTS,
+        default="none",
+        help="where the losses of the trainings go; tensorboard: files in RUN/logs",
     )
     add_overwriting(parser)
     arguments = parser.parse_args(argv)
@@ -59,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"train: {in_words(run.seconds)} -> {run.folder}")
     from dsi.training.tuning import is_tuned
 
-    if arguments.stage == "generator" and run.config.tune and not is_tuned(run.folder):
+    if arguments.stage == "generator" and run.config.dev_queries and not is_tuned(run.folder):
         print(f"The index is not tuned yet: dsi tune {run.folder} --data {run.collection.name}")
 
 

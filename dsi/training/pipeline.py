@@ -86,6 +86,7 @@ def train(
     discard_updates: bool = False,
     replace: bool = False,
     cluster: Cluster | None = None,
+    report_to: str = "none",
 ) -> GenerativeRetriever:
     """Train an index on a collection, tune it on the dev queries, and load it.
 
@@ -107,6 +108,7 @@ def train(
         replace: train although `output` holds an index with documents that `collection` lacks; they are lost.
         cluster: embeds and clusters the documents, block by block; all its machines see `output` under this name. The same
             files come out of any number of processes.
+        report_to: where the losses of the trainings go: "none", "tensorboard" (files in `output`/logs) or "wandb".
 
     Raises:
         FileNotFoundError: no such configuration, or a machine of the cluster does not see `output`.
@@ -114,6 +116,7 @@ def train(
         ValueError: a setting is out of range, the collection lacks something that training needs, the index in `output` was
             updated or has other documents, or `output` is the name of a configuration.
         BlockingIOError: another process trains in `output`, or updates it.
+        ModuleNotFoundError: what `report_to` needs is not installed.
     """
     check_collection("train", collection)
     folder = folder_to_write(output, "output")
@@ -124,8 +127,9 @@ def train(
         )
     chosen = preflight.training_config(folder, config, collection)
     run = TrainingRun(
-        folder, collection, chosen, device, discard_updates=discard_updates, replace=replace, cluster=cluster
-    )
+        folder, collection, chosen, device, discard_updates=discard_updates, replace=replace, cluster=cluster,
+        report_to=report_to,
+    )  # fmt: skip
     with quiet_transformers():
         run.train()
     return GenerativeRetriever.from_pretrained(output, device=device)
@@ -179,6 +183,7 @@ class TrainingRun:
         discard_updates: train although documents were added to the index in `folder`, or removed.
         replace: train although the index in `folder` has documents that the collection lacks.
         cluster: embeds and clusters the documents; None for this process, or those of `accelerate launch`.
+        report_to: where the losses go, as for `train`.
 
     Attributes:
         processes: share the work.
@@ -197,13 +202,14 @@ class TrainingRun:
         discard_updates: bool = False,
         replace: bool = False,
         cluster: Cluster | None = None,
+        report_to: str = "none",
     ) -> None:
         self.folder, self.collection, self.config, self.device = folder, collection, config, device
         if cluster is not None:
             cluster.check(folder)
             self.folder = folder = folder.resolve()
         self.processes = cluster.processes if cluster else launch(device)
-        self._reports = Reports(config.report_to, folder / "logs")
+        self._reports = Reports(report_to, folder / "logs")
         self._stages = StageFolders(folder, store, self.processes)
         self._discard_updates, self._replace = discard_updates, replace
         self.expected: dict[str, Cost] = {}
@@ -291,9 +297,9 @@ class TrainingRun:
             self.train_generator()
 
     def tune(self) -> None:
-        """Choose the fusion weights of the finished index on the dev queries, if `config.tune` is set."""
+        """Choose the fusion weights of the finished index on the dev queries, unless `config.dev_queries` is 0."""
         with self.writing():
-            if self.config.tune and self.processes.is_main:
+            if self.config.dev_queries and self.processes.is_main:
                 started = time.perf_counter()
                 with watching_memory() as most:
                     if tune_index(self.folder, self.collection, self.device):

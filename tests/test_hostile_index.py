@@ -476,6 +476,7 @@ def test_the_document_table_is_validated(tmp_path, columns, words):
             ({"doc_id": ["a", own]}, "a doc_id is empty or holds white space")
             for own in ("", "b c", "b\n", "\0", "\u2003")
         ],
+        ({"doc_id": ["a", "ä" * 2049]}, "a doc_id has more than 4,096 bytes"),
     ],
 )
 def test_values_of_the_document_table(tmp_path, column, words):

@@ -5,6 +5,7 @@ import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import quote
 
 import pytest
 
@@ -30,9 +31,10 @@ def writable(tmp_path, encoder, monkeypatch):
         yield client
 
 
-def test_documents_come_and_go_on_disk_too(writable):
-    path = "documents/a/%C3%A4"
-    assert writable.ask("documents", {"documents": [NEW]}, token=TOKEN) == (200, {"documents": 61})
+@pytest.mark.parametrize("doc_id", ["a/ä", "€" * 1365])  # the longest
+def test_documents_come_and_go_on_disk_too(writable, doc_id):
+    path, new = f"documents/{quote(doc_id)}", {**NEW, "doc_id": doc_id}
+    assert writable.ask("documents", {"documents": [new]}, token=TOKEN) == (200, {"documents": 61})
     _, found = writable.ask(path)
     assert (found["title"], found["metadata"]) == ("Neretva", {"number": 70})
     assert len(GenerativeRetriever.from_pretrained(writable.run, device="cpu").documents) == 61

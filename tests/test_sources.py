@@ -125,6 +125,11 @@ BAD = {
     "two ids": ([{"id": "a", "_id": "b", "text": "x"}], ValueError, "_id is 'b', but id is 'a'; give one doc_id"),
     "an id twice": ([{"id": "a", "text": "x"}] * 2, ValueError, r"documents\[1\]: duplicate doc_id 'a'"),
     "white space": ([{"id": "a b", "text": "x"}], ValueError, "doc_id 'a b' must not be empty or hold white space"),
+    "a long id": (
+        [{"id": "ä" * 2049, "text": "x"}],
+        ValueError,
+        "must have at most 4,096 bytes, got 4,098; shorten it",
+    ),
     "a number as text": ([{"id": "a", "text": 3}], ValueError, "key 'text' must be a string, got 3"),
     "blank texts": (["", " "], ValueError, "none of the 2 documents has a title or a text"),
     "mixed metadata": (

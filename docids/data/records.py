@@ -19,6 +19,8 @@ MOST_COLUMNS = 1000
 """Columns of a document table, at most."""
 NO_ID = r"^$|[\pZ\x00\t-\r\x1c-\x20\x{85}]"
 """A regular expression (RE2) that is found in what is no id: in an empty text, white space or NUL."""
+MOST_OF_ID = 4096
+"""Bytes of an id in UTF-8: as many as a path has, and few enough for the address of an HTTP request."""
 TYPES = {bool: "bool", int: "int64", float: "float64", str: "string"}
 """{type of metadata: type of its column}."""
 ID_KEYS = ("_id", "doc_id", "id", "docno")
@@ -235,11 +237,13 @@ def _keys(record: Mapping[str, Any]) -> str:
 
 
 def _without_space(value: str, name: str) -> str:
-    """Return an id that lines of runs and judgements can hold."""
+    """Return an id that lines of runs and judgements, and addresses of requests, can hold."""
     if value.split() != [value] or "\0" in value:
         raise ValueError(
             f"{name} {shown(value)} must not be empty or hold white space or NUL; TREC runs cannot hold it."
         )
+    if (size := len(value.encode())) > MOST_OF_ID:
+        raise ValueError(f"{name} {shown(value)} must have at most {MOST_OF_ID:,} bytes, got {size:,}; shorten it.")
     return value
 
 

@@ -29,7 +29,7 @@ from dsi.contrastive.encoder import Encoder, EncoderConfig, quiet_transformers
 from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.sparse import load_lexical
 from dsi.contrastive.untrusted import PROBE
-from dsi.docids.data.records import COLUMNS, MOST_COLUMNS, NO_ID
+from dsi.docids.data.records import COLUMNS, MOST_COLUMNS, MOST_OF_ID, NO_ID
 from dsi.docids.files.storage import (
     MappedFile,
     content_fingerprint,
@@ -421,6 +421,8 @@ def _check_batch(batch: pa.RecordBatch) -> None:
         raise ValueError("a document has no doc_id or title")
     if pc.any(pc.match_substring_regex(batch["doc_id"], NO_ID)).as_py():
         raise ValueError("a doc_id is empty or holds white space")
+    if (pc.max(pc.binary_length(batch["doc_id"])).as_py() or 0) > MOST_OF_ID:
+        raise ValueError(f"a doc_id has more than {MOST_OF_ID:,} bytes")
     for name in batch.schema.names:
         if not _is_finite(batch[name]):
             raise ValueError(f"column {name!r} has a number that is not finite")  # and JSON has none

@@ -13,7 +13,7 @@ import pytest
 import torch
 from dsi_experiments import dynamic, figure5, objectives_table, token_curves
 from dsi_experiments.descents import one_by_one
-from dsi_experiments.laboratory import METHODS, Laboratory
+from dsi_experiments.laboratory import METHODS, POINTS, Laboratory
 from dsi_experiments.objectives.rows import ROWS
 from dsi_experiments.rows import Rows
 from dsi_experiments.tables import REFERENCES, TABLES
@@ -22,6 +22,7 @@ from transformers import Trainer
 from dsi.commands.main import main
 from dsi.config import Config, write_config
 from dsi.contrastive.encoder import Encoder, EncoderConfig
+from dsi.docids.clustering import build_tree
 from dsi.docids.data.collection import read_collection
 from dsi.docids.files.processes import Processes
 from dsi.eval.measures import mean
@@ -79,6 +80,7 @@ def test_every_row_names_a_method_and_every_table_has_its_reference():
         assert len({row.name for row in rows}) == len(rows)
         assert REFERENCES[table] in {row.name for row in rows}
     assert {row.method for rows in TABLES.values() for row in rows} == set(METHODS)
+    assert {row.points for rows in TABLES.values() for row in rows} == {"", *POINTS}
 
 
 def test_table3_shares_stages_resumes_and_writes_everything_down(config, data, tmp_path, capsys):
@@ -226,6 +228,52 @@ def test_systems_of_other_papers_are_rows_of_one_table(config, data, tmp_path):
     assert min(depths) == 1 < max(depths)  # atomic docids: every document is a child of the root
 
 
+@pytest.mark.parametrize("points", list(POINTS))
+def test_docids_of_other_points_are_read_from_a_file_as_they_were_clustered(points, config, data, tmp_path):
+    laboratory = Laboratory(read_collection(data), Config.named(config), tmp_path / "out", "cpu")
+    own = laboratory.base.with_changes({"contrastive": {"learning_rate": 1e-2}})
+    (_, vectors), tree = POINTS[points](laboratory, own), laboratory.tree(own)
+    clustered = build_tree(tree.embeddings[tree.positions], own.docids, cluster_embeddings=vectors)
+    read = laboratory.clustered_on(points, own)
+    (path,) = (tmp_path / "out" / "docids").iterdir()
+    assert read.docids.method == str(path)
+    assert len(path.read_text().splitlines()) == 40
+    found = laboratory.tree(read)
+    assert found.fingerprint == clustered.fingerprint != tree.fingerprint  # the same paths to the same documents
+    assert found.paths(found.positions)[1].tolist() == clustered.paths(clustered.positions)[1].tolist()
+    np.testing.assert_array_equal(found.embeddings[:], tree.embeddings[tree.positions][found.doc_rows])
+    written = path.stat().st_mtime_ns, path.read_bytes()
+    assert laboratory.clustered_on(points, own) == read
+    assert (path.stat().st_mtime_ns, path.read_bytes()) == written
+    path.unlink()
+    assert laboratory.clustered_on(points, own) == read
+    assert path.read_bytes() == written[1]
+
+
+def test_points_of_other_docids(config, data, tmp_path):
+    collection = read_collection(data)
+    laboratory = Laboratory(collection, Config.named(config), tmp_path / "out", "cpu")
+    encoder, means = laboratory.query_means(laboratory.base)
+    texts = [[text] for text in encoder.document_texts(collection.documents["title"], collection.documents["text"])]
+    own = [encoder.encode(one, "document") for one in texts]
+    rows, pseudo = laboratory._training(laboratory.base).pseudo_queries()
+    asked = [(row, collection.queries[query_id]) for query_id, row in collection.pairs("train")]
+    for row, text in [*asked, *zip(rows, pseudo, strict=True)]:
+        own[row] = np.concatenate([own[row], encoder.encode(encoder.query_texts([text]), "query")])
+    np.testing.assert_allclose(means, [vectors.mean(axis=0) for vectors in own], atol=1e-5)
+    before, untrained = laboratory.untrained(laboratory.base)
+    texts = before.document_texts(collection.documents["title"], collection.documents["text"])
+    np.testing.assert_allclose(untrained, before.encode(texts, "document"), atol=1e-5)
+    pieces = laboratory.base.with_changes({"docids": {"segments": 2}})
+    with pytest.raises(ValueError, match=r"docids.segments must be 1 to cluster means with queries, .*, got 2; set it"):
+        laboratory.query_means(pieces)
+    titles = laboratory.base.with_changes({"docids": {"method": "title", "branching": 0, "max_leaf_size": 20}})
+    with pytest.raises(ValueError, match='The docid method "title" clusters nothing'):
+        laboratory.clustered_on("untrained", titles)
+    read = laboratory.clustered_on("untrained", pieces)
+    assert laboratory.tree(read).segments == 2  # a line a piece, in order
+
+
 def test_documents_below_the_beam_are_ranked_by_dense_scores(config, data, tmp_path):
     collection = read_collection(data)
     laboratory = Laboratory(collection, Config.named(config), tmp_path / "out", "cpu")
@@ -276,7 +324,14 @@ def test_tables_4_and_5_over_two_seeds_and_the_figure(config, data, tmp_path, ca
     assert "sentence encoder" in capsys.readouterr().out
     fresh, own = (row["config"]["encoder"]["name"] for row in read_rows(output / "table4.json").values())
     assert fresh == f"fresh:{own}"
+    assert main(["reproduce", "table4", *common, "--rows", "loss"]) == 0
+    assert main(["reproduce", "table3", *common, "--rows", "query means"]) == 0
+    assert "seed 0: DR-SCL+QG, docids of query means (beta=0)" in capsys.readouterr().out
+    assert main(["reproduce", "table3", *common, "--rows", "query means"]) == 0
+    assert "seed 0: " not in capsys.readouterr().out
     assert main(["reproduce", "table5", *common, "--seeds", "0", "1"]) == 0
+    files = sorted(path.name.split("-")[0] for path in (output / "docids").iterdir())
+    assert files == ["query", *["untrained"] * 3]  # of table 3; of DPR and SCL, and of SCL with seed 1
     table = capsys.readouterr().out
     assert "±" in table
     assert "over 2 seeds" in table

@@ -394,7 +394,7 @@ class TrainingRun:
         """Return the matrix [documents, any] to cluster on, or None to cluster on the documents' embeddings."""
         cluster_on = self.config.docids.cluster_on
         if cluster_on == "queries":
-            queries, (rows, texts) = train_queries(self.collection, encoder), self._pseudo_queries()
+            queries, (rows, texts) = train_queries(self.collection, encoder), self.pseudo_queries()
             pseudo = rows, QueryTexts(encoder, texts)
             return means_with_queries(
                 encoder, documents, {"train": flatten(queries), "pseudo": pseudo}, work, self.processes
@@ -445,7 +445,7 @@ class TrainingRun:
             self.collection,
             encoder,
             tree,
-            (*self._pseudo_queries(), self._stages.key("pseudo_queries")),
+            (*self.pseudo_queries(), self._stages.key("pseudo_queries")),
             (self._stages.store or self.folder) / "states",
             self._stages.store is not None,
             self.processes,
@@ -542,7 +542,7 @@ class TrainingRun:
         """Load the docids that stage `docids` wrote."""
         return load_tree(self._stages.existing("docids", "dsi train --stage docids"))
 
-    def _pseudo_queries(self) -> tuple[NDArray[np.integer], Sequence[str]]:
+    def pseudo_queries(self) -> tuple[NDArray[np.integer], Sequence[str]]:
         """Return document row and text of the pseudo-queries; the texts stay on disk."""
         if self.config.pseudo_queries.method == "none":
             return np.empty(0, dtype=np.int64), []

@@ -19,12 +19,14 @@ import numpy as np
 
 from dsi.commands.arguments import with_settings
 from dsi.config import Config
-from dsi.contrastive.blocks import DocumentTexts
+from dsi.contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks
 from dsi.contrastive.encoder import FRESH, Encoder
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.docids.files.storage import digest
+from dsi.docids.schemes import DocidsConfig, make_docids
+from dsi.docids.schemes.file import write_docids
 from dsi.docids.tree import DocidTree
-from dsi.docids.types import Run
+from dsi.docids.types import Floats, Run
 from dsi.eval.fusion import reciprocal_rank_fusion
 from dsi.eval.measures import STANDARD_MEASURES, cutoff, evaluate, mean
 from dsi.eval.protocol import SystemResult, overlap_splits
@@ -34,7 +36,8 @@ from dsi.retriever import GenerativeRetriever
 from dsi.search.engine import EncodedQueries
 from dsi.search.request import SearchRequest
 from dsi.search.results import Trace
-from dsi.training.docids_stage import sources_digest
+from dsi.training.docids_stage import scheme_input, sources_digest
+from dsi.training.embedding import DocumentVectors
 from dsi.training.pipeline import TrainingRun
 from dsi.training.preflight import check_settings
 from dsi.training.stages import launch, stage_seconds
@@ -92,11 +95,13 @@ class Laboratory:
     def measure(self, table: str, row: Row, seed: int) -> None:
         """Train and measure one row under one seed, unless OUTPUT/TABLE.json has it."""
         config, rows = self.config(row, seed), Rows(self.output / f"{table}.json")
-        key = digest([row.method, dataclasses.asdict(config), self.collection.digest])
+        key = digest([row.method, row.points, dataclasses.asdict(config), self.collection.digest])
         if self.processes.first(rows.find(row.name, seed, key) is not None and (row.name, seed) in rows.values()):
             return
         self.say(f"{table}, seed {seed}: {row.name}")
         started = time.perf_counter()
+        if row.points:
+            config = self.clustered_on(row.points, config)
         run, options = METHODS[row.method](self, config)
         if not self.processes.is_main:
             return
@@ -206,6 +211,48 @@ class Laboratory:
         run.build_docids()
         return run.tree()
 
+    def clustered_on(self, points: str, config: Config) -> Config:
+        """A configuration with the docids that clustering some of `POINTS` gives, in a file of OUTPUT/docids, written once."""
+        key = digest([points, dataclasses.asdict(config), self.collection.digest])
+        path = self.output / "docids" / f"{points}-{key[:16]}.tsv"
+        if not self.processes.first(path.exists()):
+            encoder, vectors = POINTS[points](self, config)
+            embeddings = self._embeddings(config, encoder)
+            documents = scheme_input(
+                self.collection, encoder, config.docids, embeddings, vectors, self.processes, seed=config.seed
+            )
+            docids = make_docids(documents)
+            if self.processes.is_main:
+                write_docids(path, documents.doc_ids, docids.paths)
+            self.processes.wait()
+        own = DocidsConfig(method=str(path), segments=config.docids.segments)
+        return config.with_changes({"docids": dataclasses.asdict(own)})
+
+    def untrained(self, config: Config) -> tuple[Encoder, Floats]:
+        """The encoder before contrastive training, and its embeddings of the documents."""
+        encoder = Encoder.load(config.encoder, device=self.device)
+        return encoder, self._embeddings(config, encoder)
+
+    def query_means(self, config: Config) -> tuple[Encoder, Floats]:
+        """The encoder, and the mean of its embeddings of each document, its train queries and its pseudo-queries."""
+        if config.docids.segments > 1:
+            raise ValueError(
+                "docids.segments must be 1 to cluster means with queries, which belong to whole documents, got "
+                f"{config.docids.segments}; set it to 1."
+            )
+        run, pairs = self._training(config), self.collection.pairs("train")
+        run.generate_queries()
+        run.train_encoder()
+        encoder, (pseudo_rows, pseudo) = run.encoder(), run.pseudo_queries()
+        texts = [*(self.collection.queries[query_id] for query_id, _ in pairs), *pseudo]
+        rows = np.array([*(row for _, row in pairs), *pseudo_rows], dtype=np.int64)
+        embeddings = self._embeddings(config, encoder)
+        means, counts = np.array(embeddings), np.ones(len(embeddings), dtype=np.float32)
+        folder = run.folder / "checkpoints" / "queries"
+        np.add.at(means, rows, encode_blocks(encoder, QueryTexts(encoder, texts), "query", folder, self.processes))
+        np.add.at(counts, rows, 1)
+        return encoder, means / counts[:, None]
+
     def training(self, config: Config) -> dict[str, float]:
         """Loss, steps and seconds of training the decoder."""
         record: dict[str, float] = json.loads((self._folder(config) / "generator" / "training.json").read_text())
@@ -222,6 +269,10 @@ class Laboratory:
     def _training(self, config: Config) -> TrainingRun:
         return TrainingRun(self._folder(config), self.collection, config, self.device, store=self.output / "store")
 
+    def _embeddings(self, config: Config, encoder: Encoder) -> Floats:
+        store, config = self.output / "store", config.with_changes({"tokens": {"model": "", "bits": 0}})
+        return DocumentVectors(config, self.collection, encoder, store, store, self.processes).embeddings()
+
     def _seconds(self, config: Config) -> dict[str, float]:
         return stage_seconds(self._folder(config))
 
@@ -236,6 +287,9 @@ def answer(retriever: GenerativeRetriever, encoded: EncodedQueries, k: int, **ch
     request = SearchRequest(k, dataclasses.replace(index.search_config, **changes))
     return index.as_run(encoded.query_ids, index.engine.search(encoded, request))
 
+
+POINTS = {"untrained": Laboratory.untrained, "query-means": Laboratory.query_means}
+"""What is clustered in place of the documents' embeddings."""
 
 Method = Callable[[Laboratory, Config], tuple[Run, Mapping[str, Any]]]
 

@@ -49,7 +49,6 @@ FLAT: Changes = {"docids": {"max_leaf_size": 1_000_000_000}}  # every document a
 RQ: Changes = {"docids": {"method": "rq", "branching": 16, "max_leaf_size": 10}}
 TITLES: Changes = {"docids": {"method": "title", "branching": 0, "max_leaf_size": 20}}
 CLUSTERS: Changes = {"docids": {"branching": 64, "max_leaf_size": 300}}  # one level of 64, the documents below
-UNTRAINED_DOCIDS: Changes = {"docids": {"cluster_on": "untrained"}}
 
 
 @dataclass(frozen=True)
@@ -62,6 +61,7 @@ class Row:
         changes: settings that differ from the base, {section: {setting: value}}.
         published: key of `dsi.eval.report.PUBLISHED`.
         fresh: begin with fresh weights in the shape of the base's encoder.
+        points: what is clustered in place of the documents' embeddings, a key of `dsi_experiments.laboratory.POINTS`.
     """
 
     name: str
@@ -69,6 +69,7 @@ class Row:
     changes: Changes = field(default_factory=dict)
     published: str = ""
     fresh: bool = False
+    points: str = ""
 
 
 def _both(*several: Changes) -> Changes:
@@ -120,7 +121,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row("DR-SCL+QG, distilled (beta=0)", "decoder", DISTILLED),
         Row("DR-SCL+QG, distilled, fused (bound)", "bound", DISTILLED),
         Row("DR-SCL+QG, random docids (beta=0)", "decoder", {"docids": {"method": "random"}}),
-        Row("DR-SCL+QG, docids of query means (beta=0)", "decoder", {"docids": {"cluster_on": "queries"}}),
+        Row("DR-SCL+QG, docids of query means (beta=0)", "decoder", points="query-means"),
         Row("DR-SCL+QG, 18 pseudo-queries a document (beta=0)", "decoder", EIGHTEEN),
         Row("DR-SCL+QG, 18 pseudo-queries a document, fused (bound)", "bound", EIGHTEEN),
         Row("DR-SCL+QG, documents cut at 32 tokens (beta=0)", "decoder", _cut(32)),
@@ -131,11 +132,11 @@ TABLES: dict[str, tuple[Row, ...]] = {
     "table4": (
         Row("no pre-training (random weights)", "decoder", _both(NO_QG, UNTRAINED), "T5", fresh=True),
         Row("sentence encoder", "decoder", _both(NO_QG, UNTRAINED), "Sentence-T5"),
-        Row("+ DPR loss", "decoder", _both(NO_QG, DPR, UNTRAINED_DOCIDS), "+ DPR loss"),
-        Row("+ SCL loss", "decoder", _both(NO_QG, UNTRAINED_DOCIDS), "+ SCL loss"),
+        Row("+ DPR loss", "decoder", _both(NO_QG, DPR), "+ DPR loss", points="untrained"),
+        Row("+ SCL loss", "decoder", NO_QG, "+ SCL loss", points="untrained"),
     ),
     "table5": (
-        Row("docids by the sentence encoder", "decoder", _both(NO_QG, UNTRAINED_DOCIDS), "docids by Sentence-T5"),
+        Row("docids by the sentence encoder", "decoder", NO_QG, "docids by Sentence-T5", points="untrained"),
         Row("docids by the SCL encoder", "decoder", NO_QG, "docids by the SCL encoder"),
     ),
     "generator": (

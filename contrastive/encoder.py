@@ -355,7 +355,7 @@ class Encoder:
         return [text[:end] for text, end in zip(texts, ends, strict=True)]
 
 
-@lru_cache(maxsize=2)  # of the documents, and an untrained one
+@lru_cache(maxsize=1)
 def _loaded(config: EncoderConfig, folder: Path | None, device: str | None, fingerprint: str) -> Encoder:
     """Return the encoder that another process pickled, loaded once in this one."""
     encoder = Encoder.load(config, folder, device)

@@ -243,7 +243,6 @@ def test_digits_that_leave_the_tree_are_named():
             "'tree'",
         ),
         ({"branching": 1}, "docids.branching must be at least 2"),
-        ({"cluster_on": "words"}, "docids.cluster_on must be one of documents, queries"),
     ],
 )
 def test_settings_out_of_range_are_named(settings, message):

@@ -404,10 +404,6 @@ def test_a_file_of_docids_gives_ranks(tmp_path):
             {"method": "x.tsv", "branching": 8},
             'docids.branching is not read by the docid method "x.tsv"; leave it at 0, got 8',
         ),
-        (
-            {"method": "random", "cluster_on": "queries"},
-            "docids.cluster_on is not read by the docid method \"random\"; leave it at 'documents', got 'queries'",
-        ),
     ],
 )
 def test_settings_that_a_scheme_cannot_use_are_refused(own, message):

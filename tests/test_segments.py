@@ -458,7 +458,6 @@ def test_a_file_that_does_not_fit_the_segments_is_refused_by_line(lines, message
     [
         ({"segments": 0}, r"docids.segments must be between 1 and 100, got 0"),
         ({"segments": 101}, r"docids.segments must be between 1 and 100, got 101"),
-        ({"segments": 2, "cluster_on": "queries"}, r'docids.segments must be 1 with cluster_on "queries"'),
         ({"segments": 2, "method": "title"}, r'docids.segments is not read by the docid method "title"'),
     ],
 )

@@ -11,7 +11,7 @@ import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import index
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from dsi.docids.tree import MOST_LEVELS, MOST_PLACES
 from dsi.docids.types import Floats, Ints
 from dsi.docids.vectors import BLOCK
 
-_CLUSTERING = ("branching", "max_leaf_size", "segments", "cluster_on")
+_CLUSTERING = ("branching", "max_leaf_size", "segments")
 
 FILE = "file"
 """The scheme of docids in a file; a configuration names the file."""
@@ -33,11 +33,13 @@ FILE = "file"
 SCHEMES = {
     "kmeans": _CLUSTERING,  # hierarchical k-means (DR-SCL section 3.4)
     "balanced": _CLUSTERING,  # k-means whose clusters differ in size by at most one
-    "random": ("branching", "max_leaf_size", "segments"),  # digits that mean nothing: a control
+    "random": _CLUSTERING,  # digits that mean nothing: a control
     "title": (),  # the tokens of the title
     FILE: ("segments",),  # read from a file, which is the method
 }
 """{`DocidsConfig.scheme`: settings that it reads}; the scheme is the function `make` in `dsi.docids.schemes.SCHEME`."""
+
+_WITHOUT_POINTS = ("random", "title", FILE)  # schemes that cluster nothing
 
 MOST_CLUSTERS = 64
 """A split makes at most this many clusters if `branching` is 0."""
@@ -61,10 +63,6 @@ class DocidsConfig:
     segments: Annotated[int, Field(ge=1, le=MOST_PLACES)] = 1
     """Number of pieces of a document's text that get a docid each: its first ones, of `encoder.document_length` tokens, each
     after the title. A short document has fewer. A document scores as its best docid does."""
-    cluster_on: Literal["documents", "queries", "untrained"] = "documents"
-    """"documents"; "queries" for the mean of a document's embedding and those of its train queries and pseudo-queries;
-    or "untrained" for the documents' embeddings before contrastive training. The documents' own embeddings score them
-    in any case."""
 
     def __post_init__(self) -> None:
         built_in = self.scheme in SCHEMES and self.method != FILE
@@ -76,11 +74,6 @@ class DocidsConfig:
         if self.branching == 1:
             raise ValueError("docids.branching must be at least 2, or 0 to choose, got 1.")
         self._check_unused()
-        if self.segments > 1 and self.cluster_on == "queries":
-            raise ValueError(
-                'docids.segments must be 1 with cluster_on "queries", whose queries belong to whole documents, got '
-                f'{self.segments}; use cluster_on "documents".'
-            )
 
     @property
     def scheme(self) -> str:
@@ -312,7 +305,7 @@ def _check_shapes(embeddings: Floats, points: Floats, config: DocidsConfig) -> N
             f"embeddings must be [documents, dim] and as many as the points to cluster, got {list(embeddings.shape)} "
             f"and {list(points.shape)}."
         )
-    if points is not embeddings and "cluster_on" not in SCHEMES.get(config.scheme, ("cluster_on",)):
+    if points is not embeddings and config.scheme in _WITHOUT_POINTS:
         raise ValueError(
             f'The docid method "{config.method}" clusters nothing; leave out the embeddings to cluster on.'
         )

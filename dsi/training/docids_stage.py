@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
-from dsi.contrastive.blocks import DocumentTexts, encode_blocks
+from dsi.contrastive.blocks import DocumentTexts
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.clustering import assemble
 from dsi.docids.data.collection import Collection
 from dsi.docids.extensions import SCHEMES, package_of
 from dsi.docids.files.processes import ALONE, Processes
-from dsi.docids.files.storage import scratch_array, sha256, write_json
+from dsi.docids.files.storage import sha256, write_json
 from dsi.docids.schemes import FILE, Docids, DocidsConfig, SchemeInput
 from dsi.docids.schemes.file import read_docids, write_docids
 from dsi.docids.schemes.title import check_titles
@@ -143,38 +143,6 @@ def train_queries(collection: Collection, encoder: Encoder) -> dict[int, list[st
     for (_, row), text in zip(pairs, texts, strict=True):
         queries.setdefault(row, []).append(text)
     return queries
-
-
-def flatten(queries: Mapping[int, Sequence[str]]) -> tuple[NDArray[np.integer], list[str]]:
-    """Flatten {document row: texts} to rows and texts."""
-    rows = np.repeat(np.fromiter(queries, dtype=np.int64), [len(texts) for texts in queries.values()])
-    return rows, [text for texts in queries.values() for text in texts]
-
-
-def means_with_queries(
-    encoder: Encoder,
-    documents: NDArray[np.float32],
-    queries: Mapping[str, tuple[NDArray[np.integer], Sequence[str]]],
-    work: Path,
-    processes: Processes = ALONE,
-) -> NDArray[np.float32]:
-    """Return the mean [documents, dim] of each document's embedding and those of its queries, in a scratch file.
-
-    Args:
-        encoder: that reads the queries.
-        documents: [documents, dim] their embeddings.
-        queries: {kind: document rows, texts}.
-        work: folder for the embeddings of queries.
-        processes: that share the work.
-    """
-    means, counts = scratch_array(documents.shape, np.float32), np.ones(len(documents), dtype=np.float32)
-    means[:] = documents
-    for kind, (rows, texts) in queries.items():
-        if len(rows):
-            np.add.at(means, rows, encode_blocks(encoder, texts, "query", work / kind, processes))
-            np.add.at(counts, rows, 1)
-    means /= counts[:, None]
-    return means
 
 
 def _keeps_texts(documents: datasets.Dataset, megabytes: int) -> bool:

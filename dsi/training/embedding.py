@@ -27,7 +27,6 @@ class DocumentVectors:
         folder: of the blocks.
         store: in which runs share them instead; None if they share nothing.
         processes: share the work.
-        tokens: whether token vectors are made too, if the index has them.
     """
 
     def __init__(
@@ -38,12 +37,10 @@ class DocumentVectors:
         folder: Path,
         store: Path | None,
         processes: Processes,
-        *,
-        tokens: bool = True,
     ) -> None:
         self._config, self._collection, self._encoder, self._processes = config, collection, encoder, processes
         self._texts = DocumentTexts(encoder, collection.documents, config.docids.segments)
-        self._tokens = tokens and config.has_token_vectors
+        self._tokens = config.has_token_vectors
         self._folder = store / "embeddings" / self._identity[:16] if store else folder
 
     @property

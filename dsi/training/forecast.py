@@ -214,13 +214,10 @@ class Forecast:
             else:
                 self._fast.encode(self._texts[:many], "document")
 
-        encoded = count * (2 if config.docids.cluster_on == "untrained" else 1)
-        seconds = seconds_for(encode, len(self._texts), encoded + (min(SAMPLE, count) if own_tokens else 0))
+        seconds = seconds_for(encode, len(self._texts), count + (min(SAMPLE, count) if own_tokens else 0))
         if model:  # reads whole texts, in a pass of its own
             whole = FullTexts(self._documents)[:] if config.docids.segments == 1 else self._texts
             seconds += seconds_for(lambda many: head.encode_with(model, whole[:many]), len(whole), count)
-        if config.docids.cluster_on == "queries":
-            seconds += self._query_seconds(len(self._pairs) + self._pseudo_count)
         memory = self._pass_memory + 2 * self._vectors + (model.nbytes if model else 0)
         return Cost(seconds, memory, {"documents": self._total})
 

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from dsi.cluster.cluster import Cluster
 from dsi.config import Config, config_names, write_config
-from dsi.contrastive.blocks import DocumentTexts, QueryTexts, giving_back, in_blocks
+from dsi.contrastive.blocks import DocumentTexts, giving_back, in_blocks
 from dsi.contrastive.encoder import Encoder, quiet_transformers
 from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.sparse import build_lexical
@@ -61,8 +61,6 @@ from dsi.store.manifest import FORMAT_VERSION
 from dsi.training import preflight
 from dsi.training.costs import Cost, in_words
 from dsi.training.docids_stage import (
-    flatten,
-    means_with_queries,
     save_docids_stage,
     scheme_input,
     sources_digest,
@@ -357,7 +355,7 @@ class TrainingRun:
         """Run stage `docids`: embed the documents and cluster them.
 
         Args:
-            embeddings: [documents, any] to cluster on, in place of the configured ones.
+            embeddings: [documents, any] to cluster on, in place of those of the documents.
         """
         config = self.config.docids
         self._write_token_model()
@@ -368,11 +366,12 @@ class TrainingRun:
             if name := self.config.tokens.model:
                 folder = self._stages.existing("token_model", "dsi train --stage docids")
                 encoder.token_model = giving_back(MultiVectorModel.load(name, folder, self.device))
-            vectors = self._document_vectors(encoder, work / "documents")
+            vectors = DocumentVectors(
+                self.config, self.collection, encoder, work / "documents", self._stages.store, self.processes
+            )
             documents = vectors.embeddings()
-            points = self._points(encoder, documents, work) if embeddings is None else embeddings
             read = scheme_input(
-                self.collection, encoder, config, documents, points, self.processes,
+                self.collection, encoder, config, documents, embeddings, self.processes,
                 checkpoint=self.config.title_checkpoint, seed=self.config.seed,
             )  # fmt: skip
             docids = make_docids(read)
@@ -389,24 +388,6 @@ class TrainingRun:
                     vectors.tokens(),
                     text_megabytes=self.config.text_megabytes,
                 )
-
-    def _points(self, encoder: Encoder, documents: NDArray[np.float32], work: Path) -> NDArray[np.float32] | None:
-        """Return the matrix [documents, any] to cluster on, or None to cluster on the documents' embeddings."""
-        cluster_on = self.config.docids.cluster_on
-        if cluster_on == "queries":
-            queries, (rows, texts) = train_queries(self.collection, encoder), self.pseudo_queries()
-            pseudo = rows, QueryTexts(encoder, texts)
-            return means_with_queries(
-                encoder, documents, {"train": flatten(queries), "pseudo": pseudo}, work, self.processes
-            )
-        if cluster_on == "untrained":
-            untrained = Encoder.load(self.config.encoder, device=self.device)
-            return self._document_vectors(untrained, work / "untrained", tokens=False).embeddings()
-        return None
-
-    def _document_vectors(self, encoder: Encoder, folder: Path, *, tokens: bool = True) -> DocumentVectors:
-        store = self._stages.store
-        return DocumentVectors(self.config, self.collection, encoder, folder, store, self.processes, tokens=tokens)
 
     def _write_token_model(self) -> None:
         """Run stage `token_model`; without such a model none is left in the folder."""
@@ -554,7 +535,7 @@ class TrainingRun:
         """Return the earlier stages whose output a stage reads."""
         config = self.config
         needs: dict[str, list[str]] = {
-            "docids": ["encoder", "pseudo_queries"] if config.docids.cluster_on == "queries" else ["encoder"],
+            "docids": ["encoder"],
             "generator": ["docids"],
         }
         if config.tokens.model:

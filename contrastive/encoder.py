@@ -57,8 +57,6 @@ PLURALS = {"query": "queries", "document": "documents"}
 """{kind of text: its plural, for progress bars}."""
 
 _LOADING = threading.RLock()
-_BATCHES = 2
-"""Batches per step of the progress bar."""
 
 _EXAMPLE_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
@@ -268,14 +266,11 @@ class Encoder:
         texts = list(texts)
         longest_first = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
         embeddings = np.empty((len(texts), self.embedding_dim), dtype=np.float32)
-        chunk = _BATCHES * batch_size
+        self.model.eval()
         with Bar(f"embeddings of {PLURALS[kind]}", unit="text", total=len(texts), enabled=progress) as bar:
-            for start in range(0, len(texts), chunk):
-                rows = longest_first[start : start + chunk]
-                with catching_panics():
-                    embeddings[rows] = self.model.encode(
-                        [texts[row] for row in rows], prompt_name=kind, batch_size=batch_size, show_progress_bar=False
-                    )
+            for start in range(0, len(texts), batch_size):
+                rows = longest_first[start : start + batch_size]
+                embeddings[rows] = self.forward([texts[row] for row in rows], kind).embeddings.numpy(force=True)
                 bar.update(len(rows))
         return embeddings
 
@@ -288,7 +283,8 @@ class Encoder:
         output = self.model(features)
         mask = output["attention_mask"].bool()
         words = mask & ~torch.isin(features["input_ids"], self._special)
-        return EncodedTexts(output["token_embeddings"], mask, output["sentence_embedding"].float(), words)
+        embeddings = output["sentence_embedding"][:, : self.embedding_dim].float()
+        return EncodedTexts(output["token_embeddings"], mask, embeddings, words)
 
     def spans(self, text: str, kind: str) -> list[TokenSpan]:
         """Return where each real token of a text lies, in the order of the states of `forward`."""

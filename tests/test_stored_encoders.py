@@ -4,6 +4,7 @@ import base64
 import re
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import datasets
@@ -104,6 +105,30 @@ def test_a_model_that_no_index_may_hold_is_refused_when_it_is_named(stored):
 def test_a_prompt_is_short():
     with pytest.raises(ValueError, match=f"encoder.query_prompt must have at most {LONGEST_PROMPT} characters"):
         EncoderConfig(query_prompt="x" * (LONGEST_PROMPT + 1))
+
+
+def test_threads_that_embed_and_cut_texts_do_not_disturb_each_other(stored):
+    """The tokenizer keeps the settings of its last call, so that no two calls may overlap."""
+    encoder = load(stored("bert"))
+    texts = ["danube river flows past capitals " * n for n in range(1, 40)]
+    embeddings, cut = encoder.encode(texts, "document"), encoder.query_texts(texts)
+
+    def embed():
+        return all(np.allclose(encoder.encode(texts, "document"), embeddings, atol=1e-4) for _ in range(20))
+
+    def trim():
+        return all(encoder.query_texts(texts) == cut for _ in range(100))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(done.result() for done in [pool.submit(work) for work in (embed, trim, embed, trim)])
+
+
+def test_a_shortened_embedding_is_as_long_in_every_pass(tmp_path):
+    folder = save_encoder(tmp_path, "bert")
+    edit_json(folder / "config_sentence_transformers.json", lambda config: config.update(truncate_dim=8))
+    encoder = Encoder.load(EncoderConfig(name=str(folder)), device="cpu")
+    assert encoder.embedding_dim == 8
+    np.testing.assert_allclose(encoder.encode(TEXTS, "query"), encoder.forward(TEXTS, "query").embeddings, atol=1e-5)
 
 
 def test_a_text_is_cut_at_what_the_model_reads(copy):

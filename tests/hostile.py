@@ -162,7 +162,7 @@ def trial(source: Path, edit: Edit) -> tuple[str, str]:
 
     def work() -> None:
         _limit()
-        own = [str(folder), str(Path(__file__).parent), *sys.path[1:]]
+        own = [str(folder), str(Path(__file__).parent.parent), *sys.path[1:]]
         watch(folder.parent / "outside", own)
         Generator.check_tree = lambda self, tree: None  # the bindings too can be made to fit
         dsi.store.loading.check_binding = lambda *arguments: None

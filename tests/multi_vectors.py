@@ -50,7 +50,7 @@ def save_multi_vector(folder: Path, form: str) -> Path:
         skipped = list(string.punctuation) if form == "modules" else None
         modules += [MultiVectorMask(skiplist_words=skipped), Normalize(module_input_name="token_embeddings")]
     if form == "pooled":
-        modules.append(HierarchicalTokenPooling(pool_factor=2.0))
+        modules += [HierarchicalTokenPooling(pool_factor=2), Normalize(module_input_name="token_embeddings")]
     prompts = {"query": "find: ", "document": "text: "} if form == "modules" else None
     whole = MultiVectorEncoder(modules=modules, device="cpu", prompts=prompts)
     whole.save_pretrained(str(folder), create_model_card=False)

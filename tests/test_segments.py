@@ -502,7 +502,9 @@ def test_an_index_of_segments_is_trained_tuned_searched_and_updated(
     assert (diagnosed["documents"], diagnosed["docids"]) == (40, len(pieces)) == (tree.num_rows, tree.num_documents)
     assert tree.segments == 2
     lines = (run.folder / "docids" / "docids.tsv").read_text().splitlines()
-    assert [line.split("\t")[0] for line in lines] == [collection.documents["doc_id"][row] for row in pieces.rows]
+    assert [line.split("\t")[0] for line in lines] == [
+        collection.documents["doc_id"][row] for row in pieces.rows.tolist()
+    ]
 
     # Every segment is trained with its own place, every query with the nearest of its document.
     nothing = (np.empty(0, dtype=int), [], "")

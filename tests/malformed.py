@@ -198,7 +198,7 @@ def send(address: tuple[str, int], request: Request) -> bytes:
     return re.sub(rb"\AHTTP/1.1 100 .*\r\n\r\n", b"", found)
 
 
-def status_of(answer: bytes) -> int:
+def http_status(answer: bytes) -> int:
     """The status of an answer; 0 if there is none."""
     words = answer.split(b" ", 2)
     return int(words[1]) if answer.startswith(b"HTTP/1.1 ") and len(words) == 3 else 0
@@ -206,7 +206,7 @@ def status_of(answer: bytes) -> int:
 
 def flaw_of(request: Request, answer: bytes) -> str:
     """What is wrong with the answer, or the first of several; "" if nothing is."""
-    status, (head, _, rest) = status_of(answer), answer.partition(b"\r\n\r\n")
+    status, (head, _, rest) = http_status(answer), answer.partition(b"\r\n\r\n")
     length = re.search(rb"(?i)content-length: (\d+)", head)
     body = rest[: int(length[1])] if length else rest
     if not request.is_http and (not answer or b"Invalid HTTP request received." in body):

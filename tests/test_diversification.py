@@ -167,7 +167,7 @@ def test_the_network_judges_the_same_in_a_search_and_in_training():
             log_p = scores.log_softmax(0)
             value = torch.sigmoid(model.value.weight[0] @ both + model.value.bias[0])
             cross = sum(-targets[row, position, x] * float(log_p[n].detach()) for n, x in enumerate(left))
-            total += (float(value) - rewards[row]) ** 2 + cross
+            total += (float(value.detach()) - rewards[row]) ** 2 + cross
             chosen.append(action)
             h, c = (each[0] for each in model.cell(lists.documents[row, action][None], (h[None], c[None])))
     assert float(model.loss(lists, actions, targets, rewards).detach()) == pytest.approx(total / 12, rel=1e-5)

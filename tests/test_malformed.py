@@ -17,7 +17,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client")
 pytest.importorskip("uvicorn")
 
-from tests.malformed import flaw_of, request_of, send, status_of
+from tests.malformed import flaw_of, http_status, request_of, send
 from tests.serving import QUERY, TOKEN, Client, save_index
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads memory from /proc")
@@ -61,7 +61,7 @@ def test_a_server_answers_rightly_after_malformed_requests(count, encoder, tmp_p
             started = time.monotonic()
             answer = send((host, int(port)), request)
             seconds.append(time.monotonic() - started)
-            status, flaw = status_of(answer), flaw_of(request, answer)
+            status, flaw = http_status(answer), flaw_of(request, answer)
             statuses[status] += 1
             if flaw:
                 flaws.append(f"request {number}: {flaw}: {request.data[:600]!r}")

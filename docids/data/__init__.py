@@ -1,5 +1,7 @@
 """Collections: their files, their records, and public sources."""
 
+import os
+import textwrap
 from pathlib import Path
 
 SHIPPED = {"minipedia": Path(__file__).parent / "minipedia"}
@@ -12,7 +14,7 @@ def find_collection(name: str | Path) -> Path:
     Raises:
         FileNotFoundError: there is neither.
     """
-    if not Path(name).is_dir() and str(name) in SHIPPED:
+    if str(name) in SHIPPED and not Path(name).is_dir():
         return SHIPPED[str(name)]
     return existing_folder(name)
 
@@ -26,11 +28,12 @@ def existing_folder(name: str | Path) -> Path:
     folder = Path(name)
     if name == "":  # which Python takes for the current folder
         raise FileNotFoundError("The name of the collection folder is empty; use . for the current folder.")
-    if folder.is_dir():
+    if os.path.isdir(folder):  # noqa: PTH112 - False for a name that is too long, too
         return folder
-    if folder.exists():
-        raise FileNotFoundError(f"{folder} is a file; give the folder that holds it.")
+    short = textwrap.shorten(str(folder), 200, placeholder=" …")
+    if os.path.exists(folder):  # noqa: PTH110
+        raise FileNotFoundError(f"{short} is a file; give the folder that holds it.")
     raise FileNotFoundError(
-        f"The collection folder {folder} does not exist; name a folder in BEIR layout or of texts, or {', '.join(SHIPPED)}, "
+        f"The collection folder {short} does not exist; name a folder in BEIR layout or of texts, or {', '.join(SHIPPED)}, "
         "the collection that ships."
     )

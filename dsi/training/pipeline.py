@@ -153,10 +153,14 @@ def index(
 
     Raises:
         TypeError: `documents` holds no texts.
+        FileNotFoundError: no such folder.
         ValueError: as `Collection.from_records` and `train`.
     """
     if isinstance(documents, str | Path):
-        documents = read_collection(documents)
+        try:
+            documents = read_collection(documents)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{error} Texts are given as a list.") from None
     elif not isinstance(documents, Collection):
         documents = Collection.from_records(documents)
     folder = Path(_temporary_folder().name) / uuid4().hex if output is None else output

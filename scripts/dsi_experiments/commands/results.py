@@ -2,7 +2,7 @@
 
 Minipedia ships. --data names a folder with the others, as the README's numbers had them: squad2k and nq10k, in BEIR layout. A
 collection that is missing or another one is left out, and named. Each column is trained and measured in OUTPUT/NAME, where a
-killed command resumes; the table goes to OUTPUT/results.md. Hours on two cores, shared: Minipedia .03, SQuAD and NQ .4.
+killed command resumes; the table goes to OUTPUT/results.md. Minutes on two cores: Minipedia 2, SQuAD and NQ 25.
 """
 
 import argparse
@@ -29,20 +29,20 @@ class Column(NamedTuple):
         title: in the table.
         config: a configuration; None for what we recommend.
         digest: how `Collection.digest` begins for the collection that was measured.
-        hours: on two cores, about.
+        minutes: on two cores that other work shares, about.
     """
 
     name: str
     title: str
     config: str | None
     digest: str
-    hours: float
+    minutes: int
 
 
 COLUMNS = (
-    Column("minipedia", "Minipedia: 600 documents, 1,920 queries", "example", "0e65de7e8037e483", 0.03),
-    Column("squad2k", "SQuAD: 2,067, 2,067", None, "396ecf36135a11d0", 0.4),
-    Column("nq10k", "NQ passages: 10,000, 2,000", None, "ce7413dea6c7d65a", 0.4),
+    Column("minipedia", "Minipedia: 600 documents, 1,920 queries", "example", "0e65de7e8037e483", 2),
+    Column("squad2k", "SQuAD: 2,067, 2,067", None, "396ecf36135a11d0", 25),
+    Column("nq10k", "NQ passages: 10,000, 2,000", None, "ce7413dea6c7d65a", 25),
 )
 
 
@@ -85,7 +85,7 @@ def _cells(column: Column, arguments: argparse.Namespace) -> dict[str, str]:
     collection = read_collection(folder)
     if not collection.digest.startswith(column.digest):
         return _leave_out(column, f"{folder} is another collection ({collection.digest[:16]}, not {column.digest})")
-    sys.stderr.write(f"{column.title}: about {column.hours:g} hours on two cores\n")
+    sys.stderr.write(f"{column.title}: about {column.minutes} minutes on two cores\n")
     from dsi.measuring.evaluation import evaluate
     from dsi.training.pipeline import train
 

@@ -211,7 +211,7 @@ def _record_id(record: Mapping[str, Any], source: str, name: str, keys: tuple[st
     value = _given_once(record, keys, source, name)
     if not value:
         raise ValueError(f"{source} must have a {name} that is a text and not empty, got ''.")
-    return _without_space(value, f"{source}: {name}")
+    return _usable_id(value, f"{source}: {name}")
 
 
 def _given_once(record: Mapping[str, Any], keys: tuple[str, ...], source: str, name: str) -> str:
@@ -236,7 +236,7 @@ def _keys(record: Mapping[str, Any]) -> str:
     return ", ".join(map(shown, names)) or "none"
 
 
-def _without_space(value: str, name: str) -> str:
+def _usable_id(value: str, name: str) -> str:
     """Return an id that lines of runs and judgements, and addresses of requests, can hold."""
     if value.split() != [value] or "\0" in value:
         raise ValueError(

@@ -80,7 +80,7 @@ class EncoderConfig:
     """Precedes every document; the paper has "Document: "."""
     query_length: Length = 32
     """A query is cut at this many tokens."""
-    document_length: Length = 128
+    document_length: Length = 256
     """A document is its title followed by this many tokens of its text."""
 
     def __post_init__(self) -> None:

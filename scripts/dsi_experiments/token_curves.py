@@ -7,7 +7,7 @@ vectors, where PyLate can be imported. Knows nothing of indexes or walks.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ class Curves:
         for row, states, vector in self.encoder.token_states(self.texts, "document", progress="token states"):
             self.states[row], vectors[row] = states.half().numpy(), vector.numpy()
         words = BM25(self.doc_ids, list(collection.full_texts()))
-        self._matrix = cache(self._fit)
+        self._matrix, self._vectors = cache(self._fit), lru_cache(maxsize=1)(self._pool)
         self.dev, self.test = (self._queries(split, vectors, words) for split in ("dev", "test"))
 
     def _queries(self, split: str, vectors: Floats, words: BM25) -> Queries:
@@ -96,16 +96,18 @@ class Curves:
 
     def tokens(self, dim: int, bits: int, pooling: int) -> TokenVectors:
         """Return the token vectors of all documents; `pooling`: how many tokens become one, by Ward clusters."""
-        matrix = self._matrix(dim)
-        pool = HierarchicalTokenPooling(pooling)
-        blocks = []
-        for states in self.states:
-            own = project(matrix, states.astype(np.float32))
-            if pooling > 1:
-                own = pool.pool_one(torch.from_numpy(own)).numpy()
-            blocks.append(TokenCodes.from_counts(encode(own, bits), np.array([len(own)])))
-        order = np.arange(len(blocks), dtype=np.int32)
-        return TokenVectors(matrix, bits, (TokenCodes.join(blocks),), order)
+        vectors = self._vectors(dim, pooling)
+        counts = np.array([len(own) for own in vectors], dtype=np.int64)
+        codes = TokenCodes.from_counts(np.concatenate([encode(own, bits) for own in vectors]), counts)
+        return TokenVectors(self._matrix(dim), bits, (codes,), np.arange(len(vectors), dtype=np.int32))
+
+    def _pool(self, dim: int, pooling: int) -> list[Floats]:
+        """Return the vectors [tokens kept, dim] of each document, before they become codes."""
+        matrix, pool = self._matrix(dim), HierarchicalTokenPooling(pooling)
+        vectors = (project(matrix, states.astype(np.float32)) for states in self.states)
+        if pooling == 1:
+            return list(vectors)
+        return [pool.pool_one(torch.from_numpy(own)).numpy() for own in vectors]
 
     def measure(self, tokens: TokenVectors, candidates: int) -> dict[str, Any]:
         """Return Hit@1, Hit@10, the weights chosen on dev and bytes a document."""
@@ -179,7 +181,7 @@ def tokens(data: Path, output: Path, seeds: Sequence[int]) -> str:
     collection = read_collection(data, dev_queries=Config().dev_queries)
     curves = Curves(collection)
     sizes = {}
-    for dim, bits, pooling in product(DIMS, BITS, POOLINGS):
+    for dim, pooling, bits in product(DIMS, POOLINGS, BITS):
         vectors = curves.tokens(dim, bits, pooling)
         sizes[dim, bits, pooling] = curves.measure(vectors, 100)
         print(dim, bits, pooling, sizes[dim, bits, pooling], flush=True)

@@ -350,6 +350,26 @@ def test_nothing_pruned_is_certified_and_reads_everything():
     assert (narrow.read < result.read / 2).all()
 
 
+@pytest.mark.parametrize("candidates", [1, 12, 500])
+@pytest.mark.parametrize("method", ["generate", "exact"])
+def test_a_result_counts_its_late_interactions(monkeypatch, candidates, method):
+    case = small_case(400)
+    case.tree = replace(case.tree, tokens=random_tokens(400, np.random.default_rng(0)))
+    compared, score = [], TokenVectors.late_interaction
+    monkeypatch.setattr(
+        TokenVectors, "late_interaction", lambda *given: compared.extend(given[3].tolist()) or score(*given)
+    )
+    config = SearchConfig(token_weight=0.01, lexical_weight=0.5, beam_width=3, candidates=candidates)
+    found = case.index.methods[method].retrieve(case.batch, SearchRequest(3, config))
+    assert found.compared.sum() == len(compared)
+    assert (found.compared >= 3).all()
+    assert (found.compared < 400).all()
+    if method == "generate":
+        assert (found.compared <= max(candidates, 3)).all()
+    plain = replace(config, token_weight=0.0)
+    assert (case.index.methods[method].retrieve(case.batch, SearchRequest(3, plain)).compared == 0).all()
+
+
 def test_sources_name_what_found_a_document():
     case = small_case(beam_width=1, candidates=1, lexical_weight=50.0)
     extra = np.zeros((4, 60))

@@ -55,5 +55,5 @@ def test_the_table_has_what_is_there_and_names_what_is_not(measured, tmp_path, c
     assert table == said.out
     assert "about 2 minutes" in said.err
     assert table.splitlines()[0].split("|")[2].strip() == COLUMNS[0].title
-    assert re.search(r"\| walk, no words +\| 50\.00 / 60\.00, 1,000 +\|", table)
+    assert re.search(r"\| walk, no words, beam 40 +\| 50\.00 / 50\.00, 1,000 +\|", table)
     assert len(table.splitlines()) == 2 + len(rows())

@@ -253,8 +253,8 @@ def merge(parts: Sequence[Gathered], tree: DocidTree, count: int = 0, *, walked:
     if count:
         columns = [column[sources > 0] for column in columns]
     positions, dense, lexical, extra, sources = columns
-    read = sum(part.read for part in parts)
-    return Gathered(positions, dense, lexical, extra, sources, limits[0], limits[1], limits[2], read)
+    read, compared = (sum(getattr(part, name) for part in parts) for name in ("read", "compared"))
+    return Gathered(positions, dense, lexical, extra, sources, limits[0], limits[1], limits[2], read, compared)
 
 
 def _once(rows: Ints, columns: list[Any]) -> list[Any]:

@@ -168,12 +168,14 @@ class Answer(NamedTuple):
         documents: of all queries, with docid positions of the whole tree.
         cuts: [batch, 3] `Gathered.cut`, `rest` and `extra_cut`.
         read: [batch] how many document vectors were scored.
+        compared: [batch] how many documents were scored by late interaction.
     """
 
     counts: Ints
     documents: tuple[Ints, Floats, Floats, Floats, Ints]
     cuts: Floats
     read: Ints
+    compared: Ints
 
     @classmethod
     def join(cls, gathered: Sequence[Gathered], share: Share) -> "Answer":
@@ -182,14 +184,15 @@ class Answer(NamedTuple):
         columns[0] = share.positions[columns[0]]
         counts = np.array([len(own.positions) for own in gathered])
         cuts = np.array([[own.cut, own.rest, own.extra_cut] for own in gathered], dtype=np.float64)
-        return cls(counts, tuple(columns), cuts, np.array([own.read for own in gathered]))  # type: ignore[arg-type]
+        read, compared = (np.array([getattr(own, name) for own in gathered]) for name in ("read", "compared"))
+        return cls(counts, tuple(columns), cuts, read, compared)  # type: ignore[arg-type]
 
     def split(self) -> list[Gathered]:
         """Return what was gathered, query by query."""
         ends = np.cumsum(self.counts)[:-1]
         columns = zip(*(np.split(column, ends) for column in self.documents), strict=True)
-        rest = zip(self.cuts.tolist(), self.read.tolist(), strict=True)
-        return [Gathered(*own, *cuts, read) for own, (cuts, read) in zip(columns, rest, strict=True)]  # type: ignore[call-arg]
+        rest = zip(columns, self.cuts.tolist(), self.read.tolist(), self.compared.tolist(), strict=True)
+        return [Gathered(*own, *cuts, read, compared) for own, cuts, read, compared in rest]  # type: ignore[call-arg]
 
 
 class ShardIndex:
@@ -263,7 +266,8 @@ class ShardIndex:
         found = []
         for pool in pools:
             zeros = np.zeros(len(pool.positions), dtype=np.float32)
-            found.append(Gathered(pool.positions, pool.scores, zeros, zeros, pool.sources, read=pool.read))
+            own = Gathered(pool.positions, pool.scores, zeros, zeros, pool.sources)
+            found.append(own._replace(read=pool.read, compared=pool.compared))
         return Answer.join(found, self.share)
 
 

@@ -58,7 +58,7 @@ ROWS = {
     EXACT: "the same document score over all documents",
 }
 """{row: what it is}, as tables, results and documentation name the rows; a reranker's row is "+ NAME"."""
-READ, TIME = "vectors read", "ms per query"
+READ, COMPARED, TIME = "vectors read", "late interactions", "ms per query"
 """What a row's settings say of its cost."""
 
 
@@ -84,7 +84,8 @@ class Evaluation:
 
     def __str__(self) -> str:
         splits = self.splits if self.splits["Overlap"] else {"Total": self.splits["Total"]}
-        shown = table(self.rows, splits, self.measures, more=(READ, TIME))
+        costs = [name for name in (READ, COMPARED, TIME) if any(name in row.settings for row in self.rows)]
+        shown = table(self.rows, splits, self.measures, more=costs)
         return f"{shown}\n\n{self.significance()}\n\n{self.summary()}"
 
     __repr__ = __str__
@@ -285,15 +286,15 @@ class _Systems:
             self._add(WORDS_ONLY, lambda: {"method": GENERATE, "lexical_weight": weight}, WordsOnly)
         without_words = {"method": GENERATE, "lexical_weight": 0.0}
         self._add(WALK, lambda: without_words)
-        if config.beam_width != 40:
-            self._add(WALK_40, lambda: {**without_words, "beam_width": 40})
+        self._add(WALK_40, lambda: {**without_words, "beam_width": 40})
         if config.alpha:
             self._add(ENCODER_WALK, lambda: {"method": GENERATE, "alpha": 0.0})
 
     def _add(self, name: str, changes: Callable[[], Mapping[str, Any]], method: type[Method] | None = None) -> None:
         def search() -> tuple[Run, dict[str, Any]]:
             costed = self.systems.search(self.split, self.depth, method, **changes())
-            cost = {READ: round(costed.read), TIME: round(costed.milliseconds, 3)}
+            compared = {COMPARED: round(costed.compared)} if costed.config.token_weight else {}
+            cost = {READ: round(costed.read), **compared, TIME: round(costed.milliseconds, 3)}
             return costed.run, {**dataclasses.asdict(costed.config), **cost}
 
         self._rows[name] = search

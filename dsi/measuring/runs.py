@@ -124,12 +124,14 @@ class CostedRun:
         run: {query_id: {doc_id: score}}.
         config: the search config that was used.
         read: how many vectors were scored a query.
+        compared: how many documents were scored by late interaction.
         milliseconds: a query, after the encoder.
     """
 
     run: Run
     config: SearchConfig
     read: float
+    compared: float
     milliseconds: float
 
 
@@ -166,21 +168,22 @@ class IndexRuns:
         index = self.retriever.snapshot
         request = SearchRequest(k, dataclasses.replace(index.search_config, **changes))
         method = control(index.engine) if control else None  # type: ignore[call-arg]
-        read: list[int] = []
+        counts: list[tuple[int, int]] = []
         started = time.perf_counter()
 
         def search(queries: dict[str, str]) -> Run:
-            nonlocal read, started
+            nonlocal counts, started
             encoded = self.encode(split, queries)
             started = time.perf_counter()
             result = index.engine.search(encoded, request, method=method)
-            read = result.read.tolist()
+            counts = list(zip(result.read.tolist(), result.compared.tolist(), strict=True))
             return index.as_run(encoded.query_ids, result)
 
         run = self.processes.merge(self.collection.query_texts(split), search)
         milliseconds = 1000 * (time.perf_counter() - started) / max(len(run), 1)
-        counts = [count for part in self.processes.gather(read) for count in part]
-        return CostedRun(run, request.config, float(np.mean(counts)) if counts else 0.0, milliseconds)
+        of_all = [count for part in self.processes.gather(counts) for count in part]
+        read, compared = np.mean(of_all, axis=0).tolist() if of_all else (0.0, 0.0)
+        return CostedRun(run, request.config, read, compared, milliseconds)
 
     def run_dense(self, split: str) -> Run:
         """Return the top hundred documents of each query of a split by flat dense search."""

@@ -310,7 +310,7 @@ class _Search:
         order = np.argsort(positions)
         order = order[scores[order] > -np.inf]  # a shard may have died since
         bound = max(pool.bound, cut) + self.scores.most_by_tokens
-        return Pool(positions[order], scores[order], pool.sources[which][order], bound, pool.read)
+        return Pool(positions[order], scores[order], pool.sources[which][order], bound, pool.read, len(order))
 
     def put(self, result: SearchResult, row: int, reached: Reached, pool: Pool) -> None:
         """Put the answer of one query into a result."""

@@ -48,6 +48,7 @@ class Pool:
         sources: [n] what found them: `WALK`, `WORDS`, `EXTRA` or a sum of them.
         bound: of the scores of documents that were reached, and are not here.
         read: how many document vectors were scored.
+        compared: how many documents were scored by late interaction.
     """
 
     positions: Ints
@@ -55,13 +56,15 @@ class Pool:
     sources: Ints
     bound: float = -np.inf
     read: int = 0
+    compared: int = 0
 
     def put(self, result: SearchResult, row: int, k: int) -> None:
         """Put the k best documents into a row of a result."""
         order = best(self.scores, k)
         ranks = slice(0, len(order))
         result.positions[row, ranks], result.scores[row, ranks] = self.positions[order], self.scores[order]
-        result.sources[row, ranks], result.read[row] = self.sources[order], self.read
+        result.sources[row, ranks] = self.sources[order]
+        result.read[row], result.compared[row] = self.read, self.compared
 
 
 class Gathered(NamedTuple):
@@ -77,6 +80,7 @@ class Gathered(NamedTuple):
         rest: a bound of the lexical scores of all documents that words did not find.
         extra_cut: the highest of the caller's scores of all documents that these did not find.
         read: how many document vectors were scored.
+        compared: how many documents were scored by late interaction.
     """
 
     positions: Ints
@@ -88,12 +92,13 @@ class Gathered(NamedTuple):
     rest: float = 0.0
     extra_cut: float = 0.0
     read: int = 0
+    compared: int = 0
 
     def pool(self) -> Pool:
         """Return the documents with their scores."""
         bound = self.cut + self.rest + self.extra_cut if self.extra_cut > -np.inf else -np.inf
         scores = self.dense + self.lexical + self.extra
-        return Pool(self.positions, scores, self.sources, bound, self.read)
+        return Pool(self.positions, scores, self.sources, bound, self.read, self.compared)
 
 
 class Sources(ABC):
@@ -276,14 +281,15 @@ class AllDocuments(Everything):
             if self._allowed is not None:
                 all_scores[:, ~self._allowed] = -np.inf
             for row, place_scores in enumerate(all_scores, start=start):
+                compared = 0
                 if self.scores.has_tokens:
-                    place_scores = self._with_tokens(row, place_scores, k)
+                    place_scores, compared = self._with_tokens(row, place_scores, k)
                 positions, best_scores = self._best(place_scores, k)
                 sources = np.zeros(len(positions), dtype=np.uint8)
-                yield Pool(positions, best_scores, sources, read=self.tree.num_documents)
+                yield Pool(positions, best_scores, sources, read=self.tree.num_documents, compared=compared)
 
-    def _with_tokens(self, row: int, plain: Floats, k: int) -> Floats:
-        """Return scores with late interaction [places], -inf for those that cannot reach the top k.
+    def _with_tokens(self, row: int, plain: Floats, k: int) -> tuple[Floats, int]:
+        """Return scores with late interaction [places], -inf for those that cannot reach the top k, and how many have them.
 
         Places are scored in the order of their scores without it, until the next one could not reach the top k.
 
@@ -303,7 +309,7 @@ class AllDocuments(Everything):
             kth = np.partition(top, len(top) - k)[len(top) - k] if len(top) >= k else -np.inf
             if end < len(order) and plain[order[end]] + self.scores.most_by_tokens < kth - ROUNDING * abs(kth):
                 break
-        return total
+        return total, end
 
     def _best(self, scores: Floats, k: int) -> tuple[Ints, Floats]:
         """Return the best place of at least the k best documents, given the scores of all places [places]."""

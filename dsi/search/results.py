@@ -37,6 +37,7 @@ class SearchResult:
         exact: [batch] True if the result is provably the top k of all documents that may be returned.
         read: [batch] how many vectors of nodes and documents were scored; with docid tokens that have weights of their own,
             how many nodes.
+        compared: [batch] how many documents were scored by late interaction.
         sources: [batch, k] where each document was found: `WALK`, `WORDS`, `EXTRA` or a sum of them.
         coverage: [batch] share of the documents that could be searched; below 1 only if shards did not answer.
         missing: [batch] numbers of these shards.
@@ -46,6 +47,7 @@ class SearchResult:
     scores: Floats
     exact: Bools
     read: Ints
+    compared: Ints
     sources: Ints
     coverage: Floats
     missing: list[list[int]]
@@ -58,6 +60,7 @@ class SearchResult:
             np.full((queries, k), -np.inf, dtype=np.float32),
             np.ones(queries, dtype=bool),
             np.zeros(queries, dtype=np.int64),
+            np.zeros(queries, dtype=np.int64),
             np.zeros((queries, k), dtype=np.uint8),
             np.ones(queries, dtype=np.float32),
             [[] for _ in range(queries)],
@@ -65,7 +68,7 @@ class SearchResult:
 
     def put(self, rows: Ints, other: "SearchResult") -> None:
         """Replace some rows by those of `other`."""
-        for name in ("positions", "scores", "exact", "read", "sources", "coverage"):
+        for name in ("positions", "scores", "exact", "read", "compared", "sources", "coverage"):
             getattr(self, name)[rows] = getattr(other, name)
         for row, missing in zip(rows.tolist(), other.missing, strict=True):
             self.missing[row] = missing

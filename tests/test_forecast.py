@@ -1,8 +1,10 @@
 """What a training tells of its cost: the counts are those of the training itself, and a probe takes no more than a moment."""
 
 import logging
+import os
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -194,3 +196,15 @@ def test_watched_memory_counts_what_was_freed_again():
         time.sleep(0.2)
         del held
     assert most() - before > 190_000_000
+
+
+@pytest.mark.parametrize("given", [None, "7"])
+def test_a_training_keeps_few_kernels_unless_told_otherwise(collection, config, tmp_path, monkeypatch, given):
+    name, seen = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", []
+    monkeypatch.setenv(name, given or "")
+    if given is None:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(TrainingRun, "train", lambda run: seen.append(os.environ[name]))
+    monkeypatch.setattr(pipeline, "GenerativeRetriever", SimpleNamespace(from_pretrained=lambda *_, **__: None))
+    pipeline.train(collection, tmp_path / "run", config=config)
+    assert seen == [given or "128"]

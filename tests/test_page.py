@@ -213,7 +213,8 @@ def test_an_exact_search_takes_what_it_uses_and_speaks_of_no_beam(page, served):
     assert page.locator(".of-walk").first.is_visible()
     page.locator("#beam_width").focus()
     page.keyboard.press("Home")
-    sync_api.expect(page.locator("#how")).to_contain_text(re.compile("beam width [248],"))  # widened until ten are found
+    widened = re.compile("beam width [248],")  # until ten are found
+    sync_api.expect(page.locator("#how")).to_contain_text(widened)
     page.select_option("#method", "exact")
     sync_api.expect(page.locator("#how")).to_have_text("exact, BM25 0.1; 60 vectors read")
     assert sliders(page) == ["lexical_weight"]

@@ -1,7 +1,8 @@
-"""The memory that is this process's own: how much it is, how much it was at most, and giving back what is free."""
+"""The memory that is this process's own: how much it is, how much it was at most, and keeping it small."""
 
 import ctypes
 import gc
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +12,16 @@ import psutil
 
 _INTERVAL = 0.02
 """Seconds between two looks."""
+_KERNELS = 128
+
+
+def keep_few_kernels() -> None:
+    """Let oneDNN, which multiplies torch's matrices, keep 128 compiled products of its 1,024.
+
+    Texts are computed without padding, so nearly every product has a shape of its own. It is read at the first product of a
+    process; the variable ONEDNN_PRIMITIVE_CACHE_CAPACITY says otherwise.
+    """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_KERNELS))
 
 
 def own_memory() -> int:

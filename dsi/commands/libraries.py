@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dsi.docids.files.memory import keep_few_kernels
+
 try:
     import resource
 except ImportError:  # Windows
@@ -29,6 +31,7 @@ def load_libraries() -> None:
     _check_memory()
     with _announce("loading libraries …"):
         _limit_threads()
+        keep_few_kernels()
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # a model that is fetched is all that the Hub learns
         import datasets
         import sentence_transformers  # noqa: F401

@@ -40,7 +40,7 @@ from dsi.contrastive.training import contrastive_rows, hard_negatives, train_enc
 from dsi.docids.data.collection import Collection, check_collection, read_collection
 from dsi.docids.extensions import OBJECTIVES, package_of
 from dsi.docids.files.checks import folder_to_write
-from dsi.docids.files.memory import watching_memory
+from dsi.docids.files.memory import keep_few_kernels, watching_memory
 from dsi.docids.files.storage import digest, write_json, writing_to
 from dsi.docids.schemes import make_docids
 from dsi.docids.tree import DocidTree
@@ -128,6 +128,7 @@ def train(
         folder, collection, chosen, device, discard_updates=discard_updates, replace=replace, cluster=cluster,
         report_to=report_to,
     )  # fmt: skip
+    keep_few_kernels()
     with quiet_transformers():
         run.train()
     return GenerativeRetriever.from_pretrained(output, device=device)

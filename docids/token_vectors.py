@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsi.docids.files.storage import save_tensors, scratch_blocks
+from dsi.docids.files.threads import one_thread
 from dsi.docids.files.untrusted import is_finite, read_tensors
 
 Codes = NDArray[np.uint8]
@@ -117,8 +118,9 @@ class TokenVectors:
             return scores
         ends = np.cumsum(self.counts[places])
         step = np.searchsorted(ends // _TOKENS, np.unique(ends // _TOKENS), side="right")
-        for start, end in zip([0, *step[:-1].tolist()], step.tolist(), strict=True):
-            scores[start:end] = self._scan(tokens, weights, places[start:end])
+        with one_thread():
+            for start, end in zip([0, *step[:-1].tolist()], step.tolist(), strict=True):
+                scores[start:end] = self._scan(tokens, weights, places[start:end])
         return scores
 
     def best_tokens(self, tokens: Floats, place: int) -> tuple[Ints, Floats]:

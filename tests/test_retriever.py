@@ -396,7 +396,7 @@ def test_explain_shows_the_search_that_answered_under_any_option(retriever, digi
 
 
 def test_a_search_passes_through_few_files(encoder):
-    """From the public call to the answer: nine files in three rooms of dsi, and eleven of the packages below."""
+    """From the public call to the answer: nine files in three rooms of dsi, and twelve of the packages below."""
     retriever, root = index_of(encoder, tied=True, words=True, lexical_weight=0.1), Path(dsi.__file__).parent
     retriever.search("x", k=5)  # makes what later searches read
     touched = set()
@@ -414,7 +414,7 @@ def test_a_search_passes_through_few_files(encoder):
     ours = {path for path in touched if path.parts[0] not in ("docids", "contrastive", "eval")}
     assert len(ours) <= 9, sorted(map(str, ours))
     assert len({path.parent for path in ours}) <= 3
-    assert len(touched) <= 20, sorted(map(str, touched))
+    assert len(touched) <= 21, sorted(map(str, touched))
 
 
 def test_explain_shows_the_walk_that_search_made(retriever, monkeypatch):

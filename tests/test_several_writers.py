@@ -159,6 +159,20 @@ def test_a_file_that_an_update_removes_while_files_are_listed_is_left_out(run, m
     assert {Path(file.path).name for file in loading.mapped_files(run)} == listed - {"documents.arrow"}
 
 
+def test_a_folder_that_an_update_removes_while_files_are_listed_is_left_out(run, monkeypatch):
+    listed, scan = {Path(file.path) for file in loading.mapped_files(run)}, os.scandir
+
+    def vanishing(path="."):
+        if str(path) == str(run / "lexical"):
+            Path(path).rename(run.parent / "removed")
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    left = {path for path in listed if path.parent != run / "lexical"}
+    assert left < listed
+    assert {Path(file.path) for file in loading.mapped_files(run)} == left
+
+
 @pytest.mark.parametrize("changes", [0, 3, 1000])
 def test_reading_what_changes_is_repeated_and_has_an_end(tmp_path, changes):
     path, reads = tmp_path / "file", []

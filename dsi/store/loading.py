@@ -8,6 +8,7 @@ file holds is checked.
 """
 
 import dataclasses
+import os
 import platform
 import re
 import shutil
@@ -252,12 +253,14 @@ def load_index(folder: Path, device: str | None) -> tuple[Parts, str]:
 
 def mapped_files(folder: Path) -> tuple[MappedFile, ...]:
     """Return the files of arrays and tables of an index, which are mapped into memory, as they are now."""
-    found = [path for name in PARTS for path in folder.glob(f"{name}*/**/*")]
     mapped = []
-    for path in found:
-        if path.suffix in (".safetensors", ".arrow"):
-            with suppress(FileNotFoundError):  # an update has removed it
-                mapped.append(MappedFile.at(path))
+    for where, below, names in os.walk(folder):  # which passes over a folder that an update has removed
+        if Path(where) == folder:
+            below[:], names = [name for name in below if name.startswith(tuple(PARTS))], []
+        for path in (Path(where) / name for name in names):
+            if path.suffix in (".safetensors", ".arrow"):
+                with suppress(FileNotFoundError):  # an update has removed it
+                    mapped.append(MappedFile.at(path))
     return tuple(mapped)
 
 

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dsi.docids.files import threads
 from dsi.docids.files.threads import one_thread
 from dsi.docids.token_vectors import TokenVectors
 from dsi.search.walk import Walk
@@ -18,9 +17,7 @@ def limits(monkeypatch):
     """What BLAS is told: 1, or "as before"."""
     told: list[object] = []
     limit = SimpleNamespace(restore_original_limits=lambda: told.append("as before"))
-    monkeypatch.setattr(
-        threads._one_thread(), "_pools", SimpleNamespace(limit=lambda limits: told.append(limits) or limit)
-    )
+    monkeypatch.setattr(one_thread(), "_pools", SimpleNamespace(limit=lambda limits: told.append(limits) or limit))
     return told
 
 

@@ -12,7 +12,6 @@ import psutil
 
 _INTERVAL = 0.02
 """Seconds between two looks."""
-_KERNELS = 128
 
 
 def keep_few_kernels() -> None:
@@ -21,7 +20,7 @@ def keep_few_kernels() -> None:
     Texts are computed without padding, so nearly every product has a shape of its own. It is read at the first product of a
     process; the variable ONEDNN_PRIMITIVE_CACHE_CAPACITY says otherwise.
     """
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_KERNELS))
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
 
 
 def own_memory() -> int:

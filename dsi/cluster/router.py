@@ -253,7 +253,7 @@ def merge(parts: Sequence[Gathered], tree: DocidTree, count: int = 0, *, walked:
     if count:
         columns = [column[sources > 0] for column in columns]
     positions, dense, lexical, extra, sources = columns
-    read, compared = (sum(getattr(part, name) for part in parts) for name in ("read", "compared"))
+    read, compared = sum(part.read for part in parts), sum(part.compared for part in parts)
     return Gathered(positions, dense, lexical, extra, sources, limits[0], limits[1], limits[2], read, compared)
 
 

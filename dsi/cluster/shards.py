@@ -184,7 +184,7 @@ class Answer(NamedTuple):
         columns[0] = share.positions[columns[0]]
         counts = np.array([len(own.positions) for own in gathered])
         cuts = np.array([[own.cut, own.rest, own.extra_cut] for own in gathered], dtype=np.float64)
-        read, compared = (np.array([getattr(own, name) for own in gathered]) for name in ("read", "compared"))
+        read, compared = np.array([(own.read, own.compared) for own in gathered]).T
         return cls(counts, tuple(columns), cuts, read, compared)  # type: ignore[arg-type]
 
     def split(self) -> list[Gathered]:

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dsi.docids.files.memory import keep_few_kernels
-
 try:
     import resource
 except ImportError:  # Windows
@@ -31,12 +29,14 @@ def load_libraries() -> None:
     _check_memory()
     with _announce("loading libraries …"):
         _limit_threads()
-        keep_few_kernels()
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # a model that is fetched is all that the Hub learns
         import datasets
         import sentence_transformers  # noqa: F401
         from transformers.utils import logging as transformers_logging
 
+        from dsi.docids.files.memory import keep_few_kernels
+
+        keep_few_kernels()
         datasets.disable_progress_bars()  # reading tables takes no time
         transformers_logging.disable_progress_bar()
         transformers_logging.set_verbosity_error()

@@ -78,7 +78,7 @@ class EncoderConfig:
     """Precedes every query; the paper has "Query: "."""
     document_prompt: str = ""
     """Precedes every document; the paper has "Document: "."""
-    query_length: Length = 32
+    query_length: Length = 256
     """A query is cut at this many tokens."""
     document_length: Length = 256
     """A document is its title followed by this many tokens of its text."""

@@ -112,7 +112,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("name", ["plain", "places", "codes"])
+@pytest.mark.parametrize("name", ["plain", *(pytest.param(name, marks=pytest.mark.slow) for name in ("places", "codes"))])
 def test_answers_are_those_of_one_process(cluster, runs, collection, name, monkeypatch):
     one, rng = alone(runs[name]), np.random.default_rng(0)
     texts, ids = texts_of(collection), one.documents.dataset["doc_id"][:]
@@ -211,7 +211,7 @@ def test_a_shard_that_hangs_is_hedged_and_its_late_answers_harm_nothing(served, 
 def test_without_a_replica_what_is_there_is_answered_and_told(cluster, runs, collection, caplog):
     one, texts = alone(runs["plain"]), texts_of(collection)
     encoded = one.encode_queries(texts)
-    with dsi.serve_shards(runs["plain"], cluster=cluster, shards=3, timeout=2, device="cpu") as shards:
+    with dsi.serve_shards(runs["plain"], cluster=cluster, shards=3, timeout=0.5, device="cpu") as shards:
         edges = shards.engine.edges
         size = (edges[2] - edges[1]) / edges[3]
         os.kill(replicas_of(shards, 1)[0], signal.SIGSTOP)
@@ -229,7 +229,7 @@ def test_without_a_replica_what_is_there_is_answered_and_told(cluster, runs, col
         assert (hits.exact, hits.coverage, hits.missing) == (False, pytest.approx(1 - size), [1])
         assert f"{hits.coverage:.0%} of the documents were searched" in str(hits)
         shards.fleet.require_all = True
-        with pytest.raises(ShardError, match=r"Shards 1 did not answer within 2 s; try again later"):
+        with pytest.raises(ShardError, match=r"Shards 1 did not answer within 0.5 s; try again later"):
             shards.search(texts[0])
         os.kill(replicas_of(shards, 1)[0], signal.SIGKILL)
         shards.fleet.timeout = SECONDS

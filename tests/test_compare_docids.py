@@ -102,6 +102,7 @@ def test_without_documents_added_later_half_is_trained(command, tmp_path, capsys
     assert [len(list((output / "store" / stage).iterdir())) for stage in ("encoder", "generator")] == [1, 1]
 
 
+@pytest.mark.slow
 def test_digits_and_names_of_schemes(command, tmp_path, capsys, monkeypatch):
     own = {**docids.DIGITS, "generator": {"docid_tokens": "digits", "num_layers": 1}}
     monkeypatch.setattr(docids, "DIGITS", {**own, "training": {"epochs": 1.0}})

@@ -427,6 +427,7 @@ def test_chunks_hold_every_text_once_by_length_and_little_padding(encoder, side,
             assert torch.equal(ids[mask.bool()], view["input_ids"][row][view["attention_mask"][row].bool()])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="measures forked processes")
 def test_a_step_in_chunks_needs_a_third_of_the_memory(tmp_path):
     """As one piece this batch holds 1.2 GB."""

@@ -309,6 +309,7 @@ tree.save(folder / "updated.safetensors")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
 def test_the_vectors_of_a_collection_never_are_in_memory_whole(tmp_path):
     points = np.random.default_rng(0).normal(size=(100_000, 400)).astype(np.float32)

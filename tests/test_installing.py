@@ -96,6 +96,7 @@ def test_the_wing_has_the_version_that_it_needs_of_the_library():
     assert WING["dependencies"] == [f"dr-scl=={PROJECT['version']}"]
 
 
+@pytest.mark.slow
 def test_all_that_the_wing_adds_can_be_loaded(wing, tmp_path):
     with zipfile.ZipFile(wing / f"{WING_NAME}-py3-none-any.whl") as wheel:
         wheel.extractall(tmp_path / "site")

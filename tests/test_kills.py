@@ -71,10 +71,11 @@ def seen(folder: Path) -> tuple[dict[str, str], SearchConfig, list[Hits]]:
     return outputs(folder), index.search_config, index.search(QUERIES, k=10)
 
 
-def test_training_killed_at_writes_ends_as_if_not(train, tmp_path):
+@pytest.mark.parametrize("step", [71, pytest.param(23, marks=pytest.mark.slow)])
+def test_training_killed_at_writes_ends_as_if_not(train, tmp_path, step):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     train(whole)
-    for writes in range(7, 10_000, 23):
+    for writes in range(7, 10_000, step):
         status = status_of(fork(lambda: train(killed), dies_at_write=writes))
         if status != 9:
             break
@@ -83,12 +84,13 @@ def test_training_killed_at_writes_ends_as_if_not(train, tmp_path):
     assert seen(killed) == seen(whole)
 
 
-def test_discarding_updates_killed_at_writes_leaves_the_updated_index_or_ends_as_a_training(train, tmp_path):
+@pytest.mark.parametrize("step", [15, pytest.param(5, marks=pytest.mark.slow)])
+def test_discarding_updates_killed_at_writes_leaves_the_updated_index_or_ends_as_a_training(train, tmp_path, step):
     whole, killed, states = tmp_path / "whole", tmp_path / "killed", []
     train(whole)
     shutil.copytree(whole, killed)
     update(killed, tmp_path, "new")
-    for writes in range(3, 10_000, 5):
+    for writes in range(3, 10_000, step):
         status = status_of(fork(lambda: train(killed, "--discard-updates"), dies_at_write=writes))
         if status != 9:
             break
@@ -127,11 +129,12 @@ def test_training_skips_checkpoints_that_were_cut_off(tmp_path):
     assert not any(folder.exists() for folder in cut)
 
 
-def test_training_again_repairs_what_was_damaged(train, tmp_path, capsys):
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_training_again_repairs_what_was_damaged(train, tmp_path, capsys, every):
     run = tmp_path / "run"
     train(run)
     whole = seen(run)
-    for number, (name, part) in enumerate(FILES.items()):
+    for number, (name, part) in [*enumerate(FILES.items())][::every]:
         damage(run / name, number)
         if number % 2:
             (run / "manifest.json").unlink()  # without it the stage itself has to know

@@ -174,6 +174,7 @@ print(kib("VmHWM") - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of the process from /proc")
 def test_a_search_needs_less_memory_than_the_vectors_as_floats(tmp_path, monkeypatch):
     monkeypatch.setattr(vectors, "_TRAIN_VECTORS", 2560)

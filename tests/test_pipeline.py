@@ -205,7 +205,7 @@ def test_texts_of_documents_are_never_in_memory_all(
     assert GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu").search("neon", k=3)
 
 
-@pytest.mark.parametrize("sections", [{}, TIED], ids=["digits", "tied"])
+@pytest.mark.parametrize("sections", [pytest.param({}, marks=pytest.mark.slow), TIED], ids=["digits", "tied"])
 def test_a_killed_training_goes_on_to_the_same_index(sections, beir, tmp_path, sentence_t5_folder, t5_folder):
     config = write_settings(tmp_path / "config.toml", sentence_t5_folder, t5_folder, **sections, training=LONGER)
     data, whole, killed = thin_out(beir(), dev=4), tmp_path / "whole", tmp_path / "killed"

@@ -83,6 +83,7 @@ def test_every_row_names_a_method_and_every_table_has_its_reference():
     assert {row.points for rows in TABLES.values() for row in rows} == {"", *POINTS}
 
 
+@pytest.mark.slow
 def test_table3_shares_stages_resumes_and_writes_everything_down(config, data, tmp_path, capsys):
     output = tmp_path / "out"
     common = ["--data", str(data), "--config", str(config), "--output", str(output), "--device", "cpu"]

@@ -112,7 +112,9 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("name", ["plain", *(pytest.param(name, marks=pytest.mark.slow) for name in ("places", "codes"))])
+@pytest.mark.parametrize(
+    "name", ["plain", *(pytest.param(name, marks=pytest.mark.slow) for name in ("places", "codes"))]
+)
 def test_answers_are_those_of_one_process(cluster, runs, collection, name, monkeypatch):
     one, rng = alone(runs[name]), np.random.default_rng(0)
     texts, ids = texts_of(collection), one.documents.dataset["doc_id"][:]

@@ -94,6 +94,7 @@ def test_schemes_are_measured_beside_each_other_and_a_killed_command_continues(c
     assert again["title", 0]["systems"] == rows["title", 0]["systems"]
 
 
+@pytest.mark.slow
 def test_without_documents_added_later_half_is_trained(command, tmp_path, capsys):
     assert command("--schemes", "kmeans", "--without-added") == 0
     assert "Documents added after training" not in capsys.readouterr().out
@@ -220,7 +221,7 @@ def test_trees_are_of_one_size_and_titles_need_titles(beir):
     assert "title" not in docids.schemes_for(collection)
 
 
-@pytest.mark.parametrize("kind", ["tied", "digits"])
+@pytest.mark.parametrize("kind", ["tied", pytest.param("digits", marks=pytest.mark.slow)])
 def test_survival_and_search_errors_are_those_of_single_traced_searches(kind, beir, encoder):
     collection = dsi.read_collection(beir())
     documents = collection.documents

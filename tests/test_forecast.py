@@ -32,7 +32,7 @@ def collection(beir, monkeypatch):
     return read_collection(thin_out(beir(), dev=4))
 
 
-@pytest.fixture(params=["digits", "tied"])
+@pytest.fixture(params=[pytest.param("digits", marks=pytest.mark.slow), "tied"])
 def config(request, tmp_path, sentence_t5_folder, t5_folder):
     sections = TIED if request.param == "tied" else {}
     return read_config(write_settings(tmp_path / "config.toml", sentence_t5_folder, t5_folder, **sections))

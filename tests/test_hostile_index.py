@@ -972,6 +972,16 @@ def rich_index(tmp_path_factory, tokenizer_folder):
     return folder / "index"
 
 
+@pytest.mark.parametrize("width", [0.5, 0, -1, 16, 64])
+def test_an_encoder_of_another_width_is_named(index, width, tmp_path):
+    folder = Path(shutil.copytree(index, tmp_path / "index"))
+    edit_json(folder / "encoder" / "1_Pooling" / "config.json", lambda it: it.update(embedding_dimension=width))
+    write_sums(folder)
+    with pytest.raises(ValueError, match="restore") as error:
+        GenerativeRetriever.from_pretrained(folder, device="cpu")
+    assert str(folder) in str(error.value)
+
+
 def assert_all_end_well(folder, edits):
     counts, bad = count_outcomes(folder, edits)
     assert not bad, f"{dict(counts)}\n" + "\n\n".join(bad)

@@ -191,7 +191,13 @@ def examples(encoder, tmp_path):
     return DocidExamples(states_of(encoder, tmp_path), positions, tree, {2: [25, 3]})
 
 
-@pytest.mark.parametrize("objective", ROWS)  # "residual" finds them only together with dense search, see below
+VARIANTS = {"otm-bs", "otm-optest", "otm-mix", "man", "dtr", "ripor", "ltrgr"}
+"""Of objectives that are trained in every run of the suite; these are in the slow ones."""
+
+
+@pytest.mark.parametrize(
+    "objective", [pytest.param(name, marks=[pytest.mark.slow] * (name in VARIANTS)) for name in ROWS]
+)  # "residual" finds them only together with dense search, see below
 def test_every_objective_learns_to_find_documents_from_text(objective, examples, tmp_path, monkeypatch):
     monkeypatch.setattr(base, "DROPOUT", 0.0)
     config = GeneratorConfig(docid_tokens="digits", num_layers=1)

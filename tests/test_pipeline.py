@@ -174,7 +174,7 @@ def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path
     "sections",
     [
         {"objective": {"name": "otm"}, "training": {"epochs": 1.0}},
-        {"training": {"train_encoder": True, "epochs": 1.0}},
+        pytest.param({"training": {"train_encoder": True, "epochs": 1.0}}, marks=pytest.mark.slow),
     ],
 )
 def test_texts_of_documents_are_never_in_memory_all(
@@ -648,7 +648,7 @@ def test_a_configuration_over_its_base(tmp_path):
         expected.with_changes({"training": {"epoch": 3.0}})
 
 
-@pytest.mark.parametrize("sections", [{}, TIED], ids=["digits", "tied"])
+@pytest.mark.parametrize("sections", [pytest.param({}, marks=pytest.mark.slow), TIED], ids=["digits", "tied"])
 def test_an_index_is_trained_tuned_measured_and_searched_from_python(
     sections, beir, tmp_path, sentence_t5_folder, t5_folder
 ):

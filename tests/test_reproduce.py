@@ -275,6 +275,7 @@ def test_points_of_other_docids(config, data, tmp_path):
     assert laboratory.tree(read).segments == 2  # a line a piece, in order
 
 
+@pytest.mark.slow
 def test_documents_below_the_beam_are_ranked_by_dense_scores(config, data, tmp_path):
     collection = read_collection(data)
     laboratory = Laboratory(collection, Config.named(config), tmp_path / "out", "cpu")
@@ -296,6 +297,7 @@ def test_documents_below_the_beam_are_ranked_by_dense_scores(config, data, tmp_p
     assert reached  # some documents are below no node of the beam
 
 
+@pytest.mark.slow
 def test_a_plan_of_words_guides_the_beam_and_joins_the_scores(config, data, tmp_path, monkeypatch):
     collection = read_collection(data)
     laboratory = Laboratory(collection, Config.named(config), tmp_path / "out", "cpu")
@@ -413,6 +415,7 @@ def test_of_several_processes_the_first_alone_writes_rows(config, data, tmp_path
         assert (tmp_path / f"out-{rank}" / "table3.values.json.gz").exists() == (rank == 0)
 
 
+@pytest.mark.slow
 def test_documents_added_to_an_index_are_found_beside_a_full_training(config, data, tmp_path, capsys):
     output = tmp_path / "out"
     common = ["--data", str(data), "--config", str(config), "--output", str(output), "--device", "cpu"]

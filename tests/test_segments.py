@@ -253,7 +253,7 @@ def test_a_tree_knows_the_places_of_a_row_and_keeps_them_on_disk(tmp_path):
 # An index
 
 
-@pytest.fixture(params=["digits", "tied"])
+@pytest.fixture(params=[pytest.param("digits", marks=pytest.mark.slow), "tied"])
 def segments_index(request, encoder):
     return index_of(encoder, tied=request.param == "tied")
 
@@ -483,7 +483,7 @@ def test_a_scheme_that_leaves_out_a_segment_is_refused(tmp_path, monkeypatch):
 # The whole line
 
 
-@pytest.mark.parametrize("method", ["kmeans", "rq"])
+@pytest.mark.parametrize("method", ["kmeans", pytest.param("rq", marks=pytest.mark.slow)])
 def test_an_index_of_segments_is_trained_tuned_searched_and_updated(
     method, beir, tmp_path, sentence_t5_folder, t5_folder
 ):

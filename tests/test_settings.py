@@ -311,7 +311,7 @@ def test_the_first_step_that_is_not_finite_is_named(step, loss, message):
 # [search] of a trained index.
 
 
-@pytest.mark.parametrize("tune", [True, False])
+@pytest.mark.parametrize("tune", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_changed_search_section_reaches_the_index(tune, settings, beir, tmp_path, monkeypatch):
     collection, run = dsi.read_collection(beir()), tmp_path / "run"
     settings = settings.with_changes(QUICK | {"dev_queries": 500 if tune else 0, "search": {"alpha": 0.3}})

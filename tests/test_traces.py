@@ -39,7 +39,7 @@ def vectors_of(retriever: GenerativeRetriever, doc_id: str) -> list[bytes]:
     return [retriever.tree.embeddings.numbers(places)[0].tobytes(), codes[:8].tobytes()]
 
 
-@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("later", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_no_file_holds_anything_of_a_removed_document_after_the_next_save(
     later, beir, tmp_path, sentence_t5_folder, t5_folder
 ):

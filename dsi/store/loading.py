@@ -503,6 +503,12 @@ def check_fit(folder: Path, encoder: Encoder, tree: DocidTree, generator: Genera
         generator: must have the digits of all docids that it was trained with.
     """
     _check_encoder(folder, encoder)
+    widths, needed = (encoder.embedding_dim, encoder.state_dim), (tree.embeddings.shape[1], generator.config.d_model)
+    if widths != needed:
+        raise ValueError(
+            f"{folder / 'encoder'} and the index do not belong together: its embeddings and states are {widths} wide, docids and "
+            f"generator need {needed}; restore the one that was replaced."
+        )
     if tree.tokens is not None and tree.tokens.head.shape[1] != encoder.token_dim:
         name = "the multi-vector model" if encoder.token_model else "the encoder"
         raise ValueError(

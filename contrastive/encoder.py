@@ -248,7 +248,9 @@ class Encoder:
         """Return the first `query_length` tokens of each query; warns once if a query is cut."""
         texts = self._cut(queries, self.config.query_length)
         if not self._warned_long_query and any(len(a) < len(b.rstrip()) for a, b in zip(texts, queries, strict=True)):
-            logger.warning("Queries longer than %d tokens are cut there.", self.config.query_length)
+            logger.warning(
+                "Queries longer than %d tokens are cut there (encoder.query_length).", self.config.query_length
+            )
             self._warned_long_query = True
         return texts
 

@@ -135,10 +135,17 @@ class Config:
         return self.with_changes(_NO_TRAINING)
 
     def with_changes(self, changes: Mapping[str, Any]) -> "Config":
-        """Return a configuration with some settings replaced: {setting or section: value or {setting: value}}."""
+        """Return a configuration with some settings replaced: {setting: value, section: {setting: value}}.
+
+        A setting of a section may be named as for `--set` too: {"docids.max_leaf_size": 3}.
+        """
         if not isinstance(changes, Mapping):
             raise TypeError(f"changes must be a mapping of settings and sections, got {changes!r}.")
-        return create_settings(Config, _merged(dataclasses.asdict(self), changes))
+        settings = dataclasses.asdict(self)
+        for name, value in changes.items():
+            section, dot, setting = str(name).partition(".")
+            settings = _merged(settings, {section: {setting: value}} if dot and section in settings else {name: value})
+        return create_settings(Config, settings)
 
 
 def config_names() -> list[str]:
@@ -187,7 +194,9 @@ def _with_defaults(settings: Mapping[str, Any], source: str) -> Config:
 def _find(name: str | Path, folder: Path) -> Path:
     """Return the file of a configuration: a path relative to `folder`, or a name that ships with the package."""
     if not isinstance(name, str | Path):
-        raise TypeError(f"A configuration must be a name or a file, got {name!r}.")
+        raise TypeError(
+            f"A configuration must be a name, a file or a Config, got {name!r}; Config().with_changes(…) sets single settings."
+        )
     for path in (folder / name, CONFIGS / f"{name}.toml"):
         if path.is_file():
             return path

@@ -22,7 +22,7 @@ from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.onnx_runtime import check_backend
 from dsi.docids.data.records import COLUMNS
 from dsi.docids.files.checks import plain
-from dsi.docids.files.storage import MappedFile, check_mapped, replace_folder, writing_to
+from dsi.docids.files.storage import MappedFile, check_mapped, writing_to
 from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import VectorKind, VectorsConfig
 from dsi.docids.words.bm25 import Lexical
@@ -44,8 +44,8 @@ from dsi.search.request import (
 )
 from dsi.search.results import Document, Hit, Hits, SearchResult
 from dsi.search.why import AnsweredQuery
+from dsi.store import loading
 from dsi.store.documents import DocumentTable
-from dsi.store.loading import check_known, index_state, load_index, mapped_files, save_index, updating, write_update
 from dsi.store.updating import Content, with_documents, with_texts, without_documents
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -478,31 +478,31 @@ class GenerativeRetriever:
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the whole index atomically: a killed process leaves the old folder or the new one.
 
+        An index in `folder` is replaced, with its `config.toml` and what else training left; rerankers and other files stay.
+
         Raises:
-            ValueError: the weights were loaded in another dtype than float32, or this index was loaded from `folder` or saved
-                to it, and that was changed since.
+            FileExistsError: the folder holds other files and no index.
+            ValueError: the weights were loaded in another dtype than float32, `folder` is the current one, or the index there
+                was changed since this one was loaded from it or saved to it.
         """
         self._check_savable()
-        target = Path(folder).resolve()
+        target = loading.index_to_replace(folder)
         with writing_to(target):
-            if target in self._saved and index_state(target):
-                check_known(target, self._saved.values())
+            if target in self._saved and loading.index_state(target):
+                loading.check_known(target, self._saved.values())
             engine = self._write(target)
-            self._saved[target], self._on_disk = index_state(target), (target, engine)
+            self._saved[target], self._on_disk = loading.index_state(target), (target, engine)
 
     def _write(self, folder: Path) -> Engine:
         """Write the whole index, and return the engine of what was written."""
         state = self._state
-        with replace_folder(folder) as partial:
-            save_index(partial, state.encoder, state.generator, state.search_config, *state.content)
+        loading.replace_index(folder, state.encoder, state.generator, state.search_config, *state.content)
         return state.engine
 
     def _check_savable(self) -> None:
         check_mapped(self._mapped)
         if self.dtype != torch.float32:
-            raise ValueError(
-                f"This retriever's weights were rounded to {self.dtype}; save one that was loaded in float32."
-            )
+            raise ValueError(f"This retriever's weights are of {self.dtype}; save one that was loaded in float32.")
 
     def save_update(self, folder: str | Path) -> int:
         """Write updates to the index that this one was loaded from, atomically.
@@ -517,10 +517,10 @@ class GenerativeRetriever:
         """
         self._check_savable()
         target = Path(folder).resolve()
-        with updating(target):
+        with loading.updating(target):
             state = self._state
-            generation = write_update(target, self._saved.values(), state.encoder, *state.content)
-            self._saved[target], self._on_disk = index_state(target), (target, state.engine)
+            generation = loading.write_update(target, self._saved.values(), state.encoder, *state.content)
+            self._saved[target], self._on_disk = loading.index_state(target), (target, state.engine)
         return generation
 
     def push_to_hub(
@@ -571,9 +571,9 @@ class GenerativeRetriever:
             raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}.")
         check_backend(plain(str, backend, "backend"), _DTYPES[dtype])
         local = index_folder(folder, revision, token)
-        parts, state = load_index(local, device)
+        parts, state = loading.load_index(local, device)
         retriever = cls(*parts, _DTYPES[dtype], backend)
-        retriever._saved[local.resolve()], retriever._mapped = state, mapped_files(local)
+        retriever._saved[local.resolve()], retriever._mapped = state, loading.mapped_files(local)
         retriever._on_disk = local.resolve(), retriever._state.engine
         return retriever
 

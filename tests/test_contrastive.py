@@ -262,7 +262,9 @@ def test_documents_are_title_and_cut_text_and_long_queries_are_cut_with_one_warn
     assert not caplog.records
     assert encoder.query_texts(["the river and the sea and the land"] * 2) == ["the river and the"] * 2
     encoder.query_texts(["the river and the sea and the land"])
-    assert [record.message for record in caplog.records] == ["Queries longer than 4 tokens are cut there."]
+    assert [record.message for record in caplog.records] == [
+        "Queries longer than 4 tokens are cut there (encoder.query_length)."
+    ]
 
 
 def test_forward_and_token_states_and_encode_agree(encoder):

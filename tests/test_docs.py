@@ -329,3 +329,11 @@ def test_names_and_phrases_that_are_gone_are_nowhere():
         if path.suffix in (".py", ".md", ".toml", ".html", ".js") and not log:
             text = " ".join(path.read_text(encoding="utf-8").split())
             assert not [phrase for phrase in RETIRED if phrase in text], path.relative_to(ROOT)
+
+
+def test_the_table_of_search_options_has_each():
+    from dsi.search.request import OPTIONS
+
+    text = (ROOT / "docs" / "use" / "searching.md").read_text(encoding="utf-8").partition("## Filters")[0]
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", text, re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"\w+", row)} == {"k", *OPTIONS}

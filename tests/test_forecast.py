@@ -1,6 +1,5 @@
 """What a training tells of its cost: the counts are those of the training itself, and a probe takes no more than a moment."""
 
-import logging
 import os
 import time
 from collections import Counter
@@ -56,7 +55,7 @@ def steps(monkeypatch):
     return made
 
 
-def test_told_steps_and_documents_are_those_of_the_training(collection, config, steps, tmp_path, monkeypatch, caplog):
+def test_told_steps_and_documents_are_those_of_the_training(collection, config, steps, tmp_path, monkeypatch, capsys):
     encoded, written, encode = [], [], embedding.encode_blocks
 
     def counted(encoder, texts, *others):
@@ -72,14 +71,13 @@ def test_told_steps_and_documents_are_those_of_the_training(collection, config, 
     monkeypatch.setattr(Forecast, "costs", foreseen)
     monkeypatch.setattr(embedding, "encode_blocks", counted)
     run = TrainingRun(tmp_path / "run", collection, config, "cpu")
-    with caplog.at_level(logging.INFO, "dsi"):
-        run.train()
+    run.train()
     assert written == []
     assert list(run.expected) == STAGES
     assert run.expected["encoder"].counts == {"steps": steps["_EncoderTrainer"]}
     assert run.expected["generator"].counts == {"steps": steps["_GeneratorTrainer"]}
     assert run.expected["docids"].counts == {"documents": encoded[0]} == {"documents": len(collection.documents)}
-    told = [message for message in caplog.messages if message.startswith(("expected", "taken"))]
+    told = [message for message in capsys.readouterr().err.splitlines() if message.startswith(("expected", "taken"))]
     assert [message.split(":")[0] for message in told] == ["expected, without clustering, writing and tuning", "taken"]
     assert all(f"{stage} " in message for stage in STAGES for message in told)
     assert all(cost.memory > 0 and cost.seconds >= 0 for cost in run.expected.values())
@@ -108,14 +106,14 @@ def test_a_resumed_training_tells_what_is_left(collection, config, steps, tmp_pa
     assert third.expected == {}
 
 
-def test_a_small_collection_is_not_foreseen(collection, config, tmp_path, monkeypatch, caplog):
+def test_a_small_collection_is_not_foreseen(collection, config, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(pipeline, "FORESEEN", 41)
     run = TrainingRun(tmp_path / "run", collection, config, "cpu")
-    with caplog.at_level("INFO"):
-        run.train()
+    run.train()
     assert not run.expected
-    assert "expected" not in caplog.text
-    assert "taken: " in caplog.text
+    told = capsys.readouterr().err
+    assert "expected" not in told
+    assert "taken: " in told
 
 
 def test_a_forecast_changes_nothing_of_the_encoder(collection, config, tmp_path):

@@ -187,7 +187,7 @@ def test_a_backend_that_cannot_be_used_is_refused_before_anything_is_loaded(inde
         GenerativeRetriever.from_pretrained(index.index, backend="tensorrt")
     with pytest.raises(ValueError, match="computes in float32 alone; leave dtype out"):
         load(index, dtype="bfloat16")
-    monkeypatch.setattr("dsi.retriever.load_index", forbid_export)
+    monkeypatch.setattr("dsi.retriever.loading.load_index", forbid_export)
     for name in ("onnx", "onnxruntime"):
         with monkeypatch.context() as missing:
             missing.setitem(sys.modules, name, None)

@@ -231,6 +231,24 @@ def test_a_killed_training_goes_on_to_the_same_index(sections, beir, tmp_path, s
     assert not list(killed.glob("checkpoints/*"))
 
 
+@pytest.mark.parametrize(
+    ("name", "content"), [("docids/source.py", "x = 1"), ("encoder/enc.py", ""), ("config.toml", "x = 1")]
+)
+def test_a_folder_of_a_user_is_no_run(name, content, config, beir, tmp_path, capsys):
+    path = tmp_path / "project" / name
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    train = ["train", "--config", str(config), "--data", str(beir()), "--device", "cpu", "--output"]
+    assert main([*train, str(tmp_path / "project")]) == 2
+    part = Path(name).parts[0]
+    assert (
+        f"project is no run and holds {part!r}, which training would replace; name a new folder."
+        in capsys.readouterr().err
+    )
+    assert [entry for entry in (tmp_path / "project").rglob("*") if entry.is_file()] == [path]
+    assert path.read_text() == content
+
+
 def test_training_again_never_drops_updates_silently(config, beir, trained, capsys):
     data, run = beir(), trained
     collection = dsi.read_collection(data)
@@ -602,7 +620,7 @@ def test_configurations_survive_writing_and_unknown_keys_name_the_nearest(tmp_pa
     for text, message in [
         (
             "[search]\nbeam_with = 3",
-            r"config.toml: 'search.beam_with' is no setting; did you mean 'beam_width'\?",
+            r"config.toml: 'search.beam_with' is no setting; did you mean 'search.beam_width'\?",
         ),
         ("[serch]\nalpha = 1.0", r"'serch' is no setting; did you mean 'search'\?"),
         ("[search]\nalpha = 'high'", r"search: alpha must be a number, got 'high'"),
@@ -644,7 +662,7 @@ def test_a_configuration_over_its_base(tmp_path):
         read_config(tmp_path / "a.toml")
     with pytest.raises(FileNotFoundError, match=r"'nq1k' does not exist: neither a file nor one of digits, example"):
         Config.named("nq1k")
-    with pytest.raises(ValueError, match=r"^'training.epoch' is no setting; did you mean 'epochs'\?"):
+    with pytest.raises(ValueError, match=r"^'training.epoch' is no setting; did you mean 'training.epochs'\?"):
         expected.with_changes({"training": {"epoch": 3.0}})
 
 

@@ -51,7 +51,7 @@ def test_a_training_from_python_shows_no_bars_or_warnings_of_the_libraries(
     retriever = dsi.train(dsi.read_collection(beir()), tmp_path / "run", config=config, device="cpu")
     retriever.save_pretrained(tmp_path / "copy")
     seen = [line for line in capfd.readouterr().err.replace("\r", "\n").splitlines() if line.strip()]
-    assert [line for line in seen if not re.fullmatch(r"[\w ]+: \d+ s(, .*)?", line)] == []
+    assert [line for line in seen if not re.fullmatch(r"([\w ]+: \d+ s|taken: )(, .*|.*GB)?", line)] == []
     assert not [record for record in caplog.records if record.name.startswith("transformers")]
     assert logging.is_progress_bar_enabled()
     assert not datasets.are_progress_bars_disabled()

@@ -131,6 +131,47 @@ class ByFeature(FeatureReranker):
         return {"name": self.names[0]}
 
 
+class Giving(Reranker):
+    """Gives what it is made with."""
+
+    kind = "giving"
+
+    def __init__(self, scores=None):
+        self.scores = scores
+
+    def score(self, candidates):
+        return self.scores
+
+
+@pytest.mark.parametrize(
+    ("scores", "got"),
+    [
+        ([[1.0]], r"an array of scores of shape \(1, 3\), got list"),
+        (None, r"an array of scores of shape \(1, 3\), got NoneType"),
+        (np.ones((1, 2)), r"an array of scores of shape \(1, 3\), got shape \(1, 2\)"),
+        (np.array([[0.0, np.nan, 1.0]]), "scores that are numbers, got NaN"),
+    ],
+)
+def test_scores_that_are_none_are_refused(retriever, scores, got):
+    with pytest.raises(ValueError, match=f"^A reranker must give {got}.$"):
+        dsi.rerank(retriever.candidates(QUERIES[:1], k=3), Giving(scores))
+
+
+def test_a_reranker_that_would_lose_its_state_is_not_saved(tmp_path):
+    with pytest.raises(
+        TypeError, match="Giving has the attributes scores and would be loaded without them; define `write`"
+    ):
+        Giving().save(tmp_path / "giving")
+
+    class Nameless(Reranker):
+        def score(self, candidates):
+            return candidates.scores
+
+    with pytest.raises(TypeError, match="Nameless needs a kind, the name by which it is loaded"):
+        Nameless().save(tmp_path / "nameless")
+    assert not list(tmp_path.iterdir())
+
+
 def test_rerankers_are_applied_one_after_another(retriever):
     plain, candidates = retriever.search(QUERIES, k=8), retriever.candidates(QUERIES, k=8)
     assert candidates.hits() == plain
@@ -231,7 +272,10 @@ def test_a_reranker_beside_an_index_is_bound_to_it(retriever, tmp_path):
         dsi.load_rerankers(index, ["words"])
     record = index / "rerank" / "dense" / "reranker.json"
     record.write_text(record.read_text().replace("by feature", "by magic"))
-    with pytest.raises(ValueError, match=r"no reranker of the kind 'by magic'; there are .*backwards, by feature"):
+    with pytest.raises(
+        ValueError,
+        match=r"no reranker of the kind 'by magic'; import the module that defines it; there are .*backwards, by feature",
+    ):
         load_reranker(record.parent)
 
 

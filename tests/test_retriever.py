@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import json
 import multiprocessing
+import os
 import pickle
 import re
 import shutil
@@ -16,6 +17,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from dsi_experiments.rerankers.learned import LinearReranker
 
 import dsi
 from dsi import GenerativeRetriever, SearchConfig
@@ -24,13 +26,14 @@ from dsi.docids.clustering import DocidsConfig, assemble, build_tree
 from dsi.docids.schemes import Docids
 from dsi.docids.words.bm25 import BM25
 from dsi.measuring.diagnosis import diagnose, diagnosis_table
+from dsi.rerankers.reranking import save_reranker
 from dsi.search import generate
 from dsi.search.engine import Followed
 from dsi.search.explanation import TracedSearch, explain
 from dsi.search.request import SearchOptions, SearchRequest
 from dsi.search.results import Hit, Hits, LevelTrace, SearchResult, Trace
 from dsi.search.walk import Walk
-from dsi.store.manifest import FORMAT_VERSION
+from dsi.store.manifest import FORMAT_VERSION, PARTS
 from tests.conftest import MINIPEDIA, WIDTH, random_generator, random_tied, random_tree
 from tests.test_updates import DOCUMENTS, small_index
 
@@ -549,6 +552,47 @@ def test_a_docid_longer_than_pythons_stack_is_explained():
     assert len(lines) == 2 + sum(map(len, explanation.levels))
 
 
+def test_saving_loses_no_file_of_a_user(retriever, tmp_path, monkeypatch):
+    (tmp_path / "notes" / "sub").mkdir(parents=True)
+    (tmp_path / "notes" / "sub" / "mine.txt").write_text("mine")
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="notes holds 'sub', which would be lost; name a new folder"):
+        retriever.save_pretrained(tmp_path / "notes")
+    with pytest.raises(NotADirectoryError, match=r"thesis.txt is a file"):
+        retriever.save_pretrained(tmp_path / "thesis.txt")
+    with pytest.raises(ValueError, match="folder must name a folder, got ''"):
+        retriever.save_pretrained("")
+    monkeypatch.chdir(tmp_path / "notes")
+    for here in (".", "..", tmp_path / "notes"):
+        with pytest.raises(ValueError, match="is the current folder or one above it, and would be replaced"):
+            retriever.save_pretrained(here)
+    assert (tmp_path / "notes" / "sub" / "mine.txt").read_text() == (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+def test_saving_over_an_index_keeps_rerankers_and_other_files(retriever, tmp_path):
+    run = tmp_path / "run"
+    retriever.save_pretrained(run)
+    save_reranker(LinearReranker({"score": 1.0}), run, "linear")
+    (run / "notes.txt").write_text("mine")
+    for name in ("pseudo_queries", "docids-2", "logs"):
+        (run / name).mkdir()
+    (run / "config.toml").write_text("seed = 1")
+    retriever.save_pretrained(run)
+    assert {path.name for path in run.iterdir()} == {*PARTS, "manifest.json", "notes.txt", "rerank"} - {
+        "token_model",
+        "lexical",
+    }
+    assert (run / "notes.txt").read_text() == "mine"
+    assert dsi.load_rerankers(run, "linear")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+def test_whoever_may_read_the_folder_may_read_all_of_an_index(retriever, tmp_path):
+    retriever.save_pretrained(tmp_path / "run")
+    mode = (tmp_path / "run").stat().st_mode & 0o666
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "run").rglob("*") if path.is_file()} == {mode}
+
+
 def test_saved_and_loaded_answers_alike(retriever, tmp_path):
     retriever.save_pretrained(tmp_path / "index")
     loaded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
@@ -621,7 +665,7 @@ def test_bfloat16_finds_nearly_the_same_and_is_never_saved(retriever, tmp_path):
     assert state_fingerprint(rounded.generator) == state_fingerprint(
         retriever.generator
     )  # the generator itself is not touched
-    with pytest.raises(ValueError, match=r"rounded to torch.bfloat16; save one that was loaded in float32"):
+    with pytest.raises(ValueError, match=r"weights are of torch.bfloat16; save one that was loaded in float32"):
         rounded.save_pretrained(tmp_path / "other")
     with pytest.raises(ValueError, match="dtype must be one of float32, bfloat16, got 'int4'"):
         GenerativeRetriever.from_pretrained(tmp_path / "index", dtype="int4")

@@ -374,3 +374,24 @@ def test_loading_shows_no_bar_and_leaves_the_settings_of_transformers(shown, sen
         (transformers_logging.enable_progress_bar if before else transformers_logging.disable_progress_bar)()
         (disable_progress_bars if hub_before else enable_progress_bars)()
     assert "Loading weights" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_settings_that_go_together_are_given_in_any_order(turned, tmp_path, capsys):
+    given = ["lexical.model=none", "search.lexical_weight=0"]
+    options = [part for value in (reversed(given) if turned else given) for part in ("--set", value)]
+    data = tmp_path / "notes"
+    data.mkdir()
+    (data / "a.txt").write_text("Neon glows.")
+    assert main(["train", "--data", str(data), "--output", str(tmp_path / "run"), *options]) == 2
+    assert "lexical" not in capsys.readouterr().err  # refused for its one document
+
+
+def test_settings_are_named_as_on_the_command_line_too():
+    assert Config().with_changes({"docids.max_leaf_size": 3, "docids": {"branching": 4}}).docids.max_leaf_size == 3
+    with pytest.raises(ValueError, match=r"'docids.max_leaf' is no setting; did you mean 'docids.max_leaf_size'\?"):
+        Config().with_changes({"docids.max_leaf": 3})
+    with pytest.raises(
+        TypeError, match=r"must be a name, a file or a Config, got \{'seed': 1\}; Config\(\).with_changes"
+    ):
+        Config.named({"seed": 1})

@@ -375,6 +375,21 @@ def test_the_shell_indexes_a_folder_of_texts_and_says_that_nothing_is_trained(no
     assert f"{notes} has no test judgements to measure on; add qrels/test.tsv" in capsys.readouterr().err
 
 
+def test_a_collection_is_saved_over_a_collection_only(tmp_path):
+    collection = Collection.from_records(["a", "b"], queries={"q": "a"}, qrels={"test": {"q": {"0": 1}}})
+    collection.save(tmp_path / "beir")
+    collection.save(tmp_path / "beir")
+    (tmp_path / "beir" / "paper.tex").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"beir holds 'paper.tex', which would be lost; name a new folder"):
+        collection.save(tmp_path / "beir")
+    assert (tmp_path / "beir" / "paper.tex").read_text() == "mine"
+
+
+def test_a_collection_is_shown_by_its_counts():
+    collection = Collection.from_records(["a", "b"], queries={"q": "a"}, qrels={"test": {"q": {"0": 1}}})
+    assert repr(collection).endswith("2 documents, 1 queries; judged: train 0, dev 0, test 1)")
+
+
 def test_a_series_of_texts_is_a_list_of_texts():
     assert Collection.from_records(pandas.Series(["a", "b"])).documents["doc_id"][:] == ["0", "1"]
 

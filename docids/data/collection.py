@@ -10,7 +10,7 @@ import logging
 import tempfile
 from abc import abstractmethod
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import combinations
 from pathlib import Path
@@ -30,7 +30,7 @@ from dsi.docids.data.records import (
     table_row,
 )
 from dsi.docids.data.sources import folder_records, memory_records
-from dsi.docids.files.checks import plain, shown
+from dsi.docids.files.checks import folder_to_replace, plain, shown
 from dsi.docids.files.storage import digest, replace_folder, sha256
 from dsi.docids.types import Qrels
 
@@ -72,13 +72,15 @@ class FullTexts(LazyTexts):
 
 SPLITS = ("train", "dev", "test")
 """Splits of a collection: qrels/SPLIT.tsv."""
+_SAVED = ("corpus.jsonl", "queries.jsonl", "qrels")
+"""What a collection consists of in a folder."""
 _LAYOUT = 2
 """Of the cached tables of documents; another number where the same file makes other columns."""
 _IN_MEMORY = "The collection"
 """Name of what was made by `from_records`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Collection:
     """A collection: `documents` (columns doc_id, title, text, metadata), `queries` and one `Qrels` a split.
 
@@ -95,12 +97,17 @@ class Collection:
     """
 
     name: str
-    versions: list[str] = field(repr=False)
+    versions: list[str]
     documents: datasets.Dataset
     queries: dict[str, str]
     qrels: dict[str, Qrels]
-    train_file_documents: frozenset[str] = field(repr=False)
-    rows: dict[str, int] = field(repr=False)
+    train_file_documents: frozenset[str]
+    rows: dict[str, int]
+
+    def __repr__(self) -> str:
+        judged = ", ".join(f"{split} {len(qrels):,}" for split, qrels in self.qrels.items())
+        counts = f"{len(self.documents):,} documents, {len(self.queries):,} queries; judged: {judged}"
+        return f"Collection({self.name!r}: {counts})"
 
     @cached_property
     def digest(self) -> str:
@@ -167,8 +174,13 @@ class Collection:
         return cls(str(folder), [_content_digest(table, {}, {})], table, {}, *_cut({}, 0, 0), _rows(table))
 
     def save(self, folder: str | Path) -> None:
-        """Write the collection as a new folder in BEIR layout, which `read_collection` and commands read."""
-        with replace_folder(Path(folder)) as new:
+        """Write the collection as a folder in BEIR layout, which `read_collection` and commands read.
+
+        Raises:
+            FileExistsError: the folder holds something else than a collection.
+            ValueError: it is the current folder, or one above that.
+        """
+        with replace_folder(folder_to_replace(folder, "folder", lambda entry: entry.name in _SAVED)) as new:
             with (new / "corpus.jsonl").open("w", encoding="utf-8") as file:
                 for document in map(table_record, self.documents):
                     write_json_line(file, {"_id": document.pop("doc_id"), **document})

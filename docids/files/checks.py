@@ -1,6 +1,7 @@
 """Checks of single values: plain types and texts that files can hold; values in messages are short. Imports nothing heavy."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from reprlib import Repr
 from typing import Any
@@ -97,6 +98,22 @@ def folder_to_write(value: object, name: str) -> Path:
     place = next((place for place in (path, *path.parents) if place.exists()), path)
     if place.exists() and not place.is_dir():
         raise NotADirectoryError(f"{place} is a file; name a folder to write into.")
+    return path
+
+
+def folder_to_replace(value: object, name: str, ours: Callable[[Path], bool]) -> Path:
+    """Return the path of a folder that may be replaced as a whole: it is new, or all that it holds is ours.
+
+    Raises:
+        FileExistsError: it holds something else.
+        ValueError: it is the current folder, or one above that.
+    """
+    path = folder_to_write(value, name)
+    if Path.cwd().is_relative_to(path.resolve()):
+        raise ValueError(f"{path} is the current folder or one above it, and would be replaced; name another.")
+    other = next((entry.name for entry in sorted(path.iterdir()) if not ours(entry)), "") if path.exists() else ""
+    if other:
+        raise FileExistsError(f"{path} holds {other!r}, which would be lost; name a new folder.")
     return path
 
 

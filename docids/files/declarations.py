@@ -202,7 +202,7 @@ def create_settings(kind: type[T], values: Mapping[str, Any], source: str = "", 
     for name, value in values.items():
         if name not in known:
             full_name = f"{section}.{name}" if section else name
-            raise ValueError(f"{where}{shown(full_name)} is no setting{meant(name, known)}")
+            raise ValueError(f"{where}{shown(full_name)} is no setting{meant(name, known, section)}")
         if name in sections:
             if not isinstance(value, dict):
                 raise ValueError(f"{where}{name} must be a table of settings, got {shown(value)}.")
@@ -220,9 +220,10 @@ def section_kinds(kind: type) -> dict[str, type]:
     return {name: part for name, part in parts.items() if is_dataclass(part) and isinstance(part, type)}
 
 
-def meant(name: str, known: Collection[str]) -> str:
-    """Return "; did you mean 'k'?" for a name that is near a known one, else the list of names."""
+def meant(name: str, known: Collection[str], section: str = "") -> str:
+    """Return "; did you mean 'k'?" for a name that is near a known one of a section, else the list of names."""
     near = nearest(name, known)
+    near = f"{section}.{near}" if near and section else near
     return f"; did you mean {near!r}?" if near else f"; there are {', '.join(known)}."
 
 

@@ -52,6 +52,11 @@ class Bar(tqdm):
                 sys.stderr.write(f"{self._description}: {seconds:.0f} s{note}\n")
 
 
+def tell(line: str) -> None:
+    """Write a line to stderr, above an open bar."""
+    Bar.write(line, file=sys.stderr)
+
+
 def progress(
     iterable: Iterable[T], description: str, *, unit: str = "it", total: int | None = None, enabled: bool = True
 ) -> Iterator[T]:

@@ -403,6 +403,8 @@ def _leave(queue: BinaryIO) -> None:
 def replace_folder(folder: Path) -> Iterator[Path]:
     """Yield an empty folder that replaces `folder` if the block ends without an exception; a loss of power leaves one of them.
 
+    Whoever may read the folder may read its files, which some libraries write for their user alone.
+
     POSIX has no portable exchange of two folders, so the old one is renamed first. If the process dies between the two renames,
     `recover_folder`, which every reader of such a folder calls, restores it.
     """
@@ -413,7 +415,10 @@ def replace_folder(folder: Path) -> Iterator[Path]:
     try:
         with naming_full_disk(folder):
             yield partial
+            mode = partial.stat().st_mode & 0o666
             for path in (*partial.rglob("*"), partial):
+                if path.is_file():
+                    path.chmod(mode)
                 _sync(path)
         if folder.exists():
             _move_away(folder, previous)
@@ -423,6 +428,19 @@ def replace_folder(folder: Path) -> Iterator[Path]:
     partial.rename(folder)
     _sync(folder.parent)
     shutil.rmtree(previous, ignore_errors=True)
+
+
+def link_files(source: Path, target: Path) -> None:
+    """Hard-link all files into another folder; files are replaced, never changed, so sharing them is safe."""
+    shutil.copytree(source, target, symlinks=True, copy_function=link, dirs_exist_ok=True)
+
+
+def link(source: str | Path, target: str | Path) -> None:
+    """Hard-link a file, or copy it where the file system has no links (exFAT, some network drives)."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def _move_away(folder: Path, previous: Path) -> None:

@@ -241,10 +241,15 @@ def make_docids(documents: SchemeInput) -> Docids:
     """Make docids by the scheme that the config names.
 
     Raises:
-        ValueError: the documents lack what the scheme needs, or it does not give each a path.
+        ValueError: the documents lack what the scheme needs, it does not give each a path, or that of another package failed.
     """
-    method, expected = documents.config.method, len(documents.embeddings)
-    docids = find_scheme(documents.config.scheme)(documents)
+    method, expected, scheme = documents.config.method, len(documents.embeddings), find_scheme(documents.config.scheme)
+    try:
+        docids = scheme(documents)
+    except Exception as error:
+        if isinstance(error, ValueError | MemoryError) or documents.config.scheme in SCHEMES:
+            raise
+        raise ValueError(f"The docid scheme {method!r} failed: {type(error).__name__}: {error}.") from error
     if not isinstance(docids, Docids) or _count_documents(docids, documents) != expected:
         raise ValueError(
             f"The docid scheme {method!r} must give Docids with a path for each of {expected} documents, "
@@ -289,8 +294,8 @@ def check_branching(documents: int, config: DocidsConfig) -> None:
         return
     if documents < 2:
         raise ValueError(
-            f'The docid method "{config.method}" needs at least 2 documents, got {documents}; add documents, or use method '
-            '"title" or a file of docids.'
+            f'The docid method "{config.method}" needs at least 2 documents, got {documents}; add documents, or set '
+            'docids.method to "title" or a file of docids.'
         )
     if documents < config.branching:
         raise ValueError(

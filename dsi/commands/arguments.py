@@ -201,10 +201,11 @@ class _Settings(argparse.Action):
 
 
 def with_settings(config: "Config", settings: Sequence[tuple[str, str, Any]]) -> "Config":
-    """Return the configuration with the settings of --set, in order."""
+    """Return the configuration with the settings of --set, all at once: some go together only."""
+    changes: dict[str, Any] = {}
     for section, name, value in settings:
-        config = config.with_changes({section: {name: value}} if section else {name: value})
-    return config
+        (changes.setdefault(section, {}) if section else changes)[name] = value
+    return config.with_changes(changes)
 
 
 def add_overwriting(arguments: argparse.ArgumentParser) -> None:

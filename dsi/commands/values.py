@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 N = TypeVar("N", int, float)
 
 
-def number(kind: type[N], least: N, most: float = math.inf) -> Callable[[str], N]:
+def number(kind: type[N], least: float, most: float = math.inf) -> Callable[[str], N]:
     """Return the type of an argument that is a number from `least` to `most`."""
-    bounds = f"at least {short_number(least)}"
+    wanted = "a whole number" if kind is int else "a number"
     if most < math.inf:
-        bounds = f"from {short_number(least)} to {short_number(most)}"
-    wanted = f"{'a whole number' if kind is int else 'a number'}, {bounds}"
+        wanted += f", from {short_number(least)} to {short_number(most)}"
+    elif least > -math.inf:
+        wanted += f", at least {short_number(least)}"
 
     def read(value: str) -> N:
         try:
@@ -53,8 +54,9 @@ def argument_of(declared: "Setting") -> dict[str, Any]:
         return {**shown, "nargs": "+"}
     if declared.kind not in (int, float):
         return shown
-    most = declared.bound(Le)  # the library itself names the largest number that it takes
-    return {**shown, "type": number(declared.kind, declared.bound(Ge), math.inf if most == LARGEST else most)}
+    least, most = declared.bound(Ge), declared.bound(Le)  # the library itself names the largest number that it takes
+    least, most = -math.inf if least is None else least, math.inf if most in (None, LARGEST) else most
+    return {**shown, "type": number(declared.kind, least, most)}
 
 
 count = number(int, 1)

@@ -91,7 +91,8 @@ def check_together(generator: GeneratorConfig, objective: ObjectiveConfig, train
     if (trained.score == "estimate") != (generator.docid_tokens == "tied"):
         raise ValueError(
             'An objective with score "estimate" and generator.docid_tokens "tied" go together: both score nodes by their '
-            f"vectors; got objective.name {objective.name!r} with {generator.docid_tokens!r}."
+            f"vectors; got objective.name {objective.name!r} with {generator.docid_tokens!r}; take an objective with that "
+            "score, or other tokens (`--config digits`)."
         )
     if not training.train_encoder:
         return

@@ -179,8 +179,11 @@ class Candidates:
 
     def order(self, scores: Floats) -> Ints:
         """Return the columns [n, k] by descending new score; ties keep their order, and padding stays at the end."""
-        if scores.shape != self.scores.shape:
-            raise ValueError(f"A reranker must give scores of shape {self.scores.shape}, got {scores.shape}.")
+        if not isinstance(scores, np.ndarray) or scores.shape != self.scores.shape:
+            got = f"shape {scores.shape}" if isinstance(scores, np.ndarray) else type(scores).__name__
+            raise ValueError(f"A reranker must give an array of scores of shape {self.scores.shape}, got {got}.")
+        if np.isnan(scores, where=self.valid, out=np.zeros(scores.shape, dtype=bool)).any():
+            raise ValueError("A reranker must give scores that are numbers, got NaN.")
         return np.argsort(-np.where(self.valid, scores, -np.inf), axis=1, kind="stable")
 
     def reorder(self, scores: Floats) -> "Candidates":
@@ -263,7 +266,19 @@ class Reranker(ABC):
         Args:
             folder: RUN/rerank/NAME.
             binding: what it was trained for, compared when it is loaded.
+
+        Raises:
+            TypeError: the class has no `kind`, or attributes that `write` does not keep.
         """
+        if not hasattr(self, "kind"):
+            raise TypeError(
+                f"{type(self).__name__} needs a kind, the name by which it is loaded; add `kind = …` to the class."
+            )
+        if vars(self) and type(self).write is Reranker.write:
+            raise TypeError(
+                f"{type(self).__name__} has the attributes {', '.join(vars(self))} and would be loaded without them; define "
+                "`write`, which returns the constructor's arguments."
+            )
         with replace_folder(folder) as partial:
             record = {"kind": self.kind, "for": dict(binding or {}), "settings": self.write(partial)}
             if package := extensions.package_of(extensions.RERANKERS, self.kind):
@@ -290,8 +305,12 @@ def load_reranker(folder: Path, binding: Mapping[str, Any] | None = None) -> Rer
     for name, value in (binding or {}).items():
         if record["for"].get(name) != value:
             raise ValueError(f"{folder} was trained for another index: its {name} is not this one's; train it again.")
+    try:
+        found = reranker_class(record["kind"], str(record.get("package", "")))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     with reading(folder, ImportError):  # some kinds need an extra
-        return reranker_class(record["kind"], str(record.get("package", ""))).read(folder, record["settings"])
+        return found.read(folder, record["settings"])
 
 
 def reranker_class(kind: str, package: str = "") -> type[Reranker]:
@@ -310,6 +329,10 @@ def reranker_class(kind: str, package: str = "") -> type[Reranker]:
         extensions.load_extension(extensions.RERANKERS, kind)
     if kind not in _classes:
         known = ", ".join(extensions.extension_names(extensions.RERANKERS, sorted({*_classes, *_OURS})))
-        remedy = f"install {shown(package)}, which adds it" if package else f"there are {known}"
+        remedy = (
+            f"install {shown(package)}, which adds it"
+            if package
+            else f"import the module that defines it; there are {known}"
+        )
         raise ValueError(f"There is no reranker of the kind {shown(kind)}; {remedy}.")
     return _classes[kind]

@@ -38,11 +38,11 @@ def rerank(candidates: Candidates, rerankers: Reranker | Sequence[Reranker]) -> 
 
     Example:
         >>> import dsi
-        >>> from dsi_experiments.rerankers.learned import LinearReranker
+        >>> from dsi.rerankers.diversity import Pyversity
         >>> retriever = dsi.GenerativeRetriever.from_pretrained("RUN")
         >>> candidates = retriever.candidates(["which capitals are on the danube"], k=20)
-        >>> by_words = dsi.rerank(candidates, LinearReranker({"score": 1.0, "title words": 2.0}))
-        >>> [hit.rank for hit in by_words.hits()[0][:3]]
+        >>> diverse = dsi.rerank(candidates, Pyversity("mmr"))
+        >>> [hit.rank for hit in diverse.hits()[0][:3]]
         [1, 2, 3]
     """
     if not isinstance(candidates, Candidates):

@@ -44,7 +44,7 @@ class SearchConfig:
     beam_width: Count = 40
     """Nodes kept per level."""
     candidates: Count = 100
-    """How many documents the walk, the words and extra_scores each contribute; at least k."""
+    """How many documents the walk, the words and extra_scores each contribute; fewer than k count as k."""
     alpha: Annotated[Share, Remedy("it is the generator's weight, and the rest the encoder's")] = 0.7
     """Weight of the generator, the rest being the encoder's (DR-SCL eq. 9); with tied tokens, in the scores of nodes alone."""
     beta: Annotated[float, Field(ge=0), Remedy("0 is the generator alone, inf all levels")] = math.inf
@@ -61,7 +61,7 @@ class SearchConfig:
 
 
 class Written(NamedTuple):
-    """How an option that is no number is written in the shell and in JSON; `kind` is list, str, or object for not at all."""
+    """How an option that `SearchConfig` lacks is written in the shell and in JSON; `kind` is object for not at all."""
 
     kind: type
     metavar: str = ""
@@ -130,7 +130,10 @@ def option_declarations() -> dict[str, Setting]:
 
 def written_as(option: str) -> Written:
     """Return how an option is written that `SearchConfig` does not have."""
-    written: Written = SearchOptions.__annotations__[option].__metadata__[0]
+    found = getattr(SearchOptions.__annotations__[option], "__metadata__", ())
+    if not found:
+        raise TypeError(f"SearchOptions.{option} must be Annotated[…, Written(…)], as its neighbours are.")
+    written: Written = found[0]
     return written
 
 

@@ -31,10 +31,13 @@ from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.sparse import load_lexical
 from dsi.contrastive.untrusted import PROBE
 from dsi.docids.data.records import COLUMNS, MOST_COLUMNS, MOST_OF_ID, NO_ID
+from dsi.docids.files.checks import folder_to_replace
 from dsi.docids.files.storage import (
     MappedFile,
     content_fingerprint,
     folder_sums,
+    link,
+    link_files,
     read_record,
     read_while_unchanged,
     replace_folder,
@@ -56,6 +59,10 @@ _TOKENS = "tokens.safetensors"
 _TOKEN_MODEL = "token_model"
 _OF_DOCUMENTS = ("pseudo_queries", "states", "checkpoints")
 """What training leaves that is made of documents' texts; an update that removes a document removes it."""
+_OF_TRAINING = frozenset(
+    (*PARTS, *_OF_DOCUMENTS, "manifest.json", "config.toml", "threads.json", "tuning.json", "docids.tsv", "logs")
+)
+"""What a run holds that belongs to its index."""
 _GENERATION = re.compile(r"docids|lexical|\.?(?:docids|lexical)-(\d+)(?:\.partial|\.previous)?")
 """Names of such folders, and of what a kill leaves of them."""
 _PACKAGES = ("dr-scl", "torch", "transformers", "sentence-transformers", "faiss-cpu", "numpy")
@@ -117,7 +124,7 @@ def load_encoder(folder: Path, config: EncoderConfig, device: str | None) -> Enc
     return encoder
 
 
-def save_index(
+def replace_index(
     folder: Path,
     encoder: Encoder,
     generator: Generator,
@@ -126,16 +133,30 @@ def save_index(
     documents: datasets.Dataset,
     lexical: Lexical | None,
 ) -> None:
-    """Write a whole index into a new folder."""
-    with quiet_transformers():
-        encoder.save(folder / "encoder")
-        if encoder.token_model:
-            encoder.token_model.save(folder / _TOKEN_MODEL)
-        generator.save_pretrained(str(folder / "generator"))
-    if lexical:
-        lexical.save(folder / "lexical")
-    save_docids(tree, documents, folder / "docids", texts=True)
-    write_manifest(folder, encoder, tree, config)
+    """Write a whole index; it replaces one in this place with what training left of that. Rerankers and other files stay."""
+    with replace_folder(folder) as new:
+        with quiet_transformers():
+            encoder.save(new / "encoder")
+            if encoder.token_model:
+                encoder.token_model.save(new / _TOKEN_MODEL)
+            generator.save_pretrained(str(new / "generator"))
+        if lexical:
+            lexical.save(new / "lexical")
+        save_docids(tree, documents, new / "docids", texts=True)
+        write_manifest(new, encoder, tree, config)
+        for entry in folder.iterdir() if folder.exists() else ():
+            if not (entry.name in _OF_TRAINING or _GENERATION.fullmatch(entry.name) or entry.name.startswith(".")):
+                (link_files if entry.is_dir() else link)(entry, new / entry.name)
+
+
+def index_to_replace(folder: str | Path) -> Path:
+    """Return the whole path of a folder that is new or empty, or holds an index.
+
+    Raises:
+        FileExistsError: it holds other files and no index.
+        ValueError: it is the current folder, or one above that.
+    """
+    return folder_to_replace(folder, "folder", lambda entry: (entry.parent / "manifest.json").exists()).resolve()
 
 
 def write_manifest(
@@ -506,8 +527,8 @@ def check_fit(folder: Path, encoder: Encoder, tree: DocidTree, generator: Genera
     widths, needed = (encoder.embedding_dim, encoder.state_dim), (tree.embeddings.shape[1], generator.config.d_model)
     if widths != needed:
         raise ValueError(
-            f"{folder / 'encoder'} and the index do not belong together: its embeddings and states are {widths} wide, docids and "
-            f"generator need {needed}; restore the one that was replaced."
+            f"{folder / 'encoder'} and the index do not belong together: its embeddings and states are {widths} "
+            f"wide, docids and generator need {needed}; restore the one that was replaced."
         )
     if tree.tokens is not None and tree.tokens.head.shape[1] != encoder.token_dim:
         name = "the multi-vector model" if encoder.token_model else "the encoder"

@@ -41,6 +41,7 @@ from dsi.docids.data.collection import Collection, check_collection, read_collec
 from dsi.docids.extensions import OBJECTIVES, package_of
 from dsi.docids.files.checks import folder_to_write
 from dsi.docids.files.memory import keep_few_kernels, watching_memory
+from dsi.docids.files.progress import tell
 from dsi.docids.files.storage import digest, write_json, writing_to
 from dsi.docids.schemes import make_docids
 from dsi.docids.tree import DocidTree
@@ -276,7 +277,7 @@ class TrainingRun:
             self.all_stages()
             self.tune()
             if costs := self._stages.costs:
-                logger.info("taken: %s", in_words(costs))
+                tell(f"taken: {in_words(costs)}")
 
     def _foresee(self) -> None:
         """Tell what the stages that have to run will cost, before the first write.
@@ -289,7 +290,7 @@ class TrainingRun:
         done = {stage: self._stages.steps_made(stage, key) for stage, key in self._missing.items()}
         with stage_line("measuring what it will take"), TemporaryDirectory() as work:
             self.expected = Forecast(self.config, self.collection, encoder, done, Path(work)).costs([*done])
-        logger.info("expected, without clustering, writing and tuning: %s", in_words(self.expected))
+        tell(f"expected, without clustering, writing and tuning: {in_words(self.expected)}")
 
     def all_stages(self) -> None:
         """Run the stages that are not up to date, in order."""

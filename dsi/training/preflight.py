@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import datasets
 import numpy as np
 
-from dsi.config import Config, run_config
+from dsi.config import Config, read_config, run_config
 from dsi.contrastive.encoder import FRESH, FRESH_T5, Encoder
 from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.sparse import SparseModel
@@ -27,6 +27,7 @@ from dsi.docids.schemes import Docids, DocidsConfig, check_branching, find_schem
 from dsi.docids.words.bm25 import BM25_MODEL, NO_MODEL
 from dsi.generator.kinds import create_generator
 from dsi.store.loading import check_no_updates, generation_of, load_documents, part
+from dsi.store.manifest import PARTS
 from dsi.training.docids_stage import TitleTokens
 
 logger = logging.getLogger(__name__)
@@ -76,8 +77,10 @@ def check_index(folder: Path, collection: Collection, discard_updates: bool, rep
         replace: all of its documents may go.
 
     Raises:
+        FileExistsError: the folder is no run, and holds something by a name of its parts.
         ValueError: the index was updated, or the collection lacks documents of it (another title is another document).
     """
+    _check_run(folder)
     check_no_updates(folder, discard=discard_updates)
     indexed = set() if replace else _indexed_documents(folder)
     lost = indexed - _documents_of(collection.documents) if indexed else indexed
@@ -86,6 +89,25 @@ def check_index(folder: Path, collection: Collection, discard_updates: bool, rep
             f"{folder} holds an index of {len(indexed)} documents, and {collection.name} lacks {len(lost)} of them, such as "
             f"{min(lost)[0]!r}; training would replace the index. Train into another folder, or say that the index may go "
             "(--replace, replace=True)."
+        )
+
+
+def _check_run(folder: Path) -> None:
+    """Raise FileExistsError if a folder that is no run holds something by a name that training would replace."""
+    names = [name for name in ("pseudo_queries", *PARTS, "states", "checkpoints") if (folder / name).exists()]
+    marks = [folder / name for name in ("manifest.json", "threads.json", *(f"{name}/stage.json" for name in names))]
+    if any(mark.exists() for mark in marks):
+        return
+    if (folder / "config.toml").exists():
+        try:
+            read_config(folder / "config.toml")
+        except ValueError:
+            names.append("config.toml")
+        else:
+            return
+    if names:
+        raise FileExistsError(
+            f"{folder} is no run and holds {names[0]!r}, which training would replace; name a new folder."
         )
 
 

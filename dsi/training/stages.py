@@ -7,7 +7,6 @@ with the same record. The processes of `accelerate launch` share the work. Knows
 
 import json
 import logging
-import os
 import shutil
 import sys
 import time
@@ -28,6 +27,7 @@ from dsi.docids.files.progress import Bar
 from dsi.docids.files.storage import (
     digest,
     folder_sums,
+    link_files,
     naming_full_disk,
     read_record,
     recover_folder,
@@ -125,7 +125,7 @@ class StageFolders:
             self._retire(name)
         if self.store:
             with replace_folder(self.store / name / key[:16]) as shared:
-                _link_files(self.folder / name, shared)
+                link_files(self.folder / name, shared)
 
     def work(self, name: str, key: str) -> Path:
         """Return the folder for what a killed stage needs to resume; removed when the stage is done."""
@@ -196,7 +196,7 @@ class StageFolders:
         if not shared or not _is_intact(shared, key, needed, {}):
             return False
         with replace_folder(self.folder / name) as folder:
-            _link_files(shared, folder)
+            link_files(shared, folder)
             self._retire(name)
         return True
 
@@ -222,19 +222,6 @@ def stage_seconds(folder: Path) -> dict[str, float]:
     """Return {stage: wall time of the run that finished it} for the finished stages in a run's folder."""
     records = {stage: _record(folder / stage) for stage in STAGES}
     return {stage: record["seconds"] for stage, record in records.items() if record}
-
-
-def _link_files(source: Path, target: Path) -> None:
-    """Hard-link all files into another folder; files are replaced, never changed, so sharing them is safe."""
-    shutil.copytree(source, target, copy_function=_link, dirs_exist_ok=True)
-
-
-def _link(source: str, target: str) -> None:
-    """Hard-link a file, or copy it where the file system has no links (exFAT, some network drives)."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
 
 
 def _record(folder: Path) -> dict[str, Any]:

@@ -291,7 +291,6 @@ def test_a_folder_without_texts_says_what_it_holds(tmp_path):
             ValueError,
             "The device 'gpu' cannot be used here .*; use cpu, or leave it out",
         ),
-        (["a"], {}, ValueError, "needs at least 2 documents, got 1; add documents"),
     ],
 )
 def test_what_cannot_be_indexed_is_one_clear_error(documents, arguments, kind, message, tmp_path, monkeypatch):
@@ -349,6 +348,14 @@ def test_an_index_of_texts_is_searched_without_training(notes, tmp_path, caplog)
         "There are no queries to tune on; weights are those of [search], chosen on other collections."
         in caplog.messages
     )
+
+
+def test_one_text_is_an_index_too(sentence_bert_folder, tmp_path):
+    encoder = {"encoder": {"name": str(sentence_bert_folder)}}
+    config = dsi.Config().without_training().with_changes(encoder)
+    retriever = dsi.train(Collection.from_records(["Neon glows."]), tmp_path / "run", config=config, device="cpu")
+    retriever.add([{"doc_id": "b", "title": "Danube", "text": "A river."}])
+    assert [hit.doc_id for hit in retriever.search("river", k=2)] == ["b", "0"]
 
 
 def test_an_index_without_a_folder_lives_as_long_as_python():

@@ -292,11 +292,6 @@ def check_branching(documents: int, config: DocidsConfig) -> None:
     """Raise ValueError if there are too few documents for one split."""
     if "branching" not in SCHEMES.get(config.scheme, ()):
         return
-    if documents < 2:
-        raise ValueError(
-            f'The docid method "{config.method}" needs at least 2 documents, got {documents}; add documents, or set '
-            'docids.method to "title" or a file of docids.'
-        )
     if documents < config.branching:
         raise ValueError(
             f"The collection has {documents} documents, fewer than docids.branching = {config.branching}; "

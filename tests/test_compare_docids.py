@@ -58,6 +58,7 @@ def found_in(path) -> dict[tuple[str, int], dict]:
     return {(record["row"], record["seed"]): record["found"] for record in Rows(path).records()}
 
 
+@pytest.mark.slow
 def test_schemes_are_measured_beside_each_other_and_a_killed_command_continues(command, tmp_path, capsys):
     output, schemes = tmp_path / "out", ["kmeans", "title"]
     assert command("--schemes", *schemes) == 0

@@ -451,6 +451,7 @@ def test_every_document_and_every_query_is_in_one_part():
         dynamic.queries_of_parts(qrels, [{"a"}, {"d"}, {"b", "c"}])
 
 
+@pytest.mark.slow
 def test_a_collection_grows_step_by_step(config, data, tmp_path, capsys, monkeypatch):
     output = tmp_path / "out"
     common = ["--data", str(data), "--config", str(config), "--output", str(output), "--device", "cpu"]

@@ -574,6 +574,7 @@ def test_saving_over_an_index_keeps_rerankers_and_other_files(retriever, tmp_pat
     retriever.save_pretrained(run)
     save_reranker(LinearReranker({"score": 1.0}), run, "linear")
     (run / "notes.txt").write_text("mine")
+    (run / "notes.txt").chmod(0o600)
     for name in ("pseudo_queries", "docids-2", "logs"):
         (run / name).mkdir()
     (run / "config.toml").write_text("seed = 1")
@@ -583,6 +584,7 @@ def test_saving_over_an_index_keeps_rerankers_and_other_files(retriever, tmp_pat
         "lexical",
     }
     assert (run / "notes.txt").read_text() == "mine"
+    assert os.name == "nt" or (run / "notes.txt").stat().st_mode & 0o777 == 0o600
     assert dsi.load_rerankers(run, "linear")
 
 

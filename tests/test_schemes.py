@@ -30,6 +30,7 @@ from dsi.integrations.transformers import DocidLogitsProcessor
 from dsi.training.docids_stage import TitleTokens
 from dsi.training.pipeline import TrainingRun
 from tests.conftest import WIDTH
+from tests.foreign import install
 from tests.test_docids import shared, walk
 from tests.test_pipeline import TIED, write_settings
 
@@ -711,3 +712,13 @@ def test_documents_without_docids_are_refused_before_anything_is_trained(setting
     assert main(["train", "--config", str(config), "--data", str(data), "--output", str(run), "--device", "cpu"]) == 2
     assert message in capsys.readouterr().err
     assert not run.exists()
+
+
+def test_a_scheme_of_another_package_that_fails_is_named(tmp_path, monkeypatch):
+    install(tmp_path / "site", monkeypatch, letters="own_letters:make")
+    (tmp_path / "site" / "own_letters.py").write_text("def make(documents):\n    return documents.titles_of_mine")
+    with pytest.raises(
+        ValueError, match=r"The docid scheme 'letters' failed: AttributeError: .*titles_of_mine"
+    ) as raised:
+        build_tree(embeddings_of(4), DocidsConfig(method="letters"))
+    assert isinstance(raised.value.__cause__, AttributeError)

@@ -1,5 +1,6 @@
 """Every wrong call of a search, from Python and from the shell: refused in one line that says what to do."""
 
+import argparse
 import json
 import math
 import re
@@ -10,10 +11,12 @@ import pytest
 
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.commands.main import main
+from dsi.commands.values import argument_of
 from dsi.contrastive.encoder import Encoder, EncoderConfig
 from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.files.declarations import Setting
 from dsi.docids.words.bm25 import BM25
-from dsi.search.request import OPTIONS
+from dsi.search.request import OPTIONS, SearchOptions, written_as
 from tests.conftest import MINIPEDIA, PROMPTS, random_generator, random_tied
 
 NAN, INF = math.nan, math.inf
@@ -204,3 +207,15 @@ def test_a_filter_that_allows_nothing_is_answered_in_the_shell(indexes, capsys):
         main(["search", str(run), "--device", "cpu", "--query", "river", "--json", "--where", "doc_id = 'nope'"]) == 0
     )
     assert json.loads(capsys.readouterr().out) == {"query": "river", "exact": True, "hits": []}
+
+
+def test_an_option_may_be_a_number_without_bounds_and_says_how_it_is_written(monkeypatch):
+    read = argument_of(Setting("", "min_score", float, None, "Answers score at least this."))["type"]
+    assert read("-1.5") == -1.5
+    with pytest.raises(argparse.ArgumentTypeError, match=r"^must be a number, got 'x'\.$"):
+        read("x")
+    monkeypatch.setitem(SearchOptions.__annotations__, "min_score", float)
+    with pytest.raises(
+        TypeError, match=r"SearchOptions.min_score must be Annotated\[…, Written\(…\)\], as its neighbours"
+    ):
+        written_as("min_score")

@@ -417,7 +417,9 @@ def replace_folder(folder: Path) -> Iterator[Path]:
             yield partial
             mode = partial.stat().st_mode & 0o666
             for path in (*partial.rglob("*"), partial):
-                if path.is_file():
+                if (
+                    path.is_file() and not path.is_symlink() and path.stat().st_nlink == 1
+                ):  # a linked file is not ours alone
                     path.chmod(mode)
                 _sync(path)
         if folder.exists():

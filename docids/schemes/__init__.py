@@ -246,8 +246,10 @@ def make_docids(documents: SchemeInput) -> Docids:
     method, expected, scheme = documents.config.method, len(documents.embeddings), find_scheme(documents.config.scheme)
     try:
         docids = scheme(documents)
-    except Exception as error:
-        if isinstance(error, ValueError | MemoryError) or documents.config.scheme in SCHEMES:
+    except (ValueError, MemoryError):
+        raise
+    except Exception as error:  # whatever another package raises
+        if documents.config.scheme in SCHEMES:
             raise
         raise ValueError(f"The docid scheme {method!r} failed: {type(error).__name__}: {error}.") from error
     if not isinstance(docids, Docids) or _count_documents(docids, documents) != expected:

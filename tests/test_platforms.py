@@ -9,8 +9,7 @@ import pytest
 from dsi.commands import libraries
 from dsi.contrastive.blocks import _join
 from dsi.docids.files import storage
-from dsi.docids.files.storage import beside, replace_folder, write_text
-from dsi.training.stages import _link_files
+from dsi.docids.files.storage import beside, link_files, replace_folder, write_text
 
 
 @pytest.mark.parametrize(("chosen", "expected"), [(None, "1"), ("4", "4")])
@@ -109,7 +108,7 @@ def test_files_are_copied_where_there_are_no_links(tmp_path, monkeypatch):
         raise OSError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
-    _link_files(tmp_path / "source", tmp_path / "target")
+    link_files(tmp_path / "source", tmp_path / "target")
     assert (tmp_path / "target" / "a").read_text() == "a"
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from dsi.docids.files.storage import content_fingerprint, read_record
 from dsi.docids.token_vectors import TokenCodes, TokenVectors
@@ -290,6 +291,9 @@ class Shard:
 
     def __init__(self, folder: str, number: int, shards: int) -> None:
         self._folder, self._number, self._shards = Path(folder), number, shards
+        threadpool_limits(
+            1
+        )  # for good: the other cores are for other shards, and more threads take several times the work
         self._born = f"{platform.node()}:{os.getpid()}:{os.urandom(4).hex()}"
         self._states: dict[str, ShardIndex] = {}
         self.load()

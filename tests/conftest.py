@@ -54,8 +54,9 @@ PROMPTS: dict[str, Any] = {"query_prompt": "Query: ", "document_prompt": "Docume
 torch.set_num_threads(1)
 
 
-def pytest_collection_finish() -> None:
-    """Every training collects garbage; from now on that passes over all that was imported."""
+@pytest.fixture(scope="module", autouse=True)
+def _little_garbage() -> None:
+    """Every training collects garbage; that passes over all that was there before, such as the libraries."""
     gc.collect()
     gc.freeze()
 

@@ -67,7 +67,8 @@ class QueryBatch(NamedTuple):
         if self.vectors_by_model:
             return self.vectors_by_model()[row]
         words = self.mask if self.words is None else self.words
-        return self.states[row][words[row]].float().numpy(force=True)
+        states: NDArray[np.float32] = self.states[row].float().numpy(force=True)
+        return states[words[row].numpy(force=True)]
 
     @property
     def vectors(self) -> NDArray[np.float32]:

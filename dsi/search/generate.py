@@ -86,7 +86,8 @@ class TiedIndex(Engine):
         scorer, terms = (None, list[Terms]()) if lexical is None else (lexical.scorer, lexical.query_terms(batch.texts))
         tokens = None
         if config.token_weight and self.tree.tokens is not None:
-            tokens = [self.tree.tokens.project(batch.word_states(row)) for row in range(len(batch.texts))]
+            with one_thread():
+                tokens = [self.tree.tokens.project(batch.word_states(row)) for row in range(len(batch.texts))]
         return DocumentScores(
             self.tree, batch.vectors, scorer, terms, config.lexical_weight, extra, tokens, config.token_weight
         )

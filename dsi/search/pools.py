@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dsi.docids.files.threads import one_thread
 from dsi.docids.tree import DocidTree, ranges
 from dsi.search.lists import ListedDocuments
 from dsi.search.results import (
@@ -280,13 +281,18 @@ class AllDocuments(Everything):
             all_scores = self.scores.all(slice(start, start + step))
             if self._allowed is not None:
                 all_scores[:, ~self._allowed] = -np.inf
-            for row, place_scores in enumerate(all_scores, start=start):
-                compared = 0
-                if self.scores.has_tokens:
-                    place_scores, compared = self._with_tokens(row, place_scores, k)
-                positions, best_scores = self._best(place_scores, k)
-                sources = np.zeros(len(positions), dtype=np.uint8)
-                yield Pool(positions, best_scores, sources, read=self.tree.num_documents, compared=compared)
+            with one_thread():  # what follows has small products
+                pools = [self._pool(row, scores, k) for row, scores in enumerate(all_scores, start=start)]
+            yield from pools
+
+    def _pool(self, row: int, scores: Floats, k: int) -> Pool:
+        """Return the best place of at least the k best documents of a query, given the scores of all places [places]."""
+        compared = 0
+        if self.scores.has_tokens:
+            scores, compared = self._with_tokens(row, scores, k)
+        positions, best_scores = self._best(scores, k)
+        sources = np.zeros(len(positions), dtype=np.uint8)
+        return Pool(positions, best_scores, sources, read=self.tree.num_documents, compared=compared)
 
     def _with_tokens(self, row: int, plain: Floats, k: int) -> tuple[Floats, int]:
         """Return scores with late interaction [places], -inf for those that cannot reach the top k, and how many have them.

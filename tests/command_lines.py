@@ -164,7 +164,8 @@ def _line(parser: argparse.ArgumentParser, index: TinyIndex, chance: Random, fol
     flaw = chance.choice([None, None, "unknown", "number", "choice", "text"])
     for action in parser._actions:
         needed = action.required or not action.option_strings
-        if isinstance(action, argparse._HelpAction) or not (needed or chance.random() < 0.2):
+        prints = action.option_strings[-1:] in (["--help"], ["--settings"])
+        if prints or not (needed or chance.random() < 0.2):
             continue
         values = _right(action, index, chance, folder)
         if flaw == "number" and values and _is_number(action):

@@ -37,6 +37,7 @@ from dsi.search.request import (
     SearchConfig,
     SearchOptions,
     SearchRequest,
+    check_extra_scores,
     check_used,
     given_options,
     shows_options,
@@ -360,10 +361,10 @@ class GenerativeRetriever:
     def answered(self, queries: Sequence[str], request: SearchRequest) -> list[AnsweredQuery]:
         """Return the search of each query, by which documents are explained."""
         state, extra = self._state, request.extra_scores
-        requests = [
-            request if extra is None else replace(request, extra_scores=extra[row : row + 1])
-            for row in range(len(queries))
-        ]
+        requests = [request] * len(queries)
+        if extra is not None:
+            check_extra_scores(extra, (len(queries), state.engine.tree.num_rows))
+            requests = [replace(request, extra_scores=extra[row : row + 1]) for row in range(len(queries))]
         parts = state.engine, state.encoder, state.documents
         return [AnsweredQuery(query, own, *parts) for query, own in zip(queries, requests, strict=True)]
 

@@ -192,6 +192,10 @@ def write_files(files: dict[str, bytes], folder: Path, chance: Random) -> None:
         (folder / (f"{name}.gz" if packed else name)).write_bytes(gzip.compress(content) if packed else content)
 
 
+READ = ("_id", "doc_id", "id", "docno", "title", "text", "contents", "metadata")
+"""Keys of a document that are no metadata."""
+
+
 def literal_collection(
     files: dict[str, bytes],
 ) -> tuple[list[dict[str, Any]], dict[str, str], dict[str, dict[str, dict[str, int]]]]:
@@ -202,7 +206,7 @@ def literal_collection(
     }
     documents = []
     for record in map(json.loads, rows["corpus.jsonl"]):
-        further = {key: value for key, value in record.items() if key == "url"}
+        further = {key: value for key, value in record.items() if key not in READ}
         metadata = {
             key: value
             for key, value in {**further, **(record.get("metadata") or {})}.items()

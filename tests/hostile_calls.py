@@ -197,7 +197,16 @@ def _plain_calls(index: TinyIndex, folder: Path) -> dict[str, tuple[Callable[[An
         "search(k": (lambda value: own.search(QUERIES, value), _named(whole(5), "k")),
         "explain(k": (lambda value: own.explain(QUERY, value), _named(whole(5), "k")),
         "candidates(k": (lambda value: own.candidates(QUERIES, value), _named(whole(5), "k")),
-        "get(doc_id": (own.get, Argument(ids[0], ("missing", "", 3, None, True, b"x"), (np.str_(ids[0]),), ("get",))),
+        "get(doc_id": (
+            own.get,
+            Argument(
+                ids[0],
+                ("missing", "", 3, None, True, b"x"),
+                (np.str_(ids[0]),),
+                ("get",),
+                (list, tuple, dict, np.ndarray),
+            ),
+        ),
         "follow(doc_ids": (
             lambda value: own.follow(QUERIES, value),
             Argument(

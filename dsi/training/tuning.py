@@ -88,8 +88,8 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
         ['alpha', 'beam_width', 'lexical_weight', 'token_weight']
 
     Args:
-        retriever: the index; its `search_config` is replaced. To keep the choice on disk, call `retriever.save_pretrained` or
-            run `dsi tune RUN`.
+        retriever: the index; its `search_config` is replaced. To keep the choice on disk, run `dsi tune RUN`,
+            or write the index elsewhere (`retriever.save_pretrained`).
         collection: with dev or train queries.
 
     Raises:

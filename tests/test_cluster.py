@@ -17,10 +17,11 @@ import pytest
 import dsi
 from dsi.cluster.fleet import Fleet, ShardError
 from dsi.cluster.router import ShardedRetriever
-from dsi.cluster.shards import shard_edges
+from dsi.cluster.shards import ShardIndex, shard_edges
 from dsi.cluster.workers import LostError
 from dsi.config import Config
 from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.files.storage import read_record
 from dsi.search import generate
 from dsi.search.results import SearchResult
 from tests.cluster_work import Poison, die, die_once, refuse, square
@@ -213,7 +214,7 @@ def test_a_shard_that_hangs_is_hedged_and_its_late_answers_harm_nothing(served, 
 def test_without_a_replica_what_is_there_is_answered_and_told(cluster, runs, collection, caplog):
     one, texts = alone(runs["plain"]), texts_of(collection)
     encoded = one.encode_queries(texts)
-    with dsi.serve_shards(runs["plain"], cluster=cluster, shards=3, timeout=0.5, device="cpu") as shards:
+    with dsi.serve_shards(runs["plain"], cluster=cluster, shards=3, timeout=1, device="cpu") as shards:
         edges = shards.engine.edges
         size = (edges[2] - edges[1]) / edges[3]
         os.kill(replicas_of(shards, 1)[0], signal.SIGSTOP)
@@ -231,7 +232,7 @@ def test_without_a_replica_what_is_there_is_answered_and_told(cluster, runs, col
         assert (hits.exact, hits.coverage, hits.missing) == (False, pytest.approx(1 - size), [1])
         assert f"{hits.coverage:.0%} of the documents were searched" in str(hits)
         shards.fleet.require_all = True
-        with pytest.raises(ShardError, match=r"Shards 1 did not answer within 0.5 s; try again later"):
+        with pytest.raises(ShardError, match=r"Shards 1 did not answer within 1 s; try again later"):
             shards.search(texts[0])
         os.kill(replicas_of(shards, 1)[0], signal.SIGKILL)
         shards.fleet.timeout = SECONDS
@@ -247,6 +248,18 @@ def test_a_question_that_kills_a_shard_fails_and_the_shard_comes_back(served, ru
     hits = served.search(texts[0])
     assert [hit.doc_id for hit in hits] == [hit.doc_id for hit in expected]
     assert hits.coverage == 1
+
+
+@pytest.mark.parametrize(
+    "gone", ["lexical", "lexical/vocab.index.json", "lexical/terms.safetensors", "docids/tokens.safetensors"]
+)
+def test_a_shard_does_not_load_a_state_without_a_part_that_an_update_removed(runs, tmp_path, gone):
+    folder = Path(shutil.copytree(runs["plain"], tmp_path / "run"))
+    manifest = read_record(folder / "manifest.json")
+    path = folder / gone
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(FileNotFoundError, match=Path(gone).name):
+        ShardIndex(folder, manifest, 0, 2)
 
 
 def test_updates_are_seen_in_all_shards_or_in_none(cluster, runs, tmp_path, collection):

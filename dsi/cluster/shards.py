@@ -210,7 +210,9 @@ class ShardIndex:
         self.generation = int(manifest["generation"])
         docids, lexical = (folder / manifest["parts"].get(part, part) for part in ("docids", "lexical"))
         tree = DocidTree.load(docids / "docids.safetensors", check=False)  # the router has
-        if (docids / "tokens.safetensors").exists():
+        # The manifest says what there must be: an update may have removed files of this state meanwhile.
+        files = [folder / name for name in manifest["files"]]
+        if docids / "tokens.safetensors" in files:
             tree = dataclasses.replace(
                 tree, tokens=TokenVectors.load(docids / "tokens.safetensors", tree.num_documents)
             )
@@ -218,7 +220,8 @@ class ShardIndex:
         self.share = Share.from_tree(tree, int(edges[number]), int(edges[number + 1]))
         self.tree = self.share.cut(tree)
         self.listed = None if tree.codes is None else ListedDocuments(self.tree, cell_nodes(tree))
-        self._scorer = _scorer(lexical, tree.num_rows, self.share.rows) if lexical.exists() else None
+        words = [file for file in files if file.parent == lexical]
+        self._scorer = _scorer(words, tree.num_rows, self.share.rows) if words else None
         self._occupied = self.tree.doc_rows >= 0 if self.tree.num_removed else None
 
     def _scores(self, question: Question) -> DocumentScores:
@@ -272,11 +275,12 @@ class ShardIndex:
         return Answer.join(found, self.share)
 
 
-def _scorer(folder: Path, documents: int, rows: Rows) -> TermScorer:
-    """Return what scores the terms of the documents in some rows, from the lexical part of an index."""
-    if (folder / "vocab.index.json").exists():
+def _scorer(files: Sequence[Path], documents: int, rows: Rows) -> TermScorer:
+    """Return what scores the terms of the documents in some rows, from the files of the lexical part of an index."""
+    if any(file.name == "vocab.index.json" for file in files):
+        folder = files[0].parent
         return BM25.load(folder, range(documents)).scorer.select(rows)  # type: ignore[arg-type]  # only their number is read
-    (vectors,) = folder.glob("*.safetensors")
+    (vectors,) = (file for file in files if file.suffix == ".safetensors")
     return TermScorer(read_postings(vectors, documents)[0]).select(rows)
 
 

@@ -110,7 +110,7 @@ class _Growing:
         self.more: dict[int, list[int]] = {}  # {inner node: its new children}
         trained = tree.trained[: tree.num_inner]
         are_clusters = tree.first_child >= tree.num_inner
-        self.most_documents = _OVERFULL * int(tree.num_children[trained & are_clusters].max())
+        self.most_documents = _OVERFULL * int(tree.num_children[trained & are_clusters].max(initial=2))
         self.most_clusters = _OVERFULL * int(tree.num_children[trained & ~are_clusters].max(initial=2))
 
     def place(self, embedding: Floats) -> None:

@@ -23,6 +23,8 @@ BLOCK = 4_096
 LARGE = 262_144
 """Larger indexes are searched by codes, without scoring every document."""
 _LARGEST = 127
+_HEAVIEST = 1e18
+"""Size of a parameter of a codec; sums of what it decodes are numbers."""
 _CODEWORDS, _FEW_CODEWORDS = 256, 16
 _TRAIN_VECTORS = 65_536
 _TOO_LARGE = 1e15
@@ -340,7 +342,9 @@ class Vectors:
             return all(map(is_finite, self.parts))
         (parameters,) = self.codec.arrays.values()
         width = self.codec.code_size if isinstance(self.codec, Product) else self.shape[1]
-        return self.dtype == types[type(self.codec)] and self.parts[0].shape[1] == width and is_finite(parameters)
+        if not is_finite(parameters) or np.abs(parameters).max(initial=0) > _HEAVIEST:
+            return False
+        return self.dtype == types[type(self.codec)] and self.parts[0].shape[1] == width
 
     @property
     def are_search_codes(self) -> bool:

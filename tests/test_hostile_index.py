@@ -1,5 +1,6 @@
 """An index from a stranger runs nothing, hangs nothing and crashes nothing: a change in its files is an error or harmless."""
 
+import contextlib
 import json
 import math
 import os
@@ -980,6 +981,99 @@ def test_an_encoder_of_another_width_is_named(index, width, tmp_path):
     with pytest.raises(ValueError, match="restore") as error:
         GenerativeRetriever.from_pretrained(folder, device="cpu")
     assert str(folder) in str(error.value)
+
+
+@pytest.fixture
+def changing(index, tmp_path):
+    """An index with which updates are tried, and what is next to it."""
+    (tmp_path / "victim.txt").write_text("mine")
+    return Path(shutil.copytree(index, tmp_path / "index"))
+
+
+def save_an_update(folder):
+    loaded = GenerativeRetriever.from_pretrained(folder, device="cpu")
+    loaded.remove([loaded.documents.dataset["doc_id"][0]])
+    loaded.save_update(folder)
+    return GenerativeRetriever.from_pretrained(folder, device="cpu").search("gas", k=3)
+
+
+LEFT = [".manifest.json.partial", ".docids-2.partial", ".lexical-2.previous", "docids-2", "pseudo_queries", "states"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no pipes in folders")
+@pytest.mark.parametrize("name", LEFT)
+@pytest.mark.parametrize("kind", ["link", "dangling", "loop", "pipe", "folder", "file"])
+def test_what_a_stranger_left_for_an_update_harms_nothing(changing, tmp_path, name, kind):
+    place = changing / name
+    match kind:
+        case "link":
+            place.symlink_to(tmp_path / "victim.txt")
+        case "dangling":
+            place.symlink_to(tmp_path / "new.txt")
+        case "loop":
+            place.symlink_to(place)
+        case "pipe":
+            os.mkfifo(place)
+        case "folder":
+            place.mkdir()
+        case "file":
+            place.write_text("")
+    assert len(save_an_update(changing)) == 3
+    assert (tmp_path / "victim.txt").read_text() == "mine"
+    assert not (tmp_path / "new.txt").exists()
+    assert not (changing / "manifest.json").is_symlink()
+
+
+@pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="Linux alone has such files")
+@pytest.mark.parametrize(
+    "name", ["docids/docids.safetensors", "lexical/terms.safetensors", "encoder/config.json", "manifest.json"]
+)
+def test_a_link_to_a_file_of_the_system_is_refused(changing, name):
+    (changing / name).unlink()
+    (changing / name).symlink_to("/proc/self/pagemap")
+    with pytest.raises(ValueError, match=r"must be a regular file, and is one of the system"):
+        GenerativeRetriever.from_pretrained(changing, device="cpu")
+
+
+@pytest.mark.parametrize("parts", [{}, {"docids": "docids"}, {"lexical": "lexical"}])
+def test_an_index_that_names_no_parts_can_be_updated_and_loaded_again(changing, parts):
+    edit_json(changing / "manifest.json", lambda it: it.update(parts=parts))
+    assert len(save_an_update(changing)) == 3
+
+
+@pytest.mark.parametrize("name", ["docids-7/x", "states/x", "x/passwd", ".docids-2.partial/x"])
+def test_a_manifest_lists_files_of_its_parts_alone(changing, name):
+    edit_json(changing / "manifest.json", lambda it: it["files"].update({name: "0" * 64}))
+    with pytest.raises(ValueError, match=r"manifest.json: files must lie in docids, encoder, generator, lexical"):
+        GenerativeRetriever.from_pretrained(changing, device="cpu")
+
+
+def test_documents_are_added_to_a_tree_of_which_nothing_was_trained(changing):
+    path = changing / "docids" / "docids.safetensors"
+    arrays = load_file(path)
+    arrays["trained"] = np.zeros(len(arrays["first_child"]) + len(arrays["doc_rows"]), dtype=bool)
+    save_file(arrays, path)
+    write_sums(changing)
+    with contextlib.suppress(ValueError):  # which the generator may not fit; then it is a line
+        loaded = GenerativeRetriever.from_pretrained(changing, device="cpu")
+        loaded.add([{"doc_id": "new", "title": "Neon", "text": "a noble gas"}])
+        assert "new" in loaded.documents.rows
+
+
+def test_a_reranker_behind_a_link_is_refused(changing, tmp_path):
+    (changing / "rerank").rename(tmp_path / "elsewhere")
+    (changing / "rerank").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="must be a folder, and is a link or lies below one"):
+        load_rerankers(changing, "linear")
+
+
+@pytest.mark.parametrize(("buckets", "distance"), [(4096, 1024), (0, 128), (32, 8), (32.0, 128)])
+def test_distances_that_end_in_no_bucket_are_refused(changing, buckets, distance):
+    change = {"relative_attention_num_buckets": buckets, "relative_attention_max_distance": distance}
+    edit_json(changing / "encoder" / "config.json", lambda it: it.update(change))
+    write_sums(changing)
+    with pytest.raises(ValueError, match="relative_attention_num_buckets"):
+        GenerativeRetriever.from_pretrained(changing, device="cpu")
 
 
 def assert_all_end_well(folder, edits):

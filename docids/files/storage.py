@@ -206,8 +206,10 @@ def write_bytes(path: Path, content: bytes) -> None:
     """Write a file atomically: a reader sees the old content or the new one, after a loss of power too."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
+    remove(partial)  # a stranger's could be a link to another file, or a pipe
     with naming_full_disk(path):
-        partial.write_bytes(content)
+        with partial.open("xb") as file:
+            file.write(content)
         _sync(partial)
     _replace(partial, path)
     _sync(path.parent)
@@ -223,6 +225,15 @@ def _replace(partial: Path, path: Path) -> None:
         else:
             return
     partial.replace(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a folder with all it holds, or a file, link or pipe, as far as possible; nothing is opened but folders."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 def _sync(path: Path) -> None:
@@ -410,7 +421,7 @@ def replace_folder(folder: Path) -> Iterator[Path]:
     """
     partial, previous = beside(folder, "partial"), beside(folder, "previous")
     recover_folder(folder)
-    shutil.rmtree(partial, ignore_errors=True)
+    remove(partial)
     partial.mkdir(parents=True)
     try:
         with naming_full_disk(folder):
@@ -422,14 +433,15 @@ def replace_folder(folder: Path) -> Iterator[Path]:
                 ):  # a linked file is not ours alone
                     path.chmod(mode)
                 _sync(path)
-        if folder.exists():
+        if folder.is_dir():
             _move_away(folder, previous)
+        remove(folder)  # what is no folder
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        remove(partial)
         raise
     partial.rename(folder)
     _sync(folder.parent)
-    shutil.rmtree(previous, ignore_errors=True)
+    remove(previous)
 
 
 def link_files(source: Path, target: Path) -> None:
@@ -466,7 +478,7 @@ def recover_folder(folder: Path) -> None:
     if not previous.exists():
         return
     if folder.exists():
-        shutil.rmtree(previous, ignore_errors=True)  # several processes may do so at once
+        remove(previous)  # several processes may do so at once
         return
     with writing_to(folder):  # perhaps the second rename is still to come
         if not folder.exists():

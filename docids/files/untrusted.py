@@ -97,6 +97,10 @@ def check_file(path: Path) -> None:
     mode, size = found.st_mode, found.st_size
     if not stat.S_ISREG(mode):
         raise ValueError(f"{path} must be a regular file, and is a folder, a device or a pipe; {RESTORE}.")
+    if path.resolve().is_relative_to("/proc") or path.resolve().is_relative_to(
+        "/sys"
+    ):  # of no size, and without an end
+        raise ValueError(f"{path} must be a regular file, and is one of the system; {RESTORE}.")
     if size > _LARGE and _stored_bytes(path, size) < size / 2:
         raise ValueError(f"{path} has {size:,} bytes, most of which were never written; {RESTORE}.")
 

@@ -294,6 +294,8 @@ def load_reranker(folder: Path, binding: Mapping[str, Any] | None = None) -> Rer
         ValueError: its kind is unknown, it was trained for another index, or a file of it was altered.
     """
     path = folder / _FILE
+    if folder.is_symlink() or folder.parent.is_symlink():
+        raise ValueError(f"{folder} must be a folder, and is a link or lies below one; {RESTORE}.")
     if not path.exists():
         others = sorted(other.name for other in folder.parent.glob("*") if (other / _FILE).exists())
         remedy = f"there are {', '.join(others)}" if others else "train one: dsi train-reranker"

@@ -11,7 +11,6 @@ import dataclasses
 import os
 import platform
 import re
-import shutil
 import struct
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -40,6 +39,7 @@ from dsi.docids.files.storage import (
     link_files,
     read_record,
     read_while_unchanged,
+    remove,
     replace_folder,
     write_json,
     writing_to,
@@ -345,8 +345,8 @@ def write_update(
             lexical.save(partial)
     if _trained_documents(tree) < _trained_documents(before):
         for name in _OF_DOCUMENTS:
-            shutil.rmtree(folder / name, ignore_errors=True)
-    old = set(manifest["parts"].values())
+            remove(folder / name)
+    old = {manifest["parts"].get(name, name) for name in CHANGING}
     files = {name: digest for name, digest in manifest["files"].items() if name.split("/")[0] not in old}
     fingerprints = {**manifest["fingerprints"], "docids": tree.fingerprint}
     write_json(
@@ -371,8 +371,8 @@ def _trained_documents(tree: DocidTree) -> int:
 def _remove_generations(folder: Path, keep: Collection[str]) -> None:
     """Remove the parts of other generations, and the leftovers of killed updates."""
     for path in folder.iterdir():
-        if path.is_dir() and _GENERATION.fullmatch(path.name) and path.name not in keep:
-            shutil.rmtree(path, ignore_errors=True)
+        if _GENERATION.fullmatch(path.name) and path.name not in keep:
+            remove(path)
 
 
 def _hashes(folder: Path, parts: Sequence[str]) -> dict[str, str]:

@@ -109,6 +109,9 @@ def _check_names(manifest: dict[str, Any], path: Path) -> None:
                 f"{path}: parts may name docids and lexical of generation {generation}, got {shown(part)}: {shown(name)}; "
                 f"{RESTORE}."
             )
+    folders = {manifest["parts"].get(part, part) for part in PARTS}
+    if other := next((name for name in manifest["files"] if str(name).split("/")[0] not in folders), None):
+        raise ValueError(f"{path}: files must lie in {', '.join(sorted(folders))}, got {shown(other)}; {RESTORE}.")
     if len(manifest["files"]) > _MOST_FILES:
         raise ValueError(f"{path}: an index has at most {_MOST_FILES} files, got {len(manifest['files'])}; {RESTORE}.")
     for name, expected in manifest["files"].items():

@@ -61,6 +61,8 @@ _LOADING = threading.RLock()
 _EXAMPLE_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
+_CHARACTERS, _MORE = 16, 16
+"""Characters of a text that are read for a token at first, and tokens that are read beyond those that are needed."""
 Length = Annotated[int, Field(ge=1, le=LONGEST_INPUT), Remedy("no encoder reads more tokens")]
 
 
@@ -342,15 +344,31 @@ class Encoder:
             write_model(self.model, folder)
 
     def _cut(self, texts: Sequence[str], length: int) -> list[str]:
-        """Return the longest prefix of each text that has at most `length` tokens."""
-        if not texts:
-            return []
-        with self._tokenizing, catching_panics():
-            encoded = self.model.tokenizer(
-                list(texts), truncation=True, max_length=length, add_special_tokens=False, return_offsets_mapping=True
-            )
-        ends = (max((end for _, end in offsets), default=0) for offsets in encoded["offset_mapping"])
-        return [text[:end] for text, end in zip(texts, ends, strict=True)]
+        """Return the longest prefix of each text that has at most `length` tokens; a long text is read no further."""
+        prefixes, rest, most = list(texts), list(range(len(texts))), length + _MORE
+        size = _CHARACTERS * most
+        while rest:
+            heads = [_head(texts[number], size) for number in rest]
+            with self._tokenizing, catching_panics():
+                encoded = self.model.tokenizer(
+                    heads, truncation=True, max_length=most, add_special_tokens=False, return_offsets_mapping=True
+                )
+            longer = []
+            for number, head, offsets in zip(rest, heads, encoded["offset_mapping"], strict=True):
+                if len(offsets) < most and len(head) < len(texts[number]):
+                    longer.append(number)
+                else:
+                    prefixes[number] = head[: max((end for _, end in offsets[:length]), default=0)]
+            rest, size = longer, 4 * size
+        return prefixes
+
+
+def _head(text: str, size: int) -> str:
+    """Return a text up to the last space in its first `size` characters, or all of it."""
+    if len(text) <= size:
+        return text
+    head = text[:size]
+    return head[: end if (end := head.rfind(" ")) > 0 else size]
 
 
 @lru_cache(maxsize=1)

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import random
 from datetime import timedelta
 
 import datasets
@@ -265,6 +266,26 @@ def test_documents_are_title_and_cut_text_and_long_queries_are_cut_with_one_warn
     assert [record.message for record in caplog.records] == [
         "Queries longer than 4 tokens are cut there (encoder.query_length)."
     ]
+
+
+@pytest.mark.parametrize("length", [1, 3, 40])
+def test_a_text_is_cut_as_if_all_of_it_were_read(length, sentence_t5_folder, monkeypatch):
+    encoder, rng = Encoder.load(EncoderConfig(name=str(sentence_t5_folder)), device="cpu"), random.Random(length)
+    words = ["neon", "x" * 150, "noble gas", "-----", "\n", "\t", "é", "1234567890" * 20]
+    texts = [" ".join(rng.choice(words) for _ in range(rng.choice([0, 1, 9, 90, 900]))) for _ in range(60)]
+    texts += ["中文字" * 9000, "a" * 90_000, " " * 9000 + "neon"]
+    options = {"truncation": True, "max_length": length, "add_special_tokens": False, "return_offsets_mapping": True}
+    offsets = encoder.model.tokenizer(texts, **options)["offset_mapping"]
+    ends = [max((end for _, end in own), default=0) for own in offsets]
+    assert encoder._cut(texts, length) == [text[:end] for text, end in zip(texts, ends, strict=True)]
+    read, call = [], type(encoder.model.tokenizer).__call__
+    monkeypatch.setattr(
+        type(encoder.model.tokenizer),
+        "__call__",
+        lambda self, own, **given: read.append(own) or call(self, own, **given),
+    )
+    encoder._cut(["neon gas " * 10**6], length)
+    assert sum(len(text) for own in read for text in own) < 2000
 
 
 def test_forward_and_token_states_and_encode_agree(encoder):

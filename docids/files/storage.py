@@ -231,7 +231,7 @@ def remove(path: Path) -> None:
     """Remove a folder with all it holds, or a file, link or pipe, as far as possible; nothing is opened but folders."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
-    else:
+    elif os.path.lexists(path):
         with suppress(OSError):
             path.unlink()
 

@@ -109,9 +109,6 @@ def _check_names(manifest: dict[str, Any], path: Path) -> None:
                 f"{path}: parts may name docids and lexical of generation {generation}, got {shown(part)}: {shown(name)}; "
                 f"{RESTORE}."
             )
-    folders = {manifest["parts"].get(part, part) for part in PARTS}
-    if other := next((name for name in manifest["files"] if str(name).split("/")[0] not in folders), None):
-        raise ValueError(f"{path}: files must lie in {', '.join(sorted(folders))}, got {shown(other)}; {RESTORE}.")
     if len(manifest["files"]) > _MOST_FILES:
         raise ValueError(f"{path}: an index has at most {_MOST_FILES} files, got {len(manifest['files'])}; {RESTORE}.")
     for name, expected in manifest["files"].items():
@@ -119,6 +116,9 @@ def _check_names(manifest: dict[str, Any], path: Path) -> None:
             raise ValueError(
                 f"{path}: files must be names inside the index with their sums, got {shown(name)}; {RESTORE}."
             )
+    folders = {manifest["parts"].get(part, part) for part in PARTS}
+    if other := next((name for name in manifest["files"] if str(name).split("/")[0] not in folders), None):
+        raise ValueError(f"{path}: files must lie in {', '.join(sorted(folders))}, got {shown(other)}; {RESTORE}.")
 
 
 def _check_sum(path: Path, expected: str, sums: dict[tuple[int, int], str]) -> None:

@@ -1,11 +1,16 @@
 """Progress: one line per stage where stderr is no terminal (under a fake clock), tqdm's bar on one."""
 
+import os
 import re
+import signal
+import threading
 from types import SimpleNamespace
 
 import datasets
 import numpy as np
 import pytest
+from tqdm import tqdm
+from tqdm.std import TqdmDefaultWriteLock
 from transformers import PrinterCallback
 from transformers.utils import logging
 
@@ -182,3 +187,17 @@ def test_encoding_with_progress_gives_the_embeddings_of_sentence_transformers(en
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert capsys.readouterr().err == "embeddings of queries: 18 s\n"
     assert encoder.encode([], "query").shape == (0, encoder.embedding_dim)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process")
+def test_a_fork_that_is_killed_while_it_draws_a_bar_holds_none_up(monkeypatch):
+    monkeypatch.setattr(tqdm, "_lock", TqdmDefaultWriteLock(), raising=False)  # as if no library had set another
+    child = os.fork()
+    if not child:
+        Bar.get_lock().acquire()
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    drawn = threading.Thread(target=lambda: Bar("documents").close(), daemon=True)
+    drawn.start()
+    drawn.join(timeout=5)
+    assert not drawn.is_alive()

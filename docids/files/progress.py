@@ -5,9 +5,10 @@ Stages inside another one write nothing there.
 """
 
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sized
 from time import monotonic
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from tqdm import tqdm
 
@@ -31,6 +32,7 @@ class Bar(tqdm):
     """
 
     _logged: ClassVar[int] = 0  # open stages that write lines
+    _lock: ClassVar[Any] = threading.RLock()  # tqdm's own is shared with forks, and a fork that is killed keeps it
 
     def __init__(
         self, description: str, *, unit: str = "it", total: int | None = None, done: int = 0, enabled: bool = True

@@ -341,13 +341,9 @@ def _check_transformer(folder: Path) -> None:
     for name, value in _FIXED.items():
         if record.get(name, value) != value:
             raise ValueError(f"{path} sets {name} to {shown(record[name])}; in an index it must be {value}.")
-    buckets, distance = (
-        record.get("relative_attention_num_buckets", 1),
-        record.get("relative_attention_max_distance", 128),
-    )
-    if (
-        type(buckets) is not int or type(distance) is not int or not 0 < buckets < 4 * distance
-    ):  # others end in no bucket
+    buckets = record.get("relative_attention_num_buckets", 1)
+    distance = record.get("relative_attention_max_distance", 128)
+    if {type(buckets), type(distance)} != {int} or not 0 < buckets < 4 * distance:  # others end in no bucket
         raise ValueError(
             f"{path}: relative_attention_num_buckets must be below four times the largest distance; {RESTORE}."
         )

@@ -21,9 +21,7 @@ def fork(work: Callable[[], object], dies_at_write: int = 0) -> int:
     if child:
         return child
     status = 1
-    tqdm.set_lock(
-        threading.RLock()
-    )  # libraries' bars: a killed child would keep the lock that it shares with its parent
+    tqdm.set_lock(threading.RLock())  # of libraries' bars: a killed child would keep the one that all share
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.dup2(os.open(os.environ.get("DSI_KILLS_LOG", os.devnull), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)

@@ -575,11 +575,18 @@ def test_saving_over_an_index_keeps_rerankers_and_other_files(retriever, tmp_pat
     save_reranker(LinearReranker({"score": 1.0}), run, "linear")
     (run / "notes.txt").write_text("mine")
     (run / "notes.txt").chmod(0o600)
+    (run / ".gitattributes").write_text("mine")
     for name in ("pseudo_queries", "docids-2", "logs"):
         (run / name).mkdir()
     (run / "config.toml").write_text("seed = 1")
     retriever.save_pretrained(run)
-    assert {path.name for path in run.iterdir()} == {*PARTS, "manifest.json", "notes.txt", "rerank"} - {
+    assert {path.name for path in run.iterdir()} == {
+        *PARTS,
+        "manifest.json",
+        "notes.txt",
+        ".gitattributes",
+        "rerank",
+    } - {
         "token_model",
         "lexical",
     }

@@ -428,9 +428,8 @@ def replace_folder(folder: Path) -> Iterator[Path]:
             yield partial
             mode = partial.stat().st_mode & 0o666
             for path in (*partial.rglob("*"), partial):
-                if (
-                    path.is_file() and not path.is_symlink() and path.stat().st_nlink == 1
-                ):  # a linked file is not ours alone
+                found = path.lstat()
+                if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:  # a linked file is not ours alone
                     path.chmod(mode)
                 _sync(path)
         if folder.is_dir():

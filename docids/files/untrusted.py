@@ -23,6 +23,8 @@ from dsi.docids.files.storage import DTYPES, map_tensors
 
 RESTORE = "restore it or train again"
 _STOPS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+_PSEUDO = (("/", "proc"), ("/", "sys"))
+"""Where files have no size and may have no end."""
 _LARGE = 2**26
 """Bytes from which on a file may not be mostly a hole."""
 _EMPTY = 2**24
@@ -97,9 +99,7 @@ def check_file(path: Path) -> None:
     mode, size = found.st_mode, found.st_size
     if not stat.S_ISREG(mode):
         raise ValueError(f"{path} must be a regular file, and is a folder, a device or a pipe; {RESTORE}.")
-    if path.resolve().is_relative_to("/proc") or path.resolve().is_relative_to(
-        "/sys"
-    ):  # of no size, and without an end
+    if path.resolve().parts[:2] in _PSEUDO:
         raise ValueError(f"{path} must be a regular file, and is one of the system; {RESTORE}.")
     if size > _LARGE and _stored_bytes(path, size) < size / 2:
         raise ValueError(f"{path} has {size:,} bytes, most of which were never written; {RESTORE}.")

@@ -22,7 +22,6 @@ from dsi.cluster.cluster import Cluster
 from dsi.cluster.fleet import Fleet, ShardError
 from dsi.cluster.shards import Question, Share, check_shards, shard_edges
 from dsi.cluster.workers import Closes
-from dsi.contrastive.sparse import load_lexical
 from dsi.docids.files.checks import plain
 from dsi.docids.files.storage import content_fingerprint, read_while_unchanged
 from dsi.docids.tree import DocidTree
@@ -38,7 +37,7 @@ from dsi.search.results import EXTRA, WALK, WORDS, Floats, Ints, SearchResult, h
 from dsi.search.scores import DocumentScores
 from dsi.search.walk import Walk
 from dsi.store.documents import DocumentTable
-from dsi.store.loading import index_state, load_docids, part
+from dsi.store.loading import index_state, load_content
 from dsi.store.manifest import read_entries
 
 logger = logging.getLogger(__name__)
@@ -306,22 +305,19 @@ class ShardedRetriever(GenerativeRetriever, Closes):
             state = index_state(self._folder)
             if state == self._state.engine.state:  # type: ignore[attr-defined]
                 return
-            manifest, tree, documents, lexical = read_while_unchanged(
-                self._folder / "manifest.json", self._what_is_on_disk
-            )
+            path = self._folder / "manifest.json"
+
+            def content() -> tuple[dict[str, Any], DocidTree, datasets.Dataset, Lexical | None]:
+                manifest = read_entries(path)
+                return manifest, *load_content(self._folder, manifest, str(self.device))
+
+            manifest, tree, documents, lexical = read_while_unchanged(path, content)
             state = content_fingerprint(manifest)
             self.fleet.load(state)
             engine = _sharded(self._state.engine, tree, lexical, self.fleet, state)
             self._state = replace(self._state, documents=DocumentTable(documents), engine=engine)
             self._saved[self._folder], self._on_disk = state, (self._folder, engine)
             logger.info("generation %d of %s is served by all shards", manifest["generation"], self._folder)
-
-    def _what_is_on_disk(self) -> tuple[dict[str, Any], DocidTree, datasets.Dataset, Lexical | None]:
-        """Load what updates change."""
-        manifest = read_entries(self._folder / "manifest.json")
-        tree, documents = load_docids(part(self._folder, manifest, "docids"))
-        lexical = load_lexical(part(self._folder, manifest, "lexical"), documents["doc_id"], str(self.device))
-        return manifest, tree, documents, lexical
 
     def _serve(self, folder: Path, fleet: Fleet, engine: ShardedIndex) -> None:
         self._folder, self.fleet, self._changing = folder, fleet, threading.RLock()

@@ -59,9 +59,10 @@ _TOKENS = "tokens.safetensors"
 _TOKEN_MODEL = "token_model"
 _OF_DOCUMENTS = ("pseudo_queries", "states", "checkpoints")
 """What training leaves that is made of documents' texts; an update that removes a document removes it."""
-_OF_TRAINING = frozenset(
-    (*PARTS, *_OF_DOCUMENTS, "manifest.json", "config.toml", "threads.json", "tuning.json", "docids.tsv", "logs")
-)
+_OF_TRAINING = (
+    *PARTS, *_OF_DOCUMENTS, "manifest.json", "config.toml", "threads.json", "tuning.json", "docids.tsv", "logs", ".lock",
+    ".manifest.json.partial",
+)  # fmt: skip
 """What a run holds that belongs to its index."""
 _GENERATION = re.compile(r"docids|lexical|\.?(?:docids|lexical)-(\d+)(?:\.partial|\.previous)?")
 """Names of such folders, and of what a kill leaves of them."""
@@ -145,7 +146,7 @@ def replace_index(
         save_docids(tree, documents, new / "docids", texts=True)
         write_manifest(new, encoder, tree, config)
         for entry in folder.iterdir() if folder.exists() else ():
-            if not (entry.name in _OF_TRAINING or _GENERATION.fullmatch(entry.name) or entry.name.startswith(".")):
+            if not (entry.name in _OF_TRAINING or _GENERATION.fullmatch(entry.name)):
                 (link_files if entry.is_dir() else link)(entry, new / entry.name)
 
 
@@ -246,6 +247,14 @@ def retire(folder: Path) -> None:
     _remove_generations(folder, CHANGING)
 
 
+def load_content(
+    folder: Path, manifest: dict[str, Any], device: str | None
+) -> tuple[DocidTree, datasets.Dataset, Lexical | None]:
+    """Load what updates change, in the generation of a manifest: docids, document table and lexical part."""
+    tree, documents = load_docids(part(folder, manifest, "docids"))
+    return tree, documents, load_lexical(part(folder, manifest, "lexical"), documents["doc_id"], device)
+
+
 def load_index(folder: Path, device: str | None) -> tuple[Parts, str]:
     """Load the parts of an index and its search config, after checking every file.
 
@@ -257,8 +266,7 @@ def load_index(folder: Path, device: str | None) -> tuple[Parts, str]:
 
     def changing() -> tuple[dict[str, Any], DocidTree, datasets.Dataset, Lexical | None]:
         manifest = read_manifest(folder)
-        tree, documents = load_docids(part(folder, manifest, "docids"))
-        return manifest, tree, documents, load_lexical(part(folder, manifest, "lexical"), documents["doc_id"], device)
+        return manifest, *load_content(folder, manifest, device)
 
     def whole() -> tuple[Parts, str]:
         """Load what updates change, then the rest, which only another index in this place changes."""

@@ -9,7 +9,6 @@ import copy
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from math import ceil
@@ -23,10 +22,11 @@ from torch import Tensor
 from dsi.config import Config
 from dsi.contrastive.blocks import DocumentTexts
 from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.inference import has_bfloat16
 from dsi.contrastive.losses import CHUNK
 from dsi.contrastive.sparse import build_lexical
 from dsi.contrastive.tokens import SAMPLE, TokenHead
-from dsi.contrastive.trainers import CHECKPOINTS, has_bfloat16
+from dsi.contrastive.trainers import CHECKPOINTS
 from dsi.contrastive.training import contrastive_loss
 from dsi.docids.clustering import assemble
 from dsi.docids.data.collection import Collection, FullTexts
@@ -170,7 +170,7 @@ class Forecast:
         views += [views[0]] * config.contrastive.negatives
         bf16 = config.bf16 and has_bfloat16(use_cpu=device.type == "cpu")
         views = [{k: v.to(device) if isinstance(v, Tensor) else v for k, v in view.items()} for view in views]
-        with torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext():
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             loss = contrastive_loss(encoder, config.contrastive, chunk)
             labels = torch.arange(len(texts), device=device)[:, None].expand(-1, len(views))
             return loss(views, labels)  # type: ignore[no-any-return]
@@ -326,7 +326,7 @@ class Forecast:
     @cached_property
     def _fast(self) -> Encoder:
         """The encoder as `encode_blocks` uses it."""
-        return self._encoder.for_search()
+        return self._encoder.for_indexing(bf16=self._config.bf16)
 
     @cached_property
     def _pass_memory(self) -> int:

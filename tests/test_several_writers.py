@@ -19,6 +19,7 @@ from dsi.docids.files.processes import Processes
 from dsi.docids.files.storage import MappedFile, read_while_unchanged, writing_to
 from dsi.store import loading
 from dsi.store.loading import write_search_config
+from dsi.store.manifest import MOST_GENERATIONS
 from dsi.training import pipeline
 from tests.kills import fork, status_of
 from tests.test_pipeline import write_settings
@@ -68,6 +69,20 @@ def test_who_loaded_an_earlier_generation_cannot_save_over_a_later_one(run, tmp_
     with pytest.raises(FileNotFoundError, match="holds no finished index"):
         second.save_update(tmp_path / "nowhere" / "run")
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_an_index_in_its_last_generation_stays_loadable(run):
+    manifest = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps({**manifest, "generation": MOST_GENERATIONS}))
+    retriever = load(run)
+    retriever.add(DOCUMENTS[50:51])
+    with pytest.raises(ValueError, match=r"run can be updated no more"):
+        retriever.save_update(run)
+    assert len(load(run).documents.rows) == 50
+    retriever.save_pretrained(run)
+    assert len(load(run).documents.rows) == 51
+    retriever.add(DOCUMENTS[51:52])
+    assert retriever.save_update(run) == 3
 
 
 def test_threads_that_save_one_retriever_lose_nothing(run):

@@ -52,7 +52,7 @@ from dsi.generator.base import Generator
 from dsi.generator.kinds import load_generator
 from dsi.search.request import SearchConfig
 from dsi.store.documents import document_table
-from dsi.store.manifest import CHANGING, FORMAT_VERSION, PARTS, read_manifest, search_config
+from dsi.store.manifest import CHANGING, FORMAT_VERSION, MOST_GENERATIONS, PARTS, read_manifest, search_config
 
 _TOKENS = "tokens.safetensors"
 """In `docids/`: the token vectors, if the index has them."""
@@ -337,6 +337,7 @@ def write_update(
 
     Raises:
         ChangedError: the index has another encoder, docids that these were not updated from, or it is in another state.
+        ValueError: it was updated as often as a manifest may say.
     """
     manifest = read_manifest(folder)
     before = load_tree(part(folder, manifest, "docids"))
@@ -345,6 +346,10 @@ def write_update(
         raise ChangedError(f"{folder} is not the index that was updated: its encoder or docids differ.")
     check_known(folder, known)
     generation = manifest["generation"] + 1
+    if generation > MOST_GENERATIONS:
+        raise ValueError(
+            f"{folder} can be updated no more, it is in its last generation; save it with save_pretrained."
+        )
     parts = {name: f"{name}-{generation}" for name in CHANGING}
     with replace_folder(folder / parts["docids"]) as partial:
         save_docids(tree, documents, partial, texts=True)

@@ -21,7 +21,7 @@ _TABLES = ("parts", "encoder", "search", "fingerprints", "versions", "files")
 _KINDS = {"generation": int, **dict.fromkeys(_TABLES, dict)}
 CHANGING = ("docids", "lexical")
 """The parts that an update replaces, by new folders with the generation in their name; the manifest points to them."""
-_MOST_GENERATIONS = 10**9
+MOST_GENERATIONS = 10**9
 _MOST_FILES = 1000
 """Files of an index, at most: each is read to compare its sum."""
 
@@ -99,9 +99,9 @@ def _check_entries(manifest: dict[str, Any], path: Path) -> None:
 
 def _check_names(manifest: dict[str, Any], path: Path) -> None:
     """Raise ValueError unless a manifest names the folders of its generation, and each file once."""
-    if not 1 <= (generation := manifest["generation"]) <= _MOST_GENERATIONS:
+    if not 1 <= (generation := manifest["generation"]) <= MOST_GENERATIONS:
         raise ValueError(
-            f"{path}: generation must be from 1 to {_MOST_GENERATIONS}, got {shown(generation)}; {RESTORE}."
+            f"{path}: generation must be from 1 to {MOST_GENERATIONS}, got {shown(generation)}; {RESTORE}."
         )
     for part, name in manifest["parts"].items():
         if part not in CHANGING or name not in (part, f"{part}-{generation}"):

@@ -140,6 +140,7 @@ def trainer_settings(
     bf16: bool,
     use_cpu: bool,
     reports: Reports = SILENT,
+    checkpoints: bool = True,
 ) -> dict[str, Any]:
     """Return the trainer arguments that all our trainings share: a loss and a checkpoint every tenth, two checkpoints kept.
 
@@ -151,6 +152,7 @@ def trainer_settings(
         bf16: compute in bfloat16 if the device has instructions for it.
         use_cpu: train on the CPU; otherwise the trainer chooses the device.
         reports: with reports there is a loss every hundredth.
+        checkpoints: whether any are written.
     """
     return {
         "output_dir": str(work_folder),
@@ -158,7 +160,7 @@ def trainer_settings(
         "learning_rate": learning_rate,
         "bf16": bf16 and has_bfloat16(use_cpu=use_cpu),
         "seed": seed,
-        "save_strategy": "steps",
+        "save_strategy": "steps" if checkpoints else "no",
         "save_steps": 1 / CHECKPOINTS,
         "save_total_limit": 2,
         "logging_steps": 1 / CHECKPOINTS if reports.to == "none" else 0.01,

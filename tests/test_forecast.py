@@ -58,9 +58,9 @@ def steps(monkeypatch):
 def test_told_steps_and_documents_are_those_of_the_training(collection, config, steps, tmp_path, monkeypatch, capsys):
     encoded, written, encode = [], [], embedding.encode_blocks
 
-    def counted(encoder, texts, *others):
+    def counted(encoder, texts, *others, **named):
         encoded.append(len(texts))
-        return encode(encoder, texts, *others)
+        return encode(encoder, texts, *others, **named)
 
     def foreseen(self, stages):
         told = foresee(self, stages)
@@ -116,13 +116,14 @@ def test_a_small_collection_is_not_foreseen(collection, config, tmp_path, monkey
     assert "taken: " in told
 
 
-def test_a_forecast_changes_nothing_of_the_encoder(collection, config, tmp_path):
+def test_a_forecast_changes_nothing_of_the_encoder_and_writes_no_checkpoint(collection, config, tmp_path):
     encoder = Encoder.load(config.encoder, device="cpu")
     before = encoder.fingerprint
     Forecast(config, collection, encoder, {}, tmp_path).costs(STAGES)
     assert encoder.fingerprint == before
     assert not encoder.model.training
     assert all(parameter.grad is None for parameter in encoder.model.parameters())
+    assert not list(tmp_path.rglob("checkpoint-*"))
 
 
 @pytest.mark.parametrize(("loading", "each"), [(0.0, 0.01), (2.0, 0.01), (0.0, 1.0), (0.1, 1e-4)])

@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import cached_property
 from math import ceil
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -251,23 +250,22 @@ class Forecast:
         config, encoder, tree = self._config, self._encoder, self._tree
         numbers = tree.paths(tree.positions)[1] if config.generator.docid_tokens == "words" else None
         generator = create_generator(config.generator, tree, encoder.state_dim, config.objective, config.seed, numbers)
-        with TemporaryDirectory(dir=self._work) as folder:
-            inputs = self._inputs(steps * config.training.batch_size)
-            positions = np.random.default_rng(0).integers(0, tree.num_documents, len(inputs))
-            teacher = None
-            if config.objective.distillation and not isinstance(inputs, Texts):
-                teacher = Teacher.dense(inputs.embeddings, tree.embeddings[:], config.contrastive.temperature)
-            examples = DocidExamples(inputs, positions, tree, {}, teacher)
-            train_generator(
-                generator,
-                examples,
-                config.objective,
-                replace(config.training, epochs=1.0, learning_rate=_NO_RATE),
-                Path(folder),
-                encoder if config.training.train_encoder else None,
-                seed=config.seed,
-                bf16=config.bf16,
-            )
+        inputs = self._inputs(steps * config.training.batch_size)
+        positions = np.random.default_rng(0).integers(0, tree.num_documents, len(inputs))
+        teacher = None
+        if config.objective.distillation and not isinstance(inputs, Texts):
+            teacher = Teacher.dense(inputs.embeddings, tree.embeddings[:], config.contrastive.temperature)
+        train_generator(
+            generator,
+            DocidExamples(inputs, positions, tree, {}, teacher),
+            config.objective,
+            replace(config.training, epochs=1.0, learning_rate=_NO_RATE),
+            self._work / "generator",
+            encoder if config.training.train_encoder else None,
+            seed=config.seed,
+            bf16=config.bf16,
+            checkpoints=False,
+        )
 
     def _inputs(self, count: int) -> StateCache | Embeddings | Texts:
         """Return at least `count` inputs of the generator, those of the sample again and again."""

@@ -98,6 +98,7 @@ def train_generator(
     *,
     seed: int = 0,
     bf16: bool = False,
+    checkpoints: bool = True,
 ) -> dict[str, float]:
     """Train `generator` in place; resumes from the last checkpoint in `work_folder`, if there is one.
 
@@ -111,6 +112,7 @@ def train_generator(
         reports: where losses go.
         seed: of shuffling.
         bf16: compute in bfloat16 if the device has instructions for it.
+        checkpoints: whether any are written.
 
     Returns:
         loss: mean training loss (nats per example); steps; seconds: counted from the first step, over all resumptions.
@@ -126,6 +128,7 @@ def train_generator(
         bf16=bf16,
         use_cpu=generator.device.type == "cpu",
         reports=reports,
+        checkpoints=checkpoints,
     )
     arguments = TrainingArguments(
         **shared,

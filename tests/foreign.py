@@ -1,5 +1,6 @@
 """Docid schemes and objectives that another package brings, installed for one test."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,4 +24,5 @@ def install(
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: foreign\nVersion: {version}\n")
     rows = [f"[{group}]", *(f"{name} = {place}" for name, place in points.items())]
     (info / "entry_points.txt").write_text("\n".join(rows))
+    patch.delitem(sys.modules, "own_letters", raising=False)  # of another site
     patch.syspath_prepend(site)

@@ -120,18 +120,17 @@ def train_generator(
     Raises:
         ValueError: the training diverged.
     """
-    shared = trainer_settings(
-        work_folder,
-        epochs=training.epochs,
-        learning_rate=training.learning_rate,
-        seed=seed,
-        bf16=bf16,
-        use_cpu=generator.device.type == "cpu",
-        reports=reports,
-        checkpoints=checkpoints,
-    )
     arguments = TrainingArguments(
-        **shared,
+        **trainer_settings(
+            work_folder,
+            epochs=training.epochs,
+            learning_rate=training.learning_rate,
+            seed=seed,
+            bf16=bf16,
+            use_cpu=generator.device.type == "cpu",
+            reports=reports,
+            checkpoints=checkpoints,
+        ),
         per_device_train_batch_size=training.batch_size,
         weight_decay=WEIGHT_DECAY,
         warmup_steps=0.05,

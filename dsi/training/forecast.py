@@ -138,7 +138,9 @@ class Forecast:
         a_step = seconds_for(self._step, min(size, len(self._texts)), min(size, rows))
         share = min(1.0, config.epochs * rows / (steps * min(size, rows)))  # the last batch of an epoch is smaller
         checkpoints = ceil(min(CHECKPOINTS, steps) * left / steps)
-        memory = 5 * self._weights + self._kept_for_gradients()  # weights, those before, gradients, two moments
+        # Weights, those before, gradients, two moments, and about two more in what oneDNN's kernels hold; of a chunk what is kept,
+        # and about twice as much while gradients go through it.
+        memory = 7 * self._weights + 3 * self._kept_for_gradients()
         return Cost(left * a_step * share + (3 * checkpoints + 1) * saving, memory, {"steps": left})
 
     def _step(self, rows: int) -> None:

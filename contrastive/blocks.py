@@ -107,8 +107,6 @@ def encode_blocks(
     folder: Path,
     processes: Processes,
     head: TokenHead | None = None,
-    *,
-    bf16: bool = False,
 ) -> NDArray[np.float32]:
     """Return embeddings [len(texts), embedding_dim], memory-mapped from `folder`; reuses the blocks of a killed run.
 
@@ -119,12 +117,11 @@ def encode_blocks(
         folder: of the blocks; only for these texts.
         processes: share the work; each gets the result.
         head: also writes the codes of the texts' tokens, for `read_token_blocks`.
-        bf16: as for `Encoder.for_indexing`.
     """
     joined = folder / "all.npy"
     if not joined.exists():
         what = f"embeddings of {PLURALS[kind]}"
-        blocks = _write_blocks(_write_block, (encoder, kind, head, bf16), texts, folder, ".npy", what, processes)
+        blocks = _write_blocks(_write_block, (encoder, kind, head), texts, folder, ".npy", what, processes)
         if processes.is_main:
             _join(blocks, (len(texts), encoder.embedding_dim), joined)
     processes.wait()
@@ -177,18 +174,12 @@ def _write_blocks(
 
 
 def _write_block(
-    encoder: Encoder,
-    kind: str,
-    head: TokenHead | None,
-    bf16: bool,
-    texts: Sequence[str],
-    path: Path,
-    progress: bool,
+    encoder: Encoder, kind: str, head: TokenHead | None, texts: Sequence[str], path: Path, progress: bool
 ) -> None:
     """Write the embeddings of texts, and with a head the codes of their tokens; nothing if they are there."""
     if path.exists():
         return
-    fast = encoder.for_indexing(bf16=bf16)
+    fast = encoder.for_search()
     if head is None:
         embeddings = fast.encode(texts, kind, progress=progress)
     else:

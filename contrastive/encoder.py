@@ -8,7 +8,7 @@ import hashlib
 import logging
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, T5Config, T5EncoderModel
 from transformers.utils import logging as transformers_logging
 
-from dsi.contrastive.inference import for_inference, has_bfloat16
+from dsi.contrastive.inference import for_inference
 from dsi.contrastive.onnx_runtime import check_backend, for_onnx_runtime
 from dsi.contrastive.untrusted import (
     LONGEST_INPUT,
@@ -162,7 +162,7 @@ class Encoder:
         self.config = config
         self.model.prompts = {"query": config.query_prompt, "document": config.document_prompt}
         self._source: tuple[EncoderConfig, Path | None, str | None] | None = None
-        self._warned_long_query = self._rounds = False
+        self._warned_long_query = False
         self._tokenizing = threading.Lock()  # a call sets the tokenizer's padding and truncation
 
     @classmethod
@@ -284,8 +284,7 @@ class Encoder:
         with self._tokenizing, catching_panics():
             features = self.model.preprocess(list(texts), prompt=self.model.prompts[kind])
         features = {k: v.to(self.model.device) if isinstance(v, Tensor) else v for k, v in features.items()}
-        with torch.autocast(self.model.device.type, torch.bfloat16) if self._rounds else nullcontext():
-            output = self.model(features)
+        output = self.model(features)
         mask = output["attention_mask"].bool()
         words = mask & ~torch.isin(features["input_ids"], self._special)
         embeddings = output["sentence_embedding"][:, : self.embedding_dim].float()
@@ -337,18 +336,6 @@ class Encoder:
         )
         encoder = Encoder(fast, self.config)  # type: ignore[arg-type]
         encoder.token_model = self.token_model and self.token_model.for_search(dtype)
-        return encoder
-
-    def for_indexing(self, *, bf16: bool) -> "Encoder":
-        """Return a copy that embeds documents fast; later changes to the weights may affect it.
-
-        Args:
-            bf16: multiply in bfloat16, as trainings do, if the device has instructions for it.
-        """
-        if not (bf16 and has_bfloat16(use_cpu=self.model.device.type == "cpu")):
-            return self.for_search()
-        encoder = Encoder(self.model, self.config)
-        encoder.token_model, encoder._rounds = self.token_model, True
         return encoder
 
     def save(self, folder: Path) -> None:

@@ -6,13 +6,11 @@ what the layers are for.
 """
 
 import copy
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.utils import is_torch_bf16_gpu_available
 
 _ROWS = 64
 """Input rows for which the layout is optimised; measured better for 1 to 640 rows than a layout for 1."""
@@ -51,17 +49,6 @@ def _packable(weight: Tensor) -> bool:
         return False
     bfloat16 = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return weight.dtype == torch.float32 or bool(bfloat16)
-
-
-def has_bfloat16(*, use_cpu: bool) -> bool:
-    """True if the device has instructions for bfloat16; without them bfloat16 takes twice as long as float32.
-
-    False on CPUs under old versions of torch, which do not report a CPU's instructions.
-    """
-    if not use_cpu:
-        return bool(is_torch_bf16_gpu_available())
-    capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return any(there for name, there in capabilities.items() if "bf16" in name)
 
 
 def for_inference(model: nn.Module, dtype: torch.dtype) -> nn.Module:

@@ -50,7 +50,7 @@ class Config:
     seed: Whole = 0
     """Of everything that is drawn at random: pseudo-queries, docids, weights, shuffling."""
     bf16: bool = True
-    """Train encoder and decoder, and embed what is indexed, in bfloat16 if the device has instructions for it."""
+    """Train encoder and decoder in bfloat16 if the device has instructions for it."""
     dev_queries: Whole = 500
     """Number of train queries set aside if the collection has no dev split. On the dev queries the weights of scores, alpha and
     the beam (with fusion "paper": alpha, beta and ann_temperature) are chosen after training; 0 chooses nothing."""

@@ -389,8 +389,6 @@ def test_embeddings_by_blocks_are_the_embeddings_and_what_is_there_is_kept(encod
     found = encode_blocks(encoder, texts, "document", tmp_path / "blocks", Processes())
     np.testing.assert_allclose(found, encoder.encode(texts[:], "document"), atol=1e-6)
     assert isinstance(found, np.memmap)
-    rounded = encode_blocks(encoder, texts, "document", tmp_path / "rounded", Processes(), bf16=True)
-    assert 1e-5 < np.abs(rounded - found).max() < 0.01
     marked = np.full((4, found.shape[1]), 7, dtype=np.float32)
     (tmp_path / "killed").mkdir()
     np.save(tmp_path / "killed" / f"{4:012}.npy", marked)  # as a killed run would have left it

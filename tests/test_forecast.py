@@ -58,9 +58,9 @@ def steps(monkeypatch):
 def test_told_steps_and_documents_are_those_of_the_training(collection, config, steps, tmp_path, monkeypatch, capsys):
     encoded, written, encode = [], [], embedding.encode_blocks
 
-    def counted(encoder, texts, *others, **named):
+    def counted(encoder, texts, *others):
         encoded.append(len(texts))
-        return encode(encoder, texts, *others, **named)
+        return encode(encoder, texts, *others)
 
     def foreseen(self, stages):
         told = foresee(self, stages)

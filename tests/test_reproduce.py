@@ -253,8 +253,7 @@ def test_docids_of_other_points_are_read_from_a_file_as_they_were_clustered(poin
 
 def test_points_of_other_docids(config, data, tmp_path):
     collection = read_collection(data)
-    exact = Config.named(config).with_changes({"bf16": False})
-    laboratory = Laboratory(collection, exact, tmp_path / "out", "cpu")
+    laboratory = Laboratory(collection, Config.named(config), tmp_path / "out", "cpu")
     encoder, means = laboratory.query_means(laboratory.base)
     texts = [[text] for text in encoder.document_texts(collection.documents["title"], collection.documents["text"])]
     own = [encoder.encode(one, "document") for one in texts]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dsi.contrastive.inference import has_bfloat16
+from dsi.contrastive.trainers import has_bfloat16
 from dsi.store.loading import package_versions
 
 

@@ -47,12 +47,7 @@ class DocumentVectors:
     def _identity(self) -> str:
         """Return a digest of all that the vectors depend on."""
         encoder, segments = self._encoder, self._config.docids.segments
-        identity = [
-            encoder.fingerprint,
-            dataclasses.asdict(encoder.config),
-            self._collection.digest,
-            str(self._config.bf16),
-        ]
+        identity = [encoder.fingerprint, dataclasses.asdict(encoder.config), self._collection.digest]
         if segments > 1:
             identity.append(str(segments))
         if self._tokens:
@@ -74,9 +69,7 @@ class DocumentVectors:
             whole = self._collection.full_texts() if self._config.docids.segments == 1 else self._texts
             encode_token_blocks(model, head, whole, self._folder, self._processes)
             head = None
-        return encode_blocks(
-            self._encoder, self._texts, "document", self._folder, self._processes, head, bf16=self._config.bf16
-        )
+        return encode_blocks(self._encoder, self._texts, "document", self._folder, self._processes, head)
 
     def tokens(self) -> TokenVectors | None:
         """Return the token vectors that `embeddings` wrote; None if the index has none."""

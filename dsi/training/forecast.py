@@ -9,6 +9,7 @@ import copy
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from math import ceil
@@ -21,11 +22,10 @@ from torch import Tensor
 from dsi.config import Config
 from dsi.contrastive.blocks import DocumentTexts
 from dsi.contrastive.encoder import Encoder
-from dsi.contrastive.inference import has_bfloat16
 from dsi.contrastive.losses import CHUNK
 from dsi.contrastive.sparse import build_lexical
 from dsi.contrastive.tokens import SAMPLE, TokenHead
-from dsi.contrastive.trainers import CHECKPOINTS
+from dsi.contrastive.trainers import CHECKPOINTS, has_bfloat16
 from dsi.contrastive.training import contrastive_loss
 from dsi.docids.clustering import assemble
 from dsi.docids.data.collection import Collection, FullTexts
@@ -138,8 +138,8 @@ class Forecast:
         a_step = seconds_for(self._step, min(size, len(self._texts)), min(size, rows))
         share = min(1.0, config.epochs * rows / (steps * min(size, rows)))  # the last batch of an epoch is smaller
         checkpoints = ceil(min(CHECKPOINTS, steps) * left / steps)
-        # Weights, those before, gradients, two moments, and about two more in what oneDNN's kernels hold; of a chunk what is kept,
-        # and about twice as much while gradients go through it.
+        # Weights, those before, gradients, two moments, about two more in oneDNN's kernels; what is kept of a chunk, and
+        # about twice as much while gradients go through it.
         memory = 7 * self._weights + 3 * self._kept_for_gradients()
         return Cost(left * a_step * share + (3 * checkpoints + 1) * saving, memory, {"steps": left})
 
@@ -171,7 +171,7 @@ class Forecast:
         views += [views[0]] * config.contrastive.negatives
         bf16 = config.bf16 and has_bfloat16(use_cpu=device.type == "cpu")
         views = [{k: v.to(device) if isinstance(v, Tensor) else v for k, v in view.items()} for view in views]
-        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+        with torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext():
             loss = contrastive_loss(encoder, config.contrastive, chunk)
             labels = torch.arange(len(texts), device=device)[:, None].expand(-1, len(views))
             return loss(views, labels)  # type: ignore[no-any-return]
@@ -326,7 +326,7 @@ class Forecast:
     @cached_property
     def _fast(self) -> Encoder:
         """The encoder as `encode_blocks` uses it."""
-        return self._encoder.for_indexing(bf16=self._config.bf16)
+        return self._encoder.for_search()
 
     @cached_property
     def _pass_memory(self) -> int:

@@ -160,9 +160,7 @@ class GeneratorStage:
             if part.kind == "document" and self.tree.segments == 1:
                 found.append(self.tree.embeddings[self.tree.positions])
             else:
-                found.append(
-                    encode_blocks(self.encoder, part.texts, part.kind, folder, self.processes, bf16=self.config.bf16)
-                )
+                found.append(encode_blocks(self.encoder, part.texts, part.kind, folder, self.processes))
         return Embeddings(found)
 
     def _states(self, parts: Sequence[Part]) -> StateCache:
@@ -183,5 +181,5 @@ class GeneratorStage:
 
     def _folder(self, part: Part, *, states: bool) -> Path:
         """Return the folder for what the encoder makes of a part, named by a digest of all it depends on."""
-        encoder = [self.encoder.fingerprint, asdict(self.encoder.config), self.config.bf16]
-        return self.states / digest([*encoder, self.collection.digest, states, part.kind, part.origin])[:16]
+        identity = [self.encoder.fingerprint, asdict(self.encoder.config), self.collection.digest, states]
+        return self.states / digest([*identity, part.kind, part.origin])[:16]

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsi.docids.data import lines
 from dsi.docids.data.collection import cut_dev, read_collection
 from dsi.docids.files.storage import digest, sha256
 from dsi.docids.words.bm25 import BM25
@@ -48,6 +49,38 @@ def test_gzip_and_non_ascii_text_and_a_changed_file_are_read(beir):
     with gzip.open(folder / "corpus.jsonl.gz", "wt", encoding="utf-8") as file:
         file.write(DOC + "\n" + DOC.replace('"a"', '"b"'))
     assert list(read_collection(folder).documents["doc_id"]) == ["a", "b"]
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs devices and files of a Linux system")
+@pytest.mark.parametrize("name", ["corpus.jsonl", "queries.jsonl", "qrels/test.tsv"])
+@pytest.mark.parametrize("kind", ["pipe", "/dev/zero", "/proc/self/pagemap", "hole", "folder"])
+def test_what_has_no_end_is_not_read(beir, name, kind):
+    folder = beir(DOC, QUERY, test=QRELS)
+    path = folder / name
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "hole":
+        with path.open("wb") as file:
+            file.truncate(2**33)
+    else:
+        path.symlink_to(kind)
+    with pytest.raises(
+        ValueError, match=rf"{path.name} (must be a regular file|has 8,589,934,592 bytes).*; put the file"
+    ):
+        read_collection(folder)
+
+
+def test_a_few_bytes_that_stand_for_a_line_without_end_are_refused(beir, monkeypatch):
+    monkeypatch.setattr(lines, "_LONGEST", 1000)
+    folder = beir(DOC, QUERY, test=QRELS)
+    (folder / "corpus.jsonl").unlink()
+    with gzip.open(folder / "corpus.jsonl.gz", "wb") as file:
+        file.write(DOC.encode() + b"\n" + b" " * 10**6)
+    with pytest.raises(ValueError, match=r"corpus.jsonl.gz, line 2 has more than 1,000 bytes; write shorter lines\."):
+        read_collection(folder)
 
 
 def test_a_file_changed_within_its_size_and_time_is_read_again(beir):

@@ -373,6 +373,16 @@ print(_temporary_folder().name)
     assert not Path(folder).exists()
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs files of a Linux system")
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv"])
+def test_what_has_no_end_is_not_read_from_a_folder(tmp_path, name):
+    (tmp_path / name).symlink_to("/proc/self/pagemap")
+    with pytest.raises(
+        ValueError, match=f"{name} must be a regular file, and is one of the system; put the file itself"
+    ):
+        dsi.Collection.from_folder(tmp_path)
+
+
 def test_the_shell_indexes_a_folder_of_texts_and_says_that_nothing_is_trained(notes, tmp_path, capsys, caplog):
     assert main(["train", "--data", str(notes), "--output", str(tmp_path / "run"), "--device", "cpu"]) == 0
     assert f"{notes} has no train queries: encoder and generator stay as they are." in caplog.messages

@@ -20,7 +20,15 @@ import datasets
 
 from dsi.docids.data import existing_folder, find_collection
 from dsi.docids.data.dev_queries import cut_dev, relevant_documents
-from dsi.docids.data.lines import json_lines, named_records, text_lines, whole_number, write_json_line, write_judgements
+from dsi.docids.data.lines import (
+    ITSELF,
+    json_lines,
+    named_records,
+    text_lines,
+    whole_number,
+    write_json_line,
+    write_judgements,
+)
 from dsi.docids.data.records import (
     QUERY_ID_KEYS,
     check_documents,
@@ -32,6 +40,7 @@ from dsi.docids.data.records import (
 from dsi.docids.data.sources import folder_records, memory_records
 from dsi.docids.files.checks import folder_to_replace, plain, shown
 from dsi.docids.files.storage import digest, replace_folder, sha256
+from dsi.docids.files.untrusted import check_file
 from dsi.docids.types import Qrels
 
 logger = logging.getLogger(__name__)
@@ -275,14 +284,15 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
         return Collection.from_folder(folder)
     documents = read_documents(folder)
     rows = _rows(documents)
-    judged = [split for split in SPLITS if (folder / "qrels" / f"{split}.tsv").exists()]
+    judged = {split: path for split in SPLITS if (path := folder / "qrels" / f"{split}.tsv").exists()}
+    for path in judged.values():
+        check_file(path, ITSELF)
     queries = read_queries(folder) if judged or _has(folder, "queries.jsonl") else {}
-    qrels = {split: _read_qrels(folder / "qrels" / f"{split}.tsv", queries, rows) for split in judged}
+    qrels = {split: _read_qrels(path, queries, rows) for split, path in judged.items()}
     if queries and not judged:
         _warn_unused(folder, queries, "qrels/train.tsv, dev.tsv, test.tsv")
-    files = [_find(folder, "corpus.jsonl"), *([_find(folder, "queries.jsonl")] if queries else [])]
-    files += [folder / "qrels" / f"{split}.tsv" for split in judged]
-    versions = [sha256(path) for path in sorted(files)]
+    files = [_find(folder, name) for name in ("corpus.jsonl", *(["queries.jsonl"] if queries else []))]
+    versions = [sha256(path) for path in sorted([*files, *judged.values()])]
     return Collection(str(folder), versions, documents, queries, *_cut(qrels, dev_queries, seed), rows)
 
 
@@ -498,5 +508,6 @@ def _has(folder: Path, name: str) -> bool:
 def _find(folder: Path, name: str) -> Path:
     for path in (folder / name, folder / f"{name}.gz"):
         if path.exists():
+            check_file(path, ITSELF)
             return path
     raise FileNotFoundError(f"{folder / name} (or {name}.gz) does not exist; a collection needs it (BEIR layout).")

@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+ITSELF = "put the file itself there"
+"""What to do about a file of a collection that is none."""
+_LONGEST = 2**26
+"""Bytes of a line; a few compressed ones can stand for a line that fills the memory."""
 
 
 def text_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -17,12 +21,14 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     A file whose name ends in .gz is decompressed. A byte order mark is skipped; lines end in LF or CRLF.
 
     Raises:
-        ValueError: a line is not UTF-8, or the compressed data are damaged or truncated.
+        ValueError: a line is too long or not UTF-8, or the compressed data are damaged or truncated.
     """
     number = 0
     try:
         with _open(path) as file:
-            for number, line in enumerate(file, start=1):
+            for number, line in enumerate(iter(lambda: file.readline(_LONGEST + 1), b""), start=1):
+                if len(line) > _LONGEST:
+                    raise ValueError(f"{path}, line {number} has more than {_LONGEST:,} bytes; write shorter lines.")
                 text = _decode(line, f"{path}, line {number}").removeprefix("\ufeff" if number == 1 else "")
                 if text.strip():
                     yield number, text.rstrip("\r\n")

@@ -12,9 +12,10 @@ import datasets
 import pandas
 import pyarrow as pa
 
-from dsi.docids.data.lines import named_records, read_text
+from dsi.docids.data.lines import ITSELF, named_records, read_text
 from dsi.docids.data.records import ID_KEYS, TEXT_KEYS
 from dsi.docids.files.checks import shown, unpack
+from dsi.docids.files.untrusted import check_file
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +99,7 @@ def folder_records(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if left_out:
         logger.warning("%s: files that are not read: %s.", folder, _counted(left_out))
     for path in read:
+        check_file(path, ITSELF)
         yield from _file_records(path, path.relative_to(folder))
 
 

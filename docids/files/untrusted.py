@@ -83,8 +83,12 @@ def catching_panics() -> Iterator[None]:
         raise RuntimeError(f"A library failed on this text ({error!r}).") from error
 
 
-def check_file(path: Path) -> None:
+def check_file(path: Path, remedy: str = RESTORE) -> None:
     """Raise unless a path is a regular file or a link to one, and its bytes were written: reading may never end otherwise.
+
+    Args:
+        path: of the file.
+        remedy: what to do about it, for messages.
 
     Raises:
         FileNotFoundError: it does not exist.
@@ -93,16 +97,16 @@ def check_file(path: Path) -> None:
     try:
         found = path.stat()
     except FileNotFoundError:
-        raise FileNotFoundError(f"{path} is missing; {RESTORE}.") from None
+        raise FileNotFoundError(f"{path} is missing; {remedy}.") from None
     except OSError as error:  # circular links
-        raise ValueError(f"{path} cannot be read ({error.strerror}); {RESTORE}.") from None
+        raise ValueError(f"{path} cannot be read ({error.strerror}); {remedy}.") from None
     mode, size = found.st_mode, found.st_size
     if not stat.S_ISREG(mode):
-        raise ValueError(f"{path} must be a regular file, and is a folder, a device or a pipe; {RESTORE}.")
+        raise ValueError(f"{path} must be a regular file, and is a folder, a device or a pipe; {remedy}.")
     if path.resolve().parts[:2] in _PSEUDO:
-        raise ValueError(f"{path} must be a regular file, and is one of the system; {RESTORE}.")
+        raise ValueError(f"{path} must be a regular file, and is one of the system; {remedy}.")
     if size > _LARGE and _stored_bytes(path, size) < size / 2:
-        raise ValueError(f"{path} has {size:,} bytes, most of which were never written; {RESTORE}.")
+        raise ValueError(f"{path} has {size:,} bytes, most of which were never written; {remedy}.")
 
 
 def _stored_bytes(path: Path, size: int) -> int:

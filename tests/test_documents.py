@@ -138,6 +138,11 @@ def test_a_mask_of_a_large_table_is_quick():
         (["en"], r"line 2: metadata must be an object, got \['en'\]"),
         ({"title": "x"}, r"line 2: metadata must not have the key 'title'; give it another name"),
         ({"DOC_ID": "x"}, r"line 2: metadata must not have the key 'DOC_ID'; give it another name"),
+        ({"a\0b": "x"}, r"line 2: the key 'a.x00b' of metadata must not hold NUL; give it another name"),
+        (
+            {str(number): 0 for number in range(998)},
+            r"line 2: documents may have at most 997 different keys of metadata, .* 99\d",
+        ),
         ({"year": 2**63}, r"line 2: metadata 'year' must be an integer of at most 64 bits, got 9223372036854775808"),
         ({"lang": "\ud800"}, r"line 2: metadata 'lang' must be Unicode text, got the lone surrogate"),
         (

@@ -110,11 +110,11 @@ def column_types(records: Numbered) -> dict[str, str]:
                     "before; give it one type."
                 )
             types[key] = kind if before is kind else float
-    if len(types) + len(COLUMNS) > MOST_COLUMNS:
-        raise ValueError(
-            f"Documents may have at most {MOST_COLUMNS - len(COLUMNS)} different keys of metadata, got {len(types)}; leave "
-            "some out."
-        )
+        if len(types) + len(COLUMNS) > MOST_COLUMNS:
+            raise ValueError(
+                f"{source}: documents may have at most {MOST_COLUMNS - len(COLUMNS)} different keys of metadata, this one makes "
+                f"them {len(types)}; leave some out."
+            )
     return {column: TYPES[types.get(column, str)] for column in (*COLUMNS, *types)}
 
 
@@ -249,6 +249,8 @@ def _usable_id(value: str, name: str) -> str:
 
 def _key(key: object, source: str) -> str:
     name = text(key, f"{source}: a key of metadata")
+    if "\0" in name:  # where Arrow ends the names of columns
+        raise ValueError(f"{source}: the key {shown(name)} of metadata must not hold NUL; give it another name.")
     if name.casefold() in COLUMNS:
         raise ValueError(f"{source}: metadata must not have the key {shown(name)}; give it another name.")
     return name

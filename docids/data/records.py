@@ -112,7 +112,7 @@ def column_types(records: Numbered) -> dict[str, str]:
             types[key] = kind if before is kind else float
         if len(types) + len(COLUMNS) > MOST_COLUMNS:
             raise ValueError(
-                f"{source}: documents may have at most {MOST_COLUMNS - len(COLUMNS)} different keys of metadata, this one makes "
+                f"{source}: documents may have at most {MOST_COLUMNS - len(COLUMNS)} different keys of metadata, this makes "
                 f"them {len(types)}; leave some out."
             )
     return {column: TYPES[types.get(column, str)] for column in (*COLUMNS, *types)}

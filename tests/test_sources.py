@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import datasets
@@ -381,6 +382,13 @@ def test_what_has_no_end_is_not_read_from_a_folder(tmp_path, name):
         ValueError, match=f"{name} must be a regular file, and is one of the system; put the file itself"
     ):
         dsi.Collection.from_folder(tmp_path)
+
+
+def test_a_heading_of_many_spaces_takes_no_time(tmp_path):
+    (tmp_path / "a.md").write_text("# a" + " " * 10**6 + "#b\n" + "#" * 10**6)
+    started = time.perf_counter()
+    assert dsi.Collection.from_folder(tmp_path).documents["title"][:] == ["a #b"]
+    assert time.perf_counter() - started < 10
 
 
 def test_the_shell_indexes_a_folder_of_texts_and_says_that_nothing_is_trained(notes, tmp_path, capsys, caplog):

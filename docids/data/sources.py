@@ -21,7 +21,6 @@ logger = logging.getLogger(__name__)
 
 _TEXTS, _LINES, _ROWS = (".txt", ".md"), (".jsonl", ".jsonl.gz"), (".csv",)
 _READ = (*_TEXTS, *_LINES, *_ROWS)
-_HEADING = re.compile(r"^#+\s+(.+?)\s*#*$", re.MULTILINE)
 
 
 def memory_records(
@@ -115,14 +114,28 @@ def _file_records(path: Path, name: Path) -> Iterator[tuple[str, dict[str, Any]]
     """Yield the documents of a file; `name` is its path in the folder."""
     if path.name.lower().endswith(_TEXTS):
         text = read_text(path)
-        heading = _HEADING.search(text) if path.suffix.lower() == ".md" else None
-        title = heading[1] if heading else re.sub(r"[-_]+", " ", path.stem)
+        heading = _heading(text) if path.suffix.lower() == ".md" else ""
+        title = heading or re.sub(r"[-_]+", " ", path.stem)
         yield str(path), {"_id": "%20".join(name.as_posix().split()), "title": title, "text": text}
     elif path.name.lower().endswith(_LINES):
         for source, record in named_records(path):
             yield source, _regular(record)
     else:
         yield from _table_records(path)
+
+
+def _heading(text: str) -> str:
+    r"""Return the first heading of a text in Markdown, "" if it has none.
+
+    >>> _heading("words"), _heading("#hash\n## C# in short ##\n# Next")
+    ('', 'C# in short')
+    """
+    for line in text.splitlines():
+        words = line.lstrip("#").split() if line.startswith("#") else []
+        if words and line.lstrip("#")[0].isspace():
+            closed = len(words) > 1 and not words[-1].strip("#")
+            return " ".join(words[:-1] if closed else words)
+    return ""
 
 
 def _table_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -120,7 +120,7 @@ def test_a_graph_is_made_once(encoder, monkeypatch):
     assert len(graphs()) == 1
 
 
-@pytest.mark.parametrize("change", ["altered", "cut", "no record", "of other weights"])
+@pytest.mark.parametrize("change", ["altered", "cut", "no record", "a hole", "without an end", "of other weights"])
 def test_a_graph_that_is_not_as_it_was_written_is_made_again(encoder, sentence_t5_folder, change):
     encoder.for_search(backend="onnx")
     (folder,) = graphs()
@@ -131,6 +131,11 @@ def test_a_graph_that_is_not_as_it_was_written_is_made_again(encoder, sentence_t
         (folder / "transformer.onnx").write_bytes(good[:1000])
     elif change == "no record":
         (folder / "record.json").unlink()
+    elif change == "a hole":
+        with (folder / "record.json").open("r+b") as file:
+            file.truncate(2**36)
+    elif change == "without an end":
+        (folder / "more").symlink_to("/proc/self/pagemap")
     else:
         other = Encoder.load(EncoderConfig(name=f"fresh:{sentence_t5_folder}", **PROMPTS), device="cpu")
         other.for_search(backend="onnx")

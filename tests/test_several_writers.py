@@ -85,6 +85,35 @@ def test_an_index_in_its_last_generation_stays_loadable(run):
     assert retriever.save_update(run) == 3
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
+@pytest.mark.parametrize("name", [".run.lock", ".run.writer", ".run.queue"])
+def test_what_lies_where_a_lock_is_kept_is_refused(run, tmp_path, name, kind):
+    path, other = tmp_path / name, tmp_path / "other"
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to(other)
+    else:
+        path.mkdir()
+    retriever = load(run)
+    retriever.add(DOCUMENTS[50:51])
+    with pytest.raises(ValueError, match=f"{name} must be a file that this package writes, and is a link, a pipe or"):
+        retriever.save_update(run)
+    assert not other.exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+def test_a_pipe_in_an_index_that_is_saved_over_is_not_waited_for(run):
+    os.mkfifo(run / "own")
+    retriever = load(run)
+    retriever.add(DOCUMENTS[50:51])
+    retriever.save_pretrained(run)
+    assert len(load(run).documents.rows) == 51
+    assert (run / "own").is_fifo()
+
+
 def test_threads_that_save_one_retriever_lose_nothing(run):
     retriever = load(run)
 

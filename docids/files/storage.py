@@ -339,12 +339,14 @@ def writing_to(folder: Path, *, wait: bool = True) -> Iterator[None]:
     Raises:
         BlockingIOError: another process writes to the folder, and `wait` is False.
         OSError: the file system has no locks.
+        ValueError: something else lies where the lock is kept.
     """
     file = beside(folder.resolve(), "lock")
     file.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(file.parent, os.W_OK):
         file = folder / ".lock"
     lock, writer = FileLock(file, is_singleton=True), file.with_suffix(".writer")  # one lock in all calls of a process
+    _check_own(file, writer, writer.with_suffix(".queue"))
     _acquire(lock, folder, writer, wait=wait)
     outermost = lock.lock_counter == 1
     try:
@@ -356,6 +358,15 @@ def writing_to(folder: Path, *, wait: bool = True) -> Iterator[None]:
         if outermost:
             writer.unlink(missing_ok=True)
         lock.release()
+
+
+def _check_own(*paths: Path) -> None:
+    """Raise ValueError if one of our small files is something else: a pipe would be waited for, and a link written through."""
+    for path in paths:
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise ValueError(
+                f"{path} must be a file that this package writes, and is a link, a pipe or a folder; remove it."
+            )
 
 
 def _acquire(lock: FileLock, folder: Path, writer: Path, *, wait: bool) -> None:
@@ -431,7 +442,8 @@ def replace_folder(folder: Path) -> Iterator[Path]:
                 found = path.lstat()
                 if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:  # a linked file is not ours alone
                     path.chmod(mode)
-                _sync(path)
+                if stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode):  # a pipe would be waited for
+                    _sync(path)
         if folder.is_dir():
             _move_away(folder, previous)
         remove(folder)  # what is no folder

@@ -24,6 +24,8 @@ from dsi.search.request import SearchConfig
 
 CONFIGS = Path(__file__).parent / "configs"
 """Folder of the configurations that ship with the package, NAME.toml each."""
+_LARGEST = 2**16
+"""Bytes of a configuration; the parser takes minutes for a megabyte of dots."""
 
 
 LEXICAL_WEIGHT, TOKEN_WEIGHT = 0.03, 1.0
@@ -208,6 +210,8 @@ def _with_base(path: Path, seen: list[Path]) -> dict[str, Any]:
     """Return the settings of a file, merged over those of its base."""
     if path.resolve() in seen:
         raise ValueError(f"{path} names itself as its base, directly or through others; remove one `base`.")
+    if (size := path.stat().st_size) > _LARGEST:
+        raise ValueError(f"{path} has {size:,} bytes, a configuration has at most {_LARGEST:,}; remove what is none.")
     try:
         settings = tomllib.loads(path.read_text(encoding="utf-8"))
     except RecursionError:

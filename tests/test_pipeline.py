@@ -657,6 +657,9 @@ def test_a_configuration_over_its_base(tmp_path):
     (tmp_path / "a.toml").write_text('base = "b.toml"\n')
     with pytest.raises(ValueError, match="names itself as its base"):
         read_config(tmp_path / "b.toml")
+    (tmp_path / "a.toml").write_text(".".join("a" * 50_000) + " = 1\n")
+    with pytest.raises(ValueError, match=r"a\.toml has 100,004 bytes, a configuration has at most 65,536"):
+        read_config(tmp_path / "a.toml")
     (tmp_path / "a.toml").write_text("base = 3\n")
     with pytest.raises(ValueError, match="base must be the name of a configuration, got 3"):
         read_config(tmp_path / "a.toml")

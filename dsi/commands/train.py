@@ -78,6 +78,9 @@ def read_embeddings(path: Path) -> "NDArray[np.float32]":
     """
     import numpy as np
 
+    from dsi.docids.files.untrusted import check_file
+
+    check_file(path, "write it with numpy.save")
     try:
         array = np.lib.format.open_memmap(path, mode="r")
     except Exception:  # a broken header raises nearly anything

@@ -105,13 +105,18 @@ def test_what_lies_where_a_lock_is_kept_is_refused(run, tmp_path, name, kind):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
-def test_a_pipe_in_an_index_that_is_saved_over_is_not_waited_for(run):
+def test_pipes_and_links_in_an_index_that_is_saved_over_stay_what_they_are(run, tmp_path):
     os.mkfifo(run / "own")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "file").write_text("mine")
+    (run / "link").symlink_to("../elsewhere")
     retriever = load(run)
     retriever.add(DOCUMENTS[50:51])
     retriever.save_pretrained(run)
     assert len(load(run).documents.rows) == 51
     assert (run / "own").is_fifo()
+    assert (run / "link").is_symlink()
+    assert (tmp_path / "elsewhere" / "file").stat().st_nlink == 1
 
 
 def test_threads_that_save_one_retriever_lose_nothing(run):

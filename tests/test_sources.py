@@ -384,6 +384,12 @@ def test_what_has_no_end_is_not_read_from_a_folder(tmp_path, name):
         dsi.Collection.from_folder(tmp_path)
 
 
+def test_a_table_of_too_many_columns_is_refused_before_it_is_parsed(tmp_path):
+    (tmp_path / "a.csv").write_text("id,text" + "," * 10**6 + "\n1,a\n")
+    with pytest.raises(ValueError, match=r"a\.csv, line 1: a table has at most 1,000 columns, got 1,000,002"):
+        dsi.Collection.from_folder(tmp_path)
+
+
 def test_a_heading_of_many_spaces_takes_no_time(tmp_path):
     (tmp_path / "a.md").write_text("# a" + " " * 10**6 + "#b\n" + "#" * 10**6)
     started = time.perf_counter()

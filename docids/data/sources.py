@@ -13,7 +13,7 @@ import pandas
 import pyarrow as pa
 
 from dsi.docids.data.lines import ITSELF, named_records, read_text
-from dsi.docids.data.records import ID_KEYS, TEXT_KEYS
+from dsi.docids.data.records import ID_KEYS, MOST_COLUMNS, TEXT_KEYS
 from dsi.docids.files.checks import shown, unpack
 from dsi.docids.files.untrusted import check_file
 
@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 _TEXTS, _LINES, _ROWS = (".txt", ".md"), (".jsonl", ".jsonl.gz"), (".csv",)
 _READ = (*_TEXTS, *_LINES, *_ROWS)
+_HEADER = 2**20
+"""Bytes of the first line of a table that are read for the number of its columns."""
 
 
 def memory_records(
@@ -89,7 +91,8 @@ def folder_records(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and not _is_hidden(path.relative_to(folder))]
     read = [path for path in paths if path.name.lower().endswith(_READ)]
-    left_out = Counter(path.suffix.lower() or path.name for path in paths if path not in set(read))
+    known = set(read)
+    left_out = Counter(path.suffix.lower() or path.name for path in paths if path not in known)
     if not read:
         found = f"it holds {_counted(left_out)}" if left_out else "it is empty"
         raise FileNotFoundError(
@@ -142,6 +145,12 @@ def _table_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the rows of a .csv file whose first line names the columns; numbers stay numbers in metadata."""
     texts = dict.fromkeys((*ID_KEYS, *TEXT_KEYS, "title"), str)
     read: dict[str, Any] = {"keep_default_na": False, "na_values": [""], "encoding": "utf-8-sig", "index_col": False}
+    with path.open("rb") as file:
+        columns = file.readline(_HEADER).count(b",") + 1
+    if columns > MOST_COLUMNS:
+        raise ValueError(
+            f"{path}, line 1: a table has at most {MOST_COLUMNS:,} columns, got {columns:,}; leave some out."
+        )
     try:
         with warnings.catch_warnings(action="error", category=pandas.errors.ParserWarning):  # rows that are too long
             names = pandas.read_csv(path, **read, header=None, nrows=1, dtype=str).iloc[0].tolist()

@@ -146,7 +146,11 @@ def replace_index(
         save_docids(tree, documents, new / "docids", texts=True)
         write_manifest(new, encoder, tree, config)
         for entry in folder.iterdir() if folder.exists() else ():
-            if not (entry.name in _OF_TRAINING or _GENERATION.fullmatch(entry.name)):
+            if entry.name in _OF_TRAINING or _GENERATION.fullmatch(entry.name):
+                continue
+            if entry.is_symlink():
+                (new / entry.name).symlink_to(entry.readlink(), target_is_directory=entry.is_dir())
+            else:
                 (link_files if entry.is_dir() else link)(entry, new / entry.name)
 
 

@@ -441,8 +441,19 @@ def check_inputs(model: nn.Module) -> None:
             if (expansion := module.query_expansion) and expansion["length"] > most:
                 raise ValueError(f"it expands queries to {expansion['length']} tokens and reads {most}")
             _check_tokenizer(module.tokenizer, module.auto_model.get_input_embeddings().num_embeddings)
+            _check_room(module)
         elif isinstance(module, SparseStaticEmbedding):
             _check_tokenizer(module.tokenizer, len(module.weight))
+
+
+def _check_room(module: Transformer) -> None:
+    """Raise ValueError if a length is one at which a tokenizer cuts nothing: its special tokens alone are as many."""
+    special = len(module.tokenizer.backend_tokenizer.encode("").ids)
+    lengths = {name: getattr(module, name) for name in ("max_seq_length", "query_length", "document_length")}
+    lengths["length of expanded queries"] = (module.query_expansion or {}).get("length")
+    for name, length in lengths.items():
+        if length and length <= special:
+            raise ValueError(f"its {name} of {length} leaves no room for a text beside {special} special tokens")
 
 
 def _check_tokenizer(tokenizer: Any, embeddings: int) -> None:

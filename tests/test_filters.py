@@ -124,6 +124,7 @@ def test_columns_may_have_any_name():
     ("where", "message"),
     [
         ("lagn = 'en'", "at character 1: no such column: lagn; the nearest is lang, and the columns are lang, year, score"),
+        ("zzz = 3", "at character 1: no such column: zzz; the columns are lang, year, score"),
         ("\"lagn\" = 'en'", "at character 1: no such column: lagn; the nearest is lang"),
         ("Lang = 'en'", "at character 1: no such column: Lang; the nearest is lang"),
         ("year > '1999'", "at character 8: year is a column of integer values, got the text '1999'; it takes numbers"),

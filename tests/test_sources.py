@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import datasets
+import numpy
 import pandas
 import pyarrow
 import pytest
@@ -382,6 +383,16 @@ def test_what_has_no_end_is_not_read_from_a_folder(tmp_path, name):
         ValueError, match=f"{name} must be a regular file, and is one of the system; put the file itself"
     ):
         dsi.Collection.from_folder(tmp_path)
+
+
+def test_ids_may_be_whole_numbers_everywhere():
+    collection = dsi.Collection.from_records(
+        [{"id": 1, "text": "neon"}, {"id": 2, "text": "argon"}],
+        queries={1: "which gas"},
+        qrels={"test": {numpy.int64(1): {numpy.int64(2): 1}}},
+    )
+    assert collection.qrels["test"] == {"1": {"2": 1}}
+    assert list(collection.rows) == ["1", "2"]
 
 
 def test_a_table_of_too_many_columns_is_refused_before_it_is_parsed(tmp_path):

@@ -88,10 +88,10 @@ def test_text_is_written_whole_and_hashed(tmp_path):
 
 
 def test_json_is_strict_and_infinity_comes_back(tmp_path):
-    write_json(tmp_path / "file.json", {"beta": math.inf, "list": [1.5, (-math.inf, "é")]})
+    write_json(tmp_path / "file.json", {"beta": math.inf, "list": [1.5, (-math.inf, "é")], "none": math.nan})
     text = (tmp_path / "file.json").read_text(encoding="utf-8")
     record = json.loads(text, parse_constant=pytest.fail)  # Infinity would be no JSON
-    assert record == {"beta": "inf", "list": [1.5, ["-inf", "é"]]}
+    assert record == {"beta": "inf", "list": [1.5, ["-inf", "é"]], "none": None}
     assert float(record["beta"]) == math.inf
 
 

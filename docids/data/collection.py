@@ -38,7 +38,7 @@ from dsi.docids.data.records import (
     table_row,
 )
 from dsi.docids.data.sources import folder_records, memory_records
-from dsi.docids.files.checks import folder_to_replace, plain, shown
+from dsi.docids.files.checks import folder_to_replace, plain, shown, unpack
 from dsi.docids.files.storage import digest, replace_folder, sha256
 from dsi.docids.files.untrusted import check_file
 from dsi.docids.types import Qrels
@@ -367,15 +367,23 @@ def _memory_qrels(qrels: Mapping[str, Qrels], queries: Mapping[str, str], rows: 
             f"qrels must be {{split: {{query_id: {{doc_id: relevance}}}}}} of the splits {', '.join(SPLITS)}, got "
             f"{shown(qrels)}."
         )
+    read: dict[str, Qrels] = {}
     for split, judgements in qrels.items():
+        read[split] = {}
         for query_id, doc_id, relevance in _triples(judgements, f"qrels[{split!r}]"):
             source = f"qrels[{split!r}][{query_id!r}]"
-            _check_judged(source, query_id, doc_id, queries, rows)
-            plain(int, relevance, f"{source}[{doc_id!r}]")
-    return {
-        split: {query_id: dict(judged) for query_id, judged in judgements.items()}
-        for split, judgements in qrels.items()
-    }
+            query, document = _id(query_id), _id(doc_id)
+            _check_judged(source, query, document, queries, rows)
+            read[split].setdefault(query, {})[document] = plain(int, relevance, f"{source}[{doc_id!r}]")
+        for query_id in judgements:
+            read[split].setdefault(_id(query_id), {})
+    return read
+
+
+def _id(key: Any) -> Any:
+    """Return an id as `memory_records` reads it: whole numbers are written out."""
+    value = unpack(key)
+    return str(value) if type(value) is int else value
 
 
 def _triples(qrels: Qrels, name: str = "qrels") -> Iterator[tuple[str, str, int]]:

@@ -265,7 +265,7 @@ def naming_full_disk(path: Path) -> Iterator[None]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write strict JSON atomically; infinity becomes the string "inf", which float() reads back."""
+    """Write strict JSON atomically; infinity becomes the string "inf", which float() reads back, and what is no number null."""
     write_text(path, json.dumps(_strict(value), indent=1, ensure_ascii=False) + "\n")
 
 
@@ -283,7 +283,9 @@ def _strict(value: Any) -> Any:
         return {key: _strict(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_strict(item) for item in value]
-    return str(value) if isinstance(value, float) and math.isinf(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value
 
 
 def read_while_unchanged(path: Path, read: Callable[[], T]) -> T:

@@ -200,10 +200,9 @@ class _Parser:
             self._expected("a column; a condition begins with one")
         if token.value not in self.schema.names:
             folded = {name.casefold(): name for name in self.schema.names}
-            near = folded[difflib.get_close_matches(token.value.casefold(), folded, n=1, cutoff=0.0)[0]]
-            self._fail(
-                f"no such column: {_cut(token.value)}; the nearest is {near}, and the columns are {names_of(self.schema)}"
-            )
+            near = difflib.get_close_matches(token.value.casefold(), folded, n=1)
+            nearest = f"the nearest is {folded[near[0]]}, and " if near else ""
+            self._fail(f"no such column: {_cut(token.value)}; {nearest}the columns are {names_of(self.schema)}")
         arrow = self.schema.field(token.value).type
         if arrow not in _KINDS:
             self._fail(f"{token.value} is a column of type {arrow}; filter it by a mask of booleans")

@@ -87,7 +87,10 @@ def _encode(
 
 
 def _taken(doc_id: str) -> str:
-    return f"The doc_id {shown(doc_id)} is in the index already, or comes twice; remove it first, or set replace."
+    return (
+        f"The doc_id {shown(doc_id)} is in the index already, or comes twice; remove it first (from the shell: --remove), or "
+        "pass replace=True."
+    )
 
 
 def _records(documents: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

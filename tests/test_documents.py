@@ -13,6 +13,7 @@ import pytest
 from dsi import Config, GenerativeRetriever, SearchConfig
 from dsi.commands.main import main
 from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.data import records as record_checks
 from dsi.docids.data.collection import Collection, read_collection, read_documents
 from dsi.docids.schemes import SchemeInput, make_docids
 from dsi.docids.vectors import VectorsConfig
@@ -163,6 +164,19 @@ def test_metadata_that_cannot_be_columns_is_named(beir, metadata, message):
     )
     with pytest.raises(ValueError, match=message):
         read_collection(folder)
+
+
+def test_a_few_bytes_that_stand_for_a_large_table_are_refused(monkeypatch):
+    monkeypatch.setattr(record_checks, "_LARGE_TABLE", 2000)
+    rows = [
+        {"id": "x", "text": "a", **{f"k{n}": n for n in range(40)}},
+        *({"id": str(n), "text": "a"} for n in range(99)),
+    ]
+    with pytest.raises(
+        ValueError, match=r"metadata make a table of 2,0\d\d cells by now, of which 40 hold a value; leave"
+    ):
+        Collection.from_records(rows)
+    assert len(Collection.from_records(rows[:49]).documents) == 49
 
 
 def test_numbers_of_both_kinds_share_a_column(beir):

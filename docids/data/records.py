@@ -17,6 +17,8 @@ COLUMNS = ("doc_id", "title", "text")
 """The columns of every document table; metadata has others."""
 MOST_COLUMNS = 1000
 """Columns of a document table, at most."""
+_LARGE_TABLE = 2 * 10**7
+"""Cells of metadata, from which on some part must hold values."""
 NO_ID = r"^$|[\pZ\x00\t-\r\x1c-\x20\x{85}]"
 """A regular expression (RE2) that is found in what is no id: in an empty text, white space or NUL."""
 MOST_OF_ID = 4096
@@ -101,8 +103,11 @@ def column_types(records: Numbered) -> dict[str, str]:
         ValueError: the values of a metadata key have several types, or there are too many keys.
     """
     types: dict[str, type] = {}
-    for source, record in records:
-        for key, value in get_metadata(record, source).items():
+    filled = 0
+    for number, (source, record) in enumerate(records, start=1):
+        metadata = get_metadata(record, source)
+        filled += len(metadata)
+        for key, value in metadata.items():
             before, kind = types.get(key, type(value)), type(value)
             if before is not kind and {before, kind} != {int, float}:
                 raise ValueError(
@@ -110,6 +115,11 @@ def column_types(records: Numbered) -> dict[str, str]:
                     "before; give it one type."
                 )
             types[key] = kind if before is kind else float
+        if (cells := number * len(types)) > _LARGE_TABLE and 50 * filled < cells:
+            raise ValueError(
+                f"{source}: metadata make a table of {cells:,} cells by now, of which {filled:,} hold a value; leave out "
+                "keys that few documents have."
+            )
         if len(types) + len(COLUMNS) > MOST_COLUMNS:
             raise ValueError(
                 f"{source}: documents may have at most {MOST_COLUMNS - len(COLUMNS)} different keys of metadata, this makes "

@@ -21,7 +21,7 @@ import datasets
 from dsi.docids.data import existing_folder, find_collection
 from dsi.docids.data.dev_queries import cut_dev, relevant_documents
 from dsi.docids.data.lines import (
-    ITSELF,
+    file_of_collection,
     json_lines,
     named_records,
     text_lines,
@@ -37,10 +37,9 @@ from dsi.docids.data.records import (
     table_record,
     table_row,
 )
-from dsi.docids.data.sources import folder_records, memory_records
-from dsi.docids.files.checks import folder_to_replace, plain, shown, unpack
+from dsi.docids.data.sources import folder_records, memory_records, written_id
+from dsi.docids.files.checks import folder_to_replace, plain, shown
 from dsi.docids.files.storage import digest, replace_folder, sha256
-from dsi.docids.files.untrusted import check_file
 from dsi.docids.types import Qrels
 
 logger = logging.getLogger(__name__)
@@ -284,9 +283,8 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
         return Collection.from_folder(folder)
     documents = read_documents(folder)
     rows = _rows(documents)
-    judged = {split: path for split in SPLITS if (path := folder / "qrels" / f"{split}.tsv").exists()}
-    for path in judged.values():
-        check_file(path, ITSELF)
+    tables = {split: folder / "qrels" / f"{split}.tsv" for split in SPLITS}
+    judged = {split: file_of_collection(path) for split, path in tables.items() if path.exists()}
     queries = read_queries(folder) if judged or _has(folder, "queries.jsonl") else {}
     qrels = {split: _read_qrels(path, queries, rows) for split, path in judged.items()}
     if queries and not judged:
@@ -375,18 +373,12 @@ def _memory_qrels(qrels: Mapping[str, Qrels], queries: Mapping[str, str], rows: 
         read[split] = {}
         for query_id, doc_id, relevance in _triples(judgements, f"qrels[{split!r}]"):
             source = f"qrels[{split!r}][{query_id!r}]"
-            query, document = _id(query_id), _id(doc_id)
+            query, document = written_id(query_id), written_id(doc_id)
             _check_judged(source, query, document, queries, rows)
             read[split].setdefault(query, {})[document] = plain(int, relevance, f"{source}[{doc_id!r}]")
         for query_id in judgements:
-            read[split].setdefault(_id(query_id), {})
+            read[split].setdefault(written_id(query_id), {})
     return read
-
-
-def _id(key: Any) -> Any:
-    """Return an id as `memory_records` reads it: whole numbers are written out."""
-    value = unpack(key)
-    return str(value) if type(value) is int else value
 
 
 def _triples(qrels: Qrels, name: str = "qrels") -> Iterator[tuple[str, str, int]]:
@@ -519,6 +511,5 @@ def _has(folder: Path, name: str) -> bool:
 def _find(folder: Path, name: str) -> Path:
     for path in (folder / name, folder / f"{name}.gz"):
         if path.exists():
-            check_file(path, ITSELF)
-            return path
+            return file_of_collection(path)
     raise FileNotFoundError(f"{folder / name} (or {name}.gz) does not exist; a collection needs it (BEIR layout).")

@@ -8,11 +8,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
+from dsi.docids.files.untrusted import check_file
+
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
-ITSELF = "put the file itself there"
-"""What to do about a file of a collection that is none."""
 _LONGEST = 2**26
 """Bytes of a line; a few compressed ones can stand for a line that fills the memory."""
+
+
+def file_of_collection(path: Path) -> Path:
+    """Return the path of a file, if it is one that has an end.
+
+    Raises:
+        ValueError: it is a folder, a device or a pipe, one of the system, or large and mostly a hole.
+    """
+    check_file(path, "put the file itself there")
+    return path
 
 
 def text_lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -12,10 +12,9 @@ import datasets
 import pandas
 import pyarrow as pa
 
-from dsi.docids.data.lines import ITSELF, named_records, read_text
+from dsi.docids.data.lines import file_of_collection, named_records, read_text
 from dsi.docids.data.records import ID_KEYS, MOST_COLUMNS, TEXT_KEYS
 from dsi.docids.files.checks import shown, unpack
-from dsi.docids.files.untrusted import check_file
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +74,13 @@ def _regular(record: Mapping[Any, Any], id_keys: Sequence[str] = ID_KEYS) -> dic
     """Return a record without missing values, with whole numbers as ids written out."""
     found = {key: unpack(value) for key, value in record.items()}
     found = {key: value for key, value in found.items() if not _is_missing(value)}
-    return found | {key: str(found[key]) for key in id_keys if type(found.get(key)) is int}
+    return found | {key: written_id(found[key]) for key in id_keys if key in found}
+
+
+def written_id(key: Any) -> Any:
+    """Return an id with whole numbers written out."""
+    value = unpack(key)
+    return str(value) if type(value) is int else value
 
 
 def _is_missing(value: Any) -> bool:
@@ -90,9 +95,8 @@ def folder_records(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         ValueError: a file is not UTF-8, or not of its kind.
     """
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and not _is_hidden(path.relative_to(folder))]
-    read = [path for path in paths if path.name.lower().endswith(_READ)]
-    known = set(read)
-    left_out = Counter(path.suffix.lower() or path.name for path in paths if path not in known)
+    read = [path for path in paths if _is_read(path)]
+    left_out = Counter(path.suffix.lower() or path.name for path in paths if not _is_read(path))
     if not read:
         found = f"it holds {_counted(left_out)}" if left_out else "it is empty"
         raise FileNotFoundError(
@@ -101,12 +105,15 @@ def folder_records(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if left_out:
         logger.warning("%s: files that are not read: %s.", folder, _counted(left_out))
     for path in read:
-        check_file(path, ITSELF)
-        yield from _file_records(path, path.relative_to(folder))
+        yield from _file_records(file_of_collection(path), path.relative_to(folder))
 
 
 def _is_hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
+
+
+def _is_read(path: Path) -> bool:
+    return path.name.lower().endswith(_READ)
 
 
 def _counted(suffixes: Counter[str]) -> str:
@@ -134,8 +141,8 @@ def _heading(text: str) -> str:
     ('', 'C# in short')
     """
     for line in text.splitlines():
-        words = line.lstrip("#").split() if line.startswith("#") else []
-        if words and line.lstrip("#")[0].isspace():
+        rest = line.lstrip("#")
+        if rest != line and rest[:1].isspace() and (words := rest.split()):
             closed = len(words) > 1 and not words[-1].strip("#")
             return " ".join(words[:-1] if closed else words)
     return ""

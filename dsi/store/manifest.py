@@ -22,6 +22,7 @@ _KINDS = {"generation": int, **dict.fromkeys(_TABLES, dict)}
 CHANGING = ("docids", "lexical")
 """The parts that an update replaces, by new folders with the generation in their name; the manifest points to them."""
 MOST_GENERATIONS = 10**9
+"""Of an index: how often it can be updated."""
 _MOST_FILES = 1000
 """Files of an index, at most: each is read to compare its sum."""
 

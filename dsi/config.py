@@ -26,6 +26,8 @@ CONFIGS = Path(__file__).parent / "configs"
 """Folder of the configurations that ship with the package, NAME.toml each."""
 _LARGEST = 2**16
 """Bytes of a configuration; the parser takes minutes for a megabyte of dots."""
+_MOST_BASES = 10
+"""Configurations that a configuration stands on."""
 
 
 LEXICAL_WEIGHT, TOKEN_WEIGHT = 0.03, 1.0
@@ -210,6 +212,10 @@ def _with_base(path: Path, seen: list[Path]) -> dict[str, Any]:
     """Return the settings of a file, merged over those of its base."""
     if path.resolve() in seen:
         raise ValueError(f"{path} names itself as its base, directly or through others; remove one `base`.")
+    if len(seen) > _MOST_BASES:
+        raise ValueError(
+            f"{path} is the base of a base, more than {_MOST_BASES} times; write the settings into one file."
+        )
     if (size := path.stat().st_size) > _LARGEST:
         raise ValueError(f"{path} has {size:,} bytes, a configuration has at most {_LARGEST:,}; remove what is none.")
     try:

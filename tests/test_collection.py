@@ -74,12 +74,24 @@ def test_what_has_no_end_is_not_read(beir, name, kind):
 
 
 def test_a_few_bytes_that_stand_for_a_line_without_end_are_refused(beir, monkeypatch):
-    monkeypatch.setattr(lines, "_LONGEST", 1000)
+    monkeypatch.setattr(lines, "LONGEST_LINE", 1000)
     folder = beir(DOC, QUERY, test=QRELS)
     (folder / "corpus.jsonl").unlink()
     with gzip.open(folder / "corpus.jsonl.gz", "wb") as file:
         file.write(DOC.encode() + b"\n" + b" " * 10**6)
     with pytest.raises(ValueError, match=r"corpus.jsonl.gz, line 2 has more than 1,000 bytes; write shorter lines\."):
+        read_collection(folder)
+
+
+def test_a_few_bytes_that_stand_for_blank_lines_without_end_are_refused(beir, monkeypatch):
+    monkeypatch.setattr(lines, "_MOST_BLANK", 1000)
+    folder = beir(DOC, QUERY, test=QRELS)
+    (folder / "corpus.jsonl").unlink()
+    with gzip.open(folder / "corpus.jsonl.gz", "wb") as file:
+        file.write(DOC.encode() + b"\n" * 1002)
+    with pytest.raises(
+        ValueError, match=r"corpus.jsonl.gz, line 1002: 1,000 lines before it are blank; leave them out"
+    ):
         read_collection(folder)
 
 

@@ -631,6 +631,12 @@ def test_names_of_files_are_printable(tmp_path, name):
     assert str(caught.value).isprintable()
 
 
+def test_folders_too_deep_for_python_are_refused(tmp_path):
+    (tmp_path / "/".join(["n"] * 31)).mkdir(parents=True)
+    with pytest.raises(ValueError, match="has folders in folders, more than 30 of them"):
+        check_folder(tmp_path)
+
+
 def test_texts_stay_in_their_data(tmp_path):
     path, offsets = tmp_path / "documents.arrow", np.array([0, 1, 2, 3], dtype=np.int32)
     arrow(path, pa.table({"doc_id": ["a", "b", "c"], "title": ["d", "e", "f"]}))

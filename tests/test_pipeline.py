@@ -669,6 +669,15 @@ def test_a_configuration_over_its_base(tmp_path):
         expected.with_changes({"training": {"epoch": 3.0}})
 
 
+def test_a_chain_of_bases_has_an_end(tmp_path):
+    for number in range(20):
+        (tmp_path / f"{number}.toml").write_text(f'base = "{number + 1}.toml"')
+    with pytest.raises(
+        ValueError, match=r"11\.toml is the base of a base, more than 10 times; write the settings into one"
+    ):
+        read_config(tmp_path / "0.toml")
+
+
 @pytest.mark.parametrize("sections", [pytest.param({}, marks=pytest.mark.slow), TIED], ids=["digits", "tied"])
 def test_an_index_is_trained_tuned_measured_and_searched_from_python(
     sections, beir, tmp_path, sentence_t5_folder, t5_folder

@@ -485,6 +485,7 @@ def written(path: Path, array: np.ndarray) -> None:
         (lambda path: written(path, np.ones((3, 2), complex)), "an array of complex128 [3, 2]"),
         (lambda path: written(path, np.ones((3, 2), bool)), "an array of bool [3, 2]"),
         (lambda path: written(path, np.ones(3)), "an array of float64 [3]"),
+        (lambda path: written(path, np.ones((3, 0))), "an array of float64 [3, 0]"),
         (lambda path: written(path, np.ones((1, 3, 2))), "an array of float64 [1, 3, 2]"),
         (lambda path: written(path, np.zeros((), [("x", "f4")])), "an array of [('x', '<f4')] []"),
     ],

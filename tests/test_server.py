@@ -14,6 +14,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.synchronize import SemLock
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -70,6 +71,18 @@ def library(folder):
 
 
 # Searching.
+
+
+def test_a_body_of_unknown_options_never_waits_for_the_index(client):
+    body = {"query": "x", **{f"option{number}": 1 for number in range(300_000)}}
+    batcher = client.app.state.service.batcher
+    with mock.patch.object(batcher, "submit", side_effect=AssertionError("it waits for the index")):
+        status, message = error(client.ask("search", body))
+        assert status == 400
+        assert message.startswith("search() has no option 'option0'; there are k, method")
+        status, message = error(client.ask("search", {"query": "x", "b" * 7_000_000: 1}))
+        assert status == 400
+        assert len(message) < 300
 
 
 @pytest.mark.parametrize(

@@ -117,15 +117,19 @@ BAD = {
     "other keys": (
         [{"url": "x", "body": "y"}],
         ValueError,
-        r"documents\[0\] has no doc_id: none of the keys _id, doc_id, id, docno; its keys are 'url', 'body'",
+        r"documents\[0\] has no doc_id: none of the keys _id, doc_id, id, docno has a value; its keys are 'url', 'body'",
     ),
     "no text": (
         [{"id": "a"}],
         ValueError,
-        r"documents\[0\] has no text: none of the keys text, contents; its keys are 'id'",
+        r"documents\[0\] has no text: none of the keys text, contents has a value; its keys are 'id'",
     ),
     "two ids": ([{"id": "a", "_id": "b", "text": "x"}], ValueError, "_id is 'b', but id is 'a'; give one doc_id"),
-    "an id twice": ([{"id": "a", "text": "x"}] * 2, ValueError, r"documents\[1\]: duplicate doc_id 'a'"),
+    "an id twice": (
+        [{"id": "a", "text": "x"}] * 2,
+        ValueError,
+        r"documents\[1\]: duplicate doc_id 'a', that of document 1 too",
+    ),
     "white space": ([{"id": "a b", "text": "x"}], ValueError, "doc_id 'a b' must not be empty or hold white space"),
     "a long id": (
         [{"id": "ä" * 2049, "text": "x"}],
@@ -137,7 +141,7 @@ BAD = {
     "mixed metadata": (
         [{"id": "a", "text": "x", "year": 1}, {"id": "b", "text": "x", "year": "1"}],
         ValueError,
-        "Document 'b': metadata 'year' is '1', but of type int in the documents before",
+        r"documents\[1\]: metadata 'year' is '1', but of type int in documents\[0\]; give",
     ),
 }
 
@@ -218,15 +222,19 @@ def test_files_that_are_not_read_are_counted(notes, caplog):
         ("bad.txt", b"ok\n\xff", r"bad.txt, line 2: not text in UTF-8 \(byte 0xff at place 1\)"),
         (
             "bad.csv",
-            b"id,text\na,b,c\nd,e,f,g\n",
-            r"bad.csv is not a table of comma-separated values in UTF-8 \(.*line 3",
+            b"id,text,n\na,b,c\nd,e,f,g\n",
+            r"bad.csv is not a table of comma-separated values in UTF-8 \(.*Row #3: Expected 3 columns, got 4",
         ),
-        ("bad.csv", b"", r"bad.csv is not a table of comma-separated values in UTF-8 \(No columns"),
-        ("bad.csv", b"id,text\na,\xff\n", r"bad.csv is not a table of comma-separated values in UTF-8 \(.*0xff"),
+        ("bad.csv", b"", r"bad.csv is not a table of comma-separated values in UTF-8 \(Empty CSV file"),
         (
             "bad.csv",
-            b"id,text\na,b,c,d\n",
-            r"bad.csv is not a table .* loss of data.*; save it as one, with as many values",
+            b"id,text\na,\xff\n",
+            r"bad.csv is not a table of comma-separated values in UTF-8 \(.*Row #2: .*invalid UTF8",
+        ),
+        (
+            "bad.csv",
+            b"id,text,n\na,b,1\nc,d\n",
+            r"bad.csv is not a table .*Row #3: Expected 3 columns, got 2.*; save it as one, with as many values",
         ),
         ("bad.csv", b"id,text,text\na,b,c\n", r"bad.csv, line 1: the column 'text' comes twice; give each a name"),
         ("bad.csv", b"id;text\na;b\n", r"bad.csv, line 1: there is one column, 'id;text'; separate columns by commas"),
@@ -399,6 +407,55 @@ def test_a_table_of_too_many_columns_is_refused_before_it_is_parsed(tmp_path):
     (tmp_path / "a.csv").write_text("id,text" + "," * 10**6 + "\n1,a\n")
     with pytest.raises(ValueError, match=r"a\.csv, line 1: a table has at most 1,000 columns, got 1,000,002"):
         dsi.Collection.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("before", ["\n\n", '"\n",'])
+def test_columns_are_counted_behind_blank_lines_and_in_names_of_several(tmp_path, before):
+    (tmp_path / "a.csv").write_text(f"{before}id,text" + "," * 10**6 + "\n1,a\n")
+    with pytest.raises(ValueError, match=r"a\.csv, line 1: a table has at most 1,000 columns, got 1,000,00"):
+        dsi.Collection.from_folder(tmp_path)
+
+
+def test_rows_that_are_too_short_are_refused_before_their_cells_fill_the_memory(tmp_path):
+    columns = ",".join(f"c{number}" for number in range(900))
+    (tmp_path / "a.csv").write_text(f"id,text,{columns}\n" + "1,a\n" * 300_000)
+    with pytest.raises(ValueError, match=r"a\.csv is not a table .*Row #2: Expected 902 columns, got 2"):
+        dsi.Collection.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "read"),
+    [
+        (["1", "-20", ""], [1, -20, None]),
+        (["1", "2.5", "1e3"], [1.0, 2.5, 1000.0]),
+        (["true", "False", ""], [True, False, None]),
+        (["1", "two"], ["1", "two"]),
+        (["7", "8" * 400], ["7", "8" * 400]),
+        (["7", "1e400"], ["7", "1e400"]),
+        (["0x10", "1"], ["0x10", "1"]),
+        (["nan", "1"], ["nan", "1"]),
+    ],
+)
+def test_a_column_of_a_table_has_the_type_of_all_its_values(tmp_path, values, read):
+    rows = "".join(f"{number},text,{value}\n" for number, value in enumerate(values))
+    (tmp_path / "a.csv").write_text("id,text,value\n" + rows)
+    assert dsi.Collection.from_folder(tmp_path).documents["value"][:] == read
+
+
+def test_folders_without_an_end_are_refused(tmp_path):
+    deep = tmp_path / "/".join(["n"] * 31)
+    deep.mkdir(parents=True)
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(ValueError, match=r"has folders in folders, more than 30 of them; move what is needed up"):
+        dsi.Collection.from_folder(tmp_path)
+    deep.rename(tmp_path / ".hidden")
+    assert list(dsi.Collection.from_folder(tmp_path).rows) == ["a.txt"]
+
+
+def test_dates_that_python_does_not_have_are_refused():
+    table = pyarrow.table({"id": ["a"], "text": ["x"], "when": pyarrow.array([2**62], pyarrow.timestamp("s"))})
+    with pytest.raises(ValueError, match=r"documents hold a value that Python cannot .*; write texts"):
+        dsi.Collection.from_records(table)
 
 
 def test_a_heading_of_many_spaces_takes_no_time(tmp_path):

@@ -31,6 +31,7 @@ from dsi.docids.data.lines import (
 )
 from dsi.docids.data.records import (
     QUERY_ID_KEYS,
+    Numbered,
     check_documents,
     column_types,
     read_query_records,
@@ -330,14 +331,14 @@ def _rows(documents: datasets.Dataset) -> dict[str, int]:
     return {doc_id: row for row, doc_id in enumerate(documents["doc_id"][:])}
 
 
-def _table(documents: Iterable[Mapping[str, Any]], name: str) -> datasets.Dataset:
+def _table(documents: Numbered, name: str) -> datasets.Dataset:
     """Return a table in memory of checked documents; `name` is that of the collection."""
-    documents = list(documents)
-    if not documents:
+    checked = list(documents)
+    if not checked:
         raise ValueError(f"{name} has no documents; give at least one.")
-    columns = column_types((f"Document {document['doc_id']!r}", document) for document in documents)
+    columns = column_types(checked)
     table: dict[str, list[Any]] = {name: [] for name in columns}  # a dictionary a row would take five times as much
-    for document in documents:
+    for _, document in checked:
         for name, value in table_row(document, columns).items():
             table[name].append(value)
     features = datasets.Features({name: datasets.Value(kind) for name, kind in columns.items()})
@@ -372,10 +373,10 @@ def _memory_qrels(qrels: Mapping[str, Qrels], queries: Mapping[str, str], rows: 
     for split, judgements in qrels.items():
         read[split] = {}
         for query_id, doc_id, relevance in _triples(judgements, f"qrels[{split!r}]"):
-            source = f"qrels[{split!r}][{query_id!r}]"
+            source = f"qrels[{split!r}][{shown(query_id)}]"
             query, document = written_id(query_id), written_id(doc_id)
             _check_judged(source, query, document, queries, rows)
-            read[split].setdefault(query, {})[document] = plain(int, relevance, f"{source}[{doc_id!r}]")
+            read[split].setdefault(query, {})[document] = plain(int, relevance, f"{source}[{shown(doc_id)}]")
         for query_id in judgements:
             read[split].setdefault(written_id(query_id), {})
     return read
@@ -394,10 +395,12 @@ def _check_judged(source: str, query_id: str, doc_id: str, queries: Container[st
     """Raise ValueError unless query and document of a judgement are in the collection."""
     if query_id not in queries:
         raise ValueError(
-            f"{source}: query_id {query_id!r} is not among the queries; add it, or leave the judgement out."
+            f"{source}: query_id {shown(query_id)} is not among the queries; add it, or leave the judgement out."
         )
     if doc_id not in rows:
-        raise ValueError(f"{source}: doc_id {doc_id!r} is not among the documents; add it, or leave the judgement out.")
+        raise ValueError(
+            f"{source}: doc_id {shown(doc_id)} is not among the documents; add it, or leave the judgement out."
+        )
 
 
 def read_documents(folder: Path) -> datasets.Dataset:
@@ -483,7 +486,8 @@ def document_records(path: Path) -> Iterator[dict[str, Any]]:
     """
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; give a corpus.jsonl or corpus.jsonl.gz.")
-    yield from check_documents(named_records(path), path)
+    for _, document in check_documents(named_records(path), path):
+        yield document
 
 
 def _read_qrels(path: Path, queries: dict[str, str], rows: dict[str, int]) -> Qrels:
@@ -494,12 +498,12 @@ def _read_qrels(path: Path, queries: dict[str, str], rows: dict[str, int]) -> Qr
         if relevance is None:
             if number == 1 and parts[0] == "query-id" and len(parts) == 3:  # the header
                 continue
-            raise ValueError(f"{source}: expected query-id<TAB>corpus-id<TAB>integer score, got {line.strip()!r}.")
+            raise ValueError(f"{source}: expected query-id<TAB>corpus-id<TAB>integer score, got {shown(line.strip())}.")
         query_id, doc_id, _ = parts
         _check_judged(source, query_id, doc_id, queries, rows)
         if qrels.setdefault(query_id, {}).setdefault(doc_id, relevance) != relevance:
             raise ValueError(
-                f"{source}: an earlier line gives query {query_id!r} and document {doc_id!r} another score; keep one."
+                f"{source}: an earlier line gives query {shown(query_id)} and document {shown(doc_id)} another score; keep one."
             )
     return qrels
 

@@ -11,8 +11,10 @@ from typing import Any, BinaryIO, TextIO
 from dsi.docids.files.untrusted import check_file
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
-_LONGEST = 2**26
+LONGEST_LINE = 2**26
 """Bytes of a line; a few compressed ones can stand for a line that fills the memory."""
+_MOST_BLANK = 10**6
+"""Lines without a word in a file, at most; a few compressed bytes can stand for millions."""
 
 
 def file_of_collection(path: Path) -> Path:
@@ -31,17 +33,23 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     A file whose name ends in .gz is decompressed. A byte order mark is skipped; lines end in LF or CRLF.
 
     Raises:
-        ValueError: a line is too long or not UTF-8, or the compressed data are damaged or truncated.
+        ValueError: a line is too long or not UTF-8, a million are blank, or the compressed data are damaged or truncated.
     """
-    number = 0
+    number = blank = 0
     try:
         with _open(path) as file:
-            for number, line in enumerate(iter(lambda: file.readline(_LONGEST + 1), b""), start=1):
-                if len(line) > _LONGEST:
-                    raise ValueError(f"{path}, line {number} has more than {_LONGEST:,} bytes; write shorter lines.")
+            for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), start=1):
+                if len(line) > LONGEST_LINE:
+                    raise ValueError(
+                        f"{path}, line {number} has more than {LONGEST_LINE:,} bytes; write shorter lines."
+                    )
                 text = _decode(line, f"{path}, line {number}").removeprefix("\ufeff" if number == 1 else "")
                 if text.strip():
                     yield number, text.rstrip("\r\n")
+                elif (blank := blank + 1) > _MOST_BLANK:
+                    raise ValueError(
+                        f"{path}, line {number}: {_MOST_BLANK:,} lines before it are blank; leave them out."
+                    )
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is damaged after line {number} ({error}); fetch or compress it again.") from None
 
@@ -75,10 +83,13 @@ def read_text(path: Path) -> str:
     Raises:
         ValueError: it is not UTF-8; the message names the line.
     """
-    lines = path.read_bytes().splitlines(keepends=True)
-    return "".join(_decode(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)).removeprefix(
-        "\ufeff"
-    )
+    content = path.read_bytes()
+    try:
+        return content.decode().removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        before = content[: error.start]
+        line = content[before.rfind(b"\n") + 1 :].partition(b"\n")[0]
+        return _decode(line, f"{path}, line {before.count(10) + 1}")
 
 
 def named_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -70,8 +70,8 @@ def document_record(record: Mapping[str, Any], source: str, told: set[str]) -> d
     return {**document, "metadata": plain}
 
 
-def check_documents(records: Numbered, name: object) -> Iterator[dict[str, Any]]:
-    """Yield doc_id, title, text and metadata of each document, checked one by one.
+def check_documents(records: Numbered, name: object) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield doc_id, title, text and metadata of each document, checked one by one, after the words that name it.
 
     Args:
         records: with the words that name each in messages.
@@ -80,18 +80,20 @@ def check_documents(records: Numbered, name: object) -> Iterator[dict[str, Any]]
     Raises:
         ValueError: a malformed document, a doc_id that occurs twice, or no document with a text.
     """
-    seen, told = set[str](), set[str]()
+    seen, told = dict[str, int](), set[str]()
     empty = 0
-    for source, record in records:
+    for number, (source, record) in enumerate(records, start=1):
         document = document_record(record, source, told)
         doc_id = document["doc_id"]
         if doc_id in seen:
-            raise ValueError(f"{source}: duplicate doc_id {shown(doc_id)}; ids must be unique.")
+            raise ValueError(
+                f"{source}: duplicate doc_id {shown(doc_id)}, that of document {seen[doc_id]:,} too; ids must be unique."
+            )
         if not (document["title"] + document["text"]).strip():
             empty += 1
             logger.warning("%s: document %r has neither title nor text, so no query will find it.", source, doc_id)
-        seen.add(doc_id)
-        yield document
+        seen[doc_id] = number
+        yield source, document
     if seen and empty == len(seen):
         raise ValueError(f"{name}: none of the {empty} documents has a title or a text; give them texts.")
 
@@ -103,16 +105,18 @@ def column_types(records: Numbered) -> dict[str, str]:
         ValueError: the values of a metadata key have several types, or there are too many keys.
     """
     types: dict[str, type] = {}
+    first: dict[str, str] = {}
     filled = 0
     for number, (source, record) in enumerate(records, start=1):
         metadata = get_metadata(record, source)
         filled += len(metadata)
         for key, value in metadata.items():
             before, kind = types.get(key, type(value)), type(value)
+            place = first.setdefault(key, source)
             if before is not kind and {before, kind} != {int, float}:
                 raise ValueError(
-                    f"{source}: metadata {shown(key)} is {shown(value)}, but of type {before.__name__} in the documents "
-                    "before; give it one type."
+                    f"{source}: metadata {shown(key)} is {shown(value)}, but of type {before.__name__} in {place}; give it "
+                    "one type."
                 )
             types[key] = kind if before is kind else float
         if (cells := number * len(types)) > _LARGE_TABLE and 50 * filled < cells:
@@ -232,7 +236,9 @@ def _given_once(record: Mapping[str, Any], keys: tuple[str, ...], source: str, n
     """
     given = {key: get_text(record, key, source) for key in keys if key in record}
     if not given:
-        raise ValueError(f"{source} has no {name}: none of the keys {', '.join(keys)}; its keys are {_keys(record)}.")
+        raise ValueError(
+            f"{source} has no {name}: none of the keys {', '.join(keys)} has a value; its keys are {_keys(record)}."
+        )
     if len(set(given.values())) > 1:
         (first, one), (second, other), *_ = given.items()
         raise ValueError(f"{source}: {first} is {shown(one)}, but {second} is {shown(other)}; give one {name}.")
@@ -243,7 +249,8 @@ def _keys(record: Mapping[str, Any]) -> str:
     """Return the keys of a record and of its metadata, for a message."""
     metadata = record.get("metadata")
     names = [key for key in record if key != "metadata"] + (list(metadata) if isinstance(metadata, Mapping) else [])
-    return ", ".join(map(shown, names)) or "none"
+    more = f" and {len(names) - 10:,} more" if len(names) > 10 else ""
+    return ", ".join(map(shown, names[:10])) + more or "none"
 
 
 def _usable_id(value: str, name: str) -> str:

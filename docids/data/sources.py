@@ -1,8 +1,9 @@
 """Documents from whatever holds texts: records in memory, tables, folders of files. Knows nothing of collections."""
 
+import csv
+import io
 import logging
 import re
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,17 +12,26 @@ from typing import Any
 import datasets
 import pandas
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
 
-from dsi.docids.data.lines import file_of_collection, named_records, read_text
+from dsi.docids.data.lines import LONGEST_LINE, file_of_collection, named_records, read_text
 from dsi.docids.data.records import ID_KEYS, MOST_COLUMNS, TEXT_KEYS
 from dsi.docids.files.checks import shown, unpack
+from dsi.docids.files.untrusted import walked
 
 logger = logging.getLogger(__name__)
 
 _TEXTS, _LINES, _ROWS = (".txt", ".md"), (".jsonl", ".jsonl.gz"), (".csv",)
 _READ = (*_TEXTS, *_LINES, *_ROWS)
 _HEADER = 2**20
-"""Bytes of the first line of a table that are read for the number of its columns."""
+"""Bytes of a table in which the names of its columns stand."""
+_KINDS = (
+    (pa.int64(), r"^-?[0-9]{1,18}$"),
+    (pa.float64(), r"^-?([0-9]{1,200}(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]{1,2})?$"),  # all finite
+    (pa.bool_(), r"^(?i:true|false)$"),
+)
+"""Types of a column of a table, and what all its values look like."""
 
 
 def memory_records(
@@ -58,7 +68,7 @@ def _rows(source: Any, name: str) -> Iterable[Any]:
     if isinstance(source, datasets.DatasetDict):
         raise TypeError(f"{name} must be one data set, got a dictionary of {', '.join(source)}; pass one of them.")
     if hasattr(source, "__arrow_c_stream__"):
-        return (row for batch in pa.table(source).to_batches() for row in batch.to_pylist())
+        return _arrow_rows(pa.table(source), name)
     if isinstance(source, str | bytes | Mapping) or not isinstance(source, Iterable):
         remedy = "dsi.read_collection reads a folder"
         if isinstance(source, Mapping):
@@ -68,6 +78,16 @@ def _rows(source: Any, name: str) -> Iterable[Any]:
             f"{shown(source)}; {remedy}."
         )
     return source
+
+
+def _arrow_rows(table: pa.Table, name: str) -> Iterator[dict[str, Any]]:
+    try:
+        for batch in table.to_batches():
+            yield from batch.to_pylist()
+    except (OverflowError, ValueError) as error:
+        raise ValueError(
+            f"{name} hold a value that Python cannot ({error}), such as a date after 9999; write texts."
+        ) from None
 
 
 def _regular(record: Mapping[Any, Any], id_keys: Sequence[str] = ID_KEYS) -> dict[str, Any]:
@@ -94,7 +114,7 @@ def folder_records(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         FileNotFoundError: no file of a kind that is read.
         ValueError: a file is not UTF-8, or not of its kind.
     """
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and not _is_hidden(path.relative_to(folder))]
+    paths = sorted(_files(folder))
     read = [path for path in paths if _is_read(path)]
     left_out = Counter(path.suffix.lower() or path.name for path in paths if not _is_read(path))
     if not read:
@@ -108,8 +128,11 @@ def folder_records(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield from _file_records(file_of_collection(path), path.relative_to(folder))
 
 
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield the files in a folder and in its folders, except hidden ones."""
+    for parent, folders, names in walked(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (parent / name for name in names if not name.startswith(".") and (parent / name).is_file())
 
 
 def _is_read(path: Path) -> bool:
@@ -140,7 +163,7 @@ def _heading(text: str) -> str:
     >>> _heading("words"), _heading("#hash\n## C# in short ##\n# Next")
     ('', 'C# in short')
     """
-    for line in text.splitlines():
+    for line in io.StringIO(text):
         rest = line.lstrip("#")
         if rest != line and rest[:1].isspace() and (words := rest.split()):
             closed = len(words) > 1 and not words[-1].strip("#")
@@ -150,26 +173,55 @@ def _heading(text: str) -> str:
 
 def _table_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the rows of a .csv file whose first line names the columns; numbers stay numbers in metadata."""
-    texts = dict.fromkeys((*ID_KEYS, *TEXT_KEYS, "title"), str)
-    read: dict[str, Any] = {"keep_default_na": False, "na_values": [""], "encoding": "utf-8-sig", "index_col": False}
-    with path.open("rb") as file:
-        columns = file.readline(_HEADER).count(b",") + 1
-    if columns > MOST_COLUMNS:
-        raise ValueError(
-            f"{path}, line 1: a table has at most {MOST_COLUMNS:,} columns, got {columns:,}; leave some out."
-        )
     try:
-        with warnings.catch_warnings(action="error", category=pandas.errors.ParserWarning):  # rows that are too long
-            names = pandas.read_csv(path, **read, header=None, nrows=1, dtype=str).iloc[0].tolist()
-            table = pandas.read_csv(path, **read, dtype=texts)
-    except (ValueError, pandas.errors.ParserWarning) as error:  # pandas' own, and bytes that are no UTF-8
-        raise ValueError(
-            f"{path} is not a table of comma-separated values in UTF-8 ({str(error).strip().rstrip('.')}); save it as one, "
-            "with as many values in each row as there are columns."
-        ) from None
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise ValueError(f"{path}, line 1: the column {twice[0]!r} comes twice; give each a name of its own.")
-    if len(names) == 1:
-        raise ValueError(f"{path}, line 1: there is one column, {names[0]!r}; separate columns by commas.")
-    for number, (_, record) in enumerate(memory_records(table.convert_dtypes()), start=1):
+        names = _column_names(path)
+    except csv.Error as error:
+        raise _no_table(path, error) from None
+    _check_columns(names, f"{path}, line 1")
+    try:
+        table = pa_csv.read_csv(
+            path,
+            pa_csv.ReadOptions(use_threads=False, block_size=LONGEST_LINE),  # so that errors tell the row
+            pa_csv.ParseOptions(newlines_in_values=True),
+            pa_csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.string()), null_values=[""], strings_can_be_null=True
+            ),
+        )
+    except ValueError as error:  # of Arrow
+        raise _no_table(path, error) from None
+    kept = {*ID_KEYS, *TEXT_KEYS, "title"}
+    columns = {name: table[name] if name in kept else _typed(table[name]) for name in names}
+    for number, (_, record) in enumerate(memory_records(pa.table(columns)), start=1):
         yield f"{path}, row {number}", record
+
+
+def _no_table(path: Path, error: Exception) -> ValueError:
+    return ValueError(
+        f"{path} is not a table of comma-separated values in UTF-8 ({str(error).strip().rstrip('.'):.200}); save it as one, "
+        "with as many values in each row as there are columns."
+    )
+
+
+def _column_names(path: Path) -> list[str]:
+    """Return the values of the first line that is not blank; it has at most a million bytes."""
+    with path.open("rb") as file:
+        head = file.read(_HEADER).decode("utf-8-sig", errors="ignore")  # the last character may be cut
+    return next(filter(None, csv.reader(io.StringIO(head, newline=""))), [])
+
+
+def _check_columns(names: Sequence[str], source: str) -> None:
+    """Raise ValueError unless the columns of a table are several, not too many, and have names of their own."""
+    if len(names) > MOST_COLUMNS:
+        raise ValueError(f"{source}: a table has at most {MOST_COLUMNS:,} columns, got {len(names):,}; leave some out.")
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise ValueError(f"{source}: the column {shown(twice[0])} comes twice; give each a name of its own.")
+    if len(names) == 1:
+        raise ValueError(f"{source}: there is one column, {shown(names[0])}; separate columns by commas.")
+
+
+def _typed(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column of texts as numbers or truth values, if all of them are."""
+    for kind, pattern in _KINDS:
+        if pc.all(pc.match_substring_regex(column, pattern)).as_py() and column.null_count < len(column):
+            return column.cast(kind)
+    return column

@@ -27,6 +27,8 @@ _PSEUDO = (("/", "proc"), ("/", "sys"))
 """Where files have no size and may have no end."""
 _LARGE = 2**26
 """Bytes from which on a file may not be mostly a hole."""
+_DEEPEST = 30
+"""Folders in folders."""
 _EMPTY = 2**24
 """Largest product of the other dimensions of an array without elements."""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -127,7 +129,7 @@ def _stored_bytes(path: Path, size: int) -> int:
 
 def check_folder(folder: Path) -> None:
     """Raise ValueError if a folder holds anything but regular files in folders, or files that could run code."""
-    for parent, folders, files in os.walk(folder):
+    for parent, folders, files in walked(folder):
         for name in [*files, *folders]:
             if not name.isprintable():
                 raise ValueError(f"{parent} holds {name!r}, a name that no part of an index has; remove it.")
@@ -138,6 +140,19 @@ def check_folder(folder: Path) -> None:
                 raise ValueError(f"{Path(parent, name)} could run code and is not read from an index; remove it.")
             if Path(parent, name).is_symlink() and name in folders:
                 raise ValueError(f"{Path(parent, name)} must be a folder, and is a link to one; {RESTORE}.")
+
+
+def walked(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Yield each folder in a folder, itself first, with the names of its folders, of which some may be removed, and files.
+
+    Raises:
+        ValueError: one lies too deep for the functions of Python that call themselves.
+    """
+    for parent, folders, files in os.walk(folder):
+        path = Path(parent)
+        if len(path.parts) - len(folder.parts) > _DEEPEST:
+            raise ValueError(f"{folder} has folders in folders, more than {_DEEPEST} of them; move what is needed up.")
+        yield path, folders, files
 
 
 def is_inside(name: object) -> bool:

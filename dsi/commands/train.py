@@ -86,7 +86,7 @@ def read_embeddings(path: Path) -> "NDArray[np.float32]":
     except Exception:  # a broken header raises nearly anything
         found = "a file that NumPy cannot read"
     else:
-        if array.ndim == 2 and array.dtype.kind in "fiu":
+        if array.ndim == 2 and array.shape[1] and array.dtype.kind in "fiu":
             return np.ascontiguousarray(array, dtype=np.float32)
         found = f"an array of {array.dtype} {list(array.shape)}"
     raise ValueError(f"{path} must be a .npy file of numbers [documents, dim], got {found}; write it with numpy.save.")

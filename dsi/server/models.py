@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dsi.docids.files.checks import shown
 from dsi.docids.files.declarations import Setting
-from dsi.search.request import option_declarations, written_as
+from dsi.search.request import given_options, option_declarations, written_as
 
 _QUERY = "which capitals are on the danube"
 _TYPES: dict[type, dict[str, Any]] = {
@@ -58,9 +58,10 @@ class SearchFields(BaseModel):
         """Return the search options that were given.
 
         Raises:
+            TypeError: one that does not exist.
             ValueError: one that JSON cannot hold.
         """
-        given = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
+        given = given_options("search", self.model_extra or {})
         for name, option in option_declarations().items():
             if name in given and option.kind not in _TYPES:
                 raise ValueError(f"{name} is a Python object, which no request can hold; leave it out.")

@@ -61,6 +61,14 @@ class DocumentTexts(LazyTexts):
         texts = [text for segments in self._segments_between(int(first), int(last) + 1) for text in segments]
         return texts[skipped : skipped + stop - start]
 
+    def count_cut(self, most: int = 1000) -> tuple[int, int]:
+        """Return how many documents have words that the encoder does not read, of how many that were looked at."""
+        count = min(len(self._documents), most)
+        rows = np.linspace(0, len(self._documents) - 1, count).astype(int)
+        texts = self._documents[rows]["text"]
+        read = (sum(map(len, self._encoder.bodies(text, self._segments))) for text in texts)
+        return sum(length < len(text.rstrip()) for length, text in zip(read, texts, strict=True)), count
+
     def _segments_between(self, start: int, stop: int) -> list[list[str]]:
         table = self._documents[start:stop]
         return self._encoder.segment_texts(table["title"], table["text"], self._segments)

@@ -3,6 +3,7 @@
 Knows nothing of how rows are made.
 """
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ def experiment_table(rows: Sequence[Sequence[Measured]], sizes: Mapping[str, int
 
 def _mean_and_deviation(seeds: Sequence[Measured], split: str, measure: str) -> str:
     values = [row.record["measures"][split][measure] for row in seeds]
-    if None in values:  # JSON's word for a measure of no query
+    if any(value is None or math.isnan(value) for value in values):  # of no query; JSON has no NaN
         return "—"
     deviation = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.2f}{deviation}"

@@ -83,6 +83,17 @@ def test_a_few_bytes_that_stand_for_a_line_without_end_are_refused(beir, monkeyp
         read_collection(folder)
 
 
+def test_tables_of_judgements_by_another_name_are_told(beir, caplog):
+    folder = beir(DOC, QUERY, test=QRELS)
+    (folder / "qrels" / "valid.tsv").touch()
+    (folder / "qrels" / ".hidden").touch()
+    read_collection(folder)
+    assert (
+        f"{folder / 'qrels'}: 'valid.tsv' is not read; judgements are in train.tsv, dev.tsv, test.tsv."
+        in caplog.messages
+    )
+
+
 def test_a_few_bytes_that_stand_for_blank_lines_without_end_are_refused(beir, monkeypatch):
     monkeypatch.setattr(lines, "_MOST_BLANK", 1000)
     folder = beir(DOC, QUERY, test=QRELS)

@@ -33,6 +33,25 @@ def retriever(collection, encoder):
     return dsi.GenerativeRetriever(encoder, tree, random_tied(tree), without_texts, config, lexical=words)
 
 
+def test_judgements_of_which_none_is_above_0_are_not_measured(retriever, collection):
+    for judged in collection.qrels["test"].values():
+        judged.update(dict.fromkeys(judged, 0))
+    with pytest.raises(
+        ValueError, match=r"None of the test judgements of .* is above 0, .*; give relevant documents 1"
+    ):
+        dsi.evaluate(retriever, collection)
+
+
+def test_a_row_that_is_none_names_the_nearest_and_none_comes_twice(retriever, collection):
+    evaluation = dsi.evaluate(retriever, collection)
+    with pytest.raises(KeyError, match=r"There is no row 'BM52'; did you mean 'BM25'\?"):
+        evaluation.row("BM52")
+    names = [row.name for row in evaluation.rows]
+    assert {evaluation_module.WALK, evaluation_module.WALK_40} <= set(names)
+    retriever.search_config = dataclasses.replace(retriever.search_config, beam_width=40)
+    assert set(names) - {row.name for row in dsi.evaluate(retriever, collection).rows} == {evaluation_module.WALK}
+
+
 def replace_first(retriever, collection):
     """Remove the first document and add it again: it is the last one then."""
     first = collection.documents[0]

@@ -249,6 +249,19 @@ def test_a_folder_of_a_user_is_no_run(name, content, config, beir, tmp_path, cap
     assert path.read_text() == content
 
 
+@pytest.mark.parametrize("place", [".", "run"])
+def test_an_index_never_lies_among_the_texts_it_is_made_of(place, config, tmp_path, capsys):
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    (notes / "a.txt").write_text("text")
+    given = ["--config", str(config), "--data", str(notes), "--output", str(notes / place), "--device", "cpu"]
+    assert main(["train", *given]) == 2
+    assert (
+        "is the folder of the collection, or lies in it; the index would be among its files" in capsys.readouterr().err
+    )
+    assert [path.name for path in notes.iterdir()] == ["a.txt"]
+
+
 def test_training_again_never_drops_updates_silently(config, beir, trained, capsys):
     data, run = beir(), trained
     collection = dsi.read_collection(data)

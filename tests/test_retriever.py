@@ -483,6 +483,7 @@ def test_explain_shows_the_walk_that_search_made(retriever, monkeypatch):
             lambda r: dsi.rerank(r.candidates(["river"]), ["name"]),
             "rerankers must be a Reranker or a list of them, got 'name' of type str",
         ),
+        (lambda r: r.get("neonn"), r"get names the doc_id 'neonn', which is not in the index; did you mean 'neon'\?"),
         (lambda r: r.get("nope"), "get names the doc_id 'nope', which is not in the index"),
         (lambda r: r.get(3), "get must be a list or set of doc_ids, got 3"),
         (lambda r: r.search("river", 0), r"k must be at least 1, got 0\."),

@@ -442,6 +442,20 @@ def test_a_column_of_a_table_has_the_type_of_all_its_values(tmp_path, values, re
     assert dsi.Collection.from_folder(tmp_path).documents["value"][:] == read
 
 
+def test_a_folder_in_beir_layout_is_not_taken_for_texts(tmp_path):
+    (tmp_path / "corpus.jsonl").write_text('{"_id": "a", "text": "x"}')
+    (tmp_path / "queries.jsonl").write_text('{"_id": "q", "text": "y"}')
+    with pytest.raises(ValueError, match=r"is in BEIR layout, .*; dsi\.read_collection reads it"):
+        dsi.Collection.from_folder(tmp_path)
+
+
+def test_a_blank_file_is_told(tmp_path, caplog):
+    (tmp_path / "empty.txt").write_text(" \n")
+    (tmp_path / "a.txt").write_text("text")
+    assert list(dsi.Collection.from_folder(tmp_path).rows) == ["a.txt", "empty.txt"]
+    assert caplog.messages == [f"{tmp_path / 'empty.txt'} is blank, so it is found by its name only."]
+
+
 def test_folders_without_an_end_are_refused(tmp_path):
     deep = tmp_path / "/".join(["n"] * 31)
     deep.mkdir(parents=True)

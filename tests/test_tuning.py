@@ -40,6 +40,16 @@ def test_judgements_without_a_relevant_document_change_nothing(settings, beir, t
     assert not tune_index(run, collection, "cpu")
 
 
+def test_few_dev_queries_choose_nothing(settings, beir, tmp_path, caplog, monkeypatch):
+    collection = dsi.read_collection(beir())
+    count = len(collection.qrels["dev"])
+    monkeypatch.setattr("dsi.training.tuning._FEWEST_WALKS", count + 1)
+    before = settings.search
+    assert dsi.train(collection, tmp_path / "run", config=settings, device="cpu").search_config == before
+    assert f"{count} dev queries are too few to choose anything on; weights, alpha and beam are those of" in caplog.text
+    assert is_tuned(tmp_path / "run")
+
+
 RIGHT, WRONG, FLAT = {"z": 1.0, "a": 0.9}, {"z": 0.0, "a": 1.0}, {"z": 1.0, "a": 1.0}
 
 

@@ -81,6 +81,7 @@ class FullTexts(LazyTexts):
 
 SPLITS = ("train", "dev", "test")
 """Splits of a collection: qrels/SPLIT.tsv."""
+_TABLES = tuple(f"{split}.tsv" for split in SPLITS)
 _SAVED = ("corpus.jsonl", "queries.jsonl", "qrels")
 """What a collection consists of in a folder."""
 _LAYOUT = 2
@@ -175,10 +176,12 @@ class Collection:
         Raises:
             FileNotFoundError: no such folder, or no such file in it.
             TypeError: `folder` is no path.
-            ValueError: a malformed file; the message names file, line, value and remedy.
+            ValueError: a malformed file, and the message names file, line, value and remedy; or a folder in BEIR layout.
         """
         if not isinstance(folder, str | Path):
             raise TypeError(f"folder must be a path, got {shown(folder)}; from_records takes what is in memory.")
+        if is_beir(existing_folder(folder)):
+            raise ValueError(f"{folder} is in BEIR layout, with queries and judgements; dsi.read_collection reads it.")
         table = _table(check_documents(folder_records(existing_folder(folder)), folder), str(folder))
         return cls(str(folder), [_content_digest(table, {}, {})], table, {}, *_cut({}, 0, 0), _rows(table))
 
@@ -280,12 +283,14 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
     """
     _check_cut(dev_queries, seed)
     folder = find_collection(folder)
-    if not _is_beir(folder):
+    if not is_beir(folder):
         return Collection.from_folder(folder)
     documents = read_documents(folder)
     rows = _rows(documents)
-    tables = {split: folder / "qrels" / f"{split}.tsv" for split in SPLITS}
+    tables = {split: folder / "qrels" / name for split, name in zip(SPLITS, _TABLES, strict=True)}
     judged = {split: file_of_collection(path) for split, path in tables.items() if path.exists()}
+    if others := sorted(path.name for path in (folder / "qrels").glob("[!.]*") if path.name not in _TABLES):
+        logger.warning("%s: %s not read; judgements are in %s.", folder / "qrels", _are(others), ", ".join(_TABLES))
     queries = read_queries(folder) if judged or _has(folder, "queries.jsonl") else {}
     qrels = {split: _read_qrels(path, queries, rows) for split, path in judged.items()}
     if queries and not judged:
@@ -295,6 +300,12 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
     return Collection(str(folder), versions, documents, queries, *_cut(qrels, dev_queries, seed), rows)
 
 
+def _are(names: Sequence[str]) -> str:
+    """Return a few names and a verb, for a message."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(map(shown, names[:3]))}{more} {'is' if len(names) == 1 else 'are'}"
+
+
 def _warn_unused(name: object, queries: Mapping[str, str], place: str) -> None:
     """Say that queries without judgements are not used; `place` says where judgements are given."""
     logger.warning(
@@ -302,7 +313,7 @@ def _warn_unused(name: object, queries: Mapping[str, str], place: str) -> None:
     )
 
 
-def _is_beir(folder: Path) -> bool:
+def is_beir(folder: Path) -> bool:
     """True if a folder has a file of the BEIR layout, so that a missing one is an error."""
     return _has(folder, "corpus.jsonl") or _has(folder, "queries.jsonl") or (folder / "qrels").is_dir()
 
@@ -365,9 +376,11 @@ def _memory_queries(queries: Mapping[str, str] | Iterable[Any] | None) -> dict[s
 def _memory_qrels(qrels: Mapping[str, Qrels], queries: Mapping[str, str], rows: Mapping[str, int]) -> dict[str, Qrels]:
     """Return judgements, checked."""
     if not isinstance(qrels, Mapping) or not set(qrels) <= set(SPLITS):
+        flat = isinstance(qrels, Mapping) and any(written_id(query_id) in queries for query_id in qrels)
+        remedy = '; write {"test": …} around judgements that are to be measured on' if flat else ""
         raise ValueError(
             f"qrels must be {{split: {{query_id: {{doc_id: relevance}}}}}} of the splits {', '.join(SPLITS)}, got "
-            f"{shown(qrels)}."
+            f"{shown(qrels)}{remedy}."
         )
     read: dict[str, Qrels] = {}
     for split, judgements in qrels.items():

@@ -147,6 +147,8 @@ def _file_records(path: Path, name: Path) -> Iterator[tuple[str, dict[str, Any]]
     """Yield the documents of a file; `name` is its path in the folder."""
     if path.name.lower().endswith(_TEXTS):
         text = read_text(path)
+        if not text.strip():
+            logger.warning("%s is blank, so it is found by its name only.", path)
         heading = _heading(text) if path.suffix.lower() == ".md" else ""
         title = heading or re.sub(r"[-_]+", " ", path.stem)
         yield str(path), {"_id": "%20".join(name.as_posix().split()), "title": title, "text": text}

@@ -181,8 +181,7 @@ class Docids:
         if self.rows is not None:
             _check_rows(self.rows, len(self.paths))
         longest = int((self.paths >= 0).sum(axis=1).max())
-        if longest >= MOST_LEVELS:  # documents with equal paths get one more
-            raise ValueError(f"A path of a docid scheme must have fewer than {MOST_LEVELS} numbers, got {longest}.")
+        _check_length(longest)
         paths, collisions = _separate(self.paths[:, :longest].astype(_smallest(self.paths), copy=False))
         object.__setattr__(self, "paths", paths)
         object.__setattr__(self, "collisions", collisions)
@@ -211,13 +210,20 @@ def pad_paths(paths: Sequence[Sequence[int]]) -> Ints:
     """Return paths of any lengths as one array [paths, longest], -1 past their ends.
 
     Raises:
-        ValueError: a path is no sequence of integers that int64 can hold.
+        ValueError: a path is no sequence of integers that int64 can hold, or too long.
     """
     numbers = [_integers(path, document) for document, path in enumerate(paths)]
-    rows = np.full((len(numbers), max(map(len, numbers), default=0)), -1, dtype=np.int64)
+    longest = max(map(len, numbers), default=0)
+    _check_length(longest)
+    rows = np.full((len(numbers), longest), -1, dtype=np.int64)
     for row, path in zip(rows, numbers, strict=True):
         row[: len(path)] = path
     return rows  # type: ignore[return-value]
+
+
+def _check_length(longest: int) -> None:
+    if longest >= MOST_LEVELS:  # documents with equal paths get one more
+        raise ValueError(f"A path of a docid scheme must have fewer than {MOST_LEVELS} numbers, got {longest}.")
 
 
 def _integers(path: Sequence[int], document: int) -> NDArray[np.int64]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from dsi.docids.schemes import Docids, SchemeInput, pad_paths
+from dsi.docids.tree import MOST_LEVELS
 from dsi.docids.types import Ints
 
 
@@ -21,7 +22,7 @@ def make(documents: SchemeInput) -> Docids:
     if model is None or len(titles) != len(documents.embeddings):
         raise ValueError('The docid method "title" needs the titles of all documents, and a model that reads them.')
     check_titles(titles, documents.doc_ids)
-    return Docids(_cut(pad_paths(model.tokens(titles))))
+    return Docids(_cut(pad_paths([tokens[: MOST_LEVELS - 1] for tokens in model.tokens(titles)])))
 
 
 def check_titles(titles: Iterable[str], doc_ids: Sequence[str]) -> None:

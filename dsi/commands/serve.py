@@ -8,6 +8,7 @@ share the memory of the index. SIGTERM and Ctrl-C finish what has begun. There i
 import argparse
 import os
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError("--writable needs --workers 1: an update in one process would not reach the others.")
     if given.cluster and given.workers > 1:
         raise ValueError("--cluster needs --workers 1: each process would start shards of its own.")
+    _check_free(given.host, given.port)
     load_libraries()
     from dsi.integrations import extra
     from dsi.server.settings import ServerSettings
@@ -63,6 +65,19 @@ def main(argv: Sequence[str] | None = None) -> None:
             ws="none",  # a request to upgrade is answered as any other
             timeout_graceful_shutdown=int(settings.timeout) + 1,
         )
+
+
+def _check_free(host: str, port: int) -> None:
+    """Raise OSError if nothing can listen at an address."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+            probe.bind(address)
+    except OSError as error:
+        raise OSError(
+            f"Nothing can listen at {host}, port {port} ({error.strerror}); give another --port or --host."
+        ) from None
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -3,6 +3,7 @@
 An index that was tuned since its last training or update is left as it is. From Python: `dsi.tune`.
 """
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 
@@ -22,11 +23,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.config import read_dev_queries
     from dsi.docids.data.collection import read_collection
     from dsi.store.manifest import read_manifest, search_config
-    from dsi.training.tuning import tune_index
+    from dsi.training.tuning import in_words, tune_index
 
     collection = read_collection(arguments.data, dev_queries=read_dev_queries(arguments.run))
     tune_index(arguments.run, collection, arguments.device)
-    print(f"{arguments.run} searches with {search_config(read_manifest(arguments.run))}")
+    config = dataclasses.asdict(search_config(read_manifest(arguments.run)))
+    print(f"{arguments.run} searches with {in_words(config)}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,9 @@ from typing import Any
 from dsi.config import LEXICAL_WEIGHT
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.data.collection import SPLITS, Collection, check_collection, compare_documents
-from dsi.docids.files.checks import plain
+from dsi.docids.data.dev_queries import relevant_documents
+from dsi.docids.files.checks import plain, shown
+from dsi.docids.files.declarations import meant
 from dsi.docids.files.processes import ALONE, Processes
 from dsi.docids.files.progress import progress
 from dsi.docids.files.storage import write_json
@@ -96,7 +98,10 @@ class Evaluation:
         Raises:
             KeyError: there is none.
         """
-        return {row.name: row for row in self.rows}[name]
+        rows = {row.name: row for row in self.rows}
+        if name not in rows:
+            raise KeyError(f"There is no row {shown(name)}{meant(name, list(rows))}")
+        return rows[name]
 
     def significance(self) -> str:
         """Return the differences of the index to every other row, in points, with p of paired randomisation tests."""
@@ -126,8 +131,8 @@ class Evaluation:
         means = {name: 100 * self._mean(self.index, name) for name in self.measures}
         if "Hit@1" in means:
             return (
-                f"The index finds the document of {means['Hit@1']:.1f} of 100 queries at rank 1, "
-                f"of {means['Hit@10']:.1f} in the top ten."
+                f"The index finds the document of {means['Hit@1']:.1f} % of the queries at rank 1, "
+                f"of {means['Hit@10']:.1f} % in the top ten."
             )
         ranked = f"The index ranks with nDCG@10 {means['nDCG@10']:.1f} and RR@10 {means['RR@10']:.1f}"
         if "Recall@100" not in means:
@@ -233,6 +238,11 @@ def _check(retriever: GenerativeRetriever, collection: Collection, split: str, d
         raise ValueError(
             f"{collection.name} has no {split} judgements to measure on; add {collection.place_of(split)}."
         )
+    if not relevant_documents(collection.qrels[split].values()):
+        raise ValueError(
+            f"None of the {split} judgements of {collection.name} is above 0, so no document is relevant to any query; give "
+            "relevant documents 1 or more."
+        )
 
 
 class _Systems:
@@ -285,7 +295,8 @@ class _Systems:
             weight = config.lexical_weight or LEXICAL_WEIGHT  # without a weight, no document is found by words
             self._add(WORDS_ONLY, lambda: {"method": GENERATE, "lexical_weight": weight}, WordsOnly)
         without_words = {"method": GENERATE, "lexical_weight": 0.0}
-        self._add(WALK, lambda: without_words)
+        if config.beam_width != 40:
+            self._add(WALK, lambda: without_words)
         self._add(WALK_40, lambda: {**without_words, "beam_width": 40})
         if config.alpha:
             self._add(ENCODER_WALK, lambda: {"method": GENERATE, "alpha": 0.0})

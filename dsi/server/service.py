@@ -146,7 +146,7 @@ class Service:
             "tokens": index.tree.tokens is not None,
             "search_config": shown_config(index.search_config),
             "lexical": index.lexical.name if index.lexical else None,
-            "columns": {name: str(feature.dtype) for name, feature in features.items()},
+            "columns": {name: str(feature.dtype) for name, feature in features.items() if name != "text"},
             "writable": settings.writable,
             "limits": {
                 name: getattr(settings, name)

@@ -5,6 +5,7 @@ Arrow expression or a mask. Knows nothing of scores or docids.
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +21,9 @@ from dsi.docids.files.checks import shown
 from dsi.search.request import Where
 from dsi.search.results import label_of
 from dsi.store.filters import as_expression, names_of
+
+_FEW = 10_000
+"""Documents whose ids are compared with a wrong one, to name the nearest."""
 
 
 def document_table(documents: datasets.Dataset, *, texts: bool = False) -> pa.Table:
@@ -149,7 +153,9 @@ class DocumentTable:
         rows = self.find(doc_ids)
         for doc_id in doc_ids:
             if doc_id not in rows:
-                raise ValueError(f"{name} names the doc_id {shown(doc_id)}, which is not in the index.")
+                near = get_close_matches(doc_id[:100], self.rows, n=1) if len(self) <= _FEW else []
+                meant = f"; did you mean {shown(near[0])}?" if near else "."
+                raise ValueError(f"{name} names the doc_id {shown(doc_id)}, which is not in the index{meant}")
         return [rows[doc_id] for doc_id in doc_ids]
 
     def allowed(

@@ -1,6 +1,7 @@
 """Embeddings and token vectors of the documents of a run, made block by block. Knows nothing of docids."""
 
 import dataclasses
+import logging
 from functools import cached_property
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from dsi.docids.data.collection import Collection
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.storage import digest
 from dsi.docids.token_vectors import TokenVectors
+
+logger = logging.getLogger(__name__)
 
 
 class DocumentVectors:
@@ -61,6 +64,16 @@ class DocumentVectors:
         """What makes token vectors; the same on all processes."""
         main = self._tokens and self._processes.is_main
         return self._processes.first(TokenHead.fit(self._encoder, self._texts, self._config.tokens) if main else None)
+
+    def tell_cut(self) -> None:
+        """Say how many documents the encoder does not read to their ends."""
+        cut, looked_at = self._texts.count_cut()
+        if cut:
+            logger.warning(
+                "%.0f %% of the documents are longer than what the encoder reads of them (encoder.document_length %d, "
+                "docids.segments %d); BM25 reads all.",
+                max(1.0, 100 * cut / looked_at), self._config.encoder.document_length, self._config.docids.segments,
+            )  # fmt: skip
 
     def embeddings(self) -> NDArray[np.float32]:
         """Return the embeddings [n, dim], memory-mapped, and write what `tokens` reads; all processes call it."""

@@ -209,6 +209,7 @@ class TrainingRun:
         report_to: str = "none",
     ) -> None:
         self.folder, self.collection, self.config, self.device = folder, collection, config, device
+        preflight.check_apart(folder, collection)
         if cluster is not None:
             cluster.check(folder)
             self.folder = folder = folder.resolve()
@@ -375,6 +376,8 @@ class TrainingRun:
             vectors = DocumentVectors(
                 self.config, self.collection, encoder, work / "documents", self._stages.store, self.processes
             )
+            if self.processes.is_main:
+                vectors.tell_cut()
             documents = vectors.embeddings()
             read = scheme_input(
                 self.collection, encoder, config, documents, embeddings, self.processes,

@@ -19,7 +19,7 @@ from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.sparse import SparseModel
 from dsi.contrastive.training import NO_QUERIES
 from dsi.docids.clustering import assemble, build_tree
-from dsi.docids.data.collection import Collection
+from dsi.docids.data.collection import Collection, is_beir
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.storage import read_record
 from dsi.docids.files.untrusted import RESTORE
@@ -89,6 +89,16 @@ def check_index(folder: Path, collection: Collection, discard_updates: bool, rep
             f"{folder} holds an index of {len(indexed)} documents, and {collection.name} lacks {len(lost)} of them, such as "
             f"{min(lost)[0]!r}; training would replace the index. Train into another folder, or say that the index may go "
             "(--replace, replace=True)."
+        )
+
+
+def check_apart(folder: Path, collection: Collection) -> None:
+    """Raise ValueError if the folder of a run is that of its collection, or lies among texts, where it would be read again."""
+    data, run = Path(collection.name).resolve(), folder.resolve()
+    if data.is_dir() and (run == data or (data in run.parents and not is_beir(data))):
+        raise ValueError(
+            f"{folder} is the folder of the collection, or lies in it; the index would be among its files, so name a folder "
+            "beside it."
         )
 
 

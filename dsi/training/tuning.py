@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 _RECORD = "tuning.json"
 FEWEST_QUERIES = 50
 """Dev queries on which weights are chosen; on fewer, chance chooses (docs/experiments/search.md)."""
+_FEWEST_WALKS = 20
+"""Queries on which alpha and the beam are chosen; each counts by ten documents, and needs no judgement."""
 _MOST_QUERIES = 500
 """Queries on which walks are compared."""
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -77,8 +79,8 @@ class Tuning:
 def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     """Choose how an index searches on the dev queries, and search so from now on.
 
-    With fewer than 50 dev queries that have a relevant document, the weights of tied tokens' scores stay as they are, and a
-    warning says so. Without dev queries, alpha and the beam are chosen on train queries.
+    With tied tokens and fewer than 20 dev queries nothing is chosen, with fewer than 50 that have a relevant document the
+    weights of scores stay as they are; a warning says so. Without dev queries, alpha and the beam are chosen on train queries.
 
     Example:
         >>> import dsi
@@ -105,6 +107,12 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
         )
     qrels = collection.qrels["dev"]
     judged = _count_answered(qrels)
+    if len(queries) < _FEWEST_WALKS and retriever.engine.is_tied:
+        logger.warning(
+            "%d %s queries are too few to choose anything on; weights, alpha and beam are those of [search].",
+            len(queries), split,
+        )  # fmt: skip
+        return Tuning({}, [])
     if judged < FEWEST_QUERIES and retriever.engine.is_tied:
         logger.warning(
             "%d dev queries have a relevant document, too few to choose the weights of scores on; those of [search] stay.",
@@ -428,7 +436,7 @@ def tune_index(folder: Path, collection: Collection, device: str | None = None) 
     write_json(folder / _RECORD, {"index": bound_to, "search": _digest(before), **choice})
     if retriever.search_config != before:
         split = "dev" if collection.qrels["dev"] else "train"
-        logger.info("tuned on %d %s queries: %s", len(collection.qrels[split]), split, _in_words(tuning.best))
+        logger.info("tuned on %d %s queries: %s", len(collection.qrels[split]), split, in_words(tuning.best))
     return True
 
 
@@ -440,7 +448,8 @@ def _digest(config: SearchConfig) -> str:
     return digest(dataclasses.asdict(config))
 
 
-def _in_words(options: Mapping[str, Any]) -> str:
+def in_words(options: Mapping[str, Any]) -> str:
+    """Return settings of search as one line of text."""
     return ", ".join(
         f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in options.items()
     )

@@ -42,7 +42,7 @@ function settings() {
 
 function limitSliders() {
   const { columns, lexical, tied, tokens, limits, search_config: config } = index;
-  $("columns").textContent = `a condition on ${Object.keys(columns).filter((name) => name !== "text").join(", ")}`;
+  $("columns").textContent = `a condition on ${Object.keys(columns).join(", ")}`;
   $("beam_width").max = Math.min(Math.max(50, config.beam_width), limits.max_beam_width);
   $("candidates").min = Math.min(10, config.candidates);
   $("candidates").max = Math.min(Math.max(500, config.candidates), limits.max_candidates);

@@ -29,7 +29,7 @@ MAY_IMPORT = {
 FRONT = ("__init__", "__main__")
 """Modules of dsi outside the rooms: they open the package and the command."""
 ROOMS = (
-    "trees", "generator", "search", "config", "configs", "store", "rerankers", "snapshot", "retriever", "cluster",
+    "trees", "generator", "search", "config", "store", "rerankers", "retriever", "cluster",
     "training", "measuring", "integrations", "server", "commands",
 )  # fmt: skip
 """Of dsi: each imports only those before it, and itself."""
@@ -49,14 +49,14 @@ UNKNOWN = {
     "docids|identifiers": DOCIDS,
     "features": ("dsi.rerankers.features",),
     "generators?": ("dsi.generator", "dsi.search.decoder"),
-    "indexes": ("dsi.retriever", "dsi.snapshot", "dsi.store"),
+    "indexes": ("dsi.retriever", "dsi.store"),
     "launchers": ("accelerate",),
     "manifests": ("dsi.store.manifest", "dsi.store.loading"),
     "measures": ("dsi.eval.measures", "dsi.measuring"),
     "models": MODELS,
     "nodes": ("dsi.trees.families", "dsi.trees.dense", "dsi.trees.objectives"),
     "ours": ("dsi",),
-    "retrievers?": ("dsi.retriever", "dsi.snapshot"),
+    "retrievers?": ("dsi.retriever",),
     "search(es|ing)?|searched": WALK,
     "tables?": ("dsi.eval.tables", "dsi.eval.report"),
     "texts": ("dsi.docids.data.collection", "dsi.contrastive.encoder"),

@@ -1,1 +1,0 @@
-"""Configurations by name: `dsi.train(collection, "RUN", config="paper")`."""

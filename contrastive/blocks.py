@@ -62,7 +62,7 @@ class DocumentTexts(LazyTexts):
         return texts[skipped : skipped + stop - start]
 
     def count_cut(self, most: int = 1000) -> tuple[int, int]:
-        """Return how many documents have words that the encoder does not read, of how many that were looked at."""
+        """Return how many documents of an even sample have words that the encoder does not read, and the size of the sample."""
         count = min(len(self._documents), most)
         rows = np.linspace(0, len(self._documents) - 1, count).astype(int)
         texts = self._documents[rows]["text"]

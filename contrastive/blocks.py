@@ -64,10 +64,14 @@ class DocumentTexts(LazyTexts):
     def count_cut(self, most: int = 1000) -> tuple[int, int]:
         """Return how many documents of an even sample have words that the encoder does not read, and the size of the sample."""
         count = min(len(self._documents), most)
-        rows = np.linspace(0, len(self._documents) - 1, count).astype(int)
-        texts = self._documents[rows]["text"]
-        read = (sum(map(len, self._encoder.bodies(text, self._segments))) for text in texts)
-        return sum(length < len(text.rstrip()) for length, text in zip(read, texts, strict=True)), count
+        table = self._documents[np.linspace(0, len(self._documents) - 1, count).astype(int)]
+        return sum(map(self._is_cut, table["title"], table["text"])), count
+
+    def _is_cut(self, title: str, text: str) -> bool:
+        if sum(map(len, self._encoder.bodies(text, self._segments))) < len(text.rstrip()):
+            return True
+        (pieces,) = self._encoder.segment_texts([title], [text], self._segments)
+        return not all(map(self._encoder.reads_whole, pieces))
 
     def _segments_between(self, start: int, stop: int) -> list[list[str]]:
         table = self._documents[start:stop]

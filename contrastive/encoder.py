@@ -303,6 +303,11 @@ class Encoder:
             for token, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
         ]
 
+    def reads_whole(self, text: str) -> bool:
+        """True if no token of a text made by `document_texts` is beyond the model's own limit."""
+        limit, spans = self.model.max_seq_length, self.spans(text, "document")
+        return limit is None or len(spans) < limit or max(span.end for span in spans) >= len(text.rstrip())
+
     @cached_property
     def _special(self) -> Tensor:
         return torch.tensor(self.model.tokenizer.all_special_ids, device=self.model.device)

@@ -37,7 +37,7 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Links to pictures lead into the site; citations of the code get their lines; marks get what is made from the code."""
     markdown = _PICTURE.sub(r"../\1", markdown)
-    for mark, lines in (("<!-- settings -->", settings), ("<!-- rows -->", rows), ("<!-- commands -->", commands)):
+    for mark, lines in (("<!-- settings -->", settings), ("<!-- commands -->", commands)):
         if mark in markdown:
             markdown = markdown.replace(mark, "\n".join(lines()))
     return _CITATION.sub(_with_line, markdown) if page.file.src_uri.endswith("paper-to-code.md") else markdown
@@ -72,14 +72,6 @@ def settings() -> Iterator[str]:
         for setting in declared:
             meaning = setting.meaning.replace("|", "\\|")
             yield f"| `{setting.name}` | `{setting.default!r}` | {setting.range} | {meaning} |"
-
-
-def rows() -> Iterator[str]:
-    """Yield the lines of a table of the rows of an evaluation."""
-    from dsi.measuring.evaluation import ROWS
-
-    yield from ("| row | what it is |", "| --- | --- |")
-    yield from (f"| {name} | {meaning} |" for name, meaning in ROWS.items())
 
 
 def commands() -> Iterator[str]:

@@ -237,6 +237,13 @@ def test_every_public_name_is_in_the_reference():
         assert re.search(rf"^::: [\w.]+\.{name}$", described, re.MULTILINE), f"dsi.{name} is in no reference page"
 
 
+def test_the_page_of_results_tells_what_each_row_is():
+    from dsi.measuring.evaluation import ROWS
+
+    page = (ROOT / "docs" / "use" / "results.md").read_text()
+    assert "\n".join(f"| {name} | {meaning} |" for name, meaning in ROWS.items()) in page
+
+
 def test_every_setting_has_a_meaning_in_the_table():
     pytest.importorskip("mkdocs")
     from docs.hooks import settings

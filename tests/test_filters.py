@@ -164,7 +164,7 @@ def test_what_is_wrong_in_a_condition_is_named_with_its_place(where, message):
 
 def test_conditions_at_the_limits_are_evaluated_in_any_thread():
     wide = " or ".join(f"year = {n}" for n in range(MAX_CONDITIONS))
-    deep = "(" * (MAX_DEPTH - 1) + "year = 1" + ")" * (MAX_DEPTH - 1)
+    deep = "(" * MAX_DEPTH + "year = 1" + ")" * MAX_DEPTH
     among = f"year in ({', '.join(map(str, range(10_000)))})"
     documents = table_of(COLUMNS)
     positive = [year is not None and year >= 0 for year in COLUMNS["year"]]

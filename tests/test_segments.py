@@ -46,6 +46,31 @@ from tests.test_pipeline import TIED, write_settings
 from tests.test_updates import DOCUMENTS, QUERIES
 
 
+@pytest.mark.parametrize(
+    ("title", "words", "length", "segments", "cut"),
+    [
+        ("a", 5, 20, 1, 0),
+        ("a", 40, 20, 1, 1),
+        ("a", 30, 20, 2, 0),
+        ("a", 40, 500, 1, 1),  # the model reads 32 tokens, whatever the setting says
+        ("a " * 25, 15, 20, 1, 1),  # of title and text
+    ],
+)
+def test_documents_that_the_encoder_does_not_read_to_their_ends_are_counted(
+    title, words, length, segments, cut, encoder
+):
+    encoder.config = dataclasses.replace(encoder.config, document_length=length)
+    encoder.model.max_seq_length = 32
+    texts = [" ".join(["river"] * words), "short", ""]
+    documents = datasets.Dataset.from_dict({"title": [title, "", ""], "text": texts})
+    assert DocumentTexts(encoder, documents, segments).count_cut() == (cut, 3)
+    states = [
+        encoder.encode(encoder.segment_texts([title], [text], segments)[0], "document")
+        for text in (texts[0], texts[0] + " gas")
+    ]
+    assert (len(states[0]) == len(states[1]) and np.array_equal(*states)) == bool(cut)
+
+
 def random_rows(documents: int, most: int, seed: int) -> np.ndarray:
     """The document of each place; document 0 has as many as there can be."""
     counts = np.random.default_rng(seed).integers(1, most + 1, size=documents)

@@ -119,7 +119,7 @@ class _Parser:
 
     def _single(self) -> pc.Expression:
         self.depth += 1
-        if self.depth > MAX_DEPTH:
+        if self.depth > MAX_DEPTH + 1:  # the condition itself counts as one
             self._fail(f"parentheses and `not` may be nested {MAX_DEPTH} deep")
         if self._take("not"):
             expression = ~self._single()

@@ -67,12 +67,13 @@ class DocumentVectors:
 
     def tell_cut(self) -> None:
         """Say how many documents the encoder does not read to their ends."""
-        cut, looked_at = self._texts.count_cut()
+        cut, sample = self._texts.count_cut()
         if cut:
             logger.warning(
-                "%.0f %% of the documents are longer than what the encoder reads of them (encoder.document_length %d, "
-                "docids.segments %d); BM25 reads all.",
-                max(1.0, 100 * cut / looked_at), self._config.encoder.document_length, self._config.docids.segments,
+                "%.0f %% of the documents are longer than the encoder reads: %s tokens of title and text (its own limit), %d "
+                "of the text (encoder.document_length), in %d pieces (docids.segments). The rest is not embedded.",
+                max(1.0, 100 * cut / sample), self._encoder.model.max_seq_length, self._config.encoder.document_length,
+                self._config.docids.segments,
             )  # fmt: skip
 
     def embeddings(self) -> NDArray[np.float32]:

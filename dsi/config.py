@@ -3,6 +3,7 @@
 import dataclasses
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from dsi.contrastive.training import ContrastiveConfig
 from dsi.docids.files.checks import shown
 from dsi.docids.files.declarations import Setting, Whole, create_settings, declarations, section_kinds, settings
 from dsi.docids.files.storage import write_text
+from dsi.docids.files.untrusted import check_file
 from dsi.docids.schemes import DocidsConfig
 from dsi.docids.vectors import VectorsConfig
 from dsi.docids.words.bm25 import NO_MODEL, LexicalConfig
@@ -24,7 +26,7 @@ from dsi.search.request import SearchConfig
 
 CONFIGS = Path(__file__).parent / "configs"
 """Folder of the configurations that ship with the package, NAME.toml each."""
-_LARGEST = 2**16
+_LARGEST = 2**14
 """Bytes of a configuration; the parser takes minutes for a megabyte of dots."""
 _MOST_BASES = 10
 """Configurations that a configuration stands on."""
@@ -202,8 +204,9 @@ def _find(name: str | Path, folder: Path) -> Path:
             f"A configuration must be a name, a file or a Config, got {name!r}; Config().with_changes(…) sets single settings."
         )
     for path in (folder / name, CONFIGS / f"{name}.toml"):
-        if path.is_file():
-            return path
+        with suppress(OSError):  # a name that is too long for one
+            if path.is_file():
+                return path
     names = ", ".join(config_names())
     raise FileNotFoundError(f"The configuration {shown(str(name))} does not exist: neither a file nor one of {names}.")
 
@@ -216,6 +219,7 @@ def _with_base(path: Path, seen: list[Path]) -> dict[str, Any]:
         raise ValueError(
             f"{path} is the base of a base, more than {_MOST_BASES} times; write the settings into one file."
         )
+    check_file(path, "name a file of settings")
     if (size := path.stat().st_size) > _LARGEST:
         raise ValueError(f"{path} has {size:,} bytes, a configuration has at most {_LARGEST:,}; remove what is none.")
     try:

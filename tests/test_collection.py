@@ -94,6 +94,18 @@ def test_tables_of_judgements_by_another_name_are_told(beir, caplog):
     )
 
 
+def test_a_compressed_file_of_a_thousand_times_its_size_is_refused(beir, monkeypatch):
+    monkeypatch.setattr(lines, "_SMALL", 1000)
+    folder = beir(DOC, QUERY, test=QRELS)
+    (folder / "corpus.jsonl").unlink()
+    with gzip.open(folder / "corpus.jsonl.gz", "wb") as file:
+        file.writelines(b'{"_id": "%d", "text": "%s"}\n' % (number, b"a" * 10_000) for number in range(100))
+    with pytest.raises(
+        ValueError, match=r"corpus.jsonl.gz, line \d+: more than [\d,]+ bytes by now, 100 times the file's"
+    ):
+        read_collection(folder)
+
+
 def test_a_few_bytes_that_stand_for_blank_lines_without_end_are_refused(beir, monkeypatch):
     monkeypatch.setattr(lines, "_MOST_BLANK", 1000)
     folder = beir(DOC, QUERY, test=QRELS)

@@ -671,7 +671,7 @@ def test_a_configuration_over_its_base(tmp_path):
     with pytest.raises(ValueError, match="names itself as its base"):
         read_config(tmp_path / "b.toml")
     (tmp_path / "a.toml").write_text(".".join("a" * 50_000) + " = 1\n")
-    with pytest.raises(ValueError, match=r"a\.toml has 100,004 bytes, a configuration has at most 65,536"):
+    with pytest.raises(ValueError, match=r"a\.toml has 100,004 bytes, a configuration has at most 16,384"):
         read_config(tmp_path / "a.toml")
     (tmp_path / "a.toml").write_text("base = 3\n")
     with pytest.raises(ValueError, match="base must be the name of a configuration, got 3"):
@@ -680,6 +680,21 @@ def test_a_configuration_over_its_base(tmp_path):
         Config.named("nq1k")
     with pytest.raises(ValueError, match=r"^'training.epoch' is no setting; did you mean 'training.epochs'\?"):
         expected.with_changes({"training": {"epoch": 3.0}})
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs files of a Linux system")
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        ("/proc/kmsg", "kmsg must be a regular file, and is one of the system; name a file of settings"),
+        ("a" * 300, "The configuration 'aaa.*aaa' does not exist: neither a file nor one of"),
+    ],
+)
+def test_a_base_is_a_file_with_an_end(base, message, tmp_path):
+    (tmp_path / "a.toml").write_text(f'base = "{base}"')
+    with pytest.raises((ValueError, FileNotFoundError), match=message) as caught:
+        read_config(tmp_path / "a.toml")
+    assert len(str(caught.value)) < 400
 
 
 def test_a_chain_of_bases_has_an_end(tmp_path):

@@ -1,6 +1,8 @@
 """Collections of what is in memory and of folders of texts; `dsi.index`; what is refused, and how it is said."""
 
+import decimal
 import json
+import os
 import subprocess
 import sys
 import time
@@ -388,7 +390,7 @@ print(_temporary_folder().name)
 def test_what_has_no_end_is_not_read_from_a_folder(tmp_path, name):
     (tmp_path / name).symlink_to("/proc/self/pagemap")
     with pytest.raises(
-        ValueError, match=f"{name} must be a regular file, and is one of the system; put the file itself"
+        ValueError, match=f"{name} is a link to what lies outside the folder; put the file itself there"
     ):
         dsi.Collection.from_folder(tmp_path)
 
@@ -433,6 +435,7 @@ def test_rows_that_are_too_short_are_refused_before_their_cells_fill_the_memory(
         (["7", "8" * 400], ["7", "8" * 400]),
         (["7", "1e400"], ["7", "1e400"]),
         (["0x10", "1"], ["0x10", "1"]),
+        (["fal\u017fe", "true"], ["fal\u017fe", "true"]),
         (["nan", "1"], ["nan", "1"]),
     ],
 )
@@ -454,6 +457,98 @@ def test_a_blank_file_is_told(tmp_path, caplog):
     (tmp_path / "a.txt").write_text("text")
     assert list(dsi.Collection.from_folder(tmp_path).rows) == ["a.txt", "empty.txt"]
     assert caplog.messages == [f"{tmp_path / 'empty.txt'} is blank, so it is found by its name only."]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"_id,text,a\xff\n1,t,3\n", "is not a table of comma-separated values in UTF-8"),
+        ("\ufeff_id,text,a\n1,t,3\n".encode("utf-16-be"), r"the column '.*' has a character that cannot be printed"),
+        (b"id,text," + b",".join(b"%d" % n + b"x" * 1100 for n in range(980)) + b"\n", "is not a table of comma-sep"),
+        (b"id,text,a\0b\n1,t,3\n", r"the column 'a\\x00b' has a character that cannot be printed; leave it out"),
+        (b"id,text,a\n1,t,3,\x1b[2J\n", r"Row #2: Expected 3 columns, got 4: 1,t,3,\\x1b\[2J"),
+    ],
+    ids=["no UTF-8", "UTF-16", "names of a megabyte", "NUL", "control characters"],
+)
+def test_names_of_columns_that_readers_take_differently_are_refused(tmp_path, content, message):
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        dsi.Collection.from_folder(tmp_path)
+    assert len(str(caught.value).splitlines()) == 1
+    assert "\x1b" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            pandas.DataFrame({"id": ["1"], "text": ["a"], "x": [1j]}),
+            "have a column that is none of Arrow's .*; write its",
+        ),
+        (
+            pandas.DataFrame({"id": ["1", "2"], "text": ["a", "b"], "x": [1, "y"]}),
+            "have a column that is none of Arrow's",
+        ),
+        (
+            pyarrow.table([["1"], ["a"], [1], [2]], names=["id", "text", "x", "x"]),
+            "documents: the column 'x' comes twice; give each a name of its own",
+        ),
+        ([{"id": "1", "text": "a", "x": decimal.Decimal("sNaN")}], "metadata 'x' must be a text, .* got Decimal"),
+        ([{"id": 10**5000, "text": "a"}], "key 'id' must be a string, got an integer of 16610 bits"),
+        ([{"id": "1", "text": "a", "metadata": numpy.ones(2)}], "metadata must be an object, got array"),
+    ],
+    ids=["complex", "mixed", "a name twice", "a signalling NaN", "a long number", "an array"],
+)
+def test_odd_values_are_named(source, message):
+    with pytest.raises(ValueError, match=message):
+        dsi.Collection.from_records(source)
+
+
+def test_pictures_of_a_data_set_are_never_opened(monkeypatch):
+    features = datasets.Features(
+        {"id": datasets.Value("string"), "text": datasets.Value("string"), "im": datasets.Image()}
+    )
+    table = pyarrow.table(
+        {"id": ["a"], "text": ["x"], "im": [{"bytes": None, "path": "http://127.0.0.1:9/leak.png"}]},
+        features.arrow_schema,
+    )
+    assert list(dsi.Collection.from_records(datasets.Dataset(table)).rows) == ["a"]
+
+
+def test_a_link_out_of_the_folder_is_refused_and_one_inside_is_read(tmp_path):
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    (tmp_path / "secret.txt").write_text("secret")
+    (folder / "a.txt").write_text("text")
+    (folder / "b.txt").symlink_to(folder / "a.txt")
+    assert list(dsi.Collection.from_folder(folder).rows) == ["a.txt", "b.txt"]
+    (folder / "c.txt").symlink_to(tmp_path / "secret.txt")
+    with pytest.raises(
+        ValueError, match=r"c\.txt is a link to what lies outside the folder; put the file itself there"
+    ):
+        dsi.Collection.from_folder(folder)
+
+
+def test_a_folder_that_may_not_be_read_is_named(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "closed").mkdir()
+    scandir = os.scandir
+
+    def guarded(path):
+        if os.fspath(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", os.fspath(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", guarded)
+    with pytest.raises(PermissionError, match="closed"):
+        dsi.Collection.from_folder(tmp_path)
+
+
+def test_times_of_nanoseconds_are_dates_and_series_are_lists():
+    when = numpy.datetime64("2020-01-02T03:04:05", "ns")
+    collection = dsi.Collection.from_records([{"id": "a", "text": "x", "when": when}])
+    assert collection.documents["when"][:] == ["2020-01-02T03:04:05"]
+    assert list(dsi.Collection.from_records(pandas.Series(["a", "b"])).rows) == ["0", "1"]
 
 
 def test_folders_without_an_end_are_refused(tmp_path):

@@ -359,8 +359,9 @@ def _table(documents: Numbered, name: str) -> datasets.Dataset:
 def _content_digest(documents: datasets.Dataset, queries: Mapping[str, str], qrels: Mapping[str, Qrels]) -> str:
     """Return the sha256 of a collection in memory."""
     contents = hashlib.sha256()
-    for document in documents:
-        contents.update(json.dumps(document, sort_keys=True).encode())
+    for table in documents.with_format("arrow").iter(1000):
+        for document in table.to_pylist():
+            contents.update(json.dumps(document, sort_keys=True).encode())
     return digest([contents.hexdigest(), queries, qrels])
 
 
@@ -389,7 +390,11 @@ def _memory_qrels(qrels: Mapping[str, Qrels], queries: Mapping[str, str], rows: 
             source = f"qrels[{split!r}][{shown(query_id)}]"
             query, document = written_id(query_id), written_id(doc_id)
             _check_judged(source, query, document, queries, rows)
-            read[split].setdefault(query, {})[document] = plain(int, relevance, f"{source}[{shown(doc_id)}]")
+            value = plain(int, relevance, f"{source}[{shown(doc_id)}]")
+            if read[split].setdefault(query, {}).setdefault(document, value) != value:
+                raise ValueError(
+                    f"{source}[{shown(doc_id)}] is {value}, but another value under the same ids; keep one."
+                )
         for query_id in judgements:
             read[split].setdefault(written_id(query_id), {})
     return read
@@ -449,7 +454,7 @@ def read_once(
             gen_kwargs={"path": str(path), "version": version, **arguments},
         )
     except datasets.exceptions.DatasetGenerationError as error:
-        if isinstance(error.__cause__, ValueError | OSError):
+        if isinstance(error.__cause__, ValueError | OSError | MemoryError):
             raise error.__cause__ from None
         raise
     finally:

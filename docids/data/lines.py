@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,8 +12,10 @@ from typing import Any, BinaryIO, TextIO
 from dsi.docids.files.untrusted import check_file
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
-LONGEST_LINE = 2**26
+LONGEST_LINE = 2**24
 """Bytes of a line; a few compressed ones can stand for a line that fills the memory."""
+_SMALL, _RATIO = 2**26, 100
+"""A compressed file may hold so many bytes, or so many times its size; texts take three to ten times."""
 _MOST_BLANK = 10**6
 """Lines without a word in a file, at most; a few compressed bytes can stand for millions."""
 
@@ -35,13 +38,19 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     Raises:
         ValueError: a line is too long or not UTF-8, a million are blank, or the compressed data are damaged or truncated.
     """
-    number = blank = 0
+    number = blank = size = 0
+    most = max(_SMALL, _RATIO * path.stat().st_size) if path.suffix == ".gz" else math.inf
     try:
         with _open(path) as file:
             for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), start=1):
                 if len(line) > LONGEST_LINE:
                     raise ValueError(
                         f"{path}, line {number} has more than {LONGEST_LINE:,} bytes; write shorter lines."
+                    )
+                size += len(line)
+                if size > most:
+                    raise ValueError(
+                        f"{path}, line {number}: more than {most:,} bytes by now, {_RATIO} times the file's; unpack it."
                     )
                 text = _decode(line, f"{path}, line {number}").removeprefix("\ufeff" if number == 1 else "")
                 if text.strip():

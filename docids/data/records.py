@@ -202,22 +202,29 @@ def get_metadata(record: Mapping[str, Any], source: str) -> dict[str, bool | int
 
 def _plain_values(metadata: Mapping[str, Any], source: str) -> dict[str, bool | int | float | str]:
     """Return the values of metadata that columns can hold."""
-    values = {_key(key, source): _plain(value, f"{source}: metadata {key!r:.99}") for key, value in metadata.items()}
+    values = {_key(key, source): _plain(value, source, key) for key, value in metadata.items()}
     return {key: value for key, value in values.items() if value is not None}
 
 
 def _all_metadata(record: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Return the keys of a record that have no meaning of their own, and those of its metadata, with their values."""
-    metadata = record.get("metadata") or {}
+    metadata = record.get("metadata")
+    if metadata is None:
+        metadata = {}
     if not isinstance(metadata, Mapping):
         raise ValueError(f"{source}: metadata must be an object, got {shown(metadata)}.")
     further = {key: value for key, value in record.items() if key not in _OWN_KEYS}
     for key in further:
-        if key in metadata and metadata[key] != further[key]:
+        if key in metadata and _plain_or_text(metadata[key]) != _plain_or_text(further[key]):
             raise ValueError(
                 f"{source}: {shown(key)} is {shown(further[key])}, but {shown(metadata[key])} in metadata; give one."
             )
     return {**further, **metadata}
+
+
+def _plain_or_text(value: Any) -> Any:
+    """Return a value that can be compared: arrays and objects of others may refuse to be."""
+    return value if isinstance(value, bool | int | float | str | None) else shown(value)
 
 
 def _record_id(record: Mapping[str, Any], source: str, name: str, keys: tuple[str, ...] = ID_KEYS) -> str:
@@ -273,9 +280,11 @@ def _key(key: object, source: str) -> str:
     return name
 
 
-def _plain(value: Any, name: str) -> bool | int | float | str | None:
+def _plain(value: Any, source: str, key: object) -> bool | int | float | str | None:
     """Return a value that a column can hold, a date as ISO 8601 writes it; None if it is null, a list or an object."""
-    value = unpack(value)
+    if type(value) is str and value.isascii():  # most are
+        return value
+    value, name = unpack(value), f"{source}: metadata {key!r:.99}"
     if isinstance(value, date):
         return value.isoformat()
     if value is None or isinstance(value, list | dict):

@@ -17,19 +17,22 @@ import pyarrow.csv as pa_csv
 
 from dsi.docids.data.lines import LONGEST_LINE, file_of_collection, named_records, read_text
 from dsi.docids.data.records import ID_KEYS, MOST_COLUMNS, TEXT_KEYS
-from dsi.docids.files.checks import shown, unpack
+from dsi.docids.files.checks import printable, shown, unpack
 from dsi.docids.files.untrusted import walked
 
 logger = logging.getLogger(__name__)
 
 _TEXTS, _LINES, _ROWS = (".txt", ".md"), (".jsonl", ".jsonl.gz"), (".csv",)
 _READ = (*_TEXTS, *_LINES, *_ROWS)
+_ROWS_AT_ONCE = 1000
+_LONGEST_ID = 1000
+"""Bits of a whole number that is written out as an id."""
 _HEADER = 2**20
 """Bytes of a table in which the names of its columns stand."""
 _KINDS = (
     (pa.int64(), r"^-?[0-9]{1,18}$"),
     (pa.float64(), r"^-?([0-9]{1,200}(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]{1,2})?$"),  # all finite
-    (pa.bool_(), r"^(?i:true|false)$"),
+    (pa.bool_(), "^([tT][rR][uU][eE]|[fF][aA][lL][sS][eE])$"),
 )
 """Types of a column of a table, and what all its values look like."""
 
@@ -59,16 +62,14 @@ def memory_records(
 
 def _rows(source: Any, name: str) -> Iterable[Any]:
     """Return an iterable of the rows of a source."""
-    if isinstance(source, pandas.Series):
-        source = source.tolist()
-    if isinstance(source, pandas.DataFrame):
-        source = pa.Table.from_pandas(source, preserve_index=False)
-    if isinstance(source, datasets.Dataset):
-        return source.with_format(None)
+    if hasattr(source, "to_list") and not hasattr(source, "columns"):  # a series
+        source = source.to_list()
     if isinstance(source, datasets.DatasetDict):
         raise TypeError(f"{name} must be one data set, got a dictionary of {', '.join(source)}; pass one of them.")
-    if hasattr(source, "__arrow_c_stream__"):
-        return _arrow_rows(pa.table(source), name)
+    if isinstance(source, datasets.Dataset):  # as Arrow: decoding opens what the columns of pictures and sounds name
+        return _arrow_rows(source.with_format("arrow").iter(_ROWS_AT_ONCE), name)
+    if isinstance(source, pandas.DataFrame) or hasattr(source, "__arrow_c_stream__"):
+        return _arrow_rows([_arrow_table(source, name)], name)
     if isinstance(source, str | bytes | Mapping) or not isinstance(source, Iterable):
         remedy = "dsi.read_collection reads a folder"
         if isinstance(source, Mapping):
@@ -80,14 +81,36 @@ def _rows(source: Any, name: str) -> Iterable[Any]:
     return source
 
 
-def _arrow_rows(table: pa.Table, name: str) -> Iterator[dict[str, Any]]:
+def _arrow_table(source: Any, name: str) -> pa.Table:
+    """Return an Arrow table of a DataFrame, or of what gives one."""
     try:
-        for batch in table.to_batches():
-            yield from batch.to_pylist()
-    except (OverflowError, ValueError) as error:
+        if isinstance(source, pandas.DataFrame):
+            return pa.Table.from_pandas(source, preserve_index=False)
+        return pa.table(source)
+    except (ValueError, TypeError, NotImplementedError, pa.ArrowException) as error:
         raise ValueError(
-            f"{name} hold a value that Python cannot ({error}), such as a date after 9999; write texts."
+            f"{name} have a column that is none of Arrow's ({_reason(error)}); write its values as texts."
         ) from None
+
+
+def _arrow_rows(tables: Iterable[pa.Table], name: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of Arrow tables, without the columns that hold nothing."""
+    for table in tables:
+        if twice := [column for column, count in Counter(table.column_names).items() if count > 1]:
+            raise ValueError(f"{name}: the column {shown(twice[0])} comes twice; give each a name of its own.")
+        filled = table.select([column for column in table.column_names if table[column].null_count < len(table)])
+        try:
+            for batch in filled.to_batches(_ROWS_AT_ONCE):
+                yield from batch.to_pylist()
+        except (OverflowError, ValueError, pa.ArrowException) as error:
+            raise ValueError(
+                f"{name} hold a value that Python cannot ({_reason(error)}), such as a date after 9999; write texts."
+            ) from None
+
+
+def _reason(error: Exception) -> str:
+    """Return what a library said, on one line that is not long."""
+    return printable(str(error).strip().rstrip("."))[:200]
 
 
 def _regular(record: Mapping[Any, Any], id_keys: Sequence[str] = ID_KEYS) -> dict[str, Any]:
@@ -100,11 +123,11 @@ def _regular(record: Mapping[Any, Any], id_keys: Sequence[str] = ID_KEYS) -> dic
 def written_id(key: Any) -> Any:
     """Return an id with whole numbers written out."""
     value = unpack(key)
-    return str(value) if type(value) is int else value
+    return str(value) if type(value) is int and value.bit_length() <= _LONGEST_ID else value
 
 
 def _is_missing(value: Any) -> bool:
-    return bool(pandas.api.types.is_scalar(value) and pandas.isna(value))
+    return value is None or value is pandas.NA or value is pandas.NaT or (isinstance(value, float) and value != value)
 
 
 def folder_records(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -132,7 +155,13 @@ def _files(folder: Path) -> Iterator[Path]:
     """Yield the files in a folder and in its folders, except hidden ones."""
     for parent, folders, names in walked(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (parent / name for name in names if not name.startswith(".") and (parent / name).is_file())
+        for path in (parent / name for name in names if not name.startswith(".")):
+            if not path.name.isprintable():
+                raise ValueError(f"{shown(str(path))} has a name that cannot be printed; give it another.")
+            if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+                raise ValueError(f"{path} is a link to what lies outside the folder; put the file itself there.")
+            if path.is_file():
+                yield path
 
 
 def _is_read(path: Path) -> bool:
@@ -180,16 +209,17 @@ def _table_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     except csv.Error as error:
         raise _no_table(path, error) from None
     _check_columns(names, f"{path}, line 1")
+    texts = dict.fromkeys(names, pa.string())
     try:
         table = pa_csv.read_csv(
             path,
             pa_csv.ReadOptions(use_threads=False, block_size=LONGEST_LINE),  # so that errors tell the row
             pa_csv.ParseOptions(newlines_in_values=True),
-            pa_csv.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.string()), null_values=[""], strings_can_be_null=True
-            ),
+            pa_csv.ConvertOptions(column_types=texts, null_values=[""], strings_can_be_null=True),
         )
-    except ValueError as error:  # of Arrow
+        if table.column_names != names:
+            raise ValueError("the names of its columns cannot be read")
+    except ValueError as error:  # of Arrow, too
         raise _no_table(path, error) from None
     kept = {*ID_KEYS, *TEXT_KEYS, "title"}
     columns = {name: table[name] if name in kept else _typed(table[name]) for name in names}
@@ -199,7 +229,7 @@ def _table_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _no_table(path: Path, error: Exception) -> ValueError:
     return ValueError(
-        f"{path} is not a table of comma-separated values in UTF-8 ({str(error).strip().rstrip('.'):.200}); save it as one, "
+        f"{path} is not a table of comma-separated values in UTF-8 ({_reason(error)}); save it as one, "
         "with as many values in each row as there are columns."
     )
 
@@ -207,7 +237,7 @@ def _no_table(path: Path, error: Exception) -> ValueError:
 def _column_names(path: Path) -> list[str]:
     """Return the values of the first line that is not blank; it has at most a million bytes."""
     with path.open("rb") as file:
-        head = file.read(_HEADER).decode("utf-8-sig", errors="ignore")  # the last character may be cut
+        head = file.read(_HEADER).decode("utf-8-sig", errors="replace")  # Arrow refuses what is no UTF-8
     return next(filter(None, csv.reader(io.StringIO(head, newline=""))), [])
 
 
@@ -217,6 +247,10 @@ def _check_columns(names: Sequence[str], source: str) -> None:
         raise ValueError(f"{source}: a table has at most {MOST_COLUMNS:,} columns, got {len(names):,}; leave some out.")
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise ValueError(f"{source}: the column {shown(twice[0])} comes twice; give each a name of its own.")
+    if hidden := [name for name in names if not name.isprintable()]:
+        raise ValueError(
+            f"{source}: the column {shown(hidden[0])} has a character that cannot be printed; leave it out."
+        )
     if len(names) == 1:
         raise ValueError(f"{source}: there is one column, {shown(names[0])}; separate columns by commas.")
 

@@ -34,8 +34,12 @@ class _Short(Repr):
         return repr(x) if x.bit_length() <= 64 else f"an integer of {x.bit_length()} bits"
 
 
-shown = _Short().repr
-"""`repr` of a value for a message: on one line however long, deep or large the value is."""
+_SHORT = _Short()
+
+
+def shown(value: object) -> str:
+    """Return the `repr` of a value for a message: on one line however long, deep or large the value is."""
+    return printable(_SHORT.repr(value))
 
 
 def short_number(number: float) -> str:
@@ -46,6 +50,8 @@ def short_number(number: float) -> str:
 def unpack(value: Any) -> Any:
     """Return the Python value of a NumPy scalar, and every other value as it is."""
     is_scalar = type(value).__module__ == "numpy" and type(value).__name__ != "ndarray" and hasattr(value, "item")
+    if is_scalar and type(value).__name__ == "datetime64":
+        return value.astype("datetime64[us]").item()  # type: ignore[attr-defined]  # of nanoseconds it would be a number
     return value.item() if is_scalar else value
 
 

@@ -25,7 +25,7 @@ RESTORE = "restore it or train again"
 _STOPS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 _PSEUDO = (("/", "proc"), ("/", "sys"))
 """Where files have no size and may have no end."""
-_LARGE = 2**26
+_LARGE = 2**20
 """Bytes from which on a file may not be mostly a hole."""
 _DEEPEST = 30
 """Folders in folders."""
@@ -146,13 +146,19 @@ def walked(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
     """Yield each folder in a folder, itself first, with the names of its folders, of which some may be removed, and files.
 
     Raises:
+        PermissionError: one may not be read.
         ValueError: one lies too deep for the functions of Python that call themselves.
     """
-    for parent, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder, onerror=_raise_if_forbidden):
         path = Path(parent)
         if len(path.parts) - len(folder.parts) > _DEEPEST:
             raise ValueError(f"{folder} has folders in folders, more than {_DEEPEST} of them; move what is needed up.")
         yield path, folders, files
+
+
+def _raise_if_forbidden(error: OSError) -> None:
+    if isinstance(error, PermissionError):  # other folders have been removed meanwhile
+        raise error
 
 
 def is_inside(name: object) -> bool:

@@ -26,7 +26,7 @@ def file_of_collection(path: Path) -> Path:
     Raises:
         ValueError: it is a folder, a device or a pipe, one of the system, or large and mostly a hole.
     """
-    check_file(path, "put the file itself there")
+    check_file(path, "put the file itself there", large=2**20)
     return path
 
 

@@ -25,7 +25,7 @@ RESTORE = "restore it or train again"
 _STOPS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 _PSEUDO = (("/", "proc"), ("/", "sys"))
 """Where files have no size and may have no end."""
-_LARGE = 2**20
+_LARGE = 2**26
 """Bytes from which on a file may not be mostly a hole."""
 _DEEPEST = 30
 """Folders in folders."""
@@ -85,12 +85,13 @@ def catching_panics() -> Iterator[None]:
         raise RuntimeError(f"A library failed on this text ({error!r}).") from error
 
 
-def check_file(path: Path, remedy: str = RESTORE) -> None:
+def check_file(path: Path, remedy: str = RESTORE, *, large: int = _LARGE) -> None:
     """Raise unless a path is a regular file or a link to one, and its bytes were written: reading may never end otherwise.
 
     Args:
         path: of the file.
         remedy: what to do about it, for messages.
+        large: bytes from which on it may not be mostly a hole; some file systems keep zeros as one.
 
     Raises:
         FileNotFoundError: it does not exist.
@@ -107,7 +108,7 @@ def check_file(path: Path, remedy: str = RESTORE) -> None:
         raise ValueError(f"{path} must be a regular file, and is a folder, a device or a pipe; {remedy}.")
     if path.resolve().parts[:2] in _PSEUDO:
         raise ValueError(f"{path} must be a regular file, and is one of the system; {remedy}.")
-    if size > _LARGE and _stored_bytes(path, size) < size / 2:
+    if size > large and _stored_bytes(path, size) < size / 2:
         raise ValueError(f"{path} has {size:,} bytes, most of which were never written; {remedy}.")
 
 

@@ -85,6 +85,14 @@ def test_an_index_in_its_last_generation_stays_loadable(run):
     assert retriever.save_update(run) == 3
 
 
+def test_a_place_that_may_not_be_written_is_named(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    retriever = load(run)
+    with pytest.raises(PermissionError, match=r"You may write neither .*new nor beside it; name another place"):
+        retriever.save_pretrained(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
 @pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
 @pytest.mark.parametrize("name", [".run.lock", ".run.writer", ".run.queue"])

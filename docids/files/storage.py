@@ -341,11 +341,16 @@ def writing_to(folder: Path, *, wait: bool = True) -> Iterator[None]:
     Raises:
         BlockingIOError: another process writes to the folder, and `wait` is False.
         OSError: the file system has no locks.
+        PermissionError: the user may write neither the folder nor beside it.
         ValueError: something else lies where the lock is kept.
     """
     file = beside(folder.resolve(), "lock")
     file.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(file.parent, os.W_OK):
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(
+                f"You may write neither {folder} nor beside it; name another place, or change its mode."
+            )
         file = folder / ".lock"
     lock, writer = FileLock(file, is_singleton=True), file.with_suffix(".writer")  # one lock in all calls of a process
     _check_own(file, writer, writer.with_suffix(".queue"))

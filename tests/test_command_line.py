@@ -108,7 +108,10 @@ def no_libraries(monkeypatch):
         ("search {index} --queries {file}", "--queries FILE and --run OUT belong together"),
         ("search {index} --queries {file} --run {index}", "is a folder; name a file to write"),
         ("search {index} --queries {index} --run out", "is a folder, not a file"),
-        ("search {missing} --query noble", "missing holds no finished index (no manifest.json)"),
+        (
+            "search {missing} --query noble",
+            "missing does not exist, so it holds no finished index (no manifest.json); name",
+        ),
         ("search {file} --query noble", "holds no finished index"),
         ("explain {index} noble -k -3", "argument -k: must be a whole number, at least 1, got '-3'"),
         ("evaluate {index} --data {missing}", "does not exist; name a folder in BEIR layout or of texts, or minipedia"),
@@ -412,7 +415,7 @@ def test_a_search_that_fails_is_an_object_too(index, monkeypatch, capsys):
     for options, piped in ((("--query", "noble gases", *wrong), b""), (wrong, b"noble gases\n")):
         status, out, err = search(index, monkeypatch, capsys, piped, "--json", *options)
         assert json.loads(out)["query"] == "noble gases"
-        assert "which is not in the index" in json.loads(out)["error"]
+        assert "is not in the index" in json.loads(out)["error"]
         assert status == 2
         assert err.count("\n") == 1
 

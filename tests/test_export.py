@@ -103,7 +103,11 @@ WRONG = {
         FileNotFoundError,
         "holds no finished index .* name the folder that",
     ),
-    "a configuration": (lambda index, out: ("example", out), FileNotFoundError, "example holds no finished index"),
+    "a configuration": (
+        lambda index, out: ("example", out),
+        FileNotFoundError,
+        "example does not exist, so it holds no",
+    ),
     "to a number": (lambda index, out: (index, 3), TypeError, "folder must be the path of a folder, got 3; name one"),
     "to nothing": (lambda index, out: (index, None), TypeError, "folder must be the path of a folder, got None"),
     "to no name": (

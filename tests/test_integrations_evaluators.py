@@ -114,7 +114,7 @@ MTEB_CALLS = {
         TypeError,
         r"DocidSearch\(\) has no option 'beam'; did you mean",
     ),
-    "no folder": (lambda own: DocidSearch("/no/such"), FileNotFoundError, "/no/such holds no finished index"),
+    "no folder": (lambda own: DocidSearch("/no/such"), FileNotFoundError, "/no/such does not exist, so it holds no"),
     "no index": (
         lambda own: DocidSearch(3),
         TypeError,
@@ -215,7 +215,7 @@ BEIR_CALLS = {
         TypeError,
         r"DocidSearch\(\) has no option 'beam'; did you mean",
     ),
-    "no folder": (lambda own: BeirSearch("/no/such"), FileNotFoundError, "/no/such holds no finished index"),
+    "no folder": (lambda own: BeirSearch("/no/such"), FileNotFoundError, "/no/such does not exist, so it holds no"),
     "no index": (
         lambda own: BeirSearch(3),
         TypeError,

@@ -326,7 +326,7 @@ def test_a_document_that_is_not_there_is_followed(page, served):
     page.fill("#doc-id", "nobody")
     page.keyboard.press("Enter")
     page.wait_for_selector("#reason .error")
-    assert page.locator("#reason").inner_text() == "doc_id names the doc_id 'nobody', which is not in the index."
+    assert page.locator("#reason").inner_text() == "The doc_id 'nobody' is not in the index."
 
 
 def test_the_tree_can_be_browsed_down_to_a_text(page, served):

@@ -249,6 +249,14 @@ def test_a_folder_of_a_user_is_no_run(name, content, config, beir, tmp_path, cap
     assert path.read_text() == content
 
 
+@pytest.mark.parametrize("stage", ["docids", "generator"])
+def test_a_stage_whose_input_is_not_there_writes_nothing(stage, config, beir, tmp_path, capsys):
+    given = ["--config", str(config), "--data", str(beir()), "--output", str(tmp_path / "run"), "--device", "cpu"]
+    assert main(["train", "--stage", stage, *given]) == 2
+    assert "is not there yet; run `dsi train --stage" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("place", [".", "run"])
 def test_an_index_never_lies_among_the_texts_it_is_made_of(place, config, tmp_path, capsys):
     notes = tmp_path / "notes"

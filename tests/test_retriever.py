@@ -66,6 +66,13 @@ def digits(encoder):
     return index_of(encoder, tied=False, fusion="bound", ann_temperature=0.02, beam_width=12)
 
 
+def test_a_part_of_the_hits_is_hits_and_exact_only_from_the_first(retriever):
+    hits = retriever.search("which capitals are on the danube", k=5, method="exact")
+    assert (type(hits[:2]), hits[:2].exact, hits[1:].exact, hits[0].rank) == (Hits, True, False, 1)
+    assert hits[:2].explain(hits[1].doc_id).rank == 2
+    assert len(hits[1:].to_df()) == 4
+
+
 def test_one_query_gives_hits_and_several_give_lists(retriever):
     hits = retriever.search("which capitals are on the danube", k=5)
     assert isinstance(hits, Hits)

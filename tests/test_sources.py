@@ -130,7 +130,7 @@ BAD = {
     "an id twice": (
         [{"id": "a", "text": "x"}] * 2,
         ValueError,
-        r"documents\[1\]: duplicate doc_id 'a', that of document 1 too",
+        r"documents\[1\]: duplicate doc_id 'a': of all documents, number 1 and number 2 have it; ids",
     ),
     "white space": ([{"id": "a b", "text": "x"}], ValueError, "doc_id 'a b' must not be empty or hold white space"),
     "a long id": (
@@ -243,9 +243,9 @@ def test_files_that_are_not_read_are_counted(notes, caplog):
         (
             "bad.csv",
             b"name,body\na,b\n",
-            r"bad.csv, row 1 has no doc_id: none of the keys .*; its keys are 'name', 'body'",
+            r"bad.csv, row 2 has no doc_id: none of the keys .*; its keys are 'name', 'body'",
         ),
-        ("bad.csv", b"id,text\na,\n", r"bad.csv, row 1 has no text: .*; its keys are 'id'"),
+        ("bad.csv", b"id,text\na,\n", r"bad.csv, row 2 has no text: .*; its keys are 'id'"),
         ("bad.jsonl", b"{", r"bad.jsonl, line 1: not valid JSON"),
         ("bad.jsonl", b'{"id": "volga", "text": "again"}', r"duplicate doc_id 'volga'"),
         ("bad.jsonl", b'{"id": "x", "body": "again"}', r"bad.jsonl, line 1 has no text: .*; its keys are 'id', 'body'"),

@@ -291,7 +291,11 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
     judged = {split: file_of_collection(path) for split, path in tables.items() if path.exists()}
     if others := sorted(path.name for path in (folder / "qrels").glob("[!.]*") if path.name not in _TABLES):
         logger.warning("%s: %s not read; judgements are in %s.", folder / "qrels", _are(others), ", ".join(_TABLES))
-    queries = read_queries(folder) if judged or _has(folder, "queries.jsonl") else {}
+    if judged and not _has(folder, "queries.jsonl"):
+        raise FileNotFoundError(
+            f"{folder / 'queries.jsonl'} (or queries.jsonl.gz) does not exist; the judgements in qrels need their queries."
+        )
+    queries = read_queries(folder) if _has(folder, "queries.jsonl") else {}
     qrels = {split: _read_qrels(path, queries, rows) for split, path in judged.items()}
     if queries and not judged:
         _warn_unused(folder, queries, "qrels/train.tsv, dev.tsv, test.tsv")

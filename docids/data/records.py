@@ -87,7 +87,8 @@ def check_documents(records: Numbered, name: object) -> Iterator[tuple[str, dict
         doc_id = document["doc_id"]
         if doc_id in seen:
             raise ValueError(
-                f"{source}: duplicate doc_id {shown(doc_id)}, that of document {seen[doc_id]:,} too; ids must be unique."
+                f"{source}: duplicate doc_id {shown(doc_id)}: of all documents, number {seen[doc_id]:,} and number {number:,} "
+                "have it; ids must be unique."
             )
         if not (document["title"] + document["text"]).strip():
             empty += 1
@@ -145,7 +146,7 @@ def query_record(record: Mapping[str, Any], source: str) -> tuple[str, str]:
         ValueError: a value of another type, an id with white space, or a blank text.
     """
     query_id = _record_id(record, source, "query_id", QUERY_ID_KEYS)
-    text = get_text(record, "text", source)
+    text = _given_once(record, ("text",), source, "text")
     if not text.strip():
         raise ValueError(f"{source}: query {shown(query_id)} has empty text; remove it or give it text.")
     return query_id, text

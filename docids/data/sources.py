@@ -223,8 +223,8 @@ def _table_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise _no_table(path, error) from None
     kept = {*ID_KEYS, *TEXT_KEYS, "title"}
     columns = {name: table[name] if name in kept else _typed(table[name]) for name in names}
-    for number, (_, record) in enumerate(memory_records(pa.table(columns)), start=1):
-        yield f"{path}, row {number}", record
+    for number, (_, record) in enumerate(memory_records(pa.table(columns)), start=2):
+        yield f"{path}, row {number}", record  # as Arrow counts, the names of the columns included
 
 
 def _no_table(path: Path, error: Exception) -> ValueError:

@@ -230,7 +230,7 @@ def meant(name: str, known: Collection[str], section: str = "") -> str:
 def nearest(name: str, known: Collection[str]) -> str | None:
     """Return the known name that a wrong one means, or None where none is near."""
     alias = ALIASES.get(name.lower())
-    near = [alias] if alias in known else difflib.get_close_matches(name[:100], known, n=1, cutoff=0.7)
+    near = [alias] if alias in known else difflib.get_close_matches(name[:100].lower(), known, n=1, cutoff=0.7)
     return near[0] if near else None
 
 

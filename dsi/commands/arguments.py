@@ -94,7 +94,7 @@ def parser_of(module: str) -> argparse.ArgumentParser:
 
 def parser(command: str, description: str | None) -> argparse.ArgumentParser:
     """Return a parser for a command."""
-    return _Parser(prog=f"dsi {command}", description=description, formatter_class=_Help)
+    return _Parser(prog=f"dsi {command}", description=description, formatter_class=_Help, allow_abbrev=False)
 
 
 def add_index(arguments: argparse.ArgumentParser) -> None:
@@ -226,9 +226,10 @@ def training_run(arguments: argparse.Namespace) -> "TrainingRun":
     from dsi.contrastive.encoder import check_device
     from dsi.docids.data.collection import read_collection
     from dsi.training.pipeline import TrainingRun
-    from dsi.training.preflight import training_config
+    from dsi.training.preflight import check_apart, training_config
 
     check_device(arguments.device)  # before stages that need none
+    check_apart(arguments.output, arguments.data)  # before the texts are read
     dev_queries = with_settings(run_config(arguments.output, arguments.config), arguments.settings).dev_queries
     collection = read_collection(arguments.data, dev_queries=dev_queries)
     config = with_settings(training_config(arguments.output, arguments.config, collection), arguments.settings)

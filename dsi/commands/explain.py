@@ -1,7 +1,7 @@
 """`dsi explain`: print a search as a tree: nodes kept and pruned level by level, and the parts of each hit's score.
 
-Takes the options of `dsi search`. --document says why a document is, or is not, among the answers, and which words it matches.
-From Python: `retriever.explain(query)` and `retriever.search(query).explain(doc_id)`.
+Takes the search options of `dsi search`. --document says why a document is, or is not, among the answers, and which words it
+matches. From Python: `retriever.explain(query)` and `retriever.search(query).explain(doc_id)`.
 """
 
 import sys

@@ -3,7 +3,6 @@
 An index that was tuned since its last training or update is left as it is. From Python: `dsi.tune`.
 """
 
-import dataclasses
 import sys
 from collections.abc import Sequence
 
@@ -23,12 +22,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.config import read_dev_queries
     from dsi.docids.data.collection import read_collection
     from dsi.store.manifest import read_manifest, search_config
-    from dsi.training.tuning import in_words, tune_index
+    from dsi.training.tuning import in_words, is_tuned, tune_index
 
     collection = read_collection(arguments.data, dev_queries=read_dev_queries(arguments.run))
+    was_tuned = is_tuned(arguments.run)
     tune_index(arguments.run, collection, arguments.device)
-    config = dataclasses.asdict(search_config(read_manifest(arguments.run)))
-    print(f"{arguments.run} searches with {in_words(config)}")
+    config = search_config(read_manifest(arguments.run))
+    chosen = {name: getattr(config, name) for name in ("alpha", "beam_width", "lexical_weight", "token_weight")}
+    said = "was tuned already, and searches" if was_tuned else "searches"
+    print(f"{arguments.run} {said} with {in_words(chosen)}")
 
 
 if __name__ == "__main__":

@@ -85,8 +85,10 @@ def index_folder(value: str) -> Path:
         from dsi.docids.files.storage import beside
 
         if not beside(folder, "previous").exists():  # left by a kill; loading the index brings it back
+            absent = "" if folder.exists() else " does not exist, so it"
             raise ArgumentTypeError(
-                f"{folder} holds no finished index (no manifest.json); name the folder that `dsi train --output` wrote."
+                f"{folder}{absent} holds no finished index (no manifest.json); name the folder that `dsi train --output` "
+                "wrote."
             )
     return folder
 

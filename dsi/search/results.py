@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import chain
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -212,6 +212,17 @@ class Hits(list[Hit]):
         super().__init__(hits)
         self.exact, self.query, self._search = exact, query, search
         self.coverage, self.missing = coverage, list(missing)
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Hit: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Hits": ...
+    def __getitem__(self, index: SupportsIndex | slice) -> "Hit | Hits":
+        found = super().__getitem__(index)
+        if isinstance(found, Hit):
+            return found
+        exact = self.exact and found == list(self)[: len(found)]  # others may lack what scores higher
+        return Hits(found, exact, self.query, self._search, self.coverage, self.missing)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Hits, (list(self), self.exact, self.query, None, self.coverage, self.missing)

@@ -38,8 +38,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     recover_folder(folder)
     path = folder / "manifest.json"
     if not path.exists():
+        absent = "" if folder.exists() else " does not exist, so it"
         raise FileNotFoundError(
-            f"{folder} holds no finished index (no manifest.json); name the folder that `dsi train --output` wrote."
+            f"{folder}{absent} holds no finished index (no manifest.json); name the folder that `dsi train --output` "
+            "wrote."
         )
     return read_while_unchanged(path, lambda: _checked(folder, path))
 

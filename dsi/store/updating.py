@@ -88,8 +88,8 @@ def _encode(
 
 def _taken(doc_id: str) -> str:
     return (
-        f"The doc_id {shown(doc_id)} is in the index already, or comes twice; remove it first (from the shell: --remove), or "
-        "pass replace=True."
+        f"The doc_id {shown(doc_id)} is in the index already, or comes twice; have the document replaced (replace=True, in the "
+        'shell --remove beside --add, in a request "replace": true), or leave one out.'
     )
 
 

@@ -13,6 +13,7 @@ from dsi.contrastive.blocks import DocumentTexts, encode_blocks, encode_token_bl
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.tokens import TokenHead, tell_empty
 from dsi.docids.data.collection import Collection
+from dsi.docids.files.declarations import LARGEST
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.storage import digest
 from dsi.docids.token_vectors import TokenVectors
@@ -69,11 +70,11 @@ class DocumentVectors:
         """Say how many documents the encoder does not read to their ends."""
         cut, sample = self._texts.count_cut()
         if cut:
+            segments, limit = self._config.docids.segments, self._encoder.model.max_seq_length
+            read = min(self._config.encoder.document_length, limit or LARGEST)
             logger.warning(
-                "%.0f %% of the documents are longer than the encoder reads: %s tokens of title and text (its own limit), %d "
-                "of the text (encoder.document_length), in %d pieces (docids.segments). The rest is not embedded.",
-                max(1.0, 100 * cut / sample), self._encoder.model.max_seq_length, self._config.encoder.document_length,
-                self._config.docids.segments,
+                "%.0f %% of the documents are longer than the encoder reads of them (%s%d tokens); the rest is not embedded.",
+                max(1.0, 100 * cut / sample), f"{segments} times " if segments > 1 else "", read,
             )  # fmt: skip
 
     def embeddings(self) -> NDArray[np.float32]:

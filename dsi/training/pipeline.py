@@ -209,7 +209,7 @@ class TrainingRun:
         report_to: str = "none",
     ) -> None:
         self.folder, self.collection, self.config, self.device = folder, collection, config, device
-        preflight.check_apart(folder, collection)
+        preflight.check_apart(folder, collection.name)
         if cluster is not None:
             cluster.check(folder)
             self.folder = folder = folder.resolve()
@@ -418,6 +418,7 @@ class TrainingRun:
     def train_generator(self) -> None:
         """Run stages `lexical` and `generator`, then finish the index."""
         with self.writing():
+            self._check_needs("generator")
             self._build_lexical()
             with self._stage("generator", package_of(OBJECTIVES, self.config.objective.name)) as key:
                 if key:
@@ -553,6 +554,12 @@ class TrainingRun:
             needs["generator"].append("pseudo_queries")
         return needs.get(stage, [])
 
+    def _check_needs(self, stage: str) -> None:
+        """Raise FileNotFoundError if an earlier stage has to run first; nothing is written then."""
+        for name in self._needs(stage):
+            if not self._stages.key(name):
+                self._stages.existing(name, f"dsi train --stage {name}")
+
     def _key(self, stage: str, extra: str, keys: Mapping[str, str] | None = None) -> str:
         """Return a digest of everything a stage's output depends on: collection, config, the keys of earlier stages.
 
@@ -582,6 +589,7 @@ class TrainingRun:
     def _stage(self, name: str, extra: str = "") -> Iterator[str]:
         """Yield the stage's key if it has to run, "" if it is up to date."""
         with self.writing():
+            self._check_needs(name)
             self._check()
             self._write_config_of_no_index()
             key = self.processes.first(self._key(name, extra))

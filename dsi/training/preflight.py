@@ -92,9 +92,9 @@ def check_index(folder: Path, collection: Collection, discard_updates: bool, rep
         )
 
 
-def check_apart(folder: Path, collection: Collection) -> None:
+def check_apart(folder: Path, source: str | Path) -> None:
     """Raise ValueError if the folder of a run is that of its collection, or lies among texts, where it would be read again."""
-    data, run = Path(collection.name).resolve(), folder.resolve()
+    data, run = Path(source).resolve(), folder.resolve()
     if data.is_dir() and (run == data or (data in run.parents and not is_beir(data))):
         raise ValueError(
             f"{folder} is the folder of the collection, or lies in it; the index would be among its files, so name a folder "

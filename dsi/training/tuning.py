@@ -436,7 +436,8 @@ def tune_index(folder: Path, collection: Collection, device: str | None = None) 
     write_json(folder / _RECORD, {"index": bound_to, "search": _digest(before), **choice})
     if retriever.search_config != before:
         split = "dev" if collection.qrels["dev"] else "train"
-        logger.info("tuned on %d %s queries: %s", len(collection.qrels[split]), split, in_words(tuning.best))
+        chosen = {name: value for name, value in tuning.best.items() if value != getattr(before, name)}
+        logger.info("tuned on %d %s queries: %s", len(collection.qrels[split]), split, in_words(chosen))
     return True
 
 

@@ -114,7 +114,7 @@ def test_a_missing_library_is_named_with_its_remedy(name, library, extra, monkey
         ({"alpha": 2}, ValueError, "alpha must be between 0 and 1, got 2"),
         ({"where": "yeer > 3"}, ValueError, "no such column: yeer; the nearest is year"),
         ({"retriever": 3}, TypeError, "retriever must be a GenerativeRetriever or the folder of an index, got 3."),
-        ({"retriever": "no-index"}, FileNotFoundError, "no-index holds no finished index"),
+        ({"retriever": "no-index"}, FileNotFoundError, "no-index does not exist, so it holds no finished index"),
     ],
 )
 def test_what_a_search_would_refuse_is_refused_at_once_and_in_our_words(name, options, error, message, retriever):

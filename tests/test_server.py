@@ -394,7 +394,7 @@ def test_a_document_is_explained_as_by_the_library(client, library):
 
 def test_a_document_outside_the_index_cannot_be_followed(client):
     said = error(client.ask("explain", {"query": "x", "doc_id": "nobody"}))
-    assert said == (400, "doc_id names the doc_id 'nobody', which is not in the index.")
+    assert said == (400, "The doc_id 'nobody' is not in the index.")
 
 
 # The tree.

@@ -15,7 +15,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 LONGEST_LINE = 2**24
 """Bytes of a line; a few compressed ones can stand for a line that fills the memory."""
 _SMALL, _RATIO = 2**26, 100
-"""A compressed file may hold so many bytes, or so many times its size; texts take three to ten times."""
+"""Bytes that any compressed file may hold, and how often its size a large one; texts take three to ten times."""
 _MOST_BLANK = 10**6
 """Lines without a word in a file, at most; a few compressed bytes can stand for millions."""
 

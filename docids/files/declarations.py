@@ -230,8 +230,11 @@ def meant(name: str, known: Collection[str], section: str = "") -> str:
 def nearest(name: str, known: Collection[str]) -> str | None:
     """Return the known name that a wrong one means, or None where none is near."""
     alias = ALIASES.get(name.lower())
-    near = [alias] if alias in known else difflib.get_close_matches(name[:100].lower(), known, n=1, cutoff=0.7)
-    return near[0] if near else None
+    if alias in known:
+        return alias
+    by_letters = {own.lower(): own for own in known}
+    near = difflib.get_close_matches(name[:100].lower(), by_letters, n=1, cutoff=0.7)
+    return by_letters[near[0]] if near else None
 
 
 def _storable(value: Any, name: str) -> Any:

@@ -558,6 +558,7 @@ class TrainingRun:
         """Raise FileNotFoundError if an earlier stage has to run first; nothing is written then."""
         for name in self._needs(stage):
             if not self._stages.key(name):
+                self._check_needs(name)
                 self._stages.existing(name, f"dsi train --stage {name}")
 
     def _key(self, stage: str, extra: str, keys: Mapping[str, str] | None = None) -> str:

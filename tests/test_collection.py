@@ -73,13 +73,30 @@ def test_what_has_no_end_is_not_read(beir, name, kind):
         read_collection(folder)
 
 
-def test_a_few_bytes_that_stand_for_a_line_without_end_are_refused(beir, monkeypatch):
-    monkeypatch.setattr(lines, "LONGEST_LINE", 1000)
+@pytest.mark.parametrize(
+    ("limit", "content", "message"),
+    [
+        (
+            "LONGEST_LINE",
+            DOC.encode() + b"\n" + b" " * 10**6,
+            r"line 2 has more than 1,000 bytes; write shorter lines\.",
+        ),
+        ("_MOST_BLANK", DOC.encode() + b"\n" * 1002, "line 1002: 1,000 lines before it are blank; leave them out"),
+        (
+            "_SMALL",
+            b"".join(b'{"_id": "%d", "text": "%s"}\n' % (number, b"a" * 10_000) for number in range(100)),
+            r"line \d+: more than [\d,]+ bytes by now, 100 times the file's",
+        ),
+    ],
+    ids=["a line", "blank lines", "a thousand times the size"],
+)
+def test_a_few_bytes_that_stand_for_many_are_refused(limit, content, message, beir, monkeypatch):
+    monkeypatch.setattr(lines, limit, 1000)
     folder = beir(DOC, QUERY, test=QRELS)
     (folder / "corpus.jsonl").unlink()
     with gzip.open(folder / "corpus.jsonl.gz", "wb") as file:
-        file.write(DOC.encode() + b"\n" + b" " * 10**6)
-    with pytest.raises(ValueError, match=r"corpus.jsonl.gz, line 2 has more than 1,000 bytes; write shorter lines\."):
+        file.write(content)
+    with pytest.raises(ValueError, match=rf"corpus.jsonl.gz, {message}"):
         read_collection(folder)
 
 
@@ -92,30 +109,6 @@ def test_tables_of_judgements_by_another_name_are_told(beir, caplog):
         f"{folder / 'qrels'}: 'valid.tsv' is not read; judgements are in train.tsv, dev.tsv, test.tsv."
         in caplog.messages
     )
-
-
-def test_a_compressed_file_of_a_thousand_times_its_size_is_refused(beir, monkeypatch):
-    monkeypatch.setattr(lines, "_SMALL", 1000)
-    folder = beir(DOC, QUERY, test=QRELS)
-    (folder / "corpus.jsonl").unlink()
-    with gzip.open(folder / "corpus.jsonl.gz", "wb") as file:
-        file.writelines(b'{"_id": "%d", "text": "%s"}\n' % (number, b"a" * 10_000) for number in range(100))
-    with pytest.raises(
-        ValueError, match=r"corpus.jsonl.gz, line \d+: more than [\d,]+ bytes by now, 100 times the file's"
-    ):
-        read_collection(folder)
-
-
-def test_a_few_bytes_that_stand_for_blank_lines_without_end_are_refused(beir, monkeypatch):
-    monkeypatch.setattr(lines, "_MOST_BLANK", 1000)
-    folder = beir(DOC, QUERY, test=QRELS)
-    (folder / "corpus.jsonl").unlink()
-    with gzip.open(folder / "corpus.jsonl.gz", "wb") as file:
-        file.write(DOC.encode() + b"\n" * 1002)
-    with pytest.raises(
-        ValueError, match=r"corpus.jsonl.gz, line 1002: 1,000 lines before it are blank; leave them out"
-    ):
-        read_collection(folder)
 
 
 def test_a_file_changed_within_its_size_and_time_is_read_again(beir):

@@ -96,8 +96,7 @@ def _arrow_table(source: Any, name: str) -> pa.Table:
 def _arrow_rows(tables: Iterable[pa.Table], name: str) -> Iterator[dict[str, Any]]:
     """Yield the rows of Arrow tables, without the columns that hold nothing."""
     for table in tables:
-        if twice := [column for column, count in Counter(table.column_names).items() if count > 1]:
-            raise ValueError(f"{name}: the column {shown(twice[0])} comes twice; give each a name of its own.")
+        _check_different(table.column_names, name)
         filled = table.select([column for column in table.column_names if table[column].null_count < len(table)])
         try:
             for batch in filled.to_batches(_ROWS_AT_ONCE):
@@ -245,14 +244,18 @@ def _check_columns(names: Sequence[str], source: str) -> None:
     """Raise ValueError unless the columns of a table are several, not too many, and have names of their own."""
     if len(names) > MOST_COLUMNS:
         raise ValueError(f"{source}: a table has at most {MOST_COLUMNS:,} columns, got {len(names):,}; leave some out.")
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise ValueError(f"{source}: the column {shown(twice[0])} comes twice; give each a name of its own.")
+    _check_different(names, source)
     if hidden := [name for name in names if not name.isprintable()]:
         raise ValueError(
             f"{source}: the column {shown(hidden[0])} has a character that cannot be printed; leave it out."
         )
     if len(names) == 1:
         raise ValueError(f"{source}: there is one column, {shown(names[0])}; separate columns by commas.")
+
+
+def _check_different(names: Sequence[str], source: str) -> None:
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise ValueError(f"{source}: the column {shown(twice[0])} comes twice; give each a name of its own.")
 
 
 def _typed(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -54,6 +54,14 @@ def content_fingerprint(manifest: Mapping[str, Any]) -> str:
     return digest(manifest["files"])
 
 
+def no_index(folder: Path) -> str:
+    """Return the message that a folder holds no finished index, or is not there."""
+    absent = "" if folder.exists() else " does not exist, so it"
+    return (
+        f"{folder}{absent} holds no finished index (no manifest.json); name the folder that `dsi train --output` wrote."
+    )
+
+
 def folder_sums(folder: Path) -> dict[str, str]:
     """Return {path below `folder`: sha256} of all its files, sorted by path."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())

@@ -82,14 +82,10 @@ def index_folder(value: str) -> Path:
     """Return the folder of a finished index."""
     folder = Path(value)
     if not (folder / "manifest.json").is_file():
-        from dsi.docids.files.storage import beside
+        from dsi.docids.files.storage import beside, no_index
 
         if not beside(folder, "previous").exists():  # left by a kill; loading the index brings it back
-            absent = "" if folder.exists() else " does not exist, so it"
-            raise ArgumentTypeError(
-                f"{folder}{absent} holds no finished index (no manifest.json); name the folder that `dsi train --output` "
-                "wrote."
-            )
+            raise ArgumentTypeError(no_index(folder))
     return folder
 
 

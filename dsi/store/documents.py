@@ -155,9 +155,12 @@ class DocumentTable:
             if doc_id not in rows:
                 near = get_close_matches(doc_id[:100], self.rows, n=1, cutoff=0.75) if len(self) <= _FEW else []
                 meant = f"; did you mean {shown(near[0])}?" if near else "."
-                if name == "doc_id":
-                    raise ValueError(f"The doc_id {shown(doc_id)} is not in the index{meant}")
-                raise ValueError(f"{name} names the doc_id {shown(doc_id)}, which is not in the index{meant}")
+                named = (
+                    f"The doc_id {shown(doc_id)} is"
+                    if name == "doc_id"
+                    else f"{name} names the doc_id {shown(doc_id)}, which is"
+                )
+                raise ValueError(f"{named} not in the index{meant}")
         return [rows[doc_id] for doc_id in doc_ids]
 
     def allowed(

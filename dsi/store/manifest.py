@@ -11,7 +11,7 @@ from typing import Any
 from dsi.contrastive.encoder import EncoderConfig
 from dsi.docids.files.checks import shown
 from dsi.docids.files.declarations import create_settings
-from dsi.docids.files.storage import read_while_unchanged, recover_folder, sha256
+from dsi.docids.files.storage import no_index, read_while_unchanged, recover_folder, sha256
 from dsi.docids.files.untrusted import RESTORE, check_file, check_folder, is_inside, read_json
 from dsi.search.request import SearchConfig
 
@@ -38,11 +38,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     recover_folder(folder)
     path = folder / "manifest.json"
     if not path.exists():
-        absent = "" if folder.exists() else " does not exist, so it"
-        raise FileNotFoundError(
-            f"{folder}{absent} holds no finished index (no manifest.json); name the folder that `dsi train --output` "
-            "wrote."
-        )
+        raise FileNotFoundError(no_index(folder))
     return read_while_unchanged(path, lambda: _checked(folder, path))
 
 

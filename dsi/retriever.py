@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self, Unpack, overload
@@ -385,10 +384,10 @@ class GenerativeRetriever:
         hits, k, scores = [], positions.shape[1], result.scores.tolist()
         for row, (count, exact) in enumerate(zip(result.counts.tolist(), result.exact.tolist(), strict=True)):
             flat, search = slice(row * k, row * k + k), searches[row] if searches else None
-            columns = scores[row], doc_ids[row], titles[row], docids[flat], texts[row], metadata[flat], repeat(search)
-            fields = zip(range(1, count + 1), *columns, strict=False)
+            columns = scores[row], doc_ids[row], titles[row], docids[flat], texts[row], metadata[flat]
+            own = [Hit(*values).found_by(search) for values in zip(range(1, count + 1), *columns, strict=False)]
             query, lack = search.query if search else "", (float(result.coverage[row]), result.missing[row])
-            hits.append(Hits([Hit(*values) for values in fields], exact, query, search, *lack))
+            hits.append(Hits(own, exact, query, search, *lack))
         return hits
 
     def as_run(self, query_ids: Sequence[str], result: SearchResult) -> dict[str, dict[str, float]]:

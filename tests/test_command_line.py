@@ -184,6 +184,19 @@ def test_help_names_the_defaults(capsys):
     assert "(default: 1 8 64)" in capsys.readouterr().out
 
 
+def test_the_decoding_benchmark_finds_the_answers_of_transformers(capsys, tmp_path, monkeypatch):
+    from dsi_experiments.commands import benchmark_decoding
+
+    shape = {"d_model": 64, "d_ff": 256, "num_layers": 1, "num_heads": 4}
+    monkeypatch.setattr(benchmark_decoding, "SHAPES", {"tiny": shape})
+    call = ["benchmark-decoding", "--shapes", "tiny", "--documents", "60", "--rounds", "1", "--batches", "1", "3"]
+    assert main([*call, "--query-tokens", "4", "--results", str(tmp_path / "results.json")]) == 0
+    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert [(row["batch"], row["identical"]) for row in rows] == [(1, True), (3, True)]
+    assert main([*call, "--device", "gpu"]) == 2
+    assert "The device 'gpu' cannot be used here" in capsys.readouterr().err
+
+
 def test_train_query_generator_has_the_defaults_of_its_config():
     from dsi_experiments.commands.train_query_generator import _SETTINGS
     from dsi_experiments.query_training import QueryTrainingConfig

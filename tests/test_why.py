@@ -1,5 +1,6 @@
 """Explanations of documents: every claim against the searches themselves; matched words against codes as stored and BM25."""
 
+import dataclasses
 import json
 import pickle
 import re
@@ -328,6 +329,11 @@ def test_hits_have_metadata_and_make_a_table(tied):
     clash = Hits([Hit(1, 0.5, "a", "", (0,), None, {"rank": "first"})], exact=False)
     assert clash.to_df().iloc[0].to_dict()["metadata.rank"] == "first"
     assert Hits([], exact=True).to_df().columns.tolist() == ["rank", "score", "doc_id", "title", "digits", "text"]
+
+
+def test_a_hit_becomes_a_dictionary_without_its_search(tied):
+    (hit,) = tied.search(QUERIES[0], k=1)
+    assert dataclasses.asdict(hit) == {"text": None, "metadata": {}} | hit.as_dict()
 
 
 def test_a_table_needs_pandas(monkeypatch):

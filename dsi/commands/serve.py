@@ -31,15 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if given.cluster and given.workers > 1:
         raise ValueError("--cluster needs --workers 1: each process would start shards of its own.")
     _check_free(given.host, given.port)
-    load_libraries()
-    from dsi.integrations import extra
     from dsi.server.settings import ServerSettings
-    from dsi.store.loading import load_index
-
-    with extra("server"):
-        import fastapi  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import uvicorn
 
     limits = {name: getattr(given, name) for name in _limits()}
     limits |= {"cluster": given.cluster, "require_all": given.require_all}
@@ -47,6 +39,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         str(given.run), given.device, given.dtype, given.backend, given.writable, given.allow_origin, **limits
     )
     settings.check_token()
+    load_libraries()
+    from dsi.integrations import extra
+    from dsi.store.loading import load_index
+
+    with extra("server"):
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import uvicorn
+
     settings.to_environment()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises the signal again when it has stopped
     if given.workers > 1:

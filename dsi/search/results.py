@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import chain
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,7 +137,12 @@ class Hit:
     digits: tuple[int, ...]
     text: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    search: AnsweredSearch | None = field(default=None, repr=False, compare=False)
+    search: ClassVar[AnsweredSearch | None] = None  # no field: `dataclasses.asdict` would copy the index
+
+    def found_by(self, search: AnsweredSearch | None) -> "Hit":
+        """Return this hit, which from now on knows its search."""
+        object.__setattr__(self, "search", search)
+        return self
 
     @property
     def label(self) -> str:

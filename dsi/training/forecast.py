@@ -2,7 +2,7 @@
 
 A probe does a growing number of texts, rows or steps until it has taken a moment; what it took is multiplied by how many there
 are. Clustering, writing and tuning, which needs the index, are not foreseen. Beyond 20,000 documents the steps of the generator
-are those of 20,000. Knows nothing of the folders of a run.
+are those of 20,000. Memory is the process's own: what lies on a GPU is not counted. Knows nothing of the folders of a run.
 """
 
 import copy
@@ -78,6 +78,8 @@ def seconds_for(work: Callable[[int], object], most: int, count: float) -> float
 def _timed(work: Callable[[int], object], count: int) -> float:
     started = time.perf_counter()
     work(count)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()  # a GPU is still at work when a call returns
     return time.perf_counter() - started
 
 
@@ -178,6 +180,8 @@ class Forecast:
 
     def _kept_for_gradients(self) -> int:
         """Return the bytes that a chunk of the longest document keeps for its gradients."""
+        if self._is_elsewhere:
+            return 0
         longest, sizes = max(self._texts, key=len), dict[int, int]()
         own = {parameter.data_ptr() for parameter in self._encoder.model.parameters()}
 
@@ -251,12 +255,15 @@ class Forecast:
     def _generator_steps(self, steps: int) -> None:
         config, encoder, tree = self._config, self._encoder, self._tree
         numbers = tree.paths(tree.positions)[1] if config.generator.docid_tokens == "words" else None
-        generator = create_generator(config.generator, tree, encoder.state_dim, config.objective, config.seed, numbers)
+        generator = create_generator(
+            config.generator, tree, encoder.state_dim, config.objective, config.seed, numbers
+        ).to(encoder.model.device)
         inputs = self._inputs(steps * config.training.batch_size)
         positions = np.random.default_rng(0).integers(0, tree.num_documents, len(inputs))
         teacher = None
         if config.objective.distillation and not isinstance(inputs, Texts):
-            teacher = Teacher.dense(inputs.embeddings, tree.embeddings[:], config.contrastive.temperature)
+            temperature, device = config.contrastive.temperature, encoder.model.device
+            teacher = Teacher.dense(inputs.embeddings, tree.embeddings[:], temperature, device=device)
         train_generator(
             generator,
             DocidExamples(inputs, positions, tree, {}, teacher),
@@ -331,6 +338,8 @@ class Forecast:
     @cached_property
     def _pass_memory(self) -> int:
         """Bytes that the encoder takes for a batch of the longest texts."""
+        if self._is_elsewhere:
+            return 0
         longest = sorted(self._texts, key=len)[-_PASS:]
         self._fast.forward(longest[:1], "document")  # the first time more is loaded
         with watching_memory() as most:
@@ -339,8 +348,13 @@ class Forecast:
             return (most() - before) * _BATCH // len(longest)
 
     @property
+    def _is_elsewhere(self) -> bool:
+        """True if weights, and what is computed of them, are not in the process's own memory."""
+        return self._encoder.model.device.type != "cpu"
+
+    @property
     def _weights(self) -> int:
-        return sum(parameter.nbytes for parameter in self._encoder.model.parameters())
+        return 0 if self._is_elsewhere else sum(parameter.nbytes for parameter in self._encoder.model.parameters())
 
     @property
     def _vectors(self) -> int:

@@ -85,7 +85,7 @@ class GeneratorStage:
         state_dim = self.encoder.state_dim
         generator = create_generator(
             config.generator, self.tree, state_dim, config.objective, config.seed, self.numbers
-        )
+        ).to(self.encoder.model.device)
         record = {"loss": 0.0, "steps": 0, "seconds": 0.0}
         nothing_to_learn = isinstance(generator, TiedGenerator) and self.tree.depth == 1  # the root holds the documents
         if training.epochs and not nothing_to_learn:
@@ -112,7 +112,8 @@ class GeneratorStage:
         objective, teacher = self.config.objective, None
         relevant = group_relevant(texts, positions) if find_objective(objective.name).all_relevant else {}
         if objective.distillation and not isinstance(inputs, Texts):
-            teacher = Teacher.dense(inputs.embeddings, self.tree.embeddings[:], self.config.contrastive.temperature)
+            device, temperature = self.encoder.model.device, self.config.contrastive.temperature
+            teacher = Teacher.dense(inputs.embeddings, self.tree.embeddings[:], temperature, device=device)
         return DocidExamples(inputs, positions, self.tree, relevant, teacher)
 
     def _inputs(self, parts: Sequence[Part]) -> StateCache | Embeddings | Texts:

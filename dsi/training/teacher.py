@@ -3,11 +3,12 @@
 Knows no trees and no training loop.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import faiss
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from dsi.docids.files.progress import progress
@@ -15,6 +16,8 @@ from dsi.docids.files.progress import progress
 Floats = NDArray[np.float32]
 _BLOCK = 4096
 """Texts per search."""
+_PRODUCTS = 2**28
+"""Dot products at a time on a GPU: 1 GB."""
 _DOCUMENTS = 10
 """Documents per text."""
 
@@ -32,7 +35,14 @@ class Teacher:
     weights: Floats
 
     @classmethod
-    def dense(cls, queries: Floats, documents: Floats, temperature: float, m: int = _DOCUMENTS) -> "Teacher":
+    def dense(
+        cls,
+        queries: Floats,
+        documents: Floats,
+        temperature: float,
+        m: int = _DOCUMENTS,
+        device: torch.device | None = None,
+    ) -> "Teacher":
         """Return the m documents with the largest dot products, weighted by a softmax.
 
         Args:
@@ -40,20 +50,37 @@ class Teacher:
             documents: [documents, dim] in docid order.
             temperature: divides the dot products in the softmax.
             m: documents per text; fewer if there are not as many.
+            device: computes the products; the CPU by default.
         """
-        index = faiss.IndexFlatIP(documents.shape[1])
-        index.add(np.ascontiguousarray(documents))
-        m = min(m, len(documents))
+        m, search = min(m, len(documents)), _search(np.ascontiguousarray(documents), device)
         positions, weights = np.empty((len(queries), m), dtype=np.int64), np.empty((len(queries), m), dtype=np.float32)
         for start in progress(range(0, len(queries), _BLOCK), "teacher", unit="block"):
             rows = slice(start, start + _BLOCK)
-            scores, positions[rows] = index.search(np.ascontiguousarray(queries[rows]), m)
+            scores, positions[rows] = search(np.ascontiguousarray(queries[rows]), m)
             weights[rows] = _softmax(scores / temperature)
         return cls(positions, weights)
 
     def batch(self, rows: Sequence[int]) -> dict[str, NDArray[np.generic]]:
         """Return positions and weights of some texts, as `taught` and `taught_weights`."""
         return {"taught": self.positions[rows], "taught_weights": self.weights[rows]}
+
+
+def _search(
+    documents: Floats, device: torch.device | None
+) -> Callable[[Floats, int], tuple[Floats, NDArray[np.int64]]]:
+    """Return a function from queries [n, dim] and m to their m largest dot products [n, m], and the rows of the documents."""
+    if device is None or device.type == "cpu":
+        index = faiss.IndexFlatIP(documents.shape[1])
+        index.add(documents)
+        return index.search  # type: ignore[no-any-return]
+    held = torch.from_numpy(documents).to(device)
+
+    def search(queries: Floats, m: int) -> tuple[Floats, NDArray[np.int64]]:
+        blocks = torch.from_numpy(queries).to(device).split(max(1, _PRODUCTS // len(documents)))
+        values, rows = zip(*((block @ held.T).topk(m) for block in blocks), strict=True)
+        return torch.cat(values).numpy(force=True), torch.cat(rows).numpy(force=True)
+
+    return search
 
 
 def _softmax(scores: Floats) -> Floats:

@@ -14,6 +14,7 @@ from transformers import T5Config, T5EncoderModel
 from dsi.contrastive.inference import PackedLinear, for_inference
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.tree import DocidTree
+from dsi.generator.config import CE, GeneratorConfig
 from dsi.generator.model import DocidGenerator
 from dsi.search.beam import BeamSearch
 from dsi.search.decoder import FastDecoder
@@ -23,7 +24,6 @@ from dsi_experiments.benchmarks.reference import T5_VOCAB_SIZE, GenerateBaseline
 from dsi_experiments.benchmarks.timing import alternate
 
 Search = Callable[[], tuple[Tensor, Tensor]]
-CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -54,23 +54,23 @@ class Systems:
         settings: shape of encoder and decoder.
         documents: in the tree.
         beam_width: of all searches, which return as many documents.
+        device: of all models.
     """
 
-    def __init__(self, settings: dict[str, int], documents: int, beam_width: int) -> None:
+    def __init__(self, settings: dict[str, int], documents: int, beam_width: int, device: torch.device) -> None:
         torch.manual_seed(0)
-        encoder = T5EncoderModel(T5Config(**settings, vocab_size=T5_VOCAB_SIZE)).eval()
+        encoder = T5EncoderModel(T5Config(**settings, vocab_size=T5_VOCAB_SIZE)).to(device).eval()
         vectors = np.random.default_rng(0).normal(size=(documents, settings["d_model"])).astype(np.float32)
         self.tree = tree = build_tree(vectors, DocidsConfig(method="random", max_leaf_size=10))
-        config = T5Config(
-            **settings, vocab_size=tree.vocab_size, fan_out=tree.fan_out, docids_fingerprint=tree.fingerprint,
-            is_decoder=True, is_encoder_decoder=False, use_cache=False,
-        )  # fmt: skip
-        generator = DocidGenerator(config).eval()
+        config = GeneratorConfig(docid_tokens="digits", num_layers=settings["num_layers"])
+        generator = DocidGenerator.create(config, tree, settings["d_model"], CE).eval()
         # Logits of size 3, as a trained model has; smaller ones give near-ties that rounding decides.
         nn.init.normal_(generator.head.weight, std=3 * settings["d_model"] ** -0.5)
         self.encoder, self.baseline = encoder, GenerateBaseline(generator, tree)
+        self.baseline.model.to(device)
+        generator.to(device)
         self.encoders = {dtype: for_inference(encoder, dtype) for dtype in DTYPES}
-        self.engines = {dtype: BeamSearch(tree, FastDecoder(generator, dtype), CPU) for dtype in DTYPES}
+        self.engines = {dtype: BeamSearch(tree, FastDecoder(generator, dtype), device) for dtype in DTYPES}
         self.request = SearchRequest(beam_width, SearchConfig(alpha=1.0, beta=0, beam_width=beam_width))
 
     def of(self, tokens: Tensor) -> list[Search]:
@@ -104,10 +104,10 @@ def measure(
         arguments: of the command.
         rate: FLOP/s of this machine, for the floor.
     """
-    beam_width, rows = arguments.beam_width, []
-    systems = Systems(settings, documents, beam_width)
+    beam_width, device, rows = arguments.beam_width, torch.device(arguments.device), []
+    systems = Systems(settings, documents, beam_width, device)
     for batch in arguments.batches:
-        functions = systems.of(torch.randint(2, 32_000, (batch, arguments.query_tokens)))
+        functions = systems.of(torch.randint(2, 32_000, (batch, arguments.query_tokens)).to(device))
         seconds, results = alternate(functions, max(2, arguments.rounds // (1 + batch // 8)))
         generate, ours, bfloat16 = seconds
         to_ms = 1000 / batch
@@ -138,15 +138,18 @@ def _identical(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> bool:
     return bool((gaps.min(dim=2).values[swapped] < 1e-4).all())
 
 
-def matmul_rate(size: int = 1536, rounds: int = 50) -> float:
+def matmul_rate(device: str, rounds: int = 50) -> float:
     """FLOP/s of a large float32 matrix product, plain or packed: the best of many, since other load slows most of them."""
-    a, b = torch.randn(size, size), torch.randn(size, size)
+    size = 1536 if device == "cpu" else 8192
+    a, b = torch.randn(size, size, device=device), torch.randn(size, size, device=device)
     best = float("inf")
     for multiply in (partial(torch.mm, a, b), partial(PackedLinear(b), a)):
         multiply()
         for _ in range(rounds):
             started = time.perf_counter()
             multiply()
+            if device != "cpu":
+                torch.cuda.synchronize()
             best = min(best, time.perf_counter() - started)
     return 2 * size**3 / best
 

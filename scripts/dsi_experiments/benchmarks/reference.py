@@ -34,7 +34,7 @@ def transformers_logits(
         mask: [n, length] True at real tokens.
         digits: [n, depth], -1 past the end.
     """
-    offsets = torch.from_numpy(tree.token_offsets).long()
+    offsets = torch.from_numpy(tree.token_offsets).long().to(digits.device)
     tokens = pad((offsets + digits.clamp(min=0))[:, :-1], (1, 0))  # [n, depth], shifted right by the start token
     attended = {"encoder_hidden_states": states, "encoder_attention_mask": mask.float(), "use_cache": False}
     logits = generator.head(generator.decoder(input_ids=tokens, **attended).last_hidden_state)
@@ -56,10 +56,11 @@ def transformers_loss(
         mask: [batch, length] True at real tokens.
         positions: [batch] docid positions.
     """
-    parents, digits = (torch.from_numpy(each).long() for each in tree.paths(positions.numpy()))
+    device = states.device
+    parents, digits = (torch.from_numpy(each).long().to(device) for each in tree.paths(positions.numpy(force=True)))
     logits = transformers_logits(generator, tree, states, mask, digits)
-    children = torch.from_numpy(tree.num_children).long()[parents.clamp(min=0)]
-    missing = torch.arange(logits.shape[2]) >= children[:, :, None]
+    children = torch.from_numpy(tree.num_children).long().to(device)[parents.clamp(min=0)]
+    missing = torch.arange(logits.shape[2], device=device) >= children[:, :, None]
     logits = logits.float().masked_fill(missing, -torch.inf)
     total = cross_entropy(logits.flatten(0, 1), digits.flatten(), ignore_index=-1, reduction="sum")
     return total / len(positions)
@@ -99,7 +100,7 @@ class GenerateBaseline:
 
     @torch.no_grad()
     def search(self, token_states: Tensor, states_mask: Tensor, k: int, beam_width: int) -> tuple[Tensor, Tensor]:
-        """Return docid positions and scores, [batch, k] each, of transformers' beam search over valid docids.
+        """Return docid positions and scores, [batch, k] each on the CPU, of transformers' beam search over valid docids.
 
         Args:
             token_states: [batch, length, width] encoder states of the queries.
@@ -125,7 +126,7 @@ class GenerateBaseline:
             self._positions[tuple(t for t in row if t not in (0, self.end))] for row in output.sequences.tolist()
         ]
         shape = (len(token_states), k)
-        return torch.tensor(positions).view(shape), output.sequences_scores.view(shape)
+        return torch.tensor(positions).view(shape), output.sequences_scores.cpu().view(shape)
 
 
 def allowed_tokens(trie: dict[int, Any], end: int, _: int, prefix: Tensor) -> list[int]:

@@ -27,12 +27,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     load_libraries()
     import torch
 
+    from dsi.contrastive.encoder import check_device
     from dsi.docids.files.storage import write_json
     from dsi.measuring.provenance import provenance
     from dsi_experiments.benchmarks.decoding_systems import matmul_rate, measure
 
-    rate = matmul_rate()
-    print(f"float32 matrix product: {rate / 1e9:.0f} GFLOP/s on {torch.get_num_threads()} threads")
+    check_device(arguments.device)
+    rate = matmul_rate(arguments.device)
+    where = f"{torch.get_num_threads()} threads" if arguments.device == "cpu" else arguments.device
+    print(f"float32 matrix product: {rate / 1e9:.0f} GFLOP/s on {where}")
     print("ms/query  documents  batch   generate     ours  ratio  bfloat16  ratio    floor  identical")
     rows = []
     for shape in arguments.shapes:
@@ -60,6 +63,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     command_line.add_argument(
         "--rounds", type=count, default=5, help="alternations at batch 1; fewer at larger batches, at least 2"
     )
+    command_line.add_argument("--device", default="cpu", help="of all models: cpu or cuda (default: cpu)")
     command_line.add_argument("--results", type=output_file, help="write the table as JSON")
     return command_line.parse_args(argv)
 

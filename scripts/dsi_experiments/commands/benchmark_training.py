@@ -31,18 +31,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     command_line.add_argument("--tokens", nargs="+", type=count, default=[16, 128], help="of a text")
     command_line.add_argument("--documents", type=count, default=10_000, help="in the tree")
     command_line.add_argument("--rounds", type=count, default=5, help="of the alternating measurements")
+    command_line.add_argument("--device", default="cpu", help="of the model: cpu or cuda (default: cpu)")
     command_line.add_argument("--results", type=output_file, help="write the table as JSON")
     arguments = command_line.parse_args(argv)
     load_libraries()
+    from dsi.contrastive.encoder import check_device
     from dsi.docids.files.storage import write_json
     from dsi.measuring.provenance import provenance
 
+    check_device(arguments.device)
     print("ms/step   tokens  bfloat16  transformers     ours  ratio  same loss")
     rows = []
     for shape in arguments.shapes:
         for tokens in arguments.tokens:
             for bf16 in (False, True):
-                row = measure(shape, tokens, bf16, arguments.documents, arguments.rounds)
+                row = measure(shape, tokens, bf16, arguments.documents, arguments.rounds, arguments.device)
                 rows.append(row)
                 print(
                     f"{shape:8} {tokens:7}  {bf16!s:>8}  {row['transformers_ms']:12.0f} {row['ours_ms']:8.0f}"
@@ -53,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_json(arguments.results, {**provenance(), "rows": rows})
 
 
-def measure(shape: str, tokens: int, bf16: bool, documents: int, rounds: int) -> dict[str, Any]:
+def measure(shape: str, tokens: int, bf16: bool, documents: int, rounds: int, device: str) -> dict[str, Any]:
     """One row: milliseconds of a step of both, their ratio, and whether the losses agree within one percent."""
     import numpy as np
     import torch
@@ -69,10 +72,10 @@ def measure(shape: str, tokens: int, bf16: bool, documents: int, rounds: int) ->
     layers, width, batch = SHAPES[shape]
     config = GeneratorConfig(docid_tokens="digits", num_layers=layers)
     tree = build_tree(np.zeros((documents, 8), dtype=np.float32), DocidsConfig(method="random", max_leaf_size=10))
-    generator = DocidGenerator.create(config, tree, width, CE).eval()  # without dropout
-    states, mask = torch.randn(batch, tokens, width), torch.ones(batch, tokens, dtype=torch.bool)
-    positions = torch.randint(documents, (batch,))
-    objective = CrossEntropy(Task(generator, tree))
+    generator = DocidGenerator.create(config, tree, width, CE).to(device).eval()  # without dropout
+    states, mask = torch.randn(batch, tokens, width).to(device), torch.ones(batch, tokens).bool().to(device)
+    positions = torch.randint(documents, (batch,)).to(device)
+    objective = CrossEntropy(Task(generator, tree, torch.device(device)))
 
     def ours() -> "Tensor":
         batch = {"token_states": states, "states_mask": mask, "relevant": positions[:, None]}
@@ -83,7 +86,7 @@ def measure(shape: str, tokens: int, bf16: bool, documents: int, rounds: int) ->
 
     def step(forward: "Callable[[], Tensor]") -> Callable[[], float]:
         def run() -> float:
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+            with torch.autocast(device, dtype=torch.bfloat16, enabled=bf16):
                 value = forward()
             value.backward()  # type: ignore[no-untyped-call]
             generator.zero_grad()

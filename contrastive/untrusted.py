@@ -79,6 +79,8 @@ _FILES = re.compile(
 _SAME, _TOKENIZERS = 64, 4
 """Files of one name, and tokenizers, in a model, at most."""
 _COUNTS = re.compile("layer|block|group|head|label")
+_EPSILON = re.compile("(^|_)eps(ilon)?$")
+"""Names of what norms add to a variance: without it, or below 0, some texts get scores that are no numbers."""
 """Settings that count modules, labels or heads, which are made one at a time."""
 _FEW = 256
 _LARGEST = 10**7
@@ -338,15 +340,7 @@ def _check_transformer(folder: Path) -> None:
     if setting := _too_many(record):
         raise ValueError(f"{path}: {setting} is more than a model in an index may have, {_FEW}; {RESTORE}.")
     _check_settings(record, known, path)
-    for name, value in _FIXED.items():
-        if record.get(name, value) != value:
-            raise ValueError(f"{path} sets {name} to {shown(record[name])}; in an index it must be {value}.")
-    buckets = record.get("relative_attention_num_buckets", 1)
-    distance = record.get("relative_attention_max_distance", 128)
-    if {type(buckets), type(distance)} != {int} or not 0 < buckets < 4 * distance:  # others end in no bucket
-        raise ValueError(
-            f"{path}: relative_attention_num_buckets must be below four times the largest distance; {RESTORE}."
-        )
+    _check_numbers(record, known, path)
     with reading(path), torch.device("meta"):
         model = AutoModel.from_config(CONFIG_MAPPING[record["model_type"]].from_dict(record), trust_remote_code=False)
     count, size = (
@@ -357,6 +351,22 @@ def _check_transformer(folder: Path) -> None:
         raise ValueError(f"{path} asks for {count:,} tensors, far more than there are beside it; {RESTORE}.")
     if size > 4 * sum(math.prod(entry.shape) for entry in entries.values()) + _ROOM:
         raise ValueError(f"{path} asks for {size:,} weights, far more than there are beside it; {RESTORE}.")
+
+
+def _check_numbers(record: Mapping[str, Any], known: Collection[str], path: Path) -> None:
+    """Raise ValueError unless the numbers of a transformer's config, with these known names, compute something."""
+    for name, value in _FIXED.items():
+        if record.get(name, value) != value:
+            raise ValueError(f"{path} sets {name} to {shown(record[name])}; in an index it must be {value}.")
+    for name in sorted({*known} & record.keys()):
+        if _EPSILON.search(name) and not (type(record[name]) in (int, float) and 0 < record[name] <= 1):
+            raise ValueError(f"{path}: {name} must be above 0 and at most 1, got {shown(record[name])}; {RESTORE}.")
+    buckets = record.get("relative_attention_num_buckets", 1)
+    distance = record.get("relative_attention_max_distance", 128)
+    if {type(buckets), type(distance)} != {int} or not 0 < buckets < 4 * distance:  # others end in no bucket
+        raise ValueError(
+            f"{path}: relative_attention_num_buckets must be below four times the largest distance; {RESTORE}."
+        )
 
 
 def _weights(folder: Path) -> dict[str, Entry]:

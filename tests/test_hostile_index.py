@@ -171,6 +171,12 @@ def test_settings_that_a_module_does_not_declare_are_refused(stranger, file, cha
     assert_refused(stranger, f"{file} sets {key!r}, which an index may not")
 
 
+@pytest.mark.parametrize("value", [-1.0, 0, 1.5, None, True, "x"])
+def test_norms_divide_by_more_than_0(stranger, value):
+    edit_json(stranger / "encoder" / "config.json", lambda config: config.update(layer_norm_epsilon=value))
+    assert_refused(stranger, "layer_norm_epsilon must be above 0 and at most 1, got")
+
+
 @pytest.mark.parametrize(
     ("file", "change", "words"),
     [
@@ -933,6 +939,14 @@ def test_settings_of_rerankers_fit_their_files(stranger, name, change):
     error = ends(load_rerankers, stranger, name)
     assert isinstance(error, ValueError), error
     assert str(stranger / "rerank" / name) in str(error)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, 1e-30])
+def test_ranknet_divides_by_what_features_deviate(stranger, scale):
+    path = stranger / "rerank" / "ranknet" / "model.safetensors"
+    edit_arrays(path, scale=np.array([1.0, scale], dtype=np.float32))
+    with pytest.raises(ValueError, match=r"ranknet.*scale must be at least 1e-06, got"):
+        load_rerankers(stranger, "ranknet")
 
 
 @pytest.mark.parametrize("change", [{"kind": 3}, {"kind": "os.system"}, {"for": None}, {"settings": []}])

@@ -27,5 +27,7 @@ def in_words(costs: Mapping[str, Cost]) -> str:
 
 
 def _words(cost: Cost) -> str:
-    counts = ", ".join(f"{count:,} {what}" for what, count in cost.counts.items())
+    counts = ", ".join(
+        f"{count:,} {what.removesuffix('s') if count == 1 else what}" for what, count in cost.counts.items()
+    )
     return f"{cost.seconds:.0f} s, {cost.memory / 1e9:.1f} GB{counts and f' ({counts})'}"

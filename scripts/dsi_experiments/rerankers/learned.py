@@ -12,8 +12,12 @@ from torch import Tensor, nn
 
 from dsi.contrastive.untrusted import load_weights
 from dsi.docids.files.declarations import Count, Positive, Whole, settings
+from dsi.docids.files.untrusted import RESTORE
 from dsi.rerankers.candidates import Candidates, Floats, Reranker
 from dsi_experiments.rerankers.lists import JudgedLists, list_lambdas
+
+_SCALE = 1e-6
+"""Least deviation of a feature that RankNet divides by."""
 
 
 class FeatureReranker(Reranker):
@@ -115,7 +119,7 @@ class RankNet(nn.Module, FeatureReranker):
     def fit(self, lists: JudgedLists) -> list[float]:
         """Train in place; returns the mean cost of a list in each epoch."""
         features = torch.from_numpy(np.asarray(lists.features, dtype=np.float32))  # [documents, features]
-        self.mean, self.scale = features.mean(dim=0), features.std(dim=0).clamp(min=1e-6)
+        self.mean, self.scale = features.mean(dim=0), features.std(dim=0).clamp(min=_SCALE)
         optimizer = torch.optim.AdamW(
             self.parameters(), self.config.learning_rate, weight_decay=self.config.weight_decay
         )
@@ -151,5 +155,8 @@ class RankNet(nn.Module, FeatureReranker):
     @classmethod
     def read(cls, folder: Path, settings: dict[str, Any]) -> "RankNet":
         """Load what `write` wrote."""
-        config = RankNetConfig(**settings["config"])
-        return load_weights(lambda: cls(settings["names"], config), folder / "model.safetensors")
+        config, path = RankNetConfig(**settings["config"]), folder / "model.safetensors"
+        net = load_weights(lambda: cls(settings["names"], config), path)
+        if (least := float(net.scale.min())) < _SCALE:
+            raise ValueError(f"{path}: scale must be at least {_SCALE:g}, got {least:g}; {RESTORE}.")
+        return net

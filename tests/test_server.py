@@ -145,6 +145,22 @@ def test_several_queries_have_parts_of_their_own(client):
             assert hit["parts"] == pytest.approx(other["parts"], abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status", "words"),
+    [
+        ("GET", "/serch", 404, "There is no path '/serch'; did you mean '/search'?"),
+        ("POST", "/query", 404, "There is no path '/query'; there are /, "),
+        ("GET", "/documents/nope", 404, "The doc_id 'nope' is not in the index."),
+        ("GET", "/search", 405, "/search takes POST, got GET."),
+        ("DELETE", "/index", 405, "/index takes GET, got DELETE."),
+    ],
+)
+def test_a_path_that_is_not_there_is_named(client, method, path, status, words):
+    found, message = error(client.ask(path.removeprefix("/"), b"{}" if method == "POST" else None, method=method))
+    assert found == status
+    assert message.startswith(words)
+
+
 def test_a_filter_that_allows_nothing_gives_an_empty_answer(client):
     _, found = client.ask("search", {"query": QUERY, "parts": True, "where": "number > 99"})
     assert found["answers"] == [{"query": QUERY, "exact": True, "hits": []}]

@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from dsi.cluster.fleet import ShardError
 from dsi.docids.files.checks import printable, shown
+from dsi.docids.files.declarations import meant
 from dsi.server.batching import BusyError
 from dsi.server.middleware import BodyLimit, JsonBodies, Metrics, Observed
 from dsi.server.models import (
@@ -123,7 +124,13 @@ def _add_errors(app: FastAPI) -> None:
 
     async def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, StarletteHTTPException)
-        return _error(error.status_code, str(error.detail), dict(error.headers or {}))
+        message, headers = str(error.detail), dict(error.headers or {})
+        if message == "Not Found":  # no path of the server; its own errors say more
+            paths = sorted({path for route in app.routes if "{" not in (path := getattr(route, "path", "{"))})
+            message = f"There is no path {shown(request.url.path)}{meant(request.url.path, paths)}"
+        elif error.status_code == 405:
+            message = f"{request.url.path} takes {headers.get('Allow', 'other methods')}, got {request.method}."
+        return _error(error.status_code, message, headers)
 
     async def malformed(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)

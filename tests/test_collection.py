@@ -448,3 +448,8 @@ def test_a_query_that_is_judged_in_several_splits_is_told(beir, caplog):
     read_collection(folder)
     query_id = row.split("\t")[0]
     assert f"The query {query_id!r} (and 0 more) is judged in train and in test" in caplog.text
+
+
+def test_the_collection_that_ships_is_read_without_a_warning(caplog):
+    assert len(read_collection("minipedia").documents) == 600
+    assert not caplog.records

@@ -10,7 +10,9 @@ from dsi_experiments import query_training
 from dsi_experiments.query_training import QueryTrainingConfig, train_query_generator
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerCallback
 
+import dsi
 from dsi.commands.main import main
+from dsi.config import Config
 from dsi.generator import pseudo_queries
 from dsi.generator.pseudo_queries import PseudoQueriesConfig, extractive_queries, generate_queries, read_queries_file
 
@@ -147,3 +149,13 @@ def test_bad_files_and_settings_are_named(tmp_path):
         dict(read_queries_file(tmp_path / "bad.jsonl"))
     with pytest.raises(ValueError, match=r"queries.per_document must be between 1 and 100000, got 0"):
         PseudoQueriesConfig(per_document=0)
+
+
+def test_a_model_that_cannot_be_loaded_is_refused_before_the_first_write(beir, sentence_t5_folder, tmp_path):
+    (tmp_path / "empty").mkdir()
+    changes = {"encoder": {"name": str(sentence_t5_folder)}, "pseudo_queries": {"method": str(tmp_path / "empty")}}
+    with pytest.raises(
+        FileNotFoundError, match=r"^pseudo_queries.method '.*empty' cannot be loaded \(.*\); name a seq2seq"
+    ):
+        dsi.train(dsi.read_collection(beir()), tmp_path / "run", config=Config().with_changes(changes), device="cpu")
+    assert not (tmp_path / "run").exists() or not [*(tmp_path / "run").iterdir()]

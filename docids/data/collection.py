@@ -289,7 +289,7 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
     rows = _rows(documents)
     tables = {split: folder / "qrels" / name for split, name in zip(SPLITS, _TABLES, strict=True)}
     judged = {split: file_of_collection(path) for split, path in tables.items() if path.exists()}
-    if others := sorted(path.name for path in (folder / "qrels").glob("[!.]*") if path.name not in _TABLES):
+    if others := sorted(path.name for path in (folder / "qrels").glob("[!._]*") if path.name not in _TABLES):
         logger.warning("%s: %s not read; judgements are in %s.", folder / "qrels", _are(others), ", ".join(_TABLES))
     if judged and not _has(folder, "queries.jsonl"):
         raise FileNotFoundError(

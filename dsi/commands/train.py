@@ -25,7 +25,7 @@ REPORTS = ("none", "tensorboard", "wandb")
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, tune on dev, print how long it took."""
     parser = training_parser("train", __doc__)
-    parser.add_argument("--stage", choices=STAGES, help="run this stage alone, after those before it")
+    parser.add_argument("--stage", choices=STAGES, help="run this stage alone; those that it needs have to be there")
     parser.add_argument(
         "--embeddings",
         type=existing_file,

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import datasets
 import torch
@@ -26,6 +26,7 @@ from dsi.docids.files.declarations import Remedy, settings
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.storage import sha256
 
+EXTRACTIVE = "extractive"
 DOCUMENT_TOKENS, QUERY_TOKENS = 512, 32
 """Tokens of a document that a seq2seq model reads, and of a query that it generates, at most."""
 TOP_K = 10
@@ -41,7 +42,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|\n+")
 class PseudoQueriesConfig:
     """How pseudo-queries are made (section `[pseudo_queries]`)."""
 
-    method: str = "extractive"
+    method: str = EXTRACTIVE
     """"extractive", "none", or a seq2seq model (Hub name or folder) that turns a document into a query."""
     per_document: Annotated[int, Field(ge=1, le=100_000), Remedy('method = "none" makes none')] = 3
     """Queries per document."""
@@ -57,6 +58,7 @@ def generate_queries(
     *,
     held_out: Iterable[str] = (),
     seed: int = 0,
+    device: str | None = None,
 ) -> dict[str, int]:
     """Write pseudo-queries, one JSON line {doc_id, queries} per document; a killed run continues where it stopped.
 
@@ -66,6 +68,7 @@ def generate_queries(
         path: the file to write or continue.
         held_out: texts of dev and test queries; a pseudo-query equal to one (ignoring case and spacing) is dropped.
         seed: of sampling.
+        device: of a seq2seq model; the best available by default.
 
     Returns:
         Counts of this call: {"written": n, "dropped": n that equalled a held-out query}.
@@ -75,9 +78,10 @@ def generate_queries(
     counts = {"written": 0, "dropped": 0}
     path.parent.mkdir(parents=True, exist_ok=True)
     todo = (document for document in documents.select_columns(list(_READ)) if document["doc_id"] not in finished)
-    generated = (
-        _extractive(todo, config.per_document, seed) if config.method == "extractive" else _seq2seq(todo, config, seed)
-    )
+    if config.method == EXTRACTIVE:
+        generated = _extractive(todo, config.per_document, seed)
+    else:
+        generated = _seq2seq(todo, config, seed, device)
     bar = Bar("pseudo-queries", unit="doc", total=len(documents), done=len(finished))
     with bar, path.open("a", encoding="utf-8") as file:
         for doc_id, queries in generated:
@@ -176,17 +180,32 @@ def reading_text(title: str, text: str) -> str:
     return f"{title} {text}".strip()
 
 
+def load_query_model(name: str) -> tuple[Any, Any]:
+    """Return the tokenizer and the weights of a seq2seq model that turns a document into a query.
+
+    Raises:
+        FileNotFoundError: there is none of that name.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(name), AutoModelForSeq2SeqLM.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise FileNotFoundError(
+            f'pseudo_queries.method {name!r} cannot be loaded ({reason}); name a seq2seq model, "extractive" or "none".'
+        ) from None
+
+
 @torch.no_grad()
 def _seq2seq(
-    documents: Iterator[dict[str, str]], config: PseudoQueriesConfig, seed: int
+    documents: Iterator[dict[str, str]], config: PseudoQueriesConfig, seed: int, device: str | None
 ) -> Iterator[tuple[str, list[str]]]:
     """Yield queries sampled from a seq2seq model (top-k sampling, as in docT5query); loads it only if there are documents."""
     batch, start = list(islice(documents, _BATCH)), 0
     if not batch:
         return
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    tokenizer = AutoTokenizer.from_pretrained(config.method)
-    model = AutoModelForSeq2SeqLM.from_pretrained(config.method).to(device).eval()
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    tokenizer, model = load_query_model(config.method)
+    model = model.to(device).eval()
     while batch:
         inputs = tokenizer(
             [reading_text(document["title"], document["text"]) for document in batch],

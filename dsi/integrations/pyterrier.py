@@ -33,7 +33,7 @@ with extra("pyterrier"):
 class DocidRetriever(pt.Transformer):
     """Searches an index: from frames with qid and query to frames with docno, score and rank (from 0) as well.
 
-    Other columns of the queries are kept. Each frame is searched as one batch.
+    Other columns of the queries are kept. Each frame is searched in one call.
 
     Args:
         retriever: the index, or its folder.

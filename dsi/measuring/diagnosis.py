@@ -1,8 +1,8 @@
 """Why documents were missed: by the search, or by the model.
 
-A miss is a search error if the relevant document scores higher than the last document returned: "exact" finds it. Otherwise it
-is a model error. The level at which the relevant document's node left the beam, and its margin there, show where the walk goes
-wrong first. Knows nothing of how scores are made.
+A miss is a search error if the relevant document scores higher than the last document returned: the search left it out.
+Otherwise it is a model error. The level at which the relevant document's node left the beam, and its margin there, show where
+the walk goes wrong first. Knows nothing of how scores are made.
 """
 
 from collections.abc import Mapping

@@ -45,7 +45,11 @@ def _evaluation(folder: Path, manifest: dict[str, Any]) -> tuple[dict[str, Any],
     path = folder / RECORD
     record = read_record(path)
     systems = record.get("systems", {})
-    row_name = next((name for name, row in systems.items() if row.get("settings") == manifest["search"]), "")
+    search = manifest["search"]
+    row_name = search["method"]  # rows of controls may have its settings, too
+    settings = systems.get(row_name, {}).get("settings", {})
+    if {name: settings.get(name) for name in search} != search:
+        row_name = ""
     if record and (not row_name or path.stat().st_mtime < (folder / "manifest.json").stat().st_mtime):
         logger.warning("%s is of another state of the index and stays out of the model card; evaluate again.", path)
         return {}, ""
@@ -124,6 +128,6 @@ def _files(folder: Path, manifest: dict[str, Any]) -> str:
         [f"`{name}`", f"{(folder / name).stat().st_size:,}", f"`{value}`"] for name, value in manifest["files"].items()
     ]
     return (
-        "## Files\n\nLoading compares every file with its sum, reads only JSON, Arrow, NumPy and safetensors files, and runs "
+        "## Files\n\nLoading compares every file with its sum, reads only JSON, Arrow and safetensors files, and runs "
         f"no code.\n\n{markdown_table(['file', 'bytes', 'sha256'], rows)}\n"
     )

@@ -123,7 +123,8 @@ class Forecast:
     def _pseudo_stage(self) -> Cost:
         def generate(count: int) -> None:
             path = self._work / f"pseudo-{time.perf_counter_ns()}.jsonl"
-            generate_queries(self._documents.select(range(count)), self._config.pseudo_queries, path)
+            device = str(self._encoder.model.device)
+            generate_queries(self._documents.select(range(count)), self._config.pseudo_queries, path, device=device)
 
         seconds = seconds_for(generate, len(self._documents), self._total)
         return Cost(seconds, 0, {"documents": self._total})

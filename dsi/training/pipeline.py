@@ -8,7 +8,7 @@
     generator       embeddings or cached token states -> trained generator; then the manifest makes the folder an index
 
 Everything that can refuse a training is checked before its first write. Each stage writes one folder of the run atomically; a
-stage that is up to date is skipped. While the folder holds an index, `config.toml` is the configuration of that index. Two
+stage that is up to date is skipped. `config.toml` changes when a part of the index is replaced, or a stage has ended. Two
 trainings never write to one folder at once. Under `accelerate launch` all processes train, and rank 0 writes. Knows nothing of
 how an index is searched.
 """
@@ -323,7 +323,7 @@ class TrainingRun:
             held_out = [*self.collection.query_texts("dev").values(), *self.collection.query_texts("test").values()]
             documents, config = self.collection.documents, self.config.pseudo_queries
             counts = generate_queries(
-                documents, config, work / "queries.jsonl", held_out=held_out, seed=self.config.seed
+                documents, config, work / "queries.jsonl", held_out=held_out, seed=self.config.seed, device=self.device
             )
             logger.debug("%(written)d written, %(dropped)d dropped (equal to a dev or test query)", counts)
             with self._stages.writing("pseudo_queries", key) as folder:

@@ -26,6 +26,7 @@ from dsi.docids.files.untrusted import RESTORE
 from dsi.docids.schemes import Docids, DocidsConfig, check_branching, find_scheme
 from dsi.docids.words.bm25 import BM25_MODEL, NO_MODEL
 from dsi.generator.kinds import create_generator
+from dsi.generator.pseudo_queries import EXTRACTIVE, load_query_model
 from dsi.store.loading import check_no_updates, generation_of, load_documents, part
 from dsi.store.manifest import PARTS
 from dsi.training.docids_stage import TitleTokens
@@ -162,6 +163,9 @@ def check_models(config: Config, stages: Sequence[str], device: str | None) -> N
         stages: those that have to run.
         device: of the models.
     """
+    method = config.pseudo_queries.method
+    if "pseudo_queries" in stages and method != EXTRACTIVE:
+        load_query_model(method)
     if "lexical" in stages and config.lexical.model not in (NO_MODEL, BM25_MODEL):
         SparseModel.load(config.lexical.model, device)
 

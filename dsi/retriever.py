@@ -177,7 +177,7 @@ class GenerativeRetriever:
         """The index at this moment, as a retriever of its own: later updates of this one do not reach it."""
         check_mapped(self._mapped)
         snapshot = object.__new__(type(self))
-        snapshot.__dict__.update(self.__dict__)
+        snapshot.__dict__.update(self.__dict__, _saved=dict(self._saved))
         return snapshot
 
     @property

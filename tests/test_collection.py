@@ -15,11 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsi.docids.data import lines
-from dsi.docids.data.collection import cut_dev, read_collection
+from dsi.docids.data import collection, lines
+from dsi.docids.data.collection import Collection, cut_dev, read_collection
 from dsi.docids.files.storage import digest, sha256
 from dsi.docids.words.bm25 import BM25
 from tests.conftest import MINIPEDIA
+from tests.kills import fork, status_of
 
 DOC = '{"_id": "a", "title": "A", "text": "first"}'
 QUERY = '{"_id": "q", "text": "which"}'
@@ -189,12 +190,13 @@ def test_results_are_recomputed_when_the_cut_changes(beir):
     assert digests[0] == digests[1]
 
 
-def test_the_digest_of_a_plain_folder_is_that_of_all_its_files(beir):
+def test_the_digest_of_a_folder_is_that_of_all_its_files_and_of_what_they_are(beir):
     folder = beir()
     collection = read_collection(folder)
-    files = sorted(path for path in folder.rglob("*") if path.suffix in (".jsonl", ".gz", ".tsv"))
-    assert len(files) == 5
-    assert collection.digest == digest([[sha256(path) for path in files], list(collection.qrels["dev"])])
+    names = {"corpus.jsonl": "corpus.jsonl", "queries.jsonl": "queries.jsonl"}
+    names |= {split: f"qrels/{split}.tsv" for split in ("dev", "test", "train")}
+    files = [f"{name} {sha256(folder / path)}" for name, path in sorted(names.items())]
+    assert collection.digest == digest([files, list(collection.qrels["dev"])])
     packed = gzip.compress((folder / "corpus.jsonl").read_bytes(), mtime=0)
     (folder / "corpus.jsonl").unlink()
     (folder / "corpus.jsonl.gz").write_bytes(packed)
@@ -453,3 +455,70 @@ def test_a_query_that_is_judged_in_several_splits_is_told(beir, caplog):
 def test_the_collection_that_ships_is_read_without_a_warning(caplog):
     assert len(read_collection("minipedia").documents) == 600
     assert not caplog.records
+
+
+def test_saving_loses_no_file_that_is_not_of_a_collection(beir):
+    folder = beir()
+    collection = read_collection(folder)
+    (folder / "qrels" / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"holds 'qrels/notes.txt', which would be lost"):
+        collection.save(folder)
+    assert (folder / "qrels" / "notes.txt").read_text() == "mine"
+
+
+def test_a_save_that_was_killed_between_its_renames_leaves_the_old_collection(beir):
+    folder = beir()
+    before = read_collection(folder).digest
+
+    def save():
+        Path.rename, rename = lambda path, to: (rename(path, to), os._exit(9)), Path.rename
+        read_collection(folder).save(folder)
+
+    assert status_of(fork(save)) == 9
+    assert not folder.exists()
+    assert read_collection(folder).digest == before
+
+
+def test_judgements_that_move_to_another_split_make_another_collection(beir):
+    folder = beir()
+    before = read_collection(folder).digest
+    (folder / "qrels" / "train.tsv").rename(folder / "qrels" / "keep")
+    (folder / "qrels" / "test.tsv").rename(folder / "qrels" / "train.tsv")
+    (folder / "qrels" / "keep").rename(folder / "qrels" / "test.tsv")
+    assert read_collection(folder).digest != before
+
+
+@pytest.mark.parametrize("name", ["corpus.jsonl", "queries.jsonl", "qrels/train.tsv"])
+def test_a_file_that_changes_while_it_is_read_is_refused(name, beir, monkeypatch):
+    folder = beir()
+    path = folder / name
+
+    def reading(*arguments, **more):
+        path.write_text(path.read_text() + "\n")
+        return read(*arguments, **more)
+
+    read = collection.read_queries
+    monkeypatch.setattr(collection, "read_queries", reading)
+    with pytest.raises(ValueError, match="was changed while it was read; read it again when it is whole"):
+        read_collection(folder)
+
+
+def test_a_corpus_that_changes_while_it_is_read_is_not_cached(beir, monkeypatch):
+    path = beir() / "corpus.jsonl"
+
+    def reading(*arguments, **more):
+        yield from rows(*arguments, **more)
+        path.write_text(path.read_text() + "\n")
+
+    rows = collection._document_rows
+    monkeypatch.setattr(collection, "_document_rows", reading)
+    with pytest.raises(ValueError, match=r"corpus.jsonl was changed while it was read"):
+        read_collection(path.parent)
+
+
+def test_metadata_may_have_a_key_named_metadata():
+    records = [
+        {"id": "a", "text": "x", "metadata": {"metadata": "k"}},
+        {"id": "b", "text": "y", "metadata": {"lang": "en"}},
+    ]
+    assert Collection.from_records(records).documents["metadata"][:] == ["k", None]

@@ -226,3 +226,13 @@ def test_what_cannot_be_drawn_is_refused(arguments, message, tmp_path, capsys):
     assert not (tmp_path / "nq").exists()
     assert main(["prepare-nq", "--output", str(tmp_path / "nq")]) == 2
     assert "or hub=True (--hub) to stream them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("folder", ["nq", "nq.staged"])
+def test_a_folder_with_anything_else_is_not_replaced(folder, tmp_path, capsys):
+    path = raw_file(tmp_path, "train.jsonl", "simplified", QUESTIONS)
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "mine.txt").write_text("x")
+    assert main(["prepare-nq", str(path), "--counts", "3", "3", "1", "--output", str(tmp_path / "nq")]) == 2
+    assert f"{folder} holds 'mine.txt', which would be lost" in capsys.readouterr().err
+    assert [own.name for own in (tmp_path / folder).iterdir()] == ["mine.txt"]

@@ -80,3 +80,15 @@ def test_what_does_not_fit_is_named_and_nothing_is_left(registered, tmp_path, ca
     monkeypatch.setitem(sys.modules, "ir_datasets", None)
     assert main(["prepare-irds", "--test", test, "--output", folder]) == 2
     assert 'pip install "dr-scl[irds]"' in capsys.readouterr().err
+
+
+def test_a_folder_with_anything_else_is_not_replaced(registered, tmp_path, capsys):
+    name = registered("own/e", "docs.tsv", "test")
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "thesis.tex").write_text("years of work")
+    assert main(["prepare-irds", "--test", name, "--output", str(home)]) == 2
+    assert "holds 'thesis.tex', which would be lost; name a new folder" in capsys.readouterr().err
+    assert [path.name for path in home.iterdir()] == ["thesis.tex"]
+    for _ in range(2):  # its own collection is
+        assert main(["prepare-irds", "--test", name, "--output", str(tmp_path / "collection")]) == 0

@@ -159,3 +159,15 @@ def test_a_model_that_cannot_be_loaded_is_refused_before_the_first_write(beir, s
     ):
         dsi.train(dsi.read_collection(beir()), tmp_path / "run", config=Config().with_changes(changes), device="cpu")
     assert not (tmp_path / "run").exists() or not [*(tmp_path / "run").iterdir()]
+
+
+def test_a_seq2seq_model_that_was_killed_writes_the_same_queries(t5_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(pseudo_queries, "_BATCH", 4)
+    documents = table([(f"d{n}", f"title {n}", f"text of number {n}") for n in range(10)])
+    config, whole, torn = PseudoQueriesConfig(str(t5_folder), per_document=2), tmp_path / "whole", tmp_path / "torn"
+    generate_queries(documents, config, whole)
+    lines = whole.read_bytes().splitlines(keepends=True)
+    for count in (4, 6, 9):  # after a batch, and within one
+        torn.write_bytes(b"".join(lines[:count]))
+        generate_queries(documents, config, torn)
+        assert torn.read_bytes() == whole.read_bytes()

@@ -1,5 +1,6 @@
 """Features against brute force; reranked searches, and rerankers on disk and in training."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,8 +20,9 @@ from dsi.docids.words.bm25 import BM25
 from dsi.eval.measures import evaluate, mean
 from dsi.rerankers.candidates import Candidates, Reranker, load_reranker
 from dsi.rerankers.features import words
-from dsi.rerankers.reranking import save_reranker
+from dsi.rerankers.reranking import load_rerankers, save_reranker
 from tests.conftest import random_generator
+from tests.kills import fork, status_of
 from tests.oracles import children_of, level_log_p
 
 QUERIES = ["which capitals are on the danube", "a city", "the river in the north of the country"]
@@ -328,3 +330,18 @@ def test_a_figure_that_a_kind_does_not_have_is_refused_before_training(retriever
     assert "--kind ranknet has no such figure, only mart, lambdamart, lambdasmart have" in said
     assert main([*arguments, "--kind", "mart"]) == 2
     assert "config.toml" in capsys.readouterr().err  # here the figure is not the trouble
+
+
+def test_a_save_that_was_killed_between_its_renames_leaves_the_old_reranker(retriever, tmp_path):
+    index = tmp_path / "index"
+    retriever.save_pretrained(index)
+    folder = save_reranker(LinearReranker({"score": 1.0}), index, "mine")
+
+    def save():
+        Path.rename, rename = lambda path, to: (rename(path, to), os._exit(9)), Path.rename
+        save_reranker(LinearReranker({"score": 2.0}), index, "mine")
+
+    assert status_of(fork(save)) == 9
+    assert not folder.exists()
+    (reranker,) = load_rerankers(index, "mine")
+    assert reranker.weights == {"score": 1.0}

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import pickle
 import signal
 import threading
 import time
@@ -11,14 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from dsi_experiments.rerankers.learned import LinearReranker
 
 import dsi
 from dsi import GenerativeRetriever
 from dsi.commands.main import main
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.storage import MappedFile, read_while_unchanged, writing_to
+from dsi.rerankers.reranking import save_reranker
 from dsi.store import loading
-from dsi.store.loading import write_search_config
+from dsi.store.loading import ChangedError, write_search_config
 from dsi.store.manifest import MOST_GENERATIONS
 from dsi.training import pipeline
 from tests.kills import fork, status_of
@@ -383,3 +386,29 @@ def test_a_file_system_without_locks_is_told_or_gets_a_file_as_a_lock(code, refu
         pool.submit(writing_to(run, wait=False).__enter__).result()
     with writing_to(run, wait=False):
         pass
+
+
+def test_a_snapshot_of_before_cannot_be_saved_over_an_update(run):
+    retriever = GenerativeRetriever.from_pretrained(run, device="cpu")
+    snapshot = retriever.snapshot
+    retriever.add([{"doc_id": "new", "title": "Neretva", "text": "A river."}])
+    retriever.save_update(run)
+    assert "new" in pickle.loads(pickle.dumps(retriever.snapshot)).documents.rows
+    with pytest.raises(ValueError, match="was changed since"):
+        pickle.loads(pickle.dumps(snapshot))
+    snapshot.remove([next(iter(snapshot.documents.rows))])
+    with pytest.raises(ChangedError):
+        snapshot.save_update(run)
+    assert "new" in GenerativeRetriever.from_pretrained(run, device="cpu").documents.rows
+
+
+def test_a_reranker_is_saved_before_or_after_the_index_is_saved_over(run):
+    done = threading.Event()
+    with writing_to(run):
+        thread = threading.Thread(
+            target=lambda: (save_reranker(LinearReranker({"score": 1.0}), run, "mine"), done.set())
+        )
+        thread.start()
+        assert not done.wait(0.5)  # it waits for the writer
+    thread.join(20)
+    assert (run / "rerank" / "mine" / "reranker.json").exists()

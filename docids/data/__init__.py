@@ -4,6 +4,14 @@ import os
 import textwrap
 from pathlib import Path
 
+from dsi.docids.files.checks import folder_to_replace
+from dsi.docids.files.storage import recover_folder
+
+SPLITS = ("train", "dev", "test")
+"""Splits of a collection: qrels/SPLIT.tsv."""
+TABLES = tuple(f"{split}.tsv" for split in SPLITS)
+"""Files of judgements, in the folder qrels."""
+_SAVED = ("corpus.jsonl", "queries.jsonl", "collection.json")
 SHIPPED = {"minipedia": Path(__file__).parent / "minipedia"}
 """{name: folder} of the collections that ship with the package."""
 
@@ -28,6 +36,7 @@ def existing_folder(name: str | Path) -> Path:
     folder = Path(name)
     if name == "":  # which Python takes for the current folder
         raise FileNotFoundError("The name of the collection folder is empty; use . for the current folder.")
+    recover_folder(folder)
     if os.path.isdir(folder):  # noqa: PTH112 - False for a name that is too long, too
         return folder
     short = textwrap.shorten(str(folder), 200, placeholder=" …")
@@ -37,3 +46,25 @@ def existing_folder(name: str | Path) -> Path:
         f"The collection folder {short} does not exist; name a folder in BEIR layout or of texts, or {', '.join(SHIPPED)}, "
         "the collection that ships."
     )
+
+
+def folder_for_collection(value: str | Path, name: str = "folder") -> Path:
+    """Return the path of a folder that a collection may be written to: it is new, or holds nothing else than a collection.
+
+    Args:
+        value: the path.
+        name: of the argument, for messages.
+
+    Raises:
+        FileExistsError: the folder holds something else.
+        ValueError: it is the current folder, or one above that.
+    """
+    path = folder_to_replace(value, name, lambda entry: entry.name in (*_SAVED, "qrels"))
+    judgements = path / "qrels"
+    if judgements.exists():
+        others = [judgements] if not judgements.is_dir() else [p for p in judgements.iterdir() if p.name not in TABLES]
+        if others:
+            raise FileExistsError(
+                f"{path} holds {str(min(others).relative_to(path))!r}, which would be lost; name a new folder."
+            )
+    return path

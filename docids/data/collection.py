@@ -18,7 +18,7 @@ from typing import Any, overload
 
 import datasets
 
-from dsi.docids.data import existing_folder, find_collection
+from dsi.docids.data import SPLITS, TABLES, existing_folder, find_collection, folder_for_collection
 from dsi.docids.data.dev_queries import cut_dev, relevant_documents
 from dsi.docids.data.lines import (
     file_of_collection,
@@ -39,7 +39,7 @@ from dsi.docids.data.records import (
     table_row,
 )
 from dsi.docids.data.sources import folder_records, memory_records, written_id
-from dsi.docids.files.checks import folder_to_replace, plain, shown
+from dsi.docids.files.checks import plain, shown
 from dsi.docids.files.storage import digest, replace_folder, sha256
 from dsi.docids.types import Qrels
 
@@ -79,11 +79,6 @@ class FullTexts(LazyTexts):
         return [f"{title} {text}" for title, text in zip(table["title"], table["text"], strict=True)]
 
 
-SPLITS = ("train", "dev", "test")
-"""Splits of a collection: qrels/SPLIT.tsv."""
-_TABLES = tuple(f"{split}.tsv" for split in SPLITS)
-_SAVED = ("corpus.jsonl", "queries.jsonl", "qrels")
-"""What a collection consists of in a folder."""
 _LAYOUT = 2
 """Of the cached tables of documents; another number where the same file makes other columns."""
 _IN_MEMORY = "The collection"
@@ -98,7 +93,7 @@ class Collection:
 
     Attributes:
         name: its folder, or what it was made of, for messages.
-        versions: sha256 of each of its files, or of what is in memory.
+        versions: what each of its files is, with its sha256; or sha256 of what is in memory.
         documents: one row per document; arrays over documents are in this order.
         queries: {query_id: text}.
         qrels: {"train" | "dev" | "test": judgements}; empty for a split without a file.
@@ -192,7 +187,7 @@ class Collection:
             FileExistsError: the folder holds something else than a collection.
             ValueError: it is the current folder, or one above that.
         """
-        with replace_folder(folder_to_replace(folder, "folder", lambda entry: entry.name in _SAVED)) as new:
+        with replace_folder(folder_for_collection(folder)) as new:
             with (new / "corpus.jsonl").open("w", encoding="utf-8") as file:
                 for document in map(table_record, self.documents):
                     write_json_line(file, {"_id": document.pop("doc_id"), **document})
@@ -285,12 +280,13 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
     folder = find_collection(folder)
     if not is_beir(folder):
         return Collection.from_folder(folder)
+    tables = {split: folder / "qrels" / name for split, name in zip(SPLITS, TABLES, strict=True)}
+    judged = {split: file_of_collection(path) for split, path in tables.items() if path.exists()}
+    versions = _versions(folder, judged)
     documents = read_documents(folder)
     rows = _rows(documents)
-    tables = {split: folder / "qrels" / name for split, name in zip(SPLITS, _TABLES, strict=True)}
-    judged = {split: file_of_collection(path) for split, path in tables.items() if path.exists()}
-    if others := sorted(path.name for path in (folder / "qrels").glob("[!._]*") if path.name not in _TABLES):
-        logger.warning("%s: %s not read; judgements are in %s.", folder / "qrels", _are(others), ", ".join(_TABLES))
+    if others := sorted(path.name for path in (folder / "qrels").glob("[!._]*") if path.name not in TABLES):
+        logger.warning("%s: %s not read; judgements are in %s.", folder / "qrels", _are(others), ", ".join(TABLES))
     if judged and not _has(folder, "queries.jsonl"):
         raise FileNotFoundError(
             f"{folder / 'queries.jsonl'} (or queries.jsonl.gz) does not exist; the judgements in qrels need their queries."
@@ -299,9 +295,15 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
     qrels = {split: _read_qrels(path, queries, rows) for split, path in judged.items()}
     if queries and not judged:
         _warn_unused(folder, queries, "qrels/train.tsv, dev.tsv, test.tsv")
-    files = [_find(folder, name) for name in ("corpus.jsonl", *(["queries.jsonl"] if queries else []))]
-    versions = [sha256(path) for path in sorted([*files, *judged.values()])]
+    if _versions(folder, judged) != versions:
+        raise ValueError(f"A file of {folder} was changed while it was read; read it again when it is whole.")
     return Collection(str(folder), versions, documents, queries, *_cut(qrels, dev_queries, seed), rows)
+
+
+def _versions(folder: Path, judged: Mapping[str, Path]) -> list[str]:
+    """Return what each file of a collection is, with its sha256."""
+    files = {name: _find(folder, name) for name in ("corpus.jsonl", "queries.jsonl") if _has(folder, name)} | {**judged}
+    return [f"{name} {sha256(path)}" for name, path in sorted(files.items())]
 
 
 def _are(names: Sequence[str]) -> str:
@@ -445,17 +447,17 @@ def read_once(
         rows: reads the file; its arguments are path (a str), version and `arguments`.
         types: {column: Arrow type} of the table.
         path: of the file.
-        version: SHA-256 of the file; a changed file is read again.
+        version: SHA-256 of the file, and what else the rows depend on after a comma; a changed file is read again.
         **arguments: of `rows`.
     """
     shown = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
         return datasets.Dataset.from_generator(
-            rows,
+            _whole,
             features=datasets.Features({name: datasets.Value(kind) for name, kind in types.items()}),
             cache_dir=_cache_folder(str(datasets.config.HF_DATASETS_CACHE)),
-            gen_kwargs={"path": str(path), "version": version, **arguments},
+            gen_kwargs={"rows": rows, "path": str(path), "version": version, **arguments},
         )
     except datasets.exceptions.DatasetGenerationError as error:
         if isinstance(error.__cause__, ValueError | OSError | MemoryError):
@@ -464,6 +466,15 @@ def read_once(
     finally:
         if shown:
             datasets.enable_progress_bars()
+
+
+def _whole(
+    rows: Callable[..., Iterator[dict[str, Any]]], path: str, version: str, **arguments: Any
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a file; raises ValueError at the end if it was another one meanwhile, which must not be cached."""
+    yield from rows(path=path, version=version, **arguments)
+    if sha256(Path(path)) != version.partition(",")[0]:
+        raise ValueError(f"{path} was changed while it was read; read it again when it is whole.")
 
 
 def _cache_folder(folder: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dsi.docids.data import folder_for_collection
 from dsi.docids.data.lines import write_json_line, write_judgements
 from dsi.docids.data.records import document_record, query_record
 from dsi.docids.files.progress import progress
@@ -43,10 +44,12 @@ def prepare(names: Mapping[str, str], output: Path) -> PreparedIrds:
         output: the folder, written atomically.
 
     Raises:
+        FileExistsError: the folder holds something else than a collection.
         ModuleNotFoundError: ir_datasets is not installed.
         ValueError: an unknown name, a data set without documents, queries or judgements, one that judges other documents, or
             a document or query that a collection cannot hold.
     """
+    folder_for_collection(output, "output")
     data_sets = {split: _load(name) for split, name in names.items()}
     judgements = {split: _judgements(data_set) for split, data_set in data_sets.items()}
     judged = {doc_id for rows in judgements.values() for _, doc_id, _ in rows}

@@ -21,13 +21,16 @@ from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import parse_qs, urlsplit
 
+from dsi.docids.data import folder_for_collection
 from dsi.docids.data.lines import write_json_line, write_judgements
+from dsi.docids.files.checks import folder_to_replace
 from dsi.docids.files.progress import progress
 from dsi.docids.files.storage import folder_sums, open_text, replace_folder, write_json
 
 logger = logging.getLogger(__name__)
 
 HUB_NAME = "google-research-datasets/natural_questions"
+_STAGED = ("journal.json", "documents.jsonl", "pairs.jsonl")
 SIZES = {"nq10k": (10_000, 8_000, 2_000), "nq100k": (100_000, 80_000, 20_000), "nq320k": (0, 0, 0)}
 """{name: (documents, train pairs, test pairs)}, 0 for all: DR-SCL, Table 1, and all of Natural Questions."""
 _JOURNAL_EVERY = 1000
@@ -95,17 +98,19 @@ def prepare(
         The final journal, and the report of `select`.
 
     Raises:
+        FileExistsError: the folder holds something else than a collection, or `output`.staged than staged files.
         FileNotFoundError: a raw file is missing.
         ValueError: no source, no test questions, or fewer records than requested.
     """
     _check_sources(files, test_files, size, hub=hub)
+    folder_for_collection(output, "output")
     documents, train, test = counts or SIZES[size]
     test_sources = [path.name for path in test_files] + ["hub:validation"] * (hub and not test)
     if not test and not test_sources:
         raise ValueError(
             f"{size} is tested on other questions than it trains on; name their files: test_files (--test)."
         )
-    staged = output.with_name(f"{output.name}.staged")
+    staged = folder_to_replace(output.with_name(f"{output.name}.staged"), "output", lambda own: own.name in _STAGED)
     staged.mkdir(parents=True, exist_ok=True)
     journal = read_journal(staged)
     splits = ["train", *["validation"] * bool(test_sources)] if hub else []

@@ -135,7 +135,7 @@ def column_types(records: Numbered) -> dict[str, str]:
 
 def table_row(document: Mapping[str, Any], columns: Iterable[str]) -> dict[str, Any]:
     """Return a document as a row of a table with these columns."""
-    values = {**document, **document["metadata"]}
+    values = {name: document[name] for name in COLUMNS} | document["metadata"]
     return {name: values.get(name) for name in columns}
 
 

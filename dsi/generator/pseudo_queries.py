@@ -9,7 +9,6 @@ import os
 import random
 import re
 from collections.abc import Collection, Iterable, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -77,11 +76,11 @@ def generate_queries(
     forbidden = {_normal(text) for text in held_out}
     counts = {"written": 0, "dropped": 0}
     path.parent.mkdir(parents=True, exist_ok=True)
-    todo = (document for document in documents.select_columns(list(_READ)) if document["doc_id"] not in finished)
+    documents = documents.select_columns(list(_READ))
     if config.method == EXTRACTIVE:
-        generated = _extractive(todo, config.per_document, seed)
+        generated = _extractive(documents, finished, config.per_document, seed)
     else:
-        generated = _seq2seq(todo, config, seed, device)
+        generated = _seq2seq(documents, finished, config, seed, device)
     bar = Bar("pseudo-queries", unit="doc", total=len(documents), done=len(finished))
     with bar, path.open("a", encoding="utf-8") as file:
         for doc_id, queries in generated:
@@ -169,10 +168,13 @@ def _title_and_keywords(title: list[str], sentence: list[str], rng: random.Rando
 _MAKERS = (_span, _title_and_keywords, _keywords, _title_and_span)
 
 
-def _extractive(documents: Iterator[dict[str, str]], count: int, seed: int) -> Iterator[tuple[str, list[str]]]:
+def _extractive(
+    documents: datasets.Dataset, finished: Collection[str], count: int, seed: int
+) -> Iterator[tuple[str, list[str]]]:
     for document in documents:
-        rng = random.Random(f"{seed} {document['doc_id']}")  # does not depend on where a run was resumed
-        yield document["doc_id"], extractive_queries(document["title"], document["text"], count, rng)
+        if document["doc_id"] not in finished:
+            rng = random.Random(f"{seed} {document['doc_id']}")  # does not depend on where a run was resumed
+            yield document["doc_id"], extractive_queries(document["title"], document["text"], count, rng)
 
 
 def reading_text(title: str, text: str) -> str:
@@ -197,18 +199,22 @@ def load_query_model(name: str) -> tuple[Any, Any]:
 
 @torch.no_grad()
 def _seq2seq(
-    documents: Iterator[dict[str, str]], config: PseudoQueriesConfig, seed: int, device: str | None
+    documents: datasets.Dataset, finished: Collection[str], config: PseudoQueriesConfig, seed: int, device: str | None
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yield queries sampled from a seq2seq model (top-k sampling, as in docT5query); loads it only if there are documents."""
-    batch, start = list(islice(documents, _BATCH)), 0
-    if not batch:
+    """Yield queries sampled from a seq2seq model (top-k sampling, as in docT5query), of the documents that are not finished.
+
+    Batches, and the seed of each, are the same wherever a run was resumed; one that was written in part is generated again.
+    """
+    todo = [start for start in range(0, len(documents), _BATCH) if _any_left(documents, start, finished)]
+    if not todo:
         return
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer, model = load_query_model(config.method)
     model = model.to(device).eval()
-    while batch:
+    for start in todo:
+        batch = documents[start : start + _BATCH]
         inputs = tokenizer(
-            [reading_text(document["title"], document["text"]) for document in batch],
+            [reading_text(*pair) for pair in zip(batch["title"], batch["text"], strict=True)],
             truncation=True, max_length=DOCUMENT_TOKENS, padding=True, return_tensors="pt",
         ).to(device)  # fmt: skip
         inputs.pop("token_type_ids", None)
@@ -218,11 +224,15 @@ def _seq2seq(
             max_new_tokens=QUERY_TOKENS,
         )  # fmt: skip
         texts = [text.strip() for text in tokenizer.batch_decode(output, skip_special_tokens=True)]
-        for row, document in enumerate(batch):
-            generated = texts[row * config.per_document : (row + 1) * config.per_document]
-            yield document["doc_id"], [text for text in dict.fromkeys(generated) if text]
-        start += len(batch)
-        batch = list(islice(documents, _BATCH))
+        for row, doc_id in enumerate(batch["doc_id"]):
+            if doc_id not in finished:
+                generated = texts[row * config.per_document : (row + 1) * config.per_document]
+                yield doc_id, [text for text in dict.fromkeys(generated) if text]
+
+
+def _any_left(documents: datasets.Dataset, start: int, finished: Collection[str]) -> bool:
+    """True if a document of a batch is not finished."""
+    return not all(doc_id in finished for doc_id in documents[start : start + _BATCH]["doc_id"])
 
 
 def _finished_documents(path: Path) -> Collection[str]:

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsi.contrastive.encoder import Encoder
-from dsi.docids.data.collection import SPLITS, Collection, check_collection
+from dsi.docids.data import SPLITS
+from dsi.docids.data.collection import Collection, check_collection
 from dsi.docids.files.checks import plain, shown
 from dsi.docids.files.storage import digest
 from dsi.docids.types import Run

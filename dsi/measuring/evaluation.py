@@ -15,7 +15,8 @@ from typing import Any
 
 from dsi.config import LEXICAL_WEIGHT
 from dsi.contrastive.encoder import Encoder
-from dsi.docids.data.collection import SPLITS, Collection, check_collection, compare_documents
+from dsi.docids.data import SPLITS
+from dsi.docids.data.collection import Collection, check_collection, compare_documents
 from dsi.docids.data.dev_queries import relevant_documents
 from dsi.docids.files.checks import plain, shown
 from dsi.docids.files.declarations import meant

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dsi.docids import extensions
 from dsi.docids.files.checks import shown
-from dsi.docids.files.storage import replace_folder, write_json
+from dsi.docids.files.storage import recover_folder, replace_folder, write_json
 from dsi.docids.files.untrusted import RESTORE, check_folder, read_json, reading
 from dsi.search.results import Hit, Hits
 
@@ -293,11 +293,12 @@ def load_reranker(folder: Path, binding: Mapping[str, Any] | None = None) -> Rer
         FileNotFoundError: there is none.
         ValueError: its kind is unknown, it was trained for another index, or a file of it was altered.
     """
+    recover_folder(folder)
     path = folder / _FILE
     if folder.is_symlink() or folder.parent.is_symlink():
         raise ValueError(f"{folder} must be a folder, and is a link or lies below one; {RESTORE}.")
     if not path.exists():
-        others = sorted(other.name for other in folder.parent.glob("*") if (other / _FILE).exists())
+        others = sorted(other.name for other in folder.parent.glob("[!.]*") if (other / _FILE).exists())
         remedy = f"there are {', '.join(others)}" if others else "train one: dsi train-reranker"
         raise FileNotFoundError(f"{folder} holds no reranker; {remedy}.")
     check_folder(folder)

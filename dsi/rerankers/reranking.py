@@ -15,6 +15,7 @@ from dsi.rerankers.features import compute_features
 from dsi.search.engine import EncodedQueries, Engine
 from dsi.search.results import SearchResult
 from dsi.store.documents import DocumentTable
+from dsi.store.loading import updating
 from dsi.store.manifest import read_manifest
 
 _CROSS_ENCODER = "cross-encoder:"
@@ -137,7 +138,8 @@ def save_reranker(reranker: Reranker, index: str | Path, name: str) -> Path:
         ValueError: the name is no plain folder name.
     """
     folder = reranker_folder(index, name)
-    reranker.save(folder, binding(read_manifest(Path(index))))
+    with updating(Path(index)):
+        reranker.save(folder, binding(read_manifest(Path(index))))
     return folder
 
 

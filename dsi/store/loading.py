@@ -33,6 +33,7 @@ from dsi.docids.data.records import COLUMNS, MOST_COLUMNS, MOST_OF_ID, NO_ID
 from dsi.docids.files.checks import folder_to_replace
 from dsi.docids.files.storage import (
     MappedFile,
+    beside,
     content_fingerprint,
     folder_sums,
     link,
@@ -66,6 +67,8 @@ _OF_TRAINING = (
 """What a run holds that belongs to its index."""
 _GENERATION = re.compile(r"docids|lexical|\.?(?:docids|lexical)-(\d+)(?:\.partial|\.previous)?")
 """Names of such folders, and of what a kill leaves of them."""
+_LEFT = frozenset(f".{name}.{role}" for name in (*PARTS, *_OF_DOCUMENTS) for role in ("partial", "previous"))
+"""Names of what a kill leaves of a training."""
 _PACKAGES = ("dr-scl", "torch", "transformers", "sentence-transformers", "faiss-cpu", "numpy")
 
 
@@ -386,10 +389,11 @@ def _trained_documents(tree: DocidTree) -> int:
 
 
 def _remove_generations(folder: Path, keep: Collection[str]) -> None:
-    """Remove the parts of other generations, and the leftovers of killed updates."""
+    """Remove the parts of other generations, and what killed writers have left; the caller holds the lock."""
     for path in folder.iterdir():
-        if _GENERATION.fullmatch(path.name) and path.name not in keep:
+        if (_GENERATION.fullmatch(path.name) and path.name not in keep) or path.name in _LEFT:
             remove(path)
+    remove(beside(folder, "partial"))
 
 
 def _hashes(folder: Path, parts: Sequence[str]) -> dict[str, str]:

@@ -288,7 +288,7 @@ class TrainingRun:
         encoder = self._check()
         if encoder is None or self.processes.count > 1 or len(self.collection.documents) < FORESEEN:
             return
-        done = {stage: self._stages.steps_made(stage, key) for stage, key in self._missing.items()}
+        done = {stage: self._stages.steps_made(stage, key, self._needs(stage)) for stage, key in self._missing.items()}
         with stage_line("measuring what it will take"), TemporaryDirectory() as work:
             self.expected = Forecast(self.config, self.collection, encoder, done, Path(work)).costs([*done])
         tell(f"expected, without clustering, writing and tuning: {in_words(self.expected)}")
@@ -577,7 +577,7 @@ class TrainingRun:
         }.get(stage, [stage])
         config = self.config
         settings: list[Any] = [dataclasses.asdict(getattr(config, section)) for section in sections]
-        settings.append(config.seed)
+        settings += [config.seed, *preflight.model_sums(config, sections)]
         settings += {
             "docids": [config.title_checkpoint, config.text_megabytes],
             "encoder": [config.bf16, config.lexical.language],  # of BM25, which gives hard negatives

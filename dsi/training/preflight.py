@@ -6,7 +6,7 @@ Each check raises what a later stage would raise, when an encoder had been train
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,7 +21,7 @@ from dsi.contrastive.training import NO_QUERIES
 from dsi.docids.clustering import assemble, build_tree
 from dsi.docids.data.collection import Collection, is_beir
 from dsi.docids.files.processes import Processes
-from dsi.docids.files.storage import read_record
+from dsi.docids.files.storage import digest, folder_sums, read_record
 from dsi.docids.files.untrusted import RESTORE
 from dsi.docids.schemes import Docids, DocidsConfig, check_branching, find_scheme
 from dsi.docids.words.bm25 import BM25_MODEL, NO_MODEL
@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 _FEW_VECTORS = 256
 """A product quantiser needs no more."""
+_NO_FOLDERS = (NO_MODEL, BM25_MODEL, EXTRACTIVE)
 _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 
@@ -66,6 +67,24 @@ def _models(config: Config) -> Iterator[tuple[str, str]]:
         yield "tokens.model", config.tokens.model
     yield "lexical.model", config.lexical.model
     yield "pseudo_queries.method", config.pseudo_queries.method
+
+
+def model_sums(config: Config, sections: Sequence[str]) -> list[str]:
+    """Return a digest of each local model that some sections of a configuration name: it may become another under its name."""
+    names = [name for setting, name in _models(config) if setting.partition(".")[0] in sections]
+    folders = [Path(name) for name in names if name not in _NO_FOLDERS and Path(name).is_dir()]
+    return [_model_sum(folder, _stamp(folder)) for folder in folders]
+
+
+def _stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Return what tells fast whether files have changed."""
+    found = [(str(path), path.stat()) for path in sorted(folder.rglob("*")) if path.is_file()]
+    return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in found)
+
+
+@cache
+def _model_sum(folder: Path, stamp: tuple[tuple[str, int, int], ...]) -> str:
+    return digest(folder_sums(folder))
 
 
 def check_index(folder: Path, collection: Collection, discard_updates: bool, replace: bool) -> None:

@@ -34,6 +34,7 @@ from dsi.docids.files.storage import (
     replace_folder,
     sha256,
     write_json,
+    writing_to,
 )
 from dsi.store.loading import retire
 from dsi.store.manifest import PARTS
@@ -92,7 +93,8 @@ class StageFolders:
             needs: earlier stages whose output it reads.
         """
         self._started[name] = started = time.perf_counter()
-        has_to_run = self.processes.first(self.processes.is_main and not self._is_done(name, key, needs))
+        self._needed[name] = self.processes.first(self._outputs(needs) if self.processes.is_main else {})
+        has_to_run = self.processes.first(self.processes.is_main and not self._is_done(name, key))
         if not has_to_run:
             logger.info("%s: up to date", name)
         with ExitStack() as stack:
@@ -108,7 +110,8 @@ class StageFolders:
         if has_to_run:
             self.seconds[name] = time.perf_counter() - started
         if self.processes.is_main:  # also what a kill left when the stage had just been written
-            shutil.rmtree(self._work_folder(name, key), ignore_errors=True)
+            for folder in self._work_folder(name, key).parent.glob(f"{name}-{key[:12]}-*"):  # also of other outputs
+                shutil.rmtree(folder, ignore_errors=True)
 
     @contextmanager
     def writing(self, name: str, key: str) -> Iterator[Path]:
@@ -124,8 +127,9 @@ class StageFolders:
             (folder / _RECORD).write_text(json.dumps(record, indent=1) + "\n")
             self._retire(name)
         if self.store:
-            with replace_folder(self.store / name / key[:16]) as shared:
-                link_files(self.folder / name, shared)
+            shared = self.store / name / key[:16]
+            with writing_to(shared), replace_folder(shared) as copy:  # another run may end the same stage
+                link_files(self.folder / name, copy)
 
     def work(self, name: str, key: str) -> Path:
         """Return the folder for what a killed stage needs to resume; removed when the stage is done."""
@@ -186,10 +190,14 @@ class StageFolders:
         listed = read_record(self.folder / "manifest.json").get("files", {})
         return {file.removeprefix(f"{name}/"): value for file, value in listed.items() if file.startswith(f"{name}/")}
 
-    def _is_done(self, name: str, key: str, needs: Sequence[str]) -> bool:
+    def _outputs(self, stages: Sequence[str]) -> dict[str, str]:
+        """Return a digest of the output on disk of some stages."""
+        return {stage: _output(_record(self.folder / stage)) for stage in stages}
+
+    def _is_done(self, name: str, key: str) -> bool:
         """True if the output is there, perhaps now from the store."""
         recover_folder(self.folder / name)
-        self._needed[name] = needed = {stage: _output(_record(self.folder / stage)) for stage in needs}
+        needed = self._needed[name]
         if _is_intact(self.folder / name, key, needed, self._listed(name)):
             return True
         shared = self.store and self.store / name / key[:16]
@@ -205,12 +213,14 @@ class StageFolders:
         if name in PARTS:
             retire(self.folder)
 
-    def steps_made(self, name: str, key: str) -> int:
-        """Return how many steps of its training a killed stage has made."""
-        return steps_made(self._work_folder(name, key))
+    def steps_made(self, name: str, key: str, needs: Sequence[str]) -> int:
+        """Return how many steps of its training a killed stage has made, from what earlier stages have left."""
+        return steps_made(self._work_folder(name, key, self._outputs(needs)))
 
-    def _work_folder(self, name: str, key: str) -> Path:
-        return self.folder / "checkpoints" / f"{name}-{key[:12]}"
+    def _work_folder(self, name: str, key: str, needed: Mapping[str, str] | None = None) -> Path:
+        """Return the folder named by all that a stage is made from: its key, and the outputs of earlier stages."""
+        made_from = self._needed[name] if needed is None else needed
+        return self.folder / "checkpoints" / f"{name}-{key[:12]}-{digest(made_from)[:12]}"
 
 
 def stage_line(name: str, *, enabled: bool = True) -> Bar:

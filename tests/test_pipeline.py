@@ -11,6 +11,7 @@ import shutil
 import signal
 import time
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -27,13 +28,17 @@ from dsi.contrastive import blocks
 from dsi.contrastive.blocks import QueryTexts
 from dsi.contrastive.encoder import Encoder, state_fingerprint
 from dsi.docids.data.collection import read_collection
+from dsi.docids.files.processes import ALONE
+from dsi.docids.files.storage import link_files
 from dsi.docids.tree import DocidTree
 from dsi.generator import base
 from dsi.generator.kinds import load_generator
 from dsi.measuring import runs
 from dsi.store.loading import load_docids
 from dsi.training import pipeline
+from dsi.training import stages as training_stages
 from dsi.training.pipeline import TrainingRun
+from dsi.training.stages import StageFolders
 from tests.conftest import thin_out, write_collection
 from tests.kills import fork, status_of
 from tests.together import together
@@ -786,3 +791,59 @@ def test_bad_commands_exit_with_2_and_one_line(capsys, tmp_path):
     assert "holds no finished index" in error
     assert "Traceback" not in error
     assert main(["train", "--config", "nowhere.toml", "--data", str(tmp_path), "--output", str(tmp_path / "run")]) == 2
+
+
+def test_a_local_model_that_became_another_is_trained_on_again(beir, tmp_path, sentence_t5_folder, t5_folder):
+    model = Path(shutil.copytree(sentence_t5_folder, tmp_path / "model"))
+    more = {**TIED, "contrastive": {"loss": "none"}, "pseudo_queries": {"method": "none"}, "training": {"epochs": 0.0}}
+    config = write_settings(tmp_path / "config.toml", model, t5_folder, **more)
+    collection, prints = dsi.read_collection(beir()), []
+    for seed in (0, 0, 7):
+        if seed:
+            changed = Encoder.load(Config().encoder.__class__(name=str(model)), device="cpu")
+            with torch.no_grad():
+                next(changed.model.parameters()).add_(1.0)
+            changed.model.save_pretrained(str(model), create_model_card=False)
+        dsi.train(collection, tmp_path / "run", config=config, device="cpu")
+        prints.append(json.loads((tmp_path / "run" / "manifest.json").read_text())["fingerprints"])
+    assert prints[0] == prints[1]
+    assert prints[2]["encoder"] != prints[0]["encoder"]
+    assert prints[2]["docids"] != prints[0]["docids"]
+
+
+def run_stage(stages, name, key, needs, content):
+    """Run a stage, or kill it if there is no content; returns its work folder."""
+    with stages.stage(name, key, needs):
+        work = stages.work(name, key)
+        if content is None:
+            raise KeyboardInterrupt
+        with stages.writing(name, key) as folder:
+            (folder / "weights").write_text(content)
+    return work
+
+
+def test_what_a_killed_stage_has_made_is_not_used_with_other_outputs_of_earlier_stages(tmp_path):
+    stages = StageFolders(tmp_path, None, ALONE)
+    run_stage(stages, "encoder", "one key", [], "some weights")
+    with pytest.raises(KeyboardInterrupt):
+        run_stage(stages, "docids", "key", ["encoder"], None)
+    (killed,) = (tmp_path / "checkpoints").glob("docids-*")
+    with pytest.raises(KeyboardInterrupt):
+        run_stage(stages, "docids", "key", ["encoder"], None)
+    assert [*(tmp_path / "checkpoints").glob("docids-*")] == [killed]  # which it goes on with
+    run_stage(stages, "encoder", "another key", [], "other weights")
+    assert run_stage(stages, "docids", "key", ["encoder"], "docids") != killed
+    assert not killed.exists()
+
+
+def test_runs_with_one_store_may_end_a_stage_at_once(tmp_path, monkeypatch):
+    def slow(source, target):
+        time.sleep(0.3)
+        link_files(source, target)
+
+    monkeypatch.setattr(training_stages, "link_files", slow)
+    runs = [StageFolders(tmp_path / name, tmp_path / "store", ALONE) for name in "ab"]
+    with ThreadPoolExecutor(2) as pool:
+        ended = [pool.submit(run_stage, stages, "encoder", "key", [], "weights") for stages in runs]
+        assert all(future.result(30) for future in ended)
+    assert (tmp_path / "store" / "encoder" / "key" / "weights").read_text() == "weights"

@@ -18,7 +18,7 @@ import dsi
 from dsi import GenerativeRetriever
 from dsi.commands.main import main
 from dsi.docids.files.processes import Processes
-from dsi.docids.files.storage import MappedFile, read_while_unchanged, writing_to
+from dsi.docids.files.storage import MappedFile, beside, read_while_unchanged, writing_to
 from dsi.rerankers.reranking import save_reranker
 from dsi.store import loading
 from dsi.store.loading import ChangedError, write_search_config
@@ -412,3 +412,19 @@ def test_a_reranker_is_saved_before_or_after_the_index_is_saved_over(run):
         assert not done.wait(0.5)  # it waits for the writer
     thread.join(20)
     assert (run / "rerank" / "mine" / "reranker.json").exists()
+
+
+def test_an_update_removes_what_killed_trainings_and_saves_have_left(run):
+    left = [
+        run / ".docids.partial",
+        run / ".pseudo_queries.partial",
+        run / ".generator.previous",
+        beside(run, "partial"),
+    ]
+    for folder in left:
+        folder.mkdir()
+        (folder / "documents.arrow").write_text("removed words")
+    retriever = GenerativeRetriever.from_pretrained(run, device="cpu")
+    retriever.remove([next(iter(retriever.documents.rows))])
+    retriever.save_update(run)
+    assert not [folder for folder in left if folder.exists()]

@@ -37,10 +37,15 @@ from dsi.search.results import EXTRA, WALK, WORDS, Floats, Ints, SearchResult, h
 from dsi.search.scores import DocumentScores
 from dsi.search.walk import Walk
 from dsi.store.documents import DocumentTable
-from dsi.store.loading import index_state, load_content
+from dsi.store.loading import ChangedError, index_state, load_content, mapped_files, updating
 from dsi.store.manifest import read_entries
 
 logger = logging.getLogger(__name__)
+
+_MODELS = ("encoder", "token_model", "generator")
+"""Folders of an index whose files no update changes."""
+_ATTEMPTS = 10
+"""To load an index that others update meanwhile."""
 
 
 class ShardedIndex(TiedIndex):
@@ -52,6 +57,7 @@ class ShardedIndex(TiedIndex):
         lexical: BM25 or learned sparse vectors, of which only the words of queries are read here.
         fleet: the shards.
         state: of the index that they are to search.
+        on_partial: called after a search that missed a shard.
     """
 
     def __init__(
@@ -61,9 +67,10 @@ class ShardedIndex(TiedIndex):
         lexical: Lexical | None,
         fleet: Fleet,
         state: str,
+        on_partial: Callable[[], object],
     ) -> None:
         super().__init__(tree, generator, lexical)
-        self.fleet, self.state = fleet, state
+        self.fleet, self.state, self.on_partial = fleet, state, on_partial
         self.edges = shard_edges(tree, len(fleet.replicas))
         self.shares = [Share.from_tree(tree, *edge) for edge in zip(self.edges, self.edges[1:], strict=False)]
 
@@ -164,6 +171,7 @@ class _Asking:
         if len(partial):
             missing = np.flatnonzero(self._missing.any(axis=0)).tolist()
             self.index.fleet.count_partial(len(partial), float(result.coverage.min()), missing)
+            self.index.on_partial()
 
 
 class ShardedSources(_Asking, Sources):
@@ -277,6 +285,9 @@ class ShardedRetriever(GenerativeRetriever, Closes):
     fleet: Fleet
     _folder: Path
     _changing: threading.RLock
+    _refreshing: threading.Lock
+    _models: tuple[Any, dict[str, str]]
+    _loading: str
 
     def add(self, documents: Iterable[Mapping[str, Any]], *, replace: bool = False) -> None:
         """Add documents on disk and in all shards; see `GenerativeRetriever.add`.
@@ -292,44 +303,91 @@ class ShardedRetriever(GenerativeRetriever, Closes):
 
     def _change(self, change: Callable[[GenerativeRetriever], None]) -> None:
         with self._changing:
-            self.refresh()
-            index = object.__new__(GenerativeRetriever)
-            index.__dict__.update(self.__dict__)
-            change(index)
-            index.save_update(self._folder)
+            with updating(self._folder):  # nobody else writes between the two
+                self.refresh()
+                index = object.__new__(GenerativeRetriever)
+                index.__dict__.update(self.__dict__, _saved=dict(self._saved))
+                change(index)
+                index.save_update(self._folder)
             self.refresh()
 
     def refresh(self) -> None:
-        """Serve the state of the index that is on disk: all shards load it, in waves, and then searches use it."""
+        """Serve the state of the index that is on disk: all shards load it, in waves, and then searches use it.
+
+        Raises:
+            ChangedError: the folder holds another index, with another encoder or generator.
+            ShardError: a shard cannot load it.
+        """
         with self._changing:
-            state = index_state(self._folder)
-            if state == self._state.engine.state:  # type: ignore[attr-defined]
-                return
-            path = self._folder / "manifest.json"
+            for attempt in range(_ATTEMPTS):
+                try:
+                    return self._load_from_disk()
+                except ShardError:  # perhaps what it had to load is not there any more
+                    if attempt + 1 == _ATTEMPTS or index_state(self._folder) == self._loading:
+                        raise
+            return None
 
-            def content() -> tuple[dict[str, Any], DocidTree, datasets.Dataset, Lexical | None]:
-                manifest = read_entries(path)
-                return manifest, *load_content(self._folder, manifest, str(self.device))
+    def _load_from_disk(self) -> None:
+        self._loading = index_state(self._folder)
+        if self._loading == self._state.engine.state:  # type: ignore[attr-defined]
+            return
+        path = self._folder / "manifest.json"
 
-            manifest, tree, documents, lexical = read_while_unchanged(path, content)
-            state = content_fingerprint(manifest)
-            self.fleet.load(state)
-            engine = _sharded(self._state.engine, tree, lexical, self.fleet, state)
+        def content() -> tuple[dict[str, Any], DocidTree, datasets.Dataset, Lexical | None]:
+            manifest = read_entries(path)
+            if _models(manifest) != self._models:
+                raise ChangedError(
+                    f"{self._folder} holds another index now, its encoder or generator differ; serve it anew."
+                )
+            return manifest, *load_content(self._folder, manifest, str(self.device))
+
+        manifest, tree, documents, lexical = read_while_unchanged(path, content)
+        self._loading = state = content_fingerprint(manifest)
+        self.fleet.load(state)
+        self._mapped = mapped_files(self._folder)
+        engine = self._sharded(self._state.engine, tree, lexical, self.fleet, state)
+        with self._updating:
             self._state = replace(self._state, documents=DocumentTable(documents), engine=engine)
             self._saved[self._folder], self._on_disk = state, (self._folder, engine)
-            logger.info("generation %d of %s is served by all shards", manifest["generation"], self._folder)
+        logger.info("generation %d of %s is served by all shards", manifest["generation"], self._folder)
 
-    def _serve(self, folder: Path, fleet: Fleet, engine: ShardedIndex) -> None:
+    def _refresh_soon(self) -> None:
+        """Refresh beside the searches if the index on disk is another one, which may be all that shards still hold."""
+        if index_state(self._folder) != self._state.engine.state and self._refreshing.acquire(blocking=False):  # type: ignore[attr-defined]
+            threading.Thread(target=self._refresh_once, name="cluster refresh", daemon=True).start()
+
+    def _refresh_once(self) -> None:
+        try:
+            self.refresh()
+        except (ChangedError, OSError, ShardError, ValueError) as error:
+            logger.warning("%s", error)
+        finally:
+            self._refreshing.release()
+
+    def keep_texts(self, *_: Any, **__: Any) -> None:  # type: ignore[override]
+        """Refused: it changes the files that shards read."""
+        raise TypeError(f"{self._folder} is served by shards; call keep_texts and keep_vectors before it is served.")
+
+    keep_vectors = keep_texts  # type: ignore[assignment]
+
+    def _serve(self, folder: Path, fleet: Fleet, state: str) -> None:
         self._folder, self.fleet, self._changing = folder, fleet, threading.RLock()
+        self._refreshing, self._models = threading.Lock(), _models(read_entries(folder / "manifest.json"))
+        engine = self._sharded(self.engine, self.tree, self.lexical, fleet, state)
         self._state, self._on_disk = replace(self._state, engine=engine), (folder, engine)
+
+    def _sharded(self, engine: Any, tree: DocidTree, lexical: Lexical | None, fleet: Fleet, state: str) -> ShardedIndex:
+        return ShardedIndex(tree, engine.generator, lexical, fleet, state, self._refresh_soon)
 
     def close(self) -> None:
         """End the shards."""
         self.fleet.close()
 
 
-def _sharded(engine: Any, tree: DocidTree, lexical: Lexical | None, fleet: Fleet, state: str) -> ShardedIndex:
-    return ShardedIndex(tree, engine.generator, lexical, fleet, state)
+def _models(manifest: Mapping[str, Any]) -> tuple[Any, dict[str, str]]:
+    """Return what an update does not change: how the encoder reads texts, and the sums of the files of models."""
+    files = manifest["files"].items()
+    return manifest["encoder"], {name: value for name, value in files if name.split("/")[0] in _MODELS}
 
 
 def serve_shards(
@@ -387,6 +445,6 @@ def serve_shards(
         fleet.close()
         raise
     cluster.fleets.append(fleet)
-    retriever._serve(folder, fleet, _sharded(engine, engine.tree, engine.lexical, fleet, state))
+    retriever._serve(folder, fleet, state)
     logger.info("%s is served by %d shards with %d replicas each", folder, shards, replicas)
     return retriever

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from dsi.docids.files.storage import content_fingerprint, read_record
+from dsi.docids.files.storage import content_fingerprint, read_record, read_while_unchanged
 from dsi.docids.token_vectors import TokenCodes, TokenVectors
 from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import Vectors
@@ -266,6 +266,10 @@ class ShardIndex:
 
     def best(self, question: Question, k: int) -> Answer:
         """Return the best of all documents."""
+        if not len(self.share.rows):  # all of them were removed
+            nothing = np.zeros(0, dtype=np.float32)
+            none = Gathered(_NO_ROWS, nothing, nothing, nothing, np.zeros(0, dtype=np.uint8))
+            return Answer.join([none] * len(question.queries), self.share)
         pools = AllDocuments(self.tree, self._scores(question), self._allowed(question)).best(k)
         found = []
         for pool in pools:
@@ -304,15 +308,20 @@ class Shard:
 
     def load(self) -> tuple[str, dict[str, int]]:
         """Load the state of the index that is on disk, if it is another one; return `status`."""
-        manifest = read_record(self._folder / "manifest.json")
-        if "files" not in manifest:
-            raise FileNotFoundError(
-                f"{self._folder} holds no index for a worker; all machines must see the same folder under this name."
-            )
-        state = content_fingerprint(manifest)
-        if state not in self._states:
-            index = ShardIndex(self._folder, manifest, self._number, self._shards)
-            self._states = dict([*self._states.items(), (state, index)][-_KEPT:])
+        path = self._folder / "manifest.json"
+
+        def content() -> tuple[str, ShardIndex]:
+            manifest = read_record(path)
+            if "files" not in manifest:
+                raise FileNotFoundError(
+                    f"{self._folder} holds no index for a worker; all machines must see the same folder under this name."
+                )
+            state = content_fingerprint(manifest)
+            return state, self._states.get(state) or ShardIndex(self._folder, manifest, self._number, self._shards)
+
+        state, index = read_while_unchanged(path, content)
+        others = [own for own in self._states.items() if own[0] != state]
+        self._states = dict([*others, (state, index)][-_KEPT:])  # the one that is asked for is the last to go
         return self.status()
 
     def status(self) -> tuple[str, dict[str, int]]:

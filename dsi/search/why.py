@@ -5,7 +5,7 @@ Knows nothing of how scores are made.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
@@ -130,6 +130,7 @@ class AnsweredQuery:
     engine: Engine
     encoder: Encoder
     documents: Documents
+    _missing: set[int] = field(default_factory=set, init=False)
 
     @cached_property
     def encoded(self) -> EncodedQueries:
@@ -146,7 +147,9 @@ class AnsweredQuery:
 
     @cached_property
     def _traced(self) -> TracedSearch:
-        return trace_search(self.engine, self.encoded, self.request)
+        traced = trace_search(self.engine, self.encoded, self.request)
+        self._noted(traced.result)
+        return traced
 
     def matches(self, hits: Sequence[Hit]) -> list[list[Match]]:
         """Return the words of the query that each of its hits matches."""
@@ -175,6 +178,10 @@ class AnsweredQuery:
         title, text = (self.documents.values_of(name, np.array([[row]]))[0][0] for name in ("title", "text"))
         (matches,) = self._matches([StoredText(position, title, text or "")])
         reason, returned_by = _Reasons(self, row, score, total, overall, pruned).find(rank)
+        if self._missing:
+            numbers, overall = ", ".join(map(str, sorted(self._missing))), None
+            here = f"It is here, at rank {rank} of what was searched." if rank else "Its place is not known."
+            reason, returned_by = f"{here} Shards {numbers} did not answer.", None
         return DocumentExplanation(
             query=self.query,
             doc_id=doc_id,
@@ -196,7 +203,12 @@ class AnsweredQuery:
     def search(self, k: int | None = None, **changes: Any) -> SearchResult:
         """Return the search with some options changed."""
         request = replace(self.request, k=k or self.request.k, config=replace(self.request.config, **changes))
-        return self.engine.search(self.encoded, request)
+        return self._noted(self.engine.search(self.encoded, request))
+
+    def _noted(self, result: SearchResult) -> SearchResult:
+        """Return a result after noting which shards it lacks."""
+        self._missing.update(result.missing[0])
+        return result
 
     def returns(self, row: int, **changes: Any) -> bool:
         """Return whether the search with some options changed returns a document."""

@@ -201,9 +201,11 @@ def _add_searches(app: FastAPI) -> None:
     @app.post(
         "/explain", summary="Show how a search came about, and why a document is, or is not, there", **_typed(Picture)
     )
-    async def explain(request: Request, service: Served, body: ExplainBody) -> dict[str, Any]:
+    async def explain(request: Request, response: Response, service: Served, body: ExplainBody) -> dict[str, Any]:
         future = service.explain(body.query, body.k, body.options(), body.doc_id)
         explained: dict[str, Any] = await _within_limit(request, future)
+        if "missing" in explained:
+            response.status_code = 206
         return explained
 
     @app.get("/tree", summary="A node of the docid tree and its children", **_typed(Branch))

@@ -240,6 +240,8 @@ class Picture(BaseModel):
     exact: bool
     walked: bool
     read: int
+    coverage: float = Field(1.0, description="Share of the documents that were searched; below 1 with status 206.")
+    missing: list[int] = Field([], description="Numbers of the shards that did not answer.")
     levels: list[Level]
     children: list[Node] = []
     pruned: int = 0

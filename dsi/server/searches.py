@@ -51,8 +51,7 @@ def answers(
         for query, query_hits in zip(queries, hits, strict=True)
     ]
     for answer, query_hits in zip(shown, hits, strict=True):
-        if query_hits.missing:
-            answer.update(coverage=query_hits.coverage, missing=query_hits.missing)
+        answer.update(_lack(query_hits.coverage, query_hits.missing))
     if matches:
         for row, (search, query_hits, answer) in enumerate(zip(searches, hits, shown, strict=True)):
             search.encoded = encoded.one(row)  # as it is, not made again
@@ -65,6 +64,11 @@ def answers(
             for column, hit in enumerate(answer["hits"]):
                 hit["parts"] = {name: float(values[row, column]) for name, values in followed.parts.items()}
     return shown
+
+
+def _lack(coverage: float, missing: Sequence[int]) -> Json:
+    """Return what an answer says of shards that did not answer; nothing if all did."""
+    return {"coverage": coverage, "missing": list(missing)} if missing else {}
 
 
 class Explainer:
@@ -107,6 +111,7 @@ class Explainer:
             "query": explanation.query,
             "config": shown_config(explanation.config),
             "exact": bool(explanation.result.exact[0]),
+            **_lack(float(explanation.result.coverage[0]), explanation.result.missing[0]),
             "walked": self._scores_nodes and self.request.config.method == "generate",
             "read": explanation.read,
             "levels": [self._counts(level) for level in explanation.levels],

@@ -204,7 +204,10 @@ class Service:
     def _update(self, change: Callable[[GenerativeRetriever], None]) -> int:
         with self._updating:
             if isinstance(self.retriever, ShardedRetriever):  # writes, and loads what others wrote
-                change(self.retriever)
+                try:
+                    change(self.retriever)
+                except ChangedError as error:
+                    raise ConflictError(str(error)) from None
                 return len(self.retriever.documents)
             changed = self.retriever.snapshot  # replaces it once it is on disk
             change(changed)

@@ -380,6 +380,7 @@ def write_update(
         },
     )
     _remove_generations(folder, parts.values())
+    _remove_left(folder)
     return int(generation)
 
 
@@ -389,10 +390,16 @@ def _trained_documents(tree: DocidTree) -> int:
 
 
 def _remove_generations(folder: Path, keep: Collection[str]) -> None:
-    """Remove the parts of other generations, and what killed writers have left; the caller holds the lock."""
+    """Remove the parts of other generations, and the leftovers of killed updates."""
     for path in folder.iterdir():
-        if (_GENERATION.fullmatch(path.name) and path.name not in keep) or path.name in _LEFT:
+        if _GENERATION.fullmatch(path.name) and path.name not in keep:
             remove(path)
+
+
+def _remove_left(folder: Path) -> None:
+    """Remove what killed trainings and saves have left, for who updates the index: it may hold removed documents."""
+    for name in _LEFT:
+        remove(folder / name)
     remove(beside(folder, "partial"))
 
 

@@ -12,7 +12,7 @@ import os
 import platform
 import re
 import struct
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -363,9 +363,7 @@ def write_update(
     if lexical:
         with replace_folder(folder / parts["lexical"]) as partial:
             lexical.save(partial)
-    if _trained_documents(tree) < _trained_documents(before):
-        for name in _OF_DOCUMENTS:
-            remove(folder / name)
+    _remove_left(folder, () if _trained_documents(tree) == _trained_documents(before) else _OF_DOCUMENTS)
     old = {manifest["parts"].get(name, name) for name in CHANGING}
     files = {name: digest for name, digest in manifest["files"].items() if name.split("/")[0] not in old}
     fingerprints = {**manifest["fingerprints"], "docids": tree.fingerprint}
@@ -380,7 +378,6 @@ def write_update(
         },
     )
     _remove_generations(folder, parts.values())
-    _remove_left(folder)
     return int(generation)
 
 
@@ -396,9 +393,9 @@ def _remove_generations(folder: Path, keep: Collection[str]) -> None:
             remove(path)
 
 
-def _remove_left(folder: Path) -> None:
-    """Remove what killed trainings and saves have left, for who updates the index: it may hold removed documents."""
-    for name in _LEFT:
+def _remove_left(folder: Path, more: Iterable[str]) -> None:
+    """Remove what may hold removed documents: what killed trainings and saves have left, and more."""
+    for name in (*_LEFT, *more):
         remove(folder / name)
     remove(beside(folder, "partial"))
 

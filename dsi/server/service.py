@@ -47,7 +47,12 @@ class Service:
     def __init__(self, settings: ServerSettings, observe: Callable[[int], None] = lambda queries: None) -> None:
         self.settings = settings
         self._cluster = Cluster(settings.cluster) if settings.cluster else None
-        self.retriever = self._load()
+        try:
+            self.retriever = self._load()
+        except BaseException:
+            if self._cluster:
+                self._cluster.close()
+            raise
         self._updating, self._counting = threading.Lock(), threading.Lock()
         self._topics: tuple[DocumentTable, Topics] | None = None
         self.batcher: Batcher[Json] = Batcher(

@@ -478,6 +478,15 @@ def test_a_save_that_was_killed_between_its_renames_leaves_the_old_collection(be
     assert read_collection(folder).digest == before
 
 
+def test_reading_a_collection_removes_nothing_beside_it(beir):
+    folder = beir()
+    mine = folder.with_name(f".{folder.name}.previous")
+    mine.mkdir()
+    (mine / "thesis.tex").write_text("years of work")
+    read_collection(folder)
+    assert (mine / "thesis.tex").exists()
+
+
 def test_judgements_that_move_to_another_split_make_another_collection(beir):
     folder = beir()
     before = read_collection(folder).digest

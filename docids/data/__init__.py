@@ -36,7 +36,8 @@ def existing_folder(name: str | Path) -> Path:
     folder = Path(name)
     if name == "":  # which Python takes for the current folder
         raise FileNotFoundError("The name of the collection folder is empty; use . for the current folder.")
-    recover_folder(folder)
+    if not os.path.isdir(folder):  # noqa: PTH112
+        recover_folder(folder)  # a save may have been killed
     if os.path.isdir(folder):  # noqa: PTH112 - False for a name that is too long, too
         return folder
     short = textwrap.shorten(str(folder), 200, placeholder=" …")

@@ -5,7 +5,7 @@ import textwrap
 from pathlib import Path
 
 from dsi.docids.files.checks import folder_to_replace
-from dsi.docids.files.storage import recover_folder
+from dsi.docids.files.storage import beside, recover_folder
 
 SPLITS = ("train", "dev", "test")
 """Splits of a collection: qrels/SPLIT.tsv."""
@@ -36,9 +36,10 @@ def existing_folder(name: str | Path) -> Path:
     folder = Path(name)
     if name == "":  # which Python takes for the current folder
         raise FileNotFoundError("The name of the collection folder is empty; use . for the current folder.")
-    if not os.path.isdir(folder):  # noqa: PTH112
-        recover_folder(folder)  # a save may have been killed
-    if os.path.isdir(folder):  # noqa: PTH112 - False for a name that is too long, too
+    # os.path.isdir: False for a name that is too long, too
+    if not os.path.isdir(folder) and os.path.isdir(beside(folder, "previous")):  # noqa: PTH112
+        recover_folder(folder)  # a save was killed
+    if os.path.isdir(folder):  # noqa: PTH112
         return folder
     short = textwrap.shorten(str(folder), 200, placeholder=" …")
     if os.path.exists(folder):  # noqa: PTH110

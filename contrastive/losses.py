@@ -1,8 +1,9 @@
 """The two contrastive losses of DR-SCL over a batch of documents and queries, in the sentence-transformers signature.
 
 A batch has V views (columns) of B rows: a document, a query of it, then hard negatives, documents like it that do not answer.
-`labels` are the documents of all texts, so that all texts of one document are positives of each other. With several processes
-the embeddings are gathered with their gradients, so that the batch is global. Knows nothing of data or training.
+`labels` are the documents of all texts, so that all texts of one document are positives of each other. A last column may number
+the queries; what else is relevant to a query is then no negative of it. With several processes the embeddings are gathered with
+their gradients, so that the batch is global. Knows nothing of data or training.
 
 A batch is embedded some texts at a time, those of similar length together. What the encoder keeps for the gradients is kept of
 the last texts only, and computed again of the others: so memory does not grow with the batch, and gradients are exact, as with
@@ -12,7 +13,7 @@ Differs from the paper in: the losses are means over the anchors where eq. 6 and
 learning rate mean the same at any batch size.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 import torch.distributed as dist
@@ -28,13 +29,16 @@ CHUNK = 512
 """Tokens, padding included, that are embedded at a time; a single text may have more."""
 
 
-def supervised_contrastive_loss(embeddings: Tensor, labels: Tensor, temperature: float = 1.0) -> Tensor:
+def supervised_contrastive_loss(
+    embeddings: Tensor, labels: Tensor, temperature: float = 1.0, no_negatives: Tensor | None = None
+) -> Tensor:
     """Scalar loss that pulls rows of one label together and pushes the others apart: DR-SCL eq. 7 (Khosla et al. 2020, L_out).
 
     Args:
         embeddings: [n, dim]; dot products are taken as they are, so normalise first for cosines.
         labels: [n] class of each row.
         temperature: t in exp(z_i . z_a / t); 1 in the paper.
+        no_negatives: [n, n] True at pairs that are left out, unless they are of one label; none by default.
 
     Returns:
         The mean over the anchors that have a positive; zero (with gradient) if none has.
@@ -42,13 +46,20 @@ def supervised_contrastive_loss(embeddings: Tensor, labels: Tensor, temperature:
     similarity = embeddings @ embeddings.T / temperature  # [n, n]
     others = ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
     positives = (labels[:, None] == labels[None, :]) & others  # [n, n]
-    log_share = similarity.masked_fill(~others, -torch.inf).log_softmax(dim=1).masked_fill(~positives, 0.0)
+    counted = others if no_negatives is None else others & (positives | ~no_negatives)
+    log_share = similarity.masked_fill(~counted, -torch.inf).log_softmax(dim=1).masked_fill(~positives, 0.0)
     counts = positives.sum(dim=1)  # [n]
     per_anchor = -log_share.sum(dim=1) / counts.clamp(min=1)  # DR-SCL eq. 7
     return per_anchor.sum() / (counts > 0).sum().clamp(min=1)
 
 
-def dpr_loss(queries: Tensor, documents: Tensor, labels: Tensor, temperature: float = 1.0) -> Tensor:
+def dpr_loss(
+    queries: Tensor,
+    documents: Tensor,
+    labels: Tensor,
+    temperature: float = 1.0,
+    no_negatives: Tensor | None = None,
+) -> Tensor:
     """Scalar loss of each query against the documents of the batch: DR-SCL eq. 6 (Karpukhin et al. 2020; InfoNCE).
 
     Args:
@@ -56,23 +67,52 @@ def dpr_loss(queries: Tensor, documents: Tensor, labels: Tensor, temperature: fl
         documents: [m, dim]; documents[i] answers query i, those after the n-th are further negatives.
         labels: [m] which document each is; others with a query's label are false negatives and masked.
         temperature: t in exp(z_q . z_d / t); 1 in the paper.
+        no_negatives: [n, m] True at documents that are masked for a query, too; none by default.
     """
     similarity = queries @ documents.T / temperature  # [n, m]
     targets = torch.arange(len(queries), device=labels.device)
     others = targets[:, None] != torch.arange(len(documents), device=labels.device)
-    false_negatives = (labels[: len(queries), None] == labels) & others
+    relevant = labels[: len(queries), None] == labels
+    false_negatives = (relevant if no_negatives is None else relevant | no_negatives) & others
     return F.cross_entropy(similarity.masked_fill(false_negatives, -torch.inf), targets)  # DR-SCL eq. 6
 
 
 class _ContrastiveLoss(nn.Module):
-    """Embeds every view and gathers views and labels from all processes; subclasses compute the loss."""
+    """Embeds every view and gathers views and labels from all processes; subclasses compute the loss.
 
-    def __init__(self, model: SentenceTransformer, temperature: float = 1.0, chunk: int = CHUNK) -> None:
+    Args:
+        model: that embeds.
+        temperature: of the loss.
+        chunk: tokens that are embedded at a time.
+        relevant: {number of a query: labels of all documents that are relevant to it}, where there are several.
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        temperature: float = 1.0,
+        chunk: int = CHUNK,
+        relevant: Mapping[int, Tensor] | None = None,
+    ) -> None:
         super().__init__()
         if not temperature > 0:
             raise ValueError(f"temperature must be above 0, got {temperature}.")
         self.model = model
-        self.temperature, self.chunk = temperature, chunk
+        self.temperature, self.chunk, self.relevant = temperature, chunk, relevant or {}
+
+    def _no_negatives(self, labels: Tensor, numbers: Tensor) -> Tensor | None:
+        """Return [queries, texts] True at texts of documents that are relevant to a query; None if no query has several.
+
+        Args:
+            labels: [texts] documents of the texts.
+            numbers: [queries] of the queries; empty if they are not numbered.
+        """
+        if not any(number in self.relevant for number in numbers.flatten().tolist()):
+            return None
+        none = labels.new_empty(0)
+        return torch.stack(
+            [torch.isin(labels, self.relevant.get(n, none).to(labels)) for n in numbers.flatten().tolist()]
+        )
 
     def embed(self, sentence_features: Iterable[Features], labels: Tensor) -> tuple[list[Tensor], Tensor]:
         views = [self._embed_view(features) for features in sentence_features]
@@ -119,16 +159,24 @@ class SupervisedContrastiveLoss(_ContrastiveLoss):
     """`supervised_contrastive_loss` over all texts of a batch."""
 
     def forward(self, sentence_features: Iterable[Features], labels: Tensor) -> Tensor:
-        """Scalar loss of a batch of V feature dictionaries with B rows each, labels [B, V]."""
+        """Scalar loss of a batch of V feature dictionaries with B rows each, labels [B, V], or [B, V + 1] with numbers."""
         views, labels = self.embed(sentence_features, labels)
-        return supervised_contrastive_loss(torch.cat(views), labels.T.flatten(), self.temperature)
+        of_texts, size = labels[:, : len(views)].T.flatten(), len(labels)
+        of_queries, no_negatives = self._no_negatives(of_texts, labels[:, len(views) :]), None
+        if of_queries is not None:
+            no_negatives = torch.zeros(len(of_texts), len(of_texts), dtype=torch.bool, device=labels.device)
+            no_negatives[size : 2 * size] = of_queries
+            no_negatives = no_negatives | no_negatives.T
+        return supervised_contrastive_loss(torch.cat(views), of_texts, self.temperature, no_negatives)
 
 
 class DPRLoss(_ContrastiveLoss):
     """`dpr_loss` of the second column (query) against the first (document) and further ones (negatives)."""
 
     def forward(self, sentence_features: Iterable[Features], labels: Tensor) -> Tensor:
-        """Scalar loss of a batch of V >= 2 feature dictionaries with B rows each, labels [B, V]."""
+        """Scalar loss of a batch of V >= 2 feature dictionaries with B rows each, labels [B, V], or [B, V + 1] with numbers."""
         (documents, queries, *negatives), labels = self.embed(sentence_features, labels)
-        of_documents = torch.cat([labels[:, :1], labels[:, 2:]], dim=1).T.flatten()
-        return dpr_loss(queries, torch.cat([documents, *negatives]), of_documents, self.temperature)
+        views = 2 + len(negatives)
+        of_documents = torch.cat([labels[:, :1], labels[:, 2:views]], dim=1).T.flatten()
+        no_negatives = self._no_negatives(of_documents, labels[:, views:])
+        return dpr_loss(queries, torch.cat([documents, *negatives]), of_documents, self.temperature, no_negatives)

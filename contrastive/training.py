@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.training_args import SentenceTransformerTrainingArguments
-from torch import nn
+from torch import Tensor, nn
 
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.losses import CHUNK, DPRLoss, SupervisedContrastiveLoss
@@ -40,7 +40,7 @@ class ContrastiveConfig:
     """"scl" (DR-SCL eq. 7), "dpr" (eq. 6) or "none" (keep the encoder as it is)."""
     temperature: Annotated[float, Field(ge=1e-6, le=1e6)] = 0.05
     """Divides the dot products; about 0.05 for cosines, 1 for unnormalised embeddings as in the paper."""
-    negatives: Annotated[int, Field(ge=0, le=100)] = 1
+    negatives: Annotated[int, Field(ge=0, le=HARD)] = 1
     """Hard negatives of a train query: other documents, drawn from the best 30 by BM25; none in the paper."""
     batch_size: Annotated[int, Field(ge=4, le=LARGEST)] = 128
     """Texts per process and step (N of the paper): documents, a query of each, and hard negatives."""
@@ -105,36 +105,52 @@ def contrastive_rows(
     Args:
         documents: text of each document.
         queries: {document row: its train queries}.
-        negatives: {query: rows of other documents}, as many for each; none by default.
+        negatives: {query: rows of other documents}, of which each gets as many as the one with the fewest; none by default.
 
     Returns:
         A table with the columns view_0 (the document), view_1 (the query), view_2, … (negatives), and label: the documents of
-        these texts, a row number for each.
+        these texts, a row number for each, and at last the number of the query.
 
     Raises:
         ValueError: there are no queries.
     """
-    labels, texts = [], []
+    labels, texts, numbers, first, held = [], [], dict[str, int](), dict[str, int](), dict[int, str]()
+    most = min(map(len, negatives.values()), default=0) if negatives else 0  # a collection may have few other documents
     for row in sorted(queries):
         for query in queries[row]:
-            others = list(negatives[query]) if negatives else []
-            labels.append([row, row, *others])
-            texts.append([documents[row], query, *(documents[other] for other in others)])
+            rows = [row, *(negatives[query][:most] if negatives else [])]
+            held |= {each: documents[each] for each in rows if each not in held}
+            of_document, *of_others = (
+                first.setdefault(held[each], each) for each in rows
+            )  # equal texts are one document
+            labels.append([of_document, of_document, *of_others, numbers.setdefault(query, len(numbers))])
+            texts.append([held[row], query, *(held[other] for other in rows[1:])])
     if not texts:
         raise ValueError(NO_QUERIES)
     columns = {f"view_{view}": list(column) for view, column in enumerate(zip(*texts, strict=True))}
     return datasets.Dataset.from_dict({**columns, "label": labels})
 
 
-def contrastive_loss(encoder: Encoder, config: ContrastiveConfig, chunk: int = CHUNK) -> torch.nn.Module:
+def contrastive_loss(
+    encoder: Encoder, config: ContrastiveConfig, chunk: int = CHUNK, relevant: Mapping[int, Tensor] | None = None
+) -> torch.nn.Module:
     """Return the loss of a training, a function of the features of views and their labels.
 
     Args:
         encoder: to be trained.
         config: of the training.
         chunk: tokens that are embedded at a time.
+        relevant: {number of a query: labels of all documents that are relevant to it}, where there are several.
     """
-    return _LOSSES[config.loss](encoder.model, config.temperature, chunk)
+    return _LOSSES[config.loss](encoder.model, config.temperature, chunk, relevant)
+
+
+def several_relevant(rows: datasets.Dataset) -> dict[int, Tensor]:
+    """Return {number of a query: labels of its documents} of the queries in `contrastive_rows` that have several."""
+    found: dict[int, set[int]] = {}
+    for own in rows["label"][:]:
+        found.setdefault(own[-1], set()).add(own[0])
+    return {number: torch.tensor(sorted(own)) for number, own in found.items() if len(own) > 1}
 
 
 class _EncoderTrainer(FiniteTraining, SentenceTransformerTrainer):
@@ -205,7 +221,7 @@ def train_encoder(
         model=encoder.model,
         args=arguments,
         train_dataset=rows,
-        loss=contrastive_loss(encoder, config),
+        loss=contrastive_loss(encoder, config, relevant=several_relevant(rows)),
         callbacks=[*reports.callbacks("encoder"), GivesBack()],
     )
     run_trainer(trainer, "encoder", work_folder)

@@ -158,6 +158,7 @@ def regret(probabilities: NDArray[np.floating], chosen: NDArray[np.integer]) -> 
         chosen: [n, m] columns of it; -1 for a missing result, which has probability 0.
     """
     m = chosen.shape[1]
+    probabilities = np.pad(probabilities, ((0, 0), (0, max(0, m - probabilities.shape[1]))))
     best = -np.partition(-probabilities, m - 1, axis=1)[:, :m]
     achieved = np.take_along_axis(probabilities, np.maximum(chosen, 0), axis=1) * (chosen >= 0)
     return np.asarray(best.mean(axis=1, dtype=np.float64) - achieved.mean(axis=1, dtype=np.float64))

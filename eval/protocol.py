@@ -22,6 +22,8 @@ Splits = dict[str, list[str]]
 def overlap_splits(qrels: Qrels, train_documents: Collection[str]) -> Splits:
     """Split test queries by whether a relevant document is also relevant to a train query (Lewis et al. 2021).
 
+    A query without a relevant document is in "Total" alone.
+
     >>> overlap_splits({"q1": {"a": 1}, "q2": {"b": 1}}, {"a"})
     {'Total': ['q1', 'q2'], 'Overlap': ['q1'], 'No Overlap': ['q2']}
 
@@ -31,9 +33,10 @@ def overlap_splits(qrels: Qrels, train_documents: Collection[str]) -> Splits:
     """
     splits: Splits = {"Total": [], "Overlap": [], "No Overlap": []}
     for query_id, judged in qrels.items():
-        seen = any(relevance > 0 and doc_id in train_documents for doc_id, relevance in judged.items())
+        relevant = {doc_id for doc_id, relevance in judged.items() if relevance > 0}
         splits["Total"].append(query_id)
-        splits["Overlap" if seen else "No Overlap"].append(query_id)
+        if relevant:
+            splits["No Overlap" if relevant.isdisjoint(train_documents) else "Overlap"].append(query_id)
     return splits
 
 

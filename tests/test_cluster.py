@@ -309,7 +309,7 @@ def test_files_of_another_generation_are_refused(cluster, runs, tmp_path):
     fleet = Fleet(cluster.backend, str(folder), 2, 1, 1.0, require_all=False)
     message = r"its worker holds generation 2 \(\w+\), the router needs another; all machines must see one folder"
     with fleet, pytest.raises(ShardError, match=message):
-        fleet.wait_for("another")
+        fleet.load("another")
 
 
 def test_status_tells_each_replica(served, cluster):

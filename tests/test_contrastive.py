@@ -23,7 +23,14 @@ from dsi.contrastive.losses import (
     supervised_contrastive_loss,
 )
 from dsi.contrastive.trainers import trainer_settings
-from dsi.contrastive.training import ContrastiveConfig, contrastive_rows, hard_negatives, train_encoder
+from dsi.contrastive.training import (
+    ContrastiveConfig,
+    contrastive_loss,
+    contrastive_rows,
+    hard_negatives,
+    several_relevant,
+    train_encoder,
+)
 from dsi.docids.files.memory import own_memory, watching_memory
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.storage import write_json
@@ -163,7 +170,7 @@ def test_every_row_holds_positives_and_every_train_query_comes_once():
     queries = {0: ["q0a", "q0b"], 2: ["q2"]}
     rows = contrastive_rows(["d0", "d1", "d2", "d3"], queries, {"q0a": [1, 3], "q0b": [2, 1], "q2": [3, 0]})
     assert list(rows["view_1"]) == ["q0a", "q0b", "q2"]
-    assert list(rows["label"]) == [[0, 0, 1, 3], [0, 0, 2, 1], [2, 2, 3, 0]]
+    assert list(rows["label"]) == [[0, 0, 1, 3, 0], [0, 0, 2, 1, 1], [2, 2, 3, 0, 2]]
     for row in rows:
         assert [row[f"view_{view}"] for view in (0, 2, 3)] == [f"d{row['label'][view]}" for view in (0, 2, 3)]
 
@@ -190,7 +197,7 @@ def test_hard_negatives_are_among_the_best_of_bm25_and_answer_nothing(seed, monk
 
 def test_a_document_without_queries_gives_no_row():
     rows = contrastive_rows(["d0", "d1"], {0: ["only"]})
-    assert rows[0] == {"view_0": "d0", "view_1": "only", "label": [0, 0]}
+    assert rows[0] == {"view_0": "d0", "view_1": "only", "label": [0, 0, 0]}
     assert len(rows) == 1
     with pytest.raises(ValueError, match="no queries to train the encoder on"):
         contrastive_rows(["d0"], {})
@@ -467,3 +474,53 @@ def test_a_step_in_chunks_needs_a_third_of_the_memory(tmp_path):
     assert [status_of(fork(lambda tokens=tokens: step(tokens))) for tokens in cases] == [0, 0]
     chunked, whole = (json.loads((tmp_path / f"{tokens}.json").read_text()) for tokens in cases)
     assert chunked < whole / 3
+
+
+@pytest.mark.parametrize("loss", ["scl", "dpr"])
+def test_what_else_is_relevant_to_a_query_is_no_negative_of_it(loss, encoder):
+    rows = contrastive_rows(["a", "b", "c"], {0: ["q"], 1: ["q"], 2: ["other"]})
+    relevant = several_relevant(rows)
+    assert {number: own.tolist() for number, own in relevant.items()} == {0: [0, 1]}
+    labels = torch.tensor(rows["label"][:])
+    vectors = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    function = contrastive_loss(encoder, ContrastiveConfig(loss=loss), relevant=relevant)
+    function.embed = lambda features, labels: ([vectors[:3], vectors[3:]], labels)
+    function([None, None], labels).backward()
+    first = torch.autograd.functional.jacobian(lambda v: anchor_loss(function, v, labels), vectors)
+    assert (first[1] == 0).all()  # b, which answers q too
+    assert (first[4] == 0).all()  # q once more
+    assert (first[2] != 0).any()  # c does not
+
+
+def anchor_loss(function, vectors, labels):
+    """The loss of the first query, `q` of document `a`, written out: against all texts that are not relevant to it."""
+    function.embed = lambda features, labels: ([vectors[:3], vectors[3:]], labels)
+    whole, temperature = function([None, None], labels), function.temperature
+    against = [0, 2, 5] if isinstance(function, SupervisedContrastiveLoss) else [0, 2]
+    own = -(vectors[3] @ vectors[against].T / temperature).log_softmax(dim=0)[0]
+    rest = [literal_anchor(function, vectors, anchor) for anchor in anchors_but_first(function)]
+    assert torch.isclose(whole, torch.stack([own, *rest]).mean(), rtol=1e-4)
+    return own
+
+
+def anchors_but_first(function):
+    return [0, 1, 2, 4, 5] if isinstance(function, SupervisedContrastiveLoss) else [4, 5]
+
+
+def literal_anchor(function, vectors, anchor):
+    """-log of the share of an anchor's one positive; texts 0..2 are a, b, c and 3..5 q, q, other."""
+    positive = (anchor + 3) % 6
+    related = {0: {3, 4}, 1: {3, 4}, 2: {5}, 3: {0, 1, 4}, 4: {0, 1, 3}, 5: {2}}[anchor]
+    texts = range(6) if isinstance(function, SupervisedContrastiveLoss) else range(3)
+    counted = [text for text in texts if text != anchor and (text == positive or text not in related)]
+    return -(vectors[anchor] @ vectors[counted].T / function.temperature).log_softmax(dim=0)[counted.index(positive)]
+
+
+def test_documents_of_one_text_are_one_document():
+    rows = contrastive_rows(["same", "x", "same"], {0: ["q"], 1: ["r"]}, {"q": [2], "r": [2]})
+    assert rows["label"][:] == [[0, 0, 0, 0], [1, 1, 0, 1]]
+
+
+def test_queries_with_fewer_other_documents_leave_all_with_as_many_negatives():
+    rows = contrastive_rows(["a", "b"], {0: ["q", "r"], 1: ["q"]}, {"q": [], "r": [1]})
+    assert rows["label"][:] == [[0, 0, 0], [0, 0, 1], [1, 1, 0]]

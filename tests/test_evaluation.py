@@ -3,16 +3,24 @@
 import dataclasses
 import json
 import logging
+import random
+import re
+import subprocess
 
 import pytest
 
 import dsi
+from dsi.config import LEXICAL_WEIGHT, Config
 from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.data.collection import Collection
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.measures import STANDARD_MEASURES, mean
+from dsi.eval.protocol import overlap_splits
 from dsi.measuring import evaluation as evaluation_module
+from dsi.measuring import provenance, runs
 from dsi.measuring.runs import IndexRuns
-from tests.conftest import random_tied
+from dsi.rerankers.candidates import Reranker
+from tests.conftest import PROMPTS, random_tied
 
 LEFT = "documents are in the collection only"
 
@@ -139,3 +147,68 @@ def test_another_collection_is_refused(retriever, beir):
             ValueError, match="the index share no document; give the collection that the index was made of"
         ):
             call(retriever, other)
+
+
+class SameOrder(Reranker):
+    kind = "same order"
+
+    def score(self, candidates):
+        return candidates.scores
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory, sentence_t5_folder):
+    """300 documents of random words, 40 queries with 20 relevant ones each, ten of them for dev, and an index without BM25."""
+    rng, words = random.Random(0), [f"word{n}" for n in range(60)]
+    documents = [{"id": f"d{n}", "text": " ".join(rng.choices(words, k=12))} for n in range(300)]
+    queries = {f"q{n}": " ".join(rng.choices(words, k=3)) for n in range(40)}
+    judged = {query_id: {f"d{n}": 1 for n in rng.sample(range(300), 20)} for query_id in queries}
+    split = {"dev": {q: judged[q] for q in list(judged)[:10]}, "test": {q: judged[q] for q in list(judged)[10:]}}
+    collection = Collection.from_records(documents, queries=queries, qrels=split)
+    config = (
+        Config()
+        .without_training()
+        .with_changes(
+            {"encoder": {"name": str(sentence_t5_folder), **PROMPTS}, "bf16": False, "search": {"lexical_weight": 0.0}}
+        )
+    )
+    return collection, dsi.train(collection, tmp_path_factory.mktemp("graded") / "run", config=config, device="cpu")
+
+
+def test_a_reranker_that_changes_nothing_has_the_row_of_the_index(graded):
+    collection, retriever = graded
+    evaluation = dsi.evaluate(retriever, collection, rerankers={"same": [SameOrder()]}, rerank_depth=20)
+    assert evaluation.measures[-1] == "Recall@100"
+    assert evaluation.row("+ same").values == evaluation.row("generate").values
+
+
+def test_words_have_a_weight_in_the_hybrid_row_though_the_index_gives_them_none(graded):
+    collection, retriever = graded
+    assert retriever.search_config.lexical_weight == 0.0
+    assert dsi.evaluate(retriever, collection).row("dense + BM25").settings["lexical_weight"] == LEXICAL_WEIGHT
+
+
+def test_nothing_is_tuned_on_dev_where_dev_is_measured(graded, monkeypatch):
+    def tuned(*_, **__):
+        raise AssertionError("tuned on the queries that are measured")
+
+    collection, retriever = graded
+    for name in ("choose", "choose_weights", "hybrid_scores"):
+        monkeypatch.setattr(runs, name, tuned)
+    evaluation = dsi.evaluate(retriever, collection, "dev")
+    assert evaluation.row("dense + BM25").settings["lexical_weight"] == LEXICAL_WEIGHT
+
+
+def test_results_need_no_git_and_name_no_commit_of_another_project(tmp_path, monkeypatch):
+    assert re.fullmatch("[0-9a-f]{40}", provenance.provenance()["commit"])
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "provenance.py"))
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    (tmp_path / "provenance.py").write_text("")
+    assert provenance.provenance()["commit"] == ""
+    monkeypatch.setenv("PATH", "")
+    assert provenance.provenance()["commit"] == ""
+
+
+def test_a_query_without_a_relevant_document_is_in_neither_half():
+    splits = overlap_splits({"a": {"x": 1}, "b": {"y": 1}, "none": {"x": 0}}, {"x"})
+    assert splits == {"Total": ["a", "b", "none"], "Overlap": ["a"], "No Overlap": ["b"]}

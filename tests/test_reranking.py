@@ -19,6 +19,7 @@ from dsi.docids.data.collection import read_collection
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.measures import evaluate, mean
 from dsi.rerankers.candidates import Candidates, Reranker, load_reranker
+from dsi.rerankers.diversity import Pyversity
 from dsi.rerankers.features import words
 from dsi.rerankers.reranking import load_rerankers, save_reranker
 from tests.conftest import random_generator
@@ -345,3 +346,9 @@ def test_a_save_that_was_killed_between_its_renames_leaves_the_old_reranker(retr
     assert not folder.exists()
     (reranker,) = load_rerankers(index, "mine")
     assert reranker.weights == {"score": 1.0}
+
+
+@pytest.mark.parametrize("reranker", [LinearReranker({"score": 1.0}), Pyversity("mmr")])
+def test_a_search_that_finds_nothing_is_reranked_to_nothing(retriever, reranker):
+    candidates = retriever.candidates(["a river", "neon"], allow=[], features=True)
+    assert [len(hits) for hits in dsi.rerank(candidates, reranker).hits()] == [0, 0]

@@ -106,7 +106,7 @@ def test_a_refresh_follows_writers_that_go_on(run, local, monkeypatch):
 
 
 def test_a_search_that_misses_a_shard_makes_the_router_look_at_the_folder(run, local):
-    with serve(run, local) as served:
+    with serve(run, local, timeout=1.0) as served:
         index = alone(run)
         index.add([NEW])
         index.save_update(run)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -65,6 +66,10 @@ class ReplicaStatus(NamedTuple):
 class Served(Protocol):
     """The replicas of an index that a cluster serves."""
 
+    @property
+    def is_closed(self) -> bool:
+        """True when they were ended."""
+
     def status(self) -> list[ReplicaStatus]:
         """Return the state of every replica."""
 
@@ -93,7 +98,7 @@ class Cluster(Closes):
     def __init__(self, address: str = "local", *, processes: int | None = None) -> None:
         if processes is not None and plain(int, processes, "processes") < 1:
             raise ValueError(f"processes must be at least 1, got {processes}.")
-        self.address, self.fleets = plain(str, address, "address"), list[Served]()
+        self.address, self._fleets = plain(str, address, "address"), list[Served]()
         self._runners: list[Worker] = []
         self.backend: Backend
         if address == "local":
@@ -106,9 +111,18 @@ class Cluster(Closes):
     def __repr__(self) -> str:
         return f"Cluster({self.address!r}, processes={self.backend.size})"
 
+    @property
+    def fleets(self) -> list[Served]:
+        """The indexes that it serves; to be appended to, and without those that were closed."""
+        for fleet in [*self._fleets]:
+            if fleet.is_closed:
+                with suppress(ValueError):  # another thread has removed it
+                    self._fleets.remove(fleet)
+        return self._fleets
+
     def close(self) -> None:
         """End all processes that this cluster has started."""
-        for fleet in self.fleets:
+        for fleet in [*self.fleets]:
             fleet.close()
         for runner in self._runners:
             runner.stop()
@@ -117,7 +131,7 @@ class Cluster(Closes):
 
     def status(self) -> list[ReplicaStatus]:
         """Return the state of every replica that serves an index."""
-        return [status for fleet in self.fleets for status in fleet.status()]
+        return [status for fleet in [*self.fleets] for status in fleet.status()]
 
     @property
     def processes(self) -> Processes:
@@ -182,7 +196,10 @@ class Cluster(Closes):
         """
         deadline = time.monotonic() + _RESTART
         while True:
-            error = worker.call("run", os.getpid, (), 1).exception()
+            try:
+                error = worker.call("run", os.getpid, (), 1).exception(max(0.0, deadline - time.monotonic()))
+            except TimeoutError:
+                raise LostError(f"A worker that died was not back after {_RESTART:.0f} s.") from None
             if error is None:
                 return
             if not isinstance(error, LostError) or time.monotonic() > deadline:

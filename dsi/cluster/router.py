@@ -312,7 +312,7 @@ class ShardedRetriever(GenerativeRetriever, Closes):
             self.refresh()
 
     def refresh(self) -> None:
-        """Serve the state of the index that is on disk: all shards load it, in waves, and then searches use it.
+        """Serve the state of the index that is on disk: each shard loads it, one replica at a time, and then searches use it.
 
         Raises:
             ChangedError: the folder holds another index, with another encoder or generator.
@@ -440,7 +440,7 @@ def serve_shards(
     cluster.check(folder)
     fleet = Fleet(cluster.backend, str(folder), shards, replicas, timeout, require_all=require_all)
     try:
-        fleet.wait_for(state)
+        fleet.load(state)
     except BaseException:
         fleet.close()
         raise

@@ -35,8 +35,12 @@ class LostError(RuntimeError):
     """The process that worked on a call died, or cannot be reached."""
 
 
+class StartError(RuntimeError):
+    """The process runs, and cannot make its object."""
+
+
 class Host:
-    """Holds the object of a worker, which is made at the first call.
+    """Holds the object of a worker, which is made at the first call, and tried again at the next one if that fails.
 
     Args:
         make: returns the object; an importable function or class.
@@ -48,10 +52,13 @@ class Host:
         self._held: Any = None
 
     def call(self, method: str, packed: bytes) -> tuple[bool, Any]:
-        """Return (True, the result of a method) or (False, what it raised)."""
+        """Return (True, the result of a method) or (False, what it raised); `StartError` if there is no object."""
         try:
             if self._held is None:
                 self._held = self._make(*self._args)
+        except Exception as error:
+            return False, StartError(str(error) or type(error).__name__)
+        try:
             return True, getattr(self._held, method)(*pickle.loads(packed))
         except Exception as error:  # passed on to the caller, whatever it is
             with suppress(Exception):
@@ -87,6 +94,12 @@ class Closes(ABC):
 
 class Worker(ABC):
     """A process that holds one object."""
+
+    _told: "Callable[[str], None] | None" = None
+
+    def on_death(self, told: Callable[[str], None]) -> None:
+        """Have every end of the process told at once, with its reason; a back end that cannot see it fails the next calls."""
+        self._told = told
 
     @abstractmethod
     def call(self, method: str, *args: Any) -> "Future[Any]":
@@ -172,8 +185,9 @@ class LocalWorker(Worker):
 
     def kill(self) -> None:
         """As in `Worker`."""
-        if self._process is not None:
-            self._process.kill()
+        process = self._process  # another thread sets it
+        if process is not None:
+            process.kill()
 
     def stop(self) -> None:
         """As in `Worker`."""
@@ -185,24 +199,44 @@ class LocalWorker(Worker):
         _fail(lost, "The worker was stopped.")
 
     def _keep(self) -> None:
-        """Keep a process running, and pass on its answers."""
+        """Keep a process running, whatever happens."""
         deaths = 0
         while not self._stopped:
             time.sleep(_PAUSES[min(deaths, len(_PAUSES) - 1)])
             started = time.monotonic()
-            process = self._process = _launch()
+            try:
+                self._end(f"The process died (exit status {self._run()}).")
+            except Exception as error:  # such as no memory, process or file for it: that may pass
+                message = f"The process cannot be run ({error})."
+                logger.warning("%s", message)
+                self._end(message, forget=True)
+            deaths = 0 if time.monotonic() - started > _SOON else deaths + 1
+
+    def _run(self) -> int:
+        """Start a process, pass on its answers until it dies, and return its exit status."""
+        process = self._process = _launch()
+        try:
             if self._stopped:
                 process.kill()
             threading.Thread(target=self._send, args=(process,), name="cluster sender", daemon=True).start()
             with suppress(EOFError, OSError, pickle.UnpicklingError):
                 self._receive(process)
+        finally:
             process.kill()
             status = process.wait()
-            with self._changed:
-                self._process, lost, self._sent = None, list(self._sent.values()), {}
-                self._changed.notify_all()
-            _fail(lost, f"The process died (exit status {status}).")
-            deaths = 0 if time.monotonic() - started > _SOON else deaths + 1
+        return status
+
+    def _end(self, message: str, *, forget: bool = False) -> None:
+        """Tell that a process is no more, and fail the calls that it had; with `forget` also those that wait for the next."""
+        with self._changed:
+            self._process, lost, self._sent = None, list(self._sent.values()), {}
+            if forget:
+                lost += [future for _, future, _ in self._waiting]
+                self._waiting.clear()
+            self._changed.notify_all()
+        if self._told is not None:
+            self._told(message)
+        _fail(lost, message)
 
     def _receive(self, process: "subprocess.Popen[bytes]") -> None:
         assert process.stdout is not None

@@ -7,6 +7,7 @@ the walk goes wrong first. Knows nothing of how scores are made.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Unpack
 
 import numpy as np
@@ -101,8 +102,7 @@ def diagnosis_table(misses: list[Miss], queries: int, k: int) -> str:
     rows = []
     for level in sorted({miss.level for miss in misses}):
         here = [miss for miss in misses if miss.level == level]
-        margins = sorted(miss.margin for miss in here)
         wrong = sum(miss.search_error for miss in here)
-        rows.append([str(level), str(len(here)), str(wrong), f"{margins[len(margins) // 2]:.3f}"])
+        rows.append([str(level), str(len(here)), str(wrong), f"{median(miss.margin for miss in here):.3f}"])
     heads = ["left the beam at level", "misses", "search errors", "median margin"]
     return f"{head}\n\n{markdown_table(heads, rows)}"

@@ -280,7 +280,7 @@ class _Systems:
         """Add the index, searched in several ways; returns the name of the row with its own search config."""
         lexical, method = self.retriever.lexical, self.retriever.search_config.method
         if lexical:
-            self._add(f"{DENSE} + {lexical.name}", lambda: self.systems.tune(learned=False))
+            self._add(f"{DENSE} + {lexical.name}", lambda: self.systems.tune(learned=False, on_dev=self.split != "dev"))
         if self.retriever.engine.is_tied:
             self._add_controls()
         else:
@@ -312,7 +312,7 @@ class _Systems:
         self._rows[name] = search
 
     def add_reranked(self, rerankers: Mapping[str, Sequence[Reranker]], k: int) -> None:
-        """Add rows of rerankers over the same candidates, with their milliseconds per query."""
+        """Add rows of rerankers over the same candidates, with their milliseconds per query; deeper answers stay below them."""
         made: list[Candidates] = []
 
         def row(chain: Sequence[Reranker]) -> tuple[Run, dict[str, Any]]:
@@ -324,6 +324,7 @@ class _Systems:
             started = time.perf_counter()
             run = rerank(made[0], chain).as_run()
             milliseconds = round(1000 * (time.perf_counter() - started) / max(len(run), 1), 2)
+            run = _followed_by(run, self._runs[self.retriever.search_config.method])
             return run, {"rerank depth": k, TIME: milliseconds}
 
         for name, chain in rerankers.items():
@@ -338,3 +339,15 @@ class _Systems:
             self._runs[name], options = search()
             results.append(SystemResult(name, evaluate_run(self._runs[name], qrels, measures), options))
         return results, self._runs
+
+
+def _followed_by(run: Run, other: Run) -> Run:
+    """Return a run with what only the other has below its own answers, in the other's order."""
+    joined: Run = {}
+    for query_id, own in run.items():
+        least, more = (
+            min(own.values(), default=0.0),
+            [doc_id for doc_id in other.get(query_id, {}) if doc_id not in own],
+        )
+        joined[query_id] = {**own, **{doc_id: least - place for place, doc_id in enumerate(more, start=1)}}
+    return joined

@@ -13,14 +13,23 @@ from dsi.store.loading import package_versions
 
 
 def provenance() -> dict[str, Any]:
-    """Return hardware, package versions and commit ("" outside a checkout) of this process."""
-    git = ["git", "rev-parse", "HEAD"]
-    output = subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    """Return hardware, package versions and commit ("" outside a checkout of this package, or without git) of this process."""
     return {
         "hardware": ", ".join([f"{_processor()}, {torch.get_num_threads()} threads", *_accelerators()]),
         "versions": package_versions(),
-        "commit": output.stdout.strip(),
+        "commit": _git("rev-parse", "HEAD") if _git("ls-files", Path(__file__).name) else "",
     }
+
+
+def _git(*arguments: str) -> str:
+    """Return what git prints in the folder of this file; "" if it fails, or is not there."""
+    try:
+        output = subprocess.run(
+            ["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return ""
+    return output.stdout.strip()
 
 
 def _processor() -> str:

@@ -206,7 +206,9 @@ class IndexRuns:
             )
         return self._encoded[key]
 
-    def tune(self, *, learned: bool = True, lexical: bool = True, **changes: Any) -> dict[str, Any]:
+    def tune(
+        self, *, learned: bool = True, lexical: bool = True, on_dev: bool = True, **changes: Any
+    ) -> dict[str, Any]:
         """Return the best settings of `[search]` on dev, and `changes`.
 
         Without dev queries, the weights are the index's own; with `learned` False, words get the recommended weight if theirs
@@ -216,10 +218,16 @@ class IndexRuns:
             learned: also weight the generator and late interaction; False gives the settings of dense + BM25, all documents
                 scored.
             lexical: also weight the lexical part.
+            on_dev: False passes over the dev queries, as where they are measured.
             **changes: settings of `[search]` that are not chosen.
         """
-        index, qrels = self.retriever.snapshot, self.collection.qrels["dev"]
+        index, qrels = self.retriever.snapshot, self.collection.qrels["dev"] if on_dev else {}
         changes = {**changes, **({} if learned else self._without()), **({} if lexical else {"lexical_weight": 0.0})}
+        if not learned and lexical and "lexical_weight" not in changes and not index.search_config.lexical_weight:
+            config = dataclasses.replace(
+                index.search_config, lexical_weight=LEXICAL_WEIGHT
+            )  # a row with words has some
+            index.search_config = config
         if not qrels:
             words = index.search_config.lexical_weight or LEXICAL_WEIGHT
             return changes if learned or not lexical else {"lexical_weight": words, **changes}

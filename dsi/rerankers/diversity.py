@@ -125,6 +125,8 @@ class Pyversity(Reranker):
         scores = np.zeros(candidates.scores.shape)
         for row, doc_ids in enumerate(candidates.doc_ids):
             count = len(doc_ids)
+            if not count:
+                continue
             before = candidates.scores[row, :count]
             scaled = (before - before.min()) / max(before.max() - before.min(), 1e-12)
             result = diversify(candidates.embeddings[row, :count], scaled, count, self.strategy, self.diversity)

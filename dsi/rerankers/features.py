@@ -38,6 +38,9 @@ def compute_features(
         features: [queries, k, features], 0 at padding.
         names: of the features.
     """
+    if not result.positions.shape[1]:  # nothing was found; what is not there has zeros, and the same names
+        whole, names = compute_features(engine, encoded, SearchResult.empty(len(result.positions), 1), titles)
+        return whole[:, :0], names
     columns: dict[str, Floats] = {}
     for batch in encoded.batches:
         for name, values in _batch_features(engine, batch, result).items():
@@ -52,7 +55,9 @@ def _batch_features(engine: Engine, batch: QueryBatch, result: SearchResult) -> 
     tree, batch_rows = engine.tree, batch.rows.numpy()
     positions, scores = np.maximum(result.positions[batch_rows], 0), result.scores[batch_rows]  # [batch, k]
     shape = positions.shape
-    parents, digits = (array.reshape(*shape, -1) for array in tree.paths(positions.ravel()))  # [batch, k, depth]
+    parents, digits = (
+        array.reshape(*shape, tree.depth) for array in tree.paths(positions.ravel())
+    )  # [batch, k, depth]
     length = (digits >= 0).sum(axis=2)  # [batch, k]
     last = np.take_along_axis(parents, length[:, :, None] - 1, axis=2)[:, :, 0]
     dot = tree.embeddings.products_of(batch.vectors, positions)

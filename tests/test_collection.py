@@ -530,3 +530,30 @@ def test_metadata_may_have_a_key_named_metadata():
         {"id": "b", "text": "y", "metadata": {"lang": "en"}},
     ]
     assert Collection.from_records(records).documents["metadata"][:] == ["k", None]
+
+
+@pytest.mark.parametrize("queries", [{}, {"q": "a query", "p": "another"}])
+def test_whatever_is_in_memory_is_read_again_from_its_folder(queries, tmp_path):
+    qrels = {"test": {"q": {"1": 2}, "p": {}}} if queries else {}
+    collection = Collection.from_records(["one text", "two texts"], queries=queries, qrels=qrels)
+    collection.save(tmp_path / "saved")
+    again = read_collection(tmp_path / "saved")
+    assert again.queries == queries
+    assert {
+        query_id: {d: r for d, r in own.items() if r} for query_id, own in again.qrels["test"].items()
+    } == qrels.get("test", {})
+
+
+def test_a_relevance_that_no_file_holds_is_refused():
+    with pytest.raises(ValueError, match="must have at most 18 digits, got 1000"):
+        Collection.from_records(["x"], queries={"q": "a"}, qrels={"test": {"q": {"0": 10**20}}})
+
+
+def test_whole_numbers_beside_others_are_kept_or_refused():
+    records = [{"id": "a", "text": "x", "metadata": {"n": 2**53 + 1}}, {"id": "b", "text": "y", "metadata": {"n": 0.5}}]
+    with pytest.raises(
+        ValueError, match=r"documents\[0\]: metadata 'n' is 9007199254740993, which cannot be kept exactly"
+    ):
+        Collection.from_records(records)
+    records[1]["metadata"]["n"] = 3
+    assert Collection.from_records(records).documents["n"][:] == [2**53 + 1, 3]

@@ -280,3 +280,16 @@ def test_a_task_needs_no_download(collection):  # noqa: F811
     assert list(task.dataset) == ["default"]
     assert task.metadata.name == "mine"
     assert len(task.dataset["default"]["dev"]["corpus"]) == 40
+
+
+def test_the_revision_is_that_of_the_answers(retriever):
+    revisions = [CorpusSearch(retriever, {}).revision for _ in range(2)]
+    assert revisions[0] == revisions[1]
+    other = retriever.snapshot
+    other.keep_vectors("int8")
+    revisions.append(CorpusSearch(other, {}).revision)
+    masks = [np.arange(len(retriever.documents)) != row for row in (0, 1)]
+    revisions += [CorpusSearch(retriever, {"where": mask}).revision for mask in masks]
+    assert len(set(revisions)) == 4
+    ids = list(retriever.documents.rows)[:5]
+    assert CorpusSearch(retriever, {"allow": ids}).revision == CorpusSearch(retriever, {"allow": set(ids)}).revision

@@ -499,3 +499,14 @@ def test_the_documents_of_all_hits_are_looked_up_at_once(retriever, monkeypatch)
     assert retriever.get([]) == []
     with pytest.raises(ValueError, match="get names the doc_id 'nothing', which is not in the index"):
         retriever.get([retriever.documents.dataset["doc_id"][0], "nothing"])
+
+
+def test_iterators_of_doc_ids_filter_every_search(retriever):
+    denied = [hit.doc_id for hit in retriever.search("noble gas", k=3)]
+    langchain = pytest.importorskip("dsi.integrations.langchain")
+    found = langchain.DocidRetriever(retriever, deny=iter(denied))
+    for _ in range(2):
+        assert not {document.metadata["doc_id"] for document in found.invoke("noble gas")} & set(denied)
+    only = langchain.DocidRetriever(retriever, allow=(doc_id for doc_id in denied))
+    for _ in range(2):
+        assert {document.metadata["doc_id"] for document in only.invoke("noble gas")} == set(denied)

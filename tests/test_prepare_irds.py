@@ -92,3 +92,11 @@ def test_a_folder_with_anything_else_is_not_replaced(registered, tmp_path, capsy
     assert [path.name for path in home.iterdir()] == ["thesis.tex"]
     for _ in range(2):  # its own collection is
         assert main(["prepare-irds", "--test", name, "--output", str(tmp_path / "collection")]) == 0
+
+
+def test_one_id_of_two_queries_is_refused(registered, tmp_path, capsys):
+    (tmp_path / "train.tsv").write_text("t1\twhich signs glow\n")
+    train, test = registered("own/g", "docs.tsv", "train"), registered("own/h", "docs.tsv", "test")
+    assert main(["prepare-irds", "--train", train, "--test", test, "--output", str(tmp_path / "collection")]) == 2
+    assert "The query 't1' is 'what glows' in " in capsys.readouterr().err
+    assert not (tmp_path / "collection").exists()

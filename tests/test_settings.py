@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 import dsi
 from dsi.commands.arguments import with_settings
 from dsi.commands.main import main
+from dsi.commands.values import setting
 from dsi.config import Config, all_settings, read_config
 from dsi.contrastive import training as contrastive_training
 from dsi.contrastive.encoder import Encoder, EncoderConfig
@@ -391,3 +392,11 @@ def test_settings_are_named_as_on_the_command_line_too():
         TypeError, match=r"must be a name, a file or a Config, got \{'seed': 1\}; Config\(\).with_changes"
     ):
         Config.named({"seed": 1})
+
+
+def test_a_section_is_given_a_value_or_settings(tmp_path, capsys):
+    call = ["train", "--data", "minipedia", "--output", str(tmp_path / "run")]
+    for given in (["training=5", "training.epochs=3"], ["seed=3", "seed.x=3"]):
+        assert main([*call, "--set", given[0], "--set", given[1]]) == 2
+        assert f"--set gives '{given[0].partition('=')[0]}' a value and settings" in capsys.readouterr().err
+    assert setting("training.epochs=3\nfoo=2") == ("training", "epochs", "3\nfoo=2")

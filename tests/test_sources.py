@@ -624,3 +624,18 @@ def test_judgements_that_are_no_dictionary_are_named():
 def test_what_is_no_retriever_is_not_measured():
     with pytest.raises(TypeError, match=r"evaluate\(\) measures a retriever, got 'runs/B'; dsi.GenerativeRetriever"):
         dsi.evaluate("runs/B", Collection.from_records(["a"]))
+
+
+@pytest.mark.parametrize(
+    ("values", "read"),
+    [
+        (["1234567890123456789", "1234567890123456788"], ["1234567890123456789", "1234567890123456788"]),
+        (["00501", "02134"], ["00501", "02134"]),
+        (["123456789012345678", "-5", "0"], [123456789012345678, -5, 0]),
+        (["0.5", "-3", ".25", "5.", "1e3"], [0.5, -3.0, 0.25, 5.0, 1000.0]),
+    ],
+)
+def test_numbers_of_tables_are_exact_or_texts(values, read, tmp_path):
+    rows = "".join(f"{n},text {n},{value}\n" for n, value in enumerate(values))
+    (tmp_path / "table.csv").write_text(f"id,text,value\n{rows}")
+    assert dsi.Collection.from_folder(tmp_path).documents["value"][:] == read

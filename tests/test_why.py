@@ -396,3 +396,10 @@ def test_an_excerpt_is_short_and_holds_the_most_matched_words():
     assert sum(found for _, found in pieces(text, matches, "text", start, end)) == 2
     assert excerpt("x" * 500, []) == (0, 160)
     assert excerpt("", []) == (0, 0)
+
+
+def test_an_explanation_of_a_document_prints_no_control_character(tied):
+    hits = tied.search(QUERIES[0], k=1)
+    why = dataclasses.replace(hits[0].explain(), label="\x1b]0;owned\x07", query="a\x1b[2J")
+    assert "\x1b" not in str(why)
+    assert r"\x1b]0;owned" in str(why)

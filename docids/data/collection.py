@@ -79,6 +79,7 @@ class FullTexts(LazyTexts):
         return [f"{title} {text}" for title, text in zip(table["title"], table["text"], strict=True)]
 
 
+_MOST_RELEVANT = 10**18
 _LAYOUT = 2
 """Of the cached tables of documents; another number where the same file makes other columns."""
 _IN_MEMORY = "The collection"
@@ -191,13 +192,16 @@ class Collection:
             with (new / "corpus.jsonl").open("w", encoding="utf-8") as file:
                 for document in map(table_record, self.documents):
                     write_json_line(file, {"_id": document.pop("doc_id"), **document})
-            with (new / "queries.jsonl").open("w", encoding="utf-8") as file:
-                for query_id, text in self.queries.items():
-                    write_json_line(file, {"_id": query_id, "text": text})
+            if self.queries:
+                with (new / "queries.jsonl").open("w", encoding="utf-8") as file:
+                    for query_id, text in self.queries.items():
+                        write_json_line(file, {"_id": query_id, "text": text})
             (new / "qrels").mkdir()
+            nothing = {next(iter(self.rows)): 0}  # a file has no line for a query of which no document is judged
             for split, qrels in self.qrels.items():
                 if qrels:
-                    write_judgements(_triples(qrels), new / "qrels" / f"{split}.tsv")
+                    judged = {query_id: own or nothing for query_id, own in qrels.items()}
+                    write_judgements(_triples(judged), new / "qrels" / f"{split}.tsv")
 
     def pairs(self, split: str) -> list[tuple[str, int]]:
         """Return (query_id, document row) of every positive judgement of a split, in file order."""
@@ -397,6 +401,8 @@ def _memory_qrels(qrels: Mapping[str, Qrels], queries: Mapping[str, str], rows: 
             query, document = written_id(query_id), written_id(doc_id)
             _check_judged(source, query, document, queries, rows)
             value = plain(int, relevance, f"{source}[{shown(doc_id)}]")
+            if abs(value) >= _MOST_RELEVANT:
+                raise ValueError(f"{source}[{shown(doc_id)}] must have at most 18 digits, got {shown(value)}.")
             if read[split].setdefault(query, {}).setdefault(document, value) != value:
                 raise ValueError(
                     f"{source}[{shown(doc_id)}] is {value}, but another value under the same ids; keep one."

@@ -12,6 +12,7 @@ from typing import Any
 from dsi.docids.data import folder_for_collection
 from dsi.docids.data.lines import write_json_line, write_judgements
 from dsi.docids.data.records import document_record, query_record
+from dsi.docids.files.checks import shown
 from dsi.docids.files.progress import progress
 from dsi.docids.files.storage import replace_folder
 
@@ -118,16 +119,28 @@ def _write_corpus(data_set: Any, path: Path, judged: set[str]) -> tuple[int, int
 
 
 def _write_queries(data_sets: Mapping[str, Any], judged: Mapping[str, Sequence[Judgement]], path: Path) -> set[str]:
-    """Write the judged queries of all splits, each once; return their ids."""
-    written: set[str] = set()
+    """Write the judged queries of all splits, each once; return their ids.
+
+    Raises:
+        ValueError: two splits have different queries under one id.
+    """
+    written: dict[str, tuple[str, str]] = {}
     with path.open("w", encoding="utf-8") as file:
         for split, rows in judged.items():
-            missing = {query_id for query_id, _, _ in rows} - written
+            here = {query_id for query_id, _, _ in rows}
             for query in data_sets[split].queries_iter():
-                record = {"_id": query.query_id, "text": query.default_text()}
-                if query.query_id in missing and record["text"].strip():
+                text = query.default_text()
+                if query.query_id not in here or not text.strip():
+                    continue
+                before = written.get(query.query_id)
+                if before is None:
+                    record = {"_id": query.query_id, "text": text}
                     query_record(record, f"Query {query.query_id!r}")
-                    missing.remove(query.query_id)
-                    written.add(query.query_id)
                     write_json_line(file, record)
-    return written
+                    written[query.query_id] = split, text
+                elif before[0] != split and before[1] != text:
+                    raise ValueError(
+                        f"The query {query.query_id!r} is {shown(text)} in {split}, and {shown(before[1])} in {before[0]}; "
+                        "choose data sets that share their queries."
+                    )
+    return set(written)

@@ -99,6 +99,10 @@ def check_documents(records: Numbered, name: object) -> Iterator[tuple[str, dict
         raise ValueError(f"{name}: none of the {empty} documents has a title or a text; give them texts.")
 
 
+_EXACT = 2**53
+"""Up to this every whole number is a float."""
+
+
 def column_types(records: Numbered) -> dict[str, str]:
     """Return {column: Arrow type} of a document table.
 
@@ -107,6 +111,7 @@ def column_types(records: Numbered) -> dict[str, str]:
     """
     types: dict[str, type] = {}
     first: dict[str, str] = {}
+    large: dict[str, tuple[str, int]] = {}  # whole numbers that a float cannot hold
     filled = 0
     for number, (source, record) in enumerate(records, start=1):
         metadata = get_metadata(record, source)
@@ -120,6 +125,8 @@ def column_types(records: Numbered) -> dict[str, str]:
                     "one type."
                 )
             types[key] = kind if before is kind else float
+            if isinstance(value, int) and abs(value) > _EXACT:
+                large.setdefault(key, (source, value))
         if (cells := number * len(types)) > _LARGE_TABLE and 50 * filled < cells:
             raise ValueError(
                 f"{source}: metadata make a table of {cells:,} cells by now, of which {filled:,} hold a value; leave out "
@@ -129,6 +136,12 @@ def column_types(records: Numbered) -> dict[str, str]:
             raise ValueError(
                 f"{source}: documents may have at most {MOST_COLUMNS - len(COLUMNS)} different keys of metadata, this makes "
                 f"them {len(types)}; leave some out."
+            )
+    for key, (source, value) in large.items():
+        if types[key] is float:
+            raise ValueError(
+                f"{source}: metadata {shown(key)} is {value}, which cannot be kept exactly beside numbers with a point; write "
+                "texts."
             )
     return {column: TYPES[types.get(column, str)] for column in (*COLUMNS, *types)}
 

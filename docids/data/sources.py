@@ -29,9 +29,14 @@ _LONGEST_ID = 1000
 """Bits of a whole number that is written out as an id."""
 _HEADER = 2**20
 """Bytes of a table in which the names of its columns stand."""
+_WHOLE, _EXPONENT = "(0|[1-9][0-9]{0,199})", "[eE][-+]?[0-9]{1,2}"
 _KINDS = (
-    (pa.int64(), r"^-?[0-9]{1,18}$"),
-    (pa.float64(), r"^-?([0-9]{1,200}(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]{1,2})?$"),  # all finite
+    (pa.int64(), "^-?(0|[1-9][0-9]{0,17})$"),
+    # All finite. A whole number that a float cannot hold, or one with zeros in front, as postal codes have, stays a text.
+    (
+        pa.float64(),
+        rf"^-?((0|[1-9][0-9]{{0,14}})|({_WHOLE}\.|{_WHOLE}?\.[0-9]+)({_EXPONENT})?|{_WHOLE}{_EXPONENT})$",
+    ),
     (pa.bool_(), "^([tT][rR][uU][eE]|[fF][aA][lL][sS][eE])$"),
 )
 """Types of a column of a table, and what all its values look like."""

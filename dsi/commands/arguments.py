@@ -204,7 +204,10 @@ def with_settings(config: "Config", settings: Sequence[tuple[str, str, Any]]) ->
     """Return the configuration with the settings of --set, all at once: some go together only."""
     changes: dict[str, Any] = {}
     for section, name, value in settings:
-        (changes.setdefault(section, {}) if section else changes)[name] = value
+        held = changes.setdefault(section, {}) if section else changes
+        if not isinstance(held, dict):
+            raise ValueError(f"--set gives {section!r} a value and settings; give it one of them.")
+        held[name] = value
     return config.with_changes(changes)
 
 

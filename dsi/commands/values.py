@@ -151,6 +151,7 @@ def setting(value: str) -> tuple[str, str, object]:
     if not equals or not own.isidentifier() or not (section or "x").isidentifier():
         raise ArgumentTypeError(f"must be SECTION.NAME=VALUE, such as docids.branching=10, got {value!r}.")
     try:
-        return section, own, tomllib.loads(f"value = {text}")["value"]
+        read = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
         return section, own, text
+    return section, own, read["value"] if len(read) == 1 else text  # a line after the value is no setting

@@ -1,10 +1,14 @@
 """Searches the corpora that evaluators such as MTEB and BEIR bring, with a given index or one of each. Knows none of them."""
 
 import dataclasses
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+
+import numpy as np
 
 from dsi.docids.files.checks import shown
 from dsi.docids.files.storage import digest
@@ -13,6 +17,7 @@ from dsi.eval.trec import run_without_ties
 from dsi.integrations.retrieval import check_search, open_index
 from dsi.retriever import GenerativeRetriever
 from dsi.search.request import SearchOptions
+from dsi.store.loading import index_state
 from dsi.training.pipeline import index as index_texts
 
 
@@ -41,10 +46,12 @@ class CorpusSearch:
     @property
     def revision(self) -> str:
         """A digest of index and options: another one gives other answers."""
-        parts: list[Any] = [version("dr-scl"), {name: str(value) for name, value in sorted(self.options.items())}]
+        parts: list[Any] = [version("dr-scl"), {name: _stated(value) for name, value in sorted(self.options.items())}]
         if self.retriever is not None:
-            config = dataclasses.asdict(self.retriever.search_config)
-            parts += [self.retriever.tree.fingerprint, self.retriever.encoder.fingerprint, config]
+            index = self.retriever.snapshot
+            with TemporaryDirectory() as folder:  # as it is now, in memory
+                index.save_pretrained(Path(folder) / "index")
+                parts += [index_state(Path(folder) / "index"), dataclasses.asdict(index.search_config)]
         return digest(parts)
 
     def take(self, doc_ids: Sequence[str], records: Iterable[Any]) -> None:
@@ -105,3 +112,10 @@ class CorpusSearch:
             options["allow"] = allowed
             run |= self._searched.run({query_id: text}, k, **options)
         return run_without_ties(run)
+
+
+def _stated(value: Any) -> Any:
+    """Return the value of an option so that equal ones, and no others, are written alike."""
+    if isinstance(value, np.ndarray):
+        return [str(value.dtype), value.shape, hashlib.sha256(np.ascontiguousarray(value).data).hexdigest()]
+    return sorted(map(str, value)) if isinstance(value, Iterable) and not isinstance(value, str) else str(value)

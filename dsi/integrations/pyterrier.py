@@ -9,6 +9,7 @@ pipeline.search("which capitals are on the danube")
 
 import io
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Unpack
@@ -28,6 +29,9 @@ from dsi.store.manifest import read_manifest
 
 with extra("pyterrier"):
     import pyterrier as pt
+
+logger = logging.getLogger(__name__)
+_OF_FRAMES = ("qid", "query", "docno", "score", "rank")
 
 
 class DocidRetriever(pt.Transformer):
@@ -105,6 +109,9 @@ class TextLoader(pt.Transformer):
     def __init__(self, retriever: GenerativeRetriever | str | Path, fields: Sequence[str] | str = "*") -> None:
         self.retriever = open_index(retriever)
         columns = [name for name in self.retriever.documents.dataset.column_names if name != "doc_id"]
+        if theirs := [name for name in columns if name in _OF_FRAMES]:
+            logger.warning("Metadata %s are not loaded: columns of PyTerrier's frames have these names.", theirs)
+            columns = [name for name in columns if name not in _OF_FRAMES]
         self.fields = columns if fields == "*" else [fields] if isinstance(fields, str) else fields
         if not isinstance(self.fields, Sequence):
             raise TypeError(f"fields must be a list of columns or one, got {shown(fields)}.")

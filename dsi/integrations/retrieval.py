@@ -25,9 +25,9 @@ def open_index(retriever: object) -> GenerativeRetriever:
 
 
 def check_search(
-    retriever: GenerativeRetriever, k: int, options: Mapping[str, Any], name: str = "k", call: str = "DocidRetriever"
+    retriever: GenerativeRetriever, k: int, options: Any, name: str = "k", call: str = "DocidRetriever"
 ) -> None:
-    """Check the options of a search, when a retriever is made and not at its first query.
+    """Check the options of a search, when a retriever is made and not at its first query; iterators of doc_ids become lists.
 
     Args:
         retriever: that searches.
@@ -42,6 +42,9 @@ def check_search(
     """
     if plain(int, k, name) < 1:
         raise ValueError(f"{name} must be at least 1, got {k}.")
+    for option in ("allow", "deny"):
+        if isinstance(options.get(option), Iterator):  # every search reads them
+            options[option] = list(options[option])
     retriever.request(call, k, options)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsi.contrastive.encoder import Encoder
+from dsi.docids.files.checks import printable
 from dsi.search.engine import EncodedQueries, Engine, count_documents, encode_queries, path_nodes
 from dsi.search.explanation import ExplainedNode, Explanation, TracedSearch, explain, trace_search
 from dsi.search.matches import StoredText, matched_words
@@ -103,7 +104,7 @@ class DocumentExplanation:
             lines.append(
                 f"  {match.share:+.3f}  {match.word} -> {found or 'nothing'}{' (weak)' * (not match.is_clear)}"
             )
-        return "\n".join(lines)
+        return "\n".join(map(printable, lines))
 
     __repr__ = __str__
 

@@ -202,6 +202,7 @@ def _add_searches(app: FastAPI) -> None:
         "/explain", summary="Show how a search came about, and why a document is, or is not, there", **_typed(Picture)
     )
     async def explain(request: Request, response: Response, service: Served, body: ExplainBody) -> dict[str, Any]:
+        await run_in_threadpool(service.topics, service.retriever.snapshot)  # which may take long, and searches go on
         future = service.explain(body.query, body.k, body.options(), body.doc_id)
         explained: dict[str, Any] = await _within_limit(request, future)
         if "missing" in explained:
@@ -224,12 +225,9 @@ def _may_write(request: Request) -> None:
     state = request.app.state
     if not state.service.settings.writable:
         raise HTTPException(403, f"This server is read-only; start it with --writable and a token in {TOKEN}.")
-    header = request.headers.get("Authorization", "")
-    given, expected = (
-        header.encode("latin-1"),
-        f"Bearer {state.token}".encode("utf-8", "surrogateescape"),
-    )  # bytes as sent
-    if not hmac.compare_digest(given, expected):
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    given, expected = token.encode("latin-1"), state.token.encode("utf-8", "surrogateescape")  # bytes as sent
+    if not hmac.compare_digest(given, expected) or scheme.lower() != "bearer":
         message = "Changing documents needs the header `Authorization: Bearer TOKEN` with this server's token."
         raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
 
@@ -238,7 +236,10 @@ def _add_documents(app: FastAPI) -> None:
     @app.get("/documents/{doc_id:path}", summary="A document", **_typed(StoredDocument))
     def document(service: Served, doc_id: str) -> dict[str, Any]:
         _known(service, doc_id)
-        return service.document(doc_id)
+        try:
+            return service.document(doc_id)
+        except ValueError as error:  # it was removed meanwhile
+            raise HTTPException(404, str(error)) from None
 
     @app.post("/documents", summary="Add documents", **_typed(Updated), dependencies=[Depends(_may_write)])
     def add(service: Served, body: AddBody) -> dict[str, Any]:

@@ -282,7 +282,7 @@ def test_a_task_needs_no_download(collection):  # noqa: F811
     assert len(task.dataset["default"]["dev"]["corpus"]) == 40
 
 
-def test_the_revision_is_that_of_the_answers(retriever):
+def test_the_revision_is_that_of_the_answers(retriever):  # noqa: F811
     revisions = [CorpusSearch(retriever, {}).revision for _ in range(2)]
     assert revisions[0] == revisions[1]
     other = retriever.snapshot

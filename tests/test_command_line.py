@@ -16,7 +16,7 @@ import pytest
 from dsi.commands import libraries
 from dsi.commands.main import command_modules, main, purpose, run_command
 from dsi.commands.queries_file import read_queries_file
-from dsi.commands.values import index_folder
+from dsi.commands.values import index_folder, output_file
 from dsi.contrastive.encoder import Encoder, EncoderConfig
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.files.storage import beside
@@ -502,3 +502,11 @@ def test_missing_memory_is_told_in_a_line(error, capsys):
 def test_a_command_of_a_package_that_is_there_by_name_alone_does_not_hide_the_others():
     assert purpose("no_such_package.commands.x") == "cannot be run: No module named 'no_such_package'"
     assert purpose("dsi.commands.search")
+
+
+def test_an_output_is_a_regular_file_or_that_of_a_link(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ArgumentTypeError, match="is no regular file"):
+        output_file(str(tmp_path / "pipe"))
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    assert output_file(str(tmp_path / "link")) == tmp_path / "file"

@@ -78,8 +78,8 @@ def test_the_command_exports_and_never_overwrites(folder, tmp_path, capsys):  # 
     assert main(["export", str(folder), "--output", str(tmp_path / "out")]) == 0
     assert "40 documents, 40 docids with embeddings of 32 dimensions" in capsys.readouterr().out
     assert main(["export", str(folder), "--output", str(tmp_path / "out")]) == 2
-    assert "exists and is not empty; name a new folder to export to" in capsys.readouterr().err
-    with pytest.raises(FileExistsError, match="is not empty"):
+    assert "which would be lost; name a new folder" in capsys.readouterr().err
+    with pytest.raises(FileExistsError, match="which would be lost"):
         export_index(folder, folder)
     (tmp_path / "file").touch()
     assert main(["export", str(folder), "--output", str(tmp_path / "file")]) == 2
@@ -121,7 +121,7 @@ WRONG = {
         NotADirectoryError,
         "test_export.py is a file; name a",
     ),
-    "over files": (lambda index, out: (index, ROOT), FileExistsError, "exists and is not empty; name a new folder"),
+    "over files": (lambda index, out: (index, ROOT), FileExistsError, "which would be lost; name a new folder"),
 }
 
 

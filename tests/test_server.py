@@ -631,3 +631,24 @@ def test_settings_travel_through_the_environment(monkeypatch):
     assert json.loads(os.environ["DSI_SERVER"])["max_k"] == 7
     with pytest.raises(ValueError, match="max_k must be at least 1, got 0"):
         ServerSettings("runs/x", max_k=0)
+
+
+def test_a_request_that_fails_is_answered_counted_and_has_all_headers(folder, monkeypatch):
+    def fails(_):
+        raise RuntimeError("no such thing")
+
+    with live(folder / "tied", allow_origin="*") as client:
+        monkeypatch.setattr(client.app.state.service, "about", lambda: fails(None))
+        request = urllib.request.Request(f"{client.url}/index", headers={"Origin": "https://example.org"})
+        with pytest.raises(urllib.error.HTTPError) as failed:
+            urllib.request.urlopen(request, timeout=30)
+        headers = failed.value.headers
+        assert json.loads(failed.value.read()) == {"error": "The server failed on this request; its log says why."}
+        assert (headers["Access-Control-Allow-Origin"], headers["X-Content-Type-Options"]) == ("*", "nosniff")
+        status, metrics = client.ask("metrics")
+        assert 'dsi_requests_total{path="/index",status="500"} 1.0' in metrics
+
+
+def test_null_is_the_default_number_of_documents(client):
+    _, answer = client.ask("search", {"query": QUERY, "k": None})
+    assert len(answer["answers"][0]["hits"]) == 10

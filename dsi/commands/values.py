@@ -116,10 +116,12 @@ def run_folder(value: str) -> Path:
 
 
 def output_file(value: str) -> Path:
-    """Return a file that is there or can be made."""
-    path = Path(value)
+    """Return a file that is there or can be made; that of a link."""
+    path = Path(value).resolve() if Path(value).is_symlink() else Path(value)
     if path.is_dir():
         raise ArgumentTypeError(f"{value} is a folder; name a file to write.")
+    if path.exists() and not path.is_file():
+        raise ArgumentTypeError(f"{value} is no regular file, which is replaced as a whole; name one.")
     output_folder(str(path.parent))
     return path
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dsi.docids.files.checks import folder_to_write
+from dsi.docids.files.checks import folder_to_replace
 from dsi.docids.files.storage import replace_folder
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
@@ -61,9 +61,7 @@ def export_index(retriever: GenerativeRetriever | str | Path, folder: str | Path
         NotADirectoryError: the folder, or one that it is to lie in, is a file.
         TypeError: the index or the folder is neither.
     """
-    folder = folder_to_write(folder, "folder")
-    if folder.exists() and any(folder.iterdir()):
-        raise FileExistsError(f"{folder} exists and is not empty; name a new folder to export to.")
+    folder = folder_to_replace(folder, "folder", lambda entry: False)
     index = open_index(retriever).snapshot
     tree, documents = index.tree, document_table(index.documents.dataset, texts=True)
     docids, nodes = _docid_table(tree, documents), _node_table(tree)

@@ -51,7 +51,7 @@ ROWS = {
     UNTRAINED: "flat search with the encoder before its training (`--untrained`; encodes the collection anew)",
     DENSE: "flat search with the index's encoder",
     RRF: "reciprocal rank fusion (k = 60), the usual hybrid",
-    DENSE_BM25: "their scores added, with the best weight on dev, over all documents; named after the index's lexical part",
+    DENSE_BM25: "their scores added, with a weight chosen on dev, over all documents; named after the index's lexical part",
     WORDS_ONLY: "a control: the best `candidates` by BM25, ranked by the document score; no walk",
     WALK: "the walk alone: only documents below its nodes, ranked by the document score without BM25",
     WALK_40: "the same with a beam of 40, alike for every index",

@@ -2,7 +2,6 @@
 
 import asyncio
 import hmac
-import logging
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -24,7 +23,7 @@ from dsi.cluster.fleet import ShardError
 from dsi.docids.files.checks import printable, shown
 from dsi.docids.files.declarations import meant
 from dsi.server.batching import BusyError
-from dsi.server.middleware import BodyLimit, JsonBodies, Metrics, Observed
+from dsi.server.middleware import BodyLimit, Failures, JsonBodies, Metrics, Observed
 from dsi.server.models import (
     About,
     AddBody,
@@ -42,7 +41,6 @@ from dsi.server.service import ConflictError, Service
 from dsi.server.settings import TOKEN, ServerSettings, TooLargeError
 from dsi.server.shard_metrics import ShardMetrics
 
-logger = logging.getLogger(__name__)
 
 PAGE = Path(__file__).parent / "page"
 _SCRIPTS = ("page.css", "page.js", "tree.js", "dom.js", "docs.js")
@@ -92,6 +90,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
     app.state.service, app.state.metrics, app.state.token, app.state.ready = service, metrics, token, False
     app.add_middleware(JsonBodies)
     app.add_middleware(BodyLimit, most=settings.max_body)
+    app.add_middleware(Failures)
     if settings.allow_origin:
         methods, headers = ["GET", "POST", "DELETE"], ["Authorization", "Content-Type"]
         app.add_middleware(
@@ -142,15 +141,10 @@ def _add_errors(app: FastAPI) -> None:
             return _error(400, f"The body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}.")
         return _error(400, f"{where}: {first['msg']}.")
 
-    async def unknown(request: Request, error: Exception) -> JSONResponse:
-        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return _error(500, "The server failed on this request; its log says why.")
-
     for kind in statuses:
         app.add_exception_handler(kind, known)
     app.add_exception_handler(StarletteHTTPException, http)
     app.add_exception_handler(RequestValidationError, malformed)
-    app.add_exception_handler(Exception, unknown)
 
 
 async def _within_limit(request: Request, future: "Future[Any]") -> Any:

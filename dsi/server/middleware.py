@@ -1,6 +1,7 @@
 """Middleware around every request: its bytes and their kind, and metrics for Prometheus. Knows nothing of indexes."""
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -9,7 +10,10 @@ from contextlib import suppress
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+logger = logging.getLogger(__name__)
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _QUERIES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -117,6 +121,36 @@ async def _drain(receive: Receive) -> None:
 
     with suppress(asyncio.TimeoutError):
         await asyncio.wait_for(rest(), _LINGER)
+
+
+class Failures:
+    """Answers a request that failed with 500, below the middleware that counts answers and adds headers.
+
+    Args:
+        app: what answers.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on; an exception is logged, answered if nothing was yet, and raised for the server."""
+        has_begun = False
+
+        async def sending(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, sending)
+        except Exception as error:
+            if scope["type"] == "http":
+                logger.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
+                if not has_begun:
+                    message = "The server failed on this request; its log says why."
+                    await JSONResponse({"error": message}, 500)(scope, receive, send)
+            raise
 
 
 class Observed:

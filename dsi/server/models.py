@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from annotated_types import Ge, Le
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from dsi.docids.files.checks import shown
 from dsi.docids.files.declarations import Setting
@@ -53,6 +53,11 @@ class SearchFields(BaseModel):
     model_config = ConfigDict(extra="allow")  # the library names the option that was meant
 
     k: Any = Field(10, description="Documents per query.", json_schema_extra={"type": "integer", "minimum": 1})
+
+    @field_validator("k", mode="before")
+    @classmethod
+    def _default(cls, value: Any) -> Any:
+        return cls.model_fields["k"].default if value is None else value
 
     def options(self) -> dict[str, Any]:
         """Return the search options that were given.

@@ -22,7 +22,7 @@ from dsi.search.request import Where
 from dsi.search.results import label_of
 from dsi.store.filters import as_expression, names_of
 
-_FEW = 10_000
+_FEW = 1_000
 """Documents whose ids are compared with a wrong one, to name the nearest."""
 
 

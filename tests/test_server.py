@@ -645,7 +645,7 @@ def test_a_request_that_fails_is_answered_counted_and_has_all_headers(folder, mo
         headers = failed.value.headers
         assert json.loads(failed.value.read()) == {"error": "The server failed on this request; its log says why."}
         assert (headers["Access-Control-Allow-Origin"], headers["X-Content-Type-Options"]) == ("*", "nosniff")
-        status, metrics = client.ask("metrics")
+        _, metrics = client.ask("metrics")
         assert 'dsi_requests_total{path="/index",status="500"} 1.0' in metrics
 
 

@@ -41,7 +41,6 @@ from dsi.server.service import ConflictError, Service
 from dsi.server.settings import TOKEN, ServerSettings, TooLargeError
 from dsi.server.shard_metrics import ShardMetrics
 
-
 PAGE = Path(__file__).parent / "page"
 _SCRIPTS = ("page.css", "page.js", "tree.js", "dom.js", "docs.js")
 _PAGE_FILES = {"/": "index.html", "/docs": "docs.html", **{f"/{name}": name for name in _SCRIPTS}}

@@ -65,10 +65,11 @@ def write_without(collection: Collection, rows: list[int], folder: Path) -> None
     """Write a collection as a BEIR folder, without some documents and their judgements; dev stays as it is."""
     gone = {collection.documents[row]["doc_id"] for row in rows}
     kept = (table_record(document) for document in collection.documents if document["doc_id"] not in gone)
-    qrels = {
+    left = {
         split: {q: {d: r for d, r in judged.items() if d not in gone} for q, judged in judgements.items()}
         for split, judgements in collection.qrels.items()
     }
+    qrels = {split: {q: judged for q, judged in judgements.items() if judged} for split, judgements in left.items()}
     Collection.from_records(kept, queries=collection.queries, qrels=qrels, dev_queries=0).save(folder)
 
 

@@ -40,9 +40,9 @@ class Column(NamedTuple):
 
 
 COLUMNS = (
-    Column("minipedia", "Minipedia: 600 documents, 1,920 queries", "example", "0e65de7e8037e483", 2),
-    Column("squad2k", "SQuAD: 2,067, 2,067", None, "396ecf36135a11d0", 25),
-    Column("nq10k", "NQ passages: 10,000, 2,000", None, "ce7413dea6c7d65a", 25),
+    Column("minipedia", "Minipedia: 600 documents, 1,920 queries", "example", "18d8a8a182e69277", 2),
+    Column("squad2k", "SQuAD: 2,067, 2,067", None, "a3ac5c484ff8632f", 25),
+    Column("nq10k", "NQ passages: 10,000, 2,000", None, "dca99f05cddd830b", 25),
 )
 
 

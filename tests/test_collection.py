@@ -556,3 +556,12 @@ def test_whole_numbers_beside_others_are_kept_or_refused():
         Collection.from_records(records)
     records[1]["metadata"]["n"] = 3
     assert Collection.from_records(records).documents["n"][:] == [2**53 + 1, 3]
+
+
+def test_queries_of_one_text_in_two_splits_are_told(caplog):
+    queries = {"a": "Which gas glows?", "b": "which gas  glows?", "c": "a river"}
+    qrels = {"train": {"a": {"0": 1}}, "test": {"b": {"0": 1}, "c": {"1": 1}}}
+    Collection.from_records(["neon", "danube"], queries=queries, qrels=qrels)
+    assert [record.getMessage() for record in caplog.records] == [
+        "The test query 'b' (and 0 more) has the text of the train query 'a': it was seen before."
+    ]

@@ -252,7 +252,7 @@ def test_documents_that_words_found_are_marked(page, served):
         page.locator(f"#{name}").focus()
         page.keyboard.press(key)
     sync_api.expect(page.locator("#how")).to_contain_text("BM25 0.4;")
-    _, picture = served.ask("explain", {"query": LAW, **options})
+    _, picture = served.ask("explain", {"query": LAW, "k": 10, **options})
     expected = {node["rank"] for node in answers_below(picture) if node["found_by"] == ["words"]}
     marked = {
         int(item.locator(".rank").inner_text())

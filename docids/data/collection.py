@@ -158,7 +158,7 @@ class Collection:
         if read and not any(judged.values()):
             _warn_unused(_IN_MEMORY, read, "qrels={'train' or 'dev' or 'test': {query_id: {doc_id: relevance}}}")
         versions = [_content_digest(table, read, judged)]
-        return cls(_IN_MEMORY, versions, table, read, *_cut(judged, dev_queries, seed), rows)
+        return cls(_IN_MEMORY, versions, table, read, *_cut(judged, read, dev_queries, seed), rows)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> "Collection":
@@ -179,7 +179,7 @@ class Collection:
         if is_beir(existing_folder(folder)):
             raise ValueError(f"{folder} is in BEIR layout, with queries and judgements; dsi.read_collection reads it.")
         table = _table(check_documents(folder_records(existing_folder(folder)), folder), str(folder))
-        return cls(str(folder), [_content_digest(table, {}, {})], table, {}, *_cut({}, 0, 0), _rows(table))
+        return cls(str(folder), [_content_digest(table, {}, {})], table, {}, *_cut({}, {}, 0, 0), _rows(table))
 
     def save(self, folder: str | Path) -> None:
         """Write the collection as a folder in BEIR layout, which `read_collection` and commands read.
@@ -301,7 +301,7 @@ def read_collection(folder: str | Path, *, dev_queries: int = 500, seed: int = 0
         _warn_unused(folder, queries, "qrels/train.tsv, dev.tsv, test.tsv")
     if _versions(folder, judged) != versions:
         raise ValueError(f"A file of {folder} was changed while it was read; read it again when it is whole.")
-    return Collection(str(folder), versions, documents, queries, *_cut(qrels, dev_queries, seed), rows)
+    return Collection(str(folder), versions, documents, queries, *_cut(qrels, queries, dev_queries, seed), rows)
 
 
 def _versions(folder: Path, judged: Mapping[str, Path]) -> list[str]:
@@ -335,7 +335,9 @@ def _check_cut(dev_queries: int, seed: int) -> None:
     plain(int, seed, "seed")
 
 
-def _cut(read: Mapping[str, Qrels], dev_queries: int, seed: int) -> tuple[dict[str, Qrels], frozenset[str]]:
+def _cut(
+    read: Mapping[str, Qrels], queries: Mapping[str, str], dev_queries: int, seed: int
+) -> tuple[dict[str, Qrels], frozenset[str]]:
     """Return the judgements of all splits, dev cut from train if it is missing, and the relevant documents of uncut train."""
     qrels = {split: read.get(split, {}) for split in SPLITS}
     overlap = relevant_documents(qrels["train"].values())
@@ -345,7 +347,16 @@ def _cut(read: Mapping[str, Qrels], dev_queries: int, seed: int) -> tuple[dict[s
         if shared := [query_id for query_id in qrels[one] if query_id in qrels[other]]:
             message = "The query %r (and %d more) is judged in %s and in %s: what is measured there was seen before."
             logger.warning(message, shared[0], len(shared) - 1, one, other)
+        texts = {_plain(queries[query_id]): query_id for query_id in qrels[one]}
+        twins = [own for own in qrels[other] if own not in qrels[one] and _plain(queries[own]) in texts]
+        if twins:
+            pair = other, twins[0], len(twins) - 1, one, texts[_plain(queries[twins[0]])]
+            logger.warning("The %s query %r (and %d more) has the text of the %s query %r: it was seen before.", *pair)
     return qrels, overlap
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.lower().split())
 
 
 def _rows(documents: datasets.Dataset) -> dict[str, int]:

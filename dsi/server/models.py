@@ -101,6 +101,7 @@ class ExplainBody(SearchFields):
 
     model_config = ConfigDict(json_schema_extra=_with_options(query=_QUERY, k=3, doc_id="nile"))
 
+    k: Any = Field(5, description="Documents.", json_schema_extra={"type": "integer", "minimum": 1})
     query: Any = _field("string", "The query.", _QUERY)
     doc_id: Any = _field("string", "A document: is it among the answers, and if not, why?", "nile")
 

@@ -437,7 +437,8 @@ def tune_index(folder: Path, collection: Collection, device: str | None = None) 
     if retriever.search_config != before:
         split = "dev" if collection.qrels["dev"] else "train"
         chosen = {name: value for name, value in tuning.best.items() if value != getattr(before, name)}
-        logger.info("tuned on %d %s queries: %s", len(collection.qrels[split]), split, in_words(chosen))
+        count = len(collection.qrels[split]) if split == "dev" else min(len(collection.qrels[split]), _MOST_QUERIES)
+        logger.info("tuned on %d %s queries: %s", count, split, in_words(chosen))
     return True
 
 

@@ -107,12 +107,9 @@ class _ContrastiveLoss(nn.Module):
             labels: [texts] documents of the texts.
             numbers: [queries] of the queries; empty if they are not numbered.
         """
-        if not any(number in self.relevant for number in numbers.flatten().tolist()):
-            return None
         none = labels.new_empty(0)
-        return torch.stack(
-            [torch.isin(labels, self.relevant.get(n, none).to(labels)) for n in numbers.flatten().tolist()]
-        )
+        relevant = [self.relevant.get(number, none).to(labels) for number in numbers.flatten().tolist()]
+        return torch.stack([torch.isin(labels, own) for own in relevant]) if any(map(len, relevant)) else None
 
     def embed(self, sentence_features: Iterable[Features], labels: Tensor) -> tuple[list[Tensor], Tensor]:
         views = [self._embed_view(features) for features in sentence_features]

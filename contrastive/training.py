@@ -7,6 +7,7 @@ batch holds positives, and documents that are hard to tell from them. Several de
 
 import random
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -114,17 +115,16 @@ def contrastive_rows(
     Raises:
         ValueError: there are no queries.
     """
-    labels, texts, numbers, first, held = [], [], dict[str, int](), dict[str, int](), dict[int, str]()
-    most = min(map(len, negatives.values()), default=0) if negatives else 0  # a collection may have few other documents
+    text_of = cache(documents.__getitem__)
+    labels, texts, numbers, first = [], [], dict[str, int](), dict[str, int]()
+    most = min(map(len, (negatives or {}).values()), default=0)  # a collection may have few other documents
     for row in sorted(queries):
         for query in queries[row]:
             rows = [row, *(negatives[query][:most] if negatives else [])]
-            held |= {each: documents[each] for each in rows if each not in held}
-            of_document, *of_others = (
-                first.setdefault(held[each], each) for each in rows
-            )  # equal texts are one document
-            labels.append([of_document, of_document, *of_others, numbers.setdefault(query, len(numbers))])
-            texts.append([held[row], query, *(held[other] for other in rows[1:])])
+            document, *others = map(text_of, rows)
+            texts.append([document, query, *others])
+            own, *more = map(first.setdefault, [document, *others], rows)  # equal texts are one document
+            labels.append([own, own, *more, numbers.setdefault(query, len(numbers))])
     if not texts:
         raise ValueError(NO_QUERIES)
     columns = {f"view_{view}": list(column) for view, column in enumerate(zip(*texts, strict=True))}

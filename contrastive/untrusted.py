@@ -79,9 +79,9 @@ _FILES = re.compile(
 _SAME, _TOKENIZERS = 64, 4
 """Files of one name, and tokenizers, in a model, at most."""
 _COUNTS = re.compile("layer|block|group|head|label")
+"""Settings that count modules, labels or heads, which are made one at a time."""
 _EPSILON = re.compile("(^|_)eps(ilon)?$")
 """Names of what norms add to a variance: without it, or below 0, some texts get scores that are no numbers."""
-"""Settings that count modules, labels or heads, which are made one at a time."""
 _FEW = 256
 _LARGEST = 10**7
 _FIXED: dict[str, Any] = {

@@ -6,7 +6,6 @@ broken.
 """
 
 import argparse
-import math
 import os
 import random
 import signal
@@ -19,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -150,25 +150,24 @@ class Soak:
         new = {"doc_id": f"new-{self.count.updates}", "title": "New", "text": "a noble gas on the danube"}
         old = self.retriever.documents.dataset["doc_id"][self.count.updates]
         fleet = self.retriever.fleet
-        refresh, load_wave = fleet.load, fleet._load
+        refresh, tell = fleet.load, fleet._load
 
         def load(state: str) -> None:
             assert self.learn() == state
             refresh(state)
 
-        def wave(replicas: Sequence[Replica], deadline: float) -> None:
-            self._disturbed |= dict.fromkeys(replicas, math.inf)
-            load_wave(replicas, deadline)
-            self._disturbed |= dict.fromkeys(replicas, time.monotonic() + _GRACE)
+        def telling(replica: Replica, wanted: Any) -> None:
+            tell(replica, wanted)
+            self._disturbed[replica] = time.monotonic() + _GRACE
 
-        fleet.load, fleet._load = load, wave  # type: ignore[method-assign]
+        fleet.load, fleet._load = load, telling  # type: ignore[method-assign]
         try:
             if self.count.updates % 2:
                 self.retriever.remove([old])
             else:
                 self.retriever.add([new])
         finally:
-            fleet.load, fleet._load = refresh, load_wave  # type: ignore[method-assign]
+            fleet.load, fleet._load = refresh, tell  # type: ignore[method-assign]
         self.count.updates += 1
 
     def watch(self) -> None:

@@ -80,6 +80,7 @@ class FullTexts(LazyTexts):
 
 
 _MOST_RELEVANT = 10**18
+"""A judgement is less: files hold 18 digits."""
 _LAYOUT = 2
 """Of the cached tables of documents; another number where the same file makes other columns."""
 _IN_MEMORY = "The collection"
@@ -343,20 +344,16 @@ def _cut(
     overlap = relevant_documents(qrels["train"].values())
     if qrels["train"] and not qrels["dev"]:
         qrels["train"], qrels["dev"] = cut_dev(qrels["train"], qrels["test"], dev_queries, seed)
+    plain = {query_id: " ".join(queries[query_id].lower().split()) for own in qrels.values() for query_id in own}
     for one, other in combinations(SPLITS, 2):
         if shared := [query_id for query_id in qrels[one] if query_id in qrels[other]]:
             message = "The query %r (and %d more) is judged in %s and in %s: what is measured there was seen before."
             logger.warning(message, shared[0], len(shared) - 1, one, other)
-        texts = {_plain(queries[query_id]): query_id for query_id in qrels[one]}
-        twins = [own for own in qrels[other] if own not in qrels[one] and _plain(queries[own]) in texts]
-        if twins:
-            pair = other, twins[0], len(twins) - 1, one, texts[_plain(queries[twins[0]])]
+        first = {plain[query_id]: query_id for query_id in qrels[one]}
+        if twins := [own for own in qrels[other] if own not in qrels[one] and plain[own] in first]:
+            pair = other, twins[0], len(twins) - 1, one, first[plain[twins[0]]]
             logger.warning("The %s query %r (and %d more) has the text of the %s query %r: it was seen before.", *pair)
     return qrels, overlap
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.lower().split())
 
 
 def _rows(documents: datasets.Dataset) -> dict[str, int]:

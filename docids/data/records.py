@@ -17,6 +17,8 @@ COLUMNS = ("doc_id", "title", "text")
 """The columns of every document table; metadata has others."""
 MOST_COLUMNS = 1000
 """Columns of a document table, at most."""
+_EXACT = 2**53
+"""Up to this every whole number is a float."""
 _LARGE_TABLE = 2 * 10**7
 """Cells of metadata, from which on some part must hold values."""
 NO_ID = r"^$|[\pZ\x00\t-\r\x1c-\x20\x{85}]"
@@ -97,10 +99,6 @@ def check_documents(records: Numbered, name: object) -> Iterator[tuple[str, dict
         yield source, document
     if seen and empty == len(seen):
         raise ValueError(f"{name}: none of the {empty} documents has a title or a text; give them texts.")
-
-
-_EXACT = 2**53
-"""Up to this every whole number is a float."""
 
 
 def column_types(records: Numbered) -> dict[str, str]:

@@ -440,7 +440,7 @@ class Fleet(Closes):
             # One that has just answered does not hang.
             ready = [replica for replica in lacking if replica.heard >= wanted.since and now >= replica.again]
             if ready and not any(self._is_coming(replica, now) for replica in own):
-                self._load(ready[:1], wanted)
+                self._load(ready[0], wanted)
 
     def _is_coming(self, replica: Replica, now: float) -> bool:
         """Return whether a replica is about to hold what is on disk, so that another of its shard should answer meanwhile."""
@@ -448,11 +448,10 @@ class Fleet(Closes):
             return replica.told
         return not replica.refusal and now - replica.gone < self._load_limit
 
-    def _load(self, replicas: Sequence[Replica], wanted: _Wanted) -> None:
-        for replica in replicas:
-            replica.told, replica.since = True, time.monotonic()
-            future = replica.worker.call("load")
-            future.add_done_callback(partial(self._loaded, replica, replica.since, wanted))
+    def _load(self, replica: Replica, wanted: _Wanted) -> None:
+        replica.told, replica.since = True, time.monotonic()
+        future = replica.worker.call("load")
+        future.add_done_callback(partial(self._loaded, replica, replica.since, wanted))
 
     def _loaded(self, replica: Replica, asked: float, wanted: _Wanted, future: "Future[Any]") -> None:
         error = future.exception()

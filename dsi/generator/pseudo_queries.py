@@ -205,7 +205,8 @@ def _seq2seq(
 
     Batches, and the seed of each, are the same wherever a run was resumed; one that was written in part is generated again.
     """
-    todo = [start for start in range(0, len(documents), _BATCH) if _any_left(documents, start, finished)]
+    ids, starts = documents["doc_id"], range(0, len(documents), _BATCH)
+    todo = [start for start in starts if not all(doc_id in finished for doc_id in ids[start : start + _BATCH])]
     if not todo:
         return
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -228,11 +229,6 @@ def _seq2seq(
             if doc_id not in finished:
                 generated = texts[row * config.per_document : (row + 1) * config.per_document]
                 yield doc_id, [text for text in dict.fromkeys(generated) if text]
-
-
-def _any_left(documents: datasets.Dataset, start: int, finished: Collection[str]) -> bool:
-    """True if a document of a batch is not finished."""
-    return not all(doc_id in finished for doc_id in documents[start : start + _BATCH]["doc_id"])
 
 
 def _finished_documents(path: Path) -> Collection[str]:

@@ -345,9 +345,7 @@ def _followed_by(run: Run, other: Run) -> Run:
     """Return a run with what only the other has below its own answers, in the other's order."""
     joined: Run = {}
     for query_id, own in run.items():
-        least, more = (
-            min(own.values(), default=0.0),
-            [doc_id for doc_id in other.get(query_id, {}) if doc_id not in own],
-        )
+        least = min(own.values(), default=0.0)
+        more = [doc_id for doc_id in other.get(query_id, {}) if doc_id not in own]
         joined[query_id] = {**own, **{doc_id: least - place for place, doc_id in enumerate(more, start=1)}}
     return joined

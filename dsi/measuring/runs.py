@@ -223,14 +223,12 @@ class IndexRuns:
         """
         index, qrels = self.retriever.snapshot, self.collection.qrels["dev"] if on_dev else {}
         changes = {**changes, **({} if learned else self._without()), **({} if lexical else {"lexical_weight": 0.0})}
-        if not learned and lexical and "lexical_weight" not in changes and not index.search_config.lexical_weight:
-            config = dataclasses.replace(
-                index.search_config, lexical_weight=LEXICAL_WEIGHT
-            )  # a row with words has some
-            index.search_config = config
-        if not qrels:
+        if not learned:
             words = index.search_config.lexical_weight or LEXICAL_WEIGHT
-            return changes if learned or not lexical else {"lexical_weight": words, **changes}
+            index.search_config = dataclasses.replace(index.search_config, lexical_weight=words)
+        if not qrels:
+            own = {"lexical_weight": index.search_config.lexical_weight}
+            return changes if learned or not lexical else own | changes
         dev = self.encode("dev", self.collection.query_texts("dev"))
         if learned:
             config = dataclasses.replace(index.search_config, **changes)

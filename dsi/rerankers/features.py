@@ -55,9 +55,7 @@ def _batch_features(engine: Engine, batch: QueryBatch, result: SearchResult) -> 
     tree, batch_rows = engine.tree, batch.rows.numpy()
     positions, scores = np.maximum(result.positions[batch_rows], 0), result.scores[batch_rows]  # [batch, k]
     shape = positions.shape
-    parents, digits = (
-        array.reshape(*shape, tree.depth) for array in tree.paths(positions.ravel())
-    )  # [batch, k, depth]
+    parents, digits = (array.reshape(*shape, -1) for array in tree.paths(positions.ravel()))  # [batch, k, depth]
     length = (digits >= 0).sum(axis=2)  # [batch, k]
     last = np.take_along_axis(parents, length[:, :, None] - 1, axis=2)[:, :, 0]
     dot = tree.embeddings.products_of(batch.vectors, positions)

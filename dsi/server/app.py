@@ -123,7 +123,7 @@ def _add_errors(app: FastAPI) -> None:
     async def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, StarletteHTTPException)
         message, headers = str(error.detail), dict(error.headers or {})
-        if message == "Not Found":  # no path of the server; its own errors say more
+        if error.status_code == 404 and "route" not in request.scope:  # those of a path say more
             paths = sorted({path for route in app.routes if "{" not in (path := getattr(route, "path", "{"))})
             message = f"There is no path {shown(request.url.path)}{meant(request.url.path, paths)}"
         elif error.status_code == 405:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from dsi.docids.files.memory import keep_freed_memory
 from dsi.docids.files.storage import content_fingerprint, read_record, read_while_unchanged
 from dsi.docids.token_vectors import TokenCodes, TokenVectors
 from dsi.docids.tree import DocidTree
@@ -302,6 +303,7 @@ class Shard:
         threadpool_limits(
             1
         )  # for good: the other cores are for other shards, and more threads take several times the work
+        keep_freed_memory()
         self._born = f"{platform.node()}:{os.getpid()}:{os.urandom(4).hex()}"
         self._states: dict[str, ShardIndex] = {}
         self.load()

@@ -1,10 +1,12 @@
-"""A Ray cluster of its own for a module of tests: two nodes on this machine, in a folder that is deleted."""
+"""Ray clusters for tests: nodes on this machine, in a folder that is deleted."""
 
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +23,18 @@ VARIABLES = {
 @pytest.fixture(scope="module")
 def ray_address() -> Iterator[str]:
     """The address of a cluster with two nodes."""
+    with ray_cluster(nodes=2) as address:
+        yield address
+
+
+@contextmanager
+def ray_cluster(nodes: int, **options: Any) -> Iterator[str]:
+    """Yield the address of a cluster.
+
+    Args:
+        nodes: how many.
+        options: of the first one, as Ray's `Cluster` takes them.
+    """
     folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
     own = {**VARIABLES, "RAY_TMPDIR": str(folder), "HOME": str(folder)}
     before = {name: os.environ.get(name) for name in own}
@@ -29,9 +43,11 @@ def ray_address() -> Iterator[str]:
         pytest.importorskip("ray")
         from ray.cluster_utils import Cluster
 
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+        head = {"num_cpus": 2, "include_dashboard": False, **options}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
         try:
-            cluster.add_node(num_cpus=2)
+            for _ in range(nodes - 1):
+                cluster.add_node(num_cpus=2)
             yield cluster.address
         finally:
             cluster.shutdown()

@@ -129,7 +129,8 @@ class RayWorker(Worker):
         """Return what an error of Ray means for the caller."""
         problems = self._ray.exceptions
         if isinstance(error, problems.ObjectStoreFullError | problems.OutOfDiskError):
-            return OSError(f"Ray's object store is full ({_line(error)}); give its nodes more memory or disk.")
+            cause = getattr(error, "cause", error)  # where the worker could not store its answer
+            return OSError(f"Ray's object store is full ({_line(cause)}); give its nodes more memory or disk.")
         if isinstance(error, problems.RayError):
             return LostError(_line(error))
         return error

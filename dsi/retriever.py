@@ -511,7 +511,7 @@ class GenerativeRetriever:
             The generation of the index on disk: 1 after training, one more with every update.
 
         Raises:
-            FileNotFoundError: no index in the folder.
+            FileNotFoundError: no index in the folder; `save_pretrained` writes a whole one.
             ValueError: the index in `folder` has another encoder or decoder, or changes that this one was not loaded with; or
                 the weights were loaded in another dtype than float32.
         """

@@ -23,6 +23,7 @@ from dsi.docids.files.storage import beside
 from dsi.eval.trec import read_run
 from dsi.retriever import GenerativeRetriever
 from dsi.search.request import SearchConfig
+from dsi.server.models import Picture
 from tests.conftest import MINIPEDIA, PROMPTS, random_tied
 from tests.test_updates import small_index
 
@@ -469,6 +470,28 @@ def test_on_a_terminal_the_prompt_helps_goes_on_and_keeps_no_history_in_a_home_t
         assert part in text, text
     assert "Exception" not in text
     assert "Traceback" not in text
+
+
+def test_explain_prints_a_search_as_one_object(index, capsys):
+    """What POST /explain answers."""
+    assert main(["explain", str(index), "noble gases", "-k", "2", "--device", "cpu"]) == 0
+    tree = capsys.readouterr().out
+    assert (
+        main(["explain", str(index), "noble gases", "-k", "2", "--json", "--document", "neon", "--device", "cpu"]) == 0
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert Picture(**found).target.doc_id == "neon"
+    waiting, answers = [found], {}
+    while waiting:
+        node = waiting.pop()
+        waiting += node.get("children", [])
+        assert (node.get("doc_id") is None) == (node.get("title") is None)
+        if node.get("rank"):
+            answers[node["rank"]] = node
+    hits = GenerativeRetriever.from_pretrained(index, device="cpu").search("noble gases", 2)
+    assert [answers[rank]["doc_id"] for rank in (1, 2)] == [hit.doc_id for hit in hits]
+    for hit in hits:
+        assert f"{hit.title} ({hit.doc_id})" in tree
 
 
 def test_control_characters_of_titles_and_ids_do_not_reach_the_terminal(encoder, tmp_path, capsys):

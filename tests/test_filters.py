@@ -141,7 +141,7 @@ def test_columns_may_have_any_name():
         ("year = 1 limit 5", "at character 10: expected `and`, `or` or the end, got limit"),
         ("year = 1 union select 1", "at character 10: expected `and`, `or` or the end, got union"),
         ("year = 1; drop table documents", "at character 9: unexpected ';'"),
-        ("printf('%1000000000d', 1) = 'x'", "at character 1: no such column: printf"),
+        ("printf('%1000000000d', 1) = 'x'", "at character 1: there are no functions, such as printf(…)"),
         ("year > 99999999999999999999", "at character 8: year is a column of integers of 64 bits, 99999999999999999999 has"),
         ("score > 1e999", "at character 9: the number is too large or too long"),
         ("score > " + "9" * 5000, "at character 9: the number is too large or too long"),
@@ -152,14 +152,21 @@ def test_columns_may_have_any_name():
         (" or ".join(["year = 1"] * 1001), "a filter may have 1000 conditions; use `in (…)` or a mask of booleans"),
         ("x" * 100_001, "where must have at most 100,000 characters, got 100,001; use a mask of booleans"),
         ("lang = '\ud800'", "where must be Unicode text, got the lone surrogate '\\ud800' at character 9"),
-        (3, "where must be a condition as a text, an Arrow expression or a NumPy mask, got int"),
-        ([True] * ROWS, "where must be a condition as a text, an Arrow expression or a NumPy mask, got list"),
+        (3, "where must be a condition as a text, an Arrow expression or a mask of booleans, got int"),
+        ([1] * ROWS, "where must be a condition as a text, an Arrow expression or a mask of booleans, got list"),
+        ([True], f"where must be a mask of {ROWS} booleans, one a document, got bool [1]"),
+        ("lower(lang) = 'de'", "at character 1: there are no functions, such as lower(…); begin with a column"),
         (pc.field("year"), "where 'year' does not work: it gives int64, not true or false; the columns are lang, year"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_in_a_condition_is_named_with_its_place(where, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         table_of({**COLUMNS, "tags": [["a"]] * ROWS}).matching(where)
+
+
+def test_a_list_of_booleans_is_a_mask(documents):
+    wanted = [n % 3 == 0 for n in range(ROWS)]
+    assert documents.matching(wanted).tolist() == documents.matching(np.array(wanted)).tolist() == wanted
 
 
 def test_conditions_at_the_limits_are_evaluated_in_any_thread():

@@ -1,9 +1,11 @@
 """`dsi explain`: print a search as a tree: nodes kept and pruned level by level, and the parts of each hit's score.
 
 Takes the search options of `dsi search`. --document says why a document is, or is not, among the answers, and which words it
-matches. From Python: `retriever.explain(query)` and `retriever.search(query).explain(doc_id)`.
+matches. --json prints what POST /explain of `dsi serve` answers. From Python: `retriever.explain(query)` and
+`retriever.search(query).explain(doc_id)`.
 """
 
+import json
 import sys
 from collections.abc import Sequence
 
@@ -22,6 +24,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     command_line.add_argument(
         "--document", metavar="DOC_ID", help="a document: is it among the answers, and if not, why?"
     )
+    command_line.add_argument(
+        "--json", action="store_true", help="print the tree, and the document, as one JSON object"
+    )
     add_search_options(command_line)
     add_device(command_line, searches=True)
     arguments = command_line.parse_args(argv)
@@ -29,7 +34,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     retriever = open_retriever(arguments)
     options = search_options(arguments)
-    if arguments.document is None:
+    if arguments.json:
+        from dsi.server.searches import Explainer
+        from dsi.server.topics import Topics
+
+        topics = Topics(retriever.tree, retriever.documents)
+        explainer = Explainer(retriever, topics, arguments.query, arguments.k, options)
+        print(json.dumps(explainer.whole(arguments.document), ensure_ascii=False))
+    elif arguments.document is None:
         print(retriever.explain(arguments.query, arguments.k, **options))
     else:
         print(retriever.search(arguments.query, arguments.k, **options).explain(arguments.document))

@@ -28,6 +28,7 @@ class ExplainedNode:
         kept: True if it entered the beam, or is a document that was returned.
         documents: number of different documents below it.
         label: the document's title; for an inner node, the title of a document below it.
+        doc_id: of the document; "" for an inner node.
         rank: final rank of a document that was returned, at the place that won if it has several; else None.
         found_by: for a document, what found it: "walk", "words", "extra scores".
         parts: for a document that was returned, {name: what that part contributes to its score}.
@@ -39,6 +40,7 @@ class ExplainedNode:
     kept: bool
     documents: int
     label: str
+    doc_id: str = ""
     rank: int | None = None
     found_by: tuple[str, ...] = ()
     parts: dict[str, float] = field(default_factory=dict)
@@ -127,7 +129,7 @@ def trace_search(engine: Engine, encoded: EncodedQueries, request: SearchRequest
 def explain(
     query: str,
     tree: DocidTree,
-    label: Callable[[int], str],
+    names: Callable[[int], tuple[str, str]],
     config: SearchConfig,
     search: TracedSearch,
     lexical: str,
@@ -139,20 +141,20 @@ def explain(
     Args:
         query: its text.
         tree: the docids.
-        label: returns what the document in a row of the table is called.
+        names: returns the id of the document in a row of the table, and what it is called.
         config: the search config that was used.
         search: the search, with its trace.
         lexical: name of the lexical scores, "" if they have no weight.
         tied: whether docid tokens are tied to the tree's vectors.
     """
-    return _Builder(tree, label, search).explanation(query, config, lexical, tied=tied)
+    return _Builder(tree, names, search).explanation(query, config, lexical, tied=tied)
 
 
 class _Builder:
     """Puts the nodes of a trace, and the documents, at their places in the tree."""
 
-    def __init__(self, tree: DocidTree, label: Callable[[int], str], search: TracedSearch) -> None:
-        self.tree, self.label, self.search = tree, label, search
+    def __init__(self, tree: DocidTree, names: Callable[[int], tuple[str, str]], search: TracedSearch) -> None:
+        self.tree, self.names, self.search = tree, names, search
         self.known: dict[tuple[int, ...], ExplainedNode] = {}
         self._add_scored()
         self._add_returned()
@@ -191,8 +193,9 @@ class _Builder:
 
     def _add(self, digits: tuple[int, ...], node: int, score: float | None, kept: bool) -> ExplainedNode:
         rows = self.tree.rows_below(node)
-        label = self.label(int(rows[0])) if len(rows) else ""
-        self.known[digits] = ExplainedNode(digits, score, kept, len(set(rows.tolist())), label)
+        doc_id, label = self.names(int(rows[0])) if len(rows) else ("", "")
+        own_id = doc_id if node >= self.tree.num_inner else ""
+        self.known[digits] = ExplainedNode(digits, score, kept, len(set(rows.tolist())), label, own_id)
         return self.known[digits]
 
     def _add_returned(self) -> None:
@@ -259,6 +262,7 @@ def _line(node: ExplainedNode) -> str:
     mark = f"#{node.rank}" if node.rank else "+" if node.kept else "-"
     label = printable(node.label)
     what = label if node.documents == 1 else f"{node.documents} documents, e.g. {label}"
+    what += f" ({printable(node.doc_id)})" * (node.doc_id not in ("", node.label))
     digits = ".".join(map(str, node.digits))
     score = "not scored" if node.score is None else f"{node.score:.3f}"
     parts = [f"{value:.3f} {name}" for name, value in node.parts.items() if abs(value) >= _SHOWN]

@@ -37,8 +37,8 @@ class Documents(Protocol):
     def values_of(self, column: str, rows: NDArray[np.integer]) -> list[list[Any]]:
         """Return the values of a column at rows [n, m]; None for texts that are not kept."""
 
-    def label(self, row: int) -> str:
-        """Return what a document is called."""
+    def names(self, row: int) -> tuple[str, str]:
+        """Return the id of a document, and what it is called."""
 
 
 class Step(NamedTuple):
@@ -143,8 +143,8 @@ class AnsweredQuery:
         """The search as a tree."""
         lexical = self.engine.lexical if self.request.config.lexical_weight else None
         name, tied = lexical.name if lexical else "", self.engine.is_tied
-        label, config = self.documents.label, self.request.config
-        return explain(self.query, self.engine.tree, label, config, self._traced, name, tied=tied)
+        names, config = self.documents.names, self.request.config
+        return explain(self.query, self.engine.tree, names, config, self._traced, name, tied=tied)
 
     @cached_property
     def _traced(self) -> TracedSearch:

@@ -203,7 +203,8 @@ class Node(BaseModel):
     found_by: list[str]
     parts: dict[str, float]
     documents: int
-    title: str | None
+    title: str | None = Field(description="Of a document; of an inner node null.")
+    doc_id: str | None = None
     words: list[str]
     children: list["Node"] = []
     pruned: int = Field(0, description="How many children were not kept; the best ones are shown.")

@@ -140,6 +140,7 @@ class Explainer:
             "parts": node.parts,
             "documents": node.documents,
             "title": node.label if is_document else None,
+            "doc_id": node.doc_id or None,
             "words": self._words(node.digits),
             **(self._below(node.children) if node.children else {}),
         }
@@ -156,6 +157,11 @@ class Explainer:
         explained = self.answered.explain(doc_id)
         steps = [{**step._asdict(), "words": self._words(step.digits)} for step in explained.path]
         return {**vars(explained), "path": steps, "matches": shown_matches(explained.matches)}
+
+    def whole(self, doc_id: str | None) -> Json:
+        """Return the picture, with `target` if a document is named; see there."""
+        target = {} if doc_id is None else {"target": self.target(doc_id)}  # refuses before the search
+        return {**self.picture(), **target}
 
     def _words(self, digits: Sequence[int]) -> list[str]:
         node, tree = self.index.tree.node(digits), self.index.tree

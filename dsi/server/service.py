@@ -123,9 +123,7 @@ class Service:
 
         def explained() -> Json:
             index = self.retriever.snapshot
-            explainer = Explainer(index, self.topics(index), query, k, options)
-            target = {} if doc_id is None else {"target": explainer.target(doc_id)}  # refuses before the search
-            return {**explainer.picture(), **target}
+            return Explainer(index, self.topics(index), query, k, options).whole(doc_id)
 
         return self.batcher.call(explained)
 

@@ -74,10 +74,14 @@ class DocumentTable:
         columns = self.dataset[rows] if rows else {}
         return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
-    def label(self, row: int) -> str:
-        """Return what the document in a row is called: its title, or its first words."""
+    def names(self, row: int) -> tuple[str, str]:
+        """Return the id of the document in a row, and what it is called: its title, or its first words."""
         doc_id, title, text = (self.values_of(name, np.array([[row]]))[0][0] for name in COLUMNS)
-        return label_of(doc_id, title, text)
+        return doc_id, label_of(doc_id, title, text)
+
+    def label(self, row: int) -> str:
+        """Return what the document in a row is called."""
+        return self.names(row)[1]
 
     def metadata_of(self, doc_ids: Sequence[str]) -> list[dict[str, Any]]:
         """Return the metadata of some documents, as `metadata_at`."""
@@ -189,6 +193,8 @@ class DocumentTable:
         Raises:
             ValueError: it is no condition, or does not fit the columns.
         """
+        if isinstance(where, list) and all(isinstance(value, bool) for value in where):
+            where = np.array(where, dtype=bool)
         if isinstance(where, np.ndarray):
             if where.dtype != bool or where.shape != (len(self),):
                 raise ValueError(
@@ -199,7 +205,7 @@ class DocumentTable:
             return self._mask(as_expression(where, self._columns.schema))
         if not isinstance(where, pc.Expression):
             raise ValueError(
-                f"where must be a condition as a text, an Arrow expression or a NumPy mask, got {type(where).__name__}."
+                f"where must be a condition as a text, an Arrow expression or a mask of booleans, got {type(where).__name__}."
             )
         try:
             return self._mask(where)

@@ -199,6 +199,8 @@ class _Parser:
         if token.kind not in ("word", "name"):
             self._expected("a column; a condition begins with one")
         if token.value not in self.schema.names:
+            if self._next().value == "(":
+                self._fail(f"there are no functions, such as {_cut(token.value)}(…); begin with a column", token.start)
             folded = {name.casefold(): name for name in self.schema.names}
             near = difflib.get_close_matches(token.value.casefold(), folded, n=1)
             nearest = f"the nearest is {folded[near[0]]}, and " if near else ""

@@ -240,9 +240,9 @@ class Forecast:
         config, training = self._config, self._config.training
         pseudo = self._pseudo_count
         queries, documents = len(self._pairs) + pseudo, round(self._total * self._segments) if training.documents else 0
-        seconds, steps = 0.0, 0
+        seconds, steps, memory = 0.0, 0, 2 * self._vectors
         if not training.train_encoder and training.epochs:
-            seconds += self._query_seconds(queries)
+            seconds, memory = self._query_seconds(queries), memory + self._pass_memory
             if config.generator.reads_states:
                 seconds += self._document_seconds(documents)
         tree = self._tree
@@ -251,7 +251,7 @@ class Forecast:
             steps = max(0, steps - self._done.get("generator", 0))
             seconds += seconds_for(self._generator_steps, steps, steps)
         width = 4 * self._encoder.embedding_dim
-        return Cost(seconds, self._pass_memory + 2 * self._vectors + queries * width, {"steps": steps})
+        return Cost(seconds, memory + queries * width, {"steps": steps})
 
     def _generator_steps(self, steps: int) -> None:
         config, encoder, tree = self._config, self._encoder, self._tree

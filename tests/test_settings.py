@@ -188,6 +188,18 @@ def test_segments_count_as_documents_for_branching(settings, beir):
     check_settings(settings.with_changes({"docids": {"branching": 41, "segments": 2}}), dsi.read_collection(beir()))
 
 
+@pytest.mark.parametrize(("epochs", "steps"), [(1.0, "1 step "), (2.0, "2 steps "), (10.0, "")])
+def test_few_steps_of_training_are_told(epochs, steps, settings, caplog):
+    documents = [{"id": str(number), "text": f"text {number}"} for number in range(27)]
+    queries = {f"q{number}": f"query {number}" for number in range(27)}
+    qrels = {"train": {f"q{number}": {str(number): 1} for number in range(27)}}
+    collection = dsi.Collection.from_records(documents, queries=queries, qrels=qrels, dev_queries=0)
+    check_settings(settings.with_changes({"contrastive": {"loss": "scl", "epochs": epochs, "batch_size": 128}}), collection)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"The train queries are few: {steps}of contrastive training, which changes the encoder next to nothing."
+    ] * bool(steps)
+
+
 def test_an_encoder_without_queries_is_refused_before_the_first_stage(settings, beir, tmp_path):
     collection = dsi.read_collection(beir())
     collection.qrels["train"].clear()

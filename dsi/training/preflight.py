@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
+from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -33,6 +34,8 @@ from dsi.training.docids_stage import TitleTokens
 
 logger = logging.getLogger(__name__)
 
+_FEW_STEPS = 10
+"""Fewer are told: the first ones have a learning rate near 0, as it warms up."""
 _FEW_VECTORS = 256
 """A product quantiser needs no more."""
 _NO_FOLDERS = (NO_MODEL, BM25_MODEL, EXTRACTIVE)
@@ -53,8 +56,19 @@ def check_settings(config: Config, collection: Collection) -> None:
             raise FileNotFoundError(
                 f"{setting} names the folder {name}, which does not exist; give its place or a Hub name."
             )
-    if config.contrastive.loss != "none" and not collection.qrels["train"]:
-        raise ValueError(NO_QUERIES)
+    if config.contrastive.loss != "none":
+        if not collection.qrels["train"]:
+            raise ValueError(NO_QUERIES)
+        _tell_few(ceil(config.contrastive.epochs * ceil(len(collection.pairs("train")) / config.contrastive.rows)))
+
+
+def _tell_few(steps: int) -> None:
+    if steps < _FEW_STEPS:
+        logger.warning(
+            "The train queries are few: %d %s of contrastive training, which changes the encoder next to nothing.",
+            steps,
+            "steps" if steps > 1 else "step",
+        )
 
 
 def _models(config: Config) -> Iterator[tuple[str, str]]:

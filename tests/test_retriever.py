@@ -549,9 +549,8 @@ def test_a_docid_longer_than_pythons_stack_is_explained():
     result.positions[0, 0], result.scores[0, 0] = 0, 1.0
     followed = Followed(np.zeros((1, 1), dtype=int), np.zeros((1, 1, tree.depth), dtype=np.float32), {})
     started = time.perf_counter()
-    explanation = explain(
-        "q", tree, ["a", "b", "c"].__getitem__, SearchConfig(), TracedSearch(trace, result, followed), "", tied=True
-    )
+    names, search = [("a", "a"), ("b", "b"), ("c", "c")].__getitem__, TracedSearch(trace, result, followed)
+    explanation = explain("q", tree, names, SearchConfig(), search, "", tied=True)
     lines = str(explanation).splitlines()
     assert time.perf_counter() - started < 5
     assert [len(node.digits) for node in explanation.levels[-1]] == [tree.depth] * 2

@@ -35,7 +35,7 @@ class _OneThread:
                 self._take_control()
 
     def _take_control(self) -> None:
-        """Let this thread set limits: from threadpoolctl 3.8 on they are set by the first thread alone, until it lets others."""
+        """Let this thread set limits: from threadpoolctl 3.8 on only the first one may, until it lets others."""
         for library in self._pools.lib_controllers:
             if clear := getattr(library, "clear_controlling_thread", None):
                 clear(force=True)

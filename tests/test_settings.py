@@ -194,7 +194,9 @@ def test_few_steps_of_training_are_told(epochs, steps, settings, caplog):
     queries = {f"q{number}": f"query {number}" for number in range(27)}
     qrels = {"train": {f"q{number}": {str(number): 1} for number in range(27)}}
     collection = dsi.Collection.from_records(documents, queries=queries, qrels=qrels, dev_queries=0)
-    check_settings(settings.with_changes({"contrastive": {"loss": "scl", "epochs": epochs, "batch_size": 128}}), collection)
+    check_settings(
+        settings.with_changes({"contrastive": {"loss": "scl", "epochs": epochs, "batch_size": 128}}), collection
+    )
     assert [record.getMessage() for record in caplog.records] == [
         f"The train queries are few: {steps}of contrastive training, which changes the encoder next to nothing."
     ] * bool(steps)

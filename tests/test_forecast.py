@@ -198,12 +198,15 @@ def test_watched_memory_counts_what_was_freed_again():
 
 
 @pytest.mark.parametrize("given", [None, "7"])
-def test_a_training_keeps_few_kernels_unless_told_otherwise(collection, config, tmp_path, monkeypatch, given):
-    name, seen = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", []
+@pytest.mark.parametrize(("name", "few"), [("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128"), ("LRU_CACHE_CAPACITY", "8")])
+def test_a_training_keeps_few_kernels_unless_told_otherwise(
+    collection, config, tmp_path, monkeypatch, given, name, few
+):
+    seen = []
     monkeypatch.setenv(name, given or "")
     if given is None:
         monkeypatch.delenv(name)
     monkeypatch.setattr(TrainingRun, "train", lambda run: seen.append(os.environ[name]))
     monkeypatch.setattr(pipeline, "GenerativeRetriever", SimpleNamespace(from_pretrained=lambda *_, **__: None))
     pipeline.train(collection, tmp_path / "run", config=config)
-    assert seen == [given or "128"]
+    assert seen == [given or few]

@@ -19,9 +19,9 @@ _MAP_THRESHOLD, _TRIM_THRESHOLD = (-3, 2**25), (-1, 2**28)
 def keep_few_kernels() -> None:
     """Let oneDNN, which multiplies torch's matrices, keep 128 compiled products of its 1,024, and torch 8 of its own 1,024.
 
-    Texts are computed without padding, so nearly every product has a shape of its own. After six steps of contrastive training a
-    process holds .5 GB so, and 1.2 GB with all of them, in the same time. Both are read at the first product of a process; the
-    variables ONEDNN_PRIMITIVE_CACHE_CAPACITY and LRU_CACHE_CAPACITY say otherwise.
+    Texts are computed without padding, so nearly every product has a shape of its own. After six steps of contrastive training
+    a process holds .5 GB so, and 1.2 GB with all of them, in the same time. They are read at the first product of a process;
+    the variables ONEDNN_PRIMITIVE_CACHE_CAPACITY and LRU_CACHE_CAPACITY say otherwise.
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     os.environ.setdefault("LRU_CACHE_CAPACITY", "8")

@@ -8,6 +8,7 @@ batch holds positives, and documents that are hard to tell from them. Several de
 import random
 from collections.abc import Mapping, Sequence
 from functools import cache
+from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -69,6 +70,10 @@ class ContrastiveConfig:
     def rows(self) -> int:
         """Rows per process and step."""
         return self.batch_size // self.views
+
+    def steps(self, pairs: int) -> int:
+        """Return the steps of a training on a number of train queries, in one process."""
+        return ceil(self.epochs * ceil(pairs / self.rows))
 
 
 def hard_negatives(

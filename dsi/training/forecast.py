@@ -136,7 +136,7 @@ class Forecast:
         if config.loss == "none":
             return Cost(saving, self._weights, {})
         rows = len(self._pairs)
-        steps = ceil(config.epochs * ceil(rows / size))
+        steps = config.steps(rows)
         left = max(0, steps - self._done.get("encoder", 0))
         a_step = seconds_for(self._step, min(size, len(self._texts)), min(size, rows))
         share = min(1.0, config.epochs * rows / (steps * min(size, rows)))  # the last batch of an epoch is smaller

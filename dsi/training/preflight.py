@@ -7,7 +7,6 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
-from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -59,7 +58,7 @@ def check_settings(config: Config, collection: Collection) -> None:
     if config.contrastive.loss != "none":
         if not collection.qrels["train"]:
             raise ValueError(NO_QUERIES)
-        _tell_few(ceil(config.contrastive.epochs * ceil(len(collection.pairs("train")) / config.contrastive.rows)))
+        _tell_few(config.contrastive.steps(len(collection.pairs("train"))))
 
 
 def _tell_few(steps: int) -> None:

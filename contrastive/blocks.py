@@ -1,11 +1,9 @@
 """Embeddings of large collections: block by block, on disk, by any number of processes. Knows nothing of their use."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
-from uuid import uuid4
 
 import datasets
 import numpy as np
@@ -19,7 +17,7 @@ from dsi.docids.data.collection import LazyTexts
 from dsi.docids.files.memory import give_back_memory
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.progress import Bar
-from dsi.docids.files.storage import map_tensors, save_tensors, scratch_blocks
+from dsi.docids.files.storage import map_tensors, replacing, save_tensors, scratch_blocks, write_array
 from dsi.docids.token_vectors import TokenCodes
 
 E = TypeVar("E", Encoder, MultiVectorModel)
@@ -197,8 +195,7 @@ def _write_block(
     else:
         embeddings, tokens = head.encode(fast, texts, progress=progress)
         _save_tokens(tokens, path.with_name(_TOKEN_BLOCKS.replace("*", path.stem)))
-    with _replacing(path) as partial, partial.open("wb") as file:
-        np.save(file, embeddings)
+    write_array(path, embeddings)
 
 
 def _write_token_block(model: TokenModel, head: TokenHead, texts: Sequence[str], path: Path, progress: bool) -> None:
@@ -208,16 +205,8 @@ def _write_token_block(model: TokenModel, head: TokenHead, texts: Sequence[str],
 
 
 def _save_tokens(tokens: TokenCodes, path: Path) -> None:
-    with _replacing(path) as partial:
+    with replacing(path) as partial:
         save_tensors({"codes": tokens.codes, "counts": tokens.counts.astype(np.int32)}, partial)
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Yield the path of a file that takes the place of `path`; two processes may write the same one at once."""
-    partial = path.with_name(f"{path.name}.{uuid4().hex}.partial")
-    yield partial
-    partial.replace(path)
 
 
 def read_token_blocks(folder: Path) -> TokenCodes:

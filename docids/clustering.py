@@ -4,6 +4,7 @@ Knows nothing of texts or of models.
 """
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -26,6 +27,7 @@ def build_tree(
     seed: int = 0,
     progress: bool = False,
     processes: Processes = ALONE,
+    folder: Path | None = None,
 ) -> DocidTree:
     """Build the docid tree of documents, by a scheme that needs only their embeddings.
 
@@ -36,11 +38,14 @@ def build_tree(
         seed: of k-means, or of what is drawn at random.
         progress: show a progress bar over documents.
         processes: share the clustering; each returns the same tree, whatever their number.
+        folder: of this tree alone, where the parts of a very large one are kept for a run that is killed and called again.
 
     Raises:
         ValueError: fewer documents than `branching`, values that are not finite, or a scheme that needs more.
     """
-    documents = SchemeInput(embeddings, config, cluster_embeddings, seed=seed, processes=processes, progress=progress)
+    documents = SchemeInput(
+        embeddings, config, cluster_embeddings, seed=seed, processes=processes, folder=folder, progress=progress
+    )
     return assemble(make_docids(documents), embeddings)
 
 
@@ -69,9 +74,9 @@ def assemble(docids: Docids, embeddings: Floats, tokens: TokenVectors | None = N
     doc_rows = order if docids.rows is None else docids.rows[order].astype(np.int32)
     source = order if len(embeddings) == len(order) else doc_rows
     blocks = (embeddings[source[start : start + BLOCK]] for start in range(0, len(order), BLOCK))
-    ordered = scratch_blocks((len(order), embeddings.shape[1]), np.float32, blocks)
-    centroids = _means_below(ordered, doc_start, doc_end)
-    vectors = Vectors.from_array(centroids), Vectors.from_array(ordered)
+    kind = np.float16 if embeddings.dtype == np.float16 else np.float32
+    ordered = scratch_blocks((len(order), embeddings.shape[1]), kind, blocks)
+    vectors = Vectors((_means_below(ordered, doc_start, doc_end),)), Vectors((ordered,))
     tokens = None if tokens is None else replace(tokens, order=source)
     return DocidTree(first_child, num_children, doc_start, doc_end, doc_rows, *vectors, tokens=tokens)
 
@@ -87,7 +92,8 @@ def _clusters(paths: Ints) -> tuple[Ints, list[Ints]]:
         levels: root first, [clusters, 2] each, ascending: first docid position of a cluster and one past its last.
     """
     order = np.lexsort(paths.T[::-1]).astype(np.int32)
-    ordered = paths[order]
+    blocks = (paths[order[start : start + BLOCK]] for start in range(0, len(paths), BLOCK))
+    ordered = scratch_blocks(paths.shape, paths.dtype.type, blocks)
     lengths = (ordered >= 0).sum(axis=1, dtype=np.int16)
     begins = np.zeros(len(paths) + 1, dtype=bool)  # True where a cluster of the next level begins
     begins[[0, -1]] = True

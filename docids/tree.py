@@ -394,14 +394,13 @@ def diagnostics(tree: DocidTree, collisions: int = 0) -> dict[str, object]:
         level; fill per level, the mean fan-out as a share of the largest; entropy per level, of the digit given its node, as a
         share of the entropy of a uniform choice; collisions.
     """
-    _, digits = tree.paths(np.arange(tree.num_documents))
-    lengths, counts = np.unique((digits >= 0).sum(axis=1), return_counts=True)
+    ends = [tree.num_children[level][tree.first_child[level] >= tree.num_inner].sum() for level in tree.levels]
     return {
         "documents": tree.num_rows,
         "docids": tree.num_documents,
         "inner_nodes": tree.num_inner,
         "depth": tree.depth,
-        "depth_histogram": {int(length): int(count) for length, count in zip(lengths, counts, strict=True)},
+        "depth_histogram": {length: int(count) for length, count in enumerate(ends, start=1) if count},
         "mean_fan_out": [round(float(tree.num_children[level].mean()), 2) for level in tree.levels],
         "fill": [
             round(float(tree.num_children[level].mean() / tree.num_children[level].max()), 4) for level in tree.levels
@@ -413,14 +412,14 @@ def diagnostics(tree: DocidTree, collisions: int = 0) -> dict[str, object]:
 
 def _entropy(tree: DocidTree, level: slice) -> float:
     """Return the mean over documents of H(digit | node) / log(children) at a level; 1 if all digits are equally likely."""
-    share, weight = 0.0, 0
-    for node in range(level.start, level.stop):
-        first, count = tree.first_child[node], tree.num_children[node]
-        size = int(tree.doc_end[node] - tree.doc_start[node])
-        weight += size
-        if first >= tree.num_inner or count == 1:
-            share += size
-            continue
-        p = (tree.doc_end[first : first + count] - tree.doc_start[first : first + count]) / size
-        share += size * float(-(p * np.log(p)).sum() / np.log(count))
-    return share / weight
+    first, counts = tree.first_child[level], tree.num_children[level]
+    sizes = (tree.doc_end - tree.doc_start)[level].astype(np.float64)
+    splits = (first < tree.num_inner) & (counts > 1)
+    shares = sizes.copy()
+    if splits.any():
+        first, counts = first[splits], counts[splits]
+        children = ranges(first, counts)
+        p = (tree.doc_end[children] - tree.doc_start[children]) / np.repeat(sizes[splits], counts)
+        entropies = np.add.reduceat(-p * np.log(p), counts.cumsum() - counts)
+        shares[splits] *= entropies / np.log(counts)
+    return float(shares.sum() / sizes.sum())

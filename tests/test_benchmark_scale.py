@@ -1,73 +1,78 @@
-"""The growth benchmark at small sizes: it measures in a fresh process, and the ways to constrain decoding agree."""
+"""The growth benchmark at small sizes: it builds once, searches in a fresh process, and finds what all products find."""
 
 import json
 
 import numpy as np
 import pytest
-from dsi_experiments.benchmarks.scale_costs import _dictionaries, _following, _sorted_keys
+from dsi_experiments.benchmarks import scale_costs
 from dsi_experiments.commands import benchmark_scale as scale
 
 from dsi.commands.main import main
+from dsi.docids.files.processes import ALONE
 from dsi.docids.tree import DocidTree
-from tests.conftest import random_tree
 from tests.test_tree_models import table_rows
 
 
 @pytest.mark.slow
-def test_it_measures_a_size_in_a_fresh_process_and_shows_how_all_grow(tmp_path, capsys, monkeypatch):
-    output = tmp_path / "scale"
-    options = ["--dim", "8", "--rounds", "1", "--output", str(output)]
-    assert main(["benchmark-scale", "--sizes", "200", *options]) == 0
-    assert "grows with" not in capsys.readouterr().out
-    (row,) = json.loads((output / "scale.json").read_text())["rows"]
-    assert row["documents"] == 200
-    assert 0 < row["trie bytes a document"] <= 20
-    assert row["resident MiB searched"] >= row["resident MiB loaded"] > 0
-    digits = {"digits: decoder alone", "digits: paper", "digits: bound"}
-    assert set(row["ms a query"]) == {"generate", "exact", *digits, "flat (faiss)"}
-    assert row["vectors read"]["exact"] == 200
-    assert 0 < row["vectors read"]["generate"] <= 200 + row["inner nodes"]
-    assert set(row["constraints"]) == {"ours", "sorted array", "nested dictionaries"}
-
-    asked = []
-    monkeypatch.setattr(scale, "measure", lambda *given: asked.append(given) or {**row, "documents": given[0]})
-    assert main(["benchmark-scale", "--sizes", "400", "200", *options]) == 0
-    assert [(size, given.dim, given.rounds) for size, given in asked] == [(200, 8, 1), (400, 8, 1)]
-    printed = capsys.readouterr().out
-    assert ["documents", "200", "400"] in table_rows(printed)
-    assert "ms a query, generate (grows with documents^" in printed
-    assert ["vectors read a query, exact", "200", "200"] in table_rows(printed)
-    assert [row["documents"] for row in json.loads((output / "scale.json").read_text())["rows"]] == [200, 400]
+def test_it_builds_once_and_searches_in_a_fresh_process(tmp_path, capsys, monkeypatch):
+    output, work = tmp_path / "scale", tmp_path / "work"
+    command = [
+        "benchmark-scale",
+        "--sizes",
+        "3000",
+        "1500",
+        "--dim",
+        "32",
+        "--output",
+        str(output),
+        "--work",
+        str(work),
+    ]
+    assert main([*command, "--processes", "2"]) == 0
+    printed = table_rows(capsys.readouterr().out)
+    assert ["documents", "1,500", "3,000"] in printed
+    rows = json.loads((output / "scale.json").read_text())["rows"]
+    assert [row["documents"] for row in rows] == [1500, 3000]
+    for row in rows:
+        recalls = [beam["recall@10"] for beam in row["beams"]]
+        assert recalls == sorted(recalls)
+        assert recalls[-1] > 0.9
+        assert row["beams"][0]["vectors read"] < row["documents"]
+        assert row["exact"]["vectors read"] == row["documents"]
+    tree = DocidTree.load(work / "3000x32" / "docids.safetensors")
+    assert tree.embeddings.dtype == np.int8
+    assert tree.codes is not None
     assert (output / "scale.png").stat().st_size > 5_000
 
-
-@pytest.mark.slow
-def test_what_is_built_is_kept_for_the_next_time_in_fewer_bytes_too(tmp_path, monkeypatch):
-    work, output = tmp_path / "work", tmp_path / "scale"
-    command = ["benchmark-scale", "--sizes", "200", "--dim", "8", "--rounds", "1", "--output", str(output)]
-    assert main([*command, "--vectors", "int8", "--work", str(work)]) == 0
-    (first,) = json.loads((output / "scale.json").read_text())["rows"]
-    assert (DocidTree.load(work / "200x8-int8" / "docids.safetensors").embeddings.dtype) == np.int8
-    monkeypatch.setattr(scale, "build", None)
-    assert main([*command, "--vectors", "int8", "--work", str(work)]) == 0
-    (again,) = json.loads((output / "scale.json").read_text())["rows"]
-    assert first["build seconds"] == again["build seconds"]
+    monkeypatch.setattr(scale_costs, "build_tree", None)
+    assert main(command) == 0
+    again = json.loads((output / "scale.json").read_text())["rows"]
+    assert [row["build, s"] for row in again] == [row["build, s"] for row in rows]
 
 
-@pytest.mark.parametrize(("documents", "branching"), [(60, 3), (200, 10), (37, 2)])
-def test_sorted_keys_and_dictionaries_know_what_may_follow_every_prefix(documents, branching):
-    tree = random_tree(documents, branching=branching, leaf=2)
-    keys = _sorted_keys(tree)
-    trie = _dictionaries(tree)
-    for node in range(tree.num_inner):
-        prefix = tree.node_digits(node)
-        below = trie
-        for digit in prefix:
-            below = below[digit]
-        assert _following(keys, prefix) == sorted(below) == list(range(tree.num_children[node]))
+def test_the_true_answers_are_those_of_all_products(tmp_path, monkeypatch):
+    monkeypatch.setattr(scale_costs, "_BLOCK", 700)
+    scale_costs.write_documents(tmp_path, 2000, 16)
+    documents, queries = np.load(tmp_path / "documents.npy").astype(np.float32), scale_costs._queries(tmp_path)
+    products = queries @ documents.T
+    expected = np.argsort(-products, axis=1)[:, :10]
+    found = scale_costs.true_answers(tmp_path)
+    scores = (np.take_along_axis(products, rows, axis=1) for rows in (found, expected))
+    np.testing.assert_allclose(*scores, atol=1e-6)
+    monkeypatch.setattr(scale_costs, "faiss", None)
+    np.testing.assert_array_equal(scale_costs.true_answers(tmp_path), found)
 
 
-def test_the_exponent_of_a_power_is_found():
-    rows = [{"documents": n, "ms a query": {"x": 3 * n**0.5}} for n in (10, 1000, 5000)]
-    assert scale.growth(rows, "x") == pytest.approx(0.5)
-    assert np.isfinite(scale.growth(rows, "x"))
+def test_what_is_there_is_not_made_again(tmp_path, monkeypatch):
+    scale_costs.write_documents(tmp_path, 2000, 16)
+    record = scale_costs.build(tmp_path, ALONE)
+    assert 0 < record["bytes a document on disk"] < 100
+    monkeypatch.setattr(scale_costs, "Clouds", None)
+    monkeypatch.setattr(scale_costs, "build_tree", None)
+    scale_costs.write_documents(tmp_path, 2000, 16)
+    assert scale_costs.build(tmp_path, ALONE) == record
+
+
+def test_a_recall_that_no_beam_reaches_has_no_time():
+    row = {"beams": [{"recall@10": 0.85, "ms at batch 1": 2.0, "ms at batch 64": 1.0}]}
+    assert [scale._cells(row, recall) for recall in scale.RECALLS] == ["2 / 1", "—", "—"]

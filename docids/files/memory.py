@@ -34,20 +34,24 @@ def own_memory() -> int:
 
 
 @contextmanager
-def watching_memory() -> Iterator[Callable[[], int]]:
-    """Yield a function that returns the most bytes of `own_memory` since the block began; what is free is given back first."""
+def watching_memory(held: Callable[[], int] = own_memory) -> Iterator[Callable[[], int]]:
+    """Yield a function that returns the most bytes held since the block began; what is free is given back first.
+
+    Args:
+        held: returns them now; those of this process by default.
+    """
     free_memory()
-    most, ended = own_memory(), threading.Event()
+    most, ended = held(), threading.Event()
 
     def watch() -> None:
         nonlocal most
         while not ended.wait(_INTERVAL):
-            most = max(most, own_memory())
+            most = max(most, held())
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
-        yield lambda: max(most, own_memory())
+        yield lambda: max(most, held())
     finally:
         ended.set()
         watcher.join()

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from gzip import open as open_gzip
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TextIO, TypeVar
+from uuid import uuid4
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -221,6 +222,20 @@ def write_bytes(path: Path, content: bytes) -> None:
         _sync(partial)
     _replace(partial, path)
     _sync(path.parent)
+
+
+def write_array(path: Path, array: NDArray[Any]) -> None:
+    """Write a .npy file that is whole or missing if the process is killed."""
+    with replacing(path) as partial, naming_full_disk(path), partial.open("wb") as file:
+        np.save(file, array)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield the path of a file that takes the place of `path`; two processes may write the same one at once."""
+    partial = path.with_name(f"{path.name}.{uuid4().hex}.partial")
+    yield partial
+    partial.replace(path)
 
 
 def _replace(partial: Path, path: Path) -> None:

@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import index
+from pathlib import Path
 from typing import Annotated, Protocol
 
 import numpy as np
@@ -127,6 +128,7 @@ class SchemeInput:
         title_model: for a scheme that reads titles by the token.
         seed: of k-means, or of what is drawn at random; one seed gives one tree.
         processes: share the work; each calls the scheme and gets the same docids.
+        folder: of this work alone, where a scheme leaves what a run that is killed can use again; None to leave nothing.
         progress: show a progress bar over documents.
 
     Raises:
@@ -144,6 +146,7 @@ class SchemeInput:
     title_model: TitleModel | None = None
     seed: int = 0
     processes: Processes = ALONE
+    folder: Path | None = None
     progress: bool = False
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from dsi.docids.types import Floats, Ints, Numbers
 
 def make(documents: SchemeInput) -> Docids:
     """Return docids by balanced k-means."""
-    return split_from_root(documents, _split)
+    return Docids(split_from_root(documents, _split))
 
 
 def _split(documents: Rows, sizes: Numbers, config: DocidsConfig, seed: int) -> Ints:

@@ -12,7 +12,7 @@ def make(documents: SchemeInput) -> Docids:
     """Return random docids."""
     doc_rows = np.arange(len(documents.embeddings), dtype=np.int32)
     np.random.default_rng(documents.seed).shuffle(doc_rows)
-    return split_from_root(documents, _split, doc_rows=doc_rows)
+    return Docids(split_from_root(documents, _split, doc_rows=doc_rows))
 
 
 def _split(_: Rows, sizes: Numbers, config: DocidsConfig, seed: int) -> Ints:

@@ -10,7 +10,7 @@ import numpy as np
 
 from dsi.docids.files.processes import Rows
 from dsi.docids.files.progress import Bar
-from dsi.docids.schemes import Docids, DocidsConfig, SchemeInput
+from dsi.docids.schemes import DocidsConfig, SchemeInput
 from dsi.docids.tree import ranges
 from dsi.docids.types import Floats, Ints, Numbers
 
@@ -49,8 +49,8 @@ class _Clusters:
 
 def split_from_root(
     documents: SchemeInput, split: Split, *, doc_rows: Ints | None = None, together: SplitTogether | None = None
-) -> Docids:
-    """Return docids whose numbers are those of nested clusters, the last that of the document in its cluster.
+) -> Numbers:
+    """Return paths [N, longest] of nested clusters, the last number that of the document in its cluster, -1 past the end.
 
     Args:
         documents: to be clustered.
@@ -76,7 +76,7 @@ def split_from_root(
                 np.concatenate([[], *(getattr(c, n) for c in below)]).astype(np.int64) for n in ("starts", "sizes")
             )
             clusters = _Clusters(starts, sizes)[np.argsort(starts)]
-    return Docids(np.stack(columns, axis=1))
+    return np.stack(columns, axis=1)
 
 
 def _divide(doc_rows: Ints, column: Numbers, group: _Clusters, labels: Ints) -> _Clusters:

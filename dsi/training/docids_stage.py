@@ -23,8 +23,8 @@ from dsi.docids.schemes import FILE, Docids, DocidsConfig, SchemeInput
 from dsi.docids.schemes.file import read_docids, write_docids
 from dsi.docids.schemes.title import check_titles
 from dsi.docids.token_vectors import TokenVectors
-from dsi.docids.tree import diagnostics
-from dsi.docids.vectors import VectorsConfig
+from dsi.docids.tree import DocidTree, diagnostics
+from dsi.docids.vectors import BLOCK, VectorsConfig
 from dsi.store.documents import document_table
 from dsi.store.loading import save_docids
 
@@ -73,6 +73,7 @@ def scheme_input(
     *,
     checkpoint: str = "",
     seed: int = 0,
+    folder: Path | None = None,
 ) -> SchemeInput:
     """Return what a scheme reads of the documents of a collection, or of their segments.
 
@@ -85,6 +86,7 @@ def scheme_input(
         processes: that share the work.
         checkpoint: whose tokenizer reads titles; "" for the encoder's.
         seed: of the scheme.
+        folder: of this stage, where a scheme leaves what a killed run can use again.
     """
     table, segments = collection.documents, config.segments
     pieces = DocumentTexts(encoder, table, segments)
@@ -102,6 +104,7 @@ def scheme_input(
         title_model=TitleTokens(encoder, checkpoint),
         seed=seed,
         processes=processes,
+        folder=folder,
         progress=True,
     )
 
@@ -159,6 +162,13 @@ def _keeps_texts(documents: datasets.Dataset, megabytes: int) -> bool:
     return size <= megabytes
 
 
+def _are_renumbered(paths: NDArray[np.signedinteger], tree: DocidTree) -> bool:
+    """Return whether the digits of a document differ from the numbers that the scheme gave it; compared by blocks."""
+    starts = range(0, len(paths), BLOCK)
+    blocks = ((paths[start : start + BLOCK], tree.positions[start : start + BLOCK]) for start in starts)
+    return not all(np.array_equal(numbers, tree.paths(positions)[1]) for numbers, positions in blocks)
+
+
 def save_docids_stage(
     docids: Docids,
     embeddings: NDArray[np.float32],
@@ -186,6 +196,6 @@ def save_docids_stage(
     save_docids(tree, documents, folder, texts=_keeps_texts(documents, text_megabytes))
     write_json(folder / "diagnostics.json", diagnostics(tree, docids.collisions))
     rows = np.arange(tree.num_rows) if docids.rows is None else docids.rows
-    if docids.rows is not None or not np.array_equal(docids.paths, tree.paths(tree.positions)[1]):
+    if docids.rows is not None or _are_renumbered(docids.paths, tree):
         doc_ids = documents["doc_id"][:]
         write_docids(folder / "docids.tsv", [doc_ids[row] for row in rows], docids.paths)

@@ -381,7 +381,7 @@ class TrainingRun:
             documents = vectors.embeddings()
             read = scheme_input(
                 self.collection, encoder, config, documents, embeddings, self.processes,
-                checkpoint=self.config.title_checkpoint, seed=self.config.seed,
+                checkpoint=self.config.title_checkpoint, seed=self.config.seed, folder=work,
             )  # fmt: skip
             docids = make_docids(read)
             if not self.processes.is_main:

@@ -151,12 +151,18 @@ def write_synthetic(size: int, dim: int, folder: Path, seed: int = 0) -> None:
 class Clouds:
     """Synthetic embeddings of unit length.
 
+    Args:
+        size: how many.
+        dim: of them.
+        seed: of what is drawn.
+        documents: [size, dim], written to; a scratch file by default.
+
     Attributes:
-        documents: [size, dim], in a scratch file.
+        documents: [size, dim].
         clusters: [size] number of the lowest centre of each.
     """
 
-    def __init__(self, size: int, dim: int, seed: int) -> None:
+    def __init__(self, size: int, dim: int, seed: int, documents: NDArray[np.floating] | None = None) -> None:
         self._rng = rng = np.random.default_rng(seed)
         spectrum = np.arange(1, dim + 1) ** -_SPECTRUM
         rotation = np.linalg.qr(rng.standard_normal((dim, dim)))[0]
@@ -164,7 +170,7 @@ class Clouds:
         bases = [self._normal(_RANK) / np.sqrt(_RANK) for _ in range(_BASES)]
         self._bases, centres = np.stack(bases).astype(np.float32), self._hierarchy(size)
         self.clusters = (len(centres) * rng.random(size) ** _POWER).astype(np.int64)
-        self.documents = scratch_array((size, dim), np.float32)
+        self.documents = scratch_array((size, dim), np.float32) if documents is None else documents
         for start in range(0, size, _BLOCK):
             own = self.clusters[start : start + _BLOCK]
             self.documents[start : start + _BLOCK] = self._around(centres[own], own, _LOW, 1 - _CENTRES - _LOW)
@@ -172,7 +178,7 @@ class Clouds:
     def queries(self, count: int) -> tuple[Floats, Ints]:
         """Queries [count, dim], and the rows [count] of their documents."""
         rows, noise = self._rng.choice(len(self.documents), count), 1 - _LIKENESS**2
-        near = np.float32(_LIKENESS) * self.documents[rows]
+        near = np.float32(_LIKENESS) * self.documents[rows].astype(np.float32)
         return self._around(near, self.clusters[rows], noise * _QUERY_LOW, noise * (1 - _QUERY_LOW)), rows
 
     def _normal(self, count: int) -> Floats:
@@ -186,7 +192,11 @@ class Clouds:
         scale, centres = np.float32(np.sqrt(_CENTRES / len(levels))), np.zeros((1, len(self._shape)), np.float32)
         for count in reversed(levels):
             parents = (len(centres) * self._rng.random(count) ** _POWER).astype(np.int64)
-            centres = centres[parents] + scale * self._normal(count)
+            below = np.empty((count, centres.shape[1]), np.float32)
+            for start in range(0, count, _BLOCK):
+                own = parents[start : start + _BLOCK]
+                below[start : start + _BLOCK] = centres[own] + scale * self._normal(len(own))
+            centres = below
         return centres
 
     def _around(self, places: Floats, clusters: Ints, low: float, full: float) -> Floats:

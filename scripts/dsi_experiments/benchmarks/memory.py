@@ -2,7 +2,10 @@
 
 import gc
 import os
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from dsi.docids.files.memory import give_back_memory, own_memory
 
@@ -11,6 +14,16 @@ def resident_mib() -> float:
     """Resident memory of this process in MiB, memory-mapped files included."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def family_memory() -> int:
+    """Private bytes of this process and of all that it has started."""
+    total = own_memory()
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has ended since
+            held = child.memory_info()
+            total += int(held.rss - getattr(held, "shared", 0))
+    return total
 
 
 def private_mib() -> float:

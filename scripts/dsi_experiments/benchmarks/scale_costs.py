@@ -1,166 +1,149 @@
-"""What one index of random vectors costs to load and to search, and what ways to constrain decoding cost.
+"""A large synthetic index: its documents, what building it takes, and what searching it costs and finds.
 
-Measured by `dsi_experiments.commands.benchmark_scale`, in a fresh process.
+Everything is written into one folder, and what a killed run has finished is used again. Documents are those of the index
+benchmark (`index_data`), as float16, without texts; the index has int8 vectors and codes.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import faiss
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
+from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.files.memory import own_memory, watching_memory
+from dsi.docids.files.processes import Processes
+from dsi.docids.files.storage import map_tensors, read_record, replacing, save_tensors, sha256, write_array, write_json
 from dsi.docids.tree import DocidTree
-from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig
-from dsi.generator.model import DocidGenerator
-from dsi.generator.tied import TiedGenerator
-from dsi.search.beam import BeamSearch
-from dsi.search.decoder import FastDecoder
-from dsi.search.engine import QueryBatch
-from dsi.search.generate import TiedIndex
-from dsi.search.request import SearchConfig, SearchRequest
-from dsi.search.results import SearchResult
-from dsi_experiments.benchmarks.index_faiss import set_for
-from dsi_experiments.benchmarks.memory import resident_mib
-from dsi_experiments.benchmarks.timing import alternate
+from dsi.docids.vectors import VectorsConfig
+from dsi_experiments.benchmarks.index_data import QUERIES, Clouds
+from dsi_experiments.benchmarks.index_faiss import Floats, Ints, K, code_bytes, set_for
+from dsi_experiments.benchmarks.index_measure import shared
+from dsi_experiments.benchmarks.index_systems import TreeSearch
+from dsi_experiments.benchmarks.memory import family_memory, private_mib
 
-FLAT = "flat (faiss)"
-BATCH, ANSWERS, BEAM, STATES, WIDTH = 8, 10, 10, 16, 384
-DICTIONARY_LIMIT = 1_000_000
-"""No trie of dictionaries is built for more documents: it needs kilobytes a document."""
-
-TIED = {"generate": SearchConfig(), "exact": SearchConfig(method="exact")}
-"""Searches with tied tokens."""
-DIGITS = {
-    "digits: decoder alone": SearchConfig(alpha=1.0, beta=0.0, beam_width=BEAM),
-    "digits: paper": SearchConfig(fusion="paper", alpha=0.5, beam_width=BEAM),
-    "digits: bound": SearchConfig(fusion="bound", alpha=0.5, beam_width=BEAM),
-}
-"""Searches with (level, digit) tokens."""
+BATCH = 64
+_NARROWEST, _SHARE, _ENOUGH = 40, 8, 0.99
+"""Beams double from the first one to an eighth of the documents, until they find enough, or read all."""
+_SINGLE, _FEW = 64, 8
+"""Queries that are searched one at a time, and by all products."""
+_BLOCK = 262_144
+DOCUMENTS, ASKED, TRUE, INDEX, BUILT = (
+    "documents.npy",
+    "queries.safetensors",
+    "true.npy",
+    "docids.safetensors",
+    "built.json",
+)
 
 
-def search_costs(folder: Path, rounds: int) -> dict[str, Any]:
-    """Load time, resident memory and milliseconds a query of an index on disk, and the cost of constraints."""
-    before, started = resident_mib(), time.perf_counter()
-    tree = DocidTree.load(folder / "docids.safetensors")
-    load_seconds = time.perf_counter() - started
-    tied, digits = _engines(tree)
-    loaded = resident_mib()
-    rng = torch.Generator().manual_seed(0)
-    states, mask = torch.randn(BATCH, STATES, WIDTH, generator=rng), torch.ones(BATCH, STATES, dtype=torch.bool)
-    queries = torch.nn.functional.normalize(torch.randn(BATCH, tree.embeddings.shape[1], generator=rng))
-    set_for(BATCH)
-    flat = faiss.IndexFlatIP(tree.embeddings.shape[1])
-    flat.add(np.ascontiguousarray(tree.embeddings[:]))
+def write_documents(folder: Path, size: int, dim: int) -> None:
+    """Write the documents [size, dim] as float16, and the queries, unless both are there."""
+    if (folder / ASKED).exists():
+        return
+    with replacing(folder / DOCUMENTS) as partial:
+        documents = np.lib.format.open_memmap(partial, "w+", np.float16, (size, dim))
+        queries, _ = Clouds(size, dim, 0, documents).queries(QUERIES)
+        documents.flush()
+        del documents
+    with replacing(folder / ASKED) as partial:
+        save_tensors({"queries": queries}, partial)
 
-    batch = QueryBatch(torch.arange(BATCH), states, mask, queries, [""] * BATCH)
 
-    def search(engine: TiedIndex | BeamSearch, config: SearchConfig) -> Callable[[], SearchResult]:
-        request = SearchRequest(ANSWERS, config)
-        return lambda: engine.methods[config.method].retrieve(batch, request)
+def build(folder: Path, processes: Processes) -> dict[str, Any]:
+    """Build and write the index, unless it is there, and return what that took: this call alone, not those killed before."""
+    if record := read_record(folder / BUILT):
+        return record
+    documents, parts = np.load(folder / DOCUMENTS, mmap_mode="r"), folder / "parts"
+    parts.mkdir(exist_ok=True)
+    before, started, cpu = family_memory(), time.perf_counter(), time.process_time()
+    with watching_memory(family_memory) as most:
+        tree = build_tree(documents, DocidsConfig(), progress=True, processes=processes, folder=parts)
+        clustered = time.perf_counter() - started
+        tree = tree.stored_as(VectorsConfig("int8", code_bytes(documents.shape[1])))
+        with replacing(folder / INDEX) as partial:
+            tree.save(partial)
+    record = {
+        "inner nodes": tree.num_inner,
+        "depth": tree.depth,
+        "tree, s": round(clustered),
+        "build, s": round(time.perf_counter() - started),
+        "of this process, s": round(time.process_time() - cpu),
+        "private bytes a document when built": round((most() - before) / len(documents), 1),
+        "bytes a document on disk": round((folder / INDEX).stat().st_size / len(documents), 1),
+        "sha256": sha256(folder / INDEX),
+    }
+    write_json(folder / BUILT, record)
+    return record
 
-    functions: dict[str, Callable[[], Any]] = {name: search(tied, config) for name, config in TIED.items()}
-    functions |= {name: search(digits, config) for name, config in DIGITS.items()}
-    functions[FLAT] = lambda: flat.search(queries.numpy(), ANSWERS)
-    seconds, results = alternate(list(functions.values()), rounds)
-    read = {name: float(result.read.mean()) for name, result in zip(TIED, results, strict=False)}
+
+def true_answers(folder: Path) -> Ints:
+    """Return the rows [queries, 10] of the nearest documents, by all products; written once."""
+    if not (folder / TRUE).exists():
+        set_for(BATCH)
+        documents, queries = np.load(folder / DOCUMENTS, mmap_mode="r"), _queries(folder)
+        scores, rows = np.full((len(queries), K), -np.inf, np.float32), np.full((len(queries), K), -1, np.int64)
+        for start in range(0, len(documents), _BLOCK):
+            block = np.asarray(documents[start : start + _BLOCK], dtype=np.float32)
+            found, own = faiss.knn(queries, block, K, metric=faiss.METRIC_INNER_PRODUCT)
+            scores, rows = np.hstack([scores, found]), np.hstack([rows, own + start])
+            best = np.argsort(-scores, axis=1, kind="stable")[:, :K]
+            scores, rows = (np.take_along_axis(array, best, axis=1) for array in (scores, rows))
+        write_array(folder / TRUE, rows)
+    found_rows: Ints = np.load(folder / TRUE)
+    return found_rows
+
+
+def _queries(folder: Path) -> Floats:
+    return np.array(map_tensors(folder / ASKED)["queries"])
+
+
+def search_costs(folder: Path) -> dict[str, Any]:
+    """Return what loading takes, and for each beam what is found, read and spent; in a fresh process."""
+    queries, true, before = _queries(folder), true_answers(folder), private_mib()
+    resident, started = own_memory(), time.perf_counter()
+    tree = DocidTree.load(folder / INDEX)
+    loaded = time.perf_counter() - started
+    search = TreeSearch(tree)
+    search(queries[:1], _NARROWEST)
+    first = time.perf_counter() - started
+    size = tree.num_documents
     return {
-        "load seconds": round(load_seconds, 3),
-        "resident MiB loaded": round(loaded - before),
-        "resident MiB searched": round(resident_mib() - before),
-        "ms a query": {name: round(1000 * s / BATCH, 3) for name, s in zip(functions, seconds, strict=True)},
-        "vectors read": {name: round(mean, 1) for name, mean in read.items()},
-        "constraints": constraint_costs(tree, digits, states, mask, rounds),
+        "load, s": round(loaded, 1),
+        "first answer, s": round(first, 1),
+        "private bytes a document when searched": round((private_mib() - before) * 2**20 / size, 1),
+        "held a document at most": round((own_memory() - resident) / size, 1),
+        "beams": list(_beams(search, tree, queries, true)),
+        "exact": _cost(TreeSearch(tree, "exact"), tree, queries[:_FEW], true[:_FEW], 0),
     }
 
 
-def _engines(tree: DocidTree) -> tuple[TiedIndex, BeamSearch]:
-    """Return what searches a tree with tied tokens, without a decoder, and with (level, digit) tokens, with a small one."""
-    config = GeneratorConfig()
-    tied = TiedGenerator.create(config, tree, WIDTH, ObjectiveConfig()).eval()
-    digits = DocidGenerator.create(GeneratorConfig(docid_tokens="digits", num_layers=2), tree, WIDTH, CE).eval()
-    return TiedIndex(tree, tied, None), BeamSearch(tree, FastDecoder(digits), torch.device("cpu"))
+def _beams(search: TreeSearch, tree: DocidTree, queries: Floats, true: Ints) -> Iterator[dict[str, Any]]:
+    beam, recall, read = _NARROWEST, 0.0, 0
+    while recall < _ENOUGH and read < tree.num_documents and beam <= max(_NARROWEST, tree.num_documents // _SHARE):
+        cost = _cost(search, tree, queries, true, beam)
+        yield cost
+        recall, read, beam = cost["recall@10"], cost["vectors read"], 2 * beam
 
 
-def constraint_costs(
-    tree: DocidTree, search: BeamSearch, states: torch.Tensor, mask: torch.Tensor, rounds: int
-) -> dict[str, dict[str, float]]:
-    """{way: microseconds a prefix, bytes a document} of finding the digits that may follow the prefixes of one search."""
-    kept = search.kept_nodes(states, mask, BEAM)
-    nodes = kept[(kept >= 0) & (kept < tree.num_inner)]
-    prefixes = [tree.node_digits(int(node)) for node in nodes]
-    fan_out = max(tree.fan_out)
-    digits = torch.arange(fan_out)
-
-    def ours() -> torch.Tensor:
-        return digits < search.dense.num_children[nodes][:, None]
-
-    keys = _sorted_keys(tree)
-
-    def bisection() -> torch.Tensor:
-        allowed = torch.zeros(len(prefixes), fan_out, dtype=torch.bool)
-        for row, prefix in enumerate(prefixes):
-            allowed[row, _following(keys, prefix)] = True
-        return allowed
-
-    ways: dict[str, tuple[Callable[[], torch.Tensor], float]] = {
-        "ours": (ours, float(tree.first_child.nbytes + tree.num_children.nbytes + tree.doc_rows.nbytes)),
-        "sorted array": (bisection, float(keys.nbytes)),
-    }
-    if tree.num_documents <= DICTIONARY_LIMIT:
-        memory = resident_mib()
-        trie = _dictionaries(tree)
-        memory = (resident_mib() - memory) * 2**20
-
-        def nested() -> torch.Tensor:
-            allowed = torch.zeros(len(prefixes), fan_out, dtype=torch.bool)
-            for row, prefix in enumerate(prefixes):
-                node = trie
-                for digit in prefix:
-                    node = node[digit]
-                allowed[row, list(node)] = True
-            return allowed
-
-        ways["nested dictionaries"] = (nested, memory)
-    seconds, found = alternate([way for way, _ in ways.values()], rounds)
-    if not all(torch.equal(found[0], other) for other in found):
-        raise ValueError("The ways to constrain decoding disagree: a bug of this benchmark.")
+def _cost(search: TreeSearch, tree: DocidTree, queries: Floats, true: Ints, beam: int) -> dict[str, Any]:
+    """Return recall@10, vectors read, and milliseconds of the processor a query, one at a time and 64 at a time."""
+    found, times = [], []
+    for batch, asked in ((BATCH, queries), (1, queries[:_SINGLE])):
+        set_for(batch)
+        search(asked[:batch], beam)
+        started = time.process_time()
+        results = [search(asked[start : start + batch], beam) for start in range(0, len(asked), batch)]
+        times.append(round(1000 * (time.process_time() - started) / len(asked), 3))
+        found.append(results)
+    rows = tree.doc_rows[np.concatenate([result.documents for result in found[0]])]
+    read = np.concatenate([result.read for result in found[0] if result.read is not None])
     return {
-        name: {
-            "microseconds a prefix": round(1e6 * s / len(prefixes), 3),
-            "bytes a document": round(bytes_ / tree.num_documents, 1),
-        }
-        for (name, (_, bytes_)), s in zip(ways.items(), seconds, strict=True)
+        "beam": beam,
+        "recall@10": shared(rows, true),
+        "vectors read": round(float(read.mean())),
+        "ms at batch 1": times[1],
+        "ms at batch 64": times[0],
     }
-
-
-def _sorted_keys(tree: DocidTree) -> NDArray[np.bytes_]:
-    """Every docid as a string of bytes, sorted: digit d is byte d + 1, and byte 0, which numpy strips, is past the end."""
-    digits = (tree.paths(np.arange(tree.num_documents))[1] + 1).astype(np.uint8)
-    return np.sort(np.ascontiguousarray(digits).view(f"S{tree.depth}")[:, 0])
-
-
-def _following(keys: NDArray[np.bytes_], prefix: Sequence[int]) -> list[int]:
-    """The digits that may follow a prefix, each found by bisection after the one before."""
-    start, place = bytes(digit + 1 for digit in prefix), len(prefix)
-    low, high = np.searchsorted(keys, np.array([start, start + b"\xff"], dtype=keys.dtype))
-    found = []
-    while low < high:
-        byte = keys[low][place]
-        found.append(byte - 1)
-        low += np.searchsorted(keys[low:high], np.array(start + bytes([byte + 1]), dtype=keys.dtype))
-    return found
-
-
-def _dictionaries(tree: DocidTree) -> dict[int, Any]:
-    """All docids as nested dictionaries by digit."""
-    trie: dict[int, Any] = {}
-    for row in tree.paths(np.arange(tree.num_documents))[1].tolist():
-        node = trie
-        for digit in row:
-            if digit >= 0:
-                node = node.setdefault(digit, {})
-    return trie

@@ -1,11 +1,8 @@
-"""`dsi benchmark-scale`: time, memory and bytes as a collection grows, with synthetic embeddings and random weights.
+"""`dsi benchmark-scale`: time, memory and bytes as a collection grows, to a hundred million documents on one machine.
 
-For each size, the tree is built and written in one process, mapped and searched in a fresh one. Searches are timed alternating,
-with batches of eight queries and ten answers. With tied tokens, "generate" has the default beam: it scores the children of
-the nodes that it keeps and the documents below the last ones, by codes in a large index; "exact" scores all documents, as flat
-search does. With (level, digit) tokens and a beam of ten, the decoder alone and "paper" fusion grow with the depth of the
-tree; "bound" fusion scores every document first. The usual ways to constrain decoding, a trie of nested dictionaries and a
-sorted array searched by bisection, are timed on the same prefixes.
+For each size, synthetic embeddings are written, the tree is built of them, and a fresh process loads and searches it: the walk
+with one beam after another, and how many of the exact ten documents it finds. Vectors are int8 with codes. What is finished
+stays in WORK, so a run that is killed goes on. Set OMP_NUM_THREADS=1 for times of one thread.
 """
 
 import argparse
@@ -13,32 +10,28 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dsi.commands.arguments import parser
 from dsi.commands.libraries import load_libraries
 from dsi.commands.main import run_command
-from dsi.commands.values import count, output_folder
-from dsi.docids.files.storage import read_record, write_json
+from dsi.commands.values import count, number, output_folder
 
-if TYPE_CHECKING:
-    from dsi.docids.vectors import VectorKind
+RECALLS = (0.8, 0.9, 0.95)
+_FEWEST = 1024
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure every size, write JSON, table and picture after each."""
     command_line = parser("benchmark-scale", __doc__)
-    command_line.add_argument("--sizes", type=count, nargs="+", default=[10_000, 100_000, 1_000_000], help="documents")
+    sizes = number(int, _FEWEST)
+    command_line.add_argument("--sizes", type=sizes, nargs="+", default=[10_000, 100_000, 1_000_000], help="documents")
     command_line.add_argument("--dim", type=count, default=64, help="of the embeddings")
-    command_line.add_argument("--rounds", type=count, default=10, help="of the alternating measurements")
+    command_line.add_argument("--processes", type=count, default=1, help="that build (default: 1)")
     command_line.add_argument(
         "--output", type=output_folder, default=Path("scale"), metavar="DIR", help="of JSON, table and picture"
-    )
-    command_line.add_argument(
-        "--vectors", choices=["float32", "int8"], default="float32", help="how an index keeps them"
     )
     command_line.add_argument(
         "--work", type=output_folder, metavar="DIR", help="keeps what is built, for the next time"
@@ -50,99 +43,77 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi_experiments.report import save_report
 
     if arguments.search:
-        print(json.dumps(search_costs(arguments.search, arguments.rounds)))
+        print(json.dumps(search_costs(arguments.search)))
         return
     rows: list[dict[str, Any]] = []
     for size in sorted(arguments.sizes):
         rows.append(measure(size, arguments))
-        fits = {name: growth(rows, name) for name in rows[0]["ms a query"]} if len(rows) > 1 else {}
-        text = table(rows, fits)
-        save_report(arguments.output, "scale", text, {"rows": rows, "exponents": fits})
-        _pictures(rows, arguments.output)
+        text = report(rows)
+        save_report(arguments.output, "scale", text, {"dim": arguments.dim, "rows": rows})
+        _picture(rows, arguments.output)
     print(text)
 
 
 def measure(size: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """The figures of one size: builds and writes here, loads and searches in a fresh process."""
+    from dsi.cluster.cluster import Cluster
+    from dsi.docids.files.processes import ALONE
+    from dsi_experiments.benchmarks.scale_costs import build, true_answers, write_documents
+
     with tempfile.TemporaryDirectory() as temporary:
-        folder = (arguments.work or Path(temporary)) / f"{size}x{arguments.dim}-{arguments.vectors}"
-        built = read_record(folder / "built.json") or build(size, arguments.dim, arguments.vectors, folder)
-        options = ["--search", str(folder), "--rounds", str(arguments.rounds)]
-        command = [sys.executable, "-m", "dsi_experiments.commands.benchmark_scale", *options]
+        folder = (arguments.work or Path(temporary)) / f"{size}x{arguments.dim}"
+        folder.mkdir(parents=True, exist_ok=True)
+        write_documents(folder, size, arguments.dim)
+        with Cluster(processes=arguments.processes) as cluster:
+            built = build(folder, cluster.processes if arguments.processes > 1 else ALONE)
+        true_answers(folder)
+        command = [sys.executable, "-m", "dsi_experiments.commands.benchmark_scale", "--search", str(folder)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise ValueError(f"Searching {size} documents failed: {done.stderr.strip().splitlines()[-1]}")
         costs: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return {"documents": size, **built, **costs}
+    return {"documents": size, "processes": arguments.processes, **built, **costs}
 
 
-def build(size: int, dim: int, kind: "VectorKind", folder: Path) -> dict[str, Any]:
-    """Write an index of random vectors, and return what it took; the record of it comes last."""
-    from dsi.docids.clustering import DocidsConfig, build_tree
-    from dsi.docids.files.memory import own_memory, watching_memory
-    from dsi.docids.vectors import VectorsConfig
-    from dsi_experiments.commands.benchmark_docids import clustered_points
-
-    points = clustered_points(size, dim, topics=max(10, size // 500))
-    before = own_memory()
-    with watching_memory() as most:
-        started = time.process_time()
-        tree = build_tree(points, DocidsConfig(max_leaf_size=10), progress=True)
-        tree_seconds = time.process_time() - started
-        tree = tree.stored_as(VectorsConfig(kind))
-        build_seconds = time.process_time() - started
-    structure = ("first_child", "num_children", "doc_start", "doc_end", "doc_rows", "trained")
-    folder.mkdir(parents=True, exist_ok=True)
-    tree.save(folder / "docids.safetensors")
-    record = {
-        "inner nodes": tree.num_inner,
-        "depth": tree.depth,
-        "tree seconds": round(tree_seconds, 1),
-        "build seconds": round(build_seconds, 1),
-        "private bytes a document at most": round((most() - before) / size, 1),
-        "trie bytes a document": round(sum(getattr(tree, name).nbytes for name in structure) / size, 2),
-        "bytes a document with vectors": round((folder / "docids.safetensors").stat().st_size / size, 1),
-    }
-    write_json(folder / "built.json", record)
-    return record
-
-
-def growth(rows: Sequence[dict[str, Any]], name: str) -> float:
-    """The exponent e of milliseconds = c * documents^e, by least squares over the logarithms."""
-    import numpy as np
-
-    sizes = np.log([row["documents"] for row in rows])
-    return round(float(np.polyfit(sizes, np.log([row["ms a query"][name] for row in rows]), 1)[0]), 3)
-
-
-def table(rows: Sequence[dict[str, Any]], fits: dict[str, float]) -> str:
-    """Markdown: a column a size."""
+def report(rows: Sequence[dict[str, Any]]) -> str:
+    """Markdown: a column a size, then a line for each beam."""
     from dsi.eval.tables import markdown_table
 
+    heads = ["documents", *(format(row["documents"], ",") for row in rows)]
     simple = [name for name, value in rows[0].items() if isinstance(value, int | float) and name != "documents"]
     lines = [[name, *(f"{row[name]:,g}" for row in rows)] for name in simple]
-    for name in rows[0]["ms a query"]:
-        grows = f" (grows with documents^{fits[name]:g})" if fits else ""
-        lines.append([f"ms a query, {name}{grows}", *(str(row["ms a query"][name]) for row in rows)])
-    lines += [
-        [f"vectors read a query, {name}", *(f"{row['vectors read'][name]:,.0f}" for row in rows)]
-        for name in rows[0]["vectors read"]
+    for recall in RECALLS:
+        name = f"ms a query at recall@10 of {recall:g}, batch 1 / 64"
+        lines.append([name, *(_cells(row, recall) for row in rows)])
+    exact = [f"{row['exact']['ms at batch 1']:,g}, {row['exact']['recall@10']:g}" for row in rows]
+    lines.append(['"exact": ms at batch 1, recall@10 of int8', *exact])
+    beams = [
+        [format(row["documents"], ","), *(f"{v:,g}" for v in beam.values())] for row in rows for beam in row["beams"]
     ]
-    for name in rows[0]["constraints"]:
-        cells = [row["constraints"].get(name) for row in rows]
-        shown = [f"{c['microseconds a prefix']:g} / {c['bytes a document']:g}" if c else "—" for c in cells]
-        lines.append([f"constraints by {name}: µs a prefix / bytes a document", *shown])
-    return markdown_table(["documents", *(format(row["documents"], ",") for row in rows)], lines)
+    return "\n\n".join([markdown_table(heads, lines), markdown_table(["documents", *rows[0]["beams"][0]], beams)])
 
 
-def _pictures(rows: Sequence[dict[str, Any]], output: Path) -> None:
+def _cells(row: dict[str, Any], recall: float) -> str:
+    good = [beam for beam in row["beams"] if beam["recall@10"] >= recall]
+    return f"{good[0]['ms at batch 1']:g} / {good[0]['ms at batch 64']:g}" if good else "—"
+
+
+def _picture(rows: Sequence[dict[str, Any]], output: Path) -> None:
     from dsi.eval.figures import lines_figure
 
-    series = {name: {row["documents"]: row["ms a query"][name] for row in rows} for name in rows[0]["ms a query"]}
-    series["build, µs a document"] = {row["documents"]: 1e6 * row["build seconds"] / row["documents"] for row in rows}
-    lines_figure(
-        series, "documents", "milliseconds a query", "Growth with the collection", output / "scale", log_y=True
-    )
+    series = {
+        f"recall {recall:g}, batch {batch}": {
+            row["documents"]: good[0][f"ms at batch {batch}"]
+            for row in rows
+            if (good := [beam for beam in row["beams"] if beam["recall@10"] >= recall])
+        }
+        for recall in RECALLS
+        for batch in (1, 64)
+    }
+    series['"exact", batch 1'] = {row["documents"]: row["exact"]["ms at batch 1"] for row in rows}
+    series = {name: points for name, points in series.items() if points}
+    title = "Growth with the collection"
+    lines_figure(series, "documents", "milliseconds a query", title, output / "scale", log_y=True)
 
 
 if __name__ == "__main__":

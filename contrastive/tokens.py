@@ -7,46 +7,21 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
 
+from dsi.contrastive.config import TokensConfig
 from dsi.contrastive.encoder import Encoder, TokenModel
-from dsi.docids.files.checks import check_name
-from dsi.docids.files.declarations import Remedy, settings
 from dsi.docids.files.progress import progress as show_progress
-from dsi.docids.token_vectors import BITS, TokenCodes, encode_states
+from dsi.docids.token_vectors import TokenCodes, encode_states
 
 logger = logging.getLogger(__name__)
 
 SAMPLE = 500
 """Texts whose states the head is fitted to: some 60,000 tokens."""
 _BATCH = 64
-
-
-@settings("tokens")
-class TokensConfig:
-    """Token vectors for late interaction (section `[tokens]`)."""
-
-    model: str = ""
-    """A multi-vector model whose vectors are taken: a folder or Hub name of a `MultiVectorEncoder` of sentence-transformers, a
-    PyLate model or a Stanford ColBERT checkpoint; "" for the encoder's own token states."""
-    dim: Annotated[int, Field(ge=8, le=4096), Remedy("use a multiple of 8")] = 128
-    """Dimensions of a token vector, a multiple of 8; at most those of the encoder's states. A `model` has its own."""
-    bits: int = 2
-    """Bits of a dimension: 2, 4 or 8, so that a token takes dim * bits / 8 bytes; 0 for an index without token vectors. Only
-    tied docid tokens use them."""
-
-    def __post_init__(self) -> None:
-        if self.model:
-            check_name("tokens.model", self.model, "a multi-vector model (Hub name or folder)")
-        if self.dim % 8:
-            raise ValueError(f"tokens.dim must be a multiple of 8, got {self.dim}.")
-        if self.bits not in (0, *BITS):
-            raise ValueError(f"tokens.bits must be 0 (none) or one of {', '.join(map(str, BITS))}, got {self.bits}.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,72 +8,26 @@ batch holds positives, and documents that are hard to tell from them. Several de
 import random
 from collections.abc import Mapping, Sequence
 from functools import cache
-from math import ceil
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import datasets
 import numpy as np
 import torch
-from pydantic import Field
 from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.training_args import SentenceTransformerTrainingArguments
 from torch import Tensor, nn
 
+from dsi.contrastive.config import HARD, ContrastiveConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.losses import CHUNK, DPRLoss, SupervisedContrastiveLoss
 from dsi.contrastive.trainers import SILENT, FiniteTraining, GivesBack, Reports, run_trainer, trainer_settings
-from dsi.docids.files.declarations import LARGEST, Positive, Remedy, settings
 from dsi.docids.words.bm25 import Lexical
 
 NO_QUERIES = "There are no queries to train the encoder on; add judged train queries, or set contrastive.loss to none."
-HARD = 30
-"""Best documents of a query, from which its hard negatives are drawn."""
 _BLOCK = 256
 """Queries whose scores of all documents are in memory at a time."""
 _LOSSES = {"scl": SupervisedContrastiveLoss, "dpr": DPRLoss}
-
-
-@settings("contrastive")
-class ContrastiveConfig:
-    """How the encoder is pre-trained (section `[contrastive]`)."""
-
-    loss: Literal["scl", "dpr", "none"] = "scl"
-    """"scl" (DR-SCL eq. 7), "dpr" (eq. 6) or "none" (keep the encoder as it is)."""
-    temperature: Annotated[float, Field(ge=1e-6, le=1e6)] = 0.05
-    """Divides the dot products; about 0.05 for cosines, 1 for unnormalised embeddings as in the paper."""
-    negatives: Annotated[int, Field(ge=0, le=HARD)] = 1
-    """Hard negatives of a train query: other documents, drawn from the best 30 by BM25; none in the paper."""
-    batch_size: Annotated[int, Field(ge=4, le=LARGEST)] = 128
-    """Texts per process and step (N of the paper): documents, a query of each, and hard negatives."""
-    epochs: Annotated[float, Field(gt=0, le=LARGEST), Remedy('loss = "none" keeps the encoder as it is')] = 1.0
-    """Passes over the train queries."""
-    learning_rate: Positive = 2e-5
-    """Peak, after a linear warm-up over a tenth of the steps."""
-    interpolation: Annotated[float, Field(gt=0, le=1), Remedy("1 keeps the encoder as trained")] = 0.5
-    """Final weights = start + interpolation * (trained - start); below 1 a good encoder keeps more of what it knew
-    (WiSE-FT, Wortsman et al. 2022)."""
-
-    def __post_init__(self) -> None:
-        if self.rows < 2:
-            raise ValueError(
-                f"contrastive.batch_size must be at least {2 * self.views} with contrastive.negatives = {self.negatives}, got "
-                f"{self.batch_size}: two documents, each with a query and its negatives."
-            )
-
-    @property
-    def views(self) -> int:
-        """Texts of a row."""
-        return 2 + self.negatives
-
-    @property
-    def rows(self) -> int:
-        """Rows per process and step."""
-        return self.batch_size // self.views
-
-    def steps(self, pairs: int) -> int:
-        """Return the steps of a training on a number of train queries, in one process."""
-        return ceil(self.epochs * ceil(pairs / self.rows))
 
 
 def hard_negatives(

@@ -28,6 +28,7 @@ from torch import nn
 from transformers import AutoModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from dsi.contrastive.config import LONGEST_INPUT, LONGEST_PROMPT
 from dsi.contrastive.tokenizers import Part, Short, TokenizerConfigFile, TokenizerFile, check_declared
 from dsi.docids.files.checks import shown
 from dsi.docids.files.storage import write_json
@@ -45,8 +46,6 @@ from dsi.docids.files.untrusted import (
 
 M = TypeVar("M", bound=nn.Module)
 
-LONGEST_PROMPT = 2000
-"""Characters of a prompt, at most."""
 
 MODEL_TYPES = (
     "albert", "bert", "camembert", "deberta-v2", "distilbert", "electra", "gemma3_text", "modernbert", "mpnet", "mt5",
@@ -91,8 +90,6 @@ _FIXED: dict[str, Any] = {
 """Settings of a transformer that have one value in an index."""
 _ROOM = 2**24
 """Elements that a model may have beyond its weights: buffers, and the decoder of an encoder-decoder, which is dropped."""
-LONGEST_INPUT = 8192
-"""Tokens of a text, at most, whatever a model could read."""
 _UNLIMITED = ("modernbert", "mt5", "nomic_bert", "t5", "umt5")
 """Transformers that know positions by their distance."""
 _AFTER_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")

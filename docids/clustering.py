@@ -10,10 +10,10 @@ import numpy as np
 
 from dsi.docids.files.processes import ALONE, Processes
 from dsi.docids.files.storage import scratch_array, scratch_blocks
-from dsi.docids.schemes import Docids, DocidsConfig, SchemeInput, make_docids
+from dsi.docids.schemes import Docids, DocidsConfig, SchemeInput, make_docids, path_lengths
 from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.tree import DocidTree
-from dsi.docids.types import Floats, Ints
+from dsi.docids.types import Floats, Ints, Mask
 from dsi.docids.vectors import BLOCK, Vectors
 
 __all__ = ["DocidsConfig", "assemble", "build_tree"]
@@ -94,7 +94,7 @@ def _clusters(paths: Ints) -> tuple[Ints, list[Ints]]:
     order = np.lexsort(paths.T[::-1]).astype(np.int32)
     blocks = (paths[order[start : start + BLOCK]] for start in range(0, len(paths), BLOCK))
     ordered = scratch_blocks(paths.shape, paths.dtype.type, blocks)
-    lengths = (ordered >= 0).sum(axis=1, dtype=np.int16)
+    lengths = path_lengths(ordered)
     begins = np.zeros(len(paths) + 1, dtype=bool)  # True where a cluster of the next level begins
     begins[[0, -1]] = True
     levels = [np.array([[0, len(paths)]], dtype=np.int32)]
@@ -106,11 +106,19 @@ def _clusters(paths: Ints) -> tuple[Ints, list[Ints]]:
         start, end = (edge[longer[end] > longer[start]] for edge in (start, end))  # of the clusters that are split
         if not len(start):
             break
-        edges = np.flatnonzero(begins).astype(np.int32)
-        ranges = np.stack([edges[:-1], edges[1:]], axis=1)
-        parent = np.searchsorted(start, ranges[:, 0], side="right") - 1
-        levels.append(ranges[(parent >= 0) & (ranges[:, 0] < end[parent])])
+        first = np.flatnonzero(begins[:-1] & _are_within(start, end, len(paths))).astype(np.int32)
+        last = np.append(first[1:], np.int32(0))
+        last[np.searchsorted(first, end) - 1] = end  # a parent's last child ends with it
+        levels.append(np.stack([first, last], axis=1))
     return order, levels
+
+
+def _are_within(start: Ints, end: Ints, count: int) -> Mask:
+    """Return [count] True at the numbers within one of some ranges, which ascend."""
+    steps = np.zeros(count + 1, dtype=np.int8)
+    steps[start] += 1
+    steps[end] -= 1
+    return np.cumsum(steps[:-1], dtype=np.int8).view(np.bool_)
 
 
 def _means_below(embeddings: Floats, doc_start: Ints, doc_end: Ints) -> Floats:

@@ -26,6 +26,8 @@ MOST_PLACES = 100
 """Docids of one document, at most."""
 MOST_LEVELS = 1000
 """Digits of a docid, at most; a search takes a step a level."""
+_ROWS = 2**22
+"""Places that are checked at a time."""
 _STRUCTURE = ("first_child", "num_children", "doc_start", "doc_end", "doc_rows")
 
 
@@ -88,6 +90,8 @@ class DocidTree:
     @cached_property
     def most_places(self) -> int:
         """Largest number of places of a document; 1 if each has one docid."""
+        if self.num_rows == self.num_documents - self.num_removed:  # every row has one
+            return 1
         return int(np.bincount(self.doc_rows[self.doc_rows >= 0]).max(initial=1))
 
     @cached_property
@@ -309,15 +313,14 @@ class DocidTree:
         inner, documents = self.num_inner, self.num_documents
         if any(len(getattr(self, name)) != inner for name in ("num_children", "doc_start", "doc_end", "centroids")):
             return "arrays of inner nodes differ in length"
-        rows = np.unique(self.doc_rows[self.doc_rows >= 0])
-        if len(self.embeddings) != documents or not np.array_equal(rows, np.arange(len(rows))):
+        if not documents or self.doc_rows.min() < -1 or self.trained.view(np.uint8).max(initial=0) > 1:
+            return "some values are out of range"
+        if len(self.embeddings) != documents or not self._has_all_rows():
             return "documents are missing"
         if self.most_places > MOST_PLACES:
             return f"a document has more than {MOST_PLACES} docids"
         if len(self.trained) != inner + documents or len(self.origin) not in (0, 32):
             return "what was trained does not fit the nodes"
-        if not documents or self.doc_rows.min() < -1 or self.trained.view(np.uint8).max() > 1:
-            return "some values are out of range"
         vectors = [array for array in (self.centroids, self.embeddings, self.codes) if array is not None]
         if not all(array.is_sound() for array in vectors):
             return "some vectors are not finite, or not what their codec reads"
@@ -328,6 +331,15 @@ class DocidTree:
         if [array.are_search_codes for array in vectors] != [False, False, True][: len(vectors)]:
             return "vectors and the codes to search by are of another kind"
         return self._structure_problem()
+
+    def _has_all_rows(self) -> bool:
+        """True if every row below the largest one has a place; free places are -1."""
+        if self.num_rows > self.num_documents:
+            return False
+        seen = np.zeros(self.num_rows + 1, dtype=bool)  # the last one for free places
+        for start in range(0, self.num_documents, _ROWS):
+            seen[self.doc_rows[start : start + _ROWS]] = True
+        return bool(seen[:-1].all())
 
     def _structure_problem(self) -> str:
         """Return what is wrong with children and documents of the inner nodes, or an empty string."""

@@ -10,9 +10,7 @@ from typing import Any
 
 import tomli_w
 
-from dsi.contrastive.encoder import EncoderConfig
-from dsi.contrastive.tokens import TokensConfig
-from dsi.contrastive.training import ContrastiveConfig
+from dsi.contrastive.config import ContrastiveConfig, EncoderConfig, TokensConfig
 from dsi.docids.files.checks import shown
 from dsi.docids.files.declarations import Setting, Whole, create_settings, declarations, section_kinds, settings
 from dsi.docids.files.storage import write_text
@@ -20,8 +18,7 @@ from dsi.docids.files.untrusted import check_file
 from dsi.docids.schemes import DocidsConfig
 from dsi.docids.vectors import VectorsConfig
 from dsi.docids.words.bm25 import NO_MODEL, LexicalConfig
-from dsi.generator.config import GeneratorConfig, ObjectiveConfig, TrainingConfig, check_together
-from dsi.generator.pseudo_queries import PseudoQueriesConfig
+from dsi.generator.config import GeneratorConfig, ObjectiveConfig, PseudoQueriesConfig, TrainingConfig, check_together
 from dsi.search.request import SearchConfig
 
 CONFIGS = Path(__file__).parent / "configs"

@@ -35,7 +35,8 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from dsi.contrastive.encoder import Encoder, EncoderConfig
+from dsi.contrastive.config import EncoderConfig
+from dsi.contrastive.encoder import Encoder
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import Lexical

@@ -16,7 +16,8 @@ import dsi
 from dsi.cluster.workers import LostError
 from dsi.config import Config, write_config
 from dsi.contrastive import blocks
-from dsi.contrastive.encoder import Encoder, EncoderConfig
+from dsi.contrastive.config import EncoderConfig
+from dsi.contrastive.encoder import Encoder
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.files.processes import Rows
 from dsi.docids.files.storage import folder_sums

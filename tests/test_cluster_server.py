@@ -12,7 +12,8 @@ pytest.importorskip("prometheus_client")
 pytest.importorskip("uvicorn")
 
 from dsi.commands.main import main
-from dsi.contrastive.encoder import Encoder, EncoderConfig
+from dsi.contrastive.config import EncoderConfig
+from dsi.contrastive.encoder import Encoder
 from dsi.retriever import GenerativeRetriever
 from tests.conftest import PROMPTS
 from tests.serving import QUERY, TOKEN, live, save_index

@@ -17,7 +17,8 @@ from dsi.commands import libraries
 from dsi.commands.main import command_modules, main, purpose, run_command
 from dsi.commands.queries_file import read_queries_file
 from dsi.commands.values import index_folder, output_file
-from dsi.contrastive.encoder import Encoder, EncoderConfig
+from dsi.contrastive.config import EncoderConfig
+from dsi.contrastive.encoder import Encoder
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.files.storage import beside
 from dsi.eval.trec import read_run

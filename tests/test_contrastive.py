@@ -13,7 +13,8 @@ import torch
 
 from dsi.contrastive import blocks, training
 from dsi.contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks, in_blocks
-from dsi.contrastive.encoder import FRESH_T5, PACKAGED, Encoder, EncoderConfig, check_sha256
+from dsi.contrastive.config import FRESH_T5, PACKAGED, EncoderConfig
+from dsi.contrastive.encoder import Encoder, check_sha256
 from dsi.contrastive.losses import (
     CHUNK,
     DPRLoss,

@@ -19,7 +19,8 @@ import pytest
 
 from dsi import GenerativeRetriever
 from dsi.config import read_config, write_config
-from dsi.contrastive.encoder import Encoder, EncoderConfig
+from dsi.contrastive.config import EncoderConfig
+from dsi.contrastive.encoder import Encoder
 from dsi.docids.data.collection import Collection, read_collection
 from tests import grammars
 from tests.command_lines import command, option_lines, whole_lines

@@ -8,7 +8,8 @@ import dsi
 from dsi import GenerativeRetriever
 from dsi.commands.main import main
 from dsi.contrastive import training as contrastive_training
-from dsi.contrastive.encoder import Encoder, EncoderConfig
+from dsi.contrastive.config import EncoderConfig
+from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.sparse import SparseModel
 from dsi.rerankers.cross_encoder import CrossEncoderReranker

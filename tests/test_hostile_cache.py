@@ -14,7 +14,8 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 
-from dsi.contrastive.encoder import Encoder, EncoderConfig
+from dsi.contrastive.config import EncoderConfig
+from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.onnx_runtime import cache_folder
 from dsi.docids.files.storage import folder_sums, write_json
 from tests import hostile

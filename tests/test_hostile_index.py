@@ -26,7 +26,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
 
 from dsi import GenerativeRetriever, SearchConfig, load_rerankers
-from dsi.contrastive.encoder import Encoder, EncoderConfig
+from dsi.contrastive.config import EncoderConfig
+from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.sparse import SparseIndex, SparseModel, load_lexical
 from dsi.contrastive.untrusted import check_model, write_model
 from dsi.docids.clustering import DocidsConfig, build_tree

@@ -12,7 +12,8 @@ from huggingface_hub import ModelCard, constants
 
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.commands.main import main
-from dsi.contrastive.encoder import Encoder, EncoderConfig
+from dsi.contrastive.config import EncoderConfig
+from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.files.storage import write_json

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from dsi import GenerativeRetriever, SearchConfig
-from dsi.contrastive.encoder import Encoder, EncoderConfig
+from dsi.contrastive.config import EncoderConfig
+from dsi.contrastive.encoder import Encoder
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.measures import evaluate, mean

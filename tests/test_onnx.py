@@ -15,7 +15,8 @@ from sentence_transformers.base.modules import Dense
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
 from dsi.commands.main import main
-from dsi.contrastive.encoder import Encoder, EncoderConfig
+from dsi.contrastive.config import EncoderConfig
+from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.onnx_runtime import GraphRunner, cache_folder, for_onnx_runtime
 from dsi.docids.files.storage import folder_sums
 from dsi.retriever import GenerativeRetriever

@@ -11,7 +11,8 @@ pytest.importorskip("playwright")
 
 from playwright import sync_api
 
-from dsi.contrastive.encoder import Encoder, EncoderConfig
+from dsi.contrastive.config import EncoderConfig
+from dsi.contrastive.encoder import Encoder
 from dsi.retriever import GenerativeRetriever
 from tests.conftest import PROMPTS
 from tests.serving import QUERY, live, save_index

@@ -14,7 +14,8 @@ import dsi
 from dsi.commands.main import main
 from dsi.config import Config
 from dsi.generator import pseudo_queries
-from dsi.generator.pseudo_queries import PseudoQueriesConfig, extractive_queries, generate_queries, read_queries_file
+from dsi.generator.config import PseudoQueriesConfig
+from dsi.generator.pseudo_queries import extractive_queries, generate_queries, read_queries_file
 
 DOCUMENTS = [
     ("helium", "Helium", "Helium boils at 4.2 kelvin. It fills balloons and airships, and it does not burn."),

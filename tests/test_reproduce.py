@@ -21,7 +21,8 @@ from transformers import Trainer
 
 from dsi.commands.main import main
 from dsi.config import Config, write_config
-from dsi.contrastive.encoder import Encoder, EncoderConfig
+from dsi.contrastive.config import EncoderConfig
+from dsi.contrastive.encoder import Encoder
 from dsi.docids.clustering import build_tree
 from dsi.docids.data.collection import read_collection
 from dsi.docids.files.processes import Processes

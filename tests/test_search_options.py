@@ -12,7 +12,8 @@ import pytest
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.commands.main import main
 from dsi.commands.values import argument_of
-from dsi.contrastive.encoder import Encoder, EncoderConfig
+from dsi.contrastive.config import EncoderConfig
+from dsi.contrastive.encoder import Encoder
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.files.declarations import Setting
 from dsi.docids.words.bm25 import BM25

@@ -30,7 +30,8 @@ from tqdm import tqdm
 from tqdm.std import TqdmDefaultWriteLock
 
 from dsi.commands.main import main
-from dsi.contrastive.encoder import Encoder, EncoderConfig
+from dsi.contrastive.config import EncoderConfig
+from dsi.contrastive.encoder import Encoder
 from dsi.docids.files.declarations import declarations
 from dsi.retriever import GenerativeRetriever
 from dsi.search.request import OPTIONS, SearchConfig

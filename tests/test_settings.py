@@ -19,7 +19,8 @@ from dsi.commands.main import main
 from dsi.commands.values import setting
 from dsi.config import Config, all_settings, read_config
 from dsi.contrastive import training as contrastive_training
-from dsi.contrastive.encoder import Encoder, EncoderConfig
+from dsi.contrastive.config import EncoderConfig
+from dsi.contrastive.encoder import Encoder
 from dsi.docids.files import checks
 from dsi.training import pipeline
 from dsi.training.pipeline import TrainingRun

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from dsi import GenerativeRetriever
-from dsi.contrastive.encoder import Encoder, EncoderConfig, packaged_encoder
+from dsi.contrastive.config import EncoderConfig
+from dsi.contrastive.encoder import Encoder, packaged_encoder
 from dsi.contrastive.tokenizers import TOKENIZERS
 from dsi.contrastive.untrusted import LONGEST_INPUT, LONGEST_PROMPT, MODEL_TYPES, check_inputs, check_model
 from dsi.docids.clustering import DocidsConfig, build_tree

@@ -4,8 +4,9 @@ import faiss
 import numpy as np
 import pytest
 
-from dsi.contrastive.encoder import Encoder, EncoderConfig
-from dsi.contrastive.tokens import TokenHead, TokensConfig
+from dsi.contrastive.config import EncoderConfig, TokensConfig
+from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.tokens import TokenHead
 from dsi.docids.files.storage import save_tensors
 from dsi.docids.token_vectors import BITS, TokenCodes, TokenVectors, code_size, decode, encode, encode_states, project
 

@@ -14,8 +14,9 @@ import pytest
 
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.commands.main import main
-from dsi.contrastive.encoder import Encoder, EncoderConfig
-from dsi.contrastive.tokens import TokenHead, TokensConfig
+from dsi.contrastive.config import EncoderConfig, TokensConfig
+from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.tokens import TokenHead
 from dsi.docids.clustering import assemble
 from dsi.docids.schemes import DocidsConfig, SchemeInput, make_docids
 from dsi.docids.token_vectors import TokenVectors, decode

@@ -8,7 +8,7 @@ module is imported when it is used.
 import copy
 import dataclasses
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import index
 from pathlib import Path
@@ -23,7 +23,7 @@ from dsi.docids.files.checks import shown
 from dsi.docids.files.declarations import Count, Whole, settings
 from dsi.docids.files.processes import ALONE, Processes
 from dsi.docids.tree import MOST_LEVELS, MOST_PLACES
-from dsi.docids.types import Floats, Ints
+from dsi.docids.types import Floats, Ints, Mask
 from dsi.docids.vectors import BLOCK
 
 _CLUSTERING = ("branching", "max_leaf_size", "segments")
@@ -45,6 +45,8 @@ _WITHOUT_POINTS = ("random", "title", FILE)  # schemes that cluster nothing
 MOST_CLUSTERS = 64
 """A split makes at most this many clusters if `branching` is 0."""
 _LARGEST = 2**31 - 1
+_ROWS = 2**20
+"""Paths that are checked at a time."""
 
 
 @settings("docids")
@@ -183,7 +185,7 @@ class Docids:
         _check_paths(self.paths)
         if self.rows is not None:
             _check_rows(self.rows, len(self.paths))
-        longest = int((self.paths >= 0).sum(axis=1).max())
+        longest = int(path_lengths(self.paths).max())
         _check_length(longest)
         paths, collisions = _separate(self.paths[:, :longest].astype(_smallest(self.paths), copy=False))
         object.__setattr__(self, "paths", paths)
@@ -222,6 +224,15 @@ def pad_paths(paths: Sequence[Sequence[int]]) -> Ints:
     for row, path in zip(rows, numbers, strict=True):
         row[: len(path)] = path
     return rows  # type: ignore[return-value]
+
+
+def path_lengths(paths: Ints) -> NDArray[np.int16]:
+    """Return the length [N] of each path [N, longest]."""
+    return np.concatenate([(block >= 0).sum(axis=1, dtype=np.int16) for block in _blocks(paths)])
+
+
+def _blocks(paths: Ints) -> Iterator[Ints]:
+    return (paths[start : start + _ROWS] for start in range(0, len(paths), _ROWS))
 
 
 def _check_length(longest: int) -> None:
@@ -333,14 +344,18 @@ def _check_finite(name: str, array: Floats) -> None:
 def _check_paths(paths: Ints) -> None:
     if not _are_integers(paths, 2) or not paths.size:
         raise ValueError(f"The paths of a docid scheme must be integers [documents, longest], got {_kind(paths)}.")
-    bad = (paths < -1).any(axis=1) | (paths > _LARGEST).any(axis=1) | (paths[:, 0] < 0)  # [N]
-    bad |= ((paths[:, 1:] >= 0) & (paths[:, :-1] < 0)).any(axis=1)
+    bad = np.concatenate([_are_bad(block) for block in _blocks(paths)])  # [N]
     if bad.any():
         row = int(np.argmax(bad))
         raise ValueError(
             f"A path of a docid scheme must be numbers from 0 to {_LARGEST}, then -1 past its end; document {row} "
             f"(and {int(bad.sum()) - 1} more) has {shown(paths[row].tolist())}."
         )
+
+
+def _are_bad(paths: Ints) -> Mask:
+    bad: Mask = (paths < -1).any(axis=1) | (paths > _LARGEST).any(axis=1) | (paths[:, 0] < 0)
+    return bad | ((paths[:, 1:] >= 0) & (paths[:, :-1] < 0)).any(axis=1)
 
 
 def _check_rows(rows: NDArray[np.integer], paths: int) -> None:

@@ -1,4 +1,4 @@
-"""Config of the docid generator: the decoder, its objective and its training.
+"""Config of the docid generator: pseudo-queries, the decoder, its objective and its training.
 
 Each class is one section of a configuration file. Knows nothing of models or data.
 """
@@ -7,8 +7,23 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dsi.docids.files.declarations import Amount, Count, Positive, Share, settings
-from dsi.trees.objectives import find_objective
+from dsi.docids.files.checks import check_name
+from dsi.docids.files.declarations import Amount, Count, Positive, Remedy, Share, settings
+
+EXTRACTIVE = "extractive"
+
+
+@settings("pseudo_queries")
+class PseudoQueriesConfig:
+    """How pseudo-queries are made (section `[pseudo_queries]`)."""
+
+    method: str = EXTRACTIVE
+    """"extractive", "none", or a seq2seq model (Hub name or folder) that turns a document into a query."""
+    per_document: Annotated[int, Field(ge=1, le=100_000), Remedy('method = "none" makes none')] = 3
+    """Queries per document."""
+
+    def __post_init__(self) -> None:
+        check_name("pseudo_queries.method", self.method, '"extractive", "none" or a seq2seq model')
 
 
 @settings("generator")
@@ -52,6 +67,8 @@ class ObjectiveConfig:
     scores of its first documents, divided by `contrastive.temperature`."""
 
     def __post_init__(self) -> None:
+        from dsi.trees.objectives import find_objective  # with torch, which the names of settings do without
+
         objective = find_objective(self.name)
         if self.distillation and not objective.distils:
             raise ValueError(
@@ -87,6 +104,8 @@ def check_together(generator: GeneratorConfig, objective: ObjectiveConfig, train
         raise ValueError(
             'training.epochs must be above 0, got 0: only generator.docid_tokens = "tied" makes sense without training.'
         )
+    from dsi.trees.objectives import find_objective
+
     trained = find_objective(objective.name)
     if (trained.score == "estimate") != (generator.docid_tokens == "tied"):
         raise ValueError(

@@ -10,22 +10,19 @@ import random
 import re
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import datasets
 import torch
-from pydantic import Field
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from dsi.docids.data.collection import read_once
 from dsi.docids.data.lines import write_json_line
-from dsi.docids.files.checks import check_name
-from dsi.docids.files.declarations import Remedy, settings
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.storage import sha256
+from dsi.generator.config import EXTRACTIVE, PseudoQueriesConfig
 
-EXTRACTIVE = "extractive"
 DOCUMENT_TOKENS, QUERY_TOKENS = 512, 32
 """Tokens of a document that a seq2seq model reads, and of a query that it generates, at most."""
 TOP_K = 10
@@ -35,19 +32,6 @@ _BATCH = 16
 _READ = ("doc_id", "title", "text")
 _WORD = re.compile(r"[^\W_]+(?:['’.-][^\W_]+)*")
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|\n+")
-
-
-@settings("pseudo_queries")
-class PseudoQueriesConfig:
-    """How pseudo-queries are made (section `[pseudo_queries]`)."""
-
-    method: str = EXTRACTIVE
-    """"extractive", "none", or a seq2seq model (Hub name or folder) that turns a document into a query."""
-    per_document: Annotated[int, Field(ge=1, le=100_000), Remedy('method = "none" makes none')] = 3
-    """Queries per document."""
-
-    def __post_init__(self) -> None:
-        check_name("pseudo_queries.method", self.method, '"extractive", "none" or a seq2seq model')
 
 
 def generate_queries(

@@ -51,24 +51,27 @@ class Lists:
         The first call makes them; trees that updates make of this one have the same. A tree from before those updates can hold
         more documents, and has them made anew.
         """
-        cache, stored = tree.embeddings.cache, len(tree.embeddings.parts[0])
+        cache, places = tree.embeddings.cache, tree.embeddings.order
+        stored = len(tree.embeddings.parts[0])
+        if places is not None:
+            stored = int(np.count_nonzero(places < stored))  # that are in the tree
         lists: Lists | None = cache.get("lists")
-        if lists is None or lists.edges[-1] < np.count_nonzero(stored_rows(tree) < stored):
+        if lists is None or lists.edges[-1] < stored:
             lists = cache["lists"] = cls._make(tree, cells)
         return lists
 
     @classmethod
     def _make(cls, tree: DocidTree, cells: Numbers | None) -> "Lists":
-        nodes = cell_nodes(tree) if cells is None else cells
-        places, first = stored_rows(tree), len(tree.embeddings.parts[0])
-        is_first = places < first
-        before = np.concatenate([[0], np.cumsum(is_first)])
-        edges = np.append(before[tree.doc_start[nodes]], before[-1])
-        codes = tree.codes or Vectors.search_codes(tree.embeddings)
-        rows = places[is_first]
-        index = _faiss_lists(codes, np.flatnonzero(is_first), rows, edges)
+        nodes, places = cell_nodes(tree) if cells is None else cells, tree.embeddings.order
+        edges = np.append(tree.doc_start[nodes], tree.num_documents).astype(np.int64)
+        positions = rows = None
+        if places is not None:
+            is_first = places < len(tree.embeddings.parts[0])
+            edges = np.concatenate([[0], np.cumsum(is_first)])[edges]
+            positions, rows = np.flatnonzero(is_first), places[is_first].astype(np.int64)
+        index = _faiss_lists(tree.codes or Vectors.search_codes(tree.embeddings), positions, rows, edges)
         paths = _paths(tree, nodes) if cells is None else np.empty((0, 0), dtype=np.int32)
-        return cls(None if tree.embeddings.order is None else rows, edges, paths, index)
+        return cls(rows, edges, paths, index)
 
     def nodes_of(self, tree: DocidTree) -> Numbers:
         """[lists] the node of each list in this tree, or in one that updates made of it: digits stay."""
@@ -114,17 +117,18 @@ class ListedDocuments:
 
     def __init__(self, tree: DocidTree, cells: Numbers | None = None) -> None:
         self.tree, self.lists = tree, Lists.from_tree(tree, cells)
-        first, places = len(tree.embeddings.parts[0]), stored_rows(tree)
         nodes = self.lists.nodes_of(tree) if cells is None else cells
         self._list_of = np.full(tree.num_inner, -1, dtype=np.int64)
         self._list_of[nodes] = np.arange(len(nodes))
         self.ends = (self._list_of >= 0) | (tree.first_child >= tree.num_inner)
         self._positions = None  # [stored rows + 1] docid position of each, -1 if it is not in the tree
-        if tree.embeddings.order is not None:
+        self._later = np.empty(0, dtype=np.int64)  # positions of documents that came later, ascending
+        if (places := tree.embeddings.order) is not None:
+            first = len(tree.embeddings.parts[0])
             self._positions = np.full(first + 1, -1, dtype=np.int64)  # the last one for no row
             positions = np.flatnonzero(places < first)
             self._positions[places[positions]] = positions
-        self._later = np.flatnonzero((places >= first) & (tree.doc_rows >= 0))  # ascending
+            self._later = np.flatnonzero((places >= first) & (tree.doc_rows >= 0))
 
     def below(self, queries: Floats, nodes: Sequence[Ints], count: int, allowed: Bools | None) -> list[Numbers]:
         """Return for each query docid positions of roughly the top `count` documents below nodes, and of all later ones there.
@@ -188,12 +192,6 @@ def cell_nodes(tree: DocidTree) -> Numbers:
         limit *= 2
 
 
-def stored_rows(tree: DocidTree) -> Numbers:
-    """[places] the row of each docid position in the parts of the stored vectors."""
-    order = tree.embeddings.order
-    return np.arange(tree.num_documents) if order is None else order.astype(np.int64)
-
-
 def _paths(tree: DocidTree, nodes: Numbers) -> Ints:
     """[n, depth] the digits on the way to inner nodes, -1 past the end."""
     parents, digits = tree.paths(tree.doc_start[nodes])
@@ -201,16 +199,16 @@ def _paths(tree: DocidTree, nodes: Numbers) -> Ints:
     return np.where(above, -1, digits)
 
 
-def _faiss_lists(codes: Vectors, positions: Numbers, rows: Numbers, edges: Numbers) -> Any:
+def _faiss_lists(codes: Vectors, positions: Numbers | None, rows: Numbers | None, edges: Numbers) -> Any:
     """Return an index of faiss that scans codes.
 
     Args:
         codes: of all documents, by docid position.
-        positions: [n] of the documents in lists.
-        rows: [n] their ids.
+        positions: [n] of the documents in lists; None if all are, in order.
+        rows: [n] their ids; None if these are the positions.
         edges: [lists + 1] where each list begins.
     """
-    codec, stored = codes.codec, codes.numbers(positions)
+    codec = codes.codec
     assert isinstance(codec, Product)
     plain: Any = faiss.IndexIVFPQ(
         faiss.IndexFlatIP(codec.dim),
@@ -220,10 +218,13 @@ def _faiss_lists(codes: Vectors, positions: Numbers, rows: Numbers, edges: Numbe
         codec.bits,
         faiss.METRIC_INNER_PRODUCT,
     )
-    plain.pq, plain.by_residual, plain.is_trained, plain.ntotal = codec.quantizer(), False, True, len(rows)
+    plain.pq, plain.by_residual, plain.is_trained, plain.ntotal = codec.quantizer(), False, True, int(edges[-1])
     for cell, (start, end) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)):
         if end > start:
-            plain.invlists.add_entries(cell, end - start, faiss.swig_ptr(rows[start:]), faiss.swig_ptr(stored[start:]))
+            own = slice(start, end) if positions is None else positions[start:end]
+            stored = np.ascontiguousarray(codes.numbers(own))
+            ids = np.arange(start, end) if rows is None else rows[start:end]
+            plain.invlists.add_entries(cell, end - start, faiss.swig_ptr(ids), faiss.swig_ptr(stored))
     lists: Any = faiss.IndexIVFPQFastScan(plain)
     nothing: Any = faiss.ArrayInvertedLists(plain.nlist, plain.code_size)
     nothing.this.disown()

@@ -25,7 +25,8 @@ import pyarrow.compute as pc
 import torch
 from threadpoolctl import threadpool_info
 
-from dsi.contrastive.encoder import Encoder, EncoderConfig, quiet_transformers
+from dsi.contrastive.config import EncoderConfig
+from dsi.contrastive.encoder import Encoder, quiet_transformers
 from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.sparse import load_lexical
 from dsi.contrastive.untrusted import PROBE

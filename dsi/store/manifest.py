@@ -8,7 +8,7 @@ import math
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from dsi.contrastive.encoder import EncoderConfig
+from dsi.contrastive.config import EncoderConfig
 from dsi.docids.files.checks import shown
 from dsi.docids.files.declarations import create_settings
 from dsi.docids.files.storage import no_index, read_while_unchanged, recover_folder, sha256

@@ -14,7 +14,8 @@ import datasets
 import numpy as np
 
 from dsi.config import Config, read_config, run_config
-from dsi.contrastive.encoder import FRESH, FRESH_T5, Encoder
+from dsi.contrastive.config import FRESH, FRESH_T5
+from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.sparse import SparseModel
 from dsi.contrastive.training import NO_QUERIES
@@ -25,8 +26,9 @@ from dsi.docids.files.storage import digest, folder_sums, read_record
 from dsi.docids.files.untrusted import RESTORE
 from dsi.docids.schemes import Docids, DocidsConfig, check_branching, find_scheme
 from dsi.docids.words.bm25 import BM25_MODEL, NO_MODEL
+from dsi.generator.config import EXTRACTIVE
 from dsi.generator.kinds import create_generator
-from dsi.generator.pseudo_queries import EXTRACTIVE, load_query_model
+from dsi.generator.pseudo_queries import load_query_model
 from dsi.store.loading import check_no_updates, generation_of, load_documents, part
 from dsi.store.manifest import PARTS
 from dsi.training.docids_stage import TitleTokens

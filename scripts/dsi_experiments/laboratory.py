@@ -20,7 +20,8 @@ import numpy as np
 from dsi.commands.arguments import with_settings
 from dsi.config import Config
 from dsi.contrastive.blocks import DocumentTexts, QueryTexts, encode_blocks
-from dsi.contrastive.encoder import FRESH, Encoder
+from dsi.contrastive.config import FRESH
+from dsi.contrastive.encoder import Encoder
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.docids.files.storage import digest
 from dsi.docids.schemes import DocidsConfig, make_docids

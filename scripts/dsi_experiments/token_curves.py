@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling
 
 from dsi.config import LEXICAL_WEIGHT, TOKEN_WEIGHT, Config
+from dsi.contrastive.config import TokensConfig
 from dsi.contrastive.encoder import Encoder
-from dsi.contrastive.tokens import TokenHead, TokensConfig
+from dsi.contrastive.tokens import TokenHead
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.docids.token_vectors import TokenCodes, TokenVectors, decode, encode, project
 from dsi.docids.types import Floats, Numbers, Run

@@ -21,7 +21,7 @@ from dsi.commands.values import count, output_folder
 from dsi_experiments.benchmarks.timing import alternate
 
 if TYPE_CHECKING:
-    from dsi.contrastive.encoder import EncoderConfig
+    from dsi.contrastive.config import EncoderConfig
     from dsi.retriever import GenerativeRetriever
     from dsi.search.results import Hits
 

@@ -27,6 +27,7 @@ from transformers import AutoModel, T5Config, T5EncoderModel
 from transformers.utils import logging as transformers_logging
 
 from dsi.contrastive.config import FRESH, FRESH_T5, PACKAGED, EncoderConfig
+from dsi.contrastive.devices import check_device
 from dsi.contrastive.inference import for_inference
 from dsi.contrastive.onnx_runtime import check_backend, for_onnx_runtime
 from dsi.contrastive.untrusted import (
@@ -485,15 +486,6 @@ def state_fingerprint(module: nn.Module) -> str:
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
-
-
-def check_device(device: str | None) -> None:
-    """Raise ValueError unless tensors can be made on a device; None chooses one."""
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, TypeError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"The device {device!r} cannot be used here ({reason}); use cpu, or leave it out.") from None
 
 
 def check_sha256(path: Path, expected: str) -> None:

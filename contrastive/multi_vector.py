@@ -19,10 +19,10 @@ from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.util import load_file_path
 from torch import Tensor
 
+from dsi.contrastive.devices import check_device
 from dsi.contrastive.encoder import (
     TokenModel,
     TokenSpan,
-    check_device,
     hub_answers,
     quiet_transformers,
     state_fingerprint,

@@ -20,7 +20,8 @@ from sentence_transformers import SparseEncoder
 from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder
 from sentence_transformers.util import load_file_path
 
-from dsi.contrastive.encoder import PLURALS, check_device, quiet_transformers, without_hub
+from dsi.contrastive.devices import check_device
+from dsi.contrastive.encoder import PLURALS, quiet_transformers, without_hub
 from dsi.contrastive.untrusted import PROBE, check_finite, check_inputs, check_model, write_model
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.storage import save_tensors

@@ -177,6 +177,19 @@ def test_help_of_an_everyday_command_imports_nothing_heavy(command):
     assert output.endswith("False\n")
 
 
+@pytest.mark.parametrize("given", [["--set", "encoder.nam=x"], ["--set", "contrastive.epochs=0"], ["--device", "gpu"]])
+def test_what_is_wrong_with_a_setting_or_a_device_is_told_before_models_are_imported(given):
+    names = ("datasets", "sentence_transformers", "transformers")
+    code = f"""
+import sys, dsi.commands.main as m
+status = m.main(["train", "--data", "minipedia", "--output", "unwritten", *{given}])
+print(status, [name for name in {names} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[-2] == "2 []", done
+    assert done.stderr.startswith("dsi: ")
+
+
 def test_what_needs_an_extra_is_imported_when_it_is_needed():
     extras = (
         "ir_datasets", "ir_measures", "langchain_core", "lightgbm", "llama_index", "matplotlib", "numba", "pyndeval",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dsi.commands.libraries import load_libraries
+from dsi.commands.libraries import load_libraries, set_up
 from dsi.commands.values import (
     argument_of,
     collection_folder,
@@ -190,7 +190,7 @@ class _Settings(argparse.Action):
         super().__init__(option_strings, dest=argparse.SUPPRESS, default=argparse.SUPPRESS, nargs=0, help=help)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        load_libraries()
+        set_up()
         from dsi.config import all_settings
 
         for declared in all_settings():
@@ -222,19 +222,21 @@ def add_overwriting(arguments: argparse.ArgumentParser) -> None:
 
 
 def training_run(arguments: argparse.Namespace) -> "TrainingRun":
-    """Return the run that the arguments describe."""
+    """Return the run that the arguments describe; tell what is wrong with settings and device before imports that take long."""
+    set_up()
+    from dsi.config import run_config
+    from dsi.contrastive.devices import check_device
+
+    check_device(arguments.device)
+    configured = with_settings(run_config(arguments.output, arguments.config), arguments.settings)
     load_libraries()
     from dsi.cluster.cluster import Cluster
-    from dsi.config import run_config
-    from dsi.contrastive.encoder import check_device
     from dsi.docids.data.collection import read_collection
     from dsi.training.pipeline import TrainingRun
     from dsi.training.preflight import check_apart, training_config
 
-    check_device(arguments.device)  # before stages that need none
     check_apart(arguments.output, arguments.data)  # before the texts are read
-    dev_queries = with_settings(run_config(arguments.output, arguments.config), arguments.settings).dev_queries
-    collection = read_collection(arguments.data, dev_queries=dev_queries)
+    collection = read_collection(arguments.data, dev_queries=configured.dev_queries)
     config = with_settings(training_config(arguments.output, arguments.config, collection), arguments.settings)
     return TrainingRun(
         arguments.output,

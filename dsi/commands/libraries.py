@@ -23,13 +23,18 @@ _ADDRESSES = 3 * 2**30
 """Bytes of addresses that the libraries take; a search of a tiny index was measured with 2.7 GiB, of which .65 in memory."""
 
 
-def load_libraries() -> None:
-    """Import what nearly every command needs; from then on show our own messages and progress, and only serious warnings."""
+def set_up() -> None:
+    """Show our own messages, and only serious warnings; set what the libraries read when they are imported."""
     quiet_logging()
     _check_memory()
+    _limit_threads()
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # a model that is fetched is all that the Hub learns
+
+
+def load_libraries() -> None:
+    """Import what nearly every command needs, after `set_up`; they show no progress of their own."""
+    set_up()
     with _announce("loading libraries …"):
-        _limit_threads()
-        os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # a model that is fetched is all that the Hub learns
         import datasets
         import sentence_transformers  # noqa: F401
         from transformers.utils import logging as transformers_logging

@@ -17,6 +17,7 @@ import torch
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from dsi.contrastive.devices import choose_device
 from dsi.docids.data.collection import read_once
 from dsi.docids.data.lines import write_json_line
 from dsi.docids.files.progress import Bar
@@ -193,7 +194,7 @@ def _seq2seq(
     todo = [start for start in starts if not all(doc_id in finished for doc_id in ids[start : start + _BATCH])]
     if not todo:
         return
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = choose_device(device)
     tokenizer, model = load_query_model(config.method)
     model = model.to(device).eval()
     for start in todo:

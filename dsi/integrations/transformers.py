@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, LogitsProcessor, LogitsProcessorList
 
-from dsi.contrastive.encoder import check_device, quiet_transformers
+from dsi.contrastive.devices import check_device, choose_device
+from dsi.contrastive.encoder import quiet_transformers
 from dsi.docids.files.checks import plain, text
 from dsi.docids.files.progress import progress
 from dsi.docids.tree import DocidTree
@@ -160,7 +161,7 @@ class Seq2SeqRetriever:
         except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[0].rstrip(".")
             raise ValueError(f"{folder} is no sequence-to-sequence model of transformers ({reason}).") from None
-        return cls(model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")), tokenizer, identifiers)
+        return cls(model.to(choose_device(device)), tokenizer, identifiers)
 
     def _tokens(self, identifier: str) -> list[int]:
         """Return the tokens of an identifier as a label of training, without the end token."""

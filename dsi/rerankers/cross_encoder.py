@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from sentence_transformers import CrossEncoder
 from torch import nn
 
-from dsi.contrastive.encoder import check_device, quiet_transformers, without_hub
+from dsi.contrastive.devices import check_device
+from dsi.contrastive.encoder import quiet_transformers, without_hub
 from dsi.contrastive.untrusted import PROBE, check_finite, check_inputs, check_model, write_model
 from dsi.docids.files.declarations import LARGEST
 from dsi.docids.files.progress import Bar

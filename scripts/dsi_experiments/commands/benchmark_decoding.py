@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     load_libraries()
     import torch
 
-    from dsi.contrastive.encoder import check_device
+    from dsi.contrastive.devices import check_device
     from dsi.docids.files.storage import write_json
     from dsi.measuring.provenance import provenance
     from dsi_experiments.benchmarks.decoding_systems import matmul_rate, measure

@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     command_line.add_argument("--results", type=output_file, help="write the table as JSON")
     arguments = command_line.parse_args(argv)
     load_libraries()
-    from dsi.contrastive.encoder import check_device
+    from dsi.contrastive.devices import check_device
     from dsi.docids.files.storage import write_json
     from dsi.measuring.provenance import provenance
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import psutil
 
 _INTERVAL = 0.02
-"""Seconds between two looks."""
+"""Seconds between two looks by default."""
 _MAP_THRESHOLD, _TRIM_THRESHOLD = (-3, 2**25), (-1, 2**28)
 """glibc's parameters: arrays from 32 MB on are given back at once, others when 256 MB are free."""
 
@@ -34,18 +34,19 @@ def own_memory() -> int:
 
 
 @contextmanager
-def watching_memory(held: Callable[[], int] = own_memory) -> Iterator[Callable[[], int]]:
+def watching_memory(held: Callable[[], int] = own_memory, interval: float = _INTERVAL) -> Iterator[Callable[[], int]]:
     """Yield a function that returns the most bytes held since the block began; what is free is given back first.
 
     Args:
         held: returns them now; those of this process by default.
+        interval: seconds between two looks.
     """
     free_memory()
     most, ended = held(), threading.Event()
 
     def watch() -> None:
         nonlocal most
-        while not ended.wait(_INTERVAL):
+        while not ended.wait(interval):
             most = max(most, held())
 
     watcher = threading.Thread(target=watch, daemon=True)

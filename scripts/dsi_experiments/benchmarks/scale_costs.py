@@ -29,7 +29,7 @@ _NARROWEST, _SHARE, _ENOUGH = 40, 8, 0.99
 """Beams double from the first one to an eighth of the documents, until they find enough, or read all."""
 _SINGLE, _FEW = 64, 8
 """Queries that are searched one at a time, and by all products."""
-_BLOCK = 262_144
+_BLOCK, _INTERVAL = 262_144, 1.0
 DOCUMENTS, ASKED, TRUE, INDEX, BUILT = (
     "documents.npy",
     "queries.safetensors",
@@ -59,7 +59,7 @@ def build(folder: Path, processes: Processes) -> dict[str, Any]:
     documents, parts = np.load(folder / DOCUMENTS, mmap_mode="r"), folder / "parts"
     parts.mkdir(exist_ok=True)
     before, started, cpu = family_memory(), time.perf_counter(), time.process_time()
-    with watching_memory(family_memory) as most:
+    with watching_memory(family_memory, _INTERVAL) as most:
         tree = build_tree(documents, DocidsConfig(), progress=True, processes=processes, folder=parts)
         clustered = time.perf_counter() - started
         tree = tree.stored_as(VectorsConfig("int8", code_bytes(documents.shape[1])))

@@ -31,6 +31,8 @@ _TOO_LARGE = 1e15
 _GATHER, _SHARED = 3, 4
 """Gathering a vector costs `_GATHER` times reading it in sequence, and reading it `_SHARED` times its share of a matrix product
 for a large batch of queries."""
+_KEPT = 2**24
+"""Squared lengths of at most this many vectors stay in memory."""
 _DECODED = 2**18
 """Numbers decoded at a time when all vectors are multiplied: what a cache holds."""
 _PARTS, _PART = 32, 8
@@ -325,10 +327,12 @@ class Vectors:
         return Vectors((self.parts[0], later), self.codec, order, self.cache)
 
     def squares(self) -> Floats:
-        """Return [n] squared lengths; those of the first part are computed once for all rearrangements."""
-        if "squares" not in self.cache:
-            self.cache["squares"] = _squares(Vectors(self.parts[:1], self.codec))
-        first: Floats = self.cache["squares"]
+        """Return [n] squared lengths; those of the first part are computed once for all rearrangements, if not very many."""
+        first: Floats | None = self.cache.get("squares")
+        if first is None:
+            first = _squares(Vectors(self.parts[:1], self.codec))
+        if len(first) <= _KEPT:
+            self.cache["squares"] = first
         if self.order is None:
             return first
         return np.concatenate([first, _squares(Vectors(self.parts[1:], self.codec))])[self.order]

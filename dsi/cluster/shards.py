@@ -26,7 +26,7 @@ from dsi.docids.vectors import Vectors
 from dsi.docids.words.bm25 import BM25
 from dsi.docids.words.postings import read_postings
 from dsi.docids.words.term_scores import Terms, TermScorer
-from dsi.search.lists import ListedDocuments, cell_nodes
+from dsi.search.lists import ListedDocuments
 from dsi.search.pools import AllDocuments, Gathered, PoolSources
 from dsi.search.results import Bools, Floats, Ints
 from dsi.search.scores import DocumentScores
@@ -220,7 +220,7 @@ class ShardIndex:
         edges = shard_edges(tree, shards)
         self.share = Share.from_tree(tree, int(edges[number]), int(edges[number + 1]))
         self.tree = self.share.cut(tree)
-        self.listed = None if tree.codes is None else ListedDocuments(self.tree, cell_nodes(tree))
+        self.listed = None if tree.codes is None else ListedDocuments(self.tree, tree)
         words = [file for file in files if file.parent == lexical]
         self._scorer = _scorer(words, tree.num_rows, self.share.rows) if words else None
         self._occupied = self.tree.doc_rows >= 0 if self.tree.num_removed else None

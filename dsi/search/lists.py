@@ -15,9 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsi.docids.tree import DocidTree, ranges
-from dsi.docids.vectors import Product, Vectors
+from dsi.docids.vectors import LARGE, Product, Vectors
 from dsi.search.results import Bools, Floats, Ints
 
+_OVERSAMPLED = 8
+"""Oversampling factor of the smallest large index."""
 _PER_ROOT = 16
 """There are at most this many cells for each of the square root of the number of documents, unless clusters are large."""
 
@@ -108,17 +110,20 @@ class ListedDocuments:
     """Finds documents below the nodes of one tree by the lists.
 
     Args:
-        tree: the docids; of a share of the documents, its nodes are those of the whole tree.
-        cells: the nodes of the lists, given for such a share.
+        tree: the docids, or a share of the documents with all nodes.
+        whole: the tree that it is a share of.
 
     Attributes:
+        oversampling: candidates retrieved by their codes for each document that is wanted.
         ends: [inner nodes] True at nodes where a walk ends: those with a list, and clusters of documents that came later.
     """
 
-    def __init__(self, tree: DocidTree, cells: Numbers | None = None) -> None:
+    def __init__(self, tree: DocidTree, whole: DocidTree | None = None) -> None:
+        cells = None if whole is None else cell_nodes(whole)
         self.tree, self.lists = tree, Lists.from_tree(tree, cells)
+        self.oversampling = oversampling((whole or tree).num_documents)
         nodes = self.lists.nodes_of(tree) if cells is None else cells
-        self._list_of = np.full(tree.num_inner, -1, dtype=np.int64)
+        self._list_of = np.full(tree.num_inner, -1, dtype=np.int32)
         self._list_of[nodes] = np.arange(len(nodes))
         self.ends = (self._list_of >= 0) | (tree.first_child >= tree.num_inner)
         self._positions = None  # [stored rows + 1] docid position of each, -1 if it is not in the tree
@@ -176,6 +181,14 @@ class ListedDocuments:
         return self._later[ranges(first, last - first)]
 
 
+def oversampling(documents: int) -> int:
+    """Return how many candidates are retrieved by their codes for each document that is wanted, then rescored by their vectors.
+
+    Codes are coarse, so the more documents lie near the best ones, the deeper these are among the best codes.
+    """
+    return round(_OVERSAMPLED * math.sqrt(max(1.0, documents / LARGE)))
+
+
 def cell_nodes(tree: DocidTree) -> Numbers:
     """Return the cells, in docid order: the highest nodes with at most `limit` documents, and larger clusters.
 
@@ -183,9 +196,11 @@ def cell_nodes(tree: DocidTree) -> Numbers:
     """
     sizes = tree.doc_end - tree.doc_start
     most, limit = _PER_ROOT * math.sqrt(tree.num_documents), 1
+    branches = np.flatnonzero(tree.first_child < tree.num_inner)
+    parents = np.repeat(branches, tree.num_children[branches])  # of all inner nodes but the root
     while True:
         small = sizes <= limit
-        highest = small & ~np.concatenate([[False], small[tree.parents[1 : tree.num_inner]]])
+        highest = small & ~np.concatenate([[False], small[parents]])
         cells = np.flatnonzero(highest | (~small & (tree.first_child >= tree.num_inner)))
         if len(cells) <= most or limit >= tree.num_documents:
             return cells[np.argsort(tree.doc_start[cells])]

@@ -31,8 +31,6 @@ from dsi.search.scores import ROUNDING, DocumentScores
 
 _FIRST = 128
 """Places that a scan of all documents scores by late interaction at first; then twice as many each time."""
-_OVERSAMPLED = 8
-"""Oversampling factor of large indexes: candidates retrieved by their codes, then rescored by their vectors."""
 _BLOCK = 2**24
 """Scores of all documents in memory at a time: 64 MB."""
 _NO_NODES = np.zeros(0, dtype=np.int64)
@@ -187,8 +185,8 @@ class PoolSources(Sources):
         if listed is None:
             below = [ranges(tree.doc_start[ends], tree.doc_end[ends] - tree.doc_start[ends]) for ends in nodes]
         else:
-            oversampled = _OVERSAMPLED * self.count * tree.most_places
-            below = listed.below(self.scores.queries[list(rows)], nodes, oversampled, self._allowed)
+            candidates = listed.oversampling * self.count * tree.most_places
+            below = listed.below(self.scores.queries[list(rows)], nodes, candidates, self._allowed)
         return [self._gather(*walked) for walked in zip(rows, nodes, below, strict=True)]
 
     def rescore(self, rows: Sequence[int], pools: Sequence[tuple[Ints, Floats]]) -> list[tuple[Ints, Floats]]:

@@ -15,9 +15,12 @@ def bonuses(tree: DocidTree) -> NDArray[np.float32]:
     |n| documents lie below a node, and spread_n is their root mean squared distance from its vector. The largest of |n| normal
     values lies about sqrt(2 ln |n|) deviations above their mean.
     """
-    there = tree.doc_rows >= 0
-    sums = np.concatenate([[0.0], np.cumsum(np.where(there, tree.embeddings.squares(), 0), dtype=np.float64)])
-    documents = np.concatenate([[0], np.cumsum(there)])
-    count = np.maximum(documents[tree.doc_end] - documents[tree.doc_start], 1)
+    squares, count = tree.embeddings.squares(), tree.doc_end - tree.doc_start
+    if tree.num_removed:
+        there = tree.doc_rows >= 0
+        squares, before = np.where(there, squares, 0), np.concatenate([[0], np.cumsum(there)])
+        count = np.maximum(before[tree.doc_end] - before[tree.doc_start], 1)
+    sums = np.zeros(tree.num_documents + 1)
+    np.cumsum(squares, dtype=np.float64, out=sums[1:])
     variance = (sums[tree.doc_end] - sums[tree.doc_start]) / count - tree.centroids.squares()
     return np.sqrt(np.maximum(variance, 0) * 2 * np.log(count)).astype(np.float32)

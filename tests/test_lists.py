@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 import torch
 
+from dsi.cluster.shards import Share
 from dsi.docids import vectors
 from dsi.docids.clustering import build_tree
 from dsi.docids.schemes import DocidsConfig
 from dsi.docids.tree import DocidTree
 from dsi.docids.updating import add_documents, remove_documents
-from dsi.docids.vectors import VectorsConfig
+from dsi.docids.vectors import LARGE, VectorsConfig
 from dsi.docids.words.bm25 import BM25
+from dsi.search import lists as module
 from dsi.search.engine import QueryBatch
 from dsi.search.generate import TiedIndex
-from dsi.search.lists import Lists, cell_nodes
+from dsi.search.lists import ListedDocuments, Lists, cell_nodes, oversampling
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import SearchResult
 from tests.conftest import random_queries, random_tied, random_tree
@@ -190,3 +192,36 @@ def test_a_search_needs_less_memory_than_the_vectors_as_floats(tmp_path, monkeyp
     assert found == "[7, 70000]"
     assert int(peak) < 60_000
     assert int(done.stdout.splitlines()[1]) > 80_000
+
+
+def test_more_documents_get_more_candidates_and_a_share_as_many_as_its_whole(monkeypatch):
+    assert [oversampling(documents) for documents in (10, LARGE, 4 * LARGE, 100_000_000)] == [8, 8, 16, 156]
+    monkeypatch.setattr(module, "LARGE", 20)
+    whole = big_tree(CODES[0])
+    share = Share.from_tree(whole, 0, int(whole.doc_end[1])).cut(whole)
+    assert share.num_documents < whole.num_documents
+    assert ListedDocuments(share, whole).oversampling == ListedDocuments(whole).oversampling == 80
+
+
+@pytest.mark.parametrize("few", [False, True])
+def test_a_search_scores_that_many_candidates(monkeypatch, few):
+    monkeypatch.setattr(module, "LARGE", 2000 if few else 20)
+    scanned, scan = [], Lists.scan
+    monkeypatch.setattr(Lists, "scan", lambda *given: scanned.append(given[3]) or scan(*given))
+    tree = big_tree(CODES[0])
+    batch, config = query_batch(3), SearchConfig(alpha=0.0, beam_width=10_000, candidates=20)
+    found = TiedIndex(tree, random_tied(tree), None).methods["generate"].retrieve(batch, SearchRequest(10, config))
+    assert scanned == [8 * 20 if few else 80 * 20]
+    exact = search(tree, batch, "exact")
+    if not few:  # most of the documents are rescored
+        np.testing.assert_allclose(found.scores, exact.scores, rtol=1e-4, atol=1e-4)
+
+
+def test_squared_lengths_of_very_many_vectors_are_not_kept(monkeypatch):
+    tree = big_tree(CODES[1])
+    kept, expected = tree.embeddings.squares(), (tree.embeddings[:] ** 2).sum(axis=1)
+    assert tree.embeddings.squares() is kept
+    monkeypatch.setattr(vectors, "_KEPT", 100)
+    again = big_tree(CODES[1])
+    np.testing.assert_allclose(again.embeddings.squares(), expected, rtol=1e-5)
+    assert "squares" not in again.embeddings.cache

@@ -13,7 +13,7 @@ import faiss
 import numpy as np
 
 from dsi.docids.clustering import DocidsConfig, build_tree
-from dsi.docids.files.memory import own_memory, watching_memory
+from dsi.docids.files.memory import watching_memory
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.storage import map_tensors, read_record, replacing, save_tensors, sha256, write_array, write_json
 from dsi.docids.tree import DocidTree
@@ -104,7 +104,7 @@ def _queries(folder: Path) -> Floats:
 def search_costs(folder: Path) -> dict[str, Any]:
     """Return what loading takes, and for each beam what is found, read and spent; in a fresh process."""
     queries, true, before = _queries(folder), true_answers(folder), private_mib()
-    resident, started = own_memory(), time.perf_counter()
+    started = time.perf_counter()
     tree = DocidTree.load(folder / INDEX)
     loaded = time.perf_counter() - started
     search = TreeSearch(tree)
@@ -115,7 +115,6 @@ def search_costs(folder: Path) -> dict[str, Any]:
         "load, s": round(loaded, 1),
         "first answer, s": round(first, 1),
         "private bytes a document when searched": round((private_mib() - before) * 2**20 / size, 1),
-        "held a document at most": round((own_memory() - resident) / size, 1),
         "beams": list(_beams(search, tree, queries, true)),
         "exact": _cost(TreeSearch(tree, "exact"), tree, queries[:_FEW], true[:_FEW], 0),
     }

@@ -467,6 +467,18 @@ def test_embeddings_of_any_number_type_are_read_from_a_file(tmp_path):
         np.testing.assert_array_equal(read, np.abs(points).astype(kind).astype(np.float32))
 
 
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+def test_large_embeddings_stay_in_their_file(tmp_path, kind):
+    points = embeddings_of(50).astype(kind)
+    np.save(tmp_path / "points.npy", points)
+    read = read_embeddings(tmp_path / "points.npy")
+    assert isinstance(read, np.memmap)
+    assert read.dtype == kind
+    config, own = DocidsConfig(branching=4), embeddings_of(50)
+    paths = [make_docids(SchemeInput(own, config, given)).paths for given in (read, points.astype(np.float32))]
+    np.testing.assert_array_equal(*paths)
+
+
 def written(path: Path, array: np.ndarray) -> None:
     with path.open("wb") as file:
         np.save(file, array)

@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def read_embeddings(path: Path) -> "NDArray[np.float32]":
-    """Read embeddings [documents, dim] of any type of number from a .npy file.
+    """Read embeddings [documents, dim] of any type of number from a .npy file; mapped, if float16 or float32.
 
     Raises:
         ValueError: the file is another one, or holds something else.
@@ -87,7 +87,8 @@ def read_embeddings(path: Path) -> "NDArray[np.float32]":
         found = "a file that NumPy cannot read"
     else:
         if array.ndim == 2 and array.shape[1] and array.dtype.kind in "fiu":
-            return np.ascontiguousarray(array, dtype=np.float32)
+            is_read_as_it_is = array.dtype in (np.float16, np.float32) and array.flags.c_contiguous
+            return array if is_read_as_it_is else np.ascontiguousarray(array, dtype=np.float32)
         found = f"an array of {array.dtype} {list(array.shape)}"
     raise ValueError(f"{path} must be a .npy file of numbers [documents, dim], got {found}; write it with numpy.save.")
 

@@ -355,7 +355,7 @@ def highest(values: Floats, count: int) -> tuple[Rows, np.float32]:
 def _group(rows: Rows) -> tuple[Rows, Rows, Rows]:
     """Return the different rows, ascending, an order [n] in which equal ones follow each other, and where each begins in it."""
     keys = (rows << 32) | np.arange(len(rows))  # NumPy sorts integers faster than it finds their order
-    keys.sort()
+    keys.sort(kind="stable")  # which merges the lists, as each of them ascends
     order, ascending = keys & 0xFFFFFFFF, keys >> 32
     begins = np.ones(len(rows), dtype=bool)
     np.not_equal(ascending[1:], ascending[:-1], out=begins[1:])

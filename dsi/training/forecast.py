@@ -49,6 +49,8 @@ _SAMPLE = 64
 """Documents, and queries, of which probes are made."""
 _BATCH, _PASS = 64, 16
 """Texts that the encoder reads at a time, and in a probe of its memory."""
+_PRODUCTS = 250_000_000
+"""Bytes of the compiled products that a process keeps once it has embedded texts of many lengths (see `keep_few_kernels`)."""
 _NO_RATE = 1e-9
 """Learning rate of the steps that are probes: none diverges."""
 _MOST_DOCUMENTS = 20_000
@@ -225,7 +227,7 @@ class Forecast:
             whole = FullTexts(self._documents)[:] if config.docids.segments == 1 else self._texts
             seconds += seconds_for(lambda many: head.encode_with(model, whole[:many]), len(whole), count)
         memory = self._pass_memory + 2 * self._vectors + (model.nbytes if model else 0)
-        return Cost(seconds, memory, {"documents": self._total})
+        return Cost(seconds, memory + (0 if self._is_elsewhere else _PRODUCTS), {"documents": self._total})
 
     def _lexical_stage(self) -> Cost:
         texts = self._collection.full_texts()[:_SAMPLE]

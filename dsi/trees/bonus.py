@@ -19,8 +19,9 @@ def bonuses(tree: DocidTree) -> NDArray[np.float32]:
     if tree.num_removed:
         there = tree.doc_rows >= 0
         squares, before = np.where(there, squares, 0), np.concatenate([[0], np.cumsum(there)])
-        count = np.maximum(before[tree.doc_end] - before[tree.doc_start], 1)
+        count = before[tree.doc_end] - before[tree.doc_start]
     sums = np.zeros(tree.num_documents + 1)
     np.cumsum(squares, dtype=np.float64, out=sums[1:])
+    count = np.maximum(count, 1)
     variance = (sums[tree.doc_end] - sums[tree.doc_start]) / count - tree.centroids.squares()
     return np.sqrt(np.maximum(variance, 0) * 2 * np.log(count)).astype(np.float32)

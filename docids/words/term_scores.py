@@ -247,26 +247,26 @@ class TermScorer:
 
     def _scan(self, parts: Sequence[Sequence[_Reading]], allowed: Mask | None, others: Rows) -> _Scan:
         """Sum all that is read, and bound the scores of the documents found there."""
-        rows, gains, rests, unfinished, rest = [_NO_ROWS], [_NO_FLOATS], [_NO_FLOATS], [], np.float32(0)
+        rows, gains, unfinished, rests, counts = [_NO_ROWS], [_NO_FLOATS], [], list[np.float32](), list[int]()
         for part in parts:
-            part_rest = np.float32(sum(reading.factor * reading.bound for reading in part))
-            rest = max(rest, part_rest)
+            rests.append(np.float32(sum(reading.factor * reading.bound for reading in part)))
+            counts.append(0)
             for reading in part:
                 own, weights = reading.rows, reading.weights
                 if allowed is not None:
                     own, weights = own[allowed[own]], weights[allowed[own]]
                 rows.append(own)
                 gains.append(reading.factor * (weights - reading.bound))
-                rests.append(np.full(len(own), part_rest))
+                counts[-1] += len(own)
                 unfinished += [] if reading.whole else [(reading, own)]
         found, order, starts = _group(np.concatenate(rows))
         sums = np.add.reduceat(np.concatenate(gains)[order], starts) if len(found) else _NO_FLOATS
-        bounds = sums + np.concatenate(rests)[order[starts]]
+        bounds = sums + (rests[0] if len(parts) == 1 else np.repeat(rests, counts)[order[starts]])
         at = np.searchsorted(found, others)
         is_found = _is_in(others, found)
         other_sums = np.zeros(len(others), dtype=np.float32)
         other_sums[is_found] = sums[at[is_found]]
-        return _Scan(found, sums, bounds, rest, other_sums, unfinished)
+        return _Scan(found, sums, bounds, max(rests), other_sums, unfinished)
 
     def _complete(self, sums: Floats, rows: Rows, unfinished: Sequence[tuple[_Reading, Rows]]) -> Floats:
         """Turn the sums [n] of documents in some rows into their scores, by looking up what was not read."""

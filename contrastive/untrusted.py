@@ -46,7 +46,6 @@ from dsi.docids.files.untrusted import (
 
 M = TypeVar("M", bound=nn.Module)
 
-
 MODEL_TYPES = (
     "albert", "bert", "camembert", "deberta-v2", "distilbert", "electra", "gemma3_text", "modernbert", "mpnet", "mt5",
     "nomic_bert", "qwen3", "roberta", "t5", "umt5", "xlm-roberta",

@@ -13,7 +13,7 @@ from dsi.docids.files.storage import scratch_array, scratch_blocks
 from dsi.docids.schemes import Docids, DocidsConfig, SchemeInput, make_docids, path_lengths
 from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.tree import DocidTree
-from dsi.docids.types import Floats, Ints, Mask
+from dsi.docids.types import Floats, Ints, Mask, Numbers
 from dsi.docids.vectors import BLOCK, Vectors
 
 __all__ = ["DocidsConfig", "assemble", "build_tree"]
@@ -73,9 +73,7 @@ def assemble(docids: Docids, embeddings: Floats, tokens: TokenVectors | None = N
         start = next_level
     doc_rows = order if docids.rows is None else docids.rows[order].astype(np.int32)
     source = order if len(embeddings) == len(order) else doc_rows
-    blocks = (embeddings[source[start : start + BLOCK]] for start in range(0, len(order), BLOCK))
-    kind = np.float16 if embeddings.dtype == np.float16 else np.float32
-    ordered = scratch_blocks((len(order), embeddings.shape[1]), kind, blocks)
+    ordered = _take(embeddings, source, np.float16 if embeddings.dtype == np.float16 else np.float32)
     vectors = Vectors((_means_below(ordered, doc_start, doc_end),)), Vectors((ordered,))
     tokens = None if tokens is None else replace(tokens, order=source)
     return DocidTree(first_child, num_children, doc_start, doc_end, doc_rows, *vectors, tokens=tokens)
@@ -92,8 +90,7 @@ def _clusters(paths: Ints) -> tuple[Ints, list[Ints]]:
         levels: root first, [clusters, 2] each, ascending: first docid position of a cluster and one past its last.
     """
     order = np.lexsort(paths.T[::-1]).astype(np.int32)
-    blocks = (paths[order[start : start + BLOCK]] for start in range(0, len(paths), BLOCK))
-    ordered = scratch_blocks(paths.shape, paths.dtype.type, blocks)
+    ordered = _take(paths, order, paths.dtype.type)
     lengths = path_lengths(ordered)
     begins = np.zeros(len(paths) + 1, dtype=bool)  # True where a cluster of the next level begins
     begins[[0, -1]] = True
@@ -111,6 +108,12 @@ def _clusters(paths: Ints) -> tuple[Ints, list[Ints]]:
         last[np.searchsorted(first, end) - 1] = end  # a parent's last child ends with it
         levels.append(np.stack([first, last], axis=1))
     return order, levels
+
+
+def _take(matrix: Numbers, rows: Ints, kind: type[np.generic]) -> Numbers:
+    """Return some rows of a matrix, in their order, in a scratch file."""
+    blocks = (matrix[rows[start : start + BLOCK]] for start in range(0, len(rows), BLOCK))
+    return scratch_blocks((len(rows), matrix.shape[1]), kind, blocks)
 
 
 def _are_within(start: Ints, end: Ints, count: int) -> Mask:

@@ -20,14 +20,12 @@ from dsi.docids.files.storage import save_tensors
 from dsi.docids.files.untrusted import read_tensors
 from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.types import Ints, Numbers
-from dsi.docids.vectors import LARGE, Vectors, VectorsConfig, read_codec
+from dsi.docids.vectors import BLOCK, LARGE, Vectors, VectorsConfig, read_codec
 
 MOST_PLACES = 100
 """Docids of one document, at most."""
 MOST_LEVELS = 1000
 """Digits of a docid, at most; a search takes a step a level."""
-_ROWS = 2**22
-"""Places that are checked at a time."""
 _STRUCTURE = ("first_child", "num_children", "doc_start", "doc_end", "doc_rows")
 
 
@@ -337,8 +335,8 @@ class DocidTree:
         if self.num_rows > self.num_documents:
             return False
         seen = np.zeros(self.num_rows + 1, dtype=bool)  # the last one for free places
-        for start in range(0, self.num_documents, _ROWS):
-            seen[self.doc_rows[start : start + _ROWS]] = True
+        for start in range(0, self.num_documents, BLOCK):
+            seen[self.doc_rows[start : start + BLOCK]] = True
         return bool(seen[:-1].all())
 
     def _structure_problem(self) -> str:

@@ -27,9 +27,9 @@ def keep_few_kernels() -> None:
     os.environ.setdefault("LRU_CACHE_CAPACITY", "8")
 
 
-def own_memory() -> int:
-    """Return the bytes that this process holds and shares with no file; where that is not told apart (macOS), all it holds."""
-    held = psutil.Process().memory_info()
+def own_memory(process: psutil.Process | None = None) -> int:
+    """Return the bytes that a process, this one by default, shares with no file; where that is not told apart (macOS), all."""
+    held = (process or psutil.Process()).memory_info()
     return int(held.rss - getattr(held, "shared", 0))
 
 

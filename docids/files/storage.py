@@ -235,7 +235,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yield the path of a file that takes the place of `path`; two processes may write the same one at once."""
     partial = path.with_name(f"{path.name}.{uuid4().hex}.partial")
     yield partial
-    partial.replace(path)
+    _replace(partial, path)
 
 
 def _replace(partial: Path, path: Path) -> None:

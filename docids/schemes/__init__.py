@@ -23,7 +23,7 @@ from dsi.docids.files.checks import shown
 from dsi.docids.files.declarations import Count, Whole, settings
 from dsi.docids.files.processes import ALONE, Processes
 from dsi.docids.tree import MOST_LEVELS, MOST_PLACES
-from dsi.docids.types import Floats, Ints, Mask
+from dsi.docids.types import Floats, Ints, Mask, Numbers
 from dsi.docids.vectors import BLOCK
 
 _CLUSTERING = ("branching", "max_leaf_size", "segments")
@@ -45,8 +45,6 @@ _WITHOUT_POINTS = ("random", "title", FILE)  # schemes that cluster nothing
 MOST_CLUSTERS = 64
 """A split makes at most this many clusters if `branching` is 0."""
 _LARGEST = 2**31 - 1
-_ROWS = 2**20
-"""Paths that are checked at a time."""
 
 
 @settings("docids")
@@ -231,8 +229,8 @@ def path_lengths(paths: Ints) -> NDArray[np.int16]:
     return np.concatenate([(block >= 0).sum(axis=1, dtype=np.int16) for block in _blocks(paths)])
 
 
-def _blocks(paths: Ints) -> Iterator[Ints]:
-    return (paths[start : start + _ROWS] for start in range(0, len(paths), _ROWS))
+def _blocks(rows: Numbers) -> Iterator[Numbers]:
+    return (rows[start : start + BLOCK] for start in range(0, len(rows), BLOCK))
 
 
 def _check_length(longest: int) -> None:
@@ -335,8 +333,7 @@ def _check_shapes(embeddings: Floats, points: Floats, config: DocidsConfig) -> N
 
 
 def _check_finite(name: str, array: Floats) -> None:
-    blocks = [array[start : start + BLOCK].sum(axis=1, dtype=np.float32) for start in range(0, len(array), BLOCK)]
-    bad = ~np.isfinite(np.concatenate(blocks))  # [N]
+    bad = ~np.isfinite(np.concatenate([block.sum(axis=1, dtype=np.float32) for block in _blocks(array)]))  # [N]
     if bad.any():
         raise ValueError(f"{name} must be finite; row {int(np.argmax(bad))} (and {int(bad.sum()) - 1} more) is not.")
 

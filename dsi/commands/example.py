@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsi.commands.arguments import add_device, add_settings, in_words, parser, with_settings
-from dsi.commands.libraries import load_libraries
+from dsi.commands.libraries import load_libraries, set_up
 from dsi.commands.main import run_command
 from dsi.commands.values import output_folder
 
@@ -37,14 +37,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = command_line.parse_args(argv)
     started = time.perf_counter()
     print("Minipedia: 600 short encyclopedia documents, 3,600 queries.", flush=True)
-    load_libraries()
+    set_up()
     from dsi.config import read_config
+
+    config = with_settings(read_config("example"), arguments.settings)
+    load_libraries()
     from dsi.docids.data.collection import read_collection
     from dsi.measuring.evaluation import evaluate
     from dsi.retriever import GenerativeRetriever
     from dsi.training.pipeline import TrainingRun
 
-    config = with_settings(read_config("example"), arguments.settings)
     collection = read_collection("minipedia")
     run = TrainingRun(arguments.output, collection, config, arguments.device)
     run.train()

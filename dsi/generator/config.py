@@ -9,6 +9,7 @@ from pydantic import Field
 
 from dsi.docids.files.checks import check_name
 from dsi.docids.files.declarations import Amount, Count, Positive, Remedy, Share, settings
+from dsi.trees.objectives import find_objective
 
 EXTRACTIVE = "extractive"
 
@@ -67,8 +68,6 @@ class ObjectiveConfig:
     scores of its first documents, divided by `contrastive.temperature`."""
 
     def __post_init__(self) -> None:
-        from dsi.trees.objectives import find_objective  # with torch, which the names of settings do without
-
         objective = find_objective(self.name)
         if self.distillation and not objective.distils:
             raise ValueError(
@@ -104,8 +103,6 @@ def check_together(generator: GeneratorConfig, objective: ObjectiveConfig, train
         raise ValueError(
             'training.epochs must be above 0, got 0: only generator.docid_tokens = "tied" makes sense without training.'
         )
-    from dsi.trees.objectives import find_objective
-
     trained = find_objective(objective.name)
     if (trained.score == "estimate") != (generator.docid_tokens == "tied"):
         raise ValueError(

@@ -21,8 +21,7 @@ def family_memory() -> int:
     total = own_memory()
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):  # it has ended since
-            held = child.memory_info()
-            total += int(held.rss - getattr(held, "shared", 0))
+            total += own_memory(child)
     return total
 
 

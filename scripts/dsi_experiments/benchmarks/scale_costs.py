@@ -20,11 +20,10 @@ from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import VectorsConfig
 from dsi_experiments.benchmarks.index_data import QUERIES, Clouds
 from dsi_experiments.benchmarks.index_faiss import Floats, Ints, K, code_bytes, set_for
-from dsi_experiments.benchmarks.index_measure import shared
+from dsi_experiments.benchmarks.index_measure import BATCH, shared
 from dsi_experiments.benchmarks.index_systems import TreeSearch
 from dsi_experiments.benchmarks.memory import family_memory, private_mib
 
-BATCH = 64
 _NARROWEST, _SHARE, _ENOUGH = 40, 8, 0.99
 """Beams double from the first one to an eighth of the documents, until they find enough, or read all."""
 _SINGLE, _FEW = 64, 8

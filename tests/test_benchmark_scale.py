@@ -35,7 +35,9 @@ def test_it_builds_once_and_searches_in_a_fresh_process(tmp_path, capsys, monkey
     assert [row["documents"] for row in rows] == [1500, 3000]
     for row in rows:
         recalls = [beam["recall@10"] for beam in row["beams"]]
-        assert recalls == sorted(recalls)
+        reads = [beam["vectors read"] for beam in row["beams"]]
+        assert reads == sorted(reads)  # recall may fall: among more documents a code can push a true one out
+        assert max(recalls) - recalls[-1] < 0.01
         assert recalls[-1] > 0.9
         assert row["beams"][0]["vectors read"] < row["documents"]
         assert row["exact"]["vectors read"] == row["documents"]

@@ -104,6 +104,9 @@ class TokensConfig:
     bits: int = 2
     """Bits of a dimension: 2, 4 or 8, so that a token takes dim * bits / 8 bytes; 0 for an index without token vectors. Only
     tied docid tokens use them."""
+    epochs: Annotated[float, Field(ge=0, le=LARGEST)] = 4.0
+    """Passes over the train queries in which the map from a query's states to token vectors is trained; 0: it stays that of
+    documents, as without train queries and with a `model`."""
 
     def __post_init__(self) -> None:
         if self.model:

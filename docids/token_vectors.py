@@ -5,7 +5,7 @@ of texts, of models, or of how places are chosen.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -78,12 +78,14 @@ class TokenVectors:
         bits: of a dimension, one of `BITS`.
         parts: codes in the order in which they were written: what was there first, and what updates added.
         order: [places] the text of each place, counted over all parts.
+        query_head: [dim, state_dim] of queries, if it is another one.
     """
 
     head: Floats
     bits: int
     parts: tuple[TokenCodes, ...]
     order: NDArray[np.int32]
+    query_head: Floats | None = None
 
     @property
     def dim(self) -> int:
@@ -91,8 +93,8 @@ class TokenVectors:
         return len(self.head)
 
     def project(self, states: Floats) -> Floats:
-        """Return the normalised vectors [..., dim] of token states [..., state_dim]."""
-        return project(self.head, states)
+        """Return the normalised vectors [..., dim] of the token states [..., state_dim] of a query."""
+        return project(self.head if self.query_head is None else self.query_head, states)
 
     def gather(self, places: Ints) -> TokenCodes:
         """Return the codes of some places [n], in this order."""
@@ -171,7 +173,7 @@ class TokenVectors:
         in_use = np.flatnonzero(order >= old)
         if 2 * len(in_use) < len(later):  # most later texts were removed since
             later, order[in_use] = later.gather(order[in_use] - old), old + np.arange(len(in_use))
-        return TokenVectors(self.head, self.bits, (self.parts[0], later), order.astype(np.int32))
+        return replace(self, parts=(self.parts[0], later), order=order.astype(np.int32))
 
     def without(self, places: Ints) -> "TokenVectors":
         """Return the vectors with some places left without tokens."""
@@ -190,11 +192,12 @@ class TokenVectors:
         return TokenCodes(scratch_blocks((int(starts[-1]), first.codes.shape[1]), np.uint8, blocks), starts)
 
     def save(self, path: Path) -> None:
-        """Write head and codes as one safetensors file; nothing of a removed document is written."""
+        """Write heads and codes as one safetensors file; nothing of a removed document is written."""
         whole = self.in_order()
         bits = np.array([self.bits], dtype=np.int32)
         counts = whole.counts.astype(np.int32)
-        save_tensors({"codes": whole.codes, "counts": counts, "head": self.head, "bits": bits}, path)
+        queries = {} if self.query_head is None else {"query_head": self.query_head}
+        save_tensors({"codes": whole.codes, "counts": counts, "head": self.head, "bits": bits, **queries}, path)
 
     @classmethod
     def load(cls, path: Path, places: int) -> "TokenVectors":
@@ -203,25 +206,30 @@ class TokenVectors:
         Raises:
             ValueError: truncated, altered, or of other places.
         """
-        arrays = read_tensors(path, _ARRAYS)
+        arrays = read_tensors(path, _ARRAYS, optional=("query_head",))
         bits, codes, counts, head = (arrays[name] for name in ("bits", "codes", "counts", "head"))
+        queries = arrays.get("query_head")
         problem = ""
         if len(bits) != 1 or int(bits[0]) not in BITS:
             problem = f"bits must be one of {', '.join(map(str, BITS))}"
         elif not len(head) or not is_finite(head) or codes.shape[1] * 8 != len(head) * int(bits[0]):
             problem = "head and codes do not fit each other"
+        elif queries is not None and (queries.shape != head.shape or not is_finite(queries)):
+            problem = "the heads of queries and documents do not fit each other"
         elif len(counts) != places or (counts < 0).any() or counts.sum(dtype=np.int64) != len(codes):
             problem = f"it does not hold the tokens of {places} docids"
         if problem:
             raise ValueError(f"{path} does not hold token vectors ({problem}); train the index again.")
         parts = (TokenCodes.from_counts(codes, counts),)
-        return cls(np.asarray(head), int(bits[0]), parts, np.arange(places, dtype=np.int32))
+        own = None if queries is None else np.asarray(queries)
+        return cls(np.asarray(head), int(bits[0]), parts, np.arange(places, dtype=np.int32), own)
 
 
 _ARRAYS: dict[str, tuple[type[np.generic], int]] = {
     "codes": (np.uint8, 2),
     "counts": (np.int32, 1),
     "head": (np.float32, 2),
+    "query_head": (np.float32, 2),
     "bits": (np.int32, 1),
 }
 

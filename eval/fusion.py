@@ -1,23 +1,19 @@
-"""Fusion of runs: reciprocal ranks, and a weighted sum whose best weight is found exactly.
+"""Fusion of runs: reciprocal ranks, and a weighted sum whose weights are learned. Knows nothing of how runs are made."""
 
-As a function of the weight, a query's ranking changes only where the scores of two candidates cross, and a measure only where
-one of the two is judged. So the measure is a step function of the weight. All steps of all queries are sorted, and the best
-interval follows from their running sum; there is no grid of weights. Knows nothing of how runs are made.
-"""
-
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from itertools import permutations
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import expit, logsumexp
 
 from dsi.docids.types import Qrels, Run
-from dsi.eval.measures import cutoff, evaluate, mean, ranking
+from dsi.eval.measures import ranking
 
-_ROUNDS = 5
-_MOST_SHARE = 0.999
-"""Of a run in a weighted sum of two."""
+Doubles = NDArray[np.float64]
+_LEAST = 0.1
+"""Sum of the likely coefficients, and share of its own that the first run keeps, at least."""
 
 
 def reciprocal_rank_fusion(runs: Sequence[Run], k: int = 60) -> Run:
@@ -35,152 +31,102 @@ def reciprocal_rank_fusion(runs: Sequence[Run], k: int = 60) -> Run:
     return fused
 
 
-def interpolate(a: Run, b: Run, weight: float) -> Run:
-    """Return (1 - weight) * a + weight * b over the documents of either; a document that a run lacks gets its lowest score.
+def weighted_sum(first: Run, others: Sequence[Run], weights: Sequence[float]) -> Run:
+    """Return first + sum of weight * other over all documents of a query; one that a run lacks gets its lowest score there.
 
-    >>> interpolate({"q": {"x": 4.0, "y": 2.0}}, {"q": {"y": 1.0, "z": 3.0}}, 0.5)
-    {'q': {'x': 2.5, 'y': 1.5, 'z': 2.5}}
-
-    Raises:
-        ValueError: weight is not in [0, 1].
+    >>> weighted_sum({"q": {"x": 4.0, "y": 2.0}}, [{"q": {"y": 1.0, "z": 3.0}}], [2.0])
+    {'q': {'x': 6.0, 'y': 4.0, 'z': 8.0}}
     """
-    if not 0 <= weight <= 1:
-        raise ValueError(f"weight must be in [0, 1] (0 is the first run alone), got {weight}.")
     fused = {}
-    for query_id in {**a, **b}:
-        doc_ids, scores = _candidates(a.get(query_id, {}), b.get(query_id, {}))
-        combined = (1 - weight) * scores[0] + weight * scores[1]
-        fused[query_id] = dict(zip(doc_ids, combined.tolist(), strict=True))
+    for query_id in dict.fromkeys(query_id for run in (first, *others) for query_id in run):
+        doc_ids, scores = _aligned([first, *others], query_id)
+        fused[query_id] = dict(zip(doc_ids, (scores @ [1.0, *weights]).tolist(), strict=True))
     return fused
 
 
-def best_weight(a: Run, b: Run, qrels: Qrels, measure: str = "RR@10") -> tuple[float, float]:
-    """Return the weight of `interpolate` with the highest mean of a measure over judged queries, and that mean.
+def fit_weights(first: Run, others: Sequence[Run], start: Sequence[float], qrels: Qrels) -> list[float]:
+    """Return weights of `others` in first + sum of weight * other, by a conditional logit of which candidates are relevant.
 
-    Exact: considers every interval between neighbouring crossings, and both ends. The weight is the middle of the best
-    interval (of equals the widest), where only candidates that tie everywhere tie. Takes O(c log c) for c crossings of a judged
-    candidate with another.
-    """
-    ends = {w: evaluate(interpolate(a, b, w), qrels, [measure])[measure] for w in (0.0, 1.0)}
-    best = max((sum(values.values()) / len(qrels), w) for w, values in ends.items())
-    positions, changes, total = [np.zeros(1)], [np.zeros(1)], 0.0
-    for query_id, judged in qrels.items():
-        where, values = _steps(a.get(query_id, {}), b.get(query_id, {}), judged, measure)
-        total += values[0]
-        positions.append(where)
-        changes.append(np.diff(values))
-    at = np.concatenate(positions)
-    order = np.argsort(at, kind="stable")
-    at, sums = at[order], total + np.cumsum(np.concatenate(changes)[order])
-    widths = np.diff(np.append(at, 1.0))
-    sums[widths <= 1e-12] = -np.inf  # of several steps at one weight only the last sum belongs to an interval
-    top = np.flatnonzero(sums >= sums.max() - 1e-9)
-    widest = top[np.argmax(widths[top])]
-    inside = (float(sums[widest]) / len(qrels), float(at[widest] + widths[widest] / 2))
-    value, weight = max(inside, best, key=lambda entry: entry[0])  # of equals not an end
-    return weight, value
-
-
-def best_weights(first: Run, others: Sequence[Run], qrels: Qrels, measure: str = "RR@10") -> list[float]:
-    """Return weights of `others` in first + sum of weight * other, by `improve_weights` from zero.
-
-    All orders of the runs are tried. All runs must score the same documents.
-    """
-    results = []
-    for order in permutations(range(len(others))):
-        weights, value = improve_weights(first, [others[n] for n in order], [0.0] * len(order), qrels, measure)
-        results.append((value, [weights[order.index(n)] for n in range(len(order))]))
-    return max(results, key=lambda result: result[0])[1]
-
-
-def improve_weights(
-    first: Run, others: Sequence[Run], start: Sequence[float], qrels: Qrels, measure: str = "RR@10"
-) -> tuple[list[float], float]:
-    """Return weights of `others` in first + sum of weight * other, by exact line searches, and the mean of the measure.
-
-    Each step sets one weight to its exact optimum with the others fixed, if that gains anything; stops when a round over all
-    runs gains nothing. All runs must score the same documents.
+    The chance that a relevant document beats all that are not is a softmax of the weighted sum (McFadden 1974); the relevant
+    ones of a query count by their grades. Coefficients count in standard deviations of their runs, and a penalty keeps them
+    near `start`, so that few queries change little. The problem is convex.
 
     Args:
         first: its weight is 1.
-        others: runs to weight, in the order of a round.
-        start: their weights before.
-        qrels: judgements.
-        measure: to maximise.
+        others: runs to weight.
+        start: the weights that are likely, at least 0.
+        qrels: judgements; queries without a relevant candidate say nothing.
+
+    Returns:
+        Weights of at least 0; `start` if no query says anything.
     """
-    weights, best = list(start), _mean(first, others, start, qrels, measure)
-    for _ in range(_ROUNDS):
-        before = best
-        for number, other in enumerate(others):
-            rest = weighted_sum(first, others, [0.0 if n == number else weight for n, weight in enumerate(weights)])
-            share = min(best_weight(rest, other, qrels, measure)[0], _MOST_SHARE)
-            changed = [*weights[:number], share / (1 - share), *weights[number + 1 :]]
-            value = _mean(first, others, changed, qrels, measure)  # the largest share may not be tried
-            if value > best:
-                weights, best = changed, value
-        if best == before:
-            break
-    return weights, best
+    queries = [_choices([first, *others], query_id, judged) for query_id, judged in qrels.items()]
+    queries = [own for own in queries if len(own.relevant) and len(own.others)]
+    if not queries:
+        return list(start)
+    scale = 1 / np.mean([np.concatenate(own[:2]).std(axis=0) for own in queries], axis=0).clip(1e-9)
+    likely = np.array([1.0, *start]) / scale
+
+    def along(rate: Doubles) -> tuple[float, Doubles]:
+        value, slope = _loss(rate * likely, queries, scale)
+        return value, np.array([slope @ likely])
+
+    one = 1 / likely.sum()  # a sum of coefficients of 1
+    centre = _minimum(along, np.array([one]), [(_LEAST * one, None)]) * likely
+
+    def penalised(coefficients: Doubles) -> tuple[float, Doubles]:
+        value, slope = _loss(coefficients, queries, scale)
+        away = coefficients - centre
+        return value + float(away @ away), slope + 2 * away
+
+    found = _minimum(penalised, centre, [(_LEAST * centre[0], None), *[(0.0, None)] * len(others)]) * scale
+    return [float(value) for value in found[1:] / found[0]]
 
 
-def _mean(first: Run, others: Sequence[Run], weights: Sequence[float], qrels: Qrels, measure: str) -> float:
-    return mean(evaluate(weighted_sum(first, others, weights), qrels, [measure])[measure])
+class _Choices(NamedTuple):
+    """Candidates of a query.
+
+    Attributes:
+        relevant: [n, runs] scores of relevant documents.
+        others: [m, runs] scores of others.
+        shares: [n] of the relevant ones, which sum to 1.
+    """
+
+    relevant: Doubles
+    others: Doubles
+    shares: Doubles
 
 
-def weighted_sum(first: Run, others: Sequence[Run], weights: Sequence[float]) -> Run:
-    """Return first + sum of weight * other over the same documents."""
-    total = {query_id: dict(scores) for query_id, scores in first.items()}
-    for other, weight in zip(others, weights, strict=True):
-        for query_id, scores in total.items() if weight else ():
-            for doc_id in scores:
-                scores[doc_id] += weight * other[query_id][doc_id]
-    return total
+def _choices(runs: Sequence[Run], query_id: str, judged: Mapping[str, int]) -> _Choices:
+    doc_ids, scores = _aligned(runs, query_id)
+    grades = np.array([max(0, judged.get(doc_id, 0)) for doc_id in doc_ids], dtype=np.float64)
+    relevant = grades > 0
+    return _Choices(scores[relevant], scores[~relevant], grades[relevant] / max(1.0, grades.sum()))
 
 
-def _candidates(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[list[str], NDArray[np.float64]]:
-    """Return the doc_ids of both, ascending, and their scores [2, n]."""
-    doc_ids = sorted({**a, **b})
-    lowest = [min(run.values(), default=0.0) for run in (a, b)]
-    scores = [[run.get(doc_id, low) for doc_id in doc_ids] for run, low in zip((a, b), lowest, strict=True)]
-    return doc_ids, np.array(scores, dtype=np.float64).reshape(2, -1)
+def _aligned(runs: Sequence[Run], query_id: str) -> tuple[list[str], Doubles]:
+    """Return the documents of a query, ascending, and their scores [n, runs]; what a run lacks has its lowest score."""
+    own = [run.get(query_id, {}) for run in runs]
+    doc_ids = sorted(set().union(*own))
+    lowest = [min(scores.values(), default=0.0) for scores in own]
+    columns = [[scores.get(doc_id, low) for doc_id in doc_ids] for scores, low in zip(own, lowest, strict=True)]
+    return doc_ids, np.array(columns, dtype=np.float64).reshape(len(runs), -1).T
 
 
-def _steps(
-    a: Mapping[str, float], b: Mapping[str, float], judged: Mapping[str, int], measure: str
-) -> tuple[NDArray[np.float64], list[float]]:
-    """Return the weights in (0, 1), ascending, at which a query's measure may change, and its value between them."""
-    doc_ids, scores = _candidates(a, b)
-    judged_rows = [n for n, doc_id in enumerate(doc_ids) if doc_id in judged]
-    # Lead of every candidate over each judged one at weight 0 and at weight 1: [judged, candidates].
-    start, end = (row[None, :] - row[judged_rows][:, None] for row in scores)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        at = np.where(np.sign(start) * np.sign(end) < 0, start / (start - end), np.nan)
-    start = np.where(at == 0, 0.0, start)  # a crossing that rounds to weight 0 is a tie there
-    at = np.where((at > 0) & (at < 1), at, np.nan)
-    where = np.unique(at[~np.isnan(at)])
-    # Just right of weight 0 the sign of `start` decides; ties at 0 are broken by `end`, then by doc_id.
-    side = np.where(start != 0, start, end)
-    ahead = (side > 0) | ((side == 0) & (np.arange(len(doc_ids))[None, :] < np.array(judged_rows, dtype=int)[:, None]))
-    ranks = np.repeat(ahead.sum(axis=1)[:, None], len(where) + 1, axis=1)  # [judged, intervals], from 0
-    for row, (positions, falls) in enumerate(zip(at, end < 0, strict=True)):
-        crosses = ~np.isnan(positions)
-        change = np.zeros(len(where) + 1, dtype=int)
-        np.add.at(change, 1 + np.searchsorted(where, positions[crosses]), np.where(falls[crosses], -1, 1))
-        ranks[row] += np.cumsum(change)
-    depth = cutoff(measure)
-    gains = [judged[doc_ids[n]] for n in judged_rows]
-    missing = [gain for doc_id, gain in judged.items() if doc_id not in a and doc_id not in b]
-    columns = map(tuple, np.minimum(ranks, depth).T.tolist())  # below the cut-off all ranks are alike
-    return where, [_value(column, (*gains, *missing), measure) for column in columns]
+def _loss(coefficients: Doubles, queries: Sequence[_Choices], scale: Doubles) -> tuple[float, Doubles]:
+    """Return the negative log-likelihood of the relevant candidates, and its slope."""
+    value, slope, weights = 0.0, np.zeros(len(coefficients)), coefficients * scale
+    for relevant, others, shares in queries:
+        scores = others @ weights
+        total = logsumexp(scores)
+        behind = total - relevant @ weights
+        value += float(shares @ np.logaddexp(0, behind))
+        missing = shares * expit(behind)
+        slope += (missing.sum() * (np.exp(scores - total) @ others) - missing @ relevant) * scale
+    return value, slope
 
 
-@lru_cache(maxsize=100_000)
-def _value(ranks: tuple[int, ...], gains: tuple[int, ...], measure: str) -> float:
-    """Return the measure of a ranking with judged documents at these ranks; further gains are of documents outside it."""
-    depth = cutoff(measure)
-    scores = {f"unjudged {rank}": -float(rank) for rank in range(depth)}
-    for number, rank in enumerate(ranks):
-        scores.pop(f"unjudged {rank}", None)
-        scores[f"judged {number}"] = -float(rank)
-    judged = {f"judged {number}": gain for number, gain in enumerate(gains)}
-    return evaluate({"q": scores}, {"q": judged}, [measure])[measure]["q"]
+def _minimum(
+    function: Callable[[Doubles], tuple[float, Doubles]], start: Doubles, bounds: Sequence[tuple[float, float | None]]
+) -> Doubles:
+    return np.asarray(minimize(function, start, jac=True, bounds=bounds, method="L-BFGS-B").x)

@@ -40,8 +40,8 @@ NUMBERS = [
 ]
 MAY_BE_ZERO = {
     "seed", "dev_queries", "text_megabytes", "docids.branching",
-    "contrastive.negatives", "tokens.bits", "vectors.code_bytes", "generator.num_layers", "objective.distillation",
-    "training.epochs", "search.alpha", "search.beta",
+    "contrastive.negatives", "tokens.bits", "tokens.epochs", "vectors.code_bytes", "generator.num_layers",
+    "objective.distillation", "training.epochs", "search.alpha", "search.beta",
     "search.lexical_weight", "search.token_weight",
 }  # fmt: skip
 TOO_DEEP = "is nested too deeply" if sys.version_info >= (3, 14) else r"alpha must be a number, got \{'a': .*\.\.\."

@@ -9,7 +9,6 @@ import torch
 
 import dsi
 from dsi.config import read_config
-from dsi.eval.fusion import best_weights
 from dsi.search.request import SearchConfig
 from dsi.training.tuning import ALPHAS, BEAMS, choose_weights, is_tuned, tune_index
 from tests.conftest import WIDTH
@@ -43,7 +42,7 @@ def test_judgements_without_a_relevant_document_change_nothing(settings, beir, t
 def test_few_dev_queries_choose_nothing(settings, beir, tmp_path, caplog, monkeypatch):
     collection = dsi.read_collection(beir())
     count = len(collection.qrels["dev"])
-    monkeypatch.setattr("dsi.training.tuning._FEWEST_WALKS", count + 1)
+    monkeypatch.setattr("dsi.training.tuning.FEWEST_QUERIES", count + 1)
     before = settings.search
     assert dsi.train(collection, tmp_path / "run", config=settings, device="cpu").search_config == before
     assert f"{count} dev queries are too few to choose anything on; weights, alpha and beam are those of" in caplog.text
@@ -56,10 +55,9 @@ RIGHT, WRONG, FLAT = {"z": 1.0, "a": 0.9}, {"z": 0.0, "a": 1.0}, {"z": 1.0, "a":
 @pytest.mark.parametrize(
     ("queries", "words", "tokens", "weights"),
     [
-        pytest.param(60, WRONG, FLAT, (0.0, 1.0), id="a part that misleads gets 0"),
-        pytest.param(60, FLAT, FLAT, (0.25, 1.0), id="parts that make no difference keep their weights"),
-        pytest.param(60, FLAT, WRONG, (0.25, 0.0), id="each part is judged alone"),
-        pytest.param(49, WRONG, WRONG, (0.25, 1.0), id="too few queries change nothing"),
+        pytest.param(60, WRONG, RIGHT, (0.0, 1.0), id="a part that misleads gets 0, one that is right does not"),
+        pytest.param(60, WRONG, WRONG, (0.0, 0.0), id="several parts that mislead get 0"),
+        pytest.param(19, WRONG, WRONG, (0.25, 1.0), id="too few queries change nothing"),
     ],
 )
 def test_weights_change_where_dev_queries_support_it(queries, words, tokens, weights, monkeypatch):
@@ -69,12 +67,13 @@ def test_weights_change_where_dev_queries_support_it(queries, words, tokens, wei
     monkeypatch.setattr("dsi.training.tuning._weighted_parts", lambda *_, **__: parts)
     monkeypatch.setattr("dsi.training.tuning._score_parts", lambda *_: scores)
     config = SearchConfig(lexical_weight=0.25, token_weight=1.0)
-    unanswered = {f"u{number}": {"z": 0} for number in range(20)}
+    unanswered = {f"u{number}": {"z": 0} for number in range(10)}
     qrels = {name: {"z": 1} for name in names} | unanswered  # which do not count
     for run in scores:
         run.update(dict.fromkeys(unanswered, RIGHT))
     chosen = choose_weights(None, None, qrels, config)  # type: ignore[arg-type]
-    assert (chosen["lexical_weight"], chosen["token_weight"]) == pytest.approx(weights, abs=0.06)
+    found = chosen["lexical_weight"], chosen["token_weight"]
+    assert found == weights if queries < 20 else [value > 0.05 for value in found] == [value > 0 for value in weights]
 
 
 def test_an_index_that_changed_is_not_tuned(settings, beir, tmp_path):
@@ -94,10 +93,12 @@ def test_the_beam_is_the_smallest_that_finds_what_exact_finds(settings, beir, tm
     assert retriever.search_config == dataclasses.replace(settings.search, **tuning.best) != settings.search
     assert sorted(tuning.best) == ["alpha", "beam_width", "lexical_weight", "token_weight"]
     queries = list(collection.query_texts("dev").values())
-    best = [{hit.doc_id for hit in hits} for hits in retriever.search(queries, method="exact")]
+    best = [{hit.doc_id for hit in hits} for hits in retriever.search(queries, method="exact", token_weight=0.0)]
     shares = {}
     for beam_width in (*BEAMS[: BEAMS.index(tuning.best["beam_width"])], tuning.best["beam_width"]):
-        found = [{hit.doc_id for hit in hits} for hits in retriever.search(queries, beam_width=beam_width)]
+        found = [
+            {hit.doc_id for hit in hits} for hits in retriever.search(queries, beam_width=beam_width, token_weight=0.0)
+        ]
         shares[beam_width] = sum(len(own & ten) for own, ten in zip(found, best, strict=True)) / (10 * len(queries))
     tried = {setting["beam_width"]: share for setting, share in tuning.tried if "beam_width" in setting}
     assert {width: pytest.approx(share) for width, share in shares.items()} == {width: tried[width] for width in shares}
@@ -121,11 +122,3 @@ def test_alpha_is_the_one_whose_walks_reach_most_and_an_untrained_generator_has_
     assert list(shares) == list(ALPHAS)
     alike = [alpha for alpha, share in shares.items() if share >= max(shares.values()) - 0.001]
     assert tuning.best["alpha"] == max(alike) < 1
-
-
-def test_a_weight_needs_a_gain():
-    dense, words = {"q": {"a": 1.0, "b": 0.0}}, {"q": {"a": 0.0, "b": 1.0}}
-    assert best_weights(dense, [words], {"q": {"b": 1}})[0] > 1
-    assert best_weights(dense, [words], {"q": {"a": 1}}) == [0.0]
-    assert best_weights(dense, [words], {"q": {"b": 0}}) == [0.0]
-    assert best_weights(dense, [words, words], {"q": {"b": 0}}) == [0.0, 0.0]

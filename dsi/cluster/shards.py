@@ -131,7 +131,7 @@ class Share:
             part = TokenCodes(whole.codes[starts[0] : starts[-1]], starts - starts[0])
         else:
             part = whole.gather(self.positions)
-        return TokenVectors(tokens.head, tokens.bits, (part,), np.arange(len(self.positions), dtype=np.int32))
+        return dataclasses.replace(tokens, parts=(part,), order=np.arange(len(self.positions), dtype=np.int32))
 
     @cached_property
     def _selection(self) -> "slice | Ints":

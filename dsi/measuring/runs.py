@@ -25,7 +25,7 @@ from dsi.docids.types import Run
 from dsi.docids.words.analyzer import ENGLISH
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.baselines import dense_run, tune_bm25
-from dsi.eval.fusion import best_weight, interpolate
+from dsi.eval.fusion import fit_weights, weighted_sum
 from dsi.retriever import GenerativeRetriever
 from dsi.search.engine import EncodedQueries, Method
 from dsi.search.request import SearchConfig, SearchRequest
@@ -252,10 +252,11 @@ class IndexRuns:
         if not self.collection.qrels["dev"]:
             return 0.0
         decoder = self.run("dev", **generator_only(self.retriever))
-        return self.processes.first(best_weight(self.run_dense("dev"), decoder, self.collection.qrels["dev"])[0])
+        return self.processes.first(
+            fit_weights(self.run_dense("dev"), [decoder], [1.0], self.collection.qrels["dev"])[0]
+        )
 
     def post_hoc(self, split: str) -> Run:
         """Return the runs of dense search and of the decoder, interpolated after the search."""
-        return interpolate(
-            self.run_dense(split), self.run(split, **generator_only(self.retriever)), self.post_hoc_weight
-        )
+        decoder = self.run(split, **generator_only(self.retriever))
+        return weighted_sum(self.run_dense(split), [decoder], [self.post_hoc_weight])

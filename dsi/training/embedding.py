@@ -2,21 +2,24 @@
 
 import dataclasses
 import logging
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsi.config import Config
+from dsi.config import LEXICAL_WEIGHT, Config
 from dsi.contrastive.blocks import DocumentTexts, encode_blocks, encode_token_blocks, read_token_blocks
 from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.query_tokens import JudgedQueries, query_examples, train_query_head
 from dsi.contrastive.tokens import TokenHead, tell_empty
 from dsi.docids.data.collection import Collection
 from dsi.docids.files.declarations import LARGEST
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.storage import digest
 from dsi.docids.token_vectors import TokenVectors
+from dsi.docids.words.bm25 import BM25
 
 logger = logging.getLogger(__name__)
 
@@ -86,10 +89,26 @@ class DocumentVectors:
             head = None
         return encode_blocks(self._encoder, self._texts, "document", self._folder, self._processes, head)
 
-    def tokens(self) -> TokenVectors | None:
-        """Return the token vectors that `embeddings` wrote; None if the index has none."""
+    def tokens(self, embeddings: NDArray[np.float32]) -> TokenVectors | None:
+        """Return the token vectors that came with the embeddings [n, dim], those of queries trained; None without any."""
         if self._head is None:
             return None
         codes = read_token_blocks(self._folder)
         tell_empty(codes)
-        return TokenVectors(self._head.matrix, self._head.bits, (codes,), np.arange(len(codes), dtype=np.int32))
+        tokens = TokenVectors(self._head.matrix, self._head.bits, (codes,), np.arange(len(codes), dtype=np.int32))
+        encoder, collection, config = self._encoder, self._collection, self._config
+        if encoder.token_model or not config.tokens.epochs:
+            return tokens
+        pairs, rng, rows = collection.pairs("train"), np.random.default_rng(config.seed), self._texts.rows
+        if not pairs:
+            return tokens
+        words = BM25(collection.documents["doc_id"], collection.full_texts(), language=config.lexical.language)
+
+        def score(texts: Sequence[str], queries: NDArray[np.float32]) -> NDArray[np.float32]:
+            return queries @ embeddings.T + LEXICAL_WEIGHT * words.scores(texts)[:, rows]
+
+        judged = (
+            JudgedQueries.from_pairs(own, collection.queries, encoder) for own in (pairs, collection.pairs("dev"))
+        )
+        train, dev = (query_examples(encoder, own, embeddings, rows, score, rng) for own in judged)
+        return train_query_head(tokens, train, dev, config.tokens.epochs, seed=config.seed)

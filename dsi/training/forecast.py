@@ -23,6 +23,7 @@ from dsi.config import Config
 from dsi.contrastive.blocks import DocumentTexts
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.losses import CHUNK
+from dsi.contrastive.query_tokens import QUERIES, QueryExample, count_steps, train_matrix
 from dsi.contrastive.sparse import build_lexical
 from dsi.contrastive.tokens import SAMPLE, TokenHead
 from dsi.contrastive.trainers import CHECKPOINTS, has_bfloat16
@@ -31,6 +32,7 @@ from dsi.docids.clustering import assemble
 from dsi.docids.data.collection import Collection, FullTexts
 from dsi.docids.files.memory import free_memory, own_memory, watching_memory
 from dsi.docids.schemes import Docids, DocidsConfig
+from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Floats, Ints
 from dsi.generator.kinds import create_generator
@@ -226,8 +228,22 @@ class Forecast:
         if model:  # reads whole texts, in a pass of its own
             whole = FullTexts(self._documents)[:] if config.docids.segments == 1 else self._texts
             seconds += seconds_for(lambda many: head.encode_with(model, whole[:many]), len(whole), count)
+        if own_tokens:
+            seconds += self._query_token_seconds(head)
         memory = self._pass_memory + 2 * self._vectors + (model.nbytes if model else 0)
         return Cost(seconds, memory + (0 if self._is_elsewhere else _PRODUCTS), {"documents": self._total})
+
+    def _query_token_seconds(self, head: TokenHead) -> float:
+        """Time of learning how queries become token vectors."""
+        count = min(QUERIES, len({query for query, _ in self._pairs}))
+        steps = count_steps(count, self._config.tokens.epochs)
+        if not steps:
+            return 0.0
+        rows = np.arange(len(self._texts))
+        tokens = TokenVectors(head.matrix, head.bits, (head.encode(self._fast, self._texts)[1],), rows.astype(np.int32))
+        states = [own.float().numpy(force=True) for _, own, _ in self._fast.token_states(self._queries, "query")]
+        examples = [QueryExample(own.astype(np.float16), rows[:1], rows[:1], rows[1:]) for own in states]
+        return self._query_seconds(count) + seconds_for(lambda some: train_matrix(tokens, examples, some), steps, steps)
 
     def _lexical_stage(self) -> Cost:
         texts = self._collection.full_texts()[:_SAMPLE]

@@ -394,7 +394,7 @@ class TrainingRun:
                     folder,
                     self.config.vectors,
                     config.segments,
-                    vectors.tokens(),
+                    vectors.tokens(documents),
                     text_megabytes=self.config.text_megabytes,
                 )
 
@@ -579,7 +579,7 @@ class TrainingRun:
         settings: list[Any] = [dataclasses.asdict(getattr(config, section)) for section in sections]
         settings += [config.seed, *preflight.model_sums(config, sections)]
         settings += {
-            "docids": [config.title_checkpoint, config.text_megabytes],
+            "docids": [config.title_checkpoint, config.text_megabytes, config.lexical.language],
             "encoder": [config.bf16, config.lexical.language],  # of BM25, which gives hard negatives
         }.get(stage, [config.bf16])
         earlier = [self._stages.key(name) if keys is None else keys.get(name, "") for name in self._needs(stage)]

@@ -1,10 +1,9 @@
 """Chooses how an index searches, on dev queries: the weights of documents' scores, alpha, and the beam.
 
-With tied tokens, in this order: the weights of the document score, by exact line searches from those of `[search]`, which stay
-unless the gain on dev exceeds its standard error; then alpha, by how many of the exact top ten lie below the nodes that the
-walk keeps; then the beam, the smallest that finds what "exact" finds. The last two need no judgements. With (level, digit) and
-word tokens the weights come from the same line search (fusion "bound") or a grid (fusion "paper"). Knows nothing of how nodes
-are scored.
+With tied tokens, in this order: the weights of the document score, by a conditional logit that starts from those of `[search]`;
+then alpha, by how many of the exact top ten lie below the nodes that the walk keeps; then the beam, the smallest that finds
+what "exact" finds. The last two need no judgements. With (level, digit) and word tokens the weights come from the same logit
+(fusion "bound") or a grid (fusion "paper"). Knows nothing of how nodes are scored.
 """
 
 import dataclasses
@@ -24,8 +23,8 @@ from dsi.docids.files.progress import progress
 from dsi.docids.files.storage import digest, read_record, write_json
 from dsi.docids.types import Qrels, Run
 from dsi.docids.words.bm25 import Lexical
-from dsi.eval.fusion import best_weights, improve_weights, weighted_sum
-from dsi.eval.protocol import best_setting, supported_gain, supported_setting
+from dsi.eval.fusion import fit_weights
+from dsi.eval.protocol import best_setting, supported_setting
 from dsi.retriever import GenerativeRetriever
 from dsi.search.engine import EncodedQueries, Engine
 from dsi.search.generate import TiedIndex
@@ -34,15 +33,13 @@ from dsi.search.results import Ints, SearchResult
 from dsi.store.loading import index_state, write_search_config
 from dsi.store.manifest import search_config
 from dsi.training.stages import stage_line
-from dsi.training.weights import DEPTH, HybridScores, reciprocal_ranks
+from dsi.training.weights import DEPTH, HybridScores
 
 logger = logging.getLogger(__name__)
 
 _RECORD = "tuning.json"
-FEWEST_QUERIES = 50
-"""Dev queries on which weights are chosen; on fewer, chance chooses (docs/experiments/search.md)."""
-_FEWEST_WALKS = 20
-"""Queries on which alpha and the beam are chosen; each counts by ten documents, and needs no judgement."""
+FEWEST_QUERIES = 20
+"""Queries on which anything is chosen, weights on such as have a relevant document."""
 _MOST_QUERIES = 500
 """Queries on which walks are compared."""
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -79,8 +76,8 @@ class Tuning:
 def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     """Choose how an index searches on the dev queries, and search so from now on.
 
-    With tied tokens and fewer than 20 dev queries nothing is chosen, with fewer than 50 that have a relevant document the
-    weights of scores stay as they are; a warning says so. Without dev queries, alpha and the beam are chosen on train queries.
+    With tied tokens and fewer than 20 dev queries nothing is chosen, with fewer that have a relevant document the weights of
+    scores stay as they are; a warning says so. Without dev queries, alpha and the beam are chosen on train queries.
 
     Example:
         >>> import dsi
@@ -107,7 +104,7 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
         )
     qrels = collection.qrels["dev"]
     judged = _count_answered(qrels)
-    if len(queries) < _FEWEST_WALKS and retriever.engine.is_tied:
+    if len(queries) < FEWEST_QUERIES and retriever.engine.is_tied:
         logger.warning(
             "%d %s queries are too few to choose anything on; weights, alpha and beam are those of [search].",
             len(queries), split,
@@ -223,10 +220,8 @@ def choose_weights(
         return weights
     there = {weight: name for weight, name in parts.items() if name}
     dense, *others = _score_parts(retriever, encoded, config, there)
-    configured = [weights[weight] for weight in there]
-    best, _ = improve_weights(dense, others, configured, qrels)
-    before, after = (reciprocal_ranks(weighted_sum(dense, others, each), qrels) for each in (configured, best))
-    return weights | dict(zip(there, best, strict=True)) if supported_gain(after, before) else weights
+    best = fit_weights(dense, others, [weights[weight] for weight in there], qrels)
+    return weights | dict(zip(there, best, strict=True))
 
 
 def _weighted_parts(retriever: GenerativeRetriever, *, lexical: bool, tokens: bool) -> dict[str, str]:
@@ -357,7 +352,7 @@ class _Paths:
         self.scores = index.hybrid_scores()
 
     def choose(self) -> Tuning:
-        """Return the best weights of fusion "paper" by a grid, those of "bound" by line searches."""
+        """Return the best weights of fusion "paper" by a grid, those of "bound" by a conditional logit."""
         if self.config.fusion == "paper":
             every = product(PAPER_ALPHAS, PAPER_BETAS, PAPER_TEMPERATURES)
             grid = [{"alpha": a, "beta": b, "ann_temperature": t} for a, b, t in every]
@@ -397,7 +392,10 @@ class _Paths:
         candidates = {query_id: [rows[doc_id] for doc_id in scores] for query_id, scores in generative.items()}
         vectors = encoded.embeddings.float().numpy()
         dense, others = self.scores.runs(encoded.query_ids, vectors, encoded.texts, candidates)
-        *weights, w = best_weights(dense, [others, generative] if index.lexical else [generative], self.qrels)
+        runs, start = [generative, others], [temperature, lexical_weight]
+        w, *weights = fit_weights(
+            dense, runs if index.lexical else runs[:1], start if index.lexical else start[:1], self.qrels
+        )
         return {"alpha": w / (w + temperature), "lexical_weight": weights[0] if weights else 0.0}
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dsi.config import LEXICAL_WEIGHT
 from dsi.docids.types import Floats, Qrels, Run
 from dsi.docids.words.bm25 import Lexical
-from dsi.eval.fusion import best_weights
-from dsi.eval.measures import evaluate
+from dsi.eval.fusion import fit_weights
 from dsi.trees.places import document_scores
 
 DEPTH = 100
@@ -74,13 +74,8 @@ class HybridScores:
         return self.lexical.scores(texts)
 
     def best_weight(self, query_ids: Sequence[str], queries: Floats, texts: Sequence[str], qrels: Qrels) -> float:
-        """Return the weight of the lexical scores with the best RR@10; 0 if none helps, or there is none."""
+        """Return the weight of the lexical scores that judged queries support; 0 if there are none."""
         if self.lexical is None or not query_ids:
             return 0.0
         dense, lexical = self.runs(query_ids, queries, texts)
-        return best_weights(dense, [lexical], qrels)[0]
-
-
-def reciprocal_ranks(run: Run, qrels: Qrels) -> dict[str, float]:
-    """Return {query_id: RR@10} of judged queries."""
-    return evaluate(run, qrels, ["RR@10"])["RR@10"]
+        return fit_weights(dense, [lexical], [LEXICAL_WEIGHT], qrels)[0]

@@ -26,7 +26,7 @@ from dsi.docids.token_vectors import TokenCodes, TokenVectors, decode, encode, p
 from dsi.docids.types import Floats, Numbers, Run
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.figures import lines_figure
-from dsi.eval.fusion import improve_weights, weighted_sum
+from dsi.eval.fusion import fit_weights, weighted_sum
 from dsi.eval.measures import evaluate, mean
 from dsi_experiments.report import save_report
 
@@ -114,7 +114,7 @@ class Curves:
         """Return Hit@1, Hit@10, the weights chosen on dev and bytes a document."""
         start, qrels = [LEXICAL_WEIGHT, TOKEN_WEIGHT], self.collection.qrels
         dense, *others = self._runs(self.dev, tokens, candidates)
-        weights, _ = improve_weights(dense, others, start, qrels["dev"])
+        weights = fit_weights(dense, others, start, qrels["dev"])
         dense, *others = self._runs(self.test, tokens, candidates)
         found = evaluate(weighted_sum(dense, others, weights), qrels["test"], ["Hit@1", "Hit@10"])
         code_bytes = sum(part.codes.nbytes for part in tokens.parts) / len(self.doc_ids)

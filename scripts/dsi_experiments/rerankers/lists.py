@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dsi.eval.fusion import best_weight
 from dsi.eval.protocol import bootstrap_interval
+from dsi_experiments.rerankers.line_search import best_weight
 
 Floats = NDArray[np.floating]
 Ints = NDArray[np.integer]

@@ -1,0 +1,238 @@
+"""The map from query states to token vectors, trained on train queries against the codes of documents as they are.
+
+A document's tokens stay what `TokenHead` makes of them, so nothing is encoded again; a query's get a matrix of their own. It
+starts at that of documents and is trained by cross-entropy over late interaction (ColBERT; Khattab and Zaharia 2020), with hard
+negatives; where dev queries lose by it, it is not kept. Knows nothing of docids, and not how hard negatives are found.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dsi.contrastive.encoder import Encoder
+from dsi.docids.files.progress import progress
+from dsi.docids.token_vectors import TokenVectors, decode
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.integer]
+logger = logging.getLogger(__name__)
+
+QUERIES, _LONGEST = 10_000, 32
+"""Train queries, and tokens of each, that are read at most: a quarter of a GB of states with 384 dimensions."""
+_SCORES = 2**25
+"""Scores of documents in memory at a time."""
+_HARD, _NEGATIVES = 30, 7
+"""Best documents of a query that are not relevant to it, and how many of them join a step."""
+_BATCH = 32
+_TEMPERATURE = 0.02
+_LEARNING_RATE = 5e-4
+"""Peak, after a linear warm-up over a tenth of the steps."""
+_FEW = 20
+"""With fewer dev queries, they are not asked."""
+
+
+class QueryExample(NamedTuple):
+    """A query and the rows of its documents among those whose codes there are.
+
+    Attributes:
+        states: [tokens, state_dim] of its tokens that are not special ones, in half precision.
+        positives: one row a relevant document: its segment that is nearest to the query.
+        relevant: all rows of relevant documents.
+        negatives: other rows with the highest scores.
+    """
+
+    states: NDArray[np.float16]
+    positives: Ints
+    relevant: Ints
+    negatives: Ints
+
+
+@dataclass(frozen=True)
+class JudgedQueries:
+    """Queries with their relevant documents.
+
+    Attributes:
+        texts: as the encoder reads them.
+        relevant: rows of the document table, of each.
+    """
+
+    texts: Sequence[str]
+    relevant: Sequence[Ints]
+
+    @classmethod
+    def from_pairs(
+        cls, pairs: Sequence[tuple[str, int]], queries: Mapping[str, str], encoder: Encoder
+    ) -> "JudgedQueries":
+        """Return the queries of (query id, document row)."""
+        rows: dict[str, set[int]] = {}
+        for query_id, row in pairs:
+            rows.setdefault(queries[query_id], set()).add(row)
+        return cls(encoder.query_texts(list(rows)), [np.array(sorted(own)) for own in rows.values()])
+
+
+def query_examples(
+    encoder: Encoder,
+    judged: JudgedQueries,
+    embeddings: Floats,
+    rows: Ints,
+    score: Callable[[Sequence[str], Floats], Floats],
+    rng: np.random.Generator,
+) -> list[QueryExample]:
+    """Return examples of queries, at most 10,000, drawn at random.
+
+    Args:
+        encoder: of the queries.
+        judged: the queries.
+        embeddings: [n, embedding_dim] of the documents or their segments.
+        rows: [n] row of the document table of each, ascending.
+        score: returns scores [m, n] of all of them for the texts and embeddings of m queries, to find hard negatives.
+        rng: draws the queries.
+    """
+    drawn = rng.permutation(len(judged.texts))[:QUERIES].tolist()
+    texts = [judged.texts[number] for number in drawn]
+    states, vectors = _encode(encoder, texts)
+    examples, size = list[QueryExample](), max(1, _SCORES // len(rows))
+    for start in progress(range(0, len(texts), size), "hard negatives", unit="block"):
+        block = slice(start, start + size)
+        scores = score(texts[block], vectors[block])
+        for own, vector, number, near in zip(states[block], vectors[block], drawn[block], scores, strict=True):
+            relevant = _places(rows, judged.relevant[number])
+            near[relevant] = -np.inf
+            count = min(_HARD, len(rows) - len(relevant))
+            best = relevant[np.argsort(-(embeddings[relevant] @ vector), kind="stable")]
+            positives = best[np.unique(rows[best], return_index=True)[1]]
+            if len(own) and count:
+                examples.append(QueryExample(own, positives, relevant, np.argpartition(-near, count - 1)[:count]))
+    return examples
+
+
+def _places(rows: Ints, documents: Ints) -> Ints:
+    """Return where documents stand among ascending rows."""
+    ends = zip(np.searchsorted(rows, documents), np.searchsorted(rows, documents, side="right"), strict=True)
+    return np.concatenate([np.arange(start, end) for start, end in ends])
+
+
+def _encode(encoder: Encoder, texts: Sequence[str]) -> tuple[list[NDArray[np.float16]], Floats]:
+    """Return the states of each query's tokens that are not special ones, and the embeddings [n, embedding_dim]."""
+    encoder, order = encoder.for_search(), sorted(range(len(texts)), key=lambda row: len(texts[row]))
+    states: list[NDArray[np.float16]] = [np.empty((0, encoder.state_dim), np.float16)] * len(texts)
+    vectors = np.empty((len(texts), encoder.embedding_dim), dtype=np.float32)
+    for start in progress(range(0, len(order), _BATCH), "states of queries", unit="batch"):
+        batch = order[start : start + _BATCH]
+        encoded = encoder.forward([texts[row] for row in batch], "query")
+        vectors[batch] = encoded.embeddings.numpy(force=True)
+        for row, own, words in zip(batch, encoded.states, encoded.words, strict=True):
+            states[row] = own[words][:_LONGEST].to(torch.float16).numpy(force=True)
+    return states, vectors
+
+
+def train_query_head(
+    tokens: TokenVectors, train: Sequence[QueryExample], dev: Sequence[QueryExample], epochs: float, *, seed: int = 0
+) -> TokenVectors:
+    """Return the token vectors with a matrix of their own for queries; the same vectors where dev queries lose by it.
+
+    Args:
+        tokens: of the documents or their segments, by row.
+        train: the queries to learn from.
+        dev: other queries, which decide.
+        epochs: passes over the train queries.
+        seed: of the order and the draws.
+    """
+    if not train:
+        return tokens
+    better = replace(tokens, query_head=train_matrix(tokens, train, count_steps(len(train), epochs), seed=seed))
+    if len(dev) < _FEW:
+        return better
+    before, after = (mean_loss(own, dev, seed=seed) for own in (tokens, better))
+    kept = "the trained matrix is kept" if after < before else "the matrix stays that of documents"
+    logger.info("token vectors of queries: loss of %d dev queries %.4f, %.4f before; %s", len(dev), after, before, kept)
+    return better if after < before else tokens
+
+
+def count_steps(queries: int, epochs: float) -> int:
+    """Return the steps of a training on a number of queries."""
+    return ceil(epochs * ceil(queries / _BATCH))
+
+
+def train_matrix(tokens: TokenVectors, train: Sequence[QueryExample], steps: int, *, seed: int = 0) -> Floats:
+    """Return the trained matrix [dim, state_dim] after a number of steps; the same seed gives the same.
+
+    Args:
+        tokens: of the documents; their head is where it starts.
+        train: the queries.
+        steps: of 32 queries.
+        seed: of the order and the draws.
+    """
+    matrix = torch.tensor(tokens.head, requires_grad=True)
+    optimizer = torch.optim.Adam([matrix], lr=_LEARNING_RATE)
+    warm_up = max(1, steps // 10)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / warm_up, (steps - step) / max(1, steps - warm_up))
+    )
+    batches = _batches(train, np.random.default_rng(seed))
+    for _ in progress(range(steps), "token vectors of queries", unit="step"):
+        loss = _loss(tokens, matrix, *next(batches))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    return matrix.numpy(force=True)
+
+
+@torch.no_grad()
+def mean_loss(tokens: TokenVectors, examples: Sequence[QueryExample], *, seed: int = 0) -> float:
+    """Return the mean loss of queries, each beside those it is drawn with."""
+    batches, count = _batches(examples, np.random.default_rng(seed)), count_steps(len(examples), 1)
+    matrix = torch.tensor(tokens.head if tokens.query_head is None else tokens.query_head)
+    return float(np.mean([float(_loss(tokens, matrix, *next(batches))) for _ in range(count)]))
+
+
+def _batches(
+    examples: Sequence[QueryExample], rng: np.random.Generator
+) -> Iterator[tuple[list[QueryExample], list[int], list[int]]]:
+    """Yield queries, the positive of each, and the rows of all documents of the batch, for ever."""
+    while True:
+        order = rng.permutation(len(examples)).tolist()
+        for start in range(0, len(order), _BATCH):
+            batch = [examples[number] for number in order[start : start + _BATCH]]
+            positives = [int(rng.choice(example.positives)) for example in batch]
+            drawn = [rng.choice(own.negatives, min(_NEGATIVES, len(own.negatives)), replace=False) for own in batch]
+            yield batch, positives, list(dict.fromkeys([*positives, *np.concatenate(drawn).tolist()]))
+
+
+def _loss(
+    tokens: TokenVectors, matrix: torch.Tensor, batch: Sequence[QueryExample], positives: list[int], rows: list[int]
+) -> torch.Tensor:
+    """Return the mean cross-entropy of the positives among all documents of a batch but others that are relevant."""
+    lengths = [len(example.states) for example in batch]
+    states = torch.from_numpy(np.concatenate([example.states for example in batch]).astype(np.float32))
+    vectors = torch.nn.functional.normalize(states @ matrix.T, dim=1)
+    best = torch.from_numpy(_best_tokens(tokens, vectors.numpy(force=True), rows))  # [x, documents, dim]
+    products = torch.einsum("xd,xnd->xn", vectors, best)
+    scores = torch.stack([own.mean(dim=0) for own in products.split(lengths)]) / _TEMPERATURE
+    column = {row: number for number, row in enumerate(rows)}
+    others = torch.zeros_like(scores, dtype=torch.bool)
+    for number, (example, positive) in enumerate(zip(batch, positives, strict=True)):
+        others[number, [column[row] for row in example.relevant.tolist() if row in column and row != positive]] = True
+    return torch.nn.functional.cross_entropy(
+        scores.masked_fill(others, -torch.inf), torch.tensor([column[positive] for positive in positives])
+    )
+
+
+def _best_tokens(tokens: TokenVectors, vectors: Floats, rows: list[int]) -> Floats:
+    """Return the token of each document with the best product for each vector [x, dim]: [x, documents, dim]; 0 without any."""
+    found = tokens.gather(np.array(rows))
+    decoded, norms = decode(found.codes, tokens.dim, tokens.bits)
+    decoded /= norms[:, None]
+    best = np.zeros((len(vectors), len(rows), tokens.dim), dtype=np.float32)
+    for number, (start, end) in enumerate(zip(found.starts, found.starts[1:], strict=False)):
+        if end > start:
+            own = decoded[start:end]
+            best[:, number] = own[(vectors @ own.T).argmax(axis=1)]
+    return best

@@ -25,9 +25,8 @@ BITS = (2, 4, 8)
 _CODECS = {2: "QT_2bit_tqmse", 4: "QT_4bit_tqmse", 8: "QT_8bit_tqmse"}
 _PLACES = 4_096
 """Places whose codes are copied at a time."""
-_TOKENS, _DECODED = 65_536, 2_048
-"""Tokens whose products are in memory at a time, and tokens that are decoded at a time: with 128 dimensions 1 MB, what a cache
-holds."""
+_PRODUCTS, _DECODED = 2**20, 2_048
+"""Products in memory at a time, and tokens that are decoded at a time: with 128 dimensions 1 MB, what a cache holds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,24 +104,28 @@ class TokenVectors:
         both = [part.gather(own) for part, own in zip(self.parts, (rows[~later], rows[later] - first), strict=True)]
         return TokenCodes.join(both).gather(np.argsort(np.argsort(later, kind="stable")))
 
-    def late_interaction(self, tokens: Floats, weights: Floats, places: Ints) -> Floats:
-        """Return the scores [n] of places [n] for one query: the sum over its tokens of weight times best product.
+    def late_interaction(self, queries: Sequence[Floats], places: Ints) -> Floats:
+        """Return scores [queries, n] of places [n]: the mean over a query's tokens of the best product with one of the place's.
 
-        A place without tokens has 0.
+        A place without tokens has 0, and so has a query. Codes are decoded once for all queries.
 
         Args:
-            tokens: [x, dim] normalised vectors of the query's tokens.
-            weights: [x] of these tokens, at least 0.
+            queries: normalised vectors [x, dim] of the tokens of each.
             places: [n] docid positions.
         """
-        scores = np.zeros(len(places), dtype=np.float32)
+        scores, tokens = np.zeros((len(queries), len(places)), dtype=np.float32), np.concatenate(queries)
         if not len(tokens) or not len(places):
             return scores
-        ends = np.cumsum(self.counts[places])
-        step = np.searchsorted(ends // _TOKENS, np.unique(ends // _TOKENS), side="right")
+        lengths = [len(own) for own in queries]
+        means = np.zeros((len(tokens), len(queries)), dtype=np.float32)
+        means[np.arange(len(tokens)), np.repeat(np.arange(len(queries)), lengths)] = np.repeat(
+            1 / np.maximum(lengths, 1), lengths
+        )
+        blocks = np.cumsum(self.counts[places]) // max(1, _PRODUCTS // len(tokens))
+        step = np.searchsorted(blocks, np.unique(blocks), side="right")
         with one_thread():
             for start, end in zip([0, *step[:-1].tolist()], step.tolist(), strict=True):
-                scores[start:end] = self._scan(tokens, weights, places[start:end])
+                scores[:, start:end] = self._scan(tokens, means, places[start:end]).T
         return scores
 
     def best_tokens(self, tokens: Floats, place: int) -> tuple[Ints, Floats]:
@@ -136,13 +139,14 @@ class TokenVectors:
         products = self._products(tokens, codes)  # [document tokens, x]
         return products.argmax(axis=0), products.max(axis=0)
 
-    def _scan(self, tokens: Floats, weights: Floats, places: Ints) -> Floats:
+    def _scan(self, tokens: Floats, means: Floats, places: Ints) -> Floats:
+        """Return the scores [n, queries] of places [n], given all queries' tokens [x, dim] and their shares [x, queries]."""
         found = self.gather(places)
-        scores = np.zeros(len(places), dtype=np.float32)
+        scores = np.zeros((len(places), means.shape[1]), dtype=np.float32)
         filled = found.counts > 0
         if filled.any():
             best = np.maximum.reduceat(self._products(tokens, found.codes), found.starts[:-1][filled], axis=0)
-            scores[filled] = best @ weights
+            scores[filled] = best @ means
         return scores
 
     def _products(self, tokens: Floats, codes: Codes) -> Floats:

@@ -23,16 +23,16 @@ def vectors_of(texts: int, bits: int = 2, dim: int = 16, seed: int = 0) -> tuple
     return TokenVectors(head, bits, (encode_states(head, bits, own),), np.arange(texts, dtype=np.int32)), own
 
 
-def literal(vectors: TokenVectors, query: np.ndarray, weights: np.ndarray, place: int) -> float:
+def literal(vectors: TokenVectors, query: np.ndarray, place: int) -> float:
     """Late interaction by its definition, over codes that faiss decodes."""
     codes = vectors.gather(np.array([place])).codes
-    if not len(codes):
+    if not len(codes) or not len(query):
         return 0.0
     quantizer = faiss.ScalarQuantizer(vectors.dim, getattr(faiss.ScalarQuantizer, f"QT_{vectors.bits}bit_tqmse"))
     quantizer.train(np.eye(1, vectors.dim, dtype=np.float32))
     tokens = quantizer.decode(np.ascontiguousarray(codes)).astype(np.float64)
     tokens /= np.linalg.norm(tokens, axis=1, keepdims=True)
-    return float(sum(weight * max(token @ own for token in tokens) for weight, own in zip(weights, query, strict=True)))
+    return float(np.mean([max(token @ own for token in tokens) for own in query]))
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -50,16 +50,17 @@ def test_codes_are_those_of_faiss_and_keep_direction(bits, dim):
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_late_interaction_is_as_defined_for_any_places_in_any_order(bits, monkeypatch):
-    monkeypatch.setattr("dsi.docids.token_vectors._TOKENS", 7)  # several blocks
+def test_late_interaction_is_as_defined_for_any_queries_and_places_in_any_order(bits, monkeypatch):
+    monkeypatch.setattr("dsi.docids.token_vectors._PRODUCTS", 28)  # several blocks
     monkeypatch.setattr("dsi.docids.token_vectors._DECODED", 3)
     vectors, _ = vectors_of(30, bits)
-    query = vectors.project(RNG.normal(size=(4, 24)).astype(np.float32))
-    weights = np.array([0.1, 0.2, 0.3, 0.4], dtype=np.float32)
+    queries = [vectors.project(RNG.normal(size=(tokens, 24)).astype(np.float32)) for tokens in (4, 0, 1, 7)]
     for places in (np.arange(30), RNG.permutation(30)[:11], np.array([3, 3, 0]), np.array([], dtype=int)):
-        expected = [literal(vectors, query, weights, int(place)) for place in places]
-        np.testing.assert_allclose(vectors.late_interaction(query, weights, places), expected, atol=1e-5)
-    assert not vectors.late_interaction(query[:0], weights[:0], np.arange(3)).any()  # a query of special tokens only
+        expected = [[literal(vectors, query, int(place)) for place in places] for query in queries]
+        np.testing.assert_allclose(
+            vectors.late_interaction(queries, places), np.array(expected).reshape(4, -1), atol=1e-5
+        )
+    assert not vectors.late_interaction(queries[1:2], np.arange(3)).any()  # a query of special tokens only
 
 
 def test_places_change_as_a_list_of_texts_would():

@@ -31,6 +31,8 @@ from dsi.search.scores import ROUNDING, DocumentScores
 
 _FIRST = 128
 """Places that a scan of all documents scores by late interaction at first; then twice as many each time."""
+_MUCH = 0.25
+"""Share of the places from which on it is less work to score all of them for the queries of a batch together."""
 _BLOCK = 2**24
 """Scores of all documents in memory at a time: 64 MB."""
 _NO_NODES = np.zeros(0, dtype=np.int64)
@@ -280,17 +282,31 @@ class AllDocuments(Everything):
             if self._allowed is not None:
                 all_scores[:, ~self._allowed] = -np.inf
             with one_thread():  # what follows has small products
-                pools = [self._pool(row, scores, k) for row, scores in enumerate(all_scores, start=start)]
+                pools = list(self._pools(start, all_scores, k))
             yield from pools
 
-    def _pool(self, row: int, scores: Floats, k: int) -> Pool:
-        """Return the best place of at least the k best documents of a query, given the scores of all places [places]."""
-        compared = 0
-        if self.scores.has_tokens:
-            scores, compared = self._with_tokens(row, scores, k)
-        positions, best_scores = self._best(scores, k)
-        sources = np.zeros(len(positions), dtype=np.uint8)
-        return Pool(positions, best_scores, sources, read=self.tree.num_documents, compared=compared)
+    def _pools(self, first: int, plain: Floats, k: int) -> Iterator[Pool]:
+        """Yield the best place of at least the k best documents of queries from `first` on.
+
+        If late interaction has to read much for one query, it reads all documents once for those after it.
+
+        Args:
+            first: of the queries.
+            plain: [queries, places] scores of all places without late interaction.
+            k: documents to return.
+        """
+        together: Floats | None = None
+        for row, own in enumerate(plain, start=first):
+            scores, compared = own, 0
+            if together is not None:
+                scores, compared = own + together[row - first - len(plain)], int((own > -np.inf).sum())
+            elif self.scores.has_tokens:
+                scores, compared = self._with_tokens(row, own, k)
+                if compared > _MUCH * len(own):
+                    together = self.scores.late_interaction_of_all(slice(row + 1, first + len(plain)))
+            positions, best_scores = self._best(scores, k)
+            sources = np.zeros(len(positions), dtype=np.uint8)
+            yield Pool(positions, best_scores, sources, read=self.tree.num_documents, compared=compared)
 
     def _with_tokens(self, row: int, plain: Floats, k: int) -> tuple[Floats, int]:
         """Return scores with late interaction [places], -inf for those that cannot reach the top k, and how many have them.

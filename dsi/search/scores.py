@@ -60,9 +60,15 @@ class DocumentScores:
         """[n] weighted scores v tok of docid positions [n], for one query."""
         if self.tokens is None or self.tree.tokens is None:
             return np.zeros(len(positions), dtype=np.float32)
-        tokens = self.tokens[row]
-        weights = np.full(len(tokens), 1 / max(1, len(tokens)), dtype=np.float32)
-        return self.token_weight * self.tree.tokens.late_interaction(tokens, weights, positions)
+        return self.token_weight * self.tree.tokens.late_interaction(self.tokens[row : row + 1], positions)[0]
+
+    def late_interaction_of_all(self, rows: slice) -> Floats:
+        """[batch, places] weighted scores v tok of all places, for some of the queries."""
+        assert self.tokens is not None
+        assert self.tree.tokens is not None
+        return self.token_weight * self.tree.tokens.late_interaction(
+            self.tokens[rows], np.arange(len(self.tree.doc_rows))
+        )
 
     def token_shares(self, row: int, position: int) -> tuple[Ints, Floats]:
         """Return for each token of a query the token that it finds at a docid position, and its share of `late_interaction`."""

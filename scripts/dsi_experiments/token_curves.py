@@ -146,9 +146,7 @@ class Curves:
 
 def score(tokens: TokenVectors, states: Floats, rows: Numbers) -> Floats:
     """Return the late interaction [n] of a query, given by its token states [words, state_dim], with documents [n]."""
-    return tokens.late_interaction(
-        tokens.project(states), np.full(len(states), 1 / max(1, len(states)), dtype=np.float32), rows
-    )
+    return tokens.late_interaction([tokens.project(states)], rows)[0]
 
 
 def pylate_rescorer() -> Mapping[str, Callable[[TokenVectors, Floats, Numbers], Floats]]:

@@ -295,15 +295,15 @@ class AllDocuments(Everything):
             plain: [queries, places] scores of all places without late interaction.
             k: documents to return.
         """
-        together: Floats | None = None
+        together, end = None, first + len(plain)
         for row, own in enumerate(plain, start=first):
             scores, compared = own, 0
             if together is not None:
-                scores, compared = own + together[row - first - len(plain)], int((own > -np.inf).sum())
+                scores, compared = own + together[row - end], int((own > -np.inf).sum())
             elif self.scores.has_tokens:
                 scores, compared = self._with_tokens(row, own, k)
-                if compared > _MUCH * len(own):
-                    together = self.scores.late_interaction_of_all(slice(row + 1, first + len(plain)))
+                if compared > _MUCH * len(own) and row + 1 < end:
+                    together = self.scores.late_interaction_of_all(slice(row + 1, end))
             positions, best_scores = self._best(scores, k)
             sources = np.zeros(len(positions), dtype=np.uint8)
             yield Pool(positions, best_scores, sources, read=self.tree.num_documents, compared=compared)

@@ -41,7 +41,7 @@ class QueryExample(NamedTuple):
     """A query and the rows of its documents among those whose codes there are.
 
     Attributes:
-        states: [tokens, state_dim] of its tokens that are not special ones, in half precision.
+        states: [tokens, state_dim] of its tokens that are not special ones, of length 1, in half precision.
         positives: one row a relevant document: its segment that is nearest to the query.
         relevant: all rows of relevant documents.
         negatives: other rows with the highest scores.
@@ -128,7 +128,10 @@ def _encode(encoder: Encoder, texts: Sequence[str]) -> tuple[list[NDArray[np.flo
         encoded = encoder.forward([texts[row] for row in batch], "query")
         vectors[batch] = encoded.embeddings.numpy(force=True)
         for row, own, words in zip(batch, encoded.states, encoded.words, strict=True):
-            states[row] = own[words][:_LONGEST].to(torch.float16).numpy(force=True)
+            unit = torch.nn.functional.normalize(
+                own[words][:_LONGEST].float(), dim=1
+            )  # whose length makes no difference
+            states[row] = unit.to(torch.float16).numpy(force=True)
     return states, vectors
 
 

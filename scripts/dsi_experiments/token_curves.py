@@ -1,7 +1,7 @@
 """What late interaction costs and earns: bytes a document against Hit@1, and candidates against Hit@1 and time.
 
-Nothing is trained but the weights, which are chosen on dev queries. Beside our scores stand those of PyLate over the same
-vectors, where PyLate can be imported. Knows nothing of indexes or walks.
+For each size the matrix of query tokens is trained on train queries, and weights are chosen on dev queries. Beside our scores
+stand those of PyLate over the same vectors, where PyLate can be imported. Knows nothing of indexes or walks.
 """
 
 import time
@@ -20,6 +20,7 @@ from sentence_transformers.multi_vector_encoder.modules import HierarchicalToken
 from dsi.config import LEXICAL_WEIGHT, TOKEN_WEIGHT, Config
 from dsi.contrastive.config import TokensConfig
 from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.query_tokens import JudgedQueries, QueryExample, query_examples, train_query_head
 from dsi.contrastive.tokens import TokenHead
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.docids.token_vectors import TokenCodes, TokenVectors, decode, encode, project
@@ -79,6 +80,17 @@ class Curves:
         words = BM25(self.doc_ids, list(collection.full_texts()))
         self._matrix, self._vectors = cache(self._fit), lru_cache(maxsize=1)(self._pool)
         self.dev, self.test = (self._queries(split, vectors, words) for split in ("dev", "test"))
+        self._train, self._chosen_on = (self._examples(split, vectors, words) for split in ("train", "dev"))
+
+    def _examples(self, split: str, vectors: Floats, words: BM25) -> list[QueryExample]:
+        """Return what the matrix of query tokens is trained on, or chosen on."""
+
+        def score(texts: Sequence[str], queries: Floats) -> Floats:
+            return queries @ vectors.T + LEXICAL_WEIGHT * words.scores(texts)
+
+        judged = JudgedQueries.from_pairs(self.collection.pairs(split), self.collection.queries, self.encoder)
+        rows = np.arange(len(vectors))
+        return query_examples(self.encoder, judged, vectors, rows, score, np.random.default_rng(0))
 
     def _queries(self, split: str, vectors: Floats, words: BM25) -> Queries:
         queries = self.collection.query_texts(split)
@@ -100,7 +112,8 @@ class Curves:
         vectors = self._vectors(dim, pooling)
         counts = np.array([len(own) for own in vectors], dtype=np.int64)
         codes = TokenCodes.from_counts(np.concatenate([encode(own, bits) for own in vectors]), counts)
-        return TokenVectors(self._matrix(dim), bits, (codes,), np.arange(len(vectors), dtype=np.int32))
+        made = TokenVectors(self._matrix(dim), bits, (codes,), np.arange(len(vectors), dtype=np.int32))
+        return train_query_head(made, self._train, self._chosen_on, TokensConfig().epochs)
 
     def _pool(self, dim: int, pooling: int) -> list[Floats]:
         """Return the vectors [tokens kept, dim] of each document, before they become codes."""

@@ -48,6 +48,8 @@ document_length = 24
 [contrastive]
 batch_size = 16
 epochs = 1.0
+[tokens]
+epochs = 0.0
 [training]
 batch_size = 32
 epochs = 1.0

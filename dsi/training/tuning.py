@@ -1,6 +1,6 @@
 """Chooses how an index searches, on dev queries: the weights of documents' scores, alpha, and the beam.
 
-With tied tokens, in this order: the weights of the document score, by a conditional logit that starts from those of `[search]`;
+With tied tokens, in this order: the weights of the document score, by a conditional logit that stays near the defaults;
 then alpha, by how many of the exact top ten lie below the nodes that the walk keeps; then the beam, the smallest that finds
 what "exact" finds. The last two need no judgements. With (level, digit) and word tokens the weights come from the same logit
 (fusion "bound") or a grid (fusion "paper"). Knows nothing of how nodes are scored.
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dsi.config import LEXICAL_WEIGHT
+from dsi.config import LEXICAL_WEIGHT, TOKEN_WEIGHT
 from dsi.docids.data.collection import Collection, check_collection, compare_documents
 from dsi.docids.files.progress import progress
 from dsi.docids.files.storage import digest, read_record, write_json
@@ -38,6 +38,8 @@ from dsi.training.weights import DEPTH, HybridScores
 logger = logging.getLogger(__name__)
 
 _RECORD = "tuning.json"
+_LIKELY = {"lexical_weight": LEXICAL_WEIGHT, "token_weight": TOKEN_WEIGHT}
+"""Weights near which fitted ones stay; always these, so that an index that is tuned twice stays as it is."""
 FEWEST_QUERIES = 20
 """Queries on which anything is chosen, weights on such as have a relevant document."""
 _MOST_QUERIES = 500
@@ -204,13 +206,13 @@ def choose_weights(
     lexical: bool = True,
     tokens: bool = True,
 ) -> dict[str, float]:
-    """Return weights of the document score: those of `config`, unless judged queries support others; 0 for missing parts.
+    """Return weights of the document score, fitted to judged queries; those of `config` if there are few; 0 for missing parts.
 
     Args:
         retriever: an index with tied tokens.
         encoded: the queries, with their query_ids.
         qrels: their judgements.
-        config: the weights to start from.
+        config: the weights that stay if there are few queries.
         lexical: also weight the lexical part, if the index has one.
         tokens: also weight late interaction, if the index has it.
     """
@@ -220,7 +222,7 @@ def choose_weights(
         return weights
     there = {weight: name for weight, name in parts.items() if name}
     dense, *others = _score_parts(retriever, encoded, config, there)
-    best = fit_weights(dense, others, [weights[weight] for weight in there], qrels)
+    best = fit_weights(dense, others, [_LIKELY[weight] for weight in there], qrels)
     return weights | dict(zip(there, best, strict=True))
 
 

@@ -107,7 +107,7 @@ class TokenVectors:
     def late_interaction(self, queries: Sequence[Floats], places: Ints) -> Floats:
         """Return scores [queries, n] of places [n]: the mean over a query's tokens of the best product with one of the place's.
 
-        A place without tokens has 0, and so has a query. Codes are decoded once for all queries.
+        A place without tokens has 0, as all have for a query without any. Codes are decoded once for all queries.
 
         Args:
             queries: normalised vectors [x, dim] of the tokens of each.

@@ -276,16 +276,25 @@ class Encoder:
         return torch.tensor(self.model.tokenizer.all_special_ids, device=self.model.device)
 
     def token_states(
-        self, texts: Sequence[str], kind: str, *, batch_size: int = 64, progress: str = ""
+        self, texts: Sequence[str], kind: str, *, batch_size: int = 64, progress: str = "", special: bool = True
     ) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yield (position in `texts`, states [length, state_dim], embedding [embedding_dim]) of every text, shortest first."""
+        """Yield (position in `texts`, states [length, state_dim], embedding [embedding_dim]) of every text, shortest first.
+
+        Args:
+            texts: already cut.
+            kind: "document" or "query", which sets the prompt.
+            batch_size: texts per forward pass.
+            progress: what a progress bar says; "" shows none.
+            special: also yield the states of special tokens such as [CLS].
+        """
         order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
         starts = range(0, len(order), batch_size)
         for start in show_progress(starts, progress, unit="batch", enabled=bool(progress)):
             rows = order[start : start + batch_size]
             encoded = self.forward([texts[row] for row in rows], kind)
-            for row, states, mask, embedding in zip(rows, *encoded[:3], strict=True):
-                yield row, states[mask], embedding
+            kept = encoded.mask if special else encoded.words
+            for row, states, own, embedding in zip(rows, encoded.states, kept, encoded.embeddings, strict=True):
+                yield row, states[own], embedding
 
     def for_search(self, dtype: torch.dtype = torch.float32, backend: str = "torch") -> "Encoder":
         """Return a copy for fast inference; later changes to the weights do not affect it.

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dsi.contrastive.config import HARD
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.files.progress import progress
 from dsi.docids.token_vectors import TokenVectors, decode
+from dsi.docids.types import Floats
 
-Floats = NDArray[np.float32]
 Ints = NDArray[np.integer]
 logger = logging.getLogger(__name__)
 
@@ -27,8 +28,8 @@ QUERIES, _LONGEST = 10_000, 32
 """Train queries, and tokens of each, that are read at most: a quarter of a GB of states with 384 dimensions."""
 _SCORES = 2**25
 """Scores of documents in memory at a time."""
-_HARD, _NEGATIVES = 30, 7
-"""Best documents of a query that are not relevant to it, and how many of them join a step."""
+_NEGATIVES = 7
+"""Of a query's hard negatives that join a step."""
 _BATCH = 32
 _TEMPERATURE = 0.02
 _LEARNING_RATE = 5e-4
@@ -104,7 +105,7 @@ def query_examples(
         for own, vector, number, near in zip(states[block], vectors[block], drawn[block], scores, strict=True):
             relevant = _places(rows, judged.relevant[number])
             near[relevant] = -np.inf
-            count = min(_HARD, len(rows) - len(relevant))
+            count = min(HARD, len(rows) - len(relevant))
             best = relevant[np.argsort(-(embeddings[relevant] @ vector), kind="stable")]
             positives = best[np.unique(rows[best], return_index=True)[1]]
             if len(own) and count:
@@ -120,18 +121,14 @@ def _places(rows: Ints, documents: Ints) -> Ints:
 
 def _encode(encoder: Encoder, texts: Sequence[str]) -> tuple[list[NDArray[np.float16]], Floats]:
     """Return the states of each query's tokens that are not special ones, and the embeddings [n, embedding_dim]."""
-    encoder, order = encoder.for_search(), sorted(range(len(texts)), key=lambda row: len(texts[row]))
-    states: list[NDArray[np.float16]] = [np.empty((0, encoder.state_dim), np.float16)] * len(texts)
+    states = [np.empty((0, encoder.state_dim), np.float16)] * len(texts)
     vectors = np.empty((len(texts), encoder.embedding_dim), dtype=np.float32)
-    for start in progress(range(0, len(order), _BATCH), "states of queries", unit="batch"):
-        batch = order[start : start + _BATCH]
-        encoded = encoder.forward([texts[row] for row in batch], "query")
-        vectors[batch] = encoded.embeddings.numpy(force=True)
-        for row, own, words in zip(batch, encoded.states, encoded.words, strict=True):
-            unit = torch.nn.functional.normalize(
-                own[words][:_LONGEST].float(), dim=1
-            )  # whose length makes no difference
-            states[row] = unit.to(torch.float16).numpy(force=True)
+    encoded = encoder.for_search().token_states(
+        texts, "query", batch_size=_BATCH, progress="states of queries", special=False
+    )
+    for row, own, vector in encoded:
+        unit = torch.nn.functional.normalize(own[:_LONGEST].float(), dim=1)  # a state's length makes no difference
+        states[row], vectors[row] = unit.half().numpy(force=True), vector.numpy(force=True)
     return states, vectors
 
 

@@ -117,10 +117,8 @@ class TokenVectors:
         if not len(tokens) or not len(places):
             return scores
         lengths = [len(own) for own in queries]
-        means = np.zeros((len(tokens), len(queries)), dtype=np.float32)
-        means[np.arange(len(tokens)), np.repeat(np.arange(len(queries)), lengths)] = np.repeat(
-            1 / np.maximum(lengths, 1), lengths
-        )
+        shares = (np.eye(len(queries)) / np.maximum(lengths, 1)).astype(np.float32)
+        means = np.repeat(shares, lengths, axis=0)  # [x, queries]
         blocks = np.cumsum(self.counts[places]) // max(1, _PRODUCTS // len(tokens))
         step = np.searchsorted(blocks, np.unique(blocks), side="right")
         with one_thread():

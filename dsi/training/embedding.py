@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dsi.config import LEXICAL_WEIGHT, Config
 from dsi.contrastive.blocks import DocumentTexts, encode_blocks, encode_token_blocks, read_token_blocks
 from dsi.contrastive.encoder import Encoder
-from dsi.contrastive.query_tokens import JudgedQueries, query_examples, train_query_head
+from dsi.contrastive.query_tokens import JudgedQueries, QueryExample, query_examples, train_query_head
 from dsi.contrastive.tokens import TokenHead, tell_empty
 from dsi.docids.data.collection import Collection
 from dsi.docids.files.declarations import LARGEST
@@ -99,16 +99,39 @@ class DocumentVectors:
         encoder, collection, config = self._encoder, self._collection, self._config
         if encoder.token_model or not config.tokens.epochs:
             return tokens
-        pairs, rng, rows = collection.pairs("train"), np.random.default_rng(config.seed), self._texts.rows
-        if not pairs:
+        if not collection.pairs("train"):
             return tokens
+        rng, rows = np.random.default_rng(config.seed), self._texts.rows
         words = BM25(collection.documents["doc_id"], collection.full_texts(), language=config.lexical.language)
-
-        def score(texts: Sequence[str], queries: NDArray[np.float32]) -> NDArray[np.float32]:
-            return queries @ embeddings.T + LEXICAL_WEIGHT * words.scores(texts)[:, rows]
-
-        judged = (
-            JudgedQueries.from_pairs(own, collection.queries, encoder) for own in (pairs, collection.pairs("dev"))
+        train, dev = (
+            examples_of_split(collection, split, encoder, embeddings, rows, words, rng) for split in ("train", "dev")
         )
-        train, dev = (query_examples(encoder, own, embeddings, rows, score, rng) for own in judged)
         return train_query_head(tokens, train, dev, config.tokens.epochs, seed=config.seed)
+
+
+def examples_of_split(
+    collection: Collection,
+    split: str,
+    encoder: Encoder,
+    embeddings: NDArray[np.float32],
+    rows: NDArray[np.integer],
+    words: BM25,
+    rng: np.random.Generator,
+) -> list[QueryExample]:
+    """Return examples of a split's queries; their hard negatives are the best documents by dense + BM25.
+
+    Args:
+        collection: queries, judgements and documents.
+        split: of the queries.
+        encoder: of the queries.
+        embeddings: [n, embedding_dim] of the documents or their segments.
+        rows: [n] row of the document table of each, ascending.
+        words: BM25 of the documents.
+        rng: draws the queries.
+    """
+
+    def score(texts: Sequence[str], queries: NDArray[np.float32]) -> NDArray[np.float32]:
+        return queries @ embeddings.T + LEXICAL_WEIGHT * words.scores(texts)[:, rows]
+
+    judged = JudgedQueries.from_pairs(collection.pairs(split), collection.queries, encoder)
+    return query_examples(encoder, judged, embeddings, rows, score, rng)

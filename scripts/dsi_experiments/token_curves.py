@@ -20,7 +20,7 @@ from sentence_transformers.multi_vector_encoder.modules import HierarchicalToken
 from dsi.config import LEXICAL_WEIGHT, TOKEN_WEIGHT, Config
 from dsi.contrastive.config import TokensConfig
 from dsi.contrastive.encoder import Encoder
-from dsi.contrastive.query_tokens import JudgedQueries, QueryExample, query_examples, train_query_head
+from dsi.contrastive.query_tokens import train_query_head
 from dsi.contrastive.tokens import TokenHead
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.docids.token_vectors import TokenCodes, TokenVectors, decode, encode, project
@@ -29,6 +29,7 @@ from dsi.docids.words.bm25 import BM25
 from dsi.eval.figures import lines_figure
 from dsi.eval.fusion import fit_weights, weighted_sum
 from dsi.eval.measures import evaluate, mean
+from dsi.training.embedding import examples_of_split
 from dsi_experiments.report import save_report
 
 DIMS, BITS, POOLINGS = (64, 128, 384), (2, 4, 8), (1, 2, 3)
@@ -80,17 +81,11 @@ class Curves:
         words = BM25(self.doc_ids, list(collection.full_texts()))
         self._matrix, self._vectors = cache(self._fit), lru_cache(maxsize=1)(self._pool)
         self.dev, self.test = (self._queries(split, vectors, words) for split in ("dev", "test"))
-        self._train, self._chosen_on = (self._examples(split, vectors, words) for split in ("train", "dev"))
-
-    def _examples(self, split: str, vectors: Floats, words: BM25) -> list[QueryExample]:
-        """Return what the matrix of query tokens is trained on, or chosen on."""
-
-        def score(texts: Sequence[str], queries: Floats) -> Floats:
-            return queries @ vectors.T + LEXICAL_WEIGHT * words.scores(texts)
-
-        judged = JudgedQueries.from_pairs(self.collection.pairs(split), self.collection.queries, self.encoder)
         rows = np.arange(len(vectors))
-        return query_examples(self.encoder, judged, vectors, rows, score, np.random.default_rng(0))
+        self._train, self._chosen_on = (
+            examples_of_split(collection, split, self.encoder, vectors, rows, words, np.random.default_rng(0))
+            for split in ("train", "dev")
+        )
 
     def _queries(self, split: str, vectors: Floats, words: BM25) -> Queries:
         queries = self.collection.query_texts(split)

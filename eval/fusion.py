@@ -39,7 +39,7 @@ def weighted_sum(first: Run, others: Sequence[Run], weights: Sequence[float]) ->
     """
     fused = {}
     for query_id in dict.fromkeys(query_id for run in (first, *others) for query_id in run):
-        doc_ids, scores = _aligned([first, *others], query_id)
+        doc_ids, scores = aligned([first, *others], query_id)
         fused[query_id] = dict(zip(doc_ids, (scores @ [1.0, *weights]).tolist(), strict=True))
     return fused
 
@@ -98,13 +98,13 @@ class _Choices(NamedTuple):
 
 
 def _choices(runs: Sequence[Run], query_id: str, judged: Mapping[str, int]) -> _Choices:
-    doc_ids, scores = _aligned(runs, query_id)
+    doc_ids, scores = aligned(runs, query_id)
     grades = np.array([max(0, judged.get(doc_id, 0)) for doc_id in doc_ids], dtype=np.float64)
     relevant = grades > 0
     return _Choices(scores[relevant], scores[~relevant], grades[relevant] / max(1.0, grades.sum()))
 
 
-def _aligned(runs: Sequence[Run], query_id: str) -> tuple[list[str], Doubles]:
+def aligned(runs: Sequence[Run], query_id: str) -> tuple[list[str], Doubles]:
     """Return the documents of a query, ascending, and their scores [n, runs]; what a run lacks has its lowest score."""
     own = [run.get(query_id, {}) for run in runs]
     doc_ids = sorted(set().union(*own))

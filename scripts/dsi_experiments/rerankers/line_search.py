@@ -5,13 +5,14 @@ one of the two is judged. So the measure is a step function of the weight. All s
 interval follows from their running sum; there is no grid of weights. Knows nothing of how runs are made.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsi.docids.types import Qrels, Run
+from dsi.eval.fusion import aligned
 from dsi.eval.measures import cutoff, evaluate
 
 
@@ -28,8 +29,8 @@ def interpolate(a: Run, b: Run, weight: float) -> Run:
         raise ValueError(f"weight must be in [0, 1] (0 is the first run alone), got {weight}.")
     fused = {}
     for query_id in {**a, **b}:
-        doc_ids, scores = _candidates(a.get(query_id, {}), b.get(query_id, {}))
-        combined = (1 - weight) * scores[0] + weight * scores[1]
+        doc_ids, scores = aligned([a, b], query_id)
+        combined = (1 - weight) * scores[:, 0] + weight * scores[:, 1]
         fused[query_id] = dict(zip(doc_ids, combined.tolist(), strict=True))
     return fused
 
@@ -45,7 +46,7 @@ def best_weight(a: Run, b: Run, qrels: Qrels, measure: str = "RR@10") -> tuple[f
     best = max((sum(values.values()) / len(qrels), w) for w, values in ends.items())
     positions, changes, total = [np.zeros(1)], [np.zeros(1)], 0.0
     for query_id, judged in qrels.items():
-        where, values = _steps(a.get(query_id, {}), b.get(query_id, {}), judged, measure)
+        where, values = _steps(*aligned([a, b], query_id), judged, measure)
         total += values[0]
         positions.append(where)
         changes.append(np.diff(values))
@@ -61,22 +62,20 @@ def best_weight(a: Run, b: Run, qrels: Qrels, measure: str = "RR@10") -> tuple[f
     return weight, value
 
 
-def _candidates(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[list[str], NDArray[np.float64]]:
-    """Return the doc_ids of both, ascending, and their scores [2, n]."""
-    doc_ids = sorted({**a, **b})
-    lowest = [min(run.values(), default=0.0) for run in (a, b)]
-    scores = [[run.get(doc_id, low) for doc_id in doc_ids] for run, low in zip((a, b), lowest, strict=True)]
-    return doc_ids, np.array(scores, dtype=np.float64).reshape(2, -1)
-
-
 def _steps(
-    a: Mapping[str, float], b: Mapping[str, float], judged: Mapping[str, int], measure: str
+    doc_ids: Sequence[str], scores: NDArray[np.float64], judged: Mapping[str, int], measure: str
 ) -> tuple[NDArray[np.float64], list[float]]:
-    """Return the weights in (0, 1), ascending, at which a query's measure may change, and its value between them."""
-    doc_ids, scores = _candidates(a, b)
+    """Return the weights in (0, 1), ascending, at which a query's measure may change, and its value between them.
+
+    Args:
+        doc_ids: of its candidates, ascending.
+        scores: [candidates, 2] in either run.
+        judged: the query's judgements.
+        measure: by its name.
+    """
     judged_rows = [n for n, doc_id in enumerate(doc_ids) if doc_id in judged]
     # Lead of every candidate over each judged one at weight 0 and at weight 1: [judged, candidates].
-    start, end = (row[None, :] - row[judged_rows][:, None] for row in scores)
+    start, end = (row[None, :] - row[judged_rows][:, None] for row in scores.T)
     with np.errstate(divide="ignore", invalid="ignore"):
         at = np.where(np.sign(start) * np.sign(end) < 0, start / (start - end), np.nan)
     start = np.where(at == 0, 0.0, start)  # a crossing that rounds to weight 0 is a tie there
@@ -93,7 +92,8 @@ def _steps(
         ranks[row] += np.cumsum(change)
     depth = cutoff(measure)
     gains = [judged[doc_ids[n]] for n in judged_rows]
-    missing = [gain for doc_id, gain in judged.items() if doc_id not in a and doc_id not in b]
+    found = set(doc_ids)
+    missing = [gain for doc_id, gain in judged.items() if doc_id not in found]
     columns = map(tuple, np.minimum(ranks, depth).T.tolist())  # below the cut-off all ranks are alike
     return where, [_value(column, (*gains, *missing), measure) for column in columns]
 

@@ -1,5 +1,6 @@
 # make example   train, measure and search the collection that ships (needs make and Python >= 3.11)
 # make test      the test suite, offline
+# make test-programs   tests of whole programs, clusters and the page: what `make test` leaves out, but for slow ones
 # make lint      ruff and mypy
 # make docs      the documentation site, into site/
 # make results   the table of the README, measured again (DATA=DIR: with squad2k and nq10k; about five hours)
@@ -8,13 +9,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: example test lint docs licences results clean
+.PHONY: example test test-programs lint docs licences results clean
 
 example: .venv/installed
 	$(BIN)/dsi example
 
 test: .venv/installed
-	$(BIN)/python -m pytest -q -n auto
+	$(BIN)/python -m pytest -q -n auto --dist worksteal
+
+test-programs: .venv/installed
+	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "(programs or cluster or browser) and not (slow or fuzz or gpu)"
 
 lint: .venv/installed
 	$(BIN)/ruff check .

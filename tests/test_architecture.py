@@ -189,6 +189,7 @@ print([name for name in ("datasets", "sentence_transformers", "transformers") if
     assert [line[:5] for line in done.stderr.splitlines()] == ["dsi: "] * 3
 
 
+@pytest.mark.programs
 def test_what_needs_an_extra_is_imported_when_it_is_needed():
     extras = (
         "ir_datasets", "ir_measures", "langchain_core", "lightgbm", "llama_index", "matplotlib", "numba", "pyndeval",

@@ -28,6 +28,8 @@ from dsi.search.results import SearchResult
 from tests.cluster_work import Poison, die, die_once, refuse, square
 from tests.conftest import PROMPTS, random_tree, write_collection
 
+pytestmark = pytest.mark.cluster
+
 pytest_plugins = ("tests.ray_cluster",)
 
 SECONDS = 20.0

@@ -24,6 +24,8 @@ from dsi.docids.files.storage import folder_sums
 from dsi.docids.schemes import splits
 from tests.conftest import PROMPTS, write_collection
 
+pytestmark = pytest.mark.cluster
+
 pytest_plugins = ("tests.ray_cluster",)
 BLOCK = 16
 """Texts of a block, and documents of a cluster from which on all workers split it together."""

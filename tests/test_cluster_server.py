@@ -18,6 +18,8 @@ from dsi.retriever import GenerativeRetriever
 from tests.conftest import PROMPTS
 from tests.serving import QUERY, TOKEN, live, save_index
 
+pytestmark = pytest.mark.cluster
+
 BODY = {"query": QUERY, "k": 5}
 
 

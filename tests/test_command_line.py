@@ -186,6 +186,7 @@ def test_help_names_the_defaults(capsys):
     assert "(default: 1 8 64)" in capsys.readouterr().out
 
 
+@pytest.mark.programs
 def test_the_decoding_benchmark_finds_the_answers_of_transformers(capsys, tmp_path, monkeypatch):
     from dsi_experiments.commands import benchmark_decoding
 
@@ -451,6 +452,7 @@ def test_queries_of_a_file_become_a_trec_run(index, tmp_path, monkeypatch, capsy
         assert list(run[query_id].values()) == pytest.approx([hit["score"] for hit in hits], abs=1e-4)
 
 
+@pytest.mark.programs
 def test_on_a_terminal_the_prompt_helps_goes_on_and_keeps_no_history_in_a_home_that_cannot_be_written(index):
     main_end, end = pty.openpty()
     environment = {**os.environ, "HOME": "/dev/null/home", "TERM": "dumb"}

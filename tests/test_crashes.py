@@ -13,6 +13,7 @@ from tests.test_updates import DOCUMENTS, small_index
 MINUTES = float(os.environ.get("DSI_MINUTES", "1"))
 
 
+@pytest.mark.programs
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
 @pytest.mark.parametrize("seconds", [3, pytest.param(60 * MINUTES, marks=pytest.mark.slow, id="minutes")])
 def test_nothing_is_lost_or_wrong_whenever_updates_and_searches_are_killed(seconds, encoder, tmp_path, capsys):

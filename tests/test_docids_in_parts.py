@@ -91,6 +91,7 @@ tree.save(folder / "tree.safetensors")
 """
 
 
+@pytest.mark.programs
 @pytest.mark.skipif(sys.platform == "win32", reason="kills as POSIX does")
 def test_a_build_that_is_killed_five_times_goes_on_and_gives_the_same_file(tmp_path):
     np.save(tmp_path / "points.npy", np.random.default_rng(1).normal(size=(60_000, 16)).astype(np.float16))

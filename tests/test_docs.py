@@ -101,6 +101,7 @@ def trained(tmp_path_factory, sentence_bert_folder, tokenizer_folder, t5_folder)
     return folder
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("page", RUN, ids=names(RUN))
 def test_python_blocks_run(page, trained, tmp_path, monkeypatch, capsys):
     found = [(text, line) for text, line, runs in blocks(page, "python") if runs]

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.test_docs import TINY
 
 ROOT = Path(__file__).parent.parent
@@ -58,6 +60,7 @@ def outputs_of(names, folder):
     return {name: (folder / f"{name}.py.txt").read_text(encoding="utf-8") for name in names}
 
 
+@pytest.mark.programs
 def test_the_examples_print_what_they_promise(tmp_path, sentence_bert_folder):
     """The first one trains a tiny index, which the others use."""
     tiny = TINY.format(encoder=sentence_bert_folder.as_posix()).replace("epochs = 1.0", "epochs = 0.1")

@@ -91,6 +91,7 @@ def outcome(encoder, cache, change, place, fit):
     return {0: "right", 1: "trace", 3: "wrong", **hostile.DEATHS}.get(status, "crash")
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(("count", "step"), [(12, 4), pytest.param(200, 1, marks=pytest.mark.fuzz)])
 def test_a_changed_cache_gives_the_same_embeddings(count, step, sentence_t5_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "first"))

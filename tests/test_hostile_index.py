@@ -1103,6 +1103,7 @@ def assert_all_end_well(folder, edits):
     return counts
 
 
+@pytest.mark.programs
 def test_random_changes_are_errors_or_harmless(index, rich_index):
     for folder in (index, rich_index):
         counts = assert_all_end_well(folder, random_edits(folder, 15, seed=5))
@@ -1110,6 +1111,7 @@ def test_random_changes_are_errors_or_harmless(index, rich_index):
         assert counts["clear error"]
 
 
+@pytest.mark.programs
 def test_aimed_changes_are_errors_or_harmless(index, rich_index):
     for folder in (index, rich_index):
         assert assert_all_end_well(folder, list(aimed_edits(folder))[7::240])["clear error"]

@@ -145,6 +145,7 @@ def python(folder, code, *arguments, path=ROOT):
 COMMAND = "import sys; from dsi.__main__ import main; sys.exit(main())"
 
 
+@pytest.mark.programs
 def test_modules_of_a_user_hide_none_of_ours(tmp_path):
     for file in ("eval.py", "contrastive/__init__.py", "docids.py", "scripts.py"):
         (tmp_path / file).parent.mkdir(exist_ok=True)

@@ -71,6 +71,7 @@ def seen(folder: Path) -> tuple[dict[str, str], SearchConfig, list[Hits]]:
     return outputs(folder), index.search_config, index.search(QUERIES, k=10)
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("step", [71, pytest.param(23, marks=pytest.mark.slow)])
 def test_training_killed_at_writes_ends_as_if_not(train, tmp_path, step):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -84,6 +85,7 @@ def test_training_killed_at_writes_ends_as_if_not(train, tmp_path, step):
     assert seen(killed) == seen(whole)
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("step", [15, pytest.param(5, marks=pytest.mark.slow)])
 def test_discarding_updates_killed_at_writes_leaves_the_updated_index_or_ends_as_a_training(train, tmp_path, step):
     whole, killed, states = tmp_path / "whole", tmp_path / "killed", []
@@ -129,6 +131,7 @@ def test_training_skips_checkpoints_that_were_cut_off(tmp_path):
     assert not any(folder.exists() for folder in cut)
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_training_again_repairs_what_was_damaged(train, tmp_path, capsys, every):
     run = tmp_path / "run"

@@ -47,6 +47,7 @@ def state_of(process):
     return megabytes, len([*(folder / "fd").iterdir()]), len([*(folder / "task").iterdir()])
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("count", [60, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_a_server_answers_rightly_after_malformed_requests(count, encoder, tmp_path, capsys):
     """Each gets one plain message or is right; then memory, files, threads, answers and the documents are as they were."""

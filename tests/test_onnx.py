@@ -225,6 +225,7 @@ def test_the_command_searches_with_it(index, capsys):
     ]
 
 
+@pytest.mark.programs
 def test_the_runtime_keeps_no_id_below_home(tmp_path):
     environment = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     environment.pop("ORT_DISABLE_TELEMETRY", None)

@@ -210,6 +210,7 @@ def test_texts_of_documents_are_never_in_memory_all(
     assert GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu").search("neon", k=3)
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("sections", [pytest.param({}, marks=pytest.mark.slow), TIED], ids=["digits", "tied"])
 def test_a_killed_training_goes_on_to_the_same_index(sections, beir, tmp_path, sentence_t5_folder, t5_folder):
     config = write_settings(tmp_path / "config.toml", sentence_t5_folder, t5_folder, **sections, training=LONGER)
@@ -275,6 +276,7 @@ def test_an_index_never_lies_among_the_texts_it_is_made_of(place, config, tmp_pa
     assert [path.name for path in notes.iterdir()] == ["a.txt"]
 
 
+@pytest.mark.programs
 def test_training_again_never_drops_updates_silently(config, beir, trained, capsys):
     data, run = beir(), trained
     collection = dsi.read_collection(data)
@@ -578,6 +580,7 @@ def check_generators(data: Path, one: Path, several: Path, whole: Path) -> None:
     assert likelihoods[0] == pytest.approx(likelihoods[1], abs=0.1)
 
 
+@pytest.mark.programs
 def test_rerankers_are_trained_measured_and_searched_with(
     beir, tmp_path, sentence_t5_folder, t5_folder, capsys, caplog
 ):

@@ -756,6 +756,7 @@ def test_an_index_remembers_what_its_decoder_was_taught_and_warns_of_a_wider_bea
     assert shown in str(loaded.explain("noble gases", k=1))
 
 
+@pytest.mark.programs
 def test_a_retriever_is_pickled_as_the_folder_that_holds_it(encoder, tmp_path):
     index = small_index(encoder, tied=True)
     with pytest.raises(ValueError, match="this one has changes that none holds; call save_update or save_pretrained"):

@@ -15,6 +15,8 @@ from dsi.docids.files import storage
 from dsi.store.loading import ChangedError, index_state
 from tests.test_cluster import alone, collection, runs, texts_of  # noqa: F401 - fixtures
 
+pytestmark = pytest.mark.cluster
+
 NEW = {"doc_id": "new", "title": "Neretva", "text": "A river in Bosnia."}
 SECONDS = 20.0
 

@@ -44,12 +44,14 @@ def test_every_script_is_tested_here():
     assert {path.stem for path in (ROOT / "scripts").glob("*.py")} == {"train", "evaluate", "search", "prepare_nq"}
 
 
+@pytest.mark.programs
 def test_an_index_is_measured(trained):
     printed = run("evaluate", trained, "run", "--data", "collection", "--device", "cpu")
     assert "| BM25 " in printed
     assert "| generate " in printed
 
 
+@pytest.mark.programs
 def test_an_index_is_searched(trained):
     printed = run("search", trained, "run", "--query", "noble gas", "--json", "-k", "3", "--device", "cpu")
     assert [hit["rank"] for hit in json.loads(printed)["hits"]] == [1, 2, 3]

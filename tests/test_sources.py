@@ -370,6 +370,7 @@ def test_one_text_is_an_index_too(sentence_bert_folder, tmp_path):
     assert [hit.doc_id for hit in retriever.search("river", k=2)] == ["b", "0"]
 
 
+@pytest.mark.programs
 def test_an_index_without_a_folder_lives_as_long_as_python():
     code = """
 import dsi
@@ -582,6 +583,7 @@ def test_a_heading_of_many_spaces_takes_no_time(tmp_path):
     assert time.perf_counter() - started < 10
 
 
+@pytest.mark.programs
 def test_the_shell_indexes_a_folder_of_texts_and_says_that_nothing_is_trained(notes, tmp_path, capsys, caplog):
     assert main(["train", "--data", str(notes), "--output", str(tmp_path / "run"), "--device", "cpu"]) == 0
     assert f"{notes} has no train queries: encoder and generator stay as they are." in caplog.messages

@@ -294,6 +294,7 @@ def test_a_file_that_is_cut_off_under_a_loaded_index_is_an_error(use, encoder, t
     assert len(loaded.search("gas", k=3)) == 3
 
 
+@pytest.mark.programs
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process")
 @pytest.mark.parametrize("retriever", [pytest.param("digits", marks=pytest.mark.slow), "tied"], indirect=True)
 def test_killed_at_every_write_the_old_index_is_there_or_the_new(retriever, tmp_path, monkeypatch):

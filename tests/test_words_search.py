@@ -44,6 +44,7 @@ def test_added_documents_leave_the_probabilities_of_the_others(titles, generator
     np.testing.assert_allclose(np.exp(found.scores).sum(axis=1), 1.0, atol=1e-4)
 
 
+@pytest.mark.programs
 def test_an_index_of_titles_is_trained_searched_updated_and_kept(beir, sentence_t5_folder, t5_folder, tmp_path):
     changes = {
         "encoder": {"name": str(sentence_t5_folder), "document_length": 16},

@@ -286,12 +286,13 @@ def test_updates_are_seen_in_all_shards_or_in_none(cluster, runs, tmp_path, coll
         try:
             removed = shards.documents.dataset["doc_id"][3]
             for change in (lambda: shards.add([new]), lambda: shards.remove([removed])):
+                before = len(seen)
                 change()
                 states.append(alone(folder).run(named(texts), 5))
+                wait_until(lambda before=before: len(seen) > before + 1)  # one search began after the change
         finally:
             stop.set()
             searching.join()
-        assert len(seen) > 3
         known = [list(state.values()) for state in states]
         for answer in seen:
             assert any(answer == [pytest.approx(own, abs=1e-4) for own in state] for state in known)

@@ -1,9 +1,9 @@
 # make example   train, measure and search the collection that ships (needs make and Python >= 3.11)
-# make test      the test suite, offline
-# make test-programs   tests of whole programs, clusters and the page: what `make test` leaves out, but for slow ones
+# make test      the quick tests, offline
+# make test-programs   tests of whole programs, clusters and the page, seconds each
 # make lint      ruff and mypy
 # make docs      the documentation site, into site/
-# make results   the table of the README, measured again (DATA=DIR: with squad2k and nq10k; about five hours)
+# make results   the table of the README, measured again (DATA=DIR: with squad2k and nq10k; about two hours)
 # make licences  the licence of every dependency; an error if one is not allowed
 
 PYTHON ?= python3

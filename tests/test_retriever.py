@@ -662,8 +662,8 @@ def test_misses_are_search_errors_or_model_errors(retriever):
             digits = docids[miss.doc_id]
             kept = {node.digits for level in retriever.explain(queries[query_id], 2, beam_width=2).levels
                     for node in level if node.kept}  # fmt: skip
-            assert all(digits[:level] in kept for level in range(1, miss.level + 1))
-            assert digits[: miss.level + 1] not in kept or miss.level == len(digits) - 1
+            assert all(digits[:level] in kept for level in range(1, miss.level))
+            assert digits[: miss.level] not in kept or miss.level == len(digits)
             found += miss.search_error
     assert found > 0
     table = diagnosis_table(list(misses.values()), 6, 2)

@@ -591,6 +591,8 @@ def test_the_shell_indexes_a_folder_of_texts_and_says_that_nothing_is_trained(no
     assert "bee" in capsys.readouterr().out
     assert main(["evaluate", str(tmp_path / "run"), "--data", str(notes)]) == 2
     assert f"{notes} has no test judgements to measure on; add qrels/test.tsv" in capsys.readouterr().err
+    assert main(["update", str(tmp_path / "run"), "--texts", str(notes), "--device", "cpu"]) == 0
+    assert "0 documents removed, 0 added" in capsys.readouterr().out
 
 
 def test_a_collection_is_saved_over_a_collection_only(tmp_path):

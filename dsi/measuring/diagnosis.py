@@ -26,7 +26,7 @@ class Miss:
         query_id: the query.
         doc_id: the relevant document.
         search_error: True if it scores higher than the last document returned.
-        level: level, from 0, at which the node above its best place was pruned; that of the document if none was.
+        level: level, from 1, at which the node above its best place was pruned; that of the document if none was.
         margin: score of the lowest node kept at that level, minus its node's (0 if none was kept).
     """
 
@@ -65,9 +65,9 @@ def diagnose(
         last, position = min(hits.values()), int(followed.positions[row, 0])
         pruned = searches[row].pruned(position)
         if pruned is None:
-            level, margin = len(index.tree.digits(position)) - 1, last - scores[row]
+            level, margin = len(index.tree.digits(position)), last - scores[row]
         else:
-            level, margin = pruned.level - 1, pruned.lowest - pruned.score if pruned.lowest < np.inf else 0.0
+            level, margin = pruned.level, pruned.lowest - pruned.score if pruned.lowest < np.inf else 0.0
         misses.append(Miss(query_id, answers[query_id], scores[row] > last, level, margin))
     return misses
 
@@ -84,7 +84,7 @@ def diagnose_split(
 
 
 def errors_by_level(misses: list[Miss]) -> dict[str, dict[int, int]]:
-    """Count misses: {"search errors" | "model errors": {level from 0: misses whose node was pruned there}}."""
+    """Count misses: {"search errors" | "model errors": {level from 1: misses whose node was pruned there}}."""
     counts: dict[str, dict[int, int]] = {"search errors": {}, "model errors": {}}
     for miss in misses:
         by_level = counts["search errors" if miss.search_error else "model errors"]

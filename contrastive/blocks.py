@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dsi.contrastive.encoder import PLURALS, Encoder, TokenModel
+from dsi.contrastive.encoder import PLURALS, Encoder, TokenModel, has_words
 from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.tokens import TokenHead
 from dsi.docids.data.collection import LazyTexts
@@ -66,7 +66,7 @@ class DocumentTexts(LazyTexts):
         return sum(map(self._is_cut, table["title"], table["text"])), count
 
     def _is_cut(self, title: str, text: str) -> bool:
-        if sum(map(len, self._encoder.bodies(text, self._segments))) < len(text.rstrip()):
+        if has_words(text[sum(map(len, self._encoder.bodies(text, self._segments))) :]):
             return True
         (pieces,) = self._encoder.segment_texts([title], [text], self._segments)
         return not all(map(self._encoder.reads_whole, pieces))

@@ -212,7 +212,9 @@ class Encoder:
     def query_texts(self, queries: Sequence[str]) -> list[str]:
         """Return the first `query_length` tokens of each query; warns once if a query is cut."""
         texts = self._cut(queries, self.config.query_length)
-        if not self._warned_long_query and any(len(a) < len(b.rstrip()) for a, b in zip(texts, queries, strict=True)):
+        if not self._warned_long_query and any(
+            has_words(query[len(text) :]) for text, query in zip(texts, queries, strict=True)
+        ):
             logger.warning(
                 "Queries longer than %d tokens are cut there (encoder.query_length).", self.config.query_length
             )
@@ -269,7 +271,7 @@ class Encoder:
     def reads_whole(self, text: str) -> bool:
         """True if no token of a text made by `document_texts` is beyond the model's own limit."""
         limit, spans = self.model.max_seq_length, self.spans(text, "document")
-        return limit is None or len(spans) < limit or max(span.end for span in spans) >= len(text.rstrip())
+        return limit is None or len(spans) < limit or not has_words(text[max(span.end for span in spans) :])
 
     @cached_property
     def _special(self) -> Tensor:
@@ -338,6 +340,11 @@ class Encoder:
                     prefixes[number] = head[: max((end for _, end in offsets[:length]), default=0)]
             rest, size = longer, 4 * size
         return prefixes
+
+
+def has_words(text: str) -> bool:
+    """True if a text has a letter or a digit: what a cut leaves out may be space, or characters that nobody sees."""
+    return any(map(str.isalnum, text))
 
 
 def _head(text: str, size: int) -> str:

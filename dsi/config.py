@@ -35,6 +35,7 @@ LEXICAL_WEIGHT, TOKEN_WEIGHT = 0.03, 1.0
 _NO_TRAINING = {
     "pseudo_queries": {"method": "none"},
     "contrastive": {"loss": "none"},
+    "tokens": {"epochs": 0.0},
     "training": {"epochs": 0.0},
 }
 
@@ -178,12 +179,15 @@ def run_config(run: Path, name: str | Path | Config | None = None) -> Config:
 
 
 def read_dev_queries(run: Path) -> int:
-    """Read how many dev queries a trained run has cut; other settings are not read, as its docid scheme may be missing here.
+    """Read how many dev queries a run has cut, the default where it has no `config.toml`, as one that was saved elsewhere.
+
+    Other settings are not read, as its docid scheme may be missing here.
 
     Raises:
-        FileNotFoundError: the run has no `config.toml`.
         ValueError: as `read_config`.
     """
+    if not (run / "config.toml").exists():
+        return Config().dev_queries
     path = _find(run / "config.toml", Path())
     read = {name: value for name, value in _with_base(path, []).items() if name == "dev_queries"}
     return _with_defaults(read, str(path)).dev_queries

@@ -16,9 +16,9 @@ BM25_GRID = tuple(product((0.6, 0.9, 1.2, 1.6, 2.0), (0.2, 0.4, 0.6, 0.75, 0.9))
 
 
 def tune_bm25(bm25: BM25, queries: Mapping[str, str], qrels: Qrels) -> None:
-    """Set k1 and b to the pair in `BM25_GRID` with the best RR@10 on dev queries."""
-    results = []
-    for k1, b in BM25_GRID:
+    """Set k1 and b to the pair in `BM25_GRID` with the best RR@10 on dev queries; of equals they stay as they are."""
+    results, now = [], (bm25.k1, bm25.b)
+    for k1, b in sorted(BM25_GRID, key=lambda pair: pair != now):
         bm25.weigh(k1, b)
         results.append((mean(evaluate(bm25.run(queries, 10), qrels, ["RR@10"])["RR@10"]), k1, b))
     _, k1, b = max(results, key=lambda result: result[0])

@@ -14,6 +14,8 @@ from dsi.eval.measures import ranking
 Doubles = NDArray[np.float64]
 _LEAST = 0.1
 """Sum of the likely coefficients, and share of its own that the first run keeps, at least."""
+_FLAT = 1e-9
+"""Standard deviation of scores that are all alike."""
 
 
 def reciprocal_rank_fusion(runs: Sequence[Run], k: int = 60) -> Run:
@@ -58,13 +60,17 @@ def fit_weights(first: Run, others: Sequence[Run], start: Sequence[float], qrels
         qrels: judgements; queries without a relevant candidate say nothing.
 
     Returns:
-        Weights of at least 0; `start` if no query says anything.
+        Weights of at least 0; `start` if no query says anything, and for a run that scores all candidates alike.
     """
     queries = [_choices([first, *others], query_id, judged) for query_id, judged in qrels.items()]
     queries = [own for own in queries if len(own.relevant) and len(own.others)]
     if not queries:
         return list(start)
-    scale = 1 / np.mean([np.concatenate(own[:2]).std(axis=0) for own in queries], axis=0).clip(1e-9)
+    spread = np.mean([np.concatenate(own[:2]).std(axis=0) for own in queries], axis=0)
+    flat = spread < _FLAT
+    if flat[0]:
+        return list(start)
+    scale = 1 / np.where(flat, 1.0, spread)
     likely = np.array([1.0, *start]) / scale
 
     def along(rate: Doubles) -> tuple[float, Doubles]:
@@ -80,7 +86,8 @@ def fit_weights(first: Run, others: Sequence[Run], start: Sequence[float], qrels
         return value + float(away @ away), slope + 2 * away
 
     found = _minimum(penalised, centre, [(_LEAST * centre[0], None), *[(0.0, None)] * len(others)]) * scale
-    return [float(value) for value in found[1:] / found[0]]
+    weights = found[1:] / found[0]
+    return [own if same else float(value) for own, same, value in zip(start, flat[1:], weights, strict=True)]
 
 
 class _Choices(NamedTuple):

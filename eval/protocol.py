@@ -15,8 +15,16 @@ from dsi.docids.types import Qrels, Run
 from dsi.eval.measures import evaluate, mean
 from dsi.eval.tables import markdown_table
 
+FEWEST_QUERIES = 20
+"""Queries on which anything is chosen: with fewer, chance would."""
+
 Splits = dict[str, list[str]]
 """{"Total" | "Overlap" | "No Overlap": query_ids}."""
+
+
+def count_answered(qrels: Qrels) -> int:
+    """Return how many queries have a relevant document."""
+    return sum(max(judgements.values(), default=0) > 0 for judgements in qrels.values())
 
 
 def overlap_splits(qrels: Qrels, train_documents: Collection[str]) -> Splits:

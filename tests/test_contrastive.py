@@ -276,6 +276,15 @@ def test_documents_are_title_and_cut_text_and_long_queries_are_cut_with_one_warn
     ]
 
 
+def test_what_nobody_sees_at_the_end_of_a_text_is_not_missed(sentence_t5_folder, caplog):
+    encoder = Encoder.load(EncoderConfig(name=str(sentence_t5_folder), **PROMPTS), device="cpu")
+    encoder.query_texts(["the river\u200b", "the sea \ufeff", "the land\u200e \n"])
+    texts = ["the river\u200e", "the sea\ufeff"]
+    documents = datasets.Dataset.from_dict({"title": ["", "A"], "text": texts})
+    assert DocumentTexts(encoder, documents, 1).count_cut() == (0, 2)
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("length", [1, 3, 40])
 def test_a_text_is_cut_as_if_all_of_it_were_read(length, sentence_t5_folder, monkeypatch):
     encoder, rng = Encoder.load(EncoderConfig(name=str(sentence_t5_folder)), device="cpu"), random.Random(length)

@@ -6,10 +6,12 @@ import logging
 import random
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
 import dsi
+from dsi.commands.main import main
 from dsi.config import LEXICAL_WEIGHT, Config
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.data.collection import Collection
@@ -18,6 +20,7 @@ from dsi.eval.measures import STANDARD_MEASURES, mean
 from dsi.eval.protocol import overlap_splits
 from dsi.measuring import evaluation as evaluation_module
 from dsi.measuring import provenance, runs
+from dsi.measuring.diagnosis import diagnose
 from dsi.measuring.runs import IndexRuns
 from dsi.rerankers.candidates import Reranker
 from tests.conftest import PROMPTS, random_tied
@@ -48,6 +51,34 @@ def test_judgements_of_which_none_is_above_0_are_not_measured(retriever, collect
         ValueError, match=r"None of the test judgements of .* is above 0, .*; give relevant documents 1"
     ):
         dsi.evaluate(retriever, collection)
+
+
+def test_ten_answers_are_measured_at_least(retriever, collection):
+    by_default, one = dsi.evaluate(retriever, collection), dsi.evaluate(retriever, collection, depth=1)
+    assert one.about["depth"] == 10
+    assert one.measures == by_default.measures
+    assert one.summary().splitlines()[0] == by_default.summary().splitlines()[0]
+
+
+def test_an_index_that_was_saved_is_tuned_and_measured(retriever, collection, tmp_path, capsys):
+    retriever.save_pretrained(tmp_path / "saved")
+    common = [str(tmp_path / "saved"), "--data", str(collection.name), "--device", "cpu"]
+    assert main(["tune", *common]) == 0
+    assert main(["evaluate", *common, "--results", str(tmp_path / "results.json")]) == 0
+    assert "config" not in json.loads((tmp_path / "results.json").read_text())
+
+
+def test_nothing_is_diagnosed_where_all_relevant_documents_are_gone(retriever, collection, tmp_path, capsys):
+    assert diagnose(retriever, {}, {}) == []
+    file = Path(collection.name) / "qrels" / "test.tsv"
+    head, *lines = file.read_text(encoding="utf-8").splitlines()
+    file.write_text("\n".join([head, *(line for line in lines if "\tneon\t" in line)]), encoding="utf-8")
+    retriever.remove(["neon"])
+    retriever.save_pretrained(tmp_path / "saved")
+    results = tmp_path / "results.json"
+    common = [str(tmp_path / "saved"), "--data", str(collection.name), "--device", "cpu"]
+    assert main(["evaluate", *common, "--diagnose", "--results", str(results)]) == 0
+    assert results.exists()
 
 
 def test_a_row_that_is_none_names_the_nearest_and_none_comes_twice(retriever, collection):

@@ -36,6 +36,16 @@ def test_weights_that_made_the_judgements_are_found():
     assert fit_weights(first, others, [0.1, 0.1], qrels) == pytest.approx([0.5, 3.0], rel=0.15)
 
 
+def test_a_run_that_orders_nothing_keeps_its_weight():
+    (first, other), qrels = runs_of(np.random.default_rng(1), 40, [1.0, 0.5])
+    for value in (0.0, 0.1, 7.0):
+        flat = {query_id: dict.fromkeys(scores, value) for query_id, scores in first.items()}
+        weight, kept = fit_weights(first, [other, flat], [0.1, 2.0], qrels)
+        assert kept == 2.0
+        assert weight == pytest.approx(fit_weights(first, [other], [0.1], qrels)[0], rel=0.5)
+        assert fit_weights(flat, [other], [0.1], qrels) == [0.1]
+
+
 def literal(first, others, start, qrels) -> list[float]:
     """The penalised likelihood, written down by its definition and minimised without gradients."""
     scores = [

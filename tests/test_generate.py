@@ -20,6 +20,8 @@ from dsi.search.engine import QueryBatch
 from dsi.search.generate import TiedIndex, WordsOnly
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import EXTRA, WALK, WORDS, Trace, best, highest
+from dsi.search.scores import DocumentScores
+from dsi.search.walk import NodeScores
 from dsi.trees.bonus import SIZE_WEIGHT
 from tests import oracles
 from tests.conftest import WIDTH, random_batch, random_queries, random_tied, random_tree
@@ -336,6 +338,18 @@ def test_fewer_than_k_found_double_the_beam_of_that_query_alone():
     result = case.index.methods["generate"].retrieve(case.batch.select(torch.tensor([0])), request, trace)
     assert trace.beam_width > 1
     assert (result.positions >= 0).all()
+
+
+@pytest.mark.parametrize("k", [1, 20])
+def test_what_every_pass_of_a_widened_search_scores_is_counted(k, monkeypatch):
+    scored = []
+    for kind, name in ((DocumentScores, "dots"), (NodeScores, "scores")):
+        own = getattr(kind, name)
+        monkeypatch.setattr(kind, name, lambda *given, own=own: (scored.append(len(given[-1])), own(*given))[1])
+    case = small_case(beam_width=1, candidates=1)
+    one = case.batch.select(torch.tensor([0]))
+    result = case.index.methods["generate"].retrieve(one, replace(case.request, k=k))
+    assert result.read.tolist() == [sum(scored)]
 
 
 def test_nothing_pruned_is_certified_and_reads_everything():

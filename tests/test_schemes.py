@@ -27,7 +27,7 @@ from dsi.docids.schemes.lloyd import train_kmeans
 from dsi.docids.tree import DocidTree, diagnostics
 from dsi.docids.updating import add_documents, remove_documents
 from dsi.integrations.transformers import DocidLogitsProcessor
-from dsi.training.docids_stage import TitleTokens
+from dsi.training.docids_stage import TitleTokens, sources_digest
 from dsi.training.pipeline import TrainingRun
 from tests.conftest import WIDTH
 from tests.foreign import install
@@ -510,6 +510,24 @@ def test_a_file_that_holds_no_embeddings_is_refused_by_name(write, said, tmp_pat
     expected = f"dsi: {path} must be a .npy file of numbers [documents, dim], got {said}; write it with numpy.save."
     assert capsys.readouterr().err.splitlines()[-1] == expected
     assert not (run / "encoder").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda points: points[:-1], r"embeddings must be \[6, any\], one row a document, got \[5, 8\]"),
+        (
+            lambda points: np.where(np.arange(6)[:, None] == 2, np.nan, points),
+            r"embeddings must be finite; row 2 \(and 0",
+        ),
+    ],
+)
+def test_embeddings_that_do_not_fit_are_refused_before_documents_are_embedded(change, said):
+    collection = dsi.Collection.from_records([f"text {place}" for place in range(6)])
+    points = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
+    assert sources_digest(DocidsConfig(), collection, points)
+    with pytest.raises(ValueError, match=said):
+        sources_digest(DocidsConfig(), collection, change(points).astype(np.float32))
 
 
 def test_half_a_file_of_embeddings_is_refused_by_name(tmp_path):

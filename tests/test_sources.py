@@ -16,7 +16,9 @@ import pytest
 
 import dsi
 from dsi.commands.main import main
+from dsi.config import Config
 from dsi.docids.data.collection import Collection, read_collection
+from dsi.training import preflight
 
 ROOT = Path(__file__).parent.parent
 
@@ -332,6 +334,31 @@ def test_a_folder_of_files_without_a_document_is_named(tmp_path):
     (tmp_path / "a.csv").write_text("id,text\n")
     with pytest.raises(ValueError, match=f"{tmp_path} has no documents; give at least one"):
         Collection.from_folder(tmp_path)
+
+
+def test_a_set_has_no_order_to_take_ids_from(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TypeError, match="a set has no order, and texts take their places as ids: make a list of it"):
+        dsi.index({"Neon glows.", "Bees dance."})
+
+
+def test_a_collection_with_queries_is_indexed_without_training_too(sentence_bert_folder, tmp_path):
+    collection = Collection.from_records(ROWS, queries={"q": "gas"}, qrels={"train": {"q": {"1": 1}}})
+    config = Config().without_training().with_changes({"encoder": {"name": str(sentence_bert_folder)}})
+    retriever = dsi.train(collection, tmp_path / "run", config=config, device="cpu")
+    assert retriever.tree.tokens is not None
+    assert retriever.tree.tokens.query_head is None
+
+
+@pytest.mark.parametrize("grade", [0, -1])
+def test_train_judgements_of_which_none_is_above_0_are_as_none(grade, sentence_bert_folder, tmp_path, caplog):
+    collection = Collection.from_records(ROWS, queries={"q": "gas"}, qrels={"train": {"q": {"1": grade}}})
+    with pytest.raises(ValueError, match="There are no queries to train the encoder on"):
+        dsi.train(
+            collection, tmp_path / "run", config=Config().with_changes({"encoder": {"name": str(sentence_bert_folder)}})
+        )
+    assert not (tmp_path / "run").exists()
+    assert preflight.training_config(tmp_path / "run", None, collection) == Config().without_training()
 
 
 def test_queries_without_judgements_are_told(caplog):

@@ -13,6 +13,7 @@ from dsi.search.request import SearchConfig
 from dsi.training.tuning import ALPHAS, BEAMS, choose_weights, is_tuned, tune_index
 from tests.conftest import WIDTH
 from tests.test_pipeline import TIED, write_settings
+from tests.test_updates import small_index
 
 UNTRAINED: dict[str, dict[str, object]] = {
     "contrastive": {"loss": "none"}, "training": {"epochs": 0.0},
@@ -46,7 +47,32 @@ def test_few_dev_queries_choose_nothing(settings, beir, tmp_path, caplog, monkey
     before = settings.search
     assert dsi.train(collection, tmp_path / "run", config=settings, device="cpu").search_config == before
     assert f"{count} dev queries are too few to choose anything on; weights, alpha and beam are those of" in caplog.text
+    assert not is_tuned(tmp_path / "run")
+    monkeypatch.undo()
+    assert tune_index(tmp_path / "run", collection, "cpu")  # there are enough now
     assert is_tuned(tmp_path / "run")
+    assert not tune_index(tmp_path / "run", collection, "cpu")
+    fewer = dsi.read_collection(beir(), dev_queries=1)
+    fewer.qrels["dev"] = dict(list(collection.qrels["dev"].items())[:-1])
+    assert tune_index(tmp_path / "run", fewer, "cpu")
+
+
+@pytest.mark.parametrize("fusion", ["paper", "bound"])
+def test_few_or_unanswered_queries_choose_nothing_for_digits_either(fusion, encoder, caplog):
+    retriever = small_index(encoder)
+    before = retriever.search_config = dataclasses.replace(retriever.search_config, fusion=fusion)
+    for count, relevant, said in (
+        (1, 1, "1 dev queries are too few"),
+        (25, 0, "0 dev queries have a relevant document"),
+    ):
+        doc_ids = list(retriever.documents.rows)
+        queries = {f"q{place}": f"rivers {place}" for place in range(count)}
+        qrels = {"dev": {name: {doc_ids[0]: relevant} for name in queries}}
+        records = [{"id": doc_id, "text": doc_id} for doc_id in doc_ids]
+        collection = dsi.Collection.from_records(records, queries=queries, qrels=qrels)
+        assert dsi.tune(retriever, collection).best == {}
+        assert said in caplog.text
+        assert retriever.search_config == before
 
 
 RIGHT, WRONG, FLAT = {"z": 1.0, "a": 0.9}, {"z": 0.0, "a": 1.0}, {"z": 1.0, "a": 1.0}

@@ -212,6 +212,10 @@ def test_the_command_updates_an_index_in_place(retriever, tmp_path, capsys):
     loaded = GenerativeRetriever.from_pretrained(run, device="cpu")
     gone = {DOCUMENTS[3]["doc_id"], DOCUMENTS[5]["doc_id"]}
     assert set(loaded.documents.rows) == {d["doc_id"] for d in DOCUMENTS[:60]} - gone
+    for empty in (["--add", str(tmp_path / "empty.jsonl")], ["--remove-file", str(tmp_path / "empty.jsonl")]):
+        (tmp_path / "empty.jsonl").write_text("\n")
+        assert main([*common, *empty]) == 0  # a nightly job without news
+        assert "0 documents removed, 0 added, 58 now; generation 3" in capsys.readouterr().out
     assert main(common) == 2
     assert "There is nothing to do; give --add FILE" in capsys.readouterr().err
     assert main([*common, "--add", str(tmp_path / "nothing.jsonl")]) == 2

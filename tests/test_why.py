@@ -5,6 +5,7 @@ import json
 import pickle
 import re
 import sys
+import unicodedata
 from dataclasses import replace
 
 import datasets
@@ -21,7 +22,7 @@ from dsi.docids.clustering import assemble
 from dsi.docids.schemes import DocidsConfig, SchemeInput, make_docids
 from dsi.docids.token_vectors import TokenVectors, decode
 from dsi.docids.words.bm25 import BM25
-from dsi.search.matches import StoredText, _by_terms
+from dsi.search.matches import StoredText, _by_terms, _whole_word
 from dsi.search.results import Hit, Hits, Match, Span, excerpt, pieces
 from tests.conftest import MINIPEDIA, PROMPTS, random_generator, random_tied
 
@@ -292,6 +293,14 @@ def test_words_of_the_same_stem_are_marked():
     assert [(span.start, span.end, span.text) for span in flow.spans] == [(20, 27, "FLOWING")]
     (whole, _) = _by_terms(["river", "flows"], [0.5, 0.25], document, BM25(["a"], ["river"], language="none").stem)
     assert [span.text for span in whole.spans] == ["river"]
+
+
+def test_marks_belong_to_the_words_that_are_marked():
+    text = unicodedata.normalize("NFD", "une crème brûlée")
+    (crème,) = _by_terms(["crème"], [0.5], StoredText(0, "", text), BM25(["a"], ["crème"], language="french").stem)
+    ((_, start, end, found),) = crème.spans
+    assert text[start:end] == found == unicodedata.normalize("NFD", "crème")
+    assert _whole_word(text, start + 1, start + 2) == (start, end)
 
 
 def test_an_index_without_texts_finds_words_of_titles(tied):

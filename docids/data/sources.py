@@ -5,7 +5,7 @@ import io
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +75,12 @@ def _rows(source: Any, name: str) -> Iterable[Any]:
         return _arrow_rows(source.with_format("arrow").iter(_ROWS_AT_ONCE), name)
     if isinstance(source, pandas.DataFrame) or hasattr(source, "__arrow_c_stream__"):
         return _arrow_rows([_arrow_table(source, name)], name)
-    if isinstance(source, str | bytes | Mapping) or not isinstance(source, Iterable):
+    if isinstance(source, str | bytes | Mapping | Set) or not isinstance(source, Iterable):
         remedy = "dsi.read_collection reads a folder"
         if isinstance(source, Mapping):
             remedy = "put one record into a list, and columns into a pandas.DataFrame"
+        if isinstance(source, Set):
+            remedy = "a set has no order, and texts take their places as ids: make a list of it"
         raise TypeError(
             f"{name} must be a list or an iterator of dictionaries, a DataFrame, an Arrow table or a datasets.Dataset, got "
             f"{shown(source)}; {remedy}."

@@ -332,6 +332,13 @@ def _check_shapes(embeddings: Floats, points: Floats, config: DocidsConfig) -> N
     check_branching(len(points), config)
 
 
+def check_points(points: Floats, documents: int) -> None:
+    """Raise ValueError unless points to cluster on are finite, and one a document."""
+    if points.ndim != 2 or len(points) != documents:
+        raise ValueError(f"embeddings must be [{documents:,}, any], one row a document, got {list(points.shape)}.")
+    _check_finite("embeddings", points)
+
+
 def _check_finite(name: str, array: Floats) -> None:
     bad = ~np.isfinite(np.concatenate([block.sum(axis=1, dtype=np.float32) for block in _blocks(array)]))  # [N]
     if bad.any():

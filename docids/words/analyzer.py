@@ -1,10 +1,13 @@
 """The terms of a text, as BM25 counts them: words in lower case, without English stop words, reduced to their stems.
 
+A word is a run of letters, digits and underscores, and of the marks that belong to letters, as the vowels of Devanagari.
+
 Stems are those of the Snowball stemmers (Porter 2001), by PyStemmer. Knows nothing of documents or scores.
 """
 
 import re
 import threading
+import unicodedata
 
 import Stemmer
 
@@ -18,13 +21,21 @@ STOP_WORDS = frozenset(
     }
 )  # fmt: skip
 """English words that are not indexed: Lucene's list."""
-_WORD = re.compile(r"(?u)\b\w\w+\b")  # two or more word characters, as in bm25s and scikit-learn
+_MARKS = "".join(char for char in map(chr, range(0x10000)) if unicodedata.category(char).startswith("M"))
+WORD_CHARACTERS = rf"\w{_MARKS}"
+"""What words consist of, for a class of a regular expression."""
+_WORD = re.compile(rf"[{WORD_CHARACTERS}]{{2,}}")  # two or more, as in bm25s and scikit-learn
 _STEMMERS = threading.local()  # a stemmer serves one thread
+
+
+def as_compared(text: str) -> str:
+    """Return a text in lower case, each letter with its accents one character where there is one (Unicode's NFC)."""
+    return unicodedata.normalize("NFC", text.lower())
 
 
 def words(text: str, language: str) -> list[str]:
     """Return the words of a text in lower case, in order; of an English one without stop words."""
-    found = _WORD.findall(text.lower())
+    found = _WORD.findall(as_compared(text))
     return [word for word in found if word not in STOP_WORDS] if language == ENGLISH else found
 
 

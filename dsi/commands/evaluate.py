@@ -49,13 +49,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not processes.is_main:
         return
     print(evaluation)
-    _print_tables(arguments, retriever, collection)
     if arguments.results:
-        text = (arguments.run / "config.toml").read_text(encoding="utf-8")
+        file = arguments.run / "config.toml"  # an index that was saved elsewhere has none
+        config = {"config": file.read_text(encoding="utf-8")} if file.exists() else {}
         versions = read_entries(arguments.run / "manifest.json")["versions"]
-        evaluation.save(arguments.results, config=text, index_versions=versions)
+        evaluation.save(arguments.results, **config, index_versions=versions)
     for name, run in evaluation.runs.items() if arguments.trec_runs else ():
         write_run(run, arguments.trec_runs / f"{file_name(name)}.run", file_name(name))
+    _print_tables(arguments, retriever, collection)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -69,7 +70,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--depth",
         type=count,
         metavar="K",
-        help="documents per query; by default 100 where several are relevant or judgements are graded, otherwise 10",
+        help="documents per query, 10 or more; by default 100 where several are relevant or judgements are graded, else 10",
     )
     command_line.add_argument("--untrained", action="store_true", help="also dense search before contrastive training")
     command_line.add_argument(

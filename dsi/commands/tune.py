@@ -22,14 +22,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.config import read_dev_queries
     from dsi.docids.data.collection import read_collection
     from dsi.store.manifest import read_manifest, search_config
-    from dsi.training.tuning import in_words, is_tuned, tune_index
+    from dsi.training.tuning import in_words, is_tuned_on, tune_index
 
     collection = read_collection(arguments.data, dev_queries=read_dev_queries(arguments.run))
-    was_tuned = is_tuned(arguments.run)
+    was_tuned = is_tuned_on(arguments.run, collection)
     tune_index(arguments.run, collection, arguments.device)
     config = search_config(read_manifest(arguments.run))
     chosen = {name: getattr(config, name) for name in ("alpha", "beam_width", "lexical_weight", "token_weight")}
-    said = "was tuned already, and searches" if was_tuned else "searches"
+    said = "was tuned on these queries already, and searches" if was_tuned else "searches"
     print(f"{arguments.run} {said} with {in_words(chosen)}")
 
 

@@ -24,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.docids.data.lines import text_lines
     from dsi.retriever import GenerativeRetriever
     from dsi.store.loading import updating
+    from dsi.store.manifest import read_manifest
 
     in_file = [line for _, line in text_lines(arguments.remove_file)] if arguments.remove_file else []
     removed = [*arguments.remove, *in_file]
@@ -39,7 +40,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             retriever.keep_vectors(arguments.vectors, arguments.code_bytes or 0)
         retriever.remove(removed)
         retriever.add(added)
-        generation = retriever.save_update(arguments.run)
+        if removed or added or arguments.texts or arguments.vectors:
+            generation = retriever.save_update(arguments.run)
+        else:  # of empty files; a new generation would keep a training from replacing the index
+            generation = read_manifest(arguments.run)["generation"]
     print(
         f"{arguments.run}: {len(set(removed))} documents removed, {len(added)} added, {len(retriever.documents)} now; "
         f"generation {generation}"

@@ -53,8 +53,11 @@ def diagnose(
         k: documents per query.
         **options: see `SearchOptions`.
     """
-    index, encoded = retriever.snapshot, retriever.encode_queries(queries)
+    index = retriever.snapshot
     request = index.request("diagnose", k, options)
+    if not queries:
+        return []
+    encoded = retriever.encode_queries(queries)
     run = index.as_run(encoded.query_ids, index.engine.search(encoded, request))
     rows = index.documents.rows_of([answers[query_id] for query_id in queries], "answers")
     followed = index.engine.follow_all(encoded, request, np.array(rows)[:, None])

@@ -189,8 +189,8 @@ def evaluate(
         collection: its collection. The baselines BM25 and `untrained` search the collection's documents, all others the
             index's; if these differ, a warning counts them.
         split: judgements to measure on: "test", "dev" or "train".
-        depth: documents per query that the index returns, and the deepest measure; by default 100 where several documents are
-            relevant to a query or judgements are graded, for Recall@100, and otherwise 10.
+        depth: documents per query that the index returns, and the deepest measure; 10 where it is less. By default 100 where
+            several documents are relevant to a query or judgements are graded, for Recall@100, and otherwise 10.
         untrained: adds dense search with the encoder as it was before training, which encodes the collection anew.
         rerankers: {name: rerankers}, one more row each: the index's first `rerank_depth` documents, reranked.
         rerank_depth: number of documents that are reranked.
@@ -203,7 +203,7 @@ def evaluate(
     _check(retriever, collection, split, depth)
     compare_documents(collection, retriever.documents.rows)
     measures = measures_for(collection.qrels[split])
-    depth = depth or max(map(cutoff, measures))
+    depth = max(ANSWERS, depth or max(map(cutoff, measures)))
     systems = _Systems(retriever, collection, split, depth, processes)
     systems.add_baselines(untrained)
     index = systems.add_index()
@@ -332,8 +332,7 @@ class _Systems:
 
     def measure(self) -> tuple[list[SystemResult], dict[str, Run]]:
         """Search and measure every row."""
-        deepest = max(self.depth, ANSWERS)  # of fewer answers, Hit@10 is what they hold
-        measures = [name for name in STANDARD_MEASURES if cutoff(name) <= deepest]
+        measures = [name for name in STANDARD_MEASURES if cutoff(name) <= self.depth]
         qrels, results = self.collection.qrels[self.split], []
         for name, search in progress(list(self._rows.items()), "systems", unit="system", enabled=self._is_main):
             self._runs[name], options = search()

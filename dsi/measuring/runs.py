@@ -26,6 +26,7 @@ from dsi.docids.words.analyzer import ENGLISH
 from dsi.docids.words.bm25 import BM25
 from dsi.eval.baselines import dense_run, tune_bm25
 from dsi.eval.fusion import fit_weights, weighted_sum
+from dsi.eval.protocol import FEWEST_QUERIES, count_answered
 from dsi.retriever import GenerativeRetriever
 from dsi.search.engine import EncodedQueries, Method
 from dsi.search.request import SearchConfig, SearchRequest
@@ -54,7 +55,7 @@ class BM25Runs:
     Args:
         collection: the documents and queries.
         texts: one per document; title and full text by default.
-        tuned: choose k1 and b on dev (not if dev itself is measured).
+        tuned: choose k1 and b on dev (not if dev itself is measured), if 20 queries have a relevant document.
         language: of the documents.
     """
 
@@ -63,7 +64,7 @@ class BM25Runs:
     ) -> None:
         self.collection = collection
         self.bm25 = BM25(collection.documents["doc_id"], texts or collection.full_texts(), language=language)
-        if tuned and collection.qrels["dev"]:
+        if tuned and count_answered(collection.qrels["dev"]) >= FEWEST_QUERIES:
             tune_bm25(self.bm25, collection.query_texts("dev"), collection.qrels["dev"])
 
     @property

@@ -11,11 +11,13 @@ import numpy as np
 
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.tokens import TokenHead
+from dsi.docids.words.analyzer import WORD_CHARACTERS, as_compared
 from dsi.search.engine import EncodedQueries, Engine
 from dsi.search.request import SearchRequest
 from dsi.search.results import Floats, Ints, Match, Span
 
-_WORD = re.compile(r"\w+|[^\w\s]")
+_WORD = re.compile(rf"[{WORD_CHARACTERS}]+")
+_PIECE = re.compile(rf"{_WORD.pattern}|[^{WORD_CHARACTERS}\s]")
 _CLEAR = 0.5
 """Least mean product of a word's tokens for the words that it found to be marked."""
 
@@ -78,8 +80,8 @@ def _occurrences(word: str, document: StoredText, stem: Callable[[str], str] = s
     """Yield the words of a document that have the stem of a word."""
     wanted = stem(word)
     for field, text in (("title", document.title), ("text", document.text)):
-        for found in re.finditer(r"\w+", text):
-            if stem(found.group().lower()) == wanted:
+        for found in _WORD.finditer(text):
+            if stem(as_compared(found.group())) == wanted:
                 yield Span(field, found.start(), found.end(), found.group())
 
 
@@ -181,7 +183,7 @@ def _whole_word(text: str, start: int, end: int) -> tuple[int, int]:
     first = start + len(piece) - len(piece.lstrip())
     if not piece.strip():
         return start, start
-    for word in _WORD.finditer(text, max(0, text.rfind(" ", 0, first))):
+    for word in _PIECE.finditer(text, max(0, text.rfind(" ", 0, first))):
         if word.start() <= first < word.end():
             return word.start(), word.end()
     return first, end

@@ -60,12 +60,13 @@ class Pool:
     compared: int = 0
 
     def put(self, result: SearchResult, row: int, k: int) -> None:
-        """Put the k best documents into a row of a result."""
+        """Put the k best documents into a row of a result, and add what was scored for them."""
         order = best(self.scores, k)
         ranks = slice(0, len(order))
         result.positions[row, ranks], result.scores[row, ranks] = self.positions[order], self.scores[order]
         result.sources[row, ranks] = self.sources[order]
-        result.read[row], result.compared[row] = self.read, self.compared
+        result.read[row] += self.read
+        result.compared[row] += self.compared
 
 
 class Gathered(NamedTuple):

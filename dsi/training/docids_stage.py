@@ -19,7 +19,7 @@ from dsi.docids.data.collection import Collection
 from dsi.docids.extensions import SCHEMES, package_of
 from dsi.docids.files.processes import ALONE, Processes
 from dsi.docids.files.storage import sha256, write_json
-from dsi.docids.schemes import FILE, Docids, DocidsConfig, SchemeInput
+from dsi.docids.schemes import FILE, Docids, DocidsConfig, SchemeInput, check_points
 from dsi.docids.schemes.file import read_docids, write_docids
 from dsi.docids.schemes.title import check_titles
 from dsi.docids.token_vectors import TokenVectors
@@ -120,14 +120,16 @@ def sources_digest(config: DocidsConfig, collection: Collection, embeddings: NDA
     Args:
         config: may name a file of docids, or need titles; both are checked.
         collection: the documents.
-        embeddings: [documents, any] to cluster on.
+        embeddings: [documents, any] to cluster on; checked too, but for their number where documents have several docids.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is not one of this collection's docids, or titles are missing.
+        ValueError: the file is not one of this collection's docids, titles are missing, or embeddings are wrong.
     """
     package = package_of(SCHEMES, config.scheme)
     if embeddings is not None:
+        if config.segments == 1:
+            check_points(embeddings, len(collection.documents))
         return package + hashlib.sha256(np.ascontiguousarray(embeddings).data).hexdigest()
     documents = collection.documents
     if config.method == "title":

@@ -71,7 +71,7 @@ from dsi.training.embedding import DocumentVectors
 from dsi.training.forecast import FORESEEN, Forecast
 from dsi.training.generator_stage import GeneratorStage
 from dsi.training.stages import STAGES, StageFolders, launch, stage_line
-from dsi.training.tuning import configure, is_as_configured, tune_index
+from dsi.training.tuning import configure, is_as_configured, is_tuned, tune_index
 
 logger = logging.getLogger(__name__)
 
@@ -304,7 +304,7 @@ class TrainingRun:
     def tune(self) -> None:
         """Choose the fusion weights of the finished index on the dev queries, unless `config.dev_queries` is 0."""
         with self.writing():
-            if self.config.dev_queries and self.processes.is_main:
+            if self.config.dev_queries and self.processes.is_main and not is_tuned(self.folder):
                 started = time.perf_counter()
                 with watching_memory() as most:
                     if tune_index(self.folder, self.collection, self.device):

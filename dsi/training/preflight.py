@@ -58,9 +58,10 @@ def check_settings(config: Config, collection: Collection) -> None:
                 f"{setting} names the folder {name}, which does not exist; give its place or a Hub name."
             )
     if config.contrastive.loss != "none":
-        if not collection.qrels["train"]:
+        pairs = collection.pairs("train")
+        if not pairs:
             raise ValueError(NO_QUERIES)
-        _tell_few(config.contrastive.steps(len(collection.pairs("train"))))
+        _tell_few(config.contrastive.steps(len(pairs)))
 
 
 def _tell_few(steps: int) -> None:
@@ -277,7 +278,7 @@ def training_config(folder: Path, name: str | Path | Config | None, collection: 
 
     Without train queries we recommend no training; a warning says so.
     """
-    if name is not None or (folder / "config.toml").exists() or collection.qrels["train"]:
+    if name is not None or (folder / "config.toml").exists() or collection.pairs("train"):
         return run_config(folder, name)
     logger.warning("%s has no train queries: encoder and generator stay as they are.", collection.name)
     return Config().without_training()

@@ -24,7 +24,7 @@ from dsi.docids.files.storage import digest, read_record, write_json
 from dsi.docids.types import Qrels, Run
 from dsi.docids.words.bm25 import Lexical
 from dsi.eval.fusion import fit_weights
-from dsi.eval.protocol import best_setting, supported_setting
+from dsi.eval.protocol import FEWEST_QUERIES, best_setting, count_answered, supported_setting
 from dsi.retriever import GenerativeRetriever
 from dsi.search.engine import EncodedQueries, Engine
 from dsi.search.generate import TiedIndex
@@ -40,8 +40,6 @@ logger = logging.getLogger(__name__)
 _RECORD = "tuning.json"
 _LIKELY = {"lexical_weight": LEXICAL_WEIGHT, "token_weight": TOKEN_WEIGHT}
 """Weights near which fitted ones stay; always these, so that an index that is tuned twice stays as it is."""
-FEWEST_QUERIES = 20
-"""Queries on which anything is chosen, weights on such as have a relevant document."""
 _MOST_QUERIES = 500
 """Queries on which walks are compared."""
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -78,8 +76,8 @@ class Tuning:
 def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     """Choose how an index searches on the dev queries, and search so from now on.
 
-    With tied tokens and fewer than 20 dev queries nothing is chosen, with fewer that have a relevant document the weights of
-    scores stay as they are; a warning says so. Without dev queries, alpha and the beam are chosen on train queries.
+    With fewer than 20 dev queries nothing is chosen, with fewer that have a relevant document the weights of scores stay as
+    they are; a warning says so. Without dev queries, alpha and the beam of tied tokens are chosen on train queries.
 
     Example:
         >>> import dsi
@@ -105,26 +103,21 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
             f"{collection.name} has no dev queries to tune on; add {collection.place_of('dev')}, or train queries."
         )
     qrels = collection.qrels["dev"]
-    judged = _count_answered(qrels)
-    if len(queries) < FEWEST_QUERIES and retriever.engine.is_tied:
+    judged = count_answered(qrels)
+    if len(queries) < FEWEST_QUERIES:
         logger.warning(
             "%d %s queries are too few to choose anything on; weights, alpha and beam are those of [search].",
             len(queries), split,
         )  # fmt: skip
         return Tuning({}, [])
-    if judged < FEWEST_QUERIES and retriever.engine.is_tied:
+    if judged < FEWEST_QUERIES:
         logger.warning(
             "%d dev queries have a relevant document, too few to choose the weights of scores on; those of [search] stay.",
             judged,
         )
-    tuning = choose(retriever, retriever.encode_queries(queries), qrels if judged else {})
+    tuning = choose(retriever, retriever.encode_queries(queries), qrels if judged >= FEWEST_QUERIES else {})
     retriever.search_config = dataclasses.replace(retriever.search_config, **tuning.best)
     return tuning
-
-
-def _count_answered(qrels: Qrels) -> int:
-    """Return how many queries have a relevant document."""
-    return sum(max(judgements.values(), default=0) > 0 for judgements in qrels.values())
 
 
 def choose(
@@ -218,7 +211,7 @@ def choose_weights(
     """
     parts = _weighted_parts(retriever, lexical=lexical, tokens=tokens)
     weights = {weight: getattr(config, weight) if name else 0.0 for weight, name in parts.items()}
-    if _count_answered(qrels) < FEWEST_QUERIES:
+    if count_answered(qrels) < FEWEST_QUERIES:
         return weights
     there = {weight: name for weight, name in parts.items() if name}
     dense, *others = _score_parts(retriever, encoded, config, there)
@@ -358,6 +351,7 @@ class _Paths:
         if self.config.fusion == "paper":
             every = product(PAPER_ALPHAS, PAPER_BETAS, PAPER_TEMPERATURES)
             grid = [{"alpha": a, "beta": b, "ann_temperature": t} for a, b, t in every]
+            grid.sort(key=lambda own: own != {name: getattr(self.config, name) for name in own})  # of equals it stays
             return Tuning(*best_setting(self._search, grid, self.qrels))
         texts, vectors = self.encoded.texts, self.encoded.embeddings.float().numpy()
         lexical = self.scores.best_weight(self.encoded.query_ids, vectors, texts, self.qrels)
@@ -406,6 +400,11 @@ def is_tuned(folder: Path) -> bool:
     return _record(folder).get("index", "") == index_state(folder) != ""
 
 
+def is_tuned_on(folder: Path, collection: Collection) -> bool:
+    """True if the index in `folder` was tuned on these queries, and neither trained nor updated since."""
+    return is_tuned(folder) and _record(folder).get("collection") == collection.digest
+
+
 def is_as_configured(folder: Path, config: SearchConfig) -> bool:
     """True if the index in `folder` searches as `[search]` says, or with weights that were tuned from there."""
     if is_tuned(folder):
@@ -420,8 +419,11 @@ def configure(folder: Path, config: SearchConfig) -> None:
 
 
 def tune_index(folder: Path, collection: Collection, device: str | None = None) -> bool:
-    """Tune the index in `folder` and write the choice to its manifest; False if that was done before or is not possible."""
-    if is_tuned(folder):
+    """Tune the index in `folder` and write the choice to its manifest; False if it stays as it is.
+
+    It does where it was tuned on these queries before, and where there are too few of them.
+    """
+    if is_tuned_on(folder, collection):
         return False
     if not (collection.qrels["dev"] or collection.qrels["train"]):
         logger.warning("There are no queries to tune on; weights are those of [search], chosen on other collections.")
@@ -431,9 +433,13 @@ def tune_index(folder: Path, collection: Collection, device: str | None = None) 
     before = retriever.search_config
     with stage_line("tuning"):
         tuning = tune(retriever, collection)
+    if not tuning.best:
+        return False
     write_search_config(folder, retriever.search_config)
     choice = {"best": tuning.best, "tried": tuning.tried}
-    write_json(folder / _RECORD, {"index": bound_to, "search": _digest(before), **choice})
+    write_json(
+        folder / _RECORD, {"index": bound_to, "search": _digest(before), "collection": collection.digest, **choice}
+    )
     if retriever.search_config != before:
         split = "dev" if collection.qrels["dev"] else "train"
         chosen = {name: value for name, value in tuning.best.items() if value != getattr(before, name)}

@@ -259,7 +259,7 @@ def test_survival_and_search_errors_are_those_of_single_traced_searches(kind, be
         retriever.search_config = dataclasses.replace(config, **options)
         errors = errors_by_level(diagnose(retriever, queries, answers, k))
         assert dict(enumerate(found.search_errors)) == {
-            level: errors["search errors"].get(level, 0) for level in range(tree.depth)
+            level: errors["search errors"].get(level + 1, 0) for level in range(tree.depth)
         }
         assert found.model_errors == sum(errors["model errors"].values())
         assert found.survival == [round(100 * share, 2) for share in found.alive.mean(axis=0)]

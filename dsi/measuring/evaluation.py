@@ -47,7 +47,7 @@ WORDS_ONLY, WALK, WALK_40, ENCODER_WALK = (
 )  # fmt: skip
 GENERATE, EXACT, DECODER = "generate", "exact", "decoder only"
 ROWS = {
-    BM25: "words alone; k1 and b are tuned on dev",
+    BM25: "words alone; k1 and b are tuned on dev, if 20 queries there have a relevant document",
     UNTRAINED: "flat search with the encoder before its training (`--untrained`; encodes the collection anew)",
     DENSE: "flat search with the index's encoder",
     RRF: "reciprocal rank fusion (k = 60), the usual hybrid",

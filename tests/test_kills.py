@@ -27,7 +27,10 @@ from tests.conftest import thin_out
 from tests.kills import fork, kill_within, status_of
 from tests.test_pipeline import write_settings
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
+pytestmark = [
+    pytest.mark.programs,
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes"),
+]
 KILLS = int(os.environ.get("DSI_KILLS", "200"))
 """Of the long trials."""
 QUERIES = ["noble gas", "which capitals are on the danube"]
@@ -71,7 +74,6 @@ def seen(folder: Path) -> tuple[dict[str, str], SearchConfig, list[Hits]]:
     return outputs(folder), index.search_config, index.search(QUERIES, k=10)
 
 
-@pytest.mark.programs
 @pytest.mark.parametrize("step", [71, pytest.param(23, marks=pytest.mark.slow)])
 def test_training_killed_at_writes_ends_as_if_not(train, tmp_path, step):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -85,7 +87,6 @@ def test_training_killed_at_writes_ends_as_if_not(train, tmp_path, step):
     assert seen(killed) == seen(whole)
 
 
-@pytest.mark.programs
 @pytest.mark.parametrize("step", [15, pytest.param(5, marks=pytest.mark.slow)])
 def test_discarding_updates_killed_at_writes_leaves_the_updated_index_or_ends_as_a_training(train, tmp_path, step):
     whole, killed, states = tmp_path / "whole", tmp_path / "killed", []
@@ -131,7 +132,6 @@ def test_training_skips_checkpoints_that_were_cut_off(tmp_path):
     assert not any(folder.exists() for folder in cut)
 
 
-@pytest.mark.programs
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_training_again_repairs_what_was_damaged(train, tmp_path, capsys, every):
     run = tmp_path / "run"

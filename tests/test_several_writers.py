@@ -28,6 +28,8 @@ from tests.kills import fork, status_of
 from tests.test_pipeline import write_settings
 from tests.test_updates import DOCUMENTS, QUERIES, small_index
 
+pytestmark = pytest.mark.programs
+
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks processes")
 
 

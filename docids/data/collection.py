@@ -442,7 +442,9 @@ def _check_judged(source: str, query_id: str, doc_id: str, queries: Container[st
 
 
 def read_documents(folder: Path) -> datasets.Dataset:
-    """Return the documents of a BEIR folder as an Arrow table: doc_id, title, text, and a column per metadata key."""
+    """Return the documents of a folder as an Arrow table: doc_id, title, text, and a column per metadata key."""
+    if not is_beir(folder):
+        return Collection.from_folder(folder).documents
     path = _find(folder, "corpus.jsonl")
     if next(json_lines(path), None) is None:
         raise ValueError(f"{path} holds no documents; it needs one JSON object a line with _id, title and text.")

@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Update, print the number of documents."""
     arguments = _parse(argv)
     load_libraries()
-    from dsi.docids.data.collection import Collection, document_records, is_beir, read_documents
+    from dsi.docids.data.collection import document_records, read_documents
     from dsi.docids.data.lines import text_lines
     from dsi.retriever import GenerativeRetriever
     from dsi.store.loading import updating
@@ -32,10 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with updating(arguments.run):  # from reading to writing, so that no other update comes between
         retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device)
         if arguments.texts:
-            beir = is_beir(arguments.texts)
-            retriever.keep_texts(
-                read_documents(arguments.texts) if beir else Collection.from_folder(arguments.texts).documents
-            )
+            retriever.keep_texts(read_documents(arguments.texts))
         if arguments.vectors:
             retriever.keep_vectors(arguments.vectors, arguments.code_bytes or 0)
         retriever.remove(removed)

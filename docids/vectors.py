@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal, Protocol, TypeAlias
 
-import faiss
+import faiss as library
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,6 +17,7 @@ from dsi.docids.files.storage import scratch_blocks
 from dsi.docids.files.untrusted import is_finite
 from dsi.docids.types import Floats, Ints, Numbers
 
+faiss: Any = library  # its stubs lack some functions
 VectorKind: TypeAlias = Literal["float32", "float16", "int8", "pq"]
 BLOCK = 4_096
 """Vectors in memory at a time when all of them are copied or summed."""
@@ -28,9 +29,12 @@ _HEAVIEST = 1e18
 _CODEWORDS, _FEW_CODEWORDS = 256, 16
 _TRAIN_VECTORS = 65_536
 _TOO_LARGE = 1e15
-_GATHER, _SHARED = 3, 4
-"""Gathering a vector costs `_GATHER` times reading it in sequence, and reading it `_SHARED` times its share of a matrix product
-for a large batch of queries."""
+_GATHER = 1.5
+"""Multiplying a query by a vector at its place costs so many times its product within a block of vectors."""
+_SHARED_DECODING, _SHARED_READING, _READ_ALONE = 8, 4, 16
+"""A large batch of queries shares the decoding of a block, and reading a block of floats; up to 16 queries gain nothing."""
+_BATCH = 12
+"""From this many queries on a matrix product takes less time than each query by itself."""
 _KEPT = 2**24
 """Squared lengths of at most this many vectors stay in memory."""
 _DECODED = 2**18
@@ -201,7 +205,7 @@ class Vectors:
             ValueError: as `Product.fit`.
         """
         if kind == "float32":
-            return cls((np.asarray(vectors[:], dtype=np.float32),))
+            return cls((np.ascontiguousarray(vectors[:], dtype=np.float32),))
         if kind == "pq":
             _check_parts(vectors, code_bytes, code_bytes)
             return cls.from_codec(vectors, Product.fit(vectors, code_bytes))
@@ -272,11 +276,17 @@ class Vectors:
         blocks = (self.numbers(slice(start, start + BLOCK)) for start in range(0, len(self), BLOCK))
         return scratch_blocks((len(self), self.parts[0].shape[1]), self.dtype.type, blocks)
 
-    def take(self, rows: Numbers) -> Floats:
-        """Return the vectors [n, dim] in some rows [n]; faster than indexing for few rows."""
-        if self.order is None and self._is_plain:
-            return self.parts[0].take(rows, axis=0)
-        return self[rows]
+    def dots(self, query: Floats, rows: Numbers) -> Floats:
+        """Return [m] dot products of one query [dim] with the vectors in some rows [m]."""
+        if not self._is_plain:
+            return self[rows] @ query
+        if self.order is None:
+            return dots(self.parts[0], query, rows)
+        rows, first = self.order[rows], len(self.parts[0])
+        products = dots(self.parts[0], query, np.minimum(rows, first - 1))
+        if (later := rows >= first).any():
+            products[later] = dots(self.parts[1], query, rows[later] - first)
+        return products
 
     def products(self, queries: Floats) -> Floats:
         """Return [batch, n] dot products of queries [batch, dim] with all vectors."""
@@ -285,7 +295,7 @@ class Vectors:
         for part in self.parts:
             rows = max(1, len(part) if self._is_plain else _DECODED // self.shape[1])
             for block in (part[first : first + rows] for first in range(0, len(part), rows)):
-                np.matmul(queries, self._decode(block).T, out=products[:, start : start + len(block)])
+                multiply(queries, self._decode(block), products[:, start : start + len(block)])
                 start += len(block)
         return products if self.order is None else products[:, self.order]
 
@@ -295,12 +305,13 @@ class Vectors:
         Reads only these vectors, or all where that is less work.
         """
         batch, m = rows.shape
-        if reads_all(m, len(self), batch):
+        if self.reads_all(m, batch):
             return np.take_along_axis(self.products(queries), rows, axis=1)
-        products = np.empty((batch, m), dtype=np.float32)
-        for query, line, candidates in zip(queries, products, rows, strict=True):
-            np.matmul(self[candidates], query, out=line)
-        return products
+        return np.stack([self.dots(query, candidates) for query, candidates in zip(queries, rows, strict=True)])
+
+    def reads_all(self, candidates: int, batch: int) -> bool:
+        """True if multiplying a batch of queries by all vectors is less work than each query by its candidates."""
+        return reads_all(candidates, len(self), batch, decoded=not self._is_plain)
 
     @property
     def _is_plain(self) -> bool:
@@ -363,9 +374,29 @@ def read_codec(arrays: Mapping[str, Numbers], name: str) -> Scaled | Product | N
     return Product(arrays[f"{name}_codebooks"]) if f"{name}_codebooks" in arrays else None
 
 
-def reads_all(candidates: int, vectors: int, batch: int) -> bool:
+def multiply(queries: Floats, vectors: Floats, out: Floats) -> None:
+    """Write dot products of queries [batch, dim] with vectors [n, dim], both contiguous, into rows of an array [batch, n]."""
+    if len(queries) >= _BATCH:
+        np.matmul(queries, vectors.T, out=out)
+        return
+    for query, line in zip(queries, out, strict=True):
+        arrays = [faiss.swig_ptr(array) for array in (line, query, vectors)]
+        faiss.fvec_inner_products_ny(*arrays, vectors.shape[1], len(vectors))
+
+
+def dots(vectors: Floats, query: Floats, rows: Numbers) -> Floats:
+    """Return [m] dot products of one query [dim] with the rows [m] of a contiguous array [n, dim], without copying these."""
+    products, places = np.empty(len(rows), dtype=np.float32), np.ascontiguousarray(rows, dtype=np.int64)
+    query = np.ascontiguousarray(query)
+    arrays = [faiss.swig_ptr(array) for array in (products, query, vectors, places)]
+    faiss.fvec_inner_products_by_idx(*arrays, vectors.shape[1], 1, len(rows))
+    return products
+
+
+def reads_all(candidates: int, vectors: int, batch: int, *, decoded: bool = False) -> bool:
     """True if multiplying a batch of queries by all vectors is less work than each query by its candidates."""
-    return candidates * _GATHER * min(batch, _SHARED) >= vectors
+    shared = min(batch, _SHARED_DECODING) if decoded else min(max(batch / _READ_ALONE, 1), _SHARED_READING)
+    return candidates * _GATHER * shared >= vectors
 
 
 def search_code_parts(dim: int) -> int:

@@ -19,7 +19,7 @@ from dsi.generator.tied import TiedGenerator
 from dsi.search.engine import QueryBatch
 from dsi.search.generate import TiedIndex, WordsOnly
 from dsi.search.request import SearchConfig, SearchRequest
-from dsi.search.results import EXTRA, WALK, WORDS, Trace, best, highest
+from dsi.search.results import EXTRA, WALK, WORDS, Trace, best, highest, highest_and_rest
 from dsi.search.scores import DocumentScores
 from dsi.search.walk import NodeScores
 from dsi.trees.bonus import SIZE_WEIGHT
@@ -492,6 +492,19 @@ def test_best_and_highest_break_ties_by_place():
         expected = sorted(range(len(scores)), key=lambda place: (-scores[place], place))[:count]
         assert best(scores, count).tolist() == expected
         assert highest(scores, count).tolist() == sorted(expected)
+
+
+@pytest.mark.parametrize("values", [3, 1_000, 10**6])
+def test_the_highest_of_very_many_scores_are_those_of_sorting(values):
+    rng = np.random.default_rng(values)
+    for n in (16_384, 20_001, 70_000):
+        for count in (1, 10, 100, 150):
+            scores = rng.integers(0, values, size=n).astype(np.float32)
+            scores[rng.random(n) < 0.9] = -np.inf  # as under a filter
+            expected = np.argsort(-scores, kind="stable")
+            indices, rest = highest_and_rest(scores, count)
+            assert indices.tolist() == sorted(expected[:count])
+            assert rest == scores[expected[count]]
 
 
 @pytest.mark.slow

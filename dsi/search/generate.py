@@ -155,7 +155,7 @@ class TiedIndex(Engine):
             scores = np.zeros((2, *children.shape), dtype=np.float32)  # by generator and by encoder
             for row, vector in enumerate(vectors):
                 inner, leaf = exists[row] & is_inner[row], exists[row] & ~is_inner[row]
-                scores[:, row, leaf] = tree.embeddings.take(documents[row][leaf]) @ vector
+                scores[:, row, leaf] = tree.embeddings.dots(vector, documents[row][leaf])
                 if inner.any():
                     for own, scorer in zip(scores, scorers, strict=True):
                         own[row][inner] = scorer.scores(level, row, children[row][inner])

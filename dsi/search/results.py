@@ -24,6 +24,9 @@ WALK, WORDS, EXTRA = 1, 2, 4
 """Where a document was found: below the nodes that the walk kept, by words, by extra_scores; several add up."""
 _LABEL, _EXCERPT = 80, 160
 """Characters of a text that stand for a missing title, and that are printed below one."""
+_LONG, _MANY, _BLOCK = 2**14, 128, 256
+"""Of at least `_LONG` scores, `_MANY` for each that is looked for, few are sorted: those that reach a floor, which maxima of
+blocks of at most `_BLOCK` give."""
 
 
 @dataclass(frozen=True)
@@ -449,7 +452,23 @@ def highest_and_rest(scores: Floats, count: int) -> tuple[Ints, float]:
     n = len(scores)
     if count >= n:
         return np.arange(n), -np.inf
-    ordered = scores.copy()
+    if n >= max(_LONG, _MANY * (count + 1)):
+        (likely,) = (scores >= _floor(scores, count + 1)).nonzero()
+        indices, rest = _highest_and_rest(scores[likely], count)
+        return likely[indices], rest
+    return _highest_and_rest(scores, count)
+
+
+def _floor(scores: Floats, count: int) -> np.float32:
+    """A score that at least `count` of very many scores [n] reach, and few more: the `count`-th highest of blocks' maxima."""
+    size = min(_BLOCK, len(scores) // (4 * count))
+    whole = len(scores) // size * size
+    highest = scores[:whole].reshape(-1, size).max(axis=1)
+    return np.float32(np.partition(highest, len(highest) - count)[len(highest) - count])
+
+
+def _highest_and_rest(scores: Floats, count: int) -> tuple[Ints, float]:
+    ordered, n = scores.copy(), len(scores)
     ordered.partition((n - count - 1, n - count))
     limit = ordered[n - count]  # the lowest score that is kept
     (indices,) = (scores >= limit).nonzero()

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsi.docids.tree import DocidTree
-from dsi.docids.vectors import reads_all
 from dsi.docids.words.term_scores import Terms, TermScorer
 from dsi.search.results import Bools, Floats, Ints
 
@@ -115,11 +114,11 @@ class DocumentScores:
 
         The scores of all documents are computed once for the batch where that is less work.
         """
-        if self._all_dots is None and reads_all(len(positions), self.tree.num_documents, len(self.queries)):
+        if self._all_dots is None and self.tree.embeddings.reads_all(len(positions), len(self.queries)):
             self._all_dots = self.tree.embeddings.products(self.queries)
         if self._all_dots is not None:
             return self._all_dots[row, positions]
-        return self.tree.embeddings.take(positions) @ self.queries[row]
+        return self.tree.embeddings.dots(self.queries[row], positions)
 
     def dense(self, row: int, rows: Ints) -> tuple[Ints, Floats]:
         """Return the best place of documents, rows [n] of the document table, and its dense score, for one query."""

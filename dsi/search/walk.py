@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dsi.docids.tree import DocidTree, ranges
-from dsi.docids.vectors import reads_all
+from dsi.docids.vectors import dots, multiply, reads_all
 from dsi.generator.tied import TiedGenerator
 from dsi.search.engine import QueryBatch
 from dsi.search.request import SearchConfig
@@ -181,8 +181,9 @@ class NodeScores:
         columns = nodes - tree.levels[level + 1].start
         if all_scores is not None:
             return all_scores[row, columns]
-        candidates = tree.centroids[nodes] if vectors is None else vectors[columns]
-        return candidates @ queries[row] + bonus[columns]
+        query = queries[row]
+        products = tree.centroids.dots(query, nodes) if vectors is None else dots(vectors, query, columns)
+        return products + bonus[columns]
 
     def _score_level(self, level: int, candidates: int) -> _Level:
         """Return what scores a level, with the scores of all its nodes if that is less work than those of candidates."""
@@ -190,7 +191,9 @@ class NodeScores:
         vectors = scorer.vectors
         if vectors is None or not reads_all(candidates, len(vectors), len(self.batch.texts)):
             return scorer
-        return scorer._replace(all_scores=scorer.queries @ vectors.T + scorer.bonus)
+        products = np.empty((len(scorer.queries), len(vectors)), dtype=np.float32)
+        multiply(np.ascontiguousarray(scorer.queries), vectors, products)
+        return scorer._replace(all_scores=products + scorer.bonus)
 
     def _level(self, level: int) -> _Level:
         """Return what scores the nodes that are chosen at a level: (1 - alpha) z + alpha q_l below beta, then q_l."""

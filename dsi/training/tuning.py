@@ -48,8 +48,8 @@ _ALPHA_BEAMS = (10, 20, 40)
 """Beams at which alphas are compared."""
 _ALIKE = 0.001
 """Alphas whose walks find the exact top ten alike, up to this share, are taken for equal."""
-_AGREE, _AGREE_CHEAPLY, _CHEAP = 0.98, 0.99, 0.2
-"""Share of the exact top ten that the beam has to find; more where that reads less than a fifth of the vectors."""
+_AGREE = 0.98
+"""Share of the exact top ten that the beam has to find."""
 PROBES = (0.02, 0.1, 0.5)
 """Values of alpha whose top documents are the candidates of fused search over paths."""
 PROBE_DEPTH = 30
@@ -315,19 +315,13 @@ def _best_beam(
     index: _Index, encoded: EncodedQueries, config: SearchConfig, exact: SearchResult
 ) -> tuple[int, list[tuple[dict[str, Any], float]]]:
     """Return the smallest beam that finds what "exact" finds."""
-    tried, enough = [], 0
+    tried: list[tuple[dict[str, Any], float]] = []
     for beam_width in BEAMS:
         result = index.engine.search(encoded, SearchRequest(10, dataclasses.replace(config, beam_width=beam_width)))
-        share = agreement(result, exact)
-        tried.append(({"beam_width": beam_width}, share))
-        cheap = result.read.mean() < _CHEAP * index.engine.tree.num_documents
-        if share >= _AGREE and not enough:
-            enough = beam_width
-        if share >= _AGREE_CHEAPLY and cheap:
-            return beam_width, tried
-        if enough and not cheap:
-            return enough, tried
-    return enough or BEAMS[-1], tried
+        tried.append(({"beam_width": beam_width}, agreement(result, exact)))
+        if tried[-1][1] >= _AGREE:
+            break
+    return beam_width, tried
 
 
 # (level, digit) and word tokens.

@@ -112,16 +112,10 @@ class GenerativeRetriever:
     """
 
     def __init__(
-        self,
-        encoder: Encoder,
-        tree: DocidTree,
-        generator: Generator,
-        documents: datasets.Dataset,
-        search_config: SearchConfig | None = None,
-        lexical: Lexical | None = None,
-        dtype: torch.dtype = torch.float32,
-        backend: str = "torch",
-    ) -> None:
+        self, encoder: Encoder, tree: DocidTree, generator: Generator, documents: datasets.Dataset,
+        search_config: SearchConfig | None = None, lexical: Lexical | None = None,
+        dtype: torch.dtype = torch.float32, backend: str = "torch",
+    ) -> None:  # fmt: skip
         generator.check_tree(tree)
         if len(documents) != tree.num_rows:
             raise ValueError(f"The docids cover {tree.num_rows} documents, the document table has {len(documents)}.")
@@ -134,7 +128,9 @@ class GenerativeRetriever:
         self._updating = threading.Lock()
         self._saved: dict[Path, str] = {}  # folder: state of the index there that this one contains
         self._mapped: tuple[MappedFile, ...] = ()
-        self._on_disk: tuple[Path, Engine] | None = None  # where the engine's documents were saved last, or loaded from
+        self._on_disk: tuple[Path, Engine, SearchConfig] | None = (
+            None  # where it was saved last or loaded from, as what
+        )
         generator = generator.to(self.device)
         engine = _ENGINES[generator.config.docid_tokens].from_generator(generator, tree, lexical, self.device, dtype)
         config = search_config or SearchConfig()
@@ -437,11 +433,12 @@ class GenerativeRetriever:
         their own, it gets the mean probability of its siblings. Searches meanwhile see all of the new documents or none.
 
         Args:
-            documents: each with doc_id (or _id), text and perhaps a title; all else is metadata, of the index's columns.
+            documents: records or a table, as `Collection.from_records` takes, each with doc_id (or _id, id), text and perhaps a
+                title; all else is metadata, of the index's columns.
             replace: a document takes the place of the one that has its doc_id; by default it is refused.
 
         Raises:
-            TypeError: documents are no list of mappings.
+            TypeError: documents are no list or table of records.
             ValueError: a doc_id that is in the index already, repeated or empty; no text; metadata that no column can hold.
         """
         self._hold(lambda content: with_documents(content, self.encoder, documents, replace=replace))
@@ -471,9 +468,11 @@ class GenerativeRetriever:
         """Change the content; searches from now on use the new one."""
         with self._updating:
             check_mapped(self._mapped)
-            content = change(self._state.content)
-            engine = self._state.engine.with_content(content.tree, content.lexical)
-            self._state = replace(self._state, documents=DocumentTable(content.documents), engine=engine)
+            before = self._state.content
+            content = change(before)
+            if content is not before:  # of no documents it is
+                engine = self._state.engine.with_content(content.tree, content.lexical)
+                self._state = replace(self._state, documents=DocumentTable(content.documents), engine=engine)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the whole index atomically: a killed process leaves the old folder or the new one.
@@ -489,15 +488,20 @@ class GenerativeRetriever:
         target = loading.index_to_replace(folder)
         with writing_to(target):
             if target in self._saved and loading.index_state(target):
-                loading.check_known(target, self._saved.values())
-            engine = self._write(target)
-            self._saved[target], self._on_disk = loading.index_state(target), (target, engine)
+                loading.check_known(target, self._saved.values(), (self._config_at(target), self.search_config))
+            state = self._write(target)
+            self._saved[target] = loading.index_state(target)
+            self._on_disk = target, state.engine, state.search_config
 
-    def _write(self, folder: Path) -> Engine:
-        """Write the whole index, and return the engine of what was written."""
+    def _write(self, folder: Path) -> _State:
+        """Write the whole index, and return what was written."""
         state = self._state
         loading.replace_index(folder, state.encoder, state.generator, state.search_config, *state.content)
-        return state.engine
+        return state
+
+    def _config_at(self, folder: Path) -> SearchConfig:
+        """Return the search config of the index in a folder, as it was loaded or saved."""
+        return self._on_disk[2] if self._on_disk and self._on_disk[0] == folder else self.search_config
 
     def _check_savable(self) -> None:
         check_mapped(self._mapped)
@@ -505,7 +509,7 @@ class GenerativeRetriever:
             raise ValueError(f"This retriever's weights are of {self.dtype}; save one that was loaded in float32.")
 
     def save_update(self, folder: str | Path) -> int:
-        """Write updates to the index that this one was loaded from, atomically.
+        """Write updates to the index that this one was loaded from, atomically; without any, nothing is written.
 
         Returns:
             The generation of the index on disk: 1 after training, one more with every update.
@@ -519,18 +523,18 @@ class GenerativeRetriever:
         target = Path(folder).resolve()
         with loading.updating(target):
             state = self._state
+            if self._on_disk and self._on_disk[:2] == (target, state.engine):
+                loading.check_known(target, self._saved.values())
+                return loading.generation_of(target)
             generation = loading.write_update(target, self._saved.values(), state.encoder, *state.content)
-            self._saved[target], self._on_disk = loading.index_state(target), (target, state.engine)
+            self._saved[target] = loading.index_state(target)
+            self._on_disk = target, state.engine, self._config_at(target)
         return generation
 
     def push_to_hub(
-        self,
-        name: str,
-        *,
-        private: bool | None = None,
-        token: str | bool | None = None,
+        self, name: str, *, private: bool | None = None, token: str | bool | None = None,
         license: str | None = None,  # noqa: A002
-    ) -> str:
+    ) -> str:  # fmt: skip
         """Upload the whole index with a model card to the Hugging Face Hub; see `dsi.store.hub.push`."""
         from dsi.store.hub import push
 
@@ -541,15 +545,9 @@ class GenerativeRetriever:
 
     @classmethod
     def from_pretrained(
-        cls,
-        folder: str | Path,
-        *,
-        revision: str | None = None,
-        token: str | bool | None = None,
-        device: str | None = None,
-        dtype: str = "float32",
-        backend: str = "torch",
-    ) -> Self:
+        cls, folder: str | Path, *, revision: str | None = None, token: str | bool | None = None,
+        device: str | None = None, dtype: str = "float32", backend: str = "torch",
+    ) -> Self:  # fmt: skip
         """Load an index, after checking every file.
 
         Args:
@@ -574,7 +572,7 @@ class GenerativeRetriever:
         parts, state = loading.load_index(local, device)
         retriever = cls(*parts, _DTYPES[dtype], backend)
         retriever._saved[local.resolve()], retriever._mapped = state, loading.mapped_files(local)
-        retriever._on_disk = local.resolve(), retriever._state.engine
+        retriever._on_disk = local.resolve(), retriever.engine, retriever.search_config
         return retriever
 
     def __reduce__(self) -> tuple[Any, ...]:

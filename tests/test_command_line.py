@@ -235,6 +235,15 @@ def test_an_interrupt_ends_with_130_and_a_closed_pipe_without_a_word(capsys):
         assert process.stderr.read() == ""
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_take_and_give_nothing(closed, tmp_path):
+    work = "lambda _: print(sys.stdin.read(), sys.stderr.isatty())"
+    code = f"import sys; from dsi.commands.main import run_command; sys.exit(run_command({work}, []))"
+    command = f'"{sys.executable}" -c "{code}" </dev/null {closed} || echo failed >{tmp_path / "failed"}'
+    subprocess.run(command, shell=True, cwd=ROOT, check=True)
+    assert not (tmp_path / "failed").exists()
+
+
 def test_help_into_a_closed_pipe_ends_without_a_word():
     read, write = os.pipe()
     os.close(read)
@@ -530,9 +539,14 @@ def test_a_command_of_a_package_that_is_there_by_name_alone_does_not_hide_the_ot
     assert purpose("dsi.commands.search")
 
 
-def test_an_output_is_a_regular_file_or_that_of_a_link(tmp_path):
+def test_an_output_is_a_regular_file_or_that_of_a_link(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ArgumentTypeError, match="is no regular file"):
         output_file(str(tmp_path / "pipe"))
     (tmp_path / "link").symlink_to(tmp_path / "file")
     assert output_file(str(tmp_path / "link")) == tmp_path / "file"
+    with pytest.raises(ArgumentTypeError, match="/dev/stdout is a stream, and a file is replaced as a whole"):
+        output_file("/dev/stdout")
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(ArgumentTypeError, match="is a folder that you may not write into; name another"):
+        output_file(str(tmp_path / "file"))

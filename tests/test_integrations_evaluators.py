@@ -3,6 +3,7 @@
 import datasets
 import numpy as np
 import pytest
+import torch
 
 from dsi.docids.data.collection import Collection
 from dsi.eval.measures import evaluate, mean
@@ -51,6 +52,11 @@ def test_a_ranking_of_given_documents_has_no_others(retriever, collection):  # n
     run = search.run({"q": "noble gas", "r": "rivers"}, 5, {"q": doc_ids[:3], "r": doc_ids[5:6]})
     assert set(run["q"]) == set(doc_ids[:3])
     assert set(run["r"]) == set(doc_ids[5:6])
+    allowing = CorpusSearch(retriever, {"allow": iter(doc_ids[1:6])})
+    allowing.take(doc_ids, [])
+    for _ in range(2):
+        run = allowing.run({"q": "noble gas"}, 5, {"q": doc_ids[:3]})
+        assert set(run["q"]) == set(doc_ids[1:3])
 
 
 def test_a_smaller_corpus_is_searched_alone_and_a_foreign_one_is_refused(retriever, collection):  # noqa: F811
@@ -290,6 +296,9 @@ def test_the_revision_is_that_of_the_answers(retriever):  # noqa: F811
     revisions.append(CorpusSearch(other, {}).revision)
     masks = [np.arange(len(retriever.documents)) != row for row in (0, 1)]
     revisions += [CorpusSearch(retriever, {"where": mask}).revision for mask in masks]
-    assert len(set(revisions)) == 4
+    reduced = retriever.snapshot
+    reduced.dtype = torch.bfloat16
+    revisions.append(CorpusSearch(reduced, {}).revision)
+    assert len(set(revisions)) == 5
     ids = list(retriever.documents.rows)[:5]
     assert CorpusSearch(retriever, {"allow": ids}).revision == CorpusSearch(retriever, {"allow": set(ids)}).revision

@@ -15,6 +15,7 @@ import datasets
 import numpy as np
 import pytest
 
+import dsi
 from dsi import GenerativeRetriever, SearchConfig
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
@@ -327,6 +328,15 @@ def test_langchain_documents_hold_text_metadata_and_rank(retriever, without_text
     ]
 
 
+def test_langchain_keeps_a_documents_own_rank_and_score():
+    own = {"rank": 3, "score": 0.5}
+    index = dsi.index(
+        [{"id": "a", "text": "Neon glows.", **own}, {"id": "b", "text": "Bees dance.", **own}], device="cpu"
+    )
+    (found,) = adapter("langchain").DocidRetriever(index, 1).invoke("gas that glows")
+    assert (found.metadata["rank"], found.metadata["metadata.rank"], found.metadata["metadata.score"]) == (1, 3, 0.5)
+
+
 def test_options_of_a_langchain_call_go_before_those_of_the_retriever(retriever):
     search = adapter("langchain").DocidRetriever(retriever, k=5, lexical_weight=0.5, where="year > 2000", tags=["t"])
     assert (search.k, search.options, search.tags) == (5, {"lexical_weight": 0.5, "where": "year > 2000"}, ["t"])
@@ -397,7 +407,7 @@ def test_llama_index_nodes_hold_text_metadata_and_score(retriever, without_texts
         for node, hit in zip(found, hits, strict=True):
             known = retriever.get(hit.doc_id)
             assert (node.node_id, node.text, node.metadata) == (
-                hit.doc_id, known.text, {**known.metadata, "title": hit.title},
+                hit.doc_id, known.text, {**known.metadata, "title": hit.title, "doc_id": hit.doc_id},
             )  # fmt: skip
             assert node.score == pytest.approx(hit.score, abs=1e-5)
     assert [node.text for node in module.DocidRetriever(without_texts, 3).retrieve(QUERY)] == [

@@ -573,15 +573,20 @@ def test_the_command_refuses_what_cannot_work(folder, monkeypatch, capsys):
     run = str(folder / "tied")
     assert main(["serve", run, "--writable"]) == 2
     assert main(["serve", run, "--writable", "--workers", "2"]) == 2
+    assert main(["serve", run, "--writable", "--port", "0", "--dtype", "bfloat16"]) == 2
+    assert main(["serve", run, "--shard-timeout", "3"]) == main(["serve", run, "--require-all"]) == 2
     assert main(["serve", run, "--port", "70000"]) == 2
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["serve", run]) == 2
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith("dsi: A writable server needs a token; set the environment variable DSI_TOKEN")
     assert said[1] == "dsi: --writable needs --workers 1: an update in one process would not reach the others."
-    assert "70000" in said[2]
-    assert "uvicorn" in said[3]
-    assert said[3].endswith('pip install "dr-scl[server]".')
+    assert "A writable server needs the dtype float32" in said[2]
+    assert said[3] == "dsi: --shard-timeout needs --cluster, which says where shards are served."
+    assert said[4] == "dsi: --require-all needs --cluster, which says where shards are served."
+    assert "70000" in said[5]
+    assert "uvicorn" in said[6]
+    assert said[6].endswith('pip install "dr-scl[server]".')
 
 
 @pytest.mark.parametrize(("more", "host"), [([], "127.0.0.1"), (["--host", "0.0.0.0"], "0.0.0.0")])

@@ -15,6 +15,7 @@ pytest.importorskip("uvicorn")
 
 from dsi.retriever import GenerativeRetriever
 from dsi.server.batching import Batcher, BusyError
+from dsi.store.manifest import read_manifest
 from tests.serving import TOKEN, error, live, save_index
 
 # Documents.
@@ -69,6 +70,20 @@ def test_after_an_update_from_elsewhere_the_server_loads_it_and_takes_the_change
     assert error(writable.ask("documents/a/%C3%A4"))[0] == error(writable.ask(f"documents/{gone}"))[0] == 404
     assert writable.ask("documents", {"documents": [NEW]}, token=TOKEN) == (200, {"documents": 60})
     assert len(GenerativeRetriever.from_pretrained(writable.run, device="cpu").documents) == 60
+
+
+def test_what_others_changed_is_loaded_before_a_change_is_judged(writable):
+    other = GenerativeRetriever.from_pretrained(writable.run, device="cpu")
+    gone = next(iter(other.documents.rows))
+    other.remove([gone])
+    other.add([NEW])
+    other.save_update(writable.run)
+    assert error(writable.ask("documents/a/%C3%A4", method="DELETE", token=TOKEN))[0] == 409
+    assert writable.ask("documents/a/%C3%A4", method="DELETE", token=TOKEN) == (200, {"documents": 59})
+    status, message = error(writable.ask("documents/a/%C3%A4", method="DELETE", token=TOKEN))
+    assert (status, message) == (404, "The doc_id 'a/ä' is not in the index.")
+    assert writable.ask("documents", {"documents": []}, token=TOKEN) == (200, {"documents": 59})
+    assert read_manifest(writable.run)["generation"] == 3
 
 
 def test_answers_name_no_folder_of_the_server(writable):

@@ -389,6 +389,20 @@ def test_an_index_of_texts_is_searched_without_training(notes, tmp_path, caplog)
     )
 
 
+def test_an_index_of_other_texts_is_replaced_on_request_only(tmp_path):
+    dsi.index(["Neon glows.", "Bees dance."], tmp_path / "run", device="cpu")
+    with pytest.raises(
+        ValueError, match=r"The collection lacks 1 of the 2 documents of the index in .*/run, such as '1'"
+    ):
+        dsi.index(["Neon glows."], tmp_path / "run", device="cpu")
+    index = dsi.index(["Neon glows."], tmp_path / "run", device="cpu", replace=True)
+    index.add([{"doc_id": "b", "text": "Bees dance."}])
+    index.save_update(tmp_path / "run")
+    with pytest.raises(ValueError, match="say that the updates may go"):
+        dsi.index(["Neon glows."], tmp_path / "run", device="cpu")
+    assert len(dsi.index(["Neon glows."], tmp_path / "run", device="cpu", discard_updates=True).documents) == 1
+
+
 def test_one_text_is_an_index_too(sentence_bert_folder, tmp_path):
     encoder = {"encoder": {"name": str(sentence_bert_folder)}}
     config = dsi.Config().without_training().with_changes(encoder)

@@ -1,14 +1,17 @@
 """An index updated while it is searched and on disk: exact answers, killed at every write, eight threads at once."""
 
 import json
+import math
 import os
 import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import datasets
 import numpy as np
+import pandas
 import pyarrow as pa
 import pytest
 import torch
@@ -25,6 +28,7 @@ from dsi.search.beam import BeamSearch
 from dsi.search.engine import QueryBatch
 from dsi.search.request import SearchRequest
 from dsi.store import updating
+from dsi.store.loading import write_search_config
 from tests.conftest import MINIPEDIA, WIDTH, beam_search_for, random_generator, random_queries, random_tied, random_tree
 from tests.kills import fork, status_of
 
@@ -225,7 +229,7 @@ def test_the_command_updates_an_index_in_place(retriever, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("documents", "message"),
     [
-        ([{"doc_id": "", "text": "x"}], "Document 0 must have a doc_id that is a text and not empty, got ''"),
+        ([{"doc_id": "", "text": "x"}], r"documents\[0\] must have a doc_id that is a text and not empty, got ''"),
         ([{"doc_id": "a", "title": " ", "text": ""}], "Document 'a' has neither title nor text"),
         ([{"doc_id": "a", "text": "x"}] * 2, "doc_id 'a' is in the index already, or comes twice"),
     ],
@@ -240,6 +244,55 @@ def test_what_cannot_be_added_changes_nothing(retriever, documents, message):
         retriever.remove(["nobody"])
     retriever.add([])
     assert retriever.search(QUERIES, k=5) == before
+
+
+def test_what_an_index_is_made_of_can_be_added_too(retriever):
+    documents = retriever.documents
+    retriever.add([{"id": 7, "title": None, "text": "Gneiss is a rock.", "year": math.nan}])
+    retriever.add(pandas.DataFrame({"_id": [8, 9], "text": ["Basalt is a rock.", "Slate is a rock."]}))
+    assert {"7", "8", "9"} <= set(retriever.documents.rows)
+    with pytest.raises(TypeError, match=r"documents\[1\] must be a dictionary with doc_id and text, got 'Tuff'"):
+        retriever.add([{"doc_id": "x", "text": "Marl"}, "Tuff"])
+    assert len(retriever.documents) == len(documents) + 3
+
+
+def test_an_update_of_nothing_writes_nothing(retriever, tmp_path):
+    retriever.save_pretrained(tmp_path / "run")
+    before = (tmp_path / "run" / "manifest.json").read_text()
+    loaded, other = (GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu") for _ in range(2))
+    for index in (retriever, loaded):
+        index.add([])
+        index.remove([])
+        assert index.save_update(tmp_path / "run") == 1
+    assert (tmp_path / "run" / "manifest.json").read_text() == before
+    other.remove(["danube"] if "danube" in other.documents.rows else [next(iter(other.documents.rows))])
+    other.save_update(tmp_path / "run")
+    with pytest.raises(ValueError, match="was changed since this index was loaded"):
+        loaded.save_update(tmp_path / "run")
+
+
+def test_all_documents_can_be_replaced_by_one_command(retriever, tmp_path, capsys):
+    run, corpus = tmp_path / "run", tmp_path / "both.jsonl"
+    two = list(retriever.documents.rows)[:2]
+    retriever.remove(list(retriever.documents.rows)[2:])
+    retriever.save_pretrained(run)
+    lines = [{"_id": doc_id, "text": f"A new text, number {number}."} for number, doc_id in enumerate(two)]
+    corpus.write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, {"_id": 5, "text": "Another text."}]))
+    assert main(["update", str(run), "--device", "cpu", "--remove", *two, "--add", str(corpus)]) == 0
+    assert "2 documents removed, 3 added, 3 now" in capsys.readouterr().out
+    assert set(GenerativeRetriever.from_pretrained(run, device="cpu").documents.rows) == {*two, "5"}
+
+
+def test_a_tuning_meanwhile_is_not_undone(retriever, tmp_path):
+    retriever.save_pretrained(tmp_path / "run")
+    loaded = GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu")
+    write_search_config(tmp_path / "run", replace(loaded.search_config, beam_width=99))
+    for index in (retriever, loaded):
+        with pytest.raises(ValueError, match="was changed since this index was loaded"):
+            index.save_pretrained(tmp_path / "run")
+    assert GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu").search_config.beam_width == 99
+    loaded.search_config = replace(loaded.search_config, beam_width=99)
+    loaded.save_pretrained(tmp_path / "run")  # the same
 
 
 def test_an_update_of_another_index_is_refused(retriever, encoder, tmp_path):

@@ -94,7 +94,7 @@ def check_documents(records: Numbered, name: object) -> Iterator[tuple[str, dict
             )
         if not (document["title"] + document["text"]).strip():
             empty += 1
-            logger.warning("%s: document %r has neither title nor text, so no query will find it.", source, doc_id)
+            logger.warning("%s: document %r has neither title nor text; no query can ask for it.", source, doc_id)
         seen[doc_id] = number
         yield source, document
     if seen and empty == len(seen):

@@ -43,7 +43,7 @@ _KINDS = (
 
 
 def memory_records(
-    source: Iterable[Any], name: str = "documents", id_keys: Sequence[str] = ID_KEYS
+    source: Iterable[Any], name: str = "documents", id_keys: Sequence[str] = ID_KEYS, *, texts: bool = True
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the records of a list, an iterator, a DataFrame, an Arrow table or a `datasets.Dataset`, after their names.
 
@@ -53,15 +53,17 @@ def memory_records(
         source: the records.
         name: of them all, for messages.
         id_keys: under which a record may have its id.
+        texts: take texts for records; without, they are refused.
 
     Raises:
         TypeError: the source or a record is of another kind.
     """
     for place, record in enumerate(_rows(source, name)):
-        if isinstance(record, str):
+        if isinstance(record, str) and texts:
             record = {"_id": str(place), "text": record}
         if not isinstance(record, Mapping):
-            raise TypeError(f"{name}[{place}] must be a dictionary or a text, got {shown(record)}.")
+            kinds = "a dictionary or a text" if texts else "a dictionary with doc_id and text"
+            raise TypeError(f"{name}[{place}] must be {kinds}, got {shown(record)}.")
         yield f"{name}[{place}]", _regular(record, id_keys)
 
 
@@ -136,6 +138,12 @@ def _is_missing(value: Any) -> bool:
     return value is None or value is pandas.NA or value is pandas.NaT or (isinstance(value, float) and value != value)
 
 
+def line_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the records of a .jsonl[.gz] file after the words that name them; whole numbers are taken for ids."""
+    for source, record in named_records(path):
+        yield source, _regular(record)
+
+
 def folder_records(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the documents of the files in a folder, by path, after the words that name them in messages.
 
@@ -188,8 +196,7 @@ def _file_records(path: Path, name: Path) -> Iterator[tuple[str, dict[str, Any]]
         title = heading or re.sub(r"[-_]+", " ", path.stem)
         yield str(path), {"_id": "%20".join(name.as_posix().split()), "title": title, "text": text}
     elif path.name.lower().endswith(_LINES):
-        for source, record in named_records(path):
-            yield source, _regular(record)
+        yield from line_records(path)
     else:
         yield from _table_records(path)
 

@@ -1,5 +1,6 @@
 """Checks of single values: plain types and texts that files can hold; values in messages are short. Imports nothing heavy."""
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -95,6 +96,7 @@ def folder_to_write(value: object, name: str) -> Path:
         TypeError: the value is no path.
         ValueError: it is empty.
         NotADirectoryError: the folder, or one that it is to lie in, is a file.
+        PermissionError: this process may not write there.
     """
     if not isinstance(value, str | Path):
         raise TypeError(f"{name} must be the path of a folder, got {shown(value)}; name one to write into.")
@@ -104,6 +106,8 @@ def folder_to_write(value: object, name: str) -> Path:
     place = next((place for place in (path, *path.parents) if place.exists()), path)
     if place.exists() and not place.is_dir():
         raise NotADirectoryError(f"{place} is a file; name a folder to write into.")
+    if place.exists() and not os.access(place, os.W_OK | os.X_OK):
+        raise PermissionError(f"{place} is a folder that you may not write into; name another.")
     return path
 
 

@@ -348,7 +348,8 @@ class ShardedRetriever(GenerativeRetriever, Closes):
         engine = self._sharded(self._state.engine, tree, lexical, self.fleet, state)
         with self._updating:
             self._state = replace(self._state, documents=DocumentTable(documents), engine=engine)
-            self._saved[self._folder], self._on_disk = state, (self._folder, engine)
+            self._saved[self._folder] = state
+            self._on_disk = self._folder, engine, self.search_config
         logger.info("generation %d of %s is served by all shards", manifest["generation"], self._folder)
 
     def _refresh_soon(self) -> None:
@@ -374,7 +375,7 @@ class ShardedRetriever(GenerativeRetriever, Closes):
         self._folder, self.fleet, self._changing = folder, fleet, threading.RLock()
         self._refreshing, self._models = threading.Lock(), _models(read_entries(folder / "manifest.json"))
         engine = self._sharded(self.engine, self.tree, self.lexical, fleet, state)
-        self._state, self._on_disk = replace(self._state, engine=engine), (folder, engine)
+        self._state, self._on_disk = replace(self._state, engine=engine), (folder, engine, self.search_config)
 
     def _sharded(self, engine: Any, tree: DocidTree, lexical: Lexical | None, fleet: Fleet, state: str) -> ShardedIndex:
         return ShardedIndex(tree, engine.generator, lexical, fleet, state, self._refresh_soon)

@@ -30,13 +30,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError("--writable needs --workers 1: an update in one process would not reach the others.")
     if given.cluster and given.workers > 1:
         raise ValueError("--cluster needs --workers 1: each process would start shards of its own.")
+    limits = _limits()
+    shards = [name for name in ("shards", "replicas", "shard_timeout") if getattr(given, name) != limits[name].default]
+    if not given.cluster and (shards or given.require_all):
+        raise ValueError(f"{flag([*shards, 'require_all'][0])} needs --cluster, which says where shards are served.")
     _check_free(given.host, given.port)
     from dsi.server.settings import ServerSettings
 
-    limits = {name: getattr(given, name) for name in _limits()}
-    limits |= {"cluster": given.cluster, "require_all": given.require_all}
+    values = {name: getattr(given, name) for name in [*limits, "cluster", "require_all"]}
     settings = ServerSettings(
-        str(given.run), given.device, given.dtype, given.backend, given.writable, given.allow_origin, **limits
+        str(given.run), given.device, given.dtype, given.backend, given.writable, given.allow_origin, **values
     )
     settings.check_token()
     load_libraries()

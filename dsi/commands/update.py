@@ -1,7 +1,7 @@
 """`dsi update`: add documents to an index and remove others, without training.
 
-New documents come from a corpus.jsonl (`_id`, `title`, `text`) and are searchable at once. Documents are removed first, so a
-document in both lists is replaced. --texts keeps the texts of documents in the index, for rerankers that read them. --vectors
+New documents come from a corpus.jsonl (`_id`, `title`, `text`) and are searchable at once. A document that is both removed and
+added is replaced. --texts keeps the texts of documents in the index, for rerankers that read them. --vectors
 keeps their vectors in fewer bytes. The index on disk changes atomically; on any error it stays as it is. Updates at the same
 time wait for each other.
 """
@@ -20,27 +20,30 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Update, print the number of documents."""
     arguments = _parse(argv)
     load_libraries()
-    from dsi.docids.data.collection import document_records, read_documents
+    from dsi.docids.data.collection import read_documents
     from dsi.docids.data.lines import text_lines
+    from dsi.docids.data.records import check_documents
+    from dsi.docids.data.sources import line_records
     from dsi.retriever import GenerativeRetriever
     from dsi.store.loading import updating
-    from dsi.store.manifest import read_manifest
 
     in_file = [line for _, line in text_lines(arguments.remove_file)] if arguments.remove_file else []
     removed = [*arguments.remove, *in_file]
-    added = list(document_records(arguments.add)) if arguments.add else []
+    lines = line_records(arguments.add) if arguments.add else ()
+    added = [document for _, document in check_documents(lines, arguments.add)]
     with updating(arguments.run):  # from reading to writing, so that no other update comes between
         retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device)
+        retriever.documents.rows_of(removed, "--remove")
+        new = {document["doc_id"] for document in added}
+        retriever.remove([doc_id for doc_id in removed if doc_id not in new])
         if arguments.texts:
             retriever.keep_texts(read_documents(arguments.texts))
         if arguments.vectors:
             retriever.keep_vectors(arguments.vectors, arguments.code_bytes or 0)
-        retriever.remove(removed)
-        retriever.add(added)
-        if removed or added or arguments.texts or arguments.vectors:
-            generation = retriever.save_update(arguments.run)
-        else:  # of empty files; a new generation would keep a training from replacing the index
-            generation = read_manifest(arguments.run)["generation"]
+        replaced = set(removed) & new
+        retriever.add([document for document in added if document["doc_id"] in replaced], replace=True)
+        retriever.add([document for document in added if document["doc_id"] not in replaced])
+        generation = retriever.save_update(arguments.run)
     print(
         f"{arguments.run}: {len(set(removed))} documents removed, {len(added)} added, {len(retriever.documents)} now; "
         f"generation {generation}"

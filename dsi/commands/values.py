@@ -117,6 +117,8 @@ def run_folder(value: str) -> Path:
 
 def output_file(value: str) -> Path:
     """Return a file that is there or can be made; that of a link."""
+    if Path(value).is_relative_to("/dev") or Path(value).is_relative_to("/proc"):
+        raise ArgumentTypeError(f"{value} is a stream, and a file is replaced as a whole; name a file.")
     path = Path(value).resolve() if Path(value).is_symlink() else Path(value)
     if path.is_dir():
         raise ArgumentTypeError(f"{value} is a folder; name a file to write.")

@@ -14,10 +14,10 @@ from dsi.docids.files.checks import shown
 from dsi.docids.files.storage import digest
 from dsi.docids.types import Run
 from dsi.eval.trec import run_without_ties
-from dsi.integrations.retrieval import check_search, open_index
+from dsi.integrations.retrieval import check_search, lists_of_doc_ids, open_index
 from dsi.retriever import GenerativeRetriever
 from dsi.search.request import SearchOptions
-from dsi.store.loading import index_state
+from dsi.store.loading import index_state, replace_index
 from dsi.training.pipeline import index as index_texts
 
 
@@ -38,6 +38,7 @@ class CorpusSearch:
     def __init__(self, retriever: GenerativeRetriever | str | Path | None, options: SearchOptions) -> None:
         self.retriever = None if retriever is None else open_index(retriever)
         self.options = options
+        lists_of_doc_ids(options)
         if self.retriever is not None:
             check_search(self.retriever, 10, options, call="DocidSearch")
         self._searched: GenerativeRetriever | None = None
@@ -50,8 +51,10 @@ class CorpusSearch:
         if self.retriever is not None:
             index = self.retriever.snapshot
             with TemporaryDirectory() as folder:  # as it is now, in memory
-                index.save_pretrained(Path(folder) / "index")
-                parts += [index_state(Path(folder) / "index"), dataclasses.asdict(index.search_config)]
+                content = index.tree, index.documents.dataset, index.lexical
+                replace_index(Path(folder) / "index", index.encoder, index.generator, index.search_config, *content)
+                parts.append(index_state(Path(folder) / "index"))
+            parts += [dataclasses.asdict(index.search_config), str(index.dtype), index.backend]
         return digest(parts)
 
     def take(self, doc_ids: Sequence[str], records: Iterable[Any]) -> None:
@@ -109,7 +112,8 @@ class CorpusSearch:
         for query_id, text in queries.items():
             allowed = list(only.get(query_id, ()))
             self._searched.documents.rows_of(allowed, f"top_ranked[{query_id!r}]")
-            options["allow"] = allowed
+            own = self.options.get("allow")
+            options["allow"] = allowed if own is None else [doc_id for doc_id in allowed if doc_id in set(own)]
             run |= self._searched.run({query_id: text}, k, **options)
         return run_without_ties(run)
 

@@ -22,12 +22,16 @@ with extra("langchain"):
     from langchain_core.runnables import RunnableConfig
     from langchain_core.runnables.config import get_config_list, run_in_executor
 
+_OURS = {name: f"metadata.{name}" for name in ("rank", "score")}
+"""{metadata of a document that has the name of a hit's: what it is called}, as in `Hits.to_df`."""
+
 
 class DocidRetriever(BaseRetriever):
     """Searches an index: from a query to documents of LangChain, best first.
 
     `page_content` is the text of a document, or its title if the index keeps no texts. `metadata` holds the metadata of the
-    collection, and doc_id, title, rank (from 1) and score. `invoke`, `ainvoke`, `batch` and `abatch` take `k` and search
+    collection, and doc_id, title, rank (from 1) and score; a document's own rank and score are `metadata.rank` and
+    `metadata.score`. `invoke`, `ainvoke`, `batch` and `abatch` take `k` and search
     options for one call, as in `invoke(query, k=5, where="year > 2000")`.
 
     Args:
@@ -107,7 +111,7 @@ class DocidRetriever(BaseRetriever):
                     id=document.doc_id,
                     page_content=content(document),
                     metadata={
-                        **document.metadata,
+                        **{_OURS.get(name, name): value for name, value in document.metadata.items()},
                         "doc_id": document.doc_id,
                         "title": document.title,
                         "rank": hit.rank,

@@ -83,7 +83,7 @@ class DocidRetriever(BaseRetriever):
                 node=TextNode(
                     id_=document.doc_id,
                     text=content(document),
-                    metadata={**document.metadata, "title": document.title},
+                    metadata={**document.metadata, "title": document.title, "doc_id": document.doc_id},
                 ),
                 score=hit.score,
             )

@@ -42,10 +42,15 @@ def check_search(
     """
     if plain(int, k, name) < 1:
         raise ValueError(f"{name} must be at least 1, got {k}.")
-    for option in ("allow", "deny"):
-        if isinstance(options.get(option), Iterator):  # every search reads them
-            options[option] = list(options[option])
+    lists_of_doc_ids(options)
     retriever.request(call, k, options)
+
+
+def lists_of_doc_ids(options: Any) -> None:
+    """Make lists of the filters of a search that are iterators, as every search reads them."""
+    for option in ("allow", "deny"):
+        if isinstance(options.get(option), Iterator):
+            options[option] = list(options[option])
 
 
 def find(

@@ -37,7 +37,7 @@ from dsi.server.models import (
     StoredDocument,
     Updated,
 )
-from dsi.server.service import ConflictError, Service
+from dsi.server.service import ConflictError, Service, UnknownError
 from dsi.server.settings import TOKEN, ServerSettings, TooLargeError
 from dsi.server.shard_metrics import ShardMetrics
 
@@ -113,7 +113,8 @@ def _error(status: int, message: str, headers: dict[str, str] | None = None) -> 
 
 def _add_errors(app: FastAPI) -> None:
     statuses: dict[type[Exception], int] = {
-        ValueError: 400, TypeError: 400, ConflictError: 409, TooLargeError: 413, BusyError: 503, ShardError: 503,
+        ValueError: 400, TypeError: 400, UnknownError: 404, ConflictError: 409, TooLargeError: 413, BusyError: 503,
+        ShardError: 503,
     }  # fmt: skip
 
     async def known(request: Request, error: Exception) -> JSONResponse:
@@ -228,11 +229,7 @@ def _may_write(request: Request) -> None:
 def _add_documents(app: FastAPI) -> None:
     @app.get("/documents/{doc_id:path}", summary="A document", **_typed(StoredDocument))
     def document(service: Served, doc_id: str) -> dict[str, Any]:
-        _known(service, doc_id)
-        try:
-            return service.document(doc_id)
-        except ValueError as error:  # it was removed meanwhile
-            raise HTTPException(404, str(error)) from None
+        return service.document(doc_id)
 
     @app.post("/documents", summary="Add documents", **_typed(Updated), dependencies=[Depends(_may_write)])
     def add(service: Served, body: AddBody) -> dict[str, Any]:
@@ -242,13 +239,7 @@ def _add_documents(app: FastAPI) -> None:
         "/documents/{doc_id:path}", summary="Remove a document", **_typed(Updated), dependencies=[Depends(_may_write)]
     )
     def remove(service: Served, doc_id: str) -> dict[str, Any]:
-        _known(service, doc_id)
         return {"documents": service.remove(doc_id)}
-
-
-def _known(service: Service, doc_id: str) -> None:
-    if not service.retriever.documents.find([doc_id]):
-        raise HTTPException(404, f"The doc_id {shown(doc_id)} is not in the index.")
 
 
 def _add_state(app: FastAPI) -> None:

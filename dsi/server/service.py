@@ -15,6 +15,7 @@ import numpy as np
 from dsi.cluster.cluster import Cluster
 from dsi.cluster.fleet import Fleet
 from dsi.cluster.router import ShardedRetriever, serve_shards
+from dsi.docids.files.checks import shown
 from dsi.retriever import GenerativeRetriever
 from dsi.server.batching import Batcher
 from dsi.server.searches import Explainer, Json, answers, shown_config
@@ -26,6 +27,10 @@ from dsi.store.loading import ChangedError
 logger = logging.getLogger(__name__)
 
 _CHILDREN_SHOWN, _EXAMPLES = 1000, 4
+
+
+class UnknownError(ValueError):
+    """The index has no such document."""
 
 
 class ConflictError(RuntimeError):
@@ -165,8 +170,14 @@ class Service:
         return list(dict.fromkeys(index.documents.label(int(tree.doc_rows[place])) for place in places))
 
     def document(self, doc_id: str) -> Json:
-        """Return a document; raises ValueError if it is not in the index."""
-        return self.retriever.get(doc_id)._asdict()
+        """Return a document.
+
+        Raises:
+            UnknownError: it is not in the index.
+        """
+        index = self.retriever.snapshot
+        _check_has(index, doc_id)
+        return index.get(doc_id)._asdict()
 
     def branch(self, digits: Sequence[int]) -> Json:
         """Return a node of the docid tree and its children: size, telling words, and the title of a document.
@@ -196,15 +207,24 @@ class Service:
         """Add documents to the index in memory and on disk, and return how many it has now.
 
         Raises:
-            TypeError: documents are no list of mappings.
+            TypeError: documents are no list or table of records.
             ValueError: a bad document; nothing is changed then.
             ConflictError: the index on disk was changed by others; this one is loaded again, and nothing else is changed.
         """
         return self._update(lambda changed: changed.add(documents, replace=replace))
 
     def remove(self, doc_id: str) -> int:
-        """Remove a document, as `add` adds them."""
-        return self._update(lambda changed: changed.remove([doc_id]))
+        """Remove a document, as `add` adds them.
+
+        Raises:
+            UnknownError: it is not in the index.
+        """
+
+        def without(changed: GenerativeRetriever) -> None:
+            _check_has(changed, doc_id)
+            changed.remove([doc_id])
+
+        return self._update(without)
 
     def _update(self, change: Callable[[GenerativeRetriever], None]) -> int:
         with self._updating:
@@ -215,8 +235,9 @@ class Service:
                     raise ConflictError(str(error)) from None
                 return len(self.retriever.documents)
             changed = self.retriever.snapshot  # replaces it once it is on disk
-            change(changed)
             try:
+                changed.save_update(self.settings.run)  # there is nothing to write, but it tells whether others wrote
+                change(changed)
                 changed.save_update(self.settings.run)
             except ChangedError as error:
                 logger.info("%s; loading it again", error)
@@ -227,6 +248,11 @@ class Service:
                 ) from None
             self.retriever = changed
             return len(changed.documents)
+
+
+def _check_has(index: GenerativeRetriever, doc_id: str) -> None:
+    if not index.documents.find([doc_id]):
+        raise UnknownError(f"The doc_id {shown(doc_id)} is not in the index.")
 
 
 def _node(index: GenerativeRetriever, topics: Topics, node: int, digits: Sequence[int]) -> Json:

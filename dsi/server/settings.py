@@ -76,6 +76,12 @@ class ServerSettings:
                 f"{self.allow_origin!r}."
             )
 
+        if self.writable and self.dtype != "float32":
+            raise ValueError(
+                f"A writable server needs the dtype float32, in which an index is written, got {self.dtype}; leave out --dtype "
+                "or --writable."
+            )
+
     def check_token(self) -> str:
         """Return the token of the environment.
 

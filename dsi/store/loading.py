@@ -307,9 +307,12 @@ def index_state(folder: Path) -> str:
     return content_fingerprint(manifest) if "files" in manifest else ""
 
 
-def check_known(folder: Path, known: Collection[str]) -> None:
-    """Raise ChangedError if the index in `folder` is in none of the states that the caller's index was made from."""
-    if index_state(folder) not in known:
+def check_known(folder: Path, known: Collection[str], configs: Collection[SearchConfig] = ()) -> None:
+    """Raise ChangedError if the index in `folder` is in none of the states that the caller's index was made from.
+
+    With `configs` also if it has none of these search configs, as it was tuned since.
+    """
+    if index_state(folder) not in known or (configs and search_config(read_manifest(folder)) not in configs):
         generation = read_record(folder / "manifest.json").get("generation")
         raise ChangedError(
             f"{folder} (generation {generation} now) was changed since this index was loaded from it or saved to it; saving "

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.tokens import TokenHead, tell_empty
 from dsi.docids.data.records import COLUMNS, document_record
+from dsi.docids.data.sources import memory_records
 from dsi.docids.files.checks import plain, shown
 from dsi.docids.token_vectors import TokenCodes
 from dsi.docids.tree import DocidTree
@@ -46,7 +47,7 @@ def with_documents(
         replace: put a document in the place of one that has its doc_id.
 
     Raises:
-        TypeError: documents are no list of mappings.
+        TypeError: documents are no list or table of records.
         ValueError: a doc_id is in the index already or twice in the list, a document has no text, or metadata do not fit the
             columns of the index; the message names it.
     """
@@ -97,13 +98,9 @@ def _records(documents: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the records of new documents, checked; none may have the doc_id of another."""
     if isinstance(documents, Mapping):
         raise TypeError("add() takes a list of documents, got one; put it into a list.")
-    if not isinstance(documents, Iterable) or isinstance(documents, str | bytes):
-        raise TypeError(f"add() takes a list of documents, got {shown(documents)}.")
     records, taken, told = [], set[str](), set[str]()
-    for number, document in enumerate(documents):
-        if not isinstance(document, Mapping):
-            raise TypeError(f"Document {number} must be a mapping with doc_id, title and text, got {shown(document)}.")
-        record = document_record(document, f"Document {number}", told)
+    for name, document in memory_records(documents, texts=False):
+        record = document_record(document, name, told)
         doc_id = record["doc_id"]
         if doc_id in taken:
             raise ValueError(_taken(doc_id))

@@ -49,24 +49,11 @@ from dsi.docids.words.bm25 import BM25, NO_MODEL
 from dsi.generator.pseudo_queries import generate_queries, read_queries_table
 from dsi.generator.words import read_numbers
 from dsi.retriever import GenerativeRetriever
-from dsi.store.loading import (
-    generation_of,
-    is_whole,
-    load_docids,
-    load_encoder,
-    load_tree,
-    retire,
-    write_manifest,
-)
+from dsi.store.loading import generation_of, is_whole, load_docids, load_encoder, load_tree, retire, write_manifest
 from dsi.store.manifest import FORMAT_VERSION
 from dsi.training import preflight
 from dsi.training.costs import Cost, in_words
-from dsi.training.docids_stage import (
-    save_docids_stage,
-    scheme_input,
-    sources_digest,
-    train_queries,
-)
+from dsi.training.docids_stage import save_docids_stage, scheme_input, sources_digest, train_queries
 from dsi.training.embedding import DocumentVectors
 from dsi.training.forecast import FORESEEN, Forecast
 from dsi.training.generator_stage import GeneratorStage
@@ -136,8 +123,9 @@ def train(
 
 
 def index(
-    documents: Collection | str | Path | Iterable[Any], output: str | Path | None = None, *, device: str | None = None
-) -> GenerativeRetriever:
+    documents: Collection | str | Path | Iterable[Any], output: str | Path | None = None, *, device: str | None = None,
+    replace: bool = False, discard_updates: bool = False,
+) -> GenerativeRetriever:  # fmt: skip
     """Index texts without training: the encoder as it is, BM25, late interaction, and weights chosen on other collections.
 
     Example:
@@ -152,6 +140,8 @@ def index(
         output: folder for the index; by default a temporary one, which is deleted when Python ends
             (`retriever.save_pretrained` keeps it).
         device: of the encoder; the best available by default.
+        replace: as for `train`.
+        discard_updates: as for `train`.
 
     Raises:
         TypeError: `documents` holds no texts.
@@ -166,7 +156,8 @@ def index(
     elif not isinstance(documents, Collection):
         documents = Collection.from_records(documents)
     folder = Path(_temporary_folder().name) / uuid4().hex if output is None else output
-    return train(documents, folder, config=Config().without_training(), device=device)
+    config = Config().without_training()
+    return train(documents, folder, config=config, device=device, replace=replace, discard_updates=discard_updates)
 
 
 @cache

@@ -122,9 +122,9 @@ def check_index(folder: Path, collection: Collection, discard_updates: bool, rep
     lost = indexed - _documents_of(collection.documents) if indexed else indexed
     if lost and (generation_of(folder) == 1 or len(lost) == len(indexed)):
         raise ValueError(
-            f"{folder} holds an index of {len(indexed)} documents, and {collection.name} lacks {len(lost)} of them, such as "
-            f"{min(lost)[0]!r}; training would replace the index. Train into another folder, or say that the index may go "
-            "(--replace, replace=True)."
+            f"{collection.name} lacks {len(lost)} of the {len(indexed)} documents of the index in {folder}, such as "
+            f"{min(lost)[0]!r}, and the index would be replaced. Name another folder, or say that the index may go (--replace, "
+            "replace=True)."
         )
 
 

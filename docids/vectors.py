@@ -30,7 +30,7 @@ _CODEWORDS, _FEW_CODEWORDS = 256, 16
 _TRAIN_VECTORS = 65_536
 _TOO_LARGE = 1e15
 _GATHER = 1.5
-"""Multiplying a query by a vector at its place costs so many times its product within a block of vectors."""
+"""Multiplying a query by a vector at its place costs this times its product within a block of vectors."""
 _SHARED_DECODING, _SHARED_READING, _READ_ALONE = 8, 4, 16
 """A large batch of queries shares the decoding of a block, and reading a block of floats; up to 16 queries gain nothing."""
 _BATCH = 12

@@ -123,9 +123,9 @@ def _delete(key: str) -> Callable[[Draft, Random], None]:
 FLAWS: dict[str, Callable[[Draft, Random], Any]] = {
     "no id": _delete("_id"),
     "no text": _delete("text"),
-    "wrong id": _set("_id", 7, None, "", ["a"], "a b", "\n", "x\t", "\0"),
+    "wrong id": _set("_id", 7.5, None, "", ["a"], "a b", "\n", "x\t", "\0"),
     "wrong text": _set("text", None, 1, ["x"], {}),
-    "wrong title": _set("title", None, 1, ["x"]),
+    "wrong title": _set("title", 1, ["x"]),
     "surrogate": _set("text", "a\ud800"),
     "wrong metadata": _set("metadata", 3, "x", ["a"]),
     "reserved": _set("metadata", {"text": "x"}, {"Title": "x"}, {"doc_id": 1}),
@@ -137,7 +137,7 @@ FLAWS: dict[str, Callable[[Draft, Random], Any]] = {
     "document twice": lambda own, chance: own.corpus.append(dict(chance.choice(own.corpus))),
     "query twice": lambda own, chance: own.queries.append(dict(chance.choice(own.queries))),
     "wrong query": lambda own, chance: chance.choice(own.queries).update(
-        chance.choice([{"text": " "}, {"text": 3}, {"_id": 3}, {"_id": ""}])
+        chance.choice([{"text": " "}, {"text": 3}, {"_id": 3.5}, {"_id": ""}])
     ),
     "no documents": lambda own, chance: own.corpus.clear(),
     "no queries": lambda own, chance: own.queries.clear(),

@@ -312,7 +312,7 @@ def test_documents_without_words_are_named_and_kept(beir, caplog):
         (DOC + "\n{bad", QUERY, QRELS, r"corpus.jsonl, line 2: not valid JSON .* got '\{bad'"),
         (DOC + "\n[1]", QUERY, QRELS, r"corpus.jsonl, line 2: expected a JSON object"),
         (DOC + "\n" + DOC, QUERY, QRELS, r"corpus.jsonl, line 2: duplicate doc_id 'a'"),
-        ('{"_id": 7, "text": "t"}', QUERY, QRELS, r"line 1: key '_id' must be a string, got 7"),
+        ('{"_id": 7.5, "text": "t"}', QUERY, QRELS, r"line 1: key '_id' must be a string, got 7.5"),
         (
             '{"_id": "a", "title": "t"}',
             QUERY,

@@ -272,7 +272,7 @@ def _spoilt(documents: list[dict[str, Any]], chance: Random) -> Any:
             {"text": 3},
             {"_id": ""},
             {"_id": "a b"},
-            {"title": None},
+            {"title": 1},
             {"metadata": {"new": 1}},
             {"metadata": {"year": "x"}},
             {"metadata": {"flag": 1}},

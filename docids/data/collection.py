@@ -23,7 +23,6 @@ from dsi.docids.data.dev_queries import cut_dev, relevant_documents
 from dsi.docids.data.lines import (
     file_of_collection,
     json_lines,
-    named_records,
     text_lines,
     whole_number,
     write_json_line,
@@ -38,7 +37,7 @@ from dsi.docids.data.records import (
     table_record,
     table_row,
 )
-from dsi.docids.data.sources import folder_records, memory_records, written_id
+from dsi.docids.data.sources import folder_records, line_records, memory_records, written_id
 from dsi.docids.files.checks import plain, shown
 from dsi.docids.files.storage import digest, replace_folder, sha256
 from dsi.docids.types import Qrels
@@ -512,12 +511,12 @@ def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
 def read_queries(folder: Path) -> dict[str, str]:
     """Return {query_id: text} of a BEIR folder."""
     path = _find(folder, "queries.jsonl")
-    return read_query_records(named_records(path), path)
+    return read_query_records(line_records(path, QUERY_ID_KEYS), path)
 
 
 def _column_rows(path: str, version: str) -> Iterator[dict[str, str]]:
     """Yield the columns of the documents in a file and their Arrow types; all values of a metadata key must have one type."""
-    for column, kind in column_types(named_records(Path(path))).items():
+    for column, kind in column_types(line_records(Path(path))).items():
         yield {"column": column, "type": kind}
 
 
@@ -535,7 +534,7 @@ def document_records(path: Path) -> Iterator[dict[str, Any]]:
     """
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; give a corpus.jsonl or corpus.jsonl.gz.")
-    for _, document in check_documents(named_records(path), path):
+    for _, document in check_documents(line_records(path), path):
         yield document
 
 

@@ -138,10 +138,10 @@ def _is_missing(value: Any) -> bool:
     return value is None or value is pandas.NA or value is pandas.NaT or (isinstance(value, float) and value != value)
 
 
-def line_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the records of a .jsonl[.gz] file after the words that name them; whole numbers are taken for ids."""
+def line_records(path: Path, id_keys: Sequence[str] = ID_KEYS) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the records of a .jsonl[.gz] file after the words that name them, as `memory_records` yields those in memory."""
     for source, record in named_records(path):
-        yield source, _regular(record)
+        yield source, _regular(record, id_keys)
 
 
 def folder_records(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -13,10 +13,12 @@ def read_queries_file(path: Path) -> dict[str, str]:
     Raises:
         ValueError: a line that is not such a query, or an id that comes twice or has white space, which a TREC run cannot hold.
     """
-    from dsi.docids.data.lines import named_records
-    from dsi.docids.data.records import read_query_records
+    from dsi.docids.data.records import QUERY_ID_KEYS, read_query_records
+    from dsi.docids.data.sources import line_records
 
-    return read_query_records(named_records(path) if ".jsonl" in path.suffixes else _tab_separated(path), path)
+    return read_query_records(
+        line_records(path, QUERY_ID_KEYS) if ".jsonl" in path.suffixes else _tab_separated(path), path
+    )
 
 
 def _tab_separated(path: Path) -> Iterator[tuple[str, dict[str, str]]]:

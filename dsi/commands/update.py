@@ -20,17 +20,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Update, print the number of documents."""
     arguments = _parse(argv)
     load_libraries()
-    from dsi.docids.data.collection import read_documents
+    from dsi.docids.data.collection import document_records, read_documents
     from dsi.docids.data.lines import text_lines
-    from dsi.docids.data.records import check_documents
-    from dsi.docids.data.sources import line_records
     from dsi.retriever import GenerativeRetriever
     from dsi.store.loading import updating
 
     in_file = [line for _, line in text_lines(arguments.remove_file)] if arguments.remove_file else []
     removed = [*arguments.remove, *in_file]
-    lines = line_records(arguments.add) if arguments.add else ()
-    added = [document for _, document in check_documents(lines, arguments.add)]
+    added = list(document_records(arguments.add)) if arguments.add else []
     with updating(arguments.run):  # from reading to writing, so that no other update comes between
         retriever = GenerativeRetriever.from_pretrained(arguments.run, device=arguments.device)
         retriever.documents.rows_of(removed, "--remove")

@@ -98,6 +98,8 @@ def _records(documents: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the records of new documents, checked; none may have the doc_id of another."""
     if isinstance(documents, Mapping):
         raise TypeError("add() takes a list of documents, got one; put it into a list.")
+    if documents is None or isinstance(documents, str | bytes):
+        raise TypeError(f"add() takes a list of documents, got {shown(documents)}.")
     records, taken, told = [], set[str](), set[str]()
     for name, document in memory_records(documents, texts=False):
         record = document_record(document, name, told)

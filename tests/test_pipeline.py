@@ -365,9 +365,7 @@ def test_an_index_with_documents_that_the_collection_lacks_is_replaced_only_if_t
     first, *others = (data / "corpus.jsonl").read_text().splitlines()
     renamed = json.dumps({**json.loads(first), "title": "Another document of the same name"})
     (data / "corpus.jsonl").write_text("\n".join([renamed, *others]))
-    with pytest.raises(
-        ValueError, match=r"holds an index of 40 documents, and .* lacks 1 of them, such as .*replace=True"
-    ):
+    with pytest.raises(ValueError, match=r"lacks 1 of the 40 documents of the index in .*, such as .*replace=True"):
         dsi.train(dsi.read_collection(data), trained, device="cpu")
     command = ["train", "--data", str(data), "--output", str(trained), "--device", "cpu"]
     for stage in ([], ["--stage", "pseudo_queries"]):

@@ -93,7 +93,7 @@ def test_an_index_in_its_last_generation_stays_loadable(run):
 def test_a_place_that_may_not_be_written_is_named(run, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_, **__: False)
     retriever = load(run)
-    with pytest.raises(PermissionError, match=r"You may write neither .*new nor beside it; name another place"):
+    with pytest.raises(PermissionError, match=r"You may not write into .*; name another place, or change its mode"):
         retriever.save_pretrained(tmp_path / "new")
     assert not (tmp_path / "new").exists()
 

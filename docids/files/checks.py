@@ -96,7 +96,7 @@ def folder_to_write(value: object, name: str) -> Path:
         TypeError: the value is no path.
         ValueError: it is empty.
         NotADirectoryError: the folder, or one that it is to lie in, is a file.
-        PermissionError: this process may not write there.
+        PermissionError: it is new, and may not be made there.
     """
     if not isinstance(value, str | Path):
         raise TypeError(f"{name} must be the path of a folder, got {shown(value)}; name one to write into.")
@@ -106,9 +106,15 @@ def folder_to_write(value: object, name: str) -> Path:
     place = next((place for place in (path, *path.parents) if place.exists()), path)
     if place.exists() and not place.is_dir():
         raise NotADirectoryError(f"{place} is a file; name a folder to write into.")
-    if place.exists() and not os.access(place, os.W_OK | os.X_OK):
-        raise PermissionError(f"{place} is a folder that you may not write into; name another.")
+    if place != path:
+        check_writable(place)
     return path
+
+
+def check_writable(folder: Path) -> None:
+    """Raise PermissionError if a folder is there, and may not be written into."""
+    if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(f"You may not write into {folder}; name another place, or change its mode.")
 
 
 def folder_to_replace(value: object, name: str, ours: Callable[[Path], bool]) -> Path:

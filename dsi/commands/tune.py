@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dsi.commands.arguments import add_data, add_device, add_index, parser
 from dsi.commands.libraries import load_libraries
 from dsi.commands.main import run_command
-from dsi.docids.files.checks import folder_to_write
+from dsi.docids.files.checks import check_writable
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_data(command_line, "the collection it was trained on")
     add_device(command_line)
     arguments = command_line.parse_args(argv)
-    folder_to_write(arguments.run, "RUN")
+    check_writable(arguments.run)
     load_libraries()
     from dsi.config import read_dev_queries
     from dsi.docids.data.collection import read_collection

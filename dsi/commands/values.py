@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dsi.docids.data import find_collection
-from dsi.docids.files.checks import folder_to_write, short_number
+from dsi.docids.files.checks import check_writable, folder_to_write, short_number
 
 if TYPE_CHECKING:
     from dsi.docids.files.declarations import Setting
@@ -125,6 +125,10 @@ def output_file(value: str) -> Path:
     if path.exists() and not path.is_file():
         raise ArgumentTypeError(f"{value} is no regular file, which is replaced as a whole; name one.")
     output_folder(str(path.parent))
+    try:
+        check_writable(path.parent)
+    except PermissionError as error:
+        raise ArgumentTypeError(str(error)) from None
     return path
 
 

@@ -109,7 +109,10 @@ def query_examples(
             best = relevant[np.argsort(-(embeddings[relevant] @ vector), kind="stable")]
             positives = best[np.unique(rows[best], return_index=True)[1]]
             if len(own) and count:
-                examples.append(QueryExample(own, positives, relevant, np.argpartition(-near, count - 1)[:count]))
+                hard = np.argpartition(-near, count - 1)[
+                    :count
+                ].copy()  # a slice would keep as many numbers as documents
+                examples.append(QueryExample(own, positives, relevant, hard))
     return examples
 
 

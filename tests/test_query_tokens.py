@@ -131,6 +131,7 @@ def test_examples_hold_the_nearest_segment_and_the_best_of_all_others(encoder):
     assert sorted(apples.negatives.tolist()) == [2, 3]
     assert sorted(trains.negatives.tolist()) == [0, 1, 4]
     assert len(trains.positives) == 1
+    assert all(own.negatives.base is None for own in found)  # keeps nothing larger
     assert apples.states.shape == (2, encoder.state_dim)  # neither [CLS] nor [SEP]
     everything = JudgedQueries(["all"], [np.array([0, 1, 2])])
     assert query_examples(encoder, everything, embeddings, rows, score, np.random.default_rng(0)) == []

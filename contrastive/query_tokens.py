@@ -109,10 +109,8 @@ def query_examples(
             best = relevant[np.argsort(-(embeddings[relevant] @ vector), kind="stable")]
             positives = best[np.unique(rows[best], return_index=True)[1]]
             if len(own) and count:
-                hard = np.argpartition(-near, count - 1)[
-                    :count
-                ].copy()  # a slice would keep as many numbers as documents
-                examples.append(QueryExample(own, positives, relevant, hard))
+                hard = np.argpartition(-near, count - 1)[:count]
+                examples.append(QueryExample(own, positives, relevant, hard.copy()))  # a slice would keep all places
     return examples
 
 

@@ -375,11 +375,11 @@ def read_codec(arrays: Mapping[str, Numbers], name: str) -> Scaled | Product | N
 
 
 def multiply(queries: Floats, vectors: Floats, out: Floats) -> None:
-    """Write dot products of queries [batch, dim] with vectors [n, dim], both contiguous, into rows of an array [batch, n]."""
+    """Write dot products of queries [batch, dim] with contiguous vectors [n, dim] into rows of an array [batch, n]."""
     if len(queries) >= _BATCH:
         np.matmul(queries, vectors.T, out=out)
         return
-    for query, line in zip(queries, out, strict=True):
+    for query, line in zip(np.ascontiguousarray(queries), out, strict=True):
         arrays = [faiss.swig_ptr(array) for array in (line, query, vectors)]
         faiss.fvec_inner_products_ny(*arrays, vectors.shape[1], len(vectors))
 

@@ -128,9 +128,8 @@ class GenerativeRetriever:
         self._updating = threading.Lock()
         self._saved: dict[Path, str] = {}  # folder: state of the index there that this one contains
         self._mapped: tuple[MappedFile, ...] = ()
-        self._on_disk: tuple[Path, Engine, SearchConfig] | None = (
-            None  # where it was saved last or loaded from, as what
-        )
+        # Where it was saved last, or loaded from: the folder, the engine of its documents, its search config.
+        self._on_disk: tuple[Path, Engine, SearchConfig] | None = None
         generator = generator.to(self.device)
         engine = _ENGINES[generator.config.docid_tokens].from_generator(generator, tree, lexical, self.device, dtype)
         config = search_config or SearchConfig()

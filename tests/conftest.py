@@ -14,9 +14,8 @@ from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side, and start processes of their own
-if (
-    "PYTEST_XDIST_WORKER" not in os.environ
-):  # workers share the folder of the process that started them, which removes it
+# Workers share the folder of the process that started them, which removes it.
+if "PYTEST_XDIST_WORKER" not in os.environ:
     _CACHE = tempfile.TemporaryDirectory(prefix="dsi-tests-", ignore_cleanup_errors=True)
     os.environ["HF_DATASETS_CACHE"] = f"{_CACHE.name}/datasets"
     os.environ["XDG_CACHE_HOME"] = f"{_CACHE.name}/cache"  # for graphs of ONNX Runtime

@@ -1,9 +1,9 @@
 """`dsi update`: add documents to an index and remove others, without training.
 
 New documents come from a corpus.jsonl (`_id`, `title`, `text`) and are searchable at once. A document that is both removed and
-added is replaced. --texts keeps the texts of documents in the index, for rerankers that read them. --vectors
-keeps their vectors in fewer bytes. The index on disk changes atomically; on any error it stays as it is. Updates at the same
-time wait for each other.
+added is replaced. --texts keeps the texts of documents in the index, for rerankers that read them. --vectors keeps their
+vectors in fewer bytes. The index on disk changes atomically; on any error it stays as it is. Updates at the same time wait for
+each other.
 """
 
 import argparse

@@ -124,10 +124,9 @@ def output_file(value: str) -> Path:
         raise ArgumentTypeError(f"{value} is a folder; name a file to write.")
     if path.exists() and not path.is_file():
         raise ArgumentTypeError(f"{value} is no regular file, which is replaced as a whole; name one.")
-    output_folder(str(path.parent))
     try:
-        check_writable(path.parent)
-    except PermissionError as error:
+        check_writable(folder_to_write(path.parent, "the argument"))
+    except (OSError, ValueError) as error:
         raise ArgumentTypeError(str(error)) from None
     return path
 

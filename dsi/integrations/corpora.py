@@ -109,11 +109,12 @@ class CorpusSearch:
         run: Run = {}
         if not isinstance(only, Mapping):
             raise TypeError(f"top_ranked must be {{query_id: doc_ids}}, got {shown(only)}.")
+        own = self.options.get("allow")
+        permitted = None if own is None else set(own)
         for query_id, text in queries.items():
             allowed = list(only.get(query_id, ()))
             self._searched.documents.rows_of(allowed, f"top_ranked[{query_id!r}]")
-            own = self.options.get("allow")
-            options["allow"] = allowed if own is None else [doc_id for doc_id in allowed if doc_id in set(own)]
+            options["allow"] = [doc_id for doc_id in allowed if permitted is None or doc_id in permitted]
             run |= self._searched.run({query_id: text}, k, **options)
         return run_without_ties(run)
 

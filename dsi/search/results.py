@@ -452,11 +452,16 @@ def highest_and_rest(scores: Floats, count: int) -> tuple[Ints, float]:
     n = len(scores)
     if count >= n:
         return np.arange(n), -np.inf
-    if n >= max(_LONG, _MANY * (count + 1)):
-        (likely,) = (scores >= _floor(scores, count + 1)).nonzero()
-        indices, rest = _highest_and_rest(scores[likely], count)
-        return likely[indices], rest
-    return _highest_and_rest(scores, count)
+    is_long = n >= max(_LONG, _MANY * (count + 1))
+    ordered = scores[scores >= _floor(scores, count + 1)] if is_long else scores.copy()
+    rest = len(ordered) - count
+    ordered.partition((rest - 1, rest))
+    limit = ordered[rest]  # the lowest score that is kept
+    (indices,) = (scores >= limit).nonzero()
+    if len(indices) > count:
+        ties = indices[scores[indices] == limit]
+        indices = np.setdiff1d(indices, ties[len(ties) - (len(indices) - count) :], assume_unique=True)
+    return indices, float(ordered[rest - 1])
 
 
 def _floor(scores: Floats, count: int) -> np.float32:
@@ -465,17 +470,6 @@ def _floor(scores: Floats, count: int) -> np.float32:
     whole = len(scores) // size * size
     highest = scores[:whole].reshape(-1, size).max(axis=1)
     return np.float32(np.partition(highest, len(highest) - count)[len(highest) - count])
-
-
-def _highest_and_rest(scores: Floats, count: int) -> tuple[Ints, float]:
-    ordered, n = scores.copy(), len(scores)
-    ordered.partition((n - count - 1, n - count))
-    limit = ordered[n - count]  # the lowest score that is kept
-    (indices,) = (scores >= limit).nonzero()
-    if len(indices) > count:
-        ties = indices[scores[indices] == limit]
-        indices = np.setdiff1d(indices, ties[len(ties) - (len(indices) - count) :], assume_unique=True)
-    return indices, float(ordered[n - count - 1])
 
 
 def best(scores: Floats, count: int) -> Ints:

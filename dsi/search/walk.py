@@ -192,7 +192,7 @@ class NodeScores:
         if vectors is None or not reads_all(candidates, len(vectors), len(self.batch.texts)):
             return scorer
         products = np.empty((len(scorer.queries), len(vectors)), dtype=np.float32)
-        multiply(np.ascontiguousarray(scorer.queries), vectors, products)
+        multiply(scorer.queries, vectors, products)
         return scorer._replace(all_scores=products + scorer.bonus)
 
     def _level(self, level: int) -> _Level:

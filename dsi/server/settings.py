@@ -75,7 +75,6 @@ class ServerSettings:
                 f"allow_origin must be an origin such as https://example.org or http://localhost:3000, or *, got "
                 f"{self.allow_origin!r}."
             )
-
         if self.writable and self.dtype != "float32":
             raise ValueError(
                 f"A writable server needs the dtype float32, in which an index is written, got {self.dtype}; leave out --dtype "

@@ -32,7 +32,7 @@ results: .venv/installed
 	$(BIN)/dsi results $(if $(DATA),--data $(DATA)) --output runs/results
 
 licences: .venv/installed
-	$(BIN)/python -m tests.licences
+	$(BIN)/python -m tests.support.licences
 
 .venv/installed: pyproject.toml scripts/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -12,7 +12,7 @@ from dsi.docids.files.checks import shown
 SCHEMES = "dsi.docid_schemes"
 """Entry points that are functions from `SchemeInput` to `Docids`."""
 OBJECTIVES = "dsi.objectives"
-"""Entry points that are subclasses of `dsi.trees.objectives.Objective`."""
+"""Entry points that are subclasses of `dsi.generator.objectives.Objective`."""
 RERANKERS = "dsi.rerankers"
 """Entry points that are subclasses of `dsi.Reranker`, by their `kind`."""
 COMMANDS = "dsi.commands"

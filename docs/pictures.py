@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 
 import dsi
-from dsi.search.explanation import ExplainedNode
+from dsi.search.explain.explanation import ExplainedNode
 
 FOLDER = Path(__file__).parent / "pictures"
 QUERY = "which capitals are on the danube"

@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     from dsi.config import Config
     from dsi.docids.data.collection import Collection, read_collection
     from dsi.measuring.evaluation import Evaluation, evaluate
-    from dsi.rerankers.candidates import Candidates, Reranker
+    from dsi.measuring.tuning import tune
     from dsi.rerankers.reranking import load_rerankers, rerank
-    from dsi.retriever import GenerativeRetriever
+    from dsi.search.candidates import Candidates, Reranker
     from dsi.search.request import SearchConfig, SearchOptions
     from dsi.search.results import Hit, Hits
+    from dsi.store.retriever import GenerativeRetriever
     from dsi.training.pipeline import index, train
-    from dsi.training.tuning import tune
 
 _HOMES = {
-    "Candidates": "dsi.rerankers.candidates",
+    "Candidates": "dsi.search.candidates",
     "Cluster": "dsi.cluster.cluster",
     "Collection": "dsi.docids.data.collection",
     "Config": "dsi.config",
     "Evaluation": "dsi.measuring.evaluation",
-    "GenerativeRetriever": "dsi.retriever",
+    "GenerativeRetriever": "dsi.store.retriever",
     "Hit": "dsi.search.results",
     "Hits": "dsi.search.results",
-    "Reranker": "dsi.rerankers.candidates",
+    "Reranker": "dsi.search.candidates",
     "SearchConfig": "dsi.search.request",
     "SearchOptions": "dsi.search.request",
     "evaluate": "dsi.measuring.evaluation",
@@ -45,7 +45,7 @@ _HOMES = {
     "rerank": "dsi.rerankers.reranking",
     "serve_shards": "dsi.cluster.router",
     "train": "dsi.training.pipeline",
-    "tune": "dsi.training.tuning",
+    "tune": "dsi.measuring.tuning",
 }
 __all__ = [
     "Candidates",

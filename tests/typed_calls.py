@@ -8,7 +8,7 @@ from typing import assert_type
 import dsi
 from dsi import Candidates, Evaluation, GenerativeRetriever, Hits
 from dsi.search.engine import Followed
-from dsi.search.explanation import Explanation
+from dsi.search.explain.explanation import Explanation
 from dsi.search.results import SearchResult
 
 

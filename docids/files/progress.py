@@ -69,3 +69,8 @@ def progress(
         for item in iterable:
             yield item
             bar.update()
+
+
+def stage_line(name: str, *, enabled: bool = True) -> Bar:
+    """Return one line of text for a stage where there is no terminal; on a terminal the bars of its parts show."""
+    return Bar(name, enabled=enabled and not sys.stderr.isatty())

@@ -27,7 +27,6 @@ from dsi.docids.files.storage import content_fingerprint, read_while_unchanged
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import Lexical
 from dsi.generator.tied import TiedGenerator
-from dsi.retriever import GenerativeRetriever
 from dsi.search.engine import QueryBatch
 from dsi.search.generate import TiedIndex
 from dsi.search.lists import cell_nodes
@@ -39,6 +38,7 @@ from dsi.search.walk import Walk
 from dsi.store.documents import DocumentTable
 from dsi.store.loading import ChangedError, index_state, load_content, mapped_files, updating
 from dsi.store.manifest import read_entries
+from dsi.store.retriever import GenerativeRetriever
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from dsi.commands.values import (
 
 if TYPE_CHECKING:
     from dsi.config import Config
-    from dsi.retriever import GenerativeRetriever
+    from dsi.store.retriever import GenerativeRetriever
     from dsi.training.pipeline import TrainingRun
 
 
@@ -126,7 +126,7 @@ def add_device(arguments: argparse.ArgumentParser, *, searches: bool = False) ->
 
 def open_retriever(arguments: argparse.Namespace) -> "GenerativeRetriever":
     """Return the index RUN, as `add_device` says."""
-    from dsi.retriever import GenerativeRetriever
+    from dsi.store.retriever import GenerativeRetriever
 
     given = {name: getattr(arguments, name) for name in ("device", "dtype", "backend")}
     return GenerativeRetriever.from_pretrained(arguments.run, **given)

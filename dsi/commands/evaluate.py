@@ -17,8 +17,8 @@ from dsi.commands.values import count, output_file, output_folder
 
 if TYPE_CHECKING:
     from dsi.docids.data.collection import Collection
-    from dsi.rerankers.candidates import Reranker
-    from dsi.retriever import GenerativeRetriever
+    from dsi.search.candidates import Reranker
+    from dsi.store.retriever import GenerativeRetriever
 
 
 def main(argv: Sequence[str] | None = None) -> None:

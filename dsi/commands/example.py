@@ -17,7 +17,7 @@ from dsi.commands.main import run_command
 from dsi.commands.values import output_folder
 
 if TYPE_CHECKING:
-    from dsi.retriever import GenerativeRetriever
+    from dsi.store.retriever import GenerativeRetriever
 
 QUERIES = (
     "which capitals are on the danube",
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     load_libraries()
     from dsi.docids.data.collection import read_collection
     from dsi.measuring.evaluation import evaluate
-    from dsi.retriever import GenerativeRetriever
+    from dsi.store.retriever import GenerativeRetriever
     from dsi.training.pipeline import TrainingRun
 
     collection = read_collection("minipedia")

@@ -21,9 +21,9 @@ from dsi.commands.queries_file import read_queries_file
 from dsi.commands.values import count, existing_file, output_file, query_text
 
 if TYPE_CHECKING:
-    from dsi.rerankers.candidates import Candidates, Reranker
-    from dsi.retriever import GenerativeRetriever
+    from dsi.search.candidates import Candidates, Reranker
     from dsi.search.results import Hits
+    from dsi.store.retriever import GenerativeRetriever
 
 _BOLD = "\033[1m{}\033[0m"
 """Marks matched words on a terminal."""

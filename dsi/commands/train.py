@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.stage == "docids":
         print((run.folder / "docids" / "diagnostics.json").read_text(encoding="utf-8"), end="")
     print(f"train: {in_words(run.seconds)} -> {run.folder}")
-    from dsi.training.tuning import is_tuned
+    from dsi.measuring.tuning import is_tuned
 
     if arguments.stage == "generator" and run.config.dev_queries and not is_tuned(run.folder):
         print(f"The index is not tuned yet: dsi tune {run.folder} --data {run.collection.name}")

@@ -23,8 +23,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     load_libraries()
     from dsi.config import read_dev_queries
     from dsi.docids.data.collection import read_collection
+    from dsi.measuring.tuning import in_words, is_tuned_on, tune_index
     from dsi.store.manifest import read_manifest, search_config
-    from dsi.training.tuning import in_words, is_tuned_on, tune_index
 
     collection = read_collection(arguments.data, dev_queries=read_dev_queries(arguments.run))
     was_tuned = is_tuned_on(arguments.run, collection)

@@ -22,8 +22,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     load_libraries()
     from dsi.docids.data.collection import document_records, read_documents
     from dsi.docids.data.lines import text_lines
-    from dsi.retriever import GenerativeRetriever
     from dsi.store.loading import updating
+    from dsi.store.retriever import GenerativeRetriever
 
     in_file = [line for _, line in text_lines(arguments.remove_file)] if arguments.remove_file else []
     removed = [*arguments.remove, *in_file]

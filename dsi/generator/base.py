@@ -10,7 +10,7 @@ from transformers.models.t5.modeling_t5 import T5PreTrainedModel, T5Stack
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
 from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig
-from dsi.trees.objectives import find_objective
+from dsi.generator.objectives import find_objective
 
 DROPOUT = 0.1
 """Rate in training, as T5's."""

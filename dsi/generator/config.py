@@ -9,7 +9,7 @@ from pydantic import Field
 
 from dsi.docids.files.checks import check_name
 from dsi.docids.files.declarations import Amount, Count, Positive, Remedy, Share, settings
-from dsi.trees.objectives import find_objective
+from dsi.generator.objectives import find_objective
 
 EXTRACTIVE = "extractive"
 

@@ -14,9 +14,9 @@ from dsi.docids.types import Ints
 from dsi.generator.base import Generator
 from dsi.generator.config import GeneratorConfig, ObjectiveConfig
 from dsi.generator.model import DocidGenerator
+from dsi.generator.objectives import SCORES
 from dsi.generator.tied import TiedGenerator
 from dsi.generator.words import WordGenerator
-from dsi.trees.objectives import SCORES
 
 KINDS: dict[str, type[Generator]] = {"digits": DocidGenerator, "tied": TiedGenerator, "words": WordGenerator}
 """{docid_tokens: class}."""

@@ -19,8 +19,8 @@ from transformers.models.t5.modeling_t5 import T5Stack
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
 from dsi.generator.base import Generator
+from dsi.generator.bonus import SIZE_WEIGHT
 from dsi.generator.config import GeneratorConfig
-from dsi.trees.bonus import SIZE_WEIGHT
 
 _SCALE = 20.0
 """Factor of the scores in a softmax before training: cosines at a temperature of 0.05."""

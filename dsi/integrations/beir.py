@@ -14,8 +14,8 @@ from typing import Any, Unpack
 from dsi.docids.files.checks import shown
 from dsi.docids.types import Run
 from dsi.integrations.corpora import CorpusSearch
-from dsi.retriever import GenerativeRetriever
 from dsi.search.request import SearchOptions
+from dsi.store.retriever import GenerativeRetriever
 
 
 class DocidSearch:

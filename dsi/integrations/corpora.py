@@ -15,9 +15,9 @@ from dsi.docids.files.storage import digest
 from dsi.docids.types import Run
 from dsi.eval.trec import run_without_ties
 from dsi.integrations.retrieval import check_search, lists_of_doc_ids, open_index
-from dsi.retriever import GenerativeRetriever
 from dsi.search.request import SearchOptions
 from dsi.store.loading import index_state, replace_index
+from dsi.store.retriever import GenerativeRetriever
 from dsi.training.pipeline import index as index_texts
 
 

@@ -19,8 +19,8 @@ from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
 from dsi.docids.vectors import Vectors
 from dsi.integrations.retrieval import open_index
-from dsi.retriever import GenerativeRetriever
 from dsi.store.documents import document_table
+from dsi.store.retriever import GenerativeRetriever
 
 _BLOCK = 10_000
 """Vectors that are decoded at a time."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from dsi.integrations import extra
 from dsi.integrations.retrieval import check_search, content, find, open_index
-from dsi.retriever import GenerativeRetriever
+from dsi.store.retriever import GenerativeRetriever
 
 with extra("langchain"):
     from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun

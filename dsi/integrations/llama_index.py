@@ -13,8 +13,8 @@ from typing import Unpack
 from dsi.docids.files.checks import shown
 from dsi.integrations import extra
 from dsi.integrations.retrieval import check_search, content, find, open_index
-from dsi.retriever import GenerativeRetriever
 from dsi.search.request import SearchOptions
+from dsi.store.retriever import GenerativeRetriever
 
 with extra("llama-index"):
     from llama_index.core.callbacks import CallbackManager

@@ -25,8 +25,8 @@ from dsi.docids.types import Run
 from dsi.integrations import extra
 from dsi.integrations.corpora import CorpusSearch
 from dsi.integrations.retrieval import open_index
-from dsi.retriever import GenerativeRetriever
 from dsi.search.request import SearchOptions
+from dsi.store.retriever import GenerativeRetriever
 
 with extra("mteb"):
     from mteb import TaskMetadata

@@ -23,9 +23,9 @@ from dsi.eval.trec import without_ties
 from dsi.integrations import extra
 from dsi.integrations.pyterrier_metadata import METADATA
 from dsi.integrations.retrieval import check_search, open_index
-from dsi.retriever import GenerativeRetriever
 from dsi.search.request import SearchOptions, shows_options
 from dsi.store.manifest import read_manifest
+from dsi.store.retriever import GenerativeRetriever
 
 with extra("pyterrier"):
     import pyterrier as pt

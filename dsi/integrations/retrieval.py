@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from dsi.docids.files.checks import plain, shown
-from dsi.retriever import GenerativeRetriever
 from dsi.search.results import Document, Hit
+from dsi.store.retriever import GenerativeRetriever
 
 
 def open_index(retriever: object) -> GenerativeRetriever:

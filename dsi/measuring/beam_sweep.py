@@ -11,9 +11,9 @@ from dsi.docids.data.collection import Collection
 from dsi.eval.figures import lines_figure
 from dsi.eval.measures import evaluate, mean
 from dsi.eval.tables import markdown_table
-from dsi.retriever import GenerativeRetriever
+from dsi.measuring.tuning import agreement
 from dsi.search.request import SearchRequest
-from dsi.training.tuning import agreement
+from dsi.store.retriever import GenerativeRetriever
 
 ANSWERS = 10
 _MEASURES = ("Hit@1", "Hit@10")

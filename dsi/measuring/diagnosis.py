@@ -14,8 +14,8 @@ import numpy as np
 
 from dsi.docids.data.collection import Collection
 from dsi.eval.tables import markdown_table
-from dsi.retriever import GenerativeRetriever
 from dsi.search.request import SearchOptions
+from dsi.store.retriever import GenerativeRetriever
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,12 @@ from dsi.eval.measures import evaluate as evaluate_run
 from dsi.eval.protocol import Splits, SystemResult, overlap_splits, randomisation_test, table
 from dsi.measuring.provenance import provenance
 from dsi.measuring.runs import BM25Runs, DenseRuns, IndexRuns, generator_only, language_of
-from dsi.rerankers.candidates import Candidates, Reranker
 from dsi.rerankers.reranking import rerank
-from dsi.retriever import GenerativeRetriever
+from dsi.search.candidates import Candidates, Reranker
 from dsi.search.engine import Method
 from dsi.search.generate import WordsOnly
 from dsi.store.documents import DocumentTable
+from dsi.store.retriever import GenerativeRetriever
 
 ANSWERS = 10
 """Documents per query, the default of `search`."""

@@ -27,11 +27,11 @@ from dsi.docids.words.bm25 import BM25
 from dsi.eval.baselines import dense_run, tune_bm25
 from dsi.eval.fusion import fit_weights, weighted_sum
 from dsi.eval.protocol import FEWEST_QUERIES, count_answered
-from dsi.retriever import GenerativeRetriever
+from dsi.measuring.tuning import choose, choose_weights, hybrid_scores
+from dsi.measuring.weights import DEPTH
 from dsi.search.engine import EncodedQueries, Method
 from dsi.search.request import SearchConfig, SearchRequest
-from dsi.training.tuning import choose, choose_weights, hybrid_scores
-from dsi.training.weights import DEPTH
+from dsi.store.retriever import GenerativeRetriever
 
 _BATCH = 128
 """Queries searched at a time."""

@@ -19,7 +19,7 @@ from dsi.contrastive.untrusted import PROBE, check_finite, check_inputs, check_m
 from dsi.docids.files.declarations import LARGEST
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.untrusted import catching_panics, reading
-from dsi.rerankers.candidates import Candidates, Floats, Reranker
+from dsi.search.candidates import Candidates, Floats, Reranker
 
 _MODEL = "model"
 """Folder of the model of a saved reranker."""

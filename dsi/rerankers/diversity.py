@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dsi.rerankers.candidates import Bools, Candidates, Floats, Ints, Reranker
+from dsi.search.candidates import Bools, Candidates, Floats, Ints, Reranker
 
 STRATEGIES = ("mmr", "msd", "dpp", "ssd", "cover")
 """Names of pyversity."""

@@ -31,12 +31,12 @@ from torch import Tensor
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
+from dsi.generator.objectives import log_prior
 from dsi.search.decoder import DecoderCache, FastDecoder, search_decoder
+from dsi.search.dense import DenseScores
 from dsi.search.engine import FEATURE_TEMPERATURE, Engine, Followed, Method, QueryBatch, Siblings, count_documents
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import WALK, Ints, LevelTrace, SearchResult, Trace
-from dsi.trees.dense import DenseScores
-from dsi.trees.objectives import log_prior
 
 NodeScores = Callable[[Tensor], Tensor]
 """Dense scores [batch, …] of nodes [batch, …], for a batch of queries."""

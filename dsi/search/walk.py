@@ -6,8 +6,8 @@ A node n that is chosen at level l has the score
 
 z.v_n the encoder's ANN centroid score and q_l.v_n the generator's token score (DR-SCL eq. 9, tied tokens); beyond beta levels
 q = q_l. v_n is the mean of the document embeddings below n, |n| their number and spread_n their root mean squared distance from
-v_n, so that the score estimates that of the best document below (`dsi.trees.bonus`). Each level keeps `beam_width` nodes, and
-only their children are candidates. Knows nothing of documents but how many lie below a node.
+v_n, so that the score estimates that of the best document below (`dsi.generator.bonus`). Each level keeps `beam_width` nodes,
+and only their children are candidates. Knows nothing of documents but how many lie below a node.
 """
 
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ import numpy as np
 
 from dsi.docids.tree import DocidTree, ranges
 from dsi.docids.vectors import dots, multiply, reads_all
+from dsi.generator.bonus import SIZE_WEIGHT, bonuses
 from dsi.generator.tied import TiedGenerator
 from dsi.search.engine import QueryBatch
 from dsi.search.request import SearchConfig
 from dsi.search.results import Bools, Floats, Ints, LevelTrace, highest
-from dsi.trees.bonus import SIZE_WEIGHT, bonuses
 
 _KEPT = 32_768
 """Levels of up to this many nodes are kept as floats, with the generator's map of the level applied to them."""

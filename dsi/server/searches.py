@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from dsi.retriever import GenerativeRetriever
 from dsi.search.engine import encode_queries
-from dsi.search.explanation import ExplainedNode, Explanation
+from dsi.search.explain.explanation import ExplainedNode, Explanation
 from dsi.search.results import Match, excerpt
 from dsi.server.topics import Topics
+from dsi.store.retriever import GenerativeRetriever
 
 _PRUNED_SHOWN = 8
 """Pruned children of a node that are shown, the best ones."""

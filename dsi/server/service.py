@@ -16,13 +16,13 @@ from dsi.cluster.cluster import Cluster
 from dsi.cluster.fleet import Fleet
 from dsi.cluster.router import ShardedRetriever, serve_shards
 from dsi.docids.files.checks import shown
-from dsi.retriever import GenerativeRetriever
 from dsi.server.batching import Batcher
 from dsi.server.searches import Explainer, Json, answers, shown_config
 from dsi.server.settings import ServerSettings
 from dsi.server.topics import Topics
 from dsi.store.documents import DocumentTable
 from dsi.store.loading import ChangedError
+from dsi.store.retriever import GenerativeRetriever
 
 logger = logging.getLogger(__name__)
 

@@ -20,17 +20,17 @@ from dsi.contrastive.trainers import SILENT, Reports
 from dsi.docids.data.collection import Collection
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.storage import digest
+from dsi.docids.places import nearest_places
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
 from dsi.generator.base import Generator
 from dsi.generator.kinds import create_generator
+from dsi.generator.objectives import find_objective
 from dsi.generator.states import Embeddings, StateCache, write_states
 from dsi.generator.tied import TiedGenerator
 from dsi.training.examples import DocidExamples, Texts, group_relevant
 from dsi.training.teacher import Teacher
 from dsi.training.trainer import train_generator
-from dsi.trees.objectives import find_objective
-from dsi.trees.places import nearest_places
 
 logger = logging.getLogger(__name__)
 

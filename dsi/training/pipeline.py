@@ -41,24 +41,24 @@ from dsi.docids.data.collection import Collection, check_collection, read_collec
 from dsi.docids.extensions import OBJECTIVES, package_of
 from dsi.docids.files.checks import folder_to_write
 from dsi.docids.files.memory import keep_few_kernels, watching_memory
-from dsi.docids.files.progress import tell
+from dsi.docids.files.progress import stage_line, tell
 from dsi.docids.files.storage import digest, write_json, writing_to
 from dsi.docids.schemes import make_docids
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import BM25, NO_MODEL
 from dsi.generator.pseudo_queries import generate_queries, read_queries_table
 from dsi.generator.words import read_numbers
-from dsi.retriever import GenerativeRetriever
+from dsi.measuring.tuning import configure, is_as_configured, is_tuned, tune_index
 from dsi.store.loading import generation_of, is_whole, load_docids, load_encoder, load_tree, retire, write_manifest
 from dsi.store.manifest import FORMAT_VERSION
+from dsi.store.retriever import GenerativeRetriever
 from dsi.training import preflight
 from dsi.training.costs import Cost, in_words
 from dsi.training.docids_stage import save_docids_stage, scheme_input, sources_digest, train_queries
 from dsi.training.embedding import DocumentVectors
 from dsi.training.forecast import FORESEEN, Forecast
 from dsi.training.generator_stage import GeneratorStage
-from dsi.training.stages import STAGES, StageFolders, launch, stage_line
-from dsi.training.tuning import configure, is_as_configured, is_tuned, tune_index
+from dsi.training.stages import STAGES, StageFolders, launch
 
 logger = logging.getLogger(__name__)
 

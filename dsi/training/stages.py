@@ -8,7 +8,6 @@ with the same record. The processes of `accelerate launch` share the work. Knows
 import json
 import logging
 import shutil
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,7 +22,7 @@ from threadpoolctl import threadpool_limits
 from dsi.contrastive.trainers import steps_made
 from dsi.docids.files.memory import watching_memory
 from dsi.docids.files.processes import Processes
-from dsi.docids.files.progress import Bar
+from dsi.docids.files.progress import stage_line
 from dsi.docids.files.storage import (
     digest,
     folder_sums,
@@ -221,11 +220,6 @@ class StageFolders:
         """Return the folder named by all that a stage is made from: its key, and the outputs of earlier stages."""
         made_from = self._needed[name] if needed is None else needed
         return self.folder / "checkpoints" / f"{name}-{key[:12]}-{digest(made_from)[:12]}"
-
-
-def stage_line(name: str, *, enabled: bool = True) -> Bar:
-    """Return one line of text for a stage where there is no terminal; on a terminal the bars of its parts show."""
-    return Bar(name, enabled=enabled and not sys.stderr.isatty())
 
 
 def stage_seconds(folder: Path) -> dict[str, float]:

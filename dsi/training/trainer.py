@@ -16,8 +16,8 @@ from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.trainers import SILENT, FiniteTraining, Reports, run_trainer, trainer_settings
 from dsi.generator.base import Generator
 from dsi.generator.config import ObjectiveConfig, TrainingConfig
+from dsi.generator.objectives import Objective, Task, find_objective
 from dsi.training.examples import DocidExamples, LengthBucketSampler
-from dsi.trees.objectives import Objective, Task, find_objective
 
 WEIGHT_DECAY = 0.01
 """Of AdamW."""

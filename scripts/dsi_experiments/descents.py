@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from dsi.docids.types import Run
-from dsi.retriever import GenerativeRetriever
 from dsi.search.engine import EncodedQueries, QueryBatch, path_nodes
 from dsi.search.request import SearchRequest
 from dsi.search.results import SearchResult, Trace
+from dsi.store.retriever import GenerativeRetriever
 
 
 @dataclass(frozen=True)

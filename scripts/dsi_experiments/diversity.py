@@ -19,9 +19,9 @@ from dsi.eval.figures import lines_figure
 from dsi.eval.measures import mean
 from dsi.eval.tables import markdown_table
 from dsi.eval.trec import read_run
-from dsi.rerankers.candidates import Candidates, Floats, Reranker
 from dsi.rerankers.diversity import Pyversity, subtopic_labels
 from dsi.rerankers.reranking import rerank
+from dsi.search.candidates import Candidates, Floats, Reranker
 from dsi_experiments.report import save_report
 from dsi_experiments.rerankers.lists import split_folds
 from dsi_experiments.rerankers.m2div import M2Div, M2DivConfig

@@ -25,8 +25,8 @@ from dsi.docids.types import Run
 from dsi.eval.measures import evaluate, mean
 from dsi.eval.protocol import overlap_splits
 from dsi.measuring.runs import DenseRuns, generator_only
-from dsi.retriever import GenerativeRetriever
 from dsi.search.engine import EncodedQueries, encode_queries
+from dsi.store.retriever import GenerativeRetriever
 from dsi.training.docids_stage import scheme_input
 from dsi_experiments.descents import Descents, descend
 from dsi_experiments.docids_report import BASELINES, BEAMS, MEASURES, TYPOS, write_report

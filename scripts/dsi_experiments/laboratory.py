@@ -33,16 +33,16 @@ from dsi.eval.measures import STANDARD_MEASURES, cutoff, evaluate, mean
 from dsi.eval.protocol import SystemResult, overlap_splits
 from dsi.measuring.provenance import provenance
 from dsi.measuring.runs import BM25Runs, DenseRuns, IndexRuns, generator_only
-from dsi.retriever import GenerativeRetriever
+from dsi.measuring.weights import DEPTH
 from dsi.search.engine import EncodedQueries
 from dsi.search.request import SearchRequest
 from dsi.search.results import Trace
+from dsi.store.retriever import GenerativeRetriever
 from dsi.training.docids_stage import scheme_input, sources_digest
 from dsi.training.embedding import DocumentVectors
 from dsi.training.pipeline import TrainingRun
 from dsi.training.preflight import check_settings
 from dsi.training.stages import launch, stage_seconds
-from dsi.training.weights import DEPTH
 from dsi_experiments.descents import one_by_one
 from dsi_experiments.rows import Rows, write_table
 from dsi_experiments.tables import Row

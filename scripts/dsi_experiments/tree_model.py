@@ -26,7 +26,7 @@ from dsi.docids.files.declarations import Count, Whole, settings
 from dsi.docids.files.progress import progress
 from dsi.docids.files.storage import replace_folder, write_json
 from dsi.docids.tree import DocidTree
-from dsi.trees.objectives import log_prior
+from dsi.generator.objectives import log_prior
 from dsi_experiments.objectives.rows import find_row, objective_loss, phase
 from dsi_experiments.tree_targets import TreeTargets, candidate_nodes, ranking_scores
 

@@ -115,7 +115,7 @@ def write(
 
 def write_index(run: Path, data: "Collection", folder: Path, fewest: int) -> None:
     """A finished index of at least this many documents, and the test queries of its collection, encoded."""
-    from dsi.retriever import GenerativeRetriever
+    from dsi.store.retriever import GenerativeRetriever
 
     retriever = GenerativeRetriever.from_pretrained(run, device="cpu")
     tree, lexical, encoder = retriever.tree, retriever.lexical, retriever.encoder

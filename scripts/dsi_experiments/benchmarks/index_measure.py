@@ -19,7 +19,7 @@ import torch
 
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.files.storage import read_record
-from dsi.retriever import GenerativeRetriever
+from dsi.store.retriever import GenerativeRetriever
 from dsi_experiments.benchmarks.index_data import Searched, hardness
 from dsi_experiments.benchmarks.index_faiss import LISTS, Floats, Found, Ints, Lists, Search, System, set_for
 from dsi_experiments.benchmarks.index_systems import WORDS_ONLY, Exact, Generate, TreeSearch, systems

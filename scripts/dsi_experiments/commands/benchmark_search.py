@@ -22,8 +22,8 @@ from dsi_experiments.benchmarks.timing import alternate
 
 if TYPE_CHECKING:
     from dsi.contrastive.config import EncoderConfig
-    from dsi.retriever import GenerativeRetriever
     from dsi.search.results import Hits
+    from dsi.store.retriever import GenerativeRetriever
 
 K = 10
 _LARGEST = 64
@@ -80,7 +80,7 @@ def searches(run: Path, encoder_config: "EncoderConfig") -> dict[str, Callable[[
 
     from dsi.contrastive.encoder import Encoder
     from dsi.measuring.runs import generator_only
-    from dsi.retriever import GenerativeRetriever
+    from dsi.store.retriever import GenerativeRetriever
 
     retriever = GenerativeRetriever.from_pretrained(run)
     rounded = GenerativeRetriever.from_pretrained(run, dtype="bfloat16")

@@ -64,7 +64,7 @@ def measure(shape: str, tokens: int, bf16: bool, documents: int, rounds: int, de
     from dsi.docids.clustering import DocidsConfig, build_tree
     from dsi.generator.config import CE, GeneratorConfig
     from dsi.generator.model import DocidGenerator
-    from dsi.trees.objectives import CrossEntropy, Task
+    from dsi.generator.objectives import CrossEntropy, Task
     from dsi_experiments.benchmarks.reference import transformers_loss
     from dsi_experiments.benchmarks.timing import alternate
 

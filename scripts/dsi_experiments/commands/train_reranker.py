@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.docids.data.collection import read_collection
     from dsi.eval.figures import shares_figure
     from dsi.rerankers.reranking import load_rerankers, reranker_folder
-    from dsi.retriever import GenerativeRetriever
+    from dsi.store.retriever import GenerativeRetriever
     from dsi_experiments.rerankers.training import train_reranker
 
     reranker_folder(arguments.run, arguments.name or arguments.kind)  # raises on a bad name before the work

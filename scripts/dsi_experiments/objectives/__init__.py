@@ -1,1 +1,1 @@
-"""Training objectives of other papers, each a subclass of `dsi.trees.objectives.Objective`."""
+"""Training objectives of other papers, each a subclass of `dsi.generator.objectives.Objective`."""

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from dsi.docids.tree import DocidTree
-from dsi.trees.dense import DenseScores
-from dsi.trees.families import Families
-from dsi.trees.objectives import CrossEntropy, Task
+from dsi.generator.families import Families
+from dsi.generator.objectives import CrossEntropy, Task
+from dsi.search.dense import DenseScores
 
 TEMPERATURE = 0.03
 """Divides the dot products."""

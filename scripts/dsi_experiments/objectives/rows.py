@@ -20,7 +20,7 @@ al. 2020 with its ablations (-BS: no beam, -OptEst: no zhat), man PECOS' matcher
 over a level's candidates (Liu et al. 2024). ripor and ltrgr add margins over the decoder's own beam to ce, at every prefix of a
 docid (Zeng et al. 2024) or for whole docids (Li et al. 2024); see `margin_loss`.
 
-Logits, candidates and targets are those of families (`dsi.trees.families`): [batch, n, largest fan-out], the children of n
+Logits, candidates and targets are those of families (`dsi.generator.families`): [batch, n, largest fan-out], the children of n
 inner nodes. Knows neither models nor trees.
 """
 
@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dsi.trees.objectives import softmax_loss
+from dsi.generator.objectives import softmax_loss
 
 _CANDIDATES = ("path", "random", "beam", "beam+random", "path+beam")
 _TARGETS = ("z", "zhat", "mixed")

@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 from dsi.docids.files.declarations import LARGEST, Count, Positive, Whole, settings
 from dsi.docids.files.storage import write_text
 from dsi.docids.files.untrusted import check_file, reading, tensor_entries
-from dsi.rerankers.candidates import Floats, reranker_class
+from dsi.search.candidates import Floats, reranker_class
 from dsi_experiments.rerankers.learned import FeatureReranker
 from dsi_experiments.rerankers.lightgbm_text import checked_model
 from dsi_experiments.rerankers.lists import JudgedLists, LineSearch, lambdas

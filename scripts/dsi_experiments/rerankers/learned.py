@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dsi.contrastive.untrusted import load_weights
 from dsi.docids.files.declarations import Count, Positive, Whole, settings
 from dsi.docids.files.untrusted import RESTORE
-from dsi.rerankers.candidates import Candidates, Floats, Reranker
+from dsi.search.candidates import Candidates, Floats, Reranker
 from dsi_experiments.rerankers.lists import JudgedLists, list_lambdas
 
 _SCALE = 1e-6

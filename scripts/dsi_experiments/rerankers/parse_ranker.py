@@ -23,8 +23,8 @@ from scipy.sparse import csr_matrix
 from dsi.docids.files.declarations import Count, Whole, settings
 from dsi.docids.files.storage import write_json
 from dsi.docids.files.untrusted import read_any_json, tensor_entries
-from dsi.rerankers.candidates import Candidates, Reranker
-from dsi.rerankers.features import word_list
+from dsi.search.candidates import Candidates, Reranker
+from dsi.search.features import word_list
 from dsi_experiments.rerankers.lists import JudgedLists, LineSearch, lambdas, ndcg_exp
 from dsi_experiments.rerankers.parser import DependencyModel, Floats, Ints
 from dsi_experiments.rerankers.tree_edit import OrderedTree, ordered_tree, tree_edit_distance

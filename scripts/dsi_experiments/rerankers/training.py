@@ -18,10 +18,10 @@ from dsi.docids.types import Qrels
 from dsi.eval.diversity import Subtopics, read_subtopics
 from dsi.eval.measures import evaluate, mean
 from dsi.eval.tables import markdown_table
-from dsi.rerankers.candidates import Bools, Candidates, Floats, Ints, Reranker
 from dsi.rerankers.diversity import STRATEGIES, Pyversity, prefix_labels, subtopic_labels
 from dsi.rerankers.reranking import rerank, save_reranker
-from dsi.retriever import GenerativeRetriever
+from dsi.search.candidates import Bools, Candidates, Floats, Ints, Reranker
+from dsi.store.retriever import GenerativeRetriever
 from dsi_experiments.rerankers.boosting import BoostedTrees, BoostingConfig
 from dsi_experiments.rerankers.kinds import WITH_IMPORTANCE
 from dsi_experiments.rerankers.learned import LinearReranker, RankNet, RankNetConfig

@@ -1,0 +1,456 @@
+"""Chooses how an index searches, on dev queries: the weights of documents' scores, alpha, and the beam.
+
+With tied tokens, in this order: the weights of the document score, by a conditional logit that stays near the defaults;
+then alpha, by how many of the exact top ten lie below the nodes that the walk keeps; then the beam, the smallest that finds
+what "exact" finds. The last two need no judgements. With (level, digit) and word tokens the weights come from the same logit
+(fusion "bound") or a grid (fusion "paper"). Knows nothing of how nodes are scored.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsi.config import LEXICAL_WEIGHT, TOKEN_WEIGHT
+from dsi.docids.data.collection import Collection, check_collection, compare_documents
+from dsi.docids.files.progress import progress, stage_line
+from dsi.docids.files.storage import digest, read_record, write_json
+from dsi.docids.types import Qrels, Run
+from dsi.docids.words.bm25 import Lexical
+from dsi.eval.fusion import fit_weights
+from dsi.eval.protocol import FEWEST_QUERIES, best_setting, count_answered, supported_setting
+from dsi.measuring.weights import DEPTH, HybridScores
+from dsi.search.engine import EncodedQueries, Engine
+from dsi.search.generate import TiedIndex
+from dsi.search.request import SearchConfig, SearchRequest
+from dsi.search.results import Ints, SearchResult
+from dsi.store.loading import index_state, write_search_config
+from dsi.store.manifest import search_config
+from dsi.store.retriever import GenerativeRetriever
+
+logger = logging.getLogger(__name__)
+
+_RECORD = "tuning.json"
+_LIKELY = {"lexical_weight": LEXICAL_WEIGHT, "token_weight": TOKEN_WEIGHT}
+"""Weights near which fitted ones stay; always these, so that an index that is tuned twice stays as it is."""
+_MOST_QUERIES = 500
+"""Queries on which walks are compared."""
+ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
+BEAMS = (5, 10, 20, 40, 80, 160, 320, 640, 1280)
+_ALPHA_BEAMS = (10, 20, 40)
+"""Beams at which alphas are compared."""
+_ALIKE = 0.001
+"""Alphas whose walks find the exact top ten alike, up to this share, are taken for equal."""
+_AGREE = 0.98
+"""Share of the exact top ten that the beam has to find."""
+PROBES = (0.02, 0.1, 0.5)
+"""Values of alpha whose top documents are the candidates of fused search over paths."""
+PROBE_DEPTH = 30
+"""Candidates per query and probe: a reciprocal rank counts down to ten."""
+PAPER_ALPHAS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
+PAPER_BETAS = (1, 2, float("inf"))
+PAPER_TEMPERATURES = (0.02, 0.05, 0.1, 1.0)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The choice made.
+
+    Attributes:
+        best: the settings of `[search]` that were chosen.
+        tried: what was compared by searching, with its value: {"alpha": …} with the share of the exact top ten below the walk,
+            {"beam_width": …} with the share found, other settings with RR@10.
+    """
+
+    best: dict[str, Any]
+    tried: list[tuple[dict[str, Any], float]]
+
+
+def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
+    """Choose how an index searches on the dev queries, and search so from now on.
+
+    With fewer than 20 dev queries nothing is chosen, with fewer that have a relevant document the weights of scores stay as
+    they are; a warning says so. Without dev queries, alpha and the beam of tied tokens are chosen on train queries.
+
+    Example:
+        >>> import dsi
+        >>> retriever = dsi.GenerativeRetriever.from_pretrained("RUN")
+        >>> tuning = dsi.tune(retriever, dsi.read_collection("DIR"))
+        >>> sorted(tuning.best)
+        ['alpha', 'beam_width', 'lexical_weight', 'token_weight']
+
+    Args:
+        retriever: the index; its `search_config` is replaced. To keep the choice on disk, run `dsi tune RUN`,
+            or write the index elsewhere (`retriever.save_pretrained`).
+        collection: with dev or train queries.
+
+    Raises:
+        ValueError: the collection has neither, or none of the index's documents.
+    """
+    check_collection("tune", collection)
+    compare_documents(collection, retriever.documents.rows)
+    split = "dev" if collection.qrels["dev"] else "train"
+    queries = dict(list(collection.query_texts(split).items())[: _MOST_QUERIES if split == "train" else None])
+    if not queries:
+        raise ValueError(
+            f"{collection.name} has no dev queries to tune on; add {collection.place_of('dev')}, or train queries."
+        )
+    qrels = collection.qrels["dev"]
+    judged = count_answered(qrels)
+    if len(queries) < FEWEST_QUERIES:
+        logger.warning(
+            "%d %s queries are too few to choose anything on; weights, alpha and beam are those of [search].",
+            len(queries), split,
+        )  # fmt: skip
+        return Tuning({}, [])
+    if judged < FEWEST_QUERIES:
+        logger.warning(
+            "%d dev queries have a relevant document, too few to choose the weights of scores on; those of [search] stay.",
+            judged,
+        )
+    tuning = choose(retriever, retriever.encode_queries(queries), qrels if judged >= FEWEST_QUERIES else {})
+    retriever.search_config = dataclasses.replace(retriever.search_config, **tuning.best)
+    return tuning
+
+
+def choose(
+    retriever: GenerativeRetriever,
+    encoded: EncodedQueries,
+    qrels: Qrels,
+    config: SearchConfig | None = None,
+    *,
+    lexical: bool = True,
+) -> Tuning:
+    """Return the best settings of search, without changing the index.
+
+    Args:
+        retriever: the index.
+        encoded: the queries, with their query_ids.
+        qrels: their judgements; without any, weights stay as they are.
+        config: the settings that are not chosen; those of the index by default.
+        lexical: also weight the lexical part, if the index has one.
+    """
+    index = _Index(retriever.snapshot, config or retriever.search_config, retriever.lexical if lexical else None)
+    if index.engine.is_tied:
+        return _choose_tied(index, encoded, qrels)
+    if not qrels:
+        return Tuning({}, [])
+    return _Paths(index, encoded, qrels).choose()
+
+
+class _Index(NamedTuple):
+    """The index that is tuned.
+
+    Attributes:
+        retriever: not updated meanwhile.
+        search_config: the settings that are not chosen.
+        lexical: the lexical part that is weighted; None for none.
+    """
+
+    retriever: GenerativeRetriever
+    search_config: SearchConfig
+    lexical: Lexical | None
+
+    @property
+    def engine(self) -> Engine:
+        return self.retriever.engine
+
+    def hybrid_scores(self) -> HybridScores:
+        """Return what scores all documents by dense and lexical scores."""
+        return hybrid_scores(self.retriever, self.lexical)
+
+
+def hybrid_scores(retriever: GenerativeRetriever, lexical: Lexical | None) -> HybridScores:
+    """Return what scores all documents of an index by dense and lexical scores; `lexical`: the part that is weighted."""
+    tree = retriever.tree
+    return HybridScores(list(retriever.documents.rows), tree.embeddings[tree.places], lexical)
+
+
+# Tied tokens.
+
+
+def _choose_tied(index: _Index, encoded: EncodedQueries, qrels: Qrels) -> Tuning:
+    best: dict[str, Any] = {}
+    if qrels:
+        lexical = index.lexical is not None
+        best.update(choose_weights(index.retriever, encoded, qrels, index.search_config, lexical=lexical))
+    # The walk chooses candidates, which late interaction then orders: it is compared on what it has to find.
+    config = dataclasses.replace(index.search_config, method="generate", **{**best, "token_weight": 0.0})
+    few = _first(encoded, _MOST_QUERIES)
+    exact = index.engine.search(few, SearchRequest(10, dataclasses.replace(config, method="exact")))
+    alpha, tried = _best_alpha(index, few, config, exact)
+    beam_width, compared = _best_beam(index, few, dataclasses.replace(config, alpha=alpha), exact)
+    return Tuning({**best, "alpha": alpha, "beam_width": beam_width}, [*tried, *compared])
+
+
+def choose_weights(
+    retriever: GenerativeRetriever,
+    encoded: EncodedQueries,
+    qrels: Qrels,
+    config: SearchConfig,
+    *,
+    lexical: bool = True,
+    tokens: bool = True,
+) -> dict[str, float]:
+    """Return weights of the document score, fitted to judged queries; those of `config` if there are few; 0 for missing parts.
+
+    Args:
+        retriever: an index with tied tokens.
+        encoded: the queries, with their query_ids.
+        qrels: their judgements.
+        config: the weights that stay if there are few queries.
+        lexical: also weight the lexical part, if the index has one.
+        tokens: also weight late interaction, if the index has it.
+    """
+    parts = _weighted_parts(retriever, lexical=lexical, tokens=tokens)
+    weights = {weight: getattr(config, weight) if name else 0.0 for weight, name in parts.items()}
+    if count_answered(qrels) < FEWEST_QUERIES:
+        return weights
+    there = {weight: name for weight, name in parts.items() if name}
+    dense, *others = _score_parts(retriever, encoded, config, there)
+    best = fit_weights(dense, others, [_LIKELY[weight] for weight in there], qrels)
+    return weights | dict(zip(there, best, strict=True))
+
+
+def _weighted_parts(retriever: GenerativeRetriever, *, lexical: bool, tokens: bool) -> dict[str, str]:
+    """Return {weight: name of its part of the document score}, "" for a part that the index lacks or that is left out."""
+    engine, words = retriever.engine, retriever.lexical if lexical else None
+    assert isinstance(engine, TiedIndex)
+    return {
+        "lexical_weight": words.name if words else "",
+        "token_weight": "tokens" if tokens and engine.tree.tokens is not None else "",
+    }
+
+
+def _score_parts(
+    retriever: GenerativeRetriever, encoded: EncodedQueries, config: SearchConfig, parts: Mapping[str, str]
+) -> list[Run]:
+    """Return the dense scores of each query's candidates, the first documents of dense search with BM25, and other parts.
+
+    Args:
+        retriever: an index with tied tokens.
+        encoded: the queries.
+        config: of the search for candidates.
+        parts: {weight: name of the part}.
+    """
+    plain: dict[str, Any] = {"lexical_weight": 0.0, "token_weight": 0.0}
+    words = {"lexical_weight": config.lexical_weight or LEXICAL_WEIGHT} if "lexical_weight" in parts else {}
+    pool = dataclasses.replace(config, method="exact", alpha=0.0, **{**plain, **words})
+    result = retriever.engine.search(encoded, SearchRequest(DEPTH, pool))
+    unweighted = dataclasses.replace(pool, **{**plain, **dict.fromkeys(parts, 1.0)})
+    followed = retriever.engine.follow_result(encoded, SearchRequest(DEPTH, unweighted), result)
+    doc_ids = retriever.as_run(encoded.query_ids, result)
+
+    def run(name: str) -> Run:
+        rows = zip(encoded.query_ids, followed.parts[name].tolist(), strict=True)
+        return {query_id: dict(zip(doc_ids[query_id], scores, strict=False)) for query_id, scores in rows}
+
+    return [run(name) for name in ("dense", *parts.values())]
+
+
+def _tied(index: _Index) -> TiedIndex:
+    assert isinstance(index.engine, TiedIndex)
+    return index.engine
+
+
+def _first(encoded: EncodedQueries, count: int) -> EncodedQueries:
+    """Return the first queries."""
+    batches = [batch.select((batch.rows < count).nonzero()[:, 0]) for batch in encoded.batches]
+    return EncodedQueries(encoded.query_ids[:count], [batch for batch in batches if len(batch.texts)])
+
+
+def _best_alpha(
+    index: _Index, encoded: EncodedQueries, config: SearchConfig, exact: SearchResult
+) -> tuple[float, list[tuple[dict[str, Any], float]]]:
+    """Return the alpha whose walks reach most of the exact top ten; of equal ones the largest."""
+    engine = _tied(index)
+    alphas = ALPHAS if engine.generator.maps.any() or engine.generator.reads_states else (1.0,)
+    tried = [
+        ({"alpha": alpha}, reached_share(engine, encoded, dataclasses.replace(config, alpha=alpha), exact))
+        for alpha in alphas
+    ]
+    highest = max(share for _, share in tried)
+    return max(setting["alpha"] for setting, share in tried if share >= highest - _ALIKE), tried
+
+
+def reached_share(
+    engine: TiedIndex,
+    encoded: EncodedQueries,
+    config: SearchConfig,
+    exact: SearchResult,
+    beams: Sequence[int] = _ALPHA_BEAMS,
+) -> float:
+    """Return the share of the exact top documents that lie below the nodes which walks keep, averaged over some beams."""
+    ends, shares = engine.ends_above(), []
+    for batch in encoded.batches:
+        node_scores = engine.walk.node_scores(batch, config)
+        for row, positions in enumerate(exact.positions[batch.rows.numpy()]):
+            exact_ends = ends[positions[positions >= 0]]
+            for beam_width in beams:
+                nodes = engine.walk.descend(node_scores, row, beam_width, engine.occupied_nodes).nodes
+                shares.append(np.isin(exact_ends, nodes).mean() if len(exact_ends) else 1.0)
+    return float(np.mean(shares))
+
+
+def among(values: Ints, others: Ints) -> NDArray[np.bool_]:
+    """[batch, n] True at values [batch, n] that are among others [batch, m] of the same row."""
+    return np.stack([np.isin(row, other) for row, other in zip(values, others, strict=True)])
+
+
+def agreement(result: SearchResult, exact: SearchResult) -> float:
+    """Return the share of the documents of one result that another one has, averaged over queries."""
+    there = exact.positions >= 0
+    both = among(exact.positions, np.where(result.positions >= 0, result.positions, -2)) & there
+    return float((both.sum(axis=1) / np.maximum(there.sum(axis=1), 1)).mean())
+
+
+def _best_beam(
+    index: _Index, encoded: EncodedQueries, config: SearchConfig, exact: SearchResult
+) -> tuple[int, list[tuple[dict[str, Any], float]]]:
+    """Return the smallest beam that finds what "exact" finds."""
+    tried: list[tuple[dict[str, Any], float]] = []
+    for beam_width in BEAMS:
+        result = index.engine.search(encoded, SearchRequest(10, dataclasses.replace(config, beam_width=beam_width)))
+        tried.append(({"beam_width": beam_width}, agreement(result, exact)))
+        if tried[-1][1] >= _AGREE:
+            break
+    return beam_width, tried
+
+
+# (level, digit) and word tokens.
+
+
+class _Paths:
+    """Weights of the parts of path scores.
+
+    Args:
+        index: with tokens that have weights of their own.
+        encoded: the dev queries.
+        qrels: their judgements.
+    """
+
+    def __init__(self, index: _Index, encoded: EncodedQueries, qrels: Qrels) -> None:
+        self.index, self.encoded, self.qrels, self.config = index, encoded, qrels, index.search_config
+        self.scores = index.hybrid_scores()
+
+    def choose(self) -> Tuning:
+        """Return the best weights of fusion "paper" by a grid, those of "bound" by a conditional logit."""
+        if self.config.fusion == "paper":
+            every = product(PAPER_ALPHAS, PAPER_BETAS, PAPER_TEMPERATURES)
+            grid = [{"alpha": a, "beta": b, "ann_temperature": t} for a, b, t in every]
+            grid.sort(key=lambda own: own != {name: getattr(self.config, name) for name in own})  # of equals it stays
+            return Tuning(*best_setting(self._search, grid, self.qrels))
+        texts, vectors = self.encoded.texts, self.encoded.embeddings.float().numpy()
+        lexical = self.scores.best_weight(self.encoded.query_ids, vectors, texts, self.qrels)
+        plain = {"alpha": 0.0, "lexical_weight": lexical}
+        return Tuning(*supported_setting(self._search, [plain, self._with_decoder(lexical)], self.qrels))
+
+    def _search(self, settings: Mapping[str, Any]) -> Run:
+        config = dataclasses.replace(self.config, **settings)
+        return self._run(SearchRequest(10, config))
+
+    def _run(self, request: SearchRequest) -> Run:
+        retriever, encoded = self.index.retriever, self.encoded
+        return retriever.as_run(encoded.query_ids, retriever.engine.search(encoded, request))
+
+    def _with_decoder(self, lexical_weight: float) -> dict[str, float]:
+        """Return the best weights of log-probabilities and lexical scores, on the documents that searches with `PROBES` find.
+
+        A document's score is proportional to z.e_d + lexical_weight * BM25 + w * log P, with w = alpha / (1 - alpha) times the
+        temperature.
+        """
+        index, encoded, temperature = self.index, self.encoded, self.config.ann_temperature
+        rows = index.retriever.documents.rows
+        generative: Run = {query_id: {} for query_id in encoded.query_ids}
+        for alpha in progress(PROBES, "tuning", unit="search"):
+            config = dataclasses.replace(
+                self.config, method="generate", alpha=alpha, lexical_weight=lexical_weight, beam_width=PROBE_DEPTH
+            )
+            request = SearchRequest(PROBE_DEPTH, config)
+            result = index.engine.search(encoded, request)
+            log_p = index.engine.follow_result(encoded, request, result).parts["generator"] / alpha
+            run = index.retriever.as_run(encoded.query_ids, result)
+            for query_id, own in zip(encoded.query_ids, log_p.tolist(), strict=True):
+                generative[query_id].update(zip(run[query_id], own, strict=False))
+        candidates = {query_id: [rows[doc_id] for doc_id in scores] for query_id, scores in generative.items()}
+        vectors = encoded.embeddings.float().numpy()
+        dense, others = self.scores.runs(encoded.query_ids, vectors, encoded.texts, candidates)
+        runs, start = [generative, others], [temperature, lexical_weight]
+        w, *weights = fit_weights(
+            dense, runs if index.lexical else runs[:1], start if index.lexical else start[:1], self.qrels
+        )
+        return {"alpha": w / (w + temperature), "lexical_weight": weights[0] if weights else 0.0}
+
+
+def is_tuned(folder: Path) -> bool:
+    """True if the index in `folder` was tuned, and neither trained nor updated since."""
+    return _record(folder).get("index", "") == index_state(folder) != ""
+
+
+def is_tuned_on(folder: Path, collection: Collection) -> bool:
+    """True if the index in `folder` was tuned on these queries, and neither trained nor updated since."""
+    return is_tuned(folder) and _record(folder).get("collection") == collection.digest
+
+
+def is_as_configured(folder: Path, config: SearchConfig) -> bool:
+    """True if the index in `folder` searches as `[search]` says, or with weights that were tuned from there."""
+    if is_tuned(folder):
+        return _record(folder).get("search") == _digest(config)
+    return search_config(read_record(folder / "manifest.json")) == config
+
+
+def configure(folder: Path, config: SearchConfig) -> None:
+    """Make the index in `folder` search as `[search]` says, and tune it anew when it is tuned next."""
+    (folder / _RECORD).unlink(missing_ok=True)
+    write_search_config(folder, config)
+
+
+def tune_index(folder: Path, collection: Collection, device: str | None = None) -> bool:
+    """Tune the index in `folder` and write the choice to its manifest; False if it stays as it is.
+
+    It does where it was tuned on these queries before, and where there are too few of them.
+    """
+    if is_tuned_on(folder, collection):
+        return False
+    if not (collection.qrels["dev"] or collection.qrels["train"]):
+        logger.warning("There are no queries to tune on; weights are those of [search], chosen on other collections.")
+        return False
+    bound_to = index_state(folder)
+    retriever = GenerativeRetriever.from_pretrained(folder, device=device)
+    before = retriever.search_config
+    with stage_line("tuning"):
+        tuning = tune(retriever, collection)
+    if not tuning.best:
+        return False
+    write_search_config(folder, retriever.search_config)
+    choice = {"best": tuning.best, "tried": tuning.tried}
+    write_json(
+        folder / _RECORD, {"index": bound_to, "search": _digest(before), "collection": collection.digest, **choice}
+    )
+    if retriever.search_config != before:
+        split = "dev" if collection.qrels["dev"] else "train"
+        chosen = {name: value for name, value in tuning.best.items() if value != getattr(before, name)}
+        count = len(collection.qrels[split]) if split == "dev" else min(len(collection.qrels[split]), _MOST_QUERIES)
+        logger.info("tuned on %d %s queries: %s", count, split, in_words(chosen))
+    return True
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    return read_record(folder / _RECORD)
+
+
+def _digest(config: SearchConfig) -> str:
+    return digest(dataclasses.asdict(config))
+
+
+def in_words(options: Mapping[str, Any]) -> str:
+    """Return settings of search as one line of text."""
+    return ", ".join(
+        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in options.items()
+    )

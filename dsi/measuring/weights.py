@@ -1,0 +1,81 @@
+"""The parts of documents' scores for the candidates of flat search, and the weights that are best on judged queries.
+
+Knows nothing of nodes or decoders.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dsi.config import LEXICAL_WEIGHT
+from dsi.docids.places import document_scores
+from dsi.docids.types import Floats, Qrels, Run
+from dsi.docids.words.bm25 import Lexical
+from dsi.eval.fusion import fit_weights
+
+DEPTH = 100
+"""Candidates per query on which weights are compared."""
+_BLOCK = 256
+"""Queries whose scores of all documents are in memory at a time."""
+
+
+@dataclass(frozen=True)
+class HybridScores:
+    """Dense and lexical scores of the documents of a table.
+
+    Attributes:
+        doc_ids: of the documents.
+        embeddings: [documents, places, dim] their vectors in the same order; the best place of each counts.
+        lexical: the lexical part; None if there is none.
+    """
+
+    doc_ids: Sequence[str]
+    embeddings: Floats
+    lexical: Lexical | None
+
+    def runs(
+        self,
+        query_ids: Sequence[str],
+        queries: Floats,
+        texts: Sequence[str],
+        candidates: Mapping[str, Sequence[int]] | None = None,
+    ) -> list[Run]:
+        """Return the scores of each query's candidates: dense ones and lexical ones.
+
+        Args:
+            query_ids: of the queries.
+            queries: [queries, dim] embeddings z.
+            texts: of the queries.
+            candidates: {query_id: rows of the table}; by default the first hundred of each score.
+
+        Returns:
+            Runs of z.e, at the best place of a document, and of the lexical part (zeros without one).
+        """
+        runs: list[Run] = [{}, {}]
+        for start in range(0, len(query_ids), _BLOCK):
+            block = slice(start, start + _BLOCK)
+            scores = [document_scores(queries[block], self.embeddings), self._words(texts[block])]
+            for row, query_id in enumerate(query_ids[block]):
+                if candidates is None:
+                    best = np.unique(
+                        np.concatenate([np.argsort(-source[row], kind="stable")[:DEPTH] for source in scores])
+                    )
+                else:
+                    best = np.asarray(candidates[query_id])
+                names = [self.doc_ids[document] for document in best]
+                for run, values in zip(runs, scores, strict=True):
+                    run[query_id] = dict(zip(names, values[row][best].tolist(), strict=True))
+        return runs
+
+    def _words(self, texts: Sequence[str]) -> Floats:
+        if self.lexical is None:
+            return np.zeros((len(texts), len(self.doc_ids)), dtype=np.float32)
+        return self.lexical.scores(texts)
+
+    def best_weight(self, query_ids: Sequence[str], queries: Floats, texts: Sequence[str], qrels: Qrels) -> float:
+        """Return the weight of the lexical scores that judged queries support; 0 if there are none."""
+        if self.lexical is None or not query_ids:
+            return 0.0
+        dense, lexical = self.runs(query_ids, queries, texts)
+        return fit_weights(dense, [lexical], [LEXICAL_WEIGHT], qrels)[0]

@@ -1,0 +1,368 @@
+"""Why a document is, or is not, among the answers of a search; each claim is tested by searching.
+
+Knows nothing of how scores are made.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsi.contrastive.encoder import Encoder
+from dsi.docids.files.checks import printable
+from dsi.search.engine import EncodedQueries, Engine, count_documents, encode_queries, path_nodes
+from dsi.search.explain.explanation import ExplainedNode, Explanation, TracedSearch, explain, trace_search
+from dsi.search.explain.matches import StoredText, matched_words
+from dsi.search.request import SearchRequest
+from dsi.search.results import Hit, Match, SearchResult, label_of
+
+_TOLERANCE = 1e-5
+"""Scores that are relatively closer than this are equal: the order of sums decides between them."""
+_RANKED = 10_000
+"""With (level, digit) and word tokens, documents of larger indexes are not ranked: the decoder would run over every node."""
+_SHOWN = 5e-4
+"""Parts of a score below this are not printed."""
+
+
+class Documents(Protocol):
+    """What is read of the document table."""
+
+    def rows_of(self, doc_ids: Iterable[str], name: str) -> list[int]:
+        """Return the rows of documents; raises ValueError if one is not there."""
+
+    def values_of(self, column: str, rows: NDArray[np.integer]) -> list[list[Any]]:
+        """Return the values of a column at rows [n, m]; None for texts that are not kept."""
+
+    def names(self, row: int) -> tuple[str, str]:
+        """Return the id of a document, and what it is called."""
+
+
+class Step(NamedTuple):
+    """A node on the way to a document.
+
+    Attributes:
+        digits: its path.
+        score: of the node, last of the document; None where nodes are not scored.
+        state: "kept", "pruned", "not scored" (all below the last nodes is read), "not reached"; last "answer" or "no answer".
+    """
+
+    digits: tuple[int, ...]
+    score: float | None
+    state: str
+
+
+@dataclass(frozen=True)
+class DocumentExplanation:
+    """How a document stands in a search; prints as text.
+
+    Attributes:
+        query: its text.
+        doc_id: of the document.
+        label: its title, or its first words.
+        rank: in the answer; None if it is not there.
+        overall_rank: by score, among all documents that may be returned; None if it may not, or in an index with (level, digit)
+            or word tokens of more than 10,000 documents.
+        total: how many documents may be returned.
+        answers: how many were returned.
+        score: of the document.
+        last_score: of the last answer; None without one.
+        parts: {name: what that part contributes to the score}.
+        path: the nodes from the first level to the document.
+        level: at which the walk left it out, from 1; None if it did not.
+        returned_by: {option: value} with which a search returns it that has as many answers; None if it is there already, or if
+            enough documents score higher.
+        reason: all this in a sentence or two.
+        matches: the words of the query, and the words of the document that they found.
+    """
+
+    query: str
+    doc_id: str
+    label: str
+    rank: int | None
+    overall_rank: int | None
+    total: int
+    answers: int
+    score: float
+    last_score: float | None
+    parts: dict[str, float]
+    path: list[Step]
+    level: int | None
+    returned_by: dict[str, Any] | None
+    reason: str
+    matches: list[Match]
+
+    def __str__(self) -> str:
+        parts = " + ".join(f"{value:.3f} {name}" for name, value in self.parts.items() if abs(value) >= _SHOWN)
+        lines = [f'{self.label} ({self.doc_id}) for "{self.query}"', self.reason, f"score {self.score:.3f} = {parts}"]
+        lines += [_step_line(step) for step in self.path]
+        for match in sorted(self.matches, key=lambda match: -match.share):
+            found = ", ".join(dict.fromkeys(span.text + " (title)" * (span.field == "title") for span in match.spans))
+            lines.append(
+                f"  {match.share:+.3f}  {match.word} -> {found or 'nothing'}{' (weak)' * (not match.is_clear)}"
+            )
+        return "\n".join(map(printable, lines))
+
+    __repr__ = __str__
+
+
+def _step_line(step: Step) -> str:
+    score = "" if step.score is None else f"  {step.score:.3f}"
+    return f"  {'.'.join(map(str, step.digits))}{score}  {step.state}"
+
+
+@dataclass(eq=False)
+class AnsweredQuery:
+    """The search for one query: made again with a trace when documents are explained.
+
+    Attributes:
+        query: its text.
+        request: of the search.
+        engine: of the index, at the moment of the search.
+        encoder: of the index.
+        documents: of the index, at that moment.
+    """
+
+    query: str
+    request: SearchRequest
+    engine: Engine
+    encoder: Encoder
+    documents: Documents
+    _missing: set[int] = field(default_factory=set, init=False)
+
+    @cached_property
+    def encoded(self) -> EncodedQueries:
+        """The query, encoded."""
+        return encode_queries(self.encoder, [self.query])
+
+    @cached_property
+    def explanation(self) -> Explanation:
+        """The search as a tree."""
+        lexical = self.engine.lexical if self.request.config.lexical_weight else None
+        name, tied = lexical.name if lexical else "", self.engine.is_tied
+        names, config = self.documents.names, self.request.config
+        return explain(self.query, self.engine.tree, names, config, self._traced, name, tied=tied)
+
+    @cached_property
+    def _traced(self) -> TracedSearch:
+        traced = trace_search(self.engine, self.encoded, self.request)
+        self._noted(traced.result)
+        return traced
+
+    def matches(self, hits: Sequence[Hit]) -> list[list[Match]]:
+        """Return the words of the query that each of its hits matches."""
+        tree = self.engine.tree
+        return self._matches(
+            [StoredText(tree.node(hit.digits) - tree.num_inner, hit.title, hit.text or "") for hit in hits]
+        )
+
+    def _matches(self, documents: Sequence[StoredText]) -> list[list[Match]]:
+        if not documents:
+            return []
+        return matched_words(self.engine, self.encoder, self.encoded, self.request, documents)
+
+    def explain(self, doc_id: str) -> DocumentExplanation:
+        """Return why a document is, or is not, among the answers.
+
+        Raises:
+            ValueError: the doc_id is not in the index.
+        """
+        (row,) = self.documents.rows_of([doc_id], "doc_id")
+        followed = self.engine.follow_all(self.encoded, self.request, np.array([[row]]))
+        position, score, result = int(followed.positions[0, 0]), float(followed.scores[0, 0]), self.explanation.result
+        rank, total = self._rank(result, row), count_documents(self.engine.tree, self.request.allowed)
+        pruned = self.pruned(position) if rank is None else None
+        overall = self._overall_rank(row, total)
+        title, text = (self.documents.values_of(name, np.array([[row]]))[0][0] for name in ("title", "text"))
+        (matches,) = self._matches([StoredText(position, title, text or "")])
+        reason, returned_by = _Reasons(self, row, score, total, overall, pruned).find(rank)
+        if self._missing:
+            numbers, overall = ", ".join(map(str, sorted(self._missing))), None
+            here = f"It is here, at rank {rank} of what was searched." if rank else "Its place is not known."
+            reason, returned_by = f"{here} Shards {numbers} did not answer.", None
+        return DocumentExplanation(
+            query=self.query,
+            doc_id=doc_id,
+            label=label_of(doc_id, title, text),
+            rank=rank,
+            overall_rank=overall,
+            total=total,
+            answers=int(result.counts[0]),
+            score=score,
+            last_score=_last(result) if result.counts[0] else None,
+            parts={name: float(values[0, 0]) for name, values in followed.parts.items()},
+            path=self._path(position, followed.nodes[0, 0].tolist(), rank),
+            level=None if pruned is None else pruned.level,
+            returned_by=returned_by,
+            reason=reason,
+            matches=matches,
+        )
+
+    def search(self, k: int | None = None, **changes: Any) -> SearchResult:
+        """Return the search with some options changed."""
+        request = replace(self.request, k=k or self.request.k, config=replace(self.request.config, **changes))
+        return self._noted(self.engine.search(self.encoded, request))
+
+    def _noted(self, result: SearchResult) -> SearchResult:
+        """Return a result after noting which shards it lacks."""
+        self._missing.update(result.missing[0])
+        return result
+
+    def returns(self, row: int, **changes: Any) -> bool:
+        """Return whether the search with some options changed returns a document."""
+        return self._rank(self.search(**changes), row) is not None
+
+    def _rank(self, result: SearchResult, row: int) -> int | None:
+        """Return the rank of a document in a result; None if it is not there."""
+        rows = self.engine.tree.doc_rows[result.positions[0, : result.counts[0]]]
+        ranks = np.flatnonzero(rows == row).tolist()
+        return ranks[0] + 1 if ranks else None
+
+    def _overall_rank(self, row: int, total: int) -> int | None:
+        """Return the rank among all documents that may be returned; None where finding it would take long."""
+        if not total or not (self.engine.is_tied or total <= _RANKED):
+            return None
+        return self._rank(self._all, row)
+
+    @cached_property
+    def _all(self) -> SearchResult:
+        """All documents that may be returned, by an exact search."""
+        return self.search(count_documents(self.engine.tree, self.request.allowed), method="exact")
+
+    def pruned(self, position: int) -> "Pruned | None":
+        """Return where the walk left out the document at a docid position; None if it did not."""
+        tree = self.engine.tree
+        pruned = self._traced.trace.pruned_at(path_nodes(tree, np.array([position]))[0], tree.num_inner)
+        if pruned is None:
+            return None
+        level, score, lowest = pruned
+        return Pruned(level + 1, tree.digits(position)[: level + 1], score, lowest)
+
+    def _path(self, position: int, scores: Sequence[float], rank: int | None) -> list[Step]:
+        """Return the nodes on the way to a docid position, with what the search did with each."""
+        state, path, digits = "kept", [], self.engine.tree.digits(position)
+        for level in range(1, len(digits) + 1):
+            node = self._known.get(digits[:level])
+            if level == len(digits):
+                state = "answer" if rank else "no answer"
+            elif node is not None and node.score is not None:
+                state = "kept" if node.kept else "pruned"
+            else:
+                state = "not scored" if state in ("kept", "not scored") else "not reached"
+            score = scores[level - 1]
+            path.append(Step(digits[:level], score if math.isfinite(score) else None, state))
+        return path
+
+    @cached_property
+    def _known(self) -> dict[tuple[int, ...], ExplainedNode]:
+        return {node.digits: node for level in self.explanation.levels for node in level}
+
+
+class Pruned(NamedTuple):
+    """Where the walk left a document out: the level, the node, its score, and the lowest score that was kept there."""
+
+    level: int
+    digits: tuple[int, ...]
+    score: float
+    lowest: float
+
+
+@dataclass(frozen=True)
+class _Reasons:
+    """Finds the reason why a document is where it is.
+
+    Attributes:
+        answered: the search.
+        row: of the document.
+        score: of the document.
+        total: how many documents may be returned.
+        overall: the document's rank among them, if it is known.
+        pruned: where the walk left it out, if it did.
+    """
+
+    answered: AnsweredQuery
+    row: int
+    score: float
+    total: int
+    overall: int | None
+    pruned: Pruned | None
+
+    def find(self, rank: int | None) -> tuple[str, dict[str, Any] | None]:
+        """Return a sentence or two, and the options with which a search returns it, if they are named there."""
+        result, everywhere = self.answered.explanation.result, ""
+        if self.overall is not None:
+            everywhere = f" Of all {self.total} documents it is number {self.overall}."
+        if rank:
+            return f"It is here, at rank {rank}.{everywhere}", None
+        allowed, tree = self.answered.request.allowed, self.answered.engine.tree
+        if allowed is not None and not allowed[tree.doc_rows == self.row].any():
+            return "The filter excludes it.", None
+        k, last = int(result.counts[0]), _last(result)
+        if math.isclose(self.score, last, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE / 10):
+            return (
+                f"Its score {self.score:.3f} is that of the last answer, number {k}, up to rounding.{everywhere}",
+                None,
+            )
+        shown, last_shown = _distinct(self.score, last)
+        if self.score < last:
+            return f"Its score {shown} is less than the {last_shown} of the last answer, number {k}.{everywhere}", None
+        remedy, options = self._remedy(k)
+        return (
+            f"Its score {shown} is more than the {last_shown} of the last answer, number {k}, but {self._loss()} {remedy}",
+            options,
+        )
+
+    def _loss(self) -> str:
+        """Say at which node the walk left the document out, or that it was no candidate."""
+        if self.pruned is None:
+            return f"it was not among the candidates that get the complete score (candidates: {self.answered.request.pool})."
+        shown, kept = _distinct(self.pruned.score, self.pruned.lowest)
+        node = ".".join(map(str, self.pruned.digits))
+        return (
+            f"its node {node} left the walk at level {self.pruned.level}: it scores {shown}, the last node kept {kept}."
+        )
+
+    def _remedy(self, k: int) -> tuple[str, dict[str, Any] | None]:
+        """Return which search returns the document, found by searching."""
+        if self.overall is not None and self.overall > k:
+            return f"Of all {self.total} documents it is number {self.overall}: no exact answer of {k} holds it.", None
+        width = self.answered.explanation.config.beam_width
+        for wider in _doublings(width, self.answered.engine.tree.num_inner):
+            if self.answered.returns(self.row, beam_width=wider):
+                return f"A beam of {wider} returns it.", {"beam_width": wider}
+        if self.answered.engine.is_tied:
+            for more in _doublings(self.answered.request.pool, self.total):
+                if self.answered.returns(self.row, candidates=more):
+                    return f"No wider beam returns it; {more} candidates do.", {"candidates": more}
+        if self.answered.returns(self.row, method="exact"):
+            return 'No wider beam returns it; method "exact" does.', {"method": "exact"}
+        return "No other search of this many documents returns it.", None
+
+
+def _doublings(start: int, end: int) -> Iterator[int]:
+    """Yield 2, 4, 8, … times `start`, up to the first that is at least `end`."""
+    while start < end:
+        start *= 2
+        yield start
+
+
+def _last(result: SearchResult) -> float:
+    """Return the score of the last answer to one query."""
+    count = int(result.counts[0])
+    return float(result.scores[0, count - 1]) if count else -math.inf
+
+
+def _distinct(a: float, b: float) -> tuple[str, str]:
+    """Return two numbers with as many decimals as tell them apart, three at least.
+
+    >>> _distinct(0.12341, 0.12338)
+    ('0.12341', '0.12338')
+    """
+    for decimals in range(3, 8):
+        texts = f"{a:.{decimals}f}", f"{b:.{decimals}f}"
+        if texts[0] != texts[1]:
+            break
+    return texts

@@ -1,0 +1,596 @@
+"""The public face of an index: search, explain, update, load and save it. Knows nothing of how it was trained.
+
+retriever = GenerativeRetriever.from_pretrained("runs/example")
+retriever.search("which capitals are on the danube", k=5)
+"""
+
+import math
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Self, Unpack, overload
+
+import datasets
+import numpy as np
+import torch
+
+from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.onnx_runtime import check_backend
+from dsi.docids.data.records import COLUMNS
+from dsi.docids.files.checks import plain
+from dsi.docids.files.storage import MappedFile, check_mapped, writing_to
+from dsi.docids.tree import DocidTree
+from dsi.docids.vectors import VectorKind, VectorsConfig
+from dsi.docids.words.bm25 import Lexical
+from dsi.generator.base import Generator
+from dsi.search.beam import BeamSearch
+from dsi.search.candidates import Candidates
+from dsi.search.engine import EncodedQueries, Engine, Followed, check_parts, encode_queries, encoded_queries
+from dsi.search.explain.explanation import Explanation
+from dsi.search.explain.why import AnsweredQuery
+from dsi.search.generate import TiedIndex
+from dsi.search.request import (
+    SearchConfig,
+    SearchOptions,
+    SearchRequest,
+    check_extra_scores,
+    check_used,
+    given_options,
+    shows_options,
+    split_options,
+)
+from dsi.search.results import Document, Hit, Hits, SearchResult
+from dsi.store import loading
+from dsi.store.candidates import candidates_of
+from dsi.store.documents import DocumentTable
+from dsi.store.updating import Content, with_documents, with_texts, without_documents
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_ENGINES: dict[str, type[Engine]] = {"tied": TiedIndex, "digits": BeamSearch, "words": BeamSearch}
+"""{docid_tokens of the generator: what searches an index with it}."""
+
+
+@dataclass(frozen=True, eq=False)
+class _State:
+    """The parts of an index at one moment. An update makes a new state, so threads share one without locks.
+
+    Attributes:
+        encoder: laid out for search.
+        generator: trained for these docids.
+        search_config: the default search config.
+        documents: the document table, in collection order.
+        engine: searches docids, and holds the lexical part.
+    """
+
+    encoder: Encoder
+    generator: Generator
+    search_config: SearchConfig
+    documents: DocumentTable
+    engine: Engine
+
+    @cached_property
+    def trained_beam(self) -> float:
+        """The widest beam whose nodes were all trained; inf unless training was limited to a beam."""
+        return self.generator.config.training_beam or math.inf
+
+    @property
+    def content(self) -> Content:
+        """The parts that an update changes."""
+        return Content(self.engine.tree, self.documents.dataset, self.engine.lexical)
+
+
+class GenerativeRetriever:
+    """An index that can be searched, explained and updated.
+
+    Every search takes the options of `dsi.search.request.SearchOptions` by name: `method`, `beam_width`, `candidates`, `alpha`,
+    `lexical_weight` and `token_weight` override the index's search config; `allow`, `deny` and `where` filter; `extra_scores`
+    are added to the documents' scores. None is the same as leaving an option out.
+
+    Example:
+        >>> import dsi
+        >>> retriever = dsi.GenerativeRetriever.from_pretrained("runs/example")
+        >>> hits = retriever.search("which capitals are on the danube", k=5)
+        >>> [hit.rank for hit in hits]
+        [1, 2, 3, 4, 5]
+
+    Args:
+        encoder: the frozen encoder.
+        tree: the docids.
+        generator: the decoder trained for these docids.
+        documents: table with doc_id, title, optional metadata and, for rerankers that read it, text; in collection order.
+        search_config: the default search config.
+        lexical: BM25 or a `SparseIndex` of the same documents, needed for `lexical_weight`.
+        dtype: of encoder and decoder in search; scores are always float32. torch.bfloat16 is faster on processors that have it.
+        backend: what computes the encoder in search: "torch" or "onnx", as in `from_pretrained`.
+
+    Raises:
+        ModuleNotFoundError: the backend is not installed.
+        ValueError: the parts do not belong together, or the backend does not run in this dtype or on the encoder's device.
+    """
+
+    def __init__(
+        self, encoder: Encoder, tree: DocidTree, generator: Generator, documents: datasets.Dataset,
+        search_config: SearchConfig | None = None, lexical: Lexical | None = None,
+        dtype: torch.dtype = torch.float32, backend: str = "torch",
+    ) -> None:  # fmt: skip
+        generator.check_tree(tree)
+        if len(documents) != tree.num_rows:
+            raise ValueError(f"The docids cover {tree.num_rows} documents, the document table has {len(documents)}.")
+        if encoder.embedding_dim != tree.embeddings.shape[1] or encoder.state_dim != generator.config.d_model:
+            raise ValueError(
+                f"The encoder gives embeddings of {encoder.embedding_dim} and states of {encoder.state_dim}, docids and "
+                f"generator need {tree.embeddings.shape[1]} and {generator.config.d_model}."
+            )
+        self.device, self.dtype, self.backend = encoder.model.device, dtype, backend
+        self._updating = threading.Lock()
+        self._saved: dict[Path, str] = {}  # folder: state of the index there that this one contains
+        self._mapped: tuple[MappedFile, ...] = ()
+        # Where it was saved last, or loaded from: the folder, the engine of its documents, its search config.
+        self._on_disk: tuple[Path, Engine, SearchConfig] | None = None
+        generator = generator.to(self.device)
+        engine = _ENGINES[generator.config.docid_tokens].from_generator(generator, tree, lexical, self.device, dtype)
+        config = search_config or SearchConfig()
+        self._state = _State(encoder.for_search(dtype, backend), generator, config, DocumentTable(documents), engine)
+
+    # The parts of the index.
+
+    @property
+    def encoder(self) -> Encoder:
+        """The frozen encoder, laid out for search."""
+        return self._state.encoder
+
+    @property
+    def generator(self) -> Generator:
+        """The decoder."""
+        return self._state.generator
+
+    @property
+    def tree(self) -> DocidTree:
+        """The docids."""
+        return self._state.engine.tree
+
+    @property
+    def documents(self) -> DocumentTable:
+        """The documents: doc_id, title and metadata."""
+        return self._state.documents
+
+    @property
+    def lexical(self) -> Lexical | None:
+        """BM25 or learned sparse vectors of the documents; None if the index has neither."""
+        return self._state.engine.lexical
+
+    @property
+    def engine(self) -> Engine:
+        """What searches encoded queries and returns docid positions; for measurements and extensions."""
+        return self._state.engine
+
+    @property
+    def snapshot(self) -> "GenerativeRetriever":
+        """The index at this moment, as a retriever of its own: later updates of this one do not reach it."""
+        check_mapped(self._mapped)
+        snapshot = object.__new__(type(self))
+        snapshot.__dict__.update(self.__dict__, _saved=dict(self._saved))
+        return snapshot
+
+    @property
+    def search_config(self) -> SearchConfig:
+        """The default search config; may be assigned."""
+        return self._state.search_config
+
+    @search_config.setter
+    def search_config(self, config: SearchConfig) -> None:
+        if not isinstance(config, SearchConfig):
+            raise TypeError(f"search_config must be a SearchConfig, got {config!r}.")
+        with self._updating:
+            self._state = replace(self._state, search_config=config)
+
+    def __repr__(self) -> str:
+        return f"GenerativeRetriever({len(self.documents)} documents, docids of up to {self.tree.depth} digits)"
+
+    # Searching. Each call works on a snapshot, so it sees all of an update made meanwhile or nothing of it.
+
+    @overload  # a str is a Sequence[str] too; the first signature takes it
+    def search(self, queries: str, k: int = 10, **options: Unpack[SearchOptions]) -> Hits: ...  # type: ignore[overload-overlap]
+    @overload
+    def search(
+        self, queries: Sequence[str] | EncodedQueries, k: int = 10, **options: Unpack[SearchOptions]
+    ) -> list[Hits]: ...
+    @shows_options
+    def search(
+        self, queries: str | Sequence[str] | EncodedQueries, k: int = 10, **options: Unpack[SearchOptions]
+    ) -> Hits | list[Hits]:
+        """Return the top k documents for a query, or for each of several.
+
+        Example:
+            >>> hits = retriever.search("noble gases", k=3, where="doc_id <> 'neon'")
+            >>> hits, more = retriever.search(["noble gases", "rivers of europe"], method="exact")
+
+        Args:
+            queries: one query, a list of queries, or the output of `encode_queries`.
+            k: documents per query; k are returned whenever that many are allowed.
+            **options: see `SearchOptions`.
+
+        Returns:
+            `Hits` for one query, a list of `Hits` for several.
+
+        Raises:
+            TypeError: an option does not exist.
+            ValueError: an empty query, an option out of range or not used, an unknown doc_id or column in a filter.
+        """
+        if isinstance(queries, Mapping):
+            raise TypeError("search() takes a text or a list of texts; run() takes {query_id: text}.")
+        index = self.snapshot
+        encoded = encoded_queries(index.encoder, [queries] if isinstance(queries, str) else queries)
+        request = index.request("search", k, options)
+        hits = index.hits(index.engine.search(encoded, request), index.answered(encoded.texts, request))
+        return hits[0] if isinstance(queries, str) else hits
+
+    @shows_options
+    def search_encoded(
+        self, encoded: EncodedQueries, k: int = 10, *, show_progress: bool = False, **options: Unpack[SearchOptions]
+    ) -> SearchResult:
+        """Return the arrays of `search`, rows in the order of the queries."""
+        if not isinstance(encoded, EncodedQueries):
+            raise TypeError(f"search_encoded() takes what encode_queries() returns, got {encoded!r}.")
+        index = self.snapshot
+        return index.engine.search(encoded, index.request("search_encoded", k, options), show_progress=show_progress)
+
+    @shows_options
+    def run(
+        self, queries: Mapping[str, str] | EncodedQueries, k: int = 10, **options: Unpack[SearchOptions]
+    ) -> dict[str, dict[str, float]]:
+        """Return {query_id: {doc_id: score}} for {query_id: text}, the format of `eval` and of TREC tools."""
+        index = self.snapshot
+        encoded = encoded_queries(index.encoder, queries, show_progress=True)
+        result = index.engine.search(encoded, index.request("run", k, options), show_progress=True)
+        return index.as_run(encoded.query_ids, result)
+
+    @shows_options
+    def explain(self, query: str | EncodedQueries, k: int = 5, **options: Unpack[SearchOptions]) -> Explanation:
+        """Return how a search came about: nodes kept and pruned by level, and the parts of each hit's score; prints as a tree.
+
+        Args:
+            query: a text, or the output of `encode_queries` for one query.
+            k: documents.
+            **options: see `SearchOptions`.
+        """
+        index = self.snapshot
+        request = index.request("explain", k, options)
+        encoded = encoded_queries(index.encoder, query if isinstance(query, EncodedQueries) else [query])
+        if encoded.count != 1:
+            raise ValueError(f"explain() takes one query, got {encoded.count}.")
+        (answered,) = index.answered(encoded.texts, request)
+        answered.encoded = encoded
+        return answered.explanation
+
+    @shows_options
+    def follow(
+        self,
+        queries: Sequence[str] | EncodedQueries,
+        doc_ids: Sequence[Sequence[str]],
+        **options: Unpack[SearchOptions],
+    ) -> Followed:
+        """Return how the paths to some documents are scored, whether or not a search finds them.
+
+        Args:
+            queries: texts, or the output of `encode_queries`.
+            doc_ids: documents for each query, the same number for all; one with several places has the path to its best one.
+            **options: see `SearchOptions`; the scores are those of a search with them.
+
+        Returns:
+            Scores of the nodes by level, [queries, documents, depth], and the parts of the documents' scores.
+        """
+        index = self.snapshot
+        encoded = encoded_queries(index.encoder, queries)
+        request = index.request("follow", 1, options)
+        if not isinstance(doc_ids, Sequence) or isinstance(doc_ids, str):
+            raise TypeError(f"doc_ids must be a list of documents for each query, got {doc_ids!r}.")
+        rows = [index.documents.rows_of(documents, "doc_ids") for documents in doc_ids]
+        counts = [len(documents) for documents in rows]
+        if len(rows) != encoded.count or not counts or min(counts) != max(counts) or not counts[0]:
+            raise ValueError(
+                f"doc_ids must be a list of documents for each of the {encoded.count} queries, equally long and not empty, got "
+                f"{len(rows)} lists of lengths {counts[:10]}."
+            )
+        return index.engine.follow_all(encoded, request, np.array(rows))
+
+    @shows_options
+    def candidates(
+        self,
+        queries: Sequence[str] | Mapping[str, str] | EncodedQueries,
+        k: int = 100,
+        *,
+        features: bool = True,
+        **options: Unpack[SearchOptions],
+    ) -> Candidates:
+        """Return the top k documents of each query as candidates for `dsi.rerank`.
+
+        Args:
+            queries: texts, {query_id: text}, or the output of `encode_queries`.
+            k: documents per query.
+            features: compute the features of learned rerankers; takes one more pass of the decoder.
+            **options: see `SearchOptions`.
+        """
+        index = self.snapshot
+        encoded = encoded_queries(index.encoder, queries)
+        result = index.engine.search(encoded, index.request("candidates", k, options))
+        if not encoded.count:
+            raise ValueError("candidates() takes at least one query, got none.")
+        return candidates_of(index.engine, index.documents, encoded, result, features=features)
+
+    @shows_options
+    def config_for(self, k: int = 10, **options: Unpack[SearchOptions]) -> SearchConfig:
+        """Return the search config that a call with these options uses."""
+        return self.snapshot.request("config_for", k, options).config
+
+    def request(self, call: str, k: int, options: Mapping[str, Any]) -> SearchRequest:
+        """Return a request to `engine` for k documents: the options of a call over the index's search config.
+
+        Args:
+            call: name of the public method, for messages.
+            k: documents per query.
+            options: of `SearchOptions`.
+
+        Raises:
+            TypeError: an unknown option.
+            ValueError: an option that is out of range or not used, an unknown doc_id or column in a filter.
+        """
+        state = self._state
+        options = given_options(call, options)
+        overrides, others = split_options(options)
+        config = replace(state.search_config, **overrides)
+        check_used(call, options, config, tied=state.engine.is_tied)
+        check_parts(options, state.engine)
+        if config.alpha and config.beam_width > state.trained_beam:
+            state.generator.check_beam(config.beam_width)  # warns
+        allowed = state.documents.allowed(**{name: others.pop(name, None) for name in ("allow", "deny", "where")})
+        if allowed is not None:
+            doc_rows = state.engine.tree.doc_rows
+            allowed = np.asarray(allowed[doc_rows] & (doc_rows >= 0))  # [places]
+        return SearchRequest(plain(int, k, "k"), config, allowed, **others)
+
+    def answered(self, queries: Sequence[str], request: SearchRequest) -> list[AnsweredQuery]:
+        """Return the search of each query, by which documents are explained."""
+        state, extra = self._state, request.extra_scores
+        requests = [request] * len(queries)
+        if extra is not None:
+            check_extra_scores(extra, (len(queries), state.engine.tree.num_rows))
+            requests = [replace(request, extra_scores=extra[row : row + 1]) for row in range(len(queries))]
+        parts = state.engine, state.encoder, state.documents
+        return [AnsweredQuery(query, own, *parts) for query, own in zip(queries, requests, strict=True)]
+
+    def hits(self, result: SearchResult, searches: Sequence[AnsweredQuery] = ()) -> list[Hits]:
+        """Return the hits of each query of a search result.
+
+        Args:
+            result: of a search.
+            searches: of the same queries, by which the hits are explained; none by default.
+        """
+        index = self.snapshot
+        positions = np.maximum(result.positions, 0)
+        _, digits = index.tree.paths(positions.ravel())
+        docids = [tuple(digit for digit in path if digit >= 0) for path in digits.tolist()]
+        rows = np.maximum(index.tree.doc_rows[positions], 0)
+        doc_ids, titles, texts = (index.documents.values_of(name, rows) for name in ("doc_id", "title", "text"))
+        metadata = index.documents.metadata_at(rows.ravel())
+        hits, k, scores = [], positions.shape[1], result.scores.tolist()
+        for row, (count, exact) in enumerate(zip(result.counts.tolist(), result.exact.tolist(), strict=True)):
+            flat, search = slice(row * k, row * k + k), searches[row] if searches else None
+            columns = scores[row], doc_ids[row], titles[row], docids[flat], texts[row], metadata[flat]
+            own = [Hit(*values).found_by(search) for values in zip(range(1, count + 1), *columns, strict=False)]
+            query, lack = search.query if search else "", (float(result.coverage[row]), result.missing[row])
+            hits.append(Hits(own, exact, query, search, *lack))
+        return hits
+
+    def as_run(self, query_ids: Sequence[str], result: SearchResult) -> dict[str, dict[str, float]]:
+        """Return {query_id: {doc_id: score}} of a result with one row per query."""
+        index = self.snapshot
+        rows = np.maximum(index.tree.doc_rows[np.maximum(result.positions, 0)], 0)
+        columns = index.documents.values_of("doc_id", rows), result.scores.tolist(), result.counts.tolist()
+        return {
+            query_id: dict(zip(doc_ids[:count], scores, strict=False))
+            for query_id, doc_ids, scores, count in zip(query_ids, *columns, strict=True)
+        }
+
+    def encode_queries(
+        self, queries: Sequence[str] | Mapping[str, str], *, batch_size: int = 32, show_progress: bool = False
+    ) -> EncodedQueries:
+        """Encode queries once, to search them several times."""
+        return encode_queries(self.encoder, queries, batch_size=batch_size, show_progress=show_progress)
+
+    @overload  # a str is a Sequence[str] too; the first signature takes it
+    def get(self, doc_ids: str) -> Document: ...  # type: ignore[overload-overlap]
+    @overload
+    def get(self, doc_ids: Sequence[str]) -> list[Document]: ...
+    def get(self, doc_ids: str | Sequence[str]) -> Document | list[Document]:
+        """Return a document, or several by one lookup, as the index holds them.
+
+        Each has its title, metadata, first docid, and its text if the index keeps texts.
+
+        Raises:
+            ValueError: a doc_id is not in the index.
+        """
+        index = self.snapshot
+        rows = index.documents.rows_of([doc_ids] if isinstance(doc_ids, str) else doc_ids, "get")
+        documents = []
+        for row, values in zip(rows, index.documents.records(rows), strict=True):
+            doc_id, title, text = (values.pop(name, None) for name in COLUMNS)
+            metadata = {name: value for name, value in values.items() if value is not None}
+            digits = index.tree.digits(int(index.tree.positions[row]))
+            documents.append(Document(doc_id, title, text, metadata, digits))
+        return documents[0] if isinstance(doc_ids, str) else documents
+
+    # Updating and saving.
+
+    def add(self, documents: Iterable[Mapping[str, Any]], *, replace: bool = False) -> None:
+        """Make new documents searchable at once, without training; no other document's docid changes.
+
+        A document descends the centroids to its cluster and is searched like any other; with docid tokens that have weights of
+        their own, it gets the mean probability of its siblings. Searches meanwhile see all of the new documents or none.
+
+        Args:
+            documents: records or a table, as `Collection.from_records` takes, each with doc_id (or _id, id), text and perhaps a
+                title; all else is metadata, of the index's columns.
+            replace: a document takes the place of the one that has its doc_id; by default it is refused.
+
+        Raises:
+            TypeError: documents are no list or table of records.
+            ValueError: a doc_id that is in the index already, repeated or empty; no text; metadata that no column can hold.
+        """
+        self._hold(lambda content: with_documents(content, self.encoder, documents, replace=replace))
+
+    def remove(self, doc_ids: Iterable[str]) -> None:
+        """Remove documents that are in the index, but not all; their places in the tree become free for new ones."""
+        self._hold(lambda content: without_documents(content, self.documents.rows_of(doc_ids, "remove")))
+
+    def keep_texts(self, documents: datasets.Dataset) -> None:
+        """Put the texts of a table with doc_id and text, such as `collection.documents`, into the index.
+
+        Raises:
+            ValueError: the table has no texts, or lacks a document of the index.
+        """
+        self._hold(lambda content: with_texts(content, documents))
+
+    def keep_vectors(self, kind: VectorKind, code_bytes: int = 0) -> None:
+        """Store the vectors of documents and nodes in another format of `dsi.docids.vectors.VectorsConfig`; docids stay.
+
+        Raises:
+            ValueError: no such kind, or bytes that do not divide the dimension.
+        """
+        config = VectorsConfig(kind, code_bytes)
+        self._hold(lambda content: content._replace(tree=content.tree.stored_as(config)))
+
+    def _hold(self, change: Callable[[Content], Content]) -> None:
+        """Change the content; searches from now on use the new one."""
+        with self._updating:
+            check_mapped(self._mapped)
+            before = self._state.content
+            content = change(before)
+            if content is not before:  # of no documents it is
+                engine = self._state.engine.with_content(content.tree, content.lexical)
+                self._state = replace(self._state, documents=DocumentTable(content.documents), engine=engine)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the whole index atomically: a killed process leaves the old folder or the new one.
+
+        An index in `folder` is replaced, with its `config.toml` and what else training left; rerankers and other files stay.
+
+        Raises:
+            FileExistsError: the folder holds other files and no index.
+            ValueError: the weights were loaded in another dtype than float32, `folder` is the current one, or the index there
+                was changed since this one was loaded from it or saved to it.
+        """
+        self._check_savable()
+        target = loading.index_to_replace(folder)
+        with writing_to(target):
+            if target in self._saved and loading.index_state(target):
+                loading.check_known(target, self._saved.values(), (self._config_at(target), self.search_config))
+            state = self._write(target)
+            self._saved[target] = loading.index_state(target)
+            self._on_disk = target, state.engine, state.search_config
+
+    def _write(self, folder: Path) -> _State:
+        """Write the whole index, and return what was written."""
+        state = self._state
+        loading.replace_index(folder, state.encoder, state.generator, state.search_config, *state.content)
+        return state
+
+    def _config_at(self, folder: Path) -> SearchConfig:
+        """Return the search config of the index in a folder, as it was loaded or saved."""
+        return self._on_disk[2] if self._on_disk and self._on_disk[0] == folder else self.search_config
+
+    def _check_savable(self) -> None:
+        check_mapped(self._mapped)
+        if self.dtype != torch.float32:
+            raise ValueError(f"This retriever's weights are of {self.dtype}; save one that was loaded in float32.")
+
+    def save_update(self, folder: str | Path) -> int:
+        """Write updates to the index that this one was loaded from, atomically; without any, nothing is written.
+
+        Returns:
+            The generation of the index on disk: 1 after training, one more with every update.
+
+        Raises:
+            FileNotFoundError: no index in the folder; `save_pretrained` writes a whole one.
+            ValueError: the index in `folder` has another encoder or decoder, or changes that this one was not loaded with; or
+                the weights were loaded in another dtype than float32.
+        """
+        self._check_savable()
+        target = Path(folder).resolve()
+        with loading.updating(target):
+            state = self._state
+            if self._on_disk and self._on_disk[:2] == (target, state.engine):
+                loading.check_known(target, self._saved.values())
+                return loading.generation_of(target)
+            generation = loading.write_update(target, self._saved.values(), state.encoder, *state.content)
+            self._saved[target] = loading.index_state(target)
+            self._on_disk = target, state.engine, self._config_at(target)
+        return generation
+
+    def push_to_hub(
+        self, name: str, *, private: bool | None = None, token: str | bool | None = None,
+        license: str | None = None,  # noqa: A002
+    ) -> str:  # fmt: skip
+        """Upload the whole index with a model card to the Hugging Face Hub; see `dsi.store.hub.push`."""
+        from dsi.store.hub import push
+
+        self._check_savable()
+        with TemporaryDirectory() as folder:
+            self._write(Path(folder) / "index")
+            return push(Path(folder) / "index", name, private=private, token=token, license=license)
+
+    @classmethod
+    def from_pretrained(
+        cls, folder: str | Path, *, revision: str | None = None, token: str | bool | None = None,
+        device: str | None = None, dtype: str = "float32", backend: str = "torch",
+    ) -> Self:  # fmt: skip
+        """Load an index, after checking every file.
+
+        Args:
+            folder: the index; or "user/name", one on the Hugging Face Hub, if there is no such folder.
+            revision: branch, tag or commit on the Hub.
+            token: for a private index on the Hub; by default that of `hf auth login` or HF_TOKEN.
+            device: of encoder and decoder; the best available by default.
+            dtype: "float32" or "bfloat16", of encoder and decoder in search.
+            backend: "torch", or "onnx": ONNX Runtime computes the encoder, on the CPU and in float32 (extra `onnx`).
+
+        Raises:
+            FileNotFoundError: no index in the folder, nor on the Hub, or a part is missing.
+            ModuleNotFoundError: the backend is not installed.
+            ValueError: a file was altered or truncated, or parts do not belong together; the message says which.
+        """
+        from dsi.store.hub import index_folder
+
+        if plain(str, dtype, "dtype") not in _DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}.")
+        check_backend(plain(str, backend, "backend"), _DTYPES[dtype])
+        local = index_folder(folder, revision, token)
+        parts, state = loading.load_index(local, device)
+        retriever = cls(*parts, _DTYPES[dtype], backend)
+        retriever._saved[local.resolve()], retriever._mapped = state, loading.mapped_files(local)
+        retriever._on_disk = local.resolve(), retriever.engine, retriever.search_config
+        return retriever
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the folder and the state of the index there; refused if the index has changes that no folder holds."""
+        if self._on_disk is None or self._on_disk[1] is not self._state.engine:
+            raise ValueError(
+                "A retriever is pickled as the folder that holds it, and this one has changes that none holds; call "
+                "save_update or save_pretrained first."
+            )
+        folder, dtype = self._on_disk[0], next(name for name, own in _DTYPES.items() if own == self.dtype)
+        return _reload, (folder, self._saved[folder], str(self.device), dtype, self.backend, self.search_config)
+
+
+def _reload(
+    folder: Path, state: str, device: str, dtype: str, backend: str, config: SearchConfig
+) -> GenerativeRetriever:
+    """Return the retriever that was pickled, unless the index in its folder was changed since."""
+    retriever = GenerativeRetriever.from_pretrained(folder, device=device, dtype=dtype, backend=backend)
+    if retriever._saved[folder] != state:
+        raise ValueError(f"{folder} was changed since the retriever was pickled; load the index there instead.")
+    retriever.search_config = config
+    return retriever

@@ -1,0 +1,363 @@
+"""Shards in real processes: their answers are those of one process, and what happens when some are killed, hung or slow."""
+
+import logging
+import math
+import os
+import re
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from itertools import cycle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dsi
+from dsi.cluster.fleet import Fleet, ShardError
+from dsi.cluster.router import ShardedRetriever
+from dsi.cluster.shards import ShardIndex, shard_edges
+from dsi.cluster.workers import LostError
+from dsi.config import Config
+from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.files.storage import read_record
+from dsi.search import generate
+from dsi.search.results import SearchResult
+from tests.support.cluster_work import Poison, die, die_once, refuse, square
+from tests.support.small import PROMPTS, random_tree, write_collection
+
+pytestmark = pytest.mark.cluster
+
+pytest_plugins = ("tests.support.ray_cluster",)
+
+SECONDS = 20.0
+"""A timeout that no test reaches: machines of tests are slow."""
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory):
+    return dsi.read_collection(write_collection(tmp_path_factory.mktemp("cluster") / "collection"))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, sentence_bert_folder, collection) -> dict[str, Path]:
+    """Indexes of 40 documents with BM25 and tokens: plain, with several places a document, and searched by codes."""
+    folder = tmp_path_factory.mktemp("runs")
+    encoder = {"encoder": {"name": str(sentence_bert_folder), **PROMPTS, "document_length": 16}}
+    search = {
+        "search": {"lexical_weight": 0.1, "token_weight": 0.5, "beam_width": 3, "candidates": 8},
+        "dev_queries": 0,
+    }
+    changes = {
+        "plain": {"docids": {"branching": 5, "max_leaf_size": 3}},
+        "places": {"docids": {"branching": 5, "max_leaf_size": 3, "segments": 3}},
+        "codes": {"docids": {"branching": 5, "max_leaf_size": 3}, "vectors": {"code_bytes": 8}},
+    }
+    for name, own in changes.items():
+        config = Config().without_training().with_changes({**encoder, **search, **own})
+        dsi.train(collection, folder / name, config=config, device="cpu")
+    return {name: folder / name for name in changes}
+
+
+@pytest.fixture(scope="module", params=["local", "ray"])
+def cluster(request) -> Iterator[dsi.Cluster]:
+    address = "local" if request.param == "local" else request.getfixturevalue("ray_address")
+    answer = signal.getsignal(signal.SIGTERM)
+    with dsi.Cluster(address, processes=2) as cluster:
+        assert signal.getsignal(signal.SIGTERM) == answer  # Ray's own would end a server in the middle of its answers
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def served(cluster, runs) -> Iterator[ShardedRetriever]:
+    """The plain index by three shards with two replicas each; not to be changed."""
+    with dsi.serve_shards(
+        runs["plain"], cluster=cluster, shards=3, replicas=2, timeout=SECONDS, device="cpu"
+    ) as retriever:
+        yield retriever
+
+
+def alone(folder: Path) -> dsi.GenerativeRetriever:
+    return dsi.GenerativeRetriever.from_pretrained(folder, device="cpu")
+
+
+def texts_of(collection) -> list[str]:
+    return list(collection.query_texts("test").values())
+
+
+def named(texts: list[str]) -> dict[str, str]:
+    return {str(number): text for number, text in enumerate(texts)}
+
+
+def check_equal(found: SearchResult, expected: SearchResult) -> None:
+    """The same documents, scores, order up to ties, sources and certificates."""
+    assert found.positions.shape == expected.positions.shape
+    for row in range(len(expected.positions)):
+        scores, others = found.scores[row], expected.scores[row]
+        assert np.allclose(scores, others, rtol=1e-5, atol=1e-5)
+        same = found.positions[row] == expected.positions[row]
+        ties = np.isclose(others[:, None], others[None], rtol=1e-5, atol=1e-5).sum(axis=1) > 1
+        last = np.isclose(others, others[-1], rtol=1e-5, atol=1e-5)
+        assert (same | ties | last).all(), (found.positions[row], expected.positions[row], others)
+        assert (found.sources[row] == expected.sources[row])[same].all()
+    assert (found.exact == expected.exact).all()
+
+
+OPTIONS = [
+    {},
+    {"method": "exact"},
+    {"method": "exact", "token_weight": 0},
+    {"k": 40, "beam_width": 1, "candidates": 1},
+    {"lexical_weight": 0, "beam_width": 2},
+    {"token_weight": 0, "lexical_weight": 0, "beam_width": 100, "k": 3},
+    {"token_weight": 0, "candidates": 2, "k": 2},
+]
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", *(pytest.param(name, marks=pytest.mark.slow) for name in ("places", "codes"))]
+)
+def test_answers_are_those_of_one_process(cluster, runs, collection, name, monkeypatch):
+    one, rng = alone(runs[name]), np.random.default_rng(0)
+    texts, ids = texts_of(collection), one.documents.dataset["doc_id"][:]
+    encoded = one.encode_queries(texts)
+    extra = rng.normal(size=(len(texts), len(ids)))
+    filters = [
+        {"deny": ids[:7]},
+        {"allow": ids[5:9]},
+        {"extra_scores": extra},
+        {"extra_scores": extra, "allow": ids[::3]},
+    ]
+    with dsi.serve_shards(runs[name], cluster=cluster, shards=4, timeout=SECONDS, device="cpu") as shards:
+        for few in (1000, 0):  # filters with few documents are scored outright, or act inside the walk
+            monkeypatch.setattr(generate, "_OUTRIGHT", few)
+            for options in [*OPTIONS, *filters]:
+                found = shards.search_encoded(encoded, **options)
+                check_equal(found, one.search_encoded(encoded, **options))
+                assert (found.coverage == 1).all()
+                assert not any(found.missing)
+        assert shards.search(texts[0])[0] == one.search(texts[0])[0]
+        explained = [re.sub(r"\d+ vectors", "", str(own.explain(texts[0]))) for own in (shards, one)]
+        assert explained[0] == explained[1]  # but what was read: each shard reads its best by words
+
+
+def test_shards_cut_the_tree_at_children_of_the_root():
+    for tree in (
+        random_tree(100),
+        random_tree(9, leaf=20),
+        build_tree(np.eye(40, 32, dtype=np.float32), DocidsConfig()),
+    ):
+        for shards in range(1, int(tree.num_children[0]) + 1):
+            edges = shard_edges(tree, shards)
+            assert len(edges) == shards + 1
+            assert (np.diff(edges) > 0).all()
+            first = int(tree.first_child[0])
+            if first < tree.num_inner:
+                children = slice(first, first + int(tree.num_children[0]))
+                assert set(edges.tolist()) <= {*tree.doc_start[children].tolist(), tree.num_documents}
+
+
+def replicas_of(retriever: ShardedRetriever, shard: int) -> list[int]:
+    """Process ids of the replicas of a shard."""
+    return [int(own.process.split(":")[1]) for own in retriever.fleet.status() if own.shard == shard]
+
+
+def wait_until(true, seconds: float = 30.0) -> float:
+    """Wait until a condition holds; return the seconds."""
+    started = time.monotonic()
+    while not true():
+        assert time.monotonic() - started < seconds
+        time.sleep(0.02)
+    return time.monotonic() - started
+
+
+def all_live(retriever: ShardedRetriever) -> bool:
+    return all(own.generation for own in retriever.fleet.status())
+
+
+def test_a_shard_that_is_killed_has_a_replica_that_answers(served, runs, collection, caplog):
+    one, texts = alone(runs["plain"]), texts_of(collection)
+    encoded = one.encode_queries(texts)
+    expected = one.search_encoded(encoded)
+    for shard in range(3):
+        wait_until(lambda: all_live(served))
+        restarts = sum(own.restarts for own in served.fleet.status())
+        with caplog.at_level(logging.WARNING, "dsi.cluster"):
+            os.kill(replicas_of(served, shard)[0], signal.SIGKILL)
+            for _ in range(5):
+                found = served.search_encoded(encoded)
+                check_equal(found, expected)
+                assert (found.coverage == 1).all()
+            wait_until(lambda before=restarts: sum(own.restarts for own in served.fleet.status()) > before)
+        assert f"shard {shard} replica 0 is back (restart" in caplog.text
+
+
+def test_a_shard_that_hangs_is_hedged_and_its_late_answers_harm_nothing(served, runs, collection):
+    wait_until(lambda: all_live(served))
+    one, texts = alone(runs["plain"]), texts_of(collection)
+    expected = {text: one.search_encoded(one.encode_queries([text])) for text in texts[:12]}
+    for text in texts[:12] * 3:  # so that the usual time is known
+        served.search(text)
+    hung, hedges = replicas_of(served, 1)[0], served.fleet.statistics[1].hedges
+    os.kill(hung, signal.SIGSTOP)
+    started = time.monotonic()
+    try:
+        for count, text in enumerate(cycle(texts[:12])):  # it may be a second until the hung one has its turn
+            check_equal(served.search_encoded(one.encode_queries([text])), expected[text])
+            assert time.monotonic() - started < SECONDS / 2
+            if count >= 24 and served.fleet.statistics[1].hedges > hedges:
+                break
+    finally:
+        os.kill(hung, signal.SIGCONT)
+    assert time.monotonic() - started < SECONDS / 2
+    assert served.fleet.statistics[1].hedges > hedges
+    for text in texts[:12]:  # meanwhile it answers what it was asked before
+        check_equal(served.search_encoded(one.encode_queries([text])), expected[text])
+
+
+def test_without_a_replica_what_is_there_is_answered_and_told(cluster, runs, collection, caplog):
+    one, texts = alone(runs["plain"]), texts_of(collection)
+    encoded = one.encode_queries(texts)
+    with dsi.serve_shards(runs["plain"], cluster=cluster, shards=3, timeout=1, device="cpu") as shards:
+        edges = shards.engine.edges
+        size = (edges[2] - edges[1]) / edges[3]
+        os.kill(replicas_of(shards, 1)[0], signal.SIGSTOP)
+        for options in ({}, {"method": "exact"}):
+            with caplog.at_level(logging.WARNING, "dsi.cluster"):
+                found = shards.search_encoded(encoded, k=40, **options)
+            assert not found.exact.any()
+            assert np.allclose(found.coverage, 1 - size)
+            assert found.missing == [[1]] * len(texts)
+            there = found.positions[found.positions >= 0]
+            assert ((there < edges[1]) | (there >= edges[2])).all()
+            assert len(there) == len(texts) * (edges[3] - edges[2] + edges[1])
+            assert "partial answers" in caplog.text
+        (hits,) = shards.search([texts[0]])
+        assert (hits.exact, hits.coverage, hits.missing) == (False, pytest.approx(1 - size), [1])
+        assert f"{hits.coverage:.0%} of the documents were searched" in str(hits)
+        shards.fleet.require_all = True
+        with pytest.raises(ShardError, match=r"Shards 1 did not answer within 1 s; try again later"):
+            shards.search(texts[0])
+        os.kill(replicas_of(shards, 1)[0], signal.SIGKILL)
+        shards.fleet.timeout = SECONDS
+        check_equal(shards.search_encoded(encoded), one.search_encoded(encoded))  # it restarts within the timeout
+
+
+def test_a_question_that_kills_a_shard_fails_and_the_shard_comes_back(served, runs, collection):
+    wait_until(lambda: all_live(served))
+    fleet, texts = served.fleet, texts_of(collection)
+    with pytest.raises(ShardError, match="Shard 2 died 2 times during this search"):
+        fleet.ask("gather", served.engine.state, {2: (Poison(), [])}, 1)
+    expected = alone(runs["plain"]).search(texts[0])
+    hits = served.search(texts[0])
+    assert [hit.doc_id for hit in hits] == [hit.doc_id for hit in expected]
+    assert hits.coverage == 1
+
+
+@pytest.mark.parametrize(
+    "gone", ["lexical", "lexical/vocab.index.json", "lexical/terms.safetensors", "docids/tokens.safetensors"]
+)
+def test_a_shard_does_not_load_a_state_without_a_part_that_an_update_removed(runs, tmp_path, gone):
+    folder = Path(shutil.copytree(runs["plain"], tmp_path / "run"))
+    manifest = read_record(folder / "manifest.json")
+    path = folder / gone
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(FileNotFoundError, match=Path(gone).name):
+        ShardIndex(folder, manifest, 0, 2)
+
+
+def test_updates_are_seen_in_all_shards_or_in_none(cluster, runs, tmp_path, collection):
+    folder = Path(shutil.copytree(runs["plain"], tmp_path / "run"))
+    texts, new = texts_of(collection)[:6], {"doc_id": "new", "title": "Neretva", "text": "A river in Bosnia."}
+    states = [alone(folder).run(named(texts), 5)]
+    with dsi.serve_shards(folder, cluster=cluster, shards=3, replicas=2, timeout=SECONDS, device="cpu") as shards:
+        seen, stop = [], threading.Event()
+
+        def search() -> None:
+            while not stop.is_set():
+                hits = shards.search(texts, k=5)
+                assert all(own.coverage == 1 for own in hits)
+                seen.append([{hit.doc_id: hit.score for hit in own} for own in hits])
+
+        searching = threading.Thread(target=search)
+        searching.start()
+        try:
+            removed = shards.documents.dataset["doc_id"][3]
+            for change in (lambda: shards.add([new]), lambda: shards.remove([removed])):
+                before = len(seen)
+                change()
+                states.append(alone(folder).run(named(texts), 5))
+                wait_until(lambda before=before: len(seen) > before + 1)  # one search began after the change
+        finally:
+            stop.set()
+            searching.join()
+        known = [list(state.values()) for state in states]
+        for answer in seen:
+            assert any(answer == [pytest.approx(own, abs=1e-4) for own in state] for state in known)
+        assert shards.search("Neretva river Bosnia", k=1)[0].doc_id == "new"
+        wait_until(lambda: {own.generation for own in shards.fleet.status()} == {3})
+        os.kill(replicas_of(shards, 0)[0], signal.SIGKILL)
+        wait_until(lambda: all_live(shards) and shards.fleet.status()[0].restarts == 1)
+        assert {own.generation for own in shards.fleet.status()} == {3}  # it comes back with the current one
+        other = alone(folder)
+        other.add([{**new, "doc_id": "other"}])
+        other.save_update(folder)
+        shards.refresh()
+        assert {"new", "other"} <= {hit.doc_id for hit in shards.search("Neretva river Bosnia", k=3)}
+
+
+def test_files_of_another_generation_are_refused(cluster, runs, tmp_path):
+    folder = Path(shutil.copytree(runs["plain"], tmp_path / "run"))
+    index = alone(folder)
+    index.remove([index.documents.dataset["doc_id"][0]])
+    index.save_update(folder)
+    fleet = Fleet(cluster.backend, str(folder), 2, 1, 1.0, require_all=False)
+    message = r"its worker holds generation 2 \(\w+\), the router needs another; all machines must see one folder"
+    with fleet, pytest.raises(ShardError, match=message):
+        fleet.load("another")
+
+
+def test_status_tells_each_replica(served, cluster):
+    wait_until(lambda: all_live(served))
+    served.search("noble gases")
+    wait_until(lambda: not any(own.queue for own in served.fleet.status()))  # a replica that was asked in vain
+    status = [own for own in cluster.status() if own in served.fleet.status()]
+    assert [(own.shard, own.replica) for own in served.fleet.status()] == [(s, r) for s in range(3) for r in range(2)]
+    assert all(own.generation == 1 and own.queue == 0 and own.process for own in status)
+    assert all(0 < own.p50 <= own.p95 <= own.p99 for own in status)
+
+
+def test_work_is_done_again_when_its_worker_dies(cluster, tmp_path):
+    assert cluster.map(square, ((n,) for n in range(20))) == [n * n for n in range(20)]
+    assert cluster.map(die_once, [(str(tmp_path), n) for n in range(7)]) == list(range(7))
+    with pytest.raises(LostError, match=r"block 7 was given up: its worker died 3 times"):
+        cluster.map(die, [()], names=["block 7"])
+    with pytest.raises(ValueError, match="no 4"):
+        cluster.map(refuse, [(4,)])
+
+
+def test_bad_input_is_refused_in_one_line(cluster, runs, tmp_path, monkeypatch):
+    def serve(run=runs["plain"], **options):
+        return dsi.serve_shards(run, cluster=cluster, **{"shards": 2, "device": "cpu", **options})
+
+    for options, message in (
+        ({"shards": 6}, "shards must be from 1 to 5, the number of children of the root of this index, got 6"),
+        ({"shards": 0}, "shards must be at least 1, got 0"),
+        ({"replicas": 0}, "replicas must be at least 1, got 0"),
+        ({"timeout": math.inf}, "timeout must be a number of seconds above 0, got inf"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            serve(**options)
+    with pytest.raises(FileNotFoundError, match="holds no finished index"):
+        serve(tmp_path / "nothing")
+    for changed, error in (
+        ({"_versions": lambda: "Python 2"}, "has Python 3.* this one has Python 2; install the same"),
+    ):
+        for name, value in changed.items():
+            monkeypatch.setattr(f"dsi.cluster.cluster.{name}", value)
+        with pytest.raises(ValueError, match=error):
+            serve()
+    with pytest.raises(ValueError, match="processes must be at least 1, got 0"):
+        dsi.Cluster("local", processes=0)

@@ -1,0 +1,192 @@
+"""Indexes that several workers build: the same files from any number of them, whatever dies meanwhile."""
+
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dsi
+from dsi.cluster.workers import LostError
+from dsi.config import Config, write_config
+from dsi.contrastive import blocks
+from dsi.contrastive.config import EncoderConfig
+from dsi.contrastive.encoder import Encoder
+from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.files.processes import Rows
+from dsi.docids.files.storage import folder_sums
+from dsi.docids.schemes import splits
+from tests.support.small import PROMPTS, write_collection
+
+pytestmark = pytest.mark.cluster
+
+pytest_plugins = ("tests.support.ray_cluster",)
+BLOCK = 16
+"""Texts of a block, and documents of a cluster from which on all workers split it together."""
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK", BLOCK)
+    monkeypatch.setattr(splits, "BLOCK", BLOCK)
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory):
+    return dsi.read_collection(write_collection(tmp_path_factory.mktemp("building") / "collection"))
+
+
+@pytest.fixture
+def config(sentence_bert_folder) -> Config:
+    encoder = {"encoder": {"name": str(sentence_bert_folder), **PROMPTS, "document_length": 16}}
+    own = {"docids": {"branching": 4, "max_leaf_size": 3, "segments": 3}, "dev_queries": 0}
+    return Config().without_training().with_changes({**encoder, **own})
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    """The sums of all files of an index but the records of how long each stage took, which the manifest lists too."""
+    kept = {
+        name: own for name, own in folder_sums(folder).items() if not name.endswith(("stage.json", "manifest.json"))
+    }
+    assert not [name for name in kept if "partial" in name or name.startswith("checkpoints/")]
+    return kept
+
+
+@pytest.fixture
+def expected(collection, config, tmp_path) -> dict[str, str]:
+    """The files that one process makes."""
+    dsi.train(collection, tmp_path / "alone", config=config, device="cpu")
+    return files_of(tmp_path / "alone")
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("address", "count"),
+    [
+        ("local", 2),
+        *(pytest.param(*own, marks=SLOW) for own in [("local", 1), ("local", 4), ("ray", 1), ("ray", 2), ("ray", 4)]),
+    ],
+)
+def test_any_number_of_workers_makes_the_same_files(address, count, collection, config, expected, tmp_path, request):
+    where = "local" if address == "local" else request.getfixturevalue("ray_address")
+    with dsi.Cluster(where, processes=count) as cluster:
+        retriever = dsi.train(collection, tmp_path / "run", config=config, device="cpu", cluster=cluster)
+    assert files_of(tmp_path / "run") == expected
+    assert len(retriever.search("noble gases")) == 10
+
+
+def children() -> list[int]:
+    """Process ids of the workers of this process."""
+    listed = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(os.getpid())], capture_output=True, text=True)
+    lines = [line.split(maxsplit=1) for line in listed.stdout.splitlines()]
+    return [int(pid) for pid, command in lines if "dsi.cluster.workers" in command]
+
+
+@SLOW
+def test_a_worker_that_dies_costs_its_block(collection, config, expected, tmp_path, monkeypatch):
+    """One worker after another is killed, while blocks are made; a part of a file that one left is gone."""
+    with dsi.Cluster("local", processes=2) as cluster:
+        cluster.map(time.sleep, [(0,), (0,)])
+        values, killed = cluster.processes.map, []
+
+        class Deadly(type(cluster.processes)):
+            def map(self, work, pieces, arguments):
+                if work is blocks._write_block:
+                    (tmp_path / "run" / "checkpoints").mkdir(exist_ok=True)
+                    for folder in (tmp_path / "run" / "checkpoints").glob("docids-*/documents"):
+                        (folder / "000000000000.npy.dead.partial").write_bytes(b"x")
+                    killed.append(children()[0])
+                    os.kill(killed[-1], signal.SIGKILL)
+                return values(work, pieces, arguments)
+
+        monkeypatch.setattr(type(cluster), "processes", property(lambda self: Deadly(cluster=self)))
+        dsi.train(collection, tmp_path / "run", config=config, device="cpu", cluster=cluster)
+    assert killed
+    assert files_of(tmp_path / "run") == expected
+
+
+DRIVER = """
+import sys, dsi
+from dsi.config import Config, write_config
+from dsi.contrastive import blocks
+from dsi.docids.schemes import splits
+blocks.BLOCK = splits.BLOCK = 16
+if __name__ == "__main__":
+    collection = dsi.read_collection(sys.argv[1])
+    with dsi.Cluster("local", processes=2) as cluster:
+        dsi.train(collection, sys.argv[2], config=sys.argv[3], device="cpu", cluster=cluster)
+"""
+
+
+@SLOW
+def test_a_driver_that_dies_is_resumed(collection, config, expected, tmp_path):
+    write_config(config, tmp_path / "config.toml")
+    arguments = [sys.executable, "-c", DRIVER, collection.name, str(tmp_path / "run"), str(tmp_path / "config.toml")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    driver = subprocess.Popen(arguments, env=environment, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "run").glob("checkpoints/docids-*/documents/*.npy")) and driver.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    driver.kill()
+    driver.wait()
+    assert not (tmp_path / "run" / "manifest.json").exists()
+    with dsi.Cluster("local", processes=2) as cluster:
+        dsi.train(collection, tmp_path / "run", config=config, device="cpu", cluster=cluster)
+    assert files_of(tmp_path / "run") == expected
+
+
+@SLOW
+def test_a_block_whose_workers_die_is_named(collection, config, tmp_path, monkeypatch):
+    monkeypatch.setattr(Encoder, "__reduce__", lambda self: (os._exit, (1,)))
+    message = r"write_block 0 was given up: its worker died 3 times \(The process died"
+    with dsi.Cluster("local", processes=1) as cluster, pytest.raises(LostError, match=message):
+        dsi.train(collection, tmp_path / "run", config=config, device="cpu", cluster=cluster)
+    assert not (tmp_path / "run" / "manifest.json").exists()
+
+
+def test_trees_of_a_mapped_file_are_built_by_workers_that_read_it(tmp_path):
+    points = np.random.default_rng(0).normal(size=(300, 8)).astype(np.float32)
+    np.save(tmp_path / "points.npy", points)
+    with dsi.Cluster("local", processes=1) as cluster:
+        for method in ("kmeans", "balanced", "random"):
+            config = DocidsConfig(method=method, branching=4, max_leaf_size=5)
+            alone = build_tree(points, config)
+            for matrix in (points, np.load(tmp_path / "points.npy", mmap_mode="r")):
+                tree = build_tree(matrix, config, processes=cluster.processes)
+                assert tree.fingerprint == alone.fingerprint
+
+
+def test_rows_of_a_mapped_file_are_sent_as_numbers(tmp_path):
+    points = np.random.default_rng(0).normal(size=(300, 80)).astype(np.float32)
+    np.save(tmp_path / "points.npy", points)
+    mapped, rows = np.load(tmp_path / "points.npy", mmap_mode="r"), np.arange(0, 300, 2)
+    for matrix, sent in ((points, 48_000), (np.ascontiguousarray(mapped), 2_000), (mapped[:200], 48_000)):
+        packed = pickle.dumps(Rows(matrix, rows[: len(matrix) // 2]))
+        assert len(packed) < sent + 1_000
+        assert np.array_equal(pickle.loads(packed).read(), points[rows[: len(matrix) // 2]])
+
+
+def test_an_encoder_is_pickled_as_the_place_that_it_was_loaded_from(sentence_bert_folder, tmp_path, monkeypatch):
+    folder = shutil.copytree(sentence_bert_folder, tmp_path / "encoder")
+    encoder = Encoder.load(EncoderConfig(name=str(folder)), device="cpu")
+    packed = pickle.dumps(encoder)
+    assert len(packed) < 10_000
+    assert pickle.loads(packed).fingerprint == encoder.fingerprint
+    with pytest.raises(ValueError, match="An encoder is pickled as the folder or name that it was loaded from"):
+        pickle.dumps(encoder.for_search())
+
+
+def test_a_folder_that_a_machine_does_not_see_is_refused(collection, config, tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "touch", lambda self: None)
+    message = r"does not see .*run; put it on a folder that all machines share"
+    with dsi.Cluster("local", processes=1) as cluster, pytest.raises(FileNotFoundError, match=message):
+        dsi.train(collection, tmp_path / "run", config=config, device="cpu", cluster=cluster)

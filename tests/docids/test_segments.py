@@ -1,0 +1,570 @@
+"""Documents with several docids: each is found once, by its best place, whatever the search, the filter and the updates."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from dsi_experiments.docid_schemes import Comparison
+from dsi_experiments.laboratory import Laboratory
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+import dsi
+from dsi import GenerativeRetriever, SearchConfig
+from dsi.config import read_config
+from dsi.contrastive.blocks import DocumentTexts
+from dsi.docids.clustering import DocidsConfig, assemble
+from dsi.docids.files.processes import ALONE
+from dsi.docids.places import nearest_places
+from dsi.docids.schemes import Docids, SchemeInput, make_docids
+from dsi.docids.schemes.file import read_docids, write_docids
+from dsi.docids.tree import DocidTree, diagnostics
+from dsi.docids.updating import add_documents, remove_documents
+from dsi.docids.vectors import VectorsConfig
+from dsi.docids.words.bm25 import BM25
+from dsi.generator.base import Generator
+from dsi.generator.tied import TiedGenerator
+from dsi.measuring.diagnosis import diagnose
+from dsi.measuring.runs import IndexRuns
+from dsi.search import generate
+from dsi.search.beam import BeamSearch
+from dsi.search.engine import Engine, QueryBatch
+from dsi.search.generate import TiedIndex
+from dsi.search.request import SearchRequest
+from dsi.store.loading import load_docids
+from dsi.training.docids_stage import save_docids_stage
+from dsi.training.generator_stage import GeneratorStage
+from dsi.training.pipeline import TrainingRun
+from tests.store.test_updates import DOCUMENTS, QUERIES
+from tests.support.oracles import document_log_p
+from tests.support.small import WIDTH, random_generator, random_queries, random_tied
+from tests.training.test_pipeline import TIED, write_settings
+
+
+@pytest.mark.parametrize(
+    ("title", "words", "length", "segments", "cut"),
+    [
+        ("a", 5, 20, 1, 0),
+        ("a", 40, 20, 1, 1),
+        ("a", 30, 20, 2, 0),
+        ("a", 40, 500, 1, 1),  # the model reads 32 tokens, whatever the setting says
+        ("a " * 25, 15, 20, 1, 1),  # of title and text
+    ],
+)
+def test_documents_that_the_encoder_does_not_read_to_their_ends_are_counted(
+    title, words, length, segments, cut, encoder
+):
+    encoder.config = dataclasses.replace(encoder.config, document_length=length)
+    encoder.model.max_seq_length = 32
+    texts = [" ".join(["river"] * words), "short", ""]
+    documents = datasets.Dataset.from_dict({"title": [title, "", ""], "text": texts})
+    assert DocumentTexts(encoder, documents, segments).count_cut() == (cut, 3)
+    states = [
+        encoder.encode(encoder.segment_texts([title], [text], segments)[0], "document")
+        for text in (texts[0], texts[0] + " gas")
+    ]
+    assert (len(states[0]) == len(states[1]) and np.array_equal(*states)) == bool(cut)
+
+
+def random_rows(documents: int, most: int, seed: int) -> np.ndarray:
+    """The document of each place; document 0 has as many as there can be."""
+    counts = np.random.default_rng(seed).integers(1, most + 1, size=documents)
+    counts[0] = most
+    return np.repeat(np.arange(documents), counts)
+
+
+def tree_of(rows: np.ndarray, seed: int, **own) -> DocidTree:
+    vectors = np.random.default_rng(seed).normal(size=(len(rows), WIDTH)).astype(np.float32)
+    config = DocidsConfig(**{"branching": 3, "max_leaf_size": 3, "segments": 5, **own})
+    docids = make_docids(SchemeInput(vectors, config, rows=rows))
+    assert docids.rows is rows
+    return assemble(docids, vectors)
+
+
+random_trees = st.builds(
+    lambda documents, most, seed, leaf: tree_of(random_rows(documents, most, seed), seed, max_leaf_size=leaf),
+    st.integers(3, 14), st.integers(2, 4), st.integers(0, 99), st.integers(1, 4),
+)  # fmt: skip
+
+
+def texts(count: int, seed: int) -> list[str]:
+    rng = np.random.default_rng(seed)
+    return [" ".join(rng.choice(["ab", "cd", "ef", "gh", "ij"], size=rng.integers(1, 5))) for _ in range(count)]
+
+
+def query_batch(seed: int) -> QueryBatch:
+    states, mask, embeddings = random_queries(3, seed=seed)
+    return QueryBatch(torch.arange(3), states, mask, embeddings, texts(3, seed + 1))
+
+
+def engine_of(tree: DocidTree, generator: Generator, bm25: BM25) -> Engine:
+    kind = TiedIndex if isinstance(generator, TiedGenerator) else BeamSearch
+    return kind.from_generator(generator, tree, bm25, torch.device("cpu"), torch.float32)
+
+
+def place_scores(tree: DocidTree, queries: np.ndarray, words: np.ndarray) -> np.ndarray:
+    """[batch, places] z.e_d and words [batch, documents], by their definition; -inf at removed documents."""
+    scores = queries @ tree.embeddings[:].T + words[:, np.maximum(tree.doc_rows, 0)]
+    return np.where(tree.doc_rows >= 0, scores, -np.inf)
+
+
+def best_documents(tree: DocidTree, scores: np.ndarray, k: int) -> list[list[tuple[float, int]]]:
+    """The k best (score, position) of each query, one place a document; scores: [batch, places], -inf if not allowed."""
+    found = []
+    for own in scores.tolist():
+        best = {}
+        for position, score in enumerate(own):
+            row = int(tree.doc_rows[position])
+            if score > -math.inf and score > best.get(row, (-math.inf,))[0]:
+                best[row] = (score, position)
+        found.append(sorted(best.values(), key=lambda each: (-each[0], each[1]))[:k])
+    return found
+
+
+# Search
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    tree=random_trees, k=st.integers(1, 8), beam=st.integers(1, 4), alpha=st.sampled_from([0.0, 0.3, 0.8]),
+    beta=st.sampled_from([0.0, math.inf]), kind=st.sampled_from(["digits", "tied"]), weight=st.sampled_from([0.0, 0.5]),
+    filtered=st.booleans(), outright=st.sampled_from([0, 1000]), updated=st.booleans(), seed=st.integers(0, 99),
+)  # fmt: skip
+@example(  # the beam prunes the best place of the answer
+    tree=tree_of(random_rows(10, 2, 0), 0, max_leaf_size=1), k=1, beam=1, alpha=0.0, beta=math.inf, kind="digits", weight=0.0,
+    filtered=True, outright=0, updated=False, seed=66,
+)  # fmt: skip
+def test_answers_are_the_best_documents_by_their_best_places(
+    tree, k, beam, alpha, beta, kind, weight, filtered, outright, updated, seed
+):
+    generator = random_generator(tree, layers=1, seed=seed) if kind == "digits" else random_tied(tree, seed=seed)
+    if updated and kind == "tied":
+        new = np.random.default_rng(seed).normal(size=(5, WIDTH)).astype(np.float32)
+        tree = remove_documents(add_documents(tree, new, np.array([0, 0, 1, 1, 1])), np.array([0, tree.num_rows]))
+    bm25 = BM25([str(n) for n in range(tree.num_rows)], texts(tree.num_rows, seed))
+    methods, batch = engine_of(tree, generator, bm25).methods, query_batch(seed)
+    allowed = (tree.doc_rows >= 0) & ((tree.doc_rows % 3 > 0) | (not filtered))
+    config = SearchConfig(
+        alpha=alpha, beta=beta, ann_temperature=0.5, lexical_weight=weight, fusion="bound",
+        candidates=1,
+    )  # fmt: skip
+
+    def search(method: str, beam_width: int):
+        own = dataclasses.replace(config, beam_width=beam_width)
+        request = SearchRequest(k, own, allowed if filtered else None)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(generate, "_OUTRIGHT", outright)
+            return methods[method].retrieve(batch, request)
+
+    words = np.float32(weight) * bm25.scores(batch.texts)
+    if kind == "digits":
+        log_p = document_log_p(tree, generator, batch.states, batch.mask).numpy()
+        dense = place_scores(tree, batch.vectors, words) / 0.5
+        scores = log_p if beta == 0 else alpha * log_p + (1 - alpha) * dense
+    else:
+        scores = place_scores(tree, batch.vectors, words)
+    count = min(k, len(set(tree.doc_rows[allowed].tolist())))
+    every, wide, narrow = search("exact", beam), search("generate", 10_000), search("generate", beam)
+    for query, own in enumerate(best_documents(tree, np.where(allowed, scores, -np.inf), k)):
+        assert every.exact[query]
+        for found in (every, wide, narrow):
+            positions = found.positions[query]
+            assert len(own) == len(set(tree.doc_rows[positions].tolist())) == len(positions) == count
+            assert allowed[positions].all()
+            np.testing.assert_allclose(scores[query, positions], found.scores[query], rtol=1e-4, atol=1e-4)
+            best = [score for score, _ in best_documents(tree, scores[query : query + 1], tree.num_rows)[0]]
+            assert all(np.isclose(score, best, rtol=1e-4, atol=1e-4).any() for score in found.scores[query])
+            if found.exact[query]:
+                np.testing.assert_allclose(found.scores[query], [score for score, _ in own], rtol=1e-4, atol=1e-4)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    tree=random_trees, k=st.integers(1, 6), seed=st.integers(0, 99), fusion=st.sampled_from(["paper", "bound", "tied"])
+)
+def test_a_document_is_found_once_with_the_score_that_its_path_has(tree, k, seed, fusion):
+    generator = random_tied(tree, seed=seed) if fusion == "tied" else random_generator(tree, layers=1, seed=seed)
+    bm25 = BM25([str(n) for n in range(tree.num_rows)], texts(tree.num_rows, seed))
+    engine, batch = engine_of(tree, generator, bm25), query_batch(seed)
+    own = {} if fusion == "tied" else {"fusion": fusion}
+    request = SearchRequest(k, SearchConfig(alpha=0.5, beam_width=10_000, **own))
+    followed = engine.follow(batch, request, np.tile(np.arange(tree.num_rows), (3, 1)))
+    for name in ("generate", "exact"):
+        found = engine.methods[name].retrieve(batch, request)
+        assert found.exact.all() or name == "generate"
+        for query, scores in enumerate(followed.scores):
+            rows = tree.doc_rows[found.positions[query]]
+            assert len(set(rows.tolist())) == len(rows) == min(k, tree.num_rows)
+            np.testing.assert_allclose(found.scores[query], scores[rows], rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(found.scores[query], np.sort(scores)[::-1][: len(rows)], rtol=1e-4, atol=1e-4)
+            if fusion != "paper":  # documents whose places tie may have either
+                assert followed.positions[query, rows].tolist() == found.positions[query].tolist()
+
+
+@pytest.mark.parametrize("seed", [8, 13])
+def test_a_document_whose_places_are_equal_is_found_once(seed):
+    """The walk and the words score such places in products of other shapes, whose last bits differ."""
+    chance, count = np.random.default_rng(seed), 300
+    rows = np.repeat(np.arange(count), chance.integers(1, 4, size=count))
+    vectors = chance.normal(size=(count, WIDTH)).astype(np.float32)[rows]
+    config = DocidsConfig(branching=5, max_leaf_size=5, segments=5)
+    tree = assemble(make_docids(SchemeInput(vectors, config, rows=rows)), vectors)
+    bm25 = BM25([str(n) for n in range(count)], texts(count, seed))
+    methods = engine_of(tree, random_tied(tree, seed=seed), bm25).methods
+    request = SearchRequest(10, SearchConfig(alpha=0.3, beam_width=2, lexical_weight=0.5, candidates=10))
+    for positions in methods["generate"].retrieve(query_batch(seed), request).positions:
+        assert len(set(tree.doc_rows[positions].tolist())) == 10
+
+
+# Trees and their updates
+
+
+@settings(max_examples=40, deadline=None)
+@given(tree=random_trees, seed=st.integers(0, 99), kind=st.sampled_from(["float32", "int8"]))
+def test_added_documents_take_a_place_a_segment_and_removed_ones_free_all_of_theirs(tree, seed, kind):
+    chance, tree = np.random.default_rng(seed), tree.stored_as(VectorsConfig(kind))
+    names = [f"d{row}" for row in range(tree.num_rows)]
+
+    def docids(own: DocidTree) -> dict[str, set[tuple[int, ...]]]:
+        return {name: {own.digits(int(p)) for p in own.places[row]} for row, name in enumerate(names)}
+
+    for step in range(3):
+        before = docids(tree)
+        rows = random_rows(3, 3, seed + step)
+        tree = add_documents(tree, chance.normal(size=(len(rows), WIDTH)).astype(np.float32), rows)
+        names += [f"n{step}{row}" for row in range(3)]
+        assert tree._problem() == ""
+        assert tree.num_rows == len(names)
+        now = docids(tree)
+        assert {name: now[name] for name in before} == before
+        assert [len(now[f"n{step}{row}"]) for row in range(3)] == np.bincount(rows).tolist()
+        gone = chance.choice(len(names), min(2, len(names) - 1), replace=False)
+        places = tree.num_documents - tree.num_removed - sum(len(now[names[row]]) for row in gone)
+        tree = remove_documents(tree, gone)
+        names = [name for row, name in enumerate(names) if row not in gone]
+        assert tree._problem() == ""
+        assert tree.num_documents - tree.num_removed == places
+        assert docids(tree) == {name: now[name] for name in names}
+
+
+def test_a_tree_knows_the_places_of_a_row_and_keeps_them_on_disk(tmp_path):
+    rows = np.array([0, 0, 0, 1, 2, 2])
+    tree = tree_of(rows, 0)
+    assert (tree.num_rows, tree.num_documents, tree.most_places) == (3, 6, 3)
+    assert diagnostics(tree)["documents"], diagnostics(tree)["docids"] == (3, 6)
+    for row in range(3):
+        own = np.flatnonzero(tree.doc_rows == row)
+        assert sorted(set(tree.places[row].tolist())) == own.tolist()
+        assert tree.positions[row] == own[0]
+    assert tree.doc_rows[tree.by_row].tolist() == rows.tolist()
+    segments = np.random.default_rng(0).normal(size=(6, WIDTH)).astype(np.float32)
+    np.testing.assert_array_equal(nearest_places(tree, rows, segments), nearest_places(tree, rows, 2 * segments))
+    np.testing.assert_array_equal(tree.embeddings[nearest_places(tree, rows, segments)], segments)
+
+    documents = datasets.Dataset.from_dict({"doc_id": ["a", "b", "c"], "title": ["A", "B", "C"]})
+    docids = make_docids(SchemeInput(segments, DocidsConfig(branching=3, max_leaf_size=3, segments=3), rows=rows))
+    save_docids_stage(docids, segments, documents, tmp_path, VectorsConfig(), 3)
+    loaded, _ = load_docids(tmp_path)
+    assert (loaded.fingerprint, loaded.segments) == (tree.fingerprint, 3)
+    again = read_docids(tmp_path / "docids.tsv", [*"aaabcc"], segmented=True)  # a line a segment, in order
+    np.testing.assert_array_equal(again.paths, docids.paths)
+
+
+# An index
+
+
+@pytest.fixture(params=[pytest.param("digits", marks=pytest.mark.slow), "tied"])
+def segments_index(request, encoder):
+    return index_of(encoder, tied=request.param == "tied")
+
+
+def segments_of(encoder, documents) -> tuple[list[str], np.ndarray]:
+    own = encoder.segment_texts([d["title"] for d in documents], [d["text"] for d in documents], 3)
+    return [text for each in own for text in each], np.repeat(np.arange(len(own)), [len(each) for each in own])
+
+
+def index_of(encoder, *, tied: bool = False) -> GenerativeRetriever:
+    """The first 50 of `DOCUMENTS` by their first three segments, with a random generator."""
+    old = DOCUMENTS[:50]
+    pieces, rows = segments_of(encoder, old)
+    assert len(rows) > 80
+    documents = datasets.Dataset.from_dict({name: [d[name] for d in old] for name in ("doc_id", "title")})
+    vectors = encoder.encode(pieces, "document")
+    config = DocidsConfig(branching=4, max_leaf_size=4, segments=3)
+    tree = assemble(make_docids(SchemeInput(vectors, config, rows=rows)), vectors)
+    object.__setattr__(tree, "segments", 3)
+    bm25 = BM25(documents["doc_id"], [f"{d['title']} {d['text']}" for d in old], k1=1.2, b=0.5)
+    search = SearchConfig(alpha=0.3, beam_width=12, lexical_weight=0.05, fusion="bound")
+    generator = random_tied(tree) if tied else random_generator(tree)
+    return GenerativeRetriever(encoder, tree, generator, documents, search, bm25)
+
+
+def own_scores(retriever, documents, query: str) -> dict[str, float]:
+    """{doc_id: dense score of the best segment}, by definition."""
+    pieces, rows = segments_of(retriever.encoder, documents)
+    queries = retriever.encoder.encode(retriever.encoder.query_texts([query]), "query")
+    scores = retriever.encoder.encode(pieces, "document") @ queries[0]
+    return {d["doc_id"]: float(scores[rows == row].max()) for row, d in enumerate(documents)}
+
+
+def test_an_index_ranks_documents_by_their_best_segments_before_and_after_updates_and_on_disk(segments_index, tmp_path):
+    retriever, documents = segments_index, {d["doc_id"]: d for d in DOCUMENTS[:50]}
+
+    def check(own: GenerativeRetriever) -> None:
+        assert len(own.documents) == len(documents) == own.tree.num_rows
+        for query in QUERIES:
+            expected = own_scores(own, list(documents.values()), query)
+            options = {"method": "exact"} if own.engine.is_tied else {"alpha": 0.0}
+            hits = own.search(query, len(documents), lexical_weight=0.0, **options)
+            assert {hit.doc_id: pytest.approx(hit.score, abs=1e-4) for hit in hits} == expected
+            assert hits.exact
+            assert len(hits) == len(documents)
+
+    check(retriever)
+    retriever.add(DOCUMENTS[50:60])
+    documents |= {d["doc_id"]: d for d in DOCUMENTS[50:60]}
+    check(retriever)
+    gone = [DOCUMENTS[n]["doc_id"] for n in (0, 7, 55)]
+    retriever.remove(gone)
+    documents = {doc_id: own for doc_id, own in documents.items() if doc_id not in gone}
+    check(retriever)
+    changed = {**DOCUMENTS[3], "text": DOCUMENTS[70]["text"]}
+    retriever.add([changed], replace=True)
+    documents[changed["doc_id"]] = changed
+    check(retriever)
+    retriever.save_pretrained(tmp_path / "index")
+    loaded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
+    check(loaded)
+    loaded.add([DOCUMENTS[0]])
+    documents[DOCUMENTS[0]["doc_id"]] = DOCUMENTS[0]
+    check(loaded)
+    loaded.save_update(tmp_path / "index")
+    check(GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu"))
+
+
+@pytest.mark.parametrize("options", [{}, {"alpha": 1.0}, {"lexical_weight": 0.5}])
+def test_k_documents_come_whatever_the_beam_and_filters_take_all_places(segments_index, options, monkeypatch):
+    monkeypatch.setattr(generate, "_OUTRIGHT", 0)
+    retriever = segments_index
+    allow = list(retriever.documents.rows)[5:17]
+    for hits in retriever.search(QUERIES, 12, beam_width=2, allow=allow, **options):
+        assert {hit.doc_id for hit in hits} == set(allow)
+    for hits in retriever.search(QUERIES, 12, beam_width=2, deny=allow, **options):
+        assert len({hit.doc_id for hit in hits} - set(allow)) == 12
+    everything = retriever.search(QUERIES, 50, beam_width=500, **options)
+    for hits, narrow in zip(everything, retriever.search(QUERIES, 5, beam_width=1, **options), strict=True):
+        scores = {hit.doc_id: hit.score for hit in hits}
+        assert len(narrow) == 5
+        for hit in narrow:
+            assert hit.score <= scores[hit.doc_id] + 1e-4
+    encoded = retriever.encode_queries(QUERIES)
+    doc_ids = [[hit.doc_id for hit in hits] for hits in everything]
+    scores = [[hit.score for hit in hits] for hits in everything]
+    np.testing.assert_allclose(retriever.follow(encoded, doc_ids, **options).scores, scores, rtol=1e-4, atol=1e-5)
+
+
+def test_a_beam_full_of_one_documents_places_is_widened_for_that_query_alone(encoder):
+    retriever = index_of(encoder)
+    vectors = retriever.tree.embeddings[:]
+    rows = np.repeat(np.arange(50), [60, *[1] * 49])
+    vectors = np.concatenate([np.ones((60, vectors.shape[1])), vectors[:49]]).astype(np.float32)
+    config = DocidsConfig(branching=4, max_leaf_size=1, segments=60)
+    tree = assemble(make_docids(SchemeInput(vectors, config, rows=rows)), vectors)
+    for generator in (random_generator(tree), random_tied(tree)):
+        full = GenerativeRetriever(encoder, tree, generator, retriever.documents.dataset)
+        for hits in full.search(QUERIES, 8, beam_width=8, alpha=0.5):
+            assert len({hit.doc_id for hit in hits}) == 8
+            assert all(math.isfinite(hit.score) for hit in hits)
+        together = full.run(QUERIES, 8, beam_width=8, alpha=0.9)
+        for number, query in enumerate(QUERIES):
+            alone = full.run([query], 8, beam_width=8, alpha=0.9)["0"]
+            assert alone == pytest.approx(together[str(number)], abs=1e-4)
+        assert full.search("gas", 8, method="exact").exact
+
+
+def test_explanations_show_the_place_that_won(segments_index):
+    hits = segments_index.search("noble gas", 5, beam_width=40)
+    explanation = segments_index.explain("noble gas", 5, beam_width=40)
+    ranked = {node.rank: node for level in explanation.levels for node in level if node.rank}
+    assert [ranked[hit.rank].digits for hit in hits] == [hit.digits for hit in hits]
+    assert [ranked[hit.rank].label for hit in hits] == [hit.title for hit in hits]
+    assert sum(node.documents for node in explanation.roots) >= 50
+    assert max(node.documents for node in explanation.roots) <= 50
+    row, tree = segments_index.documents.rows[hits[0].doc_id], segments_index.tree
+    assert segments_index.get(hits[0].doc_id).digits == tree.digits(int(tree.places[row, 0]))
+
+
+def test_candidates_and_diagnosis_know_a_document_once(segments_index):
+    retriever = segments_index
+    candidates = retriever.candidates(QUERIES, 9)
+    assert all(len(set(own)) == 9 for own in candidates.doc_ids)
+    answers = {str(n): doc_id for n, doc_id in enumerate(list(retriever.documents.rows)[:4])}
+    queries = dict(zip(answers, QUERIES, strict=True))
+    scores = retriever.run(queries, 50, method="exact")
+    for beam_width in (1, 500):
+        run = retriever.run(queries, 3, beam_width=beam_width)
+        for miss in diagnose(retriever, queries, answers, 3, beam_width=beam_width):
+            last = min(run[miss.query_id].values())
+            assert miss.search_error == (scores[miss.query_id][miss.doc_id] > last)
+            assert not miss.search_error or beam_width == 1
+
+
+# Files and settings
+
+
+def file_input(path: Path, lines: list[str], **others) -> SchemeInput:
+    path.write_text("\n".join(lines) + "\n")
+    own = {"doc_ids": ["a", "b", "c"], **others}
+    vectors = np.arange(len(own["doc_ids"]) * WIDTH, dtype=np.float32).reshape(-1, WIDTH)
+    return SchemeInput(vectors, DocidsConfig(method=str(path), segments=2 if others else 1), **own)
+
+
+def test_a_file_gives_a_document_several_docids_each_with_the_documents_vector(tmp_path):
+    documents = file_input(tmp_path / "docids.tsv", ["b\t1 1", "a\t0", "c\t2", "b\t3 3"])
+    docids = make_docids(documents)
+    assert docids.rows.tolist() == [0, 1, 1, 2]
+    tree = assemble(docids, documents.embeddings)
+    assert {tree.digits(int(p)) for p in tree.places[1]} == {(1, 0), (3, 0)}
+    np.testing.assert_array_equal(tree.embeddings[:], documents.embeddings[tree.doc_rows])
+    assert tree.segments == 1
+    larger = add_documents(tree, documents.embeddings[:1])
+    assert larger.num_rows == 4
+    assert (larger.doc_rows == 3).sum() == 1
+    write_docids(tmp_path / "again.tsv", [["a", "b", "c"][row] for row in docids.rows], docids.paths)
+    np.testing.assert_array_equal(read_docids(tmp_path / "again.tsv", ["a", "b", "c"]).paths, docids.paths)
+
+
+def test_with_segments_the_lines_of_a_document_are_those_of_its_segments(tmp_path):
+    others = {"doc_ids": ["a", "a", "b", "c"], "rows": np.array([0, 0, 1, 2])}
+    documents = file_input(tmp_path / "docids.tsv", ["a\t5", "c\t2", "b\t0", "a\t1"], **others)
+    docids = make_docids(documents)
+    assert docids.paths.tolist() == [[5], [1], [0], [2]]
+    assert docids.rows.tolist() == [0, 0, 1, 2]
+    tree = assemble(docids, documents.embeddings)
+    np.testing.assert_array_equal(tree.embeddings[:], documents.embeddings[[2, 1, 3, 0]])
+
+
+def test_a_line_too_many_is_named_where_every_text_is_one_segment(tmp_path):
+    documents = file_input(tmp_path / "docids.tsv", ["a\t1", "a\t4", "b\t2", "c\t3"], rows=np.arange(3))
+    with pytest.raises(
+        ValueError, match=r"line 2: the document 'a' has 2 docids for 1 segments; give each segment one"
+    ):
+        make_docids(documents)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (
+            ["a\t1", "b\t2", "c\t3"],
+            r"line 1: the document 'a' has 1 docids for 2 segments; give each segment one, or set",
+        ),
+        (["a\t1", "a\t4", "b\t2", "c\t3", "b\t5"], r"line 5: the document 'b' has 2 docids for 1 segments"),
+        (["a\t1", "a\t1", "b\t2", "c\t3"], r"line 1: the docid 1 is equal to that of line 2"),
+        (
+            [*(f"a\t{n}" for n in range(101)), "b\t200", "c\t300"],
+            r"line 101: the document 'a' has more than 100 docids",
+        ),
+    ],
+)
+def test_a_file_that_does_not_fit_the_segments_is_refused_by_line(lines, message, tmp_path):
+    documents = file_input(tmp_path / "docids.tsv", lines, doc_ids=["a", "a", "b", "c"], rows=np.array([0, 0, 1, 2]))
+    with pytest.raises(ValueError, match=message):
+        make_docids(documents)
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"segments": 0}, r"docids.segments must be between 1 and 100, got 0"),
+        ({"segments": 101}, r"docids.segments must be between 1 and 100, got 101"),
+        ({"segments": 2, "method": "title"}, r'docids.segments is not read by the docid method "title"'),
+    ],
+)
+def test_settings_that_give_no_segments_are_refused(own, message):
+    with pytest.raises(ValueError, match=message):
+        DocidsConfig(**own)
+
+
+@pytest.mark.parametrize("rows", [[0, 0, 2], [1, 1, 2], [0, 1], [0, 1, 0], [-1, 0, 1]])
+def test_rows_that_do_not_count_documents_are_refused(rows):
+    with pytest.raises(
+        ValueError, match=r"The rows of a docid scheme must say whose each of its 3 paths is, ascending"
+    ):
+        Docids(np.array([[0], [1], [2]]), np.array(rows))
+
+
+def test_a_scheme_that_leaves_out_a_segment_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("dsi.docids.schemes.find_scheme", lambda name: lambda documents: Docids.from_paths([[0], [1]]))
+    with pytest.raises(ValueError, match=r"must give Docids with a path for each of 3 documents, got 2"):
+        make_docids(SchemeInput(np.eye(3, dtype=np.float32), DocidsConfig(branching=2), rows=np.array([0, 0, 1])))
+
+
+# The whole line
+
+
+@pytest.mark.parametrize("method", ["kmeans", pytest.param("rq", marks=pytest.mark.slow)])
+def test_an_index_of_segments_is_trained_tuned_searched_and_updated(
+    method, beir, tmp_path, sentence_t5_folder, t5_folder
+):
+    docids = {"method": method, "branching": 4, "max_leaf_size": 20, "segments": 2}
+    config = write_settings(
+        tmp_path / "config.toml", sentence_t5_folder, t5_folder, docids=docids,
+        pseudo_queries={"method": "none"}, contrastive={"loss": "none"},
+        training={"epochs": 1.0}, **TIED,
+    )  # fmt: skip
+    collection = dsi.read_collection(beir())
+    run = TrainingRun(tmp_path / "run", collection, read_config(config), "cpu")
+    run.train()
+    diagnosed = json.loads((run.folder / "docids" / "diagnostics.json").read_text())
+    encoder, tree = run.encoder(), run.tree()
+    pieces = DocumentTexts(encoder, collection.documents, 2)
+    assert (diagnosed["documents"], diagnosed["docids"]) == (40, len(pieces)) == (tree.num_rows, tree.num_documents)
+    assert tree.segments == 2
+    lines = (run.folder / "docids" / "docids.tsv").read_text().splitlines()
+    assert [line.split("\t")[0] for line in lines] == [
+        collection.documents["doc_id"][row] for row in pieces.rows.tolist()
+    ]
+
+    # Every segment is trained with its own place, every query with the nearest of its document.
+    nothing = (np.empty(0, dtype=int), [], "")
+    stage = GeneratorStage(run.config, collection, encoder, tree, nothing, tmp_path / "states", False, ALONE)
+    examples = stage.examples()
+    np.testing.assert_allclose(
+        tree.embeddings[examples.positions[: len(pieces)]], encoder.encode(pieces[:], "document"), atol=1e-5
+    )
+    of_queries = examples.positions[len(pieces) :]
+    pairs = collection.pairs("train")
+    assert tree.doc_rows[of_queries].tolist() == [row for _, row in pairs]
+    vectors = examples.inputs.embeddings[len(pieces) :]
+    own = np.einsum("nd,nd->n", tree.embeddings[of_queries], vectors)
+    places = tree.embeddings[tree.places[[row for _, row in pairs]]]
+    np.testing.assert_allclose(own, np.einsum("npd,nd->np", places, vectors).max(axis=1), atol=1e-6)
+
+    retriever = GenerativeRetriever.from_pretrained(run.folder, device="cpu")
+    for hits in retriever.search(QUERIES, 40, method="exact"):
+        assert len({hit.doc_id for hit in hits}) == 40
+        assert hits.exact
+    dense = IndexRuns(collection, retriever).run_dense("test")
+    found = retriever.run(collection.query_texts("test"), 10, method="exact", lexical_weight=0.0, token_weight=0.0)
+    for query_id, answers in found.items():
+        assert list(answers) == list(dense[query_id])[:10]
+        assert list(answers.values()) == pytest.approx(list(dense[query_id].values())[:10], abs=1e-4)
+    long = {"doc_id": "new", "title": "Gas", "text": "helium is a noble gas of the sun " * 20}
+    retriever.add([long])
+    assert len(set(retriever.tree.places[40].tolist())) == 2
+    retriever.save_update(run.folder)
+    assert GenerativeRetriever.from_pretrained(run.folder, device="cpu").tree.num_rows == 41
+
+
+def test_schemes_are_compared_with_segments_by_name(beir, tmp_path):
+    laboratory = Laboratory(dsi.read_collection(beir()), dsi.Config.named("example"), tmp_path, "cpu")
+    comparison = Comparison(laboratory, 1, digits=False, add=True)
+    config = comparison.config("kmeans+3")
+    assert (config.docids.method, config.docids.segments, config.seed) == ("kmeans", 3, 1)
+    assert comparison.config("kmeans").docids.segments == 1

@@ -1,0 +1,686 @@
+"""Collections of what is in memory and of folders of texts; `dsi.index`; what is refused, and how it is said."""
+
+import decimal
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import datasets
+import numpy
+import pandas
+import pyarrow
+import pytest
+
+import dsi
+from dsi.commands.main import main
+from dsi.config import Config
+from dsi.docids.data.collection import Collection, read_collection
+from dsi.training import preflight
+
+ROOT = Path(__file__).parents[2]
+
+ROWS = [
+    {"id": 1, "title": None, "text": "A gas that glows.", "period": float("nan")},
+    {"id": 2, "title": "Bee", "text": "Bees dance.", "period": 2.5},
+]
+TABLE = {
+    "doc_id": ["1", "2"],
+    "title": ["", "Bee"],
+    "text": ["A gas that glows.", "Bees dance."],
+    "period": [None, 2.5],
+}
+SOURCES = {
+    "list": lambda: ROWS,
+    "iterator": lambda: iter(ROWS),
+    "tuple": lambda: tuple(ROWS),
+    "DataFrame": lambda: pandas.DataFrame(ROWS),
+    "DataFrame with another index": lambda: pandas.DataFrame(ROWS, index=["x", "y"]),
+    "Arrow table": lambda: pyarrow.Table.from_pandas(pandas.DataFrame(ROWS)),
+    "Dataset": lambda: datasets.Dataset.from_list(ROWS),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_source_gives_the_same_documents(source):
+    collection = Collection.from_records(SOURCES[source]())
+    assert collection.documents[:] == TABLE
+    assert collection.rows == {"1": 0, "2": 1}
+    assert collection.digest == Collection.from_records(ROWS).digest
+
+
+@pytest.mark.parametrize("id_key", ["_id", "doc_id", "id", "docno"])
+@pytest.mark.parametrize("text_key", ["text", "contents"])
+def test_the_usual_keys_are_taken(id_key, text_key):
+    documents = Collection.from_records([{id_key: "a", text_key: "words", "year": 1990}]).documents
+    assert documents[:] == {"doc_id": ["a"], "title": [""], "text": ["words"], "year": [1990]}
+
+
+def test_texts_have_their_places_as_ids():
+    assert Collection.from_records(["one", "two"]).documents["doc_id"][:] == ["0", "1"]
+
+
+def test_the_digest_follows_every_part():
+    queries, qrels = {"q": "gas"}, {"test": {"q": {"1": 1}}}
+    made = [
+        Collection.from_records(ROWS),
+        Collection.from_records(ROWS[::-1]),
+        Collection.from_records([{**ROWS[0], "period": 3}, ROWS[1]]),
+        Collection.from_records(ROWS, queries=queries),
+        Collection.from_records(ROWS, queries=queries, qrels=qrels),
+    ]
+    assert len({collection.digest for collection in made}) == len(made)
+
+
+def test_queries_and_judgements_in_memory_are_those_of_a_saved_folder(tmp_path):
+    queries = {f"q{n}": f"query {n}" for n in range(30)}
+    train = {query_id: {str(1 + n % 2): 1} for n, query_id in enumerate(list(queries)[:20])}
+    test = {query_id: {"2": 2, "1": 0} for query_id in list(queries)[20:]}
+    collection = Collection.from_records(ROWS, queries=queries, qrels={"train": train, "test": test})
+    assert len(collection.qrels["dev"]) == 2
+    assert len(collection.qrels["train"]) == 18
+    frame = pandas.DataFrame({"qid": list(queries), "text": list(queries.values())})
+    assert Collection.from_records(ROWS, queries=frame).queries == queries
+    collection.save(tmp_path / "saved")
+    read = read_collection(tmp_path / "saved")
+    assert read.documents[:] == collection.documents[:]
+    assert (read.queries, read.qrels) == (queries, collection.qrels)
+
+
+BAD = {
+    "a text": (
+        "abc",
+        TypeError,
+        "documents must be a list or an iterator of dictionaries, .* got 'abc'; dsi.read_collection",
+    ),
+    "columns": (
+        {"id": ["a"]},
+        TypeError,
+        "got {'id': .*; put one record into a list, and columns into a pandas.DataFrame",
+    ),
+    "a tuple as metadata": (
+        [{"id": "a", "text": "x", "m": (1,)}],
+        ValueError,
+        r"documents\[0\]: metadata 'm' must be a text, .* got \(1,\); write it as a text",
+    ),
+    "a key that is no text": (
+        [{"id": "a", "text": "x", 3: 4}],
+        ValueError,
+        "a key of metadata must be a string, got 3",
+    ),
+    "None": (None, TypeError, "documents must be a list or an iterator of dictionaries"),
+    "numbers": ([1], TypeError, r"documents\[0\] must be a dictionary or a text, got 1"),
+    "several data sets": (
+        datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS)),
+        TypeError,
+        "documents must be one data set, got a dictionary of train",
+    ),
+    "nothing": ([], ValueError, "has no documents; give at least one"),
+    "other keys": (
+        [{"url": "x", "body": "y"}],
+        ValueError,
+        r"documents\[0\] has no doc_id: none of the keys _id, doc_id, id, docno has a value; its keys are 'url', 'body'",
+    ),
+    "no text": (
+        [{"id": "a"}],
+        ValueError,
+        r"documents\[0\] has no text: none of the keys text, contents has a value; its keys are 'id'",
+    ),
+    "two ids": ([{"id": "a", "_id": "b", "text": "x"}], ValueError, "_id is 'b', but id is 'a'; give one doc_id"),
+    "an id twice": (
+        [{"id": "a", "text": "x"}] * 2,
+        ValueError,
+        r"documents\[1\]: duplicate doc_id 'a': of all documents, number 1 and number 2 have it; ids",
+    ),
+    "white space": ([{"id": "a b", "text": "x"}], ValueError, "doc_id 'a b' must not be empty or hold white space"),
+    "a long id": (
+        [{"id": "ä" * 2049, "text": "x"}],
+        ValueError,
+        "must have at most 4,096 bytes, got 4,098; shorten it",
+    ),
+    "a number as text": ([{"id": "a", "text": 3}], ValueError, "key 'text' must be a string, got 3"),
+    "blank texts": (["", " "], ValueError, "none of the 2 documents has a title or a text"),
+    "mixed metadata": (
+        [{"id": "a", "text": "x", "year": 1}, {"id": "b", "text": "x", "year": "1"}],
+        ValueError,
+        r"documents\[1\]: metadata 'year' is '1', but of type int in documents\[0\]; give",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_wrong_records_are_one_clear_error(case):
+    source, kind, message = BAD[case]
+    with pytest.raises(kind, match=message):
+        Collection.from_records(source)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"queries": {"q": " "}}, "query 'q' has empty text"),
+        ({"queries": [{"id": "q", "text": "a"}] * 2}, r"queries\[1\]: duplicate query_id 'q'"),
+        ({"queries": [{"name": "q"}]}, r"queries\[0\] has no query_id: none of the keys _id, query_id, id, qid"),
+        (
+            {"qrels": {"tests": {}}},
+            r"qrels must be \{split: .*\} of the splits train, dev, test, got \{'tests': \{\}\}",
+        ),
+        ({"qrels": {"test": {"q": {"1": 1}}}}, r"qrels\['test'\]\['q'\]: query_id 'q' is not among the queries"),
+        ({"queries": {"q": "a"}, "qrels": {"test": {"q": {"9": 1}}}}, "doc_id '9' is not among the documents"),
+        ({"queries": {"q": "a"}, "qrels": {"test": {"q": ["1"]}}}, r"must be \{query_id: \{doc_id: relevance\}\}"),
+        ({"queries": {"q": "a"}, "qrels": {"test": {"q": {"1": "yes"}}}}, r"\['1'\] must be an integer, got 'yes'"),
+        ({"dev_queries": -1}, "dev_queries must be at least 0, got -1"),
+    ],
+)
+def test_wrong_queries_and_judgements_are_one_clear_error(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Collection.from_records(ROWS, **arguments)
+
+
+@pytest.fixture
+def notes(tmp_path):
+    """A folder of texts of every kind."""
+    folder = tmp_path / "notes"
+    (folder / "rivers").mkdir(parents=True)
+    (folder / ".git").mkdir()
+    (folder / ".git" / "config.txt").write_text("hidden")
+    (folder / "neon.md").write_text("About a gas\n\n## Neon #\n\nNeon glows in signs.\n")
+    (folder / "rivers" / "the_blue danube.txt").write_text("\ufeffThe Danube flows through Vienna.", encoding="utf-8")
+    (folder / "more.csv").write_text(
+        'id,title,text,year,dry\nvolga,Volga,A river in Russia,1990,\nrhine,,"NA, or nearly",,x\n'
+    )
+    (folder / "lines.jsonl").write_text('{"docno": "bee", "contents": "Bees dance.", "year": 2000}\n')
+    return folder
+
+
+def test_a_folder_of_texts_is_a_collection(notes):
+    (notes / "scan.pdf").touch()
+    documents = read_collection(notes).documents
+    assert documents[:] == {
+        "doc_id": ["bee", "volga", "rhine", "neon.md", "rivers/the_blue%20danube.txt"],
+        "title": ["", "Volga", "", "Neon", "the blue danube"],
+        "text": [
+            "Bees dance.",
+            "A river in Russia",
+            "NA, or nearly",
+            "About a gas\n\n## Neon #\n\nNeon glows in signs.\n",
+            "The Danube flows through Vienna.",
+        ],
+        "year": [2000, 1990, None, None, None],
+        "dry": [None, None, "x", None, None],
+    }
+
+
+def test_files_that_are_not_read_are_counted(notes, caplog):
+    (notes / "scan.pdf").touch()
+    (notes / "Makefile").touch()
+    Collection.from_folder(notes)
+    assert caplog.messages == [f"{notes}: files that are not read: 1 Makefile, 1 .pdf."]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("bad.txt", b"ok\n\xff", r"bad.txt, line 2: not text in UTF-8 \(byte 0xff at place 1\)"),
+        (
+            "bad.csv",
+            b"id,text,n\na,b,c\nd,e,f,g\n",
+            r"bad.csv is not a table of comma-separated values in UTF-8 \(.*Row #3: Expected 3 columns, got 4",
+        ),
+        ("bad.csv", b"", r"bad.csv is not a table of comma-separated values in UTF-8 \(Empty CSV file"),
+        (
+            "bad.csv",
+            b"id,text\na,\xff\n",
+            r"bad.csv is not a table of comma-separated values in UTF-8 \(.*Row #2: .*invalid UTF8",
+        ),
+        (
+            "bad.csv",
+            b"id,text,n\na,b,1\nc,d\n",
+            r"bad.csv is not a table .*Row #3: Expected 3 columns, got 2.*; save it as one, with as many values",
+        ),
+        ("bad.csv", b"id,text,text\na,b,c\n", r"bad.csv, line 1: the column 'text' comes twice; give each a name"),
+        ("bad.csv", b"id;text\na;b\n", r"bad.csv, line 1: there is one column, 'id;text'; separate columns by commas"),
+        (
+            "bad.csv",
+            b"name,body\na,b\n",
+            r"bad.csv, row 2 has no doc_id: none of the keys .*; its keys are 'name', 'body'",
+        ),
+        ("bad.csv", b"id,text\na,\n", r"bad.csv, row 2 has no text: .*; its keys are 'id'"),
+        ("bad.jsonl", b"{", r"bad.jsonl, line 1: not valid JSON"),
+        ("bad.jsonl", b'{"id": "volga", "text": "again"}', r"duplicate doc_id 'volga'"),
+        ("bad.jsonl", b'{"id": "x", "body": "again"}', r"bad.jsonl, line 1 has no text: .*; its keys are 'id', 'body'"),
+        ("bad.jsonl", b'["x"]', r"bad.jsonl, line 1: expected a JSON object"),
+    ],
+)
+def test_a_wrong_file_of_a_folder_is_named(notes, name, content, message):
+    (notes / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        Collection.from_folder(notes)
+
+
+def test_a_folder_without_texts_says_what_it_holds(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"has no .txt, .md, .*; it is empty"):
+        read_collection(tmp_path)
+    (tmp_path / "a.pdf").touch()
+    with pytest.raises(FileNotFoundError, match=r"and no corpus.jsonl of the BEIR layout; it holds 1 .pdf"):
+        read_collection(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"a.pdf is a file; give the folder that holds it"):
+        Collection.from_folder(tmp_path / "a.pdf")
+
+
+@pytest.mark.parametrize(
+    ("documents", "arguments", "kind", "message"),
+    [
+        (
+            None,
+            {},
+            TypeError,
+            "documents must be a list or an iterator .* got None; dsi.read_collection reads a folder",
+        ),
+        (b"x", {}, TypeError, "documents must be a list or an iterator of dictionaries, .* got b'x'"),
+        ({"a": "x"}, {}, TypeError, "got {'a': 'x'}; put one record into a list"),
+        ([["x"]], {}, TypeError, r"documents\[0\] must be a dictionary or a text, got \['x'\]"),
+        ([], {}, ValueError, "The collection has no documents; give at least one"),
+        ([" "], {}, ValueError, "none of the 1 documents has a title or a text; give them texts"),
+        ("", {}, FileNotFoundError, "The name of the collection folder is empty; use . for the current folder"),
+        ("no/such", {}, FileNotFoundError, "folder no/such does not exist; name a folder in BEIR layout or of texts"),
+        (
+            "a text, not in a list",
+            {},
+            FileNotFoundError,
+            "folder a text, not in a list does not exist; .* given as a list",
+        ),
+        ("x" * 9999, {}, FileNotFoundError, "folder … does not exist; name a folder .* Texts are given as a list"),
+        ("a\nb " * 9999, {}, FileNotFoundError, "folder a b a b .* … does not exist; name a folder"),
+        (["a", "b"], {"output": 3}, TypeError, "output must be the path of a folder, got 3; name one to write into"),
+        (["a", "b"], {"output": ""}, ValueError, "output must name a folder, got ''; use . for the current one"),
+        (["a", "b"], {"output": __file__}, NotADirectoryError, "is a file; name a folder to write into"),
+        (["a", "b"], {"output": f"{__file__}/x"}, NotADirectoryError, "is a file; name a folder to write into"),
+        (["a", "b"], {"output": "example"}, ValueError, "got 'example', the name of a configuration; use"),
+        (
+            ["a", "b"],
+            {"device": "gpu"},
+            ValueError,
+            "The device 'gpu' cannot be used here .*; use cpu, or leave it out",
+        ),
+    ],
+)
+def test_what_cannot_be_indexed_is_one_clear_error(documents, arguments, kind, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(kind, match=message) as raised:
+        dsi.index(documents, **arguments)
+    assert "\n" not in str(raised.value)
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind", "message"),
+    [
+        (3, TypeError, "folder must be a path, got 3; from_records takes what is in memory"),
+        (None, TypeError, "folder must be a path, got None"),
+        (["a.txt"], TypeError, r"folder must be a path, got \['a.txt'\]"),
+        ("", FileNotFoundError, "The name of the collection folder is empty; use . for the current folder"),
+        ("no/such", FileNotFoundError, "The collection folder no/such does not exist"),
+    ],
+)
+def test_what_is_no_folder_is_one_clear_error(folder, kind, message):
+    with pytest.raises(kind, match=message):
+        Collection.from_folder(folder)
+
+
+def test_a_folder_of_files_without_a_document_is_named(tmp_path):
+    (tmp_path / "a.csv").write_text("id,text\n")
+    with pytest.raises(ValueError, match=f"{tmp_path} has no documents; give at least one"):
+        Collection.from_folder(tmp_path)
+
+
+def test_a_set_has_no_order_to_take_ids_from(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TypeError, match="a set has no order, and texts take their places as ids: make a list of it"):
+        dsi.index({"Neon glows.", "Bees dance."})
+
+
+def test_a_collection_with_queries_is_indexed_without_training_too(sentence_bert_folder, tmp_path):
+    collection = Collection.from_records(ROWS, queries={"q": "gas"}, qrels={"train": {"q": {"1": 1}}})
+    config = Config().without_training().with_changes({"encoder": {"name": str(sentence_bert_folder)}})
+    retriever = dsi.train(collection, tmp_path / "run", config=config, device="cpu")
+    assert retriever.tree.tokens is not None
+    assert retriever.tree.tokens.query_head is None
+
+
+@pytest.mark.parametrize("grade", [0, -1])
+def test_train_judgements_of_which_none_is_above_0_are_as_none(grade, sentence_bert_folder, tmp_path, caplog):
+    collection = Collection.from_records(ROWS, queries={"q": "gas"}, qrels={"train": {"q": {"1": grade}}})
+    with pytest.raises(ValueError, match="There are no queries to train the encoder on"):
+        dsi.train(
+            collection, tmp_path / "run", config=Config().with_changes({"encoder": {"name": str(sentence_bert_folder)}})
+        )
+    assert not (tmp_path / "run").exists()
+    assert preflight.training_config(tmp_path / "run", None, collection) == Config().without_training()
+
+
+def test_queries_without_judgements_are_told(caplog):
+    Collection.from_records(ROWS, queries={"q": "gas"})
+    (message,) = caplog.messages
+    assert "has 1 queries but no judgements, so they are not used; judgements are qrels={" in message
+
+
+def test_the_shipped_collection_has_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert len(read_collection("minipedia").documents) == 600
+
+
+def test_an_index_of_texts_is_searched_without_training(notes, tmp_path, caplog):
+    caplog.set_level("INFO")
+    retriever = dsi.index(notes, tmp_path / "run", device="cpu")
+    assert [hit.doc_id for hit in retriever.search("gas that glows in signs", k=1)] == ["neon.md"]
+    assert retriever.search("rivers", where="year = 1990")[0].doc_id == "volga"
+    stages = {path.parent.name: json.loads(path.read_text()) for path in (tmp_path / "run").glob("*/stage.json")}
+    assert set(stages) == {"encoder", "docids", "lexical", "generator"}  # no pseudo-queries
+    assert json.loads((tmp_path / "run" / "generator" / "training.json").read_text())["steps"] == 0
+    assert not (tmp_path / "run" / "tuning.json").exists()
+    assert (retriever.search_config.lexical_weight, retriever.search_config.token_weight) == (0.03, 1.0)
+    assert retriever.engine.tree.tokens is not None
+    assert (
+        "There are no queries to tune on; weights are those of [search], chosen on other collections."
+        in caplog.messages
+    )
+
+
+def test_an_index_of_other_texts_is_replaced_on_request_only(tmp_path):
+    dsi.index(["Neon glows.", "Bees dance."], tmp_path / "run", device="cpu")
+    with pytest.raises(
+        ValueError, match=r"The collection lacks 1 of the 2 documents of the index in .*/run, such as '1'"
+    ):
+        dsi.index(["Neon glows."], tmp_path / "run", device="cpu")
+    index = dsi.index(["Neon glows."], tmp_path / "run", device="cpu", replace=True)
+    index.add([{"doc_id": "b", "text": "Bees dance."}])
+    index.save_update(tmp_path / "run")
+    with pytest.raises(ValueError, match="say that the updates may go"):
+        dsi.index(["Neon glows."], tmp_path / "run", device="cpu")
+    assert len(dsi.index(["Neon glows."], tmp_path / "run", device="cpu", discard_updates=True).documents) == 1
+
+
+def test_one_text_is_an_index_too(sentence_bert_folder, tmp_path):
+    encoder = {"encoder": {"name": str(sentence_bert_folder)}}
+    config = dsi.Config().without_training().with_changes(encoder)
+    retriever = dsi.train(Collection.from_records(["Neon glows."]), tmp_path / "run", config=config, device="cpu")
+    retriever.add([{"doc_id": "b", "title": "Danube", "text": "A river."}])
+    assert [hit.doc_id for hit in retriever.search("river", k=2)] == ["b", "0"]
+
+
+@pytest.mark.programs
+def test_an_index_without_a_folder_lives_as_long_as_python():
+    code = """
+import dsi
+from pathlib import Path
+retriever = dsi.index(["Neon glows in advertising signs.", "The Danube flows through Vienna."])
+print(retriever.search("gas that glows", k=1)[0].doc_id)
+from dsi.training.pipeline import _temporary_folder
+print(_temporary_folder().name)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    found, folder = done.stdout.split()
+    assert found == "0"
+    assert not Path(folder).exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs files of a Linux system")
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv"])
+def test_what_has_no_end_is_not_read_from_a_folder(tmp_path, name):
+    (tmp_path / name).symlink_to("/proc/self/pagemap")
+    with pytest.raises(
+        ValueError, match=f"{name} is a link to what lies outside the folder; put the file itself there"
+    ):
+        dsi.Collection.from_folder(tmp_path)
+
+
+def test_ids_may_be_whole_numbers_everywhere():
+    collection = dsi.Collection.from_records(
+        [{"id": 1, "text": "neon"}, {"id": 2, "text": "argon"}],
+        queries={1: "which gas"},
+        qrels={"test": {numpy.int64(1): {numpy.int64(2): 1}}},
+    )
+    assert collection.qrels["test"] == {"1": {"2": 1}}
+    assert list(collection.rows) == ["1", "2"]
+
+
+def test_a_table_of_too_many_columns_is_refused_before_it_is_parsed(tmp_path):
+    (tmp_path / "a.csv").write_text("id,text" + "," * 10**6 + "\n1,a\n")
+    with pytest.raises(ValueError, match=r"a\.csv, line 1: a table has at most 1,000 columns, got 1,000,002"):
+        dsi.Collection.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("before", ["\n\n", '"\n",'])
+def test_columns_are_counted_behind_blank_lines_and_in_names_of_several(tmp_path, before):
+    (tmp_path / "a.csv").write_text(f"{before}id,text" + "," * 10**6 + "\n1,a\n")
+    with pytest.raises(ValueError, match=r"a\.csv, line 1: a table has at most 1,000 columns, got 1,000,00"):
+        dsi.Collection.from_folder(tmp_path)
+
+
+def test_rows_that_are_too_short_are_refused_before_their_cells_fill_the_memory(tmp_path):
+    columns = ",".join(f"c{number}" for number in range(900))
+    (tmp_path / "a.csv").write_text(f"id,text,{columns}\n" + "1,a\n" * 300_000)
+    with pytest.raises(ValueError, match=r"a\.csv is not a table .*Row #2: Expected 902 columns, got 2"):
+        dsi.Collection.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "read"),
+    [
+        (["1", "-20", ""], [1, -20, None]),
+        (["1", "2.5", "1e3"], [1.0, 2.5, 1000.0]),
+        (["true", "False", ""], [True, False, None]),
+        (["1", "two"], ["1", "two"]),
+        (["7", "8" * 400], ["7", "8" * 400]),
+        (["7", "1e400"], ["7", "1e400"]),
+        (["0x10", "1"], ["0x10", "1"]),
+        (["fal\u017fe", "true"], ["fal\u017fe", "true"]),
+        (["nan", "1"], ["nan", "1"]),
+    ],
+)
+def test_a_column_of_a_table_has_the_type_of_all_its_values(tmp_path, values, read):
+    rows = "".join(f"{number},text,{value}\n" for number, value in enumerate(values))
+    (tmp_path / "a.csv").write_text("id,text,value\n" + rows)
+    assert dsi.Collection.from_folder(tmp_path).documents["value"][:] == read
+
+
+def test_a_folder_in_beir_layout_is_not_taken_for_texts(tmp_path):
+    (tmp_path / "corpus.jsonl").write_text('{"_id": "a", "text": "x"}')
+    (tmp_path / "queries.jsonl").write_text('{"_id": "q", "text": "y"}')
+    with pytest.raises(ValueError, match=r"is in BEIR layout, .*; dsi\.read_collection reads it"):
+        dsi.Collection.from_folder(tmp_path)
+
+
+def test_a_blank_file_is_told(tmp_path, caplog):
+    (tmp_path / "empty.txt").write_text(" \n")
+    (tmp_path / "a.txt").write_text("text")
+    assert list(dsi.Collection.from_folder(tmp_path).rows) == ["a.txt", "empty.txt"]
+    assert caplog.messages == [f"{tmp_path / 'empty.txt'} is blank, so it is found by its name only."]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"_id,text,a\xff\n1,t,3\n", "is not a table of comma-separated values in UTF-8"),
+        ("\ufeff_id,text,a\n1,t,3\n".encode("utf-16-be"), r"the column '.*' has a character that cannot be printed"),
+        (b"id,text," + b",".join(b"%d" % n + b"x" * 1100 for n in range(980)) + b"\n", "is not a table of comma-sep"),
+        (b"id,text,a\0b\n1,t,3\n", r"the column 'a\\x00b' has a character that cannot be printed; leave it out"),
+        (b"id,text,a\n1,t,3,\x1b[2J\n", r"Row #2: Expected 3 columns, got 4: 1,t,3,\\x1b\[2J"),
+    ],
+    ids=["no UTF-8", "UTF-16", "names of a megabyte", "NUL", "control characters"],
+)
+def test_names_of_columns_that_readers_take_differently_are_refused(tmp_path, content, message):
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        dsi.Collection.from_folder(tmp_path)
+    assert len(str(caught.value).splitlines()) == 1
+    assert "\x1b" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            pandas.DataFrame({"id": ["1"], "text": ["a"], "x": [1j]}),
+            "have a column that is none of Arrow's .*; write its",
+        ),
+        (
+            pandas.DataFrame({"id": ["1", "2"], "text": ["a", "b"], "x": [1, "y"]}),
+            "have a column that is none of Arrow's",
+        ),
+        (
+            pyarrow.table([["1"], ["a"], [1], [2]], names=["id", "text", "x", "x"]),
+            "documents: the column 'x' comes twice; give each a name of its own",
+        ),
+        ([{"id": "1", "text": "a", "x": decimal.Decimal("sNaN")}], "metadata 'x' must be a text, .* got Decimal"),
+        ([{"id": 10**5000, "text": "a"}], "key 'id' must be a string, got an integer of 16610 bits"),
+        ([{"id": "1", "text": "a", "metadata": numpy.ones(2)}], "metadata must be an object, got array"),
+    ],
+    ids=["complex", "mixed", "a name twice", "a signalling NaN", "a long number", "an array"],
+)
+def test_odd_values_are_named(source, message):
+    with pytest.raises(ValueError, match=message):
+        dsi.Collection.from_records(source)
+
+
+def test_pictures_of_a_data_set_are_never_opened(monkeypatch):
+    features = datasets.Features(
+        {"id": datasets.Value("string"), "text": datasets.Value("string"), "im": datasets.Image()}
+    )
+    table = pyarrow.table(
+        {"id": ["a"], "text": ["x"], "im": [{"bytes": None, "path": "http://127.0.0.1:9/leak.png"}]},
+        features.arrow_schema,
+    )
+    assert list(dsi.Collection.from_records(datasets.Dataset(table)).rows) == ["a"]
+
+
+def test_a_link_out_of_the_folder_is_refused_and_one_inside_is_read(tmp_path):
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    (tmp_path / "secret.txt").write_text("secret")
+    (folder / "a.txt").write_text("text")
+    (folder / "b.txt").symlink_to(folder / "a.txt")
+    assert list(dsi.Collection.from_folder(folder).rows) == ["a.txt", "b.txt"]
+    (folder / "c.txt").symlink_to(tmp_path / "secret.txt")
+    with pytest.raises(
+        ValueError, match=r"c\.txt is a link to what lies outside the folder; put the file itself there"
+    ):
+        dsi.Collection.from_folder(folder)
+
+
+def test_a_hole_of_a_few_megabytes_is_no_text(tmp_path):
+    with (tmp_path / "a.txt").open("wb") as file:
+        file.write(b"text")
+        file.truncate(2**22)
+    with pytest.raises(ValueError, match=r"a\.txt has 4,194,304 bytes, most of which were never written"):
+        dsi.Collection.from_folder(tmp_path)
+
+
+def test_a_folder_that_may_not_be_read_is_named(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "closed").mkdir()
+    scandir = os.scandir
+
+    def guarded(path):
+        if os.fspath(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", os.fspath(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", guarded)
+    with pytest.raises(PermissionError, match="closed"):
+        dsi.Collection.from_folder(tmp_path)
+
+
+def test_times_of_nanoseconds_are_dates_and_series_are_lists():
+    when = numpy.datetime64("2020-01-02T03:04:05", "ns")
+    collection = dsi.Collection.from_records([{"id": "a", "text": "x", "when": when}])
+    assert collection.documents["when"][:] == ["2020-01-02T03:04:05"]
+    assert list(dsi.Collection.from_records(pandas.Series(["a", "b"])).rows) == ["0", "1"]
+
+
+def test_folders_without_an_end_are_refused(tmp_path):
+    deep = tmp_path / "/".join(["n"] * 31)
+    deep.mkdir(parents=True)
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(ValueError, match=r"has folders in folders, more than 30 of them; move what is needed up"):
+        dsi.Collection.from_folder(tmp_path)
+    deep.rename(tmp_path / ".hidden")
+    assert list(dsi.Collection.from_folder(tmp_path).rows) == ["a.txt"]
+
+
+def test_dates_that_python_does_not_have_are_refused():
+    table = pyarrow.table({"id": ["a"], "text": ["x"], "when": pyarrow.array([2**62], pyarrow.timestamp("s"))})
+    with pytest.raises(ValueError, match=r"documents hold a value that Python cannot .*; write texts"):
+        dsi.Collection.from_records(table)
+
+
+def test_a_heading_of_many_spaces_takes_no_time(tmp_path):
+    (tmp_path / "a.md").write_text("# a" + " " * 10**6 + "#b\n" + "#" * 10**6)
+    started = time.perf_counter()
+    assert dsi.Collection.from_folder(tmp_path).documents["title"][:] == ["a #b"]
+    assert time.perf_counter() - started < 10
+
+
+@pytest.mark.programs
+def test_the_shell_indexes_a_folder_of_texts_and_says_that_nothing_is_trained(notes, tmp_path, capsys, caplog):
+    assert main(["train", "--data", str(notes), "--output", str(tmp_path / "run"), "--device", "cpu"]) == 0
+    assert f"{notes} has no train queries: encoder and generator stay as they are." in caplog.messages
+    assert main(["search", str(tmp_path / "run"), "--query", "bees", "-k", "1"]) == 0
+    assert "bee" in capsys.readouterr().out
+    assert main(["evaluate", str(tmp_path / "run"), "--data", str(notes)]) == 2
+    assert f"{notes} has no test judgements to measure on; add qrels/test.tsv" in capsys.readouterr().err
+    assert main(["update", str(tmp_path / "run"), "--texts", str(notes), "--device", "cpu"]) == 0
+    assert "0 documents removed, 0 added" in capsys.readouterr().out
+
+
+def test_a_collection_is_saved_over_a_collection_only(tmp_path):
+    collection = Collection.from_records(["a", "b"], queries={"q": "a"}, qrels={"test": {"q": {"0": 1}}})
+    collection.save(tmp_path / "beir")
+    collection.save(tmp_path / "beir")
+    (tmp_path / "beir" / "paper.tex").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"beir holds 'paper.tex', which would be lost; name a new folder"):
+        collection.save(tmp_path / "beir")
+    assert (tmp_path / "beir" / "paper.tex").read_text() == "mine"
+
+
+def test_a_collection_is_shown_by_its_counts():
+    collection = Collection.from_records(["a", "b"], queries={"q": "a"}, qrels={"test": {"q": {"0": 1}}})
+    assert repr(collection).endswith("2 documents, 1 queries; judged: train 0, dev 0, test 1)")
+
+
+def test_a_series_of_texts_is_a_list_of_texts():
+    assert Collection.from_records(pandas.Series(["a", "b"])).documents["doc_id"][:] == ["0", "1"]
+
+
+@pytest.mark.parametrize("folder", [None, 3, ["notes"]])
+def test_a_folder_that_is_no_path_is_named(folder):
+    with pytest.raises(TypeError, match=r"folder must be a path, got .*; from_records takes what is in memory"):
+        Collection.from_folder(folder)
+
+
+def test_judgements_that_are_no_dictionary_are_named():
+    with pytest.raises(ValueError, match=r"qrels must be \{split: .*\} of the splits train, dev, test, got "):
+        Collection.from_records(["a"], qrels=pandas.DataFrame({"query": ["q"]}))
+
+
+def test_what_is_no_retriever_is_not_measured():
+    with pytest.raises(TypeError, match=r"evaluate\(\) measures a retriever, got 'runs/B'; dsi.GenerativeRetriever"):
+        dsi.evaluate("runs/B", Collection.from_records(["a"]))
+
+
+@pytest.mark.parametrize(
+    ("values", "read"),
+    [
+        (["1234567890123456789", "1234567890123456788"], ["1234567890123456789", "1234567890123456788"]),
+        (["00501", "02134"], ["00501", "02134"]),
+        (["123456789012345678", "-5", "0"], [123456789012345678, -5, 0]),
+        (["0.5", "-3", ".25", "5.", "1e3"], [0.5, -3.0, 0.25, 5.0, 1000.0]),
+    ],
+)
+def test_numbers_of_tables_are_exact_or_texts(values, read, tmp_path):
+    rows = "".join(f"{n},text {n},{value}\n" for n, value in enumerate(values))
+    (tmp_path / "table.csv").write_text(f"id,text,value\n{rows}")
+    assert dsi.Collection.from_folder(tmp_path).documents["value"][:] == read

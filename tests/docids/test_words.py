@@ -1,0 +1,153 @@
+"""Docid tokens that are words of a T5: its rows, its logits, titles that share a word, files, what is refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, T5ForConditionalGeneration
+
+from dsi.config import Config
+from dsi.docids.clustering import assemble
+from dsi.docids.schemes import DocidsConfig, SchemeInput, make_docids
+from dsi.docids.schemes.file import write_docids
+from dsi.docids.tree import DocidTree
+from dsi.docids.types import Ints
+from dsi.generator.config import CE, GeneratorConfig
+from dsi.generator.kinds import create_generator, load_generator
+from dsi.generator.objectives import CrossEntropy, Task
+from dsi.generator.words import WordGenerator, node_numbers, read_numbers
+from tests.support.small import WIDTH, random_queries
+
+CPU = torch.device("cpu")
+TITLES = ["Danube", "Danube Delta", "Lake Tanganyika", "Volga", "Lake Baikal", "Delta of the Danube", "Volga", "Neon"]
+
+
+class Titles:
+    """A `TitleModel` of a tokenizer."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tokenizer = AutoTokenizer.from_pretrained(str(folder))
+
+    def tokens(self, titles: list[str]) -> list[list[int]]:
+        found = self.tokenizer(titles, add_special_tokens=False)["input_ids"]
+        return [[*own, self.tokenizer.eos_token_id] for own in found]
+
+
+@pytest.fixture
+def titles(t5_folder) -> tuple[DocidTree, Ints]:
+    """The tree of `TITLES`, and the tokens of its docids in docid order."""
+    embeddings = np.random.default_rng(0).normal(size=(len(TITLES), WIDTH)).astype(np.float32)
+    config = DocidsConfig(method="title")
+    docids = make_docids(SchemeInput(embeddings, config, titles=TITLES, title_model=Titles(t5_folder)))
+    tree = assemble(docids, embeddings)
+    return tree, docids.paths[tree.doc_rows]
+
+
+@pytest.fixture
+def generator(titles, t5_folder) -> WordGenerator:
+    config = GeneratorConfig(docid_tokens="words", decoder=str(t5_folder))
+    made = create_generator(config, titles[0], WIDTH, CE, numbers=titles[1])
+    assert isinstance(made, WordGenerator)
+    return made.eval()
+
+
+def log_p_of_t5(folder: Path, tree: DocidTree, numbers: Ints, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """[batch, documents] log-probability of each title by T5 itself, over the tokens that may follow in the tree."""
+    t5 = T5ForConditionalGeneration.from_pretrained(str(folder)).eval()
+    names, log_p = node_numbers(tree, numbers), torch.zeros(len(states), tree.num_documents)
+    for document in range(tree.num_documents):
+        node, written = 0, [0]
+        for digit in tree.digits(document):
+            children = tree.first_child[node] + np.arange(tree.num_children[node])
+            if len(children) > 1:
+                encoded = {"encoder_outputs": (states,), "attention_mask": mask.long()}
+                with torch.no_grad():
+                    logits = t5(**encoded, decoder_input_ids=torch.tensor([written] * len(states))).logits[:, -1]
+                log_p[:, document] += logits[:, names[children].tolist()].log_softmax(dim=1)[:, digit]
+            node = int(children[digit])
+            written.append(int(names[node]))
+    return log_p
+
+
+def test_all_nodes_of_a_word_share_the_rows_that_t5_has_for_it(titles, generator, t5_folder):
+    tree, numbers = titles
+    t5, names = T5ForConditionalGeneration.from_pretrained(str(t5_folder)), node_numbers(tree, numbers)
+    depths = np.concatenate([np.full(level.stop - level.start, depth) for depth, level in enumerate(tree.levels)])
+    several = 0
+    for token in set(names[names >= 0].tolist()):
+        nodes = np.flatnonzero(names == token)
+        (row,) = set(generator.rows[nodes.tolist()].tolist())
+        assert torch.equal(generator.decoder.embed_tokens.weight[row], t5.shared.weight[token])
+        torch.testing.assert_close(generator.head.weight[row], t5.lm_head.weight[token] * WIDTH**-0.5)
+        several += len(set(depths[nodes[nodes < tree.num_inner]].tolist())) > 1
+    assert several  # at least one word stands at several levels
+    assert torch.equal(generator.decoder.embed_tokens.weight[0], t5.shared.weight[0])  # the start token
+    assert generator.config.vocab_size < len(generator.rows) < len(t5.shared.weight)
+
+
+def test_an_untrained_generator_gives_titles_the_probabilities_of_t5(titles, generator, t5_folder):
+    (tree, numbers), (states, mask, _) = titles, random_queries(3)
+    expected = log_p_of_t5(t5_folder, tree, numbers, states, mask)
+    torch.testing.assert_close(expected.exp().sum(dim=1), torch.ones(3))
+    objective = CrossEntropy(Task(generator, tree))
+    for document in range(tree.num_documents):
+        batch = {"token_states": states, "states_mask": mask, "relevant": torch.full((3, 1), document)}
+        assert objective.loss(generator, batch, 0.0).item() == pytest.approx(
+            -expected[:, document].mean().item(), abs=1e-4
+        )
+
+
+def test_training_moves_the_shared_rows_and_files_keep_them(titles, generator, tmp_path):
+    (tree, _), (states, mask, _) = titles, random_queries(3)
+    batch = {"token_states": states, "states_mask": mask, "relevant": torch.tensor([[1], [5], [0]])}
+    CrossEntropy(Task(generator, tree)).loss(generator, batch, 0.0).backward()
+    assert generator.decoder.embed_tokens.weight.grad.abs().sum() > 0
+    assert generator.head.weight.grad.abs().sum() > 0
+    generator.save_pretrained(str(tmp_path / "generator"))
+    loaded = load_generator(tmp_path / "generator", "cpu")
+    loaded.check_tree(tree)
+    for name, value in generator.state_dict().items():
+        assert torch.equal(value, loaded.state_dict()[name]), name
+    path = tmp_path / "generator" / "model.safetensors"
+    for name, value in (("rows", 10**6), ("rows", -1), ("num_children", 10**9), ("first_child", -5)):
+        weights = load_file(path)
+        weights[name][0] = value
+        save_file(weights, path, {"format": "pt"})
+        with pytest.raises(ValueError, match="names tokens or nodes that it does not have; restore it or train again"):
+            load_generator(tmp_path / "generator", "cpu").check_tree(tree)
+        generator.save_pretrained(str(tmp_path / "generator"))
+    config = json.loads((tmp_path / "generator" / "config.json").read_text())
+    for name, value in (("nodes", None), ("inner_nodes", 0), ("vocab_size", 10**6)):
+        (tmp_path / "generator" / "config.json").write_text(json.dumps({**config, name: value}))
+        with pytest.raises(ValueError, match=f"is not the config of a generator: {name} must be"):
+            load_generator(tmp_path / "generator", "cpu")
+
+
+def test_the_numbers_of_docids_come_from_their_file_or_are_the_digits(titles, tmp_path):
+    tree, numbers = titles
+    names = [str(row) for row in range(len(TITLES))]
+    assert np.array_equal(read_numbers(tmp_path, names, tree), tree.paths(np.arange(len(TITLES)))[1])
+    write_docids(tmp_path / "docids.tsv", names, numbers[tree.positions])
+    assert np.array_equal(read_numbers(tmp_path, names, tree), numbers)
+
+
+def test_words_without_titles_or_without_their_t5_are_refused(titles, t5_folder):
+    tree, numbers = titles
+    config = GeneratorConfig(docid_tokens="words", decoder=str(t5_folder))
+    with pytest.raises(ValueError, match='docid_tokens = "words" needs the tokens of the docids'):
+        create_generator(config, tree, WIDTH, CE)
+    with pytest.raises(
+        ValueError, match="The docids have the token 90000, the decoder only 2000; take its own tokenizer"
+    ):
+        create_generator(config, tree, WIDTH, CE, numbers=np.where(numbers == numbers.max(), np.int32(90_000), numbers))
+    with pytest.raises(ValueError, match=r'"words" needs generator\.decoder, a T5 checkpoint'):
+        GeneratorConfig(docid_tokens="words", decoder="", num_layers=1)
+    words = {"generator": {"docid_tokens": "words", "decoder": "t5"}}
+    digits = Config.named("digits")
+    with pytest.raises(ValueError, match=r"needs docids.method = \"title\", got 'kmeans'"):
+        digits.with_changes(words)
+    titled = {**words, "docids": {"method": "title", "branching": 0, "max_leaf_size": 20}}
+    assert digits.with_changes(titled).title_checkpoint == "t5"

@@ -1,0 +1,245 @@
+"""An index whose documents are in another order than the collection's, or are others."""
+
+import dataclasses
+import json
+import logging
+import random
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import dsi
+from dsi.commands.main import main
+from dsi.config import LEXICAL_WEIGHT, Config
+from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.data.collection import Collection
+from dsi.docids.words.bm25 import BM25
+from dsi.eval.measures import STANDARD_MEASURES, mean
+from dsi.eval.protocol import overlap_splits
+from dsi.measuring import evaluation as evaluation_module
+from dsi.measuring import provenance, runs
+from dsi.measuring.diagnosis import diagnose
+from dsi.measuring.runs import IndexRuns
+from dsi.search.candidates import Reranker
+from tests.support.small import PROMPTS, random_tied
+
+LEFT = "documents are in the collection only"
+
+
+@pytest.fixture
+def collection(beir):
+    return dsi.read_collection(beir())
+
+
+@pytest.fixture
+def retriever(collection, encoder):
+    documents = collection.documents
+    texts = encoder.document_texts(documents["title"][:], documents["text"][:])
+    tree = build_tree(encoder.encode(texts, "document"), DocidsConfig(branching=3, max_leaf_size=3))
+    words = BM25(documents["doc_id"], collection.full_texts())
+    config = dsi.SearchConfig(alpha=0.5, lexical_weight=0.1, beam_width=3)
+    without_texts = documents.remove_columns(["text"])
+    return dsi.GenerativeRetriever(encoder, tree, random_tied(tree), without_texts, config, lexical=words)
+
+
+def test_judgements_of_which_none_is_above_0_are_not_measured(retriever, collection):
+    for judged in collection.qrels["test"].values():
+        judged.update(dict.fromkeys(judged, 0))
+    with pytest.raises(
+        ValueError, match=r"None of the test judgements of .* is above 0, .*; give relevant documents 1"
+    ):
+        dsi.evaluate(retriever, collection)
+
+
+def test_ten_answers_are_measured_at_least(retriever, collection):
+    by_default, one = dsi.evaluate(retriever, collection), dsi.evaluate(retriever, collection, depth=1)
+    assert one.about["depth"] == 10
+    assert one.measures == by_default.measures
+    assert one.summary().splitlines()[0] == by_default.summary().splitlines()[0]
+
+
+def test_an_index_that_was_saved_is_tuned_and_measured(retriever, collection, tmp_path, capsys):
+    retriever.save_pretrained(tmp_path / "saved")
+    common = [str(tmp_path / "saved"), "--data", str(collection.name), "--device", "cpu"]
+    assert main(["tune", *common]) == 0
+    assert main(["evaluate", *common, "--results", str(tmp_path / "results.json")]) == 0
+    assert "config" not in json.loads((tmp_path / "results.json").read_text())
+
+
+def test_nothing_is_diagnosed_where_all_relevant_documents_are_gone(retriever, collection, tmp_path, capsys):
+    assert diagnose(retriever, {}, {}) == []
+    file = Path(collection.name) / "qrels" / "test.tsv"
+    head, *lines = file.read_text(encoding="utf-8").splitlines()
+    file.write_text("\n".join([head, *(line for line in lines if "\tneon\t" in line)]), encoding="utf-8")
+    retriever.remove(["neon"])
+    retriever.save_pretrained(tmp_path / "saved")
+    results = tmp_path / "results.json"
+    common = [str(tmp_path / "saved"), "--data", str(collection.name), "--device", "cpu"]
+    assert main(["evaluate", *common, "--diagnose", "--results", str(results)]) == 0
+    assert results.exists()
+
+
+def test_a_row_that_is_none_names_the_nearest_and_none_comes_twice(retriever, collection):
+    evaluation = dsi.evaluate(retriever, collection)
+    with pytest.raises(KeyError, match=r"There is no row 'BM52'; did you mean 'BM25'\?"):
+        evaluation.row("BM52")
+    names = [row.name for row in evaluation.rows]
+    assert {evaluation_module.WALK, evaluation_module.WALK_40} <= set(names)
+    retriever.search_config = dataclasses.replace(retriever.search_config, beam_width=40)
+    assert set(names) - {row.name for row in dsi.evaluate(retriever, collection).rows} == {evaluation_module.WALK}
+
+
+def replace_first(retriever, collection):
+    """Remove the first document and add it again: it is the last one then."""
+    first = collection.documents[0]
+    retriever.remove([first["doc_id"]])
+    retriever.add([{name: first[name] for name in ("doc_id", "title", "text")}])
+    assert list(retriever.documents.rows) == [*collection.documents["doc_id"][1:], first["doc_id"]]
+
+
+def test_the_order_of_an_updated_index_changes_no_result(retriever, collection, caplog):
+    dense = IndexRuns(collection, retriever).run_dense("test")
+    before, tuned = dsi.evaluate(retriever, collection), dsi.tune(retriever, collection).best
+    replace_first(retriever, collection)
+    again = IndexRuns(collection, retriever).run_dense("test")
+    assert {query_id: pytest.approx(found, abs=1e-4) for query_id, found in dense.items()} == again
+    assert dsi.tune(retriever, collection).best["lexical_weight"] == pytest.approx(tuned["lexical_weight"], rel=1e-2)
+    after = dsi.evaluate(retriever, collection)
+    for row in before.rows:
+        if row.name.startswith(("BM25", "dense", "RRF")):
+            assert after.row(row.name).values == row.values
+    assert LEFT not in caplog.text
+
+
+def test_documents_that_differ_are_counted_and_missing_ones_are_not_found(retriever, collection, caplog):
+    gone = collection.documents[collection.pairs("test")[0][1]]["doc_id"]
+    retriever.remove([gone])
+    retriever.add([{"doc_id": "new1", "text": "rivers"}, {"doc_id": "new2", "text": "gases"}])
+    with caplog.at_level(logging.WARNING):
+        evaluation = dsi.evaluate(retriever, collection)
+    assert f"differ: 1 {LEFT} (no search finds them), 2 in the index only" in caplog.text
+    of_gone = [query_id for query_id, judged in collection.qrels["test"].items() if judged == {gone: 1}]
+    assert of_gone
+    for name in ("dense", evaluation.index):
+        values = evaluation.row(name).values["Hit@10"]
+        assert values.keys() == collection.qrels["test"].keys()
+        assert not any(values[query_id] for query_id in of_gone)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        dsi.tune(retriever, collection)
+    assert LEFT in caplog.text
+
+
+def grade(collection):
+    """Give each test query of a collection a second relevant document, of a lower grade."""
+    doc_ids = collection.documents["doc_id"][:]
+    for number, judged in enumerate(collection.qrels["test"].values()):
+        judged[next(iter(judged))] = 2
+        judged.setdefault(doc_ids[number % len(doc_ids)], 1)
+    collection.qrels["dev"].clear()
+    return collection
+
+
+def test_graded_judgements_are_measured_by_ndcg_and_recall_and_no_row_needs_dev_queries(
+    retriever, collection, tmp_path
+):
+    retriever.search_config = dataclasses.replace(retriever.search_config, lexical_weight=0.0)
+    evaluation = dsi.evaluate(retriever, grade(collection))
+    assert evaluation.measures == ("nDCG@10", "RR@10", "Recall@100")
+    assert set(evaluation.row("generate").values) == set(STANDARD_MEASURES)
+    assert {len(found) for found in evaluation.runs["generate"].values()} == {len(collection.documents)}
+    names = [row.name for row in evaluation.rows]
+    assert {"BM25", "RRF of BM25 and dense", "dense + BM25", "words only"} <= set(names) <= set(evaluation_module.ROWS)
+    assert evaluation.row("dense + BM25").settings["lexical_weight"] > 0
+    assert evaluation.row("words only").settings["lexical_weight"] > 0
+    text = str(evaluation)
+    assert "Total nDCG@10 / RR@10 / Recall@100" in text
+    assert "Hit@1" not in text
+    assert "its first 100 answers hold" in text
+    evaluation.save(tmp_path / "results.json")
+    record = json.loads((tmp_path / "results.json").read_text())
+    assert list(record["systems"]) == names
+    assert (record["measures"], record["depth"]) == (["nDCG@10", "RR@10", "Recall@100"], 100)
+    exact = mean(evaluation.row("BM25").values["nDCG@10"])
+    assert record["systems"]["BM25"]["Total"]["nDCG@10"] == 100 * exact
+    shallow = dsi.evaluate(retriever, collection, depth=10)
+    assert shallow.measures == ("nDCG@10", "RR@10")
+    assert "RR@10" in shallow.summary()
+
+
+def test_another_collection_is_refused(retriever, beir):
+    document, query = '{"_id": "x", "text": "t"}', '{"_id": "q", "text": "t"}'
+    rows = "q\tx\t1"
+    other = dsi.read_collection(beir(document, query, train=rows, dev=rows, test=rows))
+    for call in (dsi.evaluate, dsi.tune):
+        with pytest.raises(
+            ValueError, match="the index share no document; give the collection that the index was made of"
+        ):
+            call(retriever, other)
+
+
+class SameOrder(Reranker):
+    kind = "same order"
+
+    def score(self, candidates):
+        return candidates.scores
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory, sentence_t5_folder):
+    """300 documents of random words, 40 queries with 20 relevant ones each, ten of them for dev, and an index without BM25."""
+    rng, words = random.Random(0), [f"word{n}" for n in range(60)]
+    documents = [{"id": f"d{n}", "text": " ".join(rng.choices(words, k=12))} for n in range(300)]
+    queries = {f"q{n}": " ".join(rng.choices(words, k=3)) for n in range(40)}
+    judged = {query_id: {f"d{n}": 1 for n in rng.sample(range(300), 20)} for query_id in queries}
+    split = {"dev": {q: judged[q] for q in list(judged)[:10]}, "test": {q: judged[q] for q in list(judged)[10:]}}
+    collection = Collection.from_records(documents, queries=queries, qrels=split)
+    config = (
+        Config()
+        .without_training()
+        .with_changes(
+            {"encoder": {"name": str(sentence_t5_folder), **PROMPTS}, "bf16": False, "search": {"lexical_weight": 0.0}}
+        )
+    )
+    return collection, dsi.train(collection, tmp_path_factory.mktemp("graded") / "run", config=config, device="cpu")
+
+
+def test_a_reranker_that_changes_nothing_has_the_row_of_the_index(graded):
+    collection, retriever = graded
+    evaluation = dsi.evaluate(retriever, collection, rerankers={"same": [SameOrder()]}, rerank_depth=20)
+    assert evaluation.measures[-1] == "Recall@100"
+    assert evaluation.row("+ same").values == evaluation.row("generate").values
+
+
+def test_words_have_a_weight_in_the_hybrid_row_though_the_index_gives_them_none(graded):
+    collection, retriever = graded
+    assert retriever.search_config.lexical_weight == 0.0
+    assert dsi.evaluate(retriever, collection).row("dense + BM25").settings["lexical_weight"] == LEXICAL_WEIGHT
+
+
+def test_nothing_is_tuned_on_dev_where_dev_is_measured(graded, monkeypatch):
+    def tuned(*_, **__):
+        raise AssertionError("tuned on the queries that are measured")
+
+    collection, retriever = graded
+    for name in ("choose", "choose_weights", "hybrid_scores"):
+        monkeypatch.setattr(runs, name, tuned)
+    evaluation = dsi.evaluate(retriever, collection, "dev")
+    assert evaluation.row("dense + BM25").settings["lexical_weight"] == LEXICAL_WEIGHT
+
+
+def test_results_need_no_git_and_name_no_commit_of_another_project(tmp_path, monkeypatch):
+    assert re.fullmatch("[0-9a-f]{40}", provenance.provenance()["commit"])
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "provenance.py"))
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    (tmp_path / "provenance.py").write_text("")
+    assert provenance.provenance()["commit"] == ""
+    monkeypatch.setenv("PATH", "")
+    assert provenance.provenance()["commit"] == ""
+
+
+def test_a_query_without_a_relevant_document_is_in_neither_half():
+    splits = overlap_splits({"a": {"x": 1}, "b": {"y": 1}, "none": {"x": 0}}, {"x"})
+    assert splits == {"Total": ["a", "b", "none"], "Overlap": ["a"], "No Overlap": ["b"]}

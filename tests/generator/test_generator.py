@@ -1,0 +1,370 @@
+"""The generator: T5 weights taken over, a proper distribution, cached states against fresh ones, the order of batches."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from dsi_experiments.benchmarks.reference import transformers_loss
+from transformers import T5ForConditionalGeneration
+
+from dsi.commands.main import main
+from dsi.contrastive import blocks
+from dsi.contrastive.encoder import Encoder
+from dsi.docids.tree import DocidTree
+from dsi.generator.config import CE, GeneratorConfig, ObjectiveConfig, TrainingConfig, check_together
+from dsi.generator.families import FamilyTree
+from dsi.generator.kinds import create_generator, load_generator
+from dsi.generator.model import DocidGenerator
+from dsi.generator.objectives import CrossEntropy, Task
+from dsi.generator.states import StateCache, write_states
+from dsi.training.examples import DocidExamples, LengthBucketSampler, Texts
+from dsi.training.teacher import Teacher
+from dsi.training.trainer import WholeModel, train_generator
+from tests.support.oracles import chain_logits, document_log_p
+from tests.support.oracles import children_of as nodes_below
+from tests.support.small import WIDTH, random_generator, random_queries, random_tree
+
+CPU = torch.device("cpu")
+FRESH = GeneratorConfig(docid_tokens="digits", num_layers=1)
+TEXTS = ["the danube passes four capitals", "neon", "helium fills balloons and airships", "a river"]
+
+
+def states_of(encoder: Encoder, folder: Path) -> StateCache:
+    """The cached states of `TEXTS` as queries."""
+    return StateCache(write_states(encoder, "query", TEXTS, folder / "states"))
+
+
+def test_decoder_weights_of_a_t5_checkpoint_are_taken_over(t5_folder):
+    tree = random_tree(60)
+    generator = DocidGenerator.create(GeneratorConfig(docid_tokens="digits", decoder=str(t5_folder)), tree, WIDTH, CE)
+    theirs = T5ForConditionalGeneration.from_pretrained(str(t5_folder)).decoder.state_dict()
+    ours = generator.decoder.state_dict()
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        if "embed_tokens" not in name:
+            assert torch.equal(ours[name], tensor), name
+    assert generator.head.weight.shape == (tree.vocab_size, WIDTH)
+    shallow = DocidGenerator.create(
+        GeneratorConfig(docid_tokens="digits", decoder=str(t5_folder), num_layers=1), tree, WIDTH, CE
+    )
+    assert len(shallow.decoder.block) == 1
+    assert torch.equal(
+        shallow.decoder.block[0].layer[2].DenseReluDense.wi.weight, theirs["block.0.layer.2.DenseReluDense.wi.weight"]
+    )
+
+
+def test_the_output_layer_gives_what_t5_would_give_on_the_same_states(t5_folder):
+    # Same decoder, same inputs: our hidden states are T5's; so the taken-over weights are also wired up as T5 wires them.
+    tree = random_tree(60)
+    generator = DocidGenerator.create(
+        GeneratorConfig(docid_tokens="digits", decoder=str(t5_folder)), tree, WIDTH, CE
+    ).eval()
+    t5 = T5ForConditionalGeneration.from_pretrained(str(t5_folder)).eval()
+    states, mask, _ = random_queries(2)
+    inputs = torch.randn(2, 3, WIDTH)
+    arguments = {"inputs_embeds": inputs, "encoder_hidden_states": states, "encoder_attention_mask": mask.float()}
+    with torch.no_grad():
+        ours = generator.decoder(**arguments, use_cache=False).last_hidden_state
+        theirs = t5.decoder(**arguments, use_cache=False).last_hidden_state
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_widths_that_do_not_fit_are_refused(t5_folder):
+    tree = random_tree(20)
+    with pytest.raises(ValueError, match=rf"is {WIDTH} wide, the encoder's states 99"):
+        DocidGenerator.create(GeneratorConfig(docid_tokens="digits", decoder=str(t5_folder)), tree, 99, CE)
+    with pytest.raises(ValueError, match="ask for fewer num_layers"):
+        DocidGenerator.create(
+            GeneratorConfig(docid_tokens="digits", decoder=str(t5_folder), num_layers=5), tree, WIDTH, CE
+        )
+    with pytest.raises(ValueError, match="num_layers must be at least 1 without a T5 checkpoint"):
+        GeneratorConfig(docid_tokens="digits")
+
+
+@pytest.mark.parametrize(("width", "heads"), [(768, 12), (384, 6), (128, 4), (32, 4), (30, 3), (7, 1), (2, 2)])
+def test_a_fresh_decoder_has_heads_of_64_dimensions_at_least_four_that_divide_its_width(width, heads):
+    generator = create_generator(FRESH, random_tree(20), width, CE)
+    assert (generator.config.num_heads, generator.config.d_kv * heads) == (heads, width)
+
+
+def loss_of(
+    generator: DocidGenerator,
+    tree: DocidTree,
+    batch: dict[str, torch.Tensor],
+    distillation: float = 0.0,
+    model: torch.nn.Module | None = None,
+) -> float:
+    """The cross-entropy of a batch as `DocidExamples.collate` makes it."""
+    with torch.no_grad():
+        objective = CrossEntropy(Task(generator, tree, distillation=distillation))
+        return float(objective.loss(model or generator, batch, 0.99))
+
+
+def batch_of(queries: tuple[torch.Tensor, ...], positions: list[int]) -> dict[str, torch.Tensor]:
+    return {"token_states": queries[0], "states_mask": queries[1], "relevant": torch.tensor(positions)[:, None]}
+
+
+def test_the_loss_is_minus_log_of_a_distribution_over_all_documents():
+    tree = random_tree(35)
+    generator, queries = random_generator(tree), random_queries(3)
+    log_p = document_log_p(tree, generator, *queries[:2])
+    torch.testing.assert_close(log_p.exp().sum(dim=1), torch.ones(3))
+    loss = loss_of(generator, tree, batch_of(queries, [4, 30, 11]))
+    assert loss == pytest.approx(-log_p[[0, 1, 2], [4, 30, 11]].mean().item(), rel=1e-5)
+
+
+def test_loss_and_gradients_are_those_of_transformers_own_decoder():
+    tree = random_tree(60, branching=4, leaf=2)
+    generator, (states, mask, _) = random_generator(tree), random_queries(3)
+    states.requires_grad_()
+    positions = torch.tensor([4, 30, 11])
+    batch = {"token_states": states, "states_mask": mask, "relevant": positions[:, None]}
+    ours = CrossEntropy(Task(generator, tree)).loss(generator, batch, 0.0)
+    theirs = transformers_loss(generator, tree, states, mask, positions)
+    torch.testing.assert_close(ours, theirs)
+    weights = [states, *generator.parameters()]
+    for one, other in zip(torch.autograd.grad(ours, weights), torch.autograd.grad(theirs, weights), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_the_training_benchmark_compares_the_same_loss(tmp_path, capsys):
+    sizes = ["--shapes", "small", "--tokens", "4", "--documents", "50", "--rounds", "1"]
+    assert main(["benchmark-training", *sizes, "--results", str(tmp_path / "training.json")]) == 0
+    assert capsys.readouterr().out.count("x  yes") == 2
+    rows = json.loads((tmp_path / "training.json").read_text())["rows"]
+    assert [(row["bfloat16"], row["same_loss"]) for row in rows] == [(False, True), (True, True)]
+
+
+@pytest.mark.parametrize("branching", [2, 4])
+def test_a_tree_of_nodes_in_one_pass_gets_the_logits_of_each_sequence_alone(branching):
+    tree = random_tree(60, branching=branching, leaf=2)
+    generator, (states, mask, _) = random_generator(tree), random_queries(3)
+    families = FamilyTree(tree, CPU)
+    documents = torch.tensor([[0, 7, 59, 7], [31, 30, 2, -1], [-1, 5, -1, -1]])
+    packed = families.pack(families.above(documents))
+    with torch.no_grad():
+        logits = generator(states, mask, packed.tokens, packed.depths, packed.sees)["logits"]
+    parents, digits = (torch.from_numpy(each).long() for each in tree.paths(np.arange(60)))
+    for row in range(3):
+        wanted = {int(node) for d in documents[row].tolist() if d >= 0 for node in parents[d] if node >= 0}
+        assert set(packed.parents[row].tolist()) - {-1} == wanted
+        for document in documents[row].tolist():
+            if document < 0:
+                continue
+            alone = chain_logits(tree, generator, states[[row]], mask[[row]], digits[[document]])[0]
+            for level, node in enumerate(parents[document].tolist()):
+                if node < 0:
+                    continue
+                place, children = packed.parents[row].tolist().index(node), int(tree.num_children[node])
+                torch.testing.assert_close(logits[row, place, :children], alone[level, :children], atol=1e-5, rtol=1e-4)
+                first = int(tree.first_child[node])
+                assert packed.children[row, place, :children].tolist() == list(range(first, first + children))
+                assert (packed.children[row, place, children:] == -1).all()
+
+
+@pytest.mark.parametrize("from_t5", [False, True])
+def test_a_new_generator_starts_near_a_uniform_choice(t5_folder, from_t5):
+    tree = random_tree(64, method="balanced")
+    decoder = {"decoder": str(t5_folder)} if from_t5 else {"num_layers": 2}
+    generator = DocidGenerator.create(GeneratorConfig(docid_tokens="digits", **decoder), tree, WIDTH, CE).eval()
+    states, mask, _ = random_queries(1)
+    everything = (states.expand(64, -1, -1), mask.expand(64, -1))
+    loss = loss_of(generator, tree, batch_of(everything, list(range(64))))
+    assert loss == pytest.approx(math.log(64), abs=2.5)  # unit logits at three levels add half a nat each
+
+
+def test_cached_states_give_the_losses_of_recomputed_ones(encoder, tmp_path, monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK", 1)
+    tree = random_tree(20)
+    generator = DocidGenerator.create(GeneratorConfig(docid_tokens="digits", num_layers=2), tree, WIDTH, CE).eval()
+    documents = write_states(encoder, "document", TEXTS[:2], tmp_path / "documents")
+    queries = write_states(encoder, "query", TEXTS[2:], tmp_path / "queries")
+    assert (len(documents), len(queries)) == (2, 2)
+    cache = StateCache([*documents, *queries])
+    examples = DocidExamples(cache, np.array([3, 7, 11, 19]), tree)
+    batch = examples.collate([0, 1, 2, 3])
+    assert batch["relevant"].tolist() == [[3], [7], [11], [19]]
+    for row, kind in enumerate(["document", "document", "query", "query"]):
+        states, mask, _, _ = encoder.forward([TEXTS[row]], kind)
+        fresh = loss_of(generator, tree, batch_of((states, mask), [[3, 7, 11, 19][row]]))
+        cached = loss_of(generator, tree, {name: tensor[[row]] for name, tensor in batch.items()})
+        assert fresh == pytest.approx(cached, abs=2e-3)  # float16 on disk
+        np.testing.assert_allclose(batch["embeddings"][row], encoder.encode([TEXTS[row]], kind)[0], atol=1e-6)
+    assert cache.lengths.tolist() == [
+        int(encoder.forward([t], k)[1].sum()) for t, k in zip(TEXTS, ["document"] * 2 + ["query"] * 2, strict=True)
+    ]
+
+
+def test_a_teacher_shares_the_targets_on_every_node_of_the_path(encoder, tmp_path):
+    tree = random_tree(20)
+    generator, queries = random_generator(tree), random_queries(20)
+    parents, digits = (torch.from_numpy(each).long() for each in tree.paths(np.arange(20)))
+    teacher = Teacher.dense(queries[2].numpy(), tree.embeddings[:], 0.5, 6)
+    taught = {name: torch.from_numpy(own) for name, own in teacher.batch(range(20)).items()}
+    found = loss_of(generator, tree, {**batch_of(queries, list(range(20))), **taught}, 0.3)
+    logits, total = chain_logits(tree, generator, *queries[:2], digits), 0.0
+    scores = queries[2].numpy() @ tree.embeddings[:].T
+    for row in range(20):
+        best = np.argsort(-scores[row], kind="stable")[:6]
+        shares = np.exp(scores[row, best] / 0.5)
+        shares /= shares.sum()
+        for level in range(int((digits[row] >= 0).sum())):
+            own = list(nodes_below(tree, int(parents[row, level])))
+            targets = []
+            for digit, child in enumerate(own):
+                inner = child < tree.num_inner
+                start = int(tree.doc_start[child]) if inner else child - tree.num_inner
+                end = int(tree.doc_end[child]) if inner else start + 1
+                mass = sum(share for document, share in zip(best, shares, strict=True) if start <= document < end)
+                targets.append(0.7 * (digit == digits[row, level]) + 0.3 * mass)
+            log_p = logits[row, level, : len(own)].log_softmax(0).tolist()
+            total -= sum(t * p for t, p in zip(targets, log_p, strict=True)) / sum(targets) / 20
+    assert found == pytest.approx(float(total), rel=1e-4)
+
+    # Taught alone, the decoder comes to say what dense search says.
+    states = states_of(encoder, tmp_path)
+    teacher = Teacher.dense(states.embeddings, tree.embeddings[:], 0.5, 20)
+    examples = DocidExamples(states, np.array([0, 5, 11, 19]), tree, relevant={}, teacher=teacher)
+    objective = replace(CE, distillation=1.0)
+    training = TrainingConfig(batch_size=4, epochs=150.0, learning_rate=3e-3)
+    student, batch = DocidGenerator.create(FRESH, tree, WIDTH, CE), examples.collate([0, 1, 2, 3])
+    before = loss_of(student, tree, batch, 1.0)
+    train_generator(student, examples, objective, training, tmp_path / "work")
+    entropy = sum(entropy_on_path(tree, batch, row) for row in range(4)) / 4
+    assert loss_of(student, tree, batch, 1.0) - entropy < 0.05 < before - entropy
+
+
+def entropy_on_path(tree: DocidTree, batch: dict[str, torch.Tensor], row: int) -> float:
+    """Entropy of the teacher's shares of the children of each node on a row's path, weighted_sum: the least possible loss."""
+    families = FamilyTree(tree, CPU)
+    path = families.pack(families.above(batch["relevant"][row : row + 1]))
+    mass = families.mass(path, batch["taught"][row : row + 1], batch["taught_weights"][row : row + 1])[0]
+    shares = mass[mass.sum(dim=1) > 0]
+    shares = shares / shares.sum(dim=1, keepdim=True)
+    return float(-(shares * shares.clamp(min=1e-30).log()).sum())
+
+
+def test_encoder_and_decoder_train_together_from_texts(encoder, tmp_path):
+    tree = random_tree(20)
+    kinds = ["document", "document", "query", "query"]
+    texts = Texts(encoder, [("document", TEXTS[:2]), ("query", TEXTS[2:])])
+    examples = DocidExamples(texts, np.array([0, 5, 11, 19]), tree)
+    training = TrainingConfig(batch_size=2, epochs=40.0, learning_rate=3e-3, train_encoder=True)
+    generator, before = DocidGenerator.create(FRESH, tree, WIDTH, CE), encoder.fingerprint
+    first = WholeModel(encoder.model, generator).eval()
+    batch = examples.collate([0, 1, 2, 3])
+    together = loss_of(generator, tree, batch, model=first)
+    alone = []
+    for row, kind in enumerate(kinds):  # prompts and tokens are those of the frozen encoder
+        states, mask, _, _ = encoder.forward([TEXTS[row]], kind)
+        alone.append(loss_of(generator, tree, batch_of((states, mask), [[0, 5, 11, 19][row]])))
+    assert sum(alone) / 4 == pytest.approx(together, abs=1e-4)
+    train_generator(generator, examples, CE, training, tmp_path / "work", encoder)
+    assert encoder.fingerprint != before
+    assert loss_of(generator, tree, batch, model=first.eval()) < 0.1 < together
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"distillation": 2.0}, r"objective.distillation must be between 0 and 1, got 2.0"),
+        (
+            {"name": "best"},
+            r"objective.name must be one of ce, estimate, .*, got 'best'; the objective of another package",
+        ),
+        (
+            {"name": "otm", "distillation": 0.5},
+            r"objective.distillation needs an objective that reads a teacher \(ce, estimate\), got 0.5 with 'otm'; use 0",
+        ),
+    ],
+)
+def test_objectives_whose_settings_do_not_go_together_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        ObjectiveConfig(**{"name": "ce", "distillation": 0.0, **settings})
+
+
+def test_settings_of_training_and_examples_are_checked():
+    with pytest.raises(ValueError, match=r"training.epochs must be at least 0, got -1"):
+        TrainingConfig(epochs=-1.0)
+    with pytest.raises(ValueError, match=r'must be above 0, got 0: only generator.docid_tokens = "tied" makes sense'):
+        check_together(FRESH, CE, TrainingConfig(epochs=0.0))
+    together = TrainingConfig(train_encoder=True)
+    with pytest.raises(
+        ValueError, match=r"'otm' reads the encoder's states or embeddings, which training\.train_encoder"
+    ):
+        check_together(FRESH, replace(CE, name="otm"), together)
+    with pytest.raises(
+        ValueError, match=r"train_encoder changes the encoder whose scores objective\.distillation teaches"
+    ):
+        check_together(FRESH, replace(CE, distillation=0.1), together)
+
+
+def test_examples_must_fit_the_cache(encoder, tmp_path):
+    with pytest.raises(ValueError, match="3 positions for 4 texts"):
+        DocidExamples(states_of(encoder, tmp_path), np.arange(3), random_tree(20))
+    with pytest.raises(
+        ValueError, match="Docid positions are 0 to 19 in this tree, an example asks for 20; build the docids"
+    ):
+        DocidExamples(
+            states_of(encoder, tmp_path),
+            np.arange(17, 21),
+            random_tree(20),
+        )
+
+
+def test_the_sampler_is_a_permutation_with_like_lengths_together_that_depends_on_the_epoch():
+    lengths = np.random.default_rng(0).integers(1, 100, size=1003)
+    sampler = LengthBucketSampler(lengths, 10, seed=1)
+    first, again = list(sampler), list(sampler)
+    assert first == again
+    assert sorted(first) == list(range(1003))
+    sampler.set_epoch(1)
+    assert list(sampler) != first
+    spans = [np.ptp(lengths[first[i : i + 10]]) for i in range(0, 1000, 10)]
+    assert np.mean(spans) < 20  # random batches of ten would span about 80
+
+
+def test_training_learns_the_examples_and_resuming_changes_nothing(encoder, tmp_path):
+    tree = random_tree(20)
+    examples = DocidExamples(states_of(encoder, tmp_path), np.array([0, 5, 11, 19]), tree)
+    training = TrainingConfig(batch_size=2, epochs=40.0, learning_rate=3e-3)
+
+    def create() -> DocidGenerator:
+        return DocidGenerator.create(FRESH, tree, WIDTH, CE)
+
+    whole = create()
+    record = train_generator(whole, examples, CE, training, tmp_path / "whole")
+    assert loss_of(whole, tree, examples.collate([0, 1, 2, 3])) < 0.1
+
+    # The checkpoints of the whole run are what a killed run would have left; go on from the last but one.
+    checkpoints = sorted((tmp_path / "whole").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    (tmp_path / "resumed").mkdir()
+    checkpoint = checkpoints[0].rename(tmp_path / "resumed" / checkpoints[0].name)
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    state["log_history"][-1]["seconds"] += 1000  # as if it had taken long so far
+    (checkpoint / "trainer_state.json").write_text(json.dumps(state))
+    resumed = create()
+    again = train_generator(resumed, examples, CE, training, tmp_path / "resumed")
+    for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+    assert again["steps"] == record["steps"] == 80
+    assert again["loss"] == pytest.approx(record["loss"], rel=1e-4)
+    assert again["seconds"] > 1000 > record["seconds"]
+
+
+def test_a_generator_survives_saving_and_knows_its_docids(tmp_path):
+    tree = random_tree(30)
+    generator = random_generator(tree)
+    generator.save_pretrained(str(tmp_path / "generator"))
+    loaded = load_generator(tmp_path / "generator", "cpu")
+    batch = batch_of(random_queries(3), [4, 22, 29])
+    assert loss_of(generator, tree, batch) == loss_of(loaded, tree, batch)
+    loaded.check_tree(tree)
+    with pytest.raises(ValueError, match=r"was trained for docids .* train the generator again"):
+        loaded.check_tree(random_tree(30, seed=5))
+    with pytest.raises(FileNotFoundError, match=r"dsi train --stage generator"):
+        load_generator(tmp_path / "nothing", "cpu")

@@ -1,0 +1,227 @@
+"""Who may import whom (scripts -> dsi -> eval | contrastive -> docids; rooms of dsi), without circles; what --help costs."""
+
+import ast
+import doctest
+import importlib
+import re
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from dsi.commands.main import COMMANDS
+from dsi.docids.extensions import COMMANDS as EXTENSIONS
+from dsi.docids.extensions import extension_names
+
+ROOT = Path(__file__).parents[2]
+LINKED = ("docids", "contrastive", "eval")
+"""Folders that are packages of dsi, by links in its folder."""
+PACKAGES = (*LINKED, "dsi", "scripts")
+MAY_IMPORT = {
+    "docids": set(),
+    "contrastive": {"docids"},
+    "eval": {"docids"},
+    "dsi": {"docids", "contrastive", "eval"},
+    "scripts": {"docids", "contrastive", "eval", "dsi"},
+}
+FRONT = ("__init__", "__main__")
+"""Modules of dsi outside the rooms: they open the package and the command."""
+ROOMS = (
+    "generator", "search", "config", "store", "rerankers", "measuring", "cluster", "training", "integrations", "server",
+    "commands",
+)  # fmt: skip
+"""Of dsi: each imports only those before it, and itself."""
+WALK = ("dsi.search.engine", "dsi.search.generate", "dsi.search.beam", "dsi.search.walk", "dsi.search.lists")
+MODELS = (
+    "transformers",
+    "sentence_transformers",
+    "dsi.contrastive.encoder",
+    "dsi.generator.model",
+    "dsi.generator.tied",
+)
+DOCIDS = ("dsi.docids.tree", "dsi.docids.schemes", "dsi.docids.clustering", "dsi.docids.updating")
+UNKNOWN = {
+    "HTTP": ("fastapi", "starlette", "uvicorn", "http"),
+    "Hub": ("huggingface_hub.HfApi", "dsi.store.hub"),
+    "decoders?": ("dsi.generator.model", "dsi.search.decoder"),
+    "docids|identifiers": DOCIDS,
+    "features": ("dsi.search.features",),
+    "generators?": ("dsi.generator", "dsi.search.decoder"),
+    "indexes": ("dsi.store.retriever", "dsi.store"),
+    "launchers": ("accelerate",),
+    "manifests": ("dsi.store.manifest", "dsi.store.loading"),
+    "measures": ("dsi.eval.measures", "dsi.measuring"),
+    "models": MODELS,
+    "nodes": ("dsi.generator.families", "dsi.search.dense", "dsi.generator.objectives"),
+    "ours": ("dsi",),
+    "retrievers?": ("dsi.store.retriever",),
+    "search(es|ing)?|searched": WALK,
+    "tables?": ("dsi.eval.tables", "dsi.eval.report"),
+    "texts": ("dsi.docids.data.collection", "dsi.contrastive.encoder"),
+    "trained|training": ("dsi.training", "dsi.contrastive.training"),
+    "trees": ("dsi.docids.tree", "dsi.docids.clustering"),
+    "vectors": ("dsi.docids.vectors", "faiss"),
+    "words": ("dsi.docids.words.bm25",),
+}
+"""{what a module's docstring may say that it knows nothing of: modules that it then does not import}."""
+MODULES = sorted(path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+def imported(path: Path) -> list[str]:
+    """The module of every import in a file, those for type checkers included."""
+    modules = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules.append(node.module or "")
+            modules += [f"{node.module}.{alias.name}" for alias in node.names]
+    return modules
+
+
+def package_of(module: str) -> str:
+    """The package of a module: dsi.docids is `docids`, a folder beside dsi with a link in it."""
+    top, below, *_ = [*module.split("."), ""]
+    return below if top == "dsi" and below in PACKAGES else top
+
+
+def room_of(module: str) -> str:
+    """The room of a module of dsi, "" for those in front."""
+    package, room, *_ = [*module.split("."), ""]
+    return room if package == "dsi" and room in ROOMS else ""
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_imports_follow_the_direction(path):
+    package = path.parts[0]
+    for module in imported(ROOT / path):
+        top = package_of(module)
+        assert module.split(".")[0] not in LINKED, f"{path}: it is installed as dsi.{module}"
+        if top in PACKAGES and top != package:
+            assert top in MAY_IMPORT[package], f"{path} imports {module}"
+        assert top != "dsi_experiments" or package == "scripts", f"{path} imports {module}, which may not be installed"
+        if package == "docids":
+            assert top not in ("torch", "transformers", "sentence_transformers"), f"{path} imports {module}"
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if path.parts[0] == "dsi"], ids=str)
+def test_a_room_imports_only_those_before_it(path):
+    name = path.parts[1].removesuffix(".py")
+    assert name in (*FRONT, *ROOMS), f"{path} is in no room"
+    for room in filter(None, map(room_of, imported(ROOT / path))) if name in ROOMS else ():
+        assert ROOMS.index(room) <= ROOMS.index(name), f"{path} imports from dsi.{room}"
+
+
+def unknown_to(path: Path) -> list[str]:
+    """Modules that a module may not import by the sentences of its docstring that begin "Knows nothing of" or "Knows no"."""
+    text = " ".join((ast.get_docstring(ast.parse((ROOT / path).read_text(encoding="utf-8"))) or "").split())
+    sentences = [found for found in re.findall(r"\b[Kk]nows no[^.;`]*", text) if " but " not in found]
+    things = [thing for thing in UNKNOWN if any(re.search(rf"\b({thing})\b", sentence) for sentence in sentences)]
+    return [module for thing in things for module in UNKNOWN[thing]]
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if unknown_to(path)], ids=str)
+def test_what_a_module_knows_nothing_of_it_does_not_import(path):
+    modules = imported(ROOT / path)
+    for unknown in unknown_to(path):
+        assert not [module for module in modules if f"{module}.".startswith(f"{unknown}.")]
+
+
+def name_of(module: str) -> str:
+    """What a module is imported as, from its place in the repository."""
+    return f"dsi.{module}" if module.partition(".")[0] in LINKED else module.removeprefix("scripts.")
+
+
+def test_no_import_goes_in_a_circle():
+    modules = {".".join(path.with_suffix("").parts): path for path in MODULES if path.name != "__init__.py"}
+    names = {name_of(module): path for module, path in modules.items()}
+    graph = {name: {module for module in imported(ROOT / path) if module in names} for name, path in names.items()}
+    assert len(list(TopologicalSorter(graph).static_order())) == len(names)  # raises CycleError, which shows the circle
+
+
+def test_no_module_has_the_name_of_a_public_function():
+    import dsi
+
+    taken = {path.stem for path in (ROOT / "dsi").iterdir() if path.stem in dsi.__all__}
+    assert not taken, "importing such a module would put it in the function's place"
+    assert all(getattr(dsi, name).__doc__ for name in dsi.__all__)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_modules_open_with_what_they_do_and_stay_short(path):
+    text = (ROOT / path).read_text(encoding="utf-8")
+    assert ast.get_docstring(ast.parse(text)), f"{path} has no docstring"
+    assert len(text.splitlines()) <= 600
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno - node.lineno < 60, f"{path}: {node.name} is too long"
+
+
+def test_help_imports_nothing_heavy_and_groups_every_command():
+    code = "import sys, dsi.commands.main as m; m.main(['--help']); print([n for n in ('torch', 'numpy') if n in sys.modules])"
+    output = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert output.strip().endswith("[]")
+    assert "\nadded by dr-scl-experiments:\n" in output
+    for name in (*COMMANDS, *extension_names(EXTENSIONS)):
+        assert re.search(rf"^  {name} +\w", output, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", ["example", "train", "tune", "evaluate", "search", "explain", "update"])
+def test_help_of_an_everyday_command_imports_nothing_heavy(command):
+    show_help = f"try: m.main([{command!r}, '--help'])"
+    code = f"import sys, dsi.commands.main as m\n{show_help}\nexcept SystemExit: print('torch' in sys.modules)"
+    output = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert output.startswith(f"usage: dsi {command} ")
+    assert output.endswith("False\n")
+
+
+def test_what_is_wrong_with_a_setting_or_a_device_is_told_before_models_are_imported():
+    wrong = [["--set", "encoder.nam=x"], ["--set", "contrastive.epochs=0"], ["--device", "gpu"]]
+    code = f"""
+import sys, dsi.commands.main as m
+print([m.main(["train", "--data", "minipedia", "--output", "unwritten", *given]) for given in {wrong}])
+print([name for name in ("datasets", "sentence_transformers", "transformers") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[2, 2, 2]\n[]\n", done
+    assert [line[:5] for line in done.stderr.splitlines()] == ["dsi: "] * 3
+
+
+@pytest.mark.programs
+def test_what_needs_an_extra_is_imported_when_it_is_needed():
+    extras = (
+        "ir_datasets", "ir_measures", "langchain_core", "lightgbm", "llama_index", "matplotlib", "numba", "pyndeval",
+        "beir", "mteb", "onnx", "onnxruntime", "pyterrier", "pyversity", "shtab",
+    )  # fmt: skip
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys({extras!r}))  # importing one of them fails
+import dsi.commands.evaluate, dsi.measuring.evaluation, dsi.store.retriever
+import dsi_experiments.commands.train_reranker, dsi_experiments.commands.reproduce
+from dsi_experiments import figure5, laboratory, objectives_table, synthetic
+from dsi.search.candidates import reranker_class
+try:
+    reranker_class("parser")
+except ValueError as error:
+    print(error)
+"""
+    output = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert 'needs numba; pip install "dr-scl-experiments[rerank]"' in output
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "dsi.search.results",
+        *(f"dsi.eval.{name}" for name in ("measures", "fusion", "protocol", "tables", "report")),
+        *(
+            f"dsi.docids.{name}"
+            for name in ("files.processes", "files.storage", "data.collection", "schemes", "data.natural_questions")
+        ),
+    ],
+)
+def test_examples_in_docstrings_hold(module):
+    assert doctest.testmod(importlib.import_module(module)).attempted > 0
+    assert doctest.testmod(importlib.import_module(module)).failed == 0

@@ -1,0 +1,350 @@
+"""README and site: their Python runs, commands and options exist, file tree and links are true, old names are gone."""
+
+import json
+import os
+import re
+import shutil
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import dsi
+from dsi.commands.main import COMMANDS, command_modules, main
+from tests.support.small import MINIPEDIA, save_cross_encoder
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("docids", "contrastive", "dsi", "eval")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+RUN = [ROOT / "README.md", ROOT / "docs" / "index.md", *sorted((ROOT / "docs" / "use").glob("*.md"))]
+"""Pages whose Python is run."""
+CONTRIBUTING = ROOT / "docs" / "develop" / "contributing.md"
+"""The page that docs/hooks.py makes of CONTRIBUTING.md."""
+RETIRED = (
+    "without a look", "by hand, though", "looks at", "so many", "about the best", "that are asked for", "pass --encoder",
+    "nq10k-small", "nq100k-small", "small-digits", "--config small", 'config="small"', "all-MiniLM-L6-v2 (offline)",
+    "lexical.enabled", "[examples]", "evaluate_every", "load_stages", "max_expansions", "retriever.trace",
+    "Docids.of(", "DocidLogitsProcessor.of", "dsi_experiments.reproduce ", "dsi.snapshot", "dsi.store.parts",
+    "dsi.search.answers", "dsi.search.queries", "dsi.measuring.rows", "dsi.measuring.beam_widths", "dsi.generator.stored",
+    "contrastive.stored", "contrastive.callbacks", "dsi.docids.words.top_lists",
+    "dsi build-docids", "dsi train-encoder", "dsi train-generator", "dsi generate-queries",
+    "dsi.index import", "dsi.pipeline", "dsi.evaluation", "dsi.tuning", "scripts.experiments", "scripts.benchmarks",
+    "docids.collection", "docids.lexical", "docids.storage", "docids/minipedia", "docs/guides", "docs/design",
+)  # fmt: skip
+"""Names and phrases that are gone: no code, message or page has them."""
+
+NOT_RUN = "<!-- not run:"
+FENCE = re.compile(
+    r"^(?P<mark><!-- not run: [^\n]*-->\n)?```(?P<kind>\w+)[^\n]*\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL
+)
+TITLED = re.compile(r'^```toml title="([^"]+)"\n(.*?)^```', re.MULTILINE | re.DOTALL)
+TINY = """
+dev_queries = 20
+[pseudo_queries]
+per_document = 2
+[encoder]
+name = "{encoder}"
+document_length = 24
+[contrastive]
+batch_size = 16
+epochs = 1.0
+[tokens]
+epochs = 0.0
+[training]
+batch_size = 32
+epochs = 1.0
+"""
+"""A configuration that trains in seconds, in the place of `example`."""
+
+
+def names(pages):
+    return [page.relative_to(ROOT).as_posix() for page in pages]
+
+
+def blocks(page, kind):
+    """(text, first line, is it run?) of the fenced blocks of a kind."""
+    text = page.read_text(encoding="utf-8")
+    return [
+        (found["text"], text[: found.start("text")].count("\n"), found["mark"] is None)
+        for found in FENCE.finditer(text)
+        if found["kind"] == kind
+    ]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, sentence_bert_folder, tokenizer_folder, t5_folder):
+    """A folder in which the pages' DIR, RUN and runs/example exist: a collection and an index, both tiny."""
+    folder = tmp_path_factory.mktemp("docs")
+    collection = folder / "docids" / "data" / "minipedia"
+    (collection / "qrels").mkdir(parents=True)
+    lines = (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
+    chosen = [line for line in lines if json.loads(line)["_id"] == "danube"] + lines[:59]
+    kept = {json.loads(line)["_id"] for line in chosen}
+    (collection / "corpus.jsonl").write_text("\n".join(chosen), encoding="utf-8")
+    shutil.copy(MINIPEDIA / "queries.jsonl", collection / "queries.jsonl")
+    for split in ("train", "dev", "test"):
+        head, *rows = (MINIPEDIA / "qrels" / f"{split}.tsv").read_text().splitlines()
+        own = [row for row in rows if row.split("\t")[1] in kept]
+        (collection / "qrels" / f"{split}.tsv").write_text("\n".join([head, *own]))
+    shutil.copytree(collection, folder / "DIR")
+    shutil.copytree(t5_folder, folder / "t5-docids")
+    tiny = TINY.format(encoder=sentence_bert_folder.as_posix())
+    (folder / "example").write_text(tiny)  # a file of that name goes before the configuration of the package
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        dsi.train(dsi.read_collection("docids/data/minipedia"), "runs/example", config="example", device="cpu")
+        shutil.copytree("runs/example", "RUN")
+        save_cross_encoder(folder / "cross-encoder" / "ms-marco-MiniLM-L6-v2", tokenizer_folder)  # goes before the Hub
+    finally:
+        os.chdir(before)
+    return folder
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("page", RUN, ids=names(RUN))
+def test_python_blocks_run(page, trained, tmp_path, monkeypatch, capsys):
+    found = [(text, line) for text, line, runs in blocks(page, "python") if runs]
+    if not found:
+        pytest.skip("no Python on this page")
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    for name, text in TITLED.findall(page.read_text(encoding="utf-8")):
+        Path(name).write_text(text, encoding="utf-8")
+    namespace = {"__name__": "__main__"}
+    for text, line in found:
+        exec(compile("\n" * (line) + text, str(page), "exec"), namespace)  # tracebacks name the page's lines
+
+
+def test_few_blocks_are_not_run():
+    assert sum(not runs for page in RUN for _, _, runs in blocks(page, "python")) <= 3
+    marks = sum(page.read_text(encoding="utf-8").count(NOT_RUN) for page in RUN)
+    assert marks == sum(not runs for page in RUN for *_, runs in blocks(page, "python"))
+
+
+@cache
+def flags(command):
+    """The options of a command, from its --help."""
+    import contextlib
+    import io
+
+    with contextlib.redirect_stdout(io.StringIO()) as output, pytest.raises(SystemExit) as left:
+        main([command, "--help"])
+    assert left.value.code == 0
+    return set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", output.getvalue()))
+
+
+def commands_in(page):
+    """(line of text, command, options) for every `dsi COMMAND …` of a page, in shell blocks and in the text."""
+    text = page.read_text(encoding="utf-8")
+    shell = [line for block, _, _ in blocks(page, "sh") for line in block.replace("\\\n", " ").splitlines()]
+    inline = [" ".join(span.split()) for span in re.findall(r"`(dsi [^`]+)`", FENCE.sub("", text))]
+    indented = re.findall(r"^    (dsi .+)$", text, re.MULTILINE)
+    by_module = {module: name for name, module in command_modules().items()}
+    for line in [*shell, *inline, *indented]:
+        line = line.split("#")[0]
+        launched = re.search(r"-m (dsi[\w.]+)(.*)", line)
+        if launched:
+            yield line, by_module.get(launched[1], launched[1]), re.findall(r"(?<![\w-])--[\w-]+", launched[2])
+        elif line.startswith("dsi ") and not line.split()[1].endswith("…"):
+            yield line, line.split()[1], re.findall(r"(?<![\w-])--?[a-z][\w-]*", line)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_commands_and_options_exist(page):
+    for line, command, options in commands_in(page):
+        if command in ("COMMAND", "--help"):
+            continue
+        assert command in command_modules(), f"{line}: no command {command!r}"
+        for option in options:
+            assert option in flags(command), f"{line}: dsi {command} has no option {option}"
+
+
+def test_options_named_alone_exist():
+    every = {option for command in command_modules() for option in flags(command)}
+    others = {"--multi_gpu", "--num_processes", "--num_machines", "--resolution", "--all-extras", "--only-binary"}
+    for page in (page for page in PAGES if page.parent.name != "experiments"):  # the log has the options of its time
+        for span in re.findall(r"`(--[a-z][\w-]*)[^`]*`", page.read_text(encoding="utf-8")):
+            assert span in every | others, f"{page.name}: no command has the option {span}"
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 110
+
+
+def test_file_tree_of_the_readme_is_that_of_the_disk():
+    tree = next(text for text, _, _ in blocks(ROOT / "README.md", "text") if text.startswith("docids/"))
+    listed, folder = {}, ""
+    for line in tree.splitlines():
+        entries, _, comment = line.strip().partition("  ")
+        assert comment.strip(), f"{line!r} has no comment"
+        if not line.startswith(" "):
+            folder = entries
+            listed[folder] = set()
+        else:
+            listed[folder] |= set(entries.split())
+    assert set(listed) == {f"{name}/" for name in (*PACKAGES, "scripts", "examples", "docs", "results", "tests")}
+    for folder in (*PACKAGES, "scripts"):
+        files = [path for path in (ROOT / folder).glob("*/*") if path.suffix in (".py", ".toml")]
+        rooms = {path.parent.name for path in files if not path.parent.is_symlink()}
+        assert {f"{room}/" for room in rooms} == listed[f"{folder}/"], f"the tree of {folder}"
+
+
+def anchors(page):
+    """Of the headings of a page, as mkdocs makes them."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    plain = (re.sub(r"[`*]|\[([^]]*)\]\([^)]*\)", r"\1", head) for head in re.findall(r"^#+ (.+)$", text, re.MULTILINE))
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", head.lower()).strip()) for head in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_links_resolve(page):
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("https://"):
+            continue
+        file, _, anchor = target.partition("#")
+        found = (page.parent / file).resolve() if file else page
+        found = ROOT / "CONTRIBUTING.md" if found == CONTRIBUTING else found
+        assert found.exists(), f"{page.name} links to {target}"
+        if anchor.startswith("dsi."):  # anchors of the reference are names of the code
+            assert f"::: {anchor}\n" in found.read_text(encoding="utf-8")
+        elif anchor and found.name not in ("settings.md", "commands.md"):  # whose sections docs/hooks.py makes
+            assert anchor in anchors(found), f"{page.name} links to {target}"
+
+
+def test_results_that_pages_name_are_there():
+    for page in PAGES:
+        for name in re.findall(r"results/[\w./-]*\w/?", page.read_text(encoding="utf-8")):
+            assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
+def test_every_page_is_in_the_navigation():
+    listed = set(re.findall(r": ([\w/-]+\.md)\b", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
+    pages = {*(ROOT / "docs").rglob("*.md"), CONTRIBUTING}
+    assert listed == {page.relative_to(ROOT / "docs").as_posix() for page in pages}
+
+
+def test_the_reference_names_what_exists():
+    import importlib
+
+    for page in sorted((ROOT / "docs" / "reference").glob("*.md")):
+        for name in re.findall(r"^::: ([\w.]+)$", page.read_text(encoding="utf-8"), re.MULTILINE):
+            module, _, attribute = name.rpartition(".")
+            assert module in ("eval",) or hasattr(importlib.import_module(module), attribute), f"{page.name}: {name}"
+
+
+def test_every_public_name_is_in_the_reference():
+    described = (ROOT / "docs" / "reference" / "dsi.md").read_text(encoding="utf-8")
+    for name in dsi.__all__:
+        assert re.search(rf"^::: [\w.]+\.{name}$", described, re.MULTILINE), f"dsi.{name} is in no reference page"
+
+
+def test_the_page_of_results_tells_what_each_row_is():
+    from dsi.measuring.evaluation import ROWS
+
+    page = (ROOT / "docs" / "use" / "results.md").read_text()
+    assert "\n".join(f"| {name} | {meaning} |" for name, meaning in ROWS.items()) in page
+
+
+def test_every_setting_has_a_meaning_in_the_table():
+    pytest.importorskip("mkdocs")
+    from docs.hooks import settings
+
+    rows = [line for line in settings() if line.startswith("| `")]
+    assert len(rows) >= 30
+    assert all(re.fullmatch(r"\| `\w+` \| `.+` \| [^|]* \| .+\. \|", row) for row in rows)
+
+
+def test_the_reference_of_commands_has_every_option_of_the_library():
+    pytest.importorskip("mkdocs")
+    from docs.hooks import commands
+
+    lines = list(commands())
+    for name in COMMANDS:
+        start = lines.index(f"## `dsi {name}`")
+        end = next((n for n in range(start + 1, len(lines)) if lines[n].startswith("## ")), len(lines))
+        section = "\n".join(lines[start:end])
+        assert all(option in section for option in flags(name) - {"-h", "--help"} if option.startswith("--"))
+    assert all(line.count("|") - line.count("\\|") == 4 for line in lines if line.startswith("| "))
+
+
+def test_tables_and_results_name_the_rows_of_an_evaluation_alike():
+    from dsi.measuring.evaluation import ROWS
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").partition("| | Minipedia")[2].partition("\n\n")[0]
+    rows = [line.split("|")[1].strip(" *") for line in readme.splitlines()[2:]]
+    assert len(rows) >= 8
+    pages = [ROOT / "docs" / "use" / "results.md", ROOT / "docs" / "understand" / "results.md"]
+    for page in pages:
+        tables = re.findall(r"^\| BM25 .*?(?=^[^|]|^$)", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+        rows += [line.split("|")[1].strip(" *") for line in tables[0].splitlines()]
+    for name in ("minipedia/example", "squad2k/small-seed-0", "squad2k/tokens-seed-0", "nq10k/small-seed-0"):
+        rows += json.loads((ROOT / f"results/evaluate/{name}.json").read_text(encoding="utf-8"))["systems"]
+    assert set(rows) <= set(ROWS)
+
+
+def test_equations_are_cited_where_the_guide_says():
+    page = (ROOT / "docs" / "develop" / "paper-to-code.md").read_text(encoding="utf-8")
+    rows = re.findall(r"`([\w/]+\.py)` “([^”]+)”", page)
+    assert len(rows) >= 15
+    for path, text in rows:
+        assert text in (ROOT / path).read_text(encoding="utf-8"), f"{path} does not cite {text!r}"
+
+
+def test_every_promise_names_tests_that_exist():
+    page = (ROOT / "docs" / "develop" / "index-files.md").read_text(encoding="utf-8")
+    rows = page.partition("| what happens | what holds | tests |\n| --- | --- | --- |\n")[2].partition("\n\n")[0]
+    for row in rows.splitlines():
+        assert_names_tests(row)
+
+
+def assert_names_tests(row):
+    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", row)
+    assert named, f"no test: {row}"
+    for file, name in named:
+        (path,) = (ROOT / "tests").glob(f"*/{file}")
+        assert f"\ndef {name}(" in path.read_text(encoding="utf-8"), f"{file} has no {name}"
+
+
+ADVICE = (
+    "It is a vulnerability if", "[What we promise]", "It is made to stand", "- **It does not check**", "There is no TLS",
+    "- **In front of it**", "On a writable server it lets", "The token can add", "The sums in the manifest show",
+    "An index that you push tells", "Nothing that you did not ask for.", "`--report-to wandb` sends losses.",
+)  # fmt: skip
+"""How sentences of SECURITY.md begin that promise nothing."""
+
+
+def test_every_sentence_of_security_names_tests_that_exist():
+    page = (ROOT / "docs" / "develop" / "index-files.md").read_text(encoding="utf-8")
+    rows = page.partition("| it says | tests |\n| --- | --- |\n")[2].partition("\n\n")[0].splitlines()
+    said = [row.split(" | ")[0].removeprefix("| ") for row in rows]
+    for row in rows:
+        assert_names_tests(row)
+    security = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    sections = ("What counts", "The server", "Indexes from the Hub", "What leaves your machine")
+    parts = [security.partition(f"## {name}\n")[2].partition("\n## ")[0] for name in sections]
+    text = " ".join(" ".join(parts).split())
+    assert all(phrase in text for phrase in said), [phrase for phrase in said if phrase not in text]
+    sentences = [" ".join(one.split()) for part in parts for one in re.split(r"(?<=\.)\s+|\n\n", part)]
+    assert len(sentences) > 20
+    for sentence in filter(None, sentences):
+        assert sentence.startswith(ADVICE) or any(phrase in sentence for phrase in said), sentence
+
+
+def test_names_and_phrases_that_are_gone_are_nowhere():
+    folders = [ROOT / name for name in (*PACKAGES, "scripts", "examples", "docs")]
+    paths = [path for folder in folders for path in folder.rglob("*")] + list(ROOT.glob("*"))
+    for path in paths:
+        log = path.parent.name == "experiments"  # which has the names of its time
+        if path.suffix in (".py", ".md", ".toml", ".html", ".js") and not log:
+            text = " ".join(path.read_text(encoding="utf-8").split())
+            assert not [phrase for phrase in RETIRED if phrase in text], path.relative_to(ROOT)
+
+
+def test_the_table_of_search_options_has_each():
+    from dsi.search.request import OPTIONS
+
+    text = (ROOT / "docs" / "use" / "searching.md").read_text(encoding="utf-8").partition("## Filters")[0]
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", text, re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"\w+", row)} == {"k", *OPTIONS}

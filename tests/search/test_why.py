@@ -1,0 +1,415 @@
+"""Explanations of documents: every claim against the searches themselves; matched words against codes as stored and BM25."""
+
+import dataclasses
+import json
+import pickle
+import re
+import sys
+import unicodedata
+from dataclasses import replace
+
+import datasets
+import numpy as np
+import pandas
+import pytest
+
+from dsi import GenerativeRetriever, SearchConfig
+from dsi.commands.main import main
+from dsi.contrastive.config import EncoderConfig, TokensConfig
+from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.tokens import TokenHead
+from dsi.docids.clustering import assemble
+from dsi.docids.schemes import DocidsConfig, SchemeInput, make_docids
+from dsi.docids.token_vectors import TokenVectors, decode
+from dsi.docids.words.bm25 import BM25
+from dsi.search.explain.matches import StoredText, _by_terms, _whole_word
+from dsi.search.results import Hit, Hits, Match, Span, excerpt, pieces
+from tests.support.small import MINIPEDIA, PROMPTS, random_generator, random_tied
+
+RECORDS = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()][:50]
+QUERIES = ["the law of light and gases in physics", "which capitals are on the danube", "long rivers, and kings"]
+TRIALS = 12
+
+
+def index_of(folder, kind: str = "tied", segments: int = 1, **config) -> GenerativeRetriever:
+    """An index of 50 documents with BM25; with "tied" tokens also token vectors."""
+    encoder = Encoder.load(EncoderConfig(name=str(folder), **{**PROMPTS, "document_length": 24}), device="cpu")
+    titles, texts = ([record[name] for record in RECORDS] for name in ("title", "text"))
+    pieces_of = encoder.segment_texts(titles, texts, segments)
+    flat = [piece for own in pieces_of for piece in own]
+    rows = np.repeat(np.arange(len(RECORDS)), list(map(len, pieces_of))) if segments > 1 else None
+    head = TokenHead.fit(encoder, flat, TokensConfig(dim=32, bits=8))
+    embeddings, codes = head.encode(encoder, flat)
+    schema = DocidsConfig(branching=4, max_leaf_size=3, segments=segments)
+    docids = make_docids(SchemeInput(embeddings, schema, rows=rows))
+    tokens = TokenVectors(head.matrix, head.bits, (codes,), np.arange(len(codes), dtype=np.int32))
+    tree = replace(assemble(docids, embeddings, tokens if kind == "tied" else None), segments=segments)
+    columns = {"doc_id": [record["_id"] for record in RECORDS], "title": titles, "text": texts, "n": list(range(50))}
+    generator = random_tied(tree) if kind == "tied" else random_generator(tree)
+    bm25 = BM25(columns["doc_id"], [f"{a} {b}" for a, b in zip(titles, texts, strict=True)])
+    return GenerativeRetriever(
+        encoder, tree, generator, datasets.Dataset.from_dict(columns), SearchConfig(**config), bm25
+    )
+
+
+@pytest.fixture(scope="module")
+def tied(sentence_bert_folder):
+    return index_of(sentence_bert_folder, alpha=0.5)
+
+
+@pytest.fixture(scope="module")
+def segments(sentence_bert_folder):
+    return index_of(sentence_bert_folder, segments=3, alpha=0.5, token_weight=0.5)
+
+
+@pytest.fixture(scope="module")
+def digits(sentence_bert_folder):
+    return index_of(sentence_bert_folder, "digits", ann_temperature=0.1, alpha=0.5)
+
+
+# Why is this document (not) here?
+
+
+def options_of(rng, tied: bool) -> dict:
+    """Random options of a search that often misses documents."""
+    options = {
+        "k": int(rng.integers(1, 6)),
+        "beam_width": int(rng.integers(1, 5)),
+        "alpha": float(rng.choice([0, 0.5, 1])),
+    }
+    if tied:
+        options |= {
+            "candidates": int(rng.choice([1, 3, 30])),
+            "lexical_weight": float(rng.choice([0, 0.01, 0.3])),
+            "token_weight": float(rng.choice([0, 0.3, 2])),
+        }
+    if rng.random() < 0.3:
+        options["where"] = f"n < {rng.integers(5, 50)}"
+    return options
+
+
+@pytest.mark.parametrize("name", ["tied", "segments", "digits"])
+@pytest.mark.parametrize("trials", [1, pytest.param(TRIALS, marks=pytest.mark.slow)])
+def test_every_claim_about_a_document_is_true(request, name, trials):
+    retriever, seen = request.getfixturevalue(name), set()
+    doc_ids = list(retriever.documents.dataset["doc_id"])
+    for trial in range(trials):
+        rng = np.random.default_rng([trial, len(name)])
+        query, options = QUERIES[trial % 3], options_of(rng, name != "digits")
+        hits = retriever.search(query, **options)
+        given = {option: value for option, value in options.items() if option not in ("k", "where")}
+        scores = dict(zip(doc_ids, retriever.follow([query], [doc_ids], **given).scores[0].tolist(), strict=True))
+        below = int(options["where"].split()[-1]) if "where" in options else len(doc_ids)
+        for doc_id in doc_ids:
+            seen |= check(retriever, query, options, hits, doc_id, scores, set(doc_ids[:below]))
+    assert {"here", "less"} <= seen
+    assert trials < TRIALS or {"node", "beam", "number"} <= seen
+
+
+def check(retriever, query, options, hits, doc_id, scores, allowed) -> set[str]:
+    """Check an explanation against scores computed one by one, and searches; return the kinds of claims that it makes."""
+    own, ranks, score = hits.explain(doc_id), {hit.doc_id: hit.rank for hit in hits}, scores[doc_id]
+    assert own.score == pytest.approx(score, rel=1e-4, abs=1e-5)
+    assert sum(own.parts.values()) == pytest.approx(own.score, abs=1e-4)
+    assert (own.rank, own.total, own.answers) == (ranks.get(doc_id), len(allowed), len(hits))
+    assert [step.digits for step in own.path] == [own.path[-1].digits[:n] for n in range(1, len(own.path) + 1)]
+    if doc_id not in allowed:
+        assert (own.reason, own.overall_rank) == ("The filter excludes it.", None)
+        return {"filter"}
+    near = 1e-4 * max(1, abs(score))
+    higher = sum(scores[other] > score + near for other in allowed)
+    assert higher < own.overall_rank <= 1 + sum(scores[other] >= score - near for other in allowed)
+    if doc_id in ranks:
+        assert own.reason.startswith(f"It is here, at rank {ranks[doc_id]}. Of all {len(allowed)} documents")
+        assert own.returned_by is None
+        return {"here"}
+    assert own.last_score == pytest.approx(hits[-1].score, rel=1e-5)
+    if "up to rounding" in own.reason:
+        assert score == pytest.approx(own.last_score, rel=1e-3, abs=1e-4)
+        return {"tie"}
+    if "is less than" in own.reason:
+        assert score < own.last_score
+        assert own.reason.endswith(f"it is number {own.overall_rank}.")
+        return {"less"}
+    return {check_loss(retriever, query, options, own)} | {check_remedy(retriever, query, options, own)}
+
+
+def check_loss(retriever, query, options, own) -> str:
+    assert own.score > own.last_score
+    found = re.search(
+        r"its node ([\d.]+) left the walk at level (\d+): it scores (\S+), the last node kept (\S+)\.", own.reason
+    )
+    if not found:
+        assert "it was not among the candidates that get the complete score" in own.reason
+        assert "pruned" not in [step.state for step in own.path]
+        assert own.level is None
+        return "candidates"
+    digits, level = tuple(map(int, found[1].split("."))), int(found[2])
+    nodes = retriever.explain(query, **options).levels[level - 1]
+    (node,) = [node for node in nodes if node.digits == digits]
+    inner = [other for other in nodes if retriever.tree.node(other.digits) < retriever.tree.num_inner]
+    assert not node.kept
+    assert own.path[level - 1][0::2] == (digits, "pruned")
+    assert {step.state for step in own.path[: level - 1]} <= {"kept"}
+    assert (own.level, float(found[3])) == (level, pytest.approx(node.score, abs=1e-3))
+    lowest = min((other.score for other in inner if other.kept), default=np.inf)
+    assert float(found[4]) == pytest.approx(lowest, abs=1e-3) or lowest == np.inf
+    return "node"
+
+
+def check_remedy(retriever, query, options, own) -> str:
+    def returns(**changes):
+        merged = {**options, **changes}
+        if merged.get("method") == "exact":
+            merged = {name: merged[name] for name in merged if name not in ("beam_width", "candidates")}
+            if retriever.engine.is_tied:
+                merged.pop("alpha")
+        return own.doc_id in [hit.doc_id for hit in retriever.search(query, **merged)]
+
+    if own.returned_by is None:
+        assert own.overall_rank > own.answers or "No other search" in own.reason
+        return "number"
+    assert returns(**own.returned_by)
+    ((name, value),) = own.returned_by.items()
+    if name == "beam_width":
+        assert own.reason.endswith(f"A beam of {value} returns it.")
+        assert value == 2 * retriever.explain(query, **options).config.beam_width or not returns(beam_width=value // 2)
+        return "beam"
+    assert own.reason.split(". ")[-1].startswith("No wider beam returns it; ")
+    assert not returns(beam_width=2 * retriever.tree.num_inner)
+    return name
+
+
+def test_a_document_far_down_gets_no_promise(tied):
+    query = QUERIES[1]
+    last = tied.search(query, k=50, method="exact")[-1].doc_id
+    own = tied.search(query, k=3, beam_width=1).explain(last)
+    assert own.overall_rank == 50
+    assert own.reason.endswith("Of all 50 documents it is number 50.")
+    assert own.returned_by is None
+    assert "beam" not in own.reason
+
+
+def test_hits_explain_themselves_and_say_so_if_they_cannot(tied):
+    hits = tied.search(QUERIES[0], k=3)
+    assert hits[1].explain().rank == 2
+    assert str(hits[1].explain()) == str(hits.explain(hits[1].doc_id))
+    with pytest.raises(ValueError, match="The doc_id 'nobody' is not in the index"):
+        hits.explain("nobody")
+    copies = pickle.loads(pickle.dumps(hits))
+    assert copies == hits
+    assert (copies.exact, copies.query) == (hits.exact, hits.query)
+    assert copies.matches() == [[]] * 3
+    for forgotten in (copies, tied.candidates([QUERIES[0]], k=3).hits()[0]):
+        for call in (lambda own=forgotten: own.explain("danube"), forgotten[0].explain):
+            with pytest.raises(ValueError, match="These hits do not know their search any more"):
+                call()
+
+
+def test_extra_scores_of_the_right_query_are_explained(tied):
+    extra = np.zeros((2, 50), dtype=np.float32)
+    extra[1, 7] = 100
+    _, hits = tied.search(QUERIES[:2], k=2, extra_scores=extra)
+    assert hits[0].explain().parts["extra"] == 100
+
+
+def test_the_command_explains_a_document(tied, tmp_path, capsys):
+    tied.save_pretrained(tmp_path / "index")
+    hits = tied.search(QUERIES[1], k=2)
+    missing = next(doc_id for doc_id in tied.documents.dataset["doc_id"] if doc_id not in [hit.doc_id for hit in hits])
+    run = str(tmp_path / "index")
+    assert main(["explain", run, QUERIES[1], "-k", "2", "--document", missing]) == 0
+    assert capsys.readouterr().out.strip() == str(hits.explain(missing))
+    assert main(["explain", run, QUERIES[1], "--document", "nobody"]) == 2
+    assert "is not in the index" in capsys.readouterr().err
+
+
+# Matched words.
+
+
+@pytest.mark.parametrize("name", ["tied", "segments"])
+def test_shares_of_late_interaction_add_up_and_come_from_the_codes_as_stored(request, name):
+    retriever, weight = request.getfixturevalue(name), 0.7
+    tokens, several = retriever.tree.tokens, 0
+    for query in QUERIES:
+        hits = retriever.search(query, k=8, token_weight=weight, lexical_weight=0.1)
+        encoded = retriever.encode_queries([query])
+        vectors = tokens.project(encoded.batches[0].word_states(0))
+        for hit, matches in zip(hits, hits.matches(), strict=True):
+            own = hit.explain()
+            assert own.matches == matches
+            assert sum(match.share for match in matches) == pytest.approx(own.parts["tokens"], abs=1e-5)
+            codes = tokens.gather(np.array([position_of(retriever, own)])).codes
+            stored, norms = decode(codes, tokens.dim, tokens.bits)
+            products = vectors @ (stored / norms[:, None]).T  # [query tokens, document tokens]
+            assert sum(match.share for match in matches) == pytest.approx(
+                weight * products.max(axis=1).mean(), abs=1e-5
+            )
+            for match in matches:
+                for field, start, end, text in match.spans:
+                    assert getattr(hit, field)[start:end] == text
+                    several += (
+                        not match.is_clear
+                        and field == "text"
+                        and start >= len(retriever.encoder.bodies(hit.text, 1)[0])
+                    )
+            words = [match.word for match in matches]
+            assert [word for word in words if word != "(prompt)"] == re.findall(r"\w+|[^\w\s]", query)
+    assert bool(several) == (name == "segments")  # those of later segments; a clear word has its other places too
+
+
+def position_of(retriever, own) -> int:
+    """The docid position at the end of a path."""
+    return retriever.tree.node(own.path[-1].digits) - retriever.tree.num_inner
+
+
+def test_a_token_finds_its_own_word(tied):
+    record = RECORDS[3]
+    query = " ".join(record["text"].split()[:6])
+    (hit,) = tied.search(query, k=1, token_weight=5.0, allow=[record["_id"]])
+    found = {match.word: {span.text.lower() for span in match.spans} for match in hit.explain().matches}
+    same = [word for word, texts in found.items() if word.lower() in texts]
+    assert len(same) >= 3  # the encoder is random, but its states lean to their own token
+
+
+def test_without_late_interaction_the_words_of_bm25_are_marked(tied):
+    for options in ({"token_weight": 0.0, "lexical_weight": 0.2}, {"method": "exact", "lexical_weight": 0.2}):
+        for hit in tied.search(QUERIES[0], k=10, **options):
+            own = hit.explain()
+            assert sum(match.share for match in own.matches) == pytest.approx(own.parts["BM25"], abs=1e-5)
+            whole = {field: re.findall(r"\w+", getattr(hit, field).lower()) for field in ("title", "text")}
+            for match in own.matches:
+                for field, words in whole.items():
+                    assert sum(span.field == field for span in match.spans) == words.count(match.word)
+                assert all(getattr(hit, at.field)[at.start : at.end].lower() == match.word for at in match.spans)
+                assert match.is_clear == (match.word not in ("of", "and", "the", "in"))
+    assert tied.search(QUERIES[0], k=3, token_weight=0, lexical_weight=0).matches() == [[], [], []]
+
+
+def test_words_of_the_same_stem_are_marked():
+    document, bm25 = StoredText(0, "Rivers", "a river, rivals and FLOWING"), BM25(["a"], ["river flows"])
+    river, flow = _by_terms(["river", "flows"], [0.5, 0.25], document, bm25.stem)
+    assert [(span.field, span.text) for span in river.spans] == [("title", "Rivers"), ("text", "river")]
+    assert [(span.start, span.end, span.text) for span in flow.spans] == [(20, 27, "FLOWING")]
+    (whole, _) = _by_terms(["river", "flows"], [0.5, 0.25], document, BM25(["a"], ["river"], language="none").stem)
+    assert [span.text for span in whole.spans] == ["river"]
+
+
+def test_marks_belong_to_the_words_that_are_marked():
+    text = unicodedata.normalize("NFD", "une crème brûlée")
+    (crème,) = _by_terms(["crème"], [0.5], StoredText(0, "", text), BM25(["a"], ["crème"], language="french").stem)
+    ((_, start, end, found),) = crème.spans
+    assert text[start:end] == found == unicodedata.normalize("NFD", "crème")
+    assert _whole_word(text, start + 1, start + 2) == (start, end)
+
+
+def test_an_index_without_texts_finds_words_of_titles(tied):
+    documents = tied.documents.dataset.remove_columns(["text"])
+    parts = tied.encoder, tied.tree, tied.generator, documents, tied.search_config, tied.lexical
+    bare = GenerativeRetriever(*parts)
+    for options in ({"token_weight": 0.5}, {"lexical_weight": 0.5}):
+        whole, own = (index.search(RECORDS[5]["title"], k=5, **options) for index in (tied, bare))
+        for matches, others in zip(whole.matches(), own.matches(), strict=True):
+            assert [match.share for match in matches] == pytest.approx([other.share for other in others], abs=1e-6)
+            for match, other in zip(matches, others, strict=True):
+                assert [span for span in match.spans if span.field == "title"] == list(other.spans)
+
+
+def test_a_text_with_other_tokens_than_those_stored_is_not_marked(tied):
+    texts = [f"another {text}" for text in tied.documents.dataset["text"]]
+    documents = tied.documents.dataset.remove_columns(["text"]).add_column("text", texts)
+    other = GenerativeRetriever(tied.encoder, tied.tree, tied.generator, documents, tied.search_config, tied.lexical)
+    short = [row for row, text in enumerate(texts) if len(tied.encoder.spans(text, "document")) < 20]
+    for matches in other.search(QUERIES[0], k=5, token_weight=1.0).matches():
+        assert all(span.field in ("title", "text") for match in matches for span in match.spans)
+    assert not short  # texts are cut at 24 tokens here: as many tokens as before
+
+
+# Reading hits.
+
+
+def test_hits_have_metadata_and_make_a_table(tied):
+    hits = tied.search(QUERIES[0], k=3)
+    table = hits.to_df()
+    assert isinstance(table, pandas.DataFrame)
+    assert table.columns.tolist() == ["rank", "score", "doc_id", "title", "digits", "text", "n"]
+    assert (
+        table["n"].tolist() == [hit.metadata["n"] for hit in hits] == [tied.documents.rows[hit.doc_id] for hit in hits]
+    )
+    clash = Hits([Hit(1, 0.5, "a", "", (0,), None, {"rank": "first"})], exact=False)
+    assert clash.to_df().iloc[0].to_dict()["metadata.rank"] == "first"
+    assert Hits([], exact=True).to_df().columns.tolist() == ["rank", "score", "doc_id", "title", "digits", "text"]
+
+
+def test_a_hit_becomes_a_dictionary_without_its_search(tied):
+    (hit,) = tied.search(QUERIES[0], k=1)
+    assert dataclasses.asdict(hit) == {"text": None, "metadata": {}} | hit.as_dict()
+
+
+def test_a_table_needs_pandas(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ModuleNotFoundError, match=r"hits.to_df\(\) needs pandas; run pip install pandas"):
+        Hits([], exact=True).to_df()
+
+
+def test_hits_print_what_was_proven_and_nothing_of_certainty(tied):
+    for method, said in (("exact", "proven: no other scores higher"), ("generate", "others may score higher")):
+        options = {} if method == "exact" else {"beam_width": 1, "candidates": 3}
+        hits = tied.search(QUERIES[0], k=3, method=method, lexical_weight=0.2, **options)
+        lines = str(hits).splitlines()
+        assert lines[0] == f'"{QUERIES[0]}"  (3 documents; {said})'
+        assert [line.split()[2] for line in lines[1::2]] == [hit.doc_id for hit in hits]
+        assert repr(hits) == str(hits)
+        assert "certif" not in str(hits) + hits._repr_html_()
+    marked = hits.format("[{}]".format)
+    assert re.search(r"\[\w+\]", marked.split("\n", 2)[2])
+    assert str(tied.candidates([QUERIES[0]], k=2).hits()[0]).startswith(f'"{QUERIES[0]}"  (2 documents)\n')
+
+
+def test_a_notebook_gets_marks_and_no_html_of_documents():
+    text = "<b>bold</b> & neon"
+
+    class Search:
+        def matches(self, doc_ids):
+            return [[Match("neon", 0.5, (Span("text", 14, 18, "neon"),))] for _ in doc_ids]
+
+    hit = Hit(1, 0.5, "<i>", "<script>", (0,), text, {"<u>": "<s>"})
+    shown = Hits([hit], exact=False, query="<q>", search=Search())._repr_html_()
+    assert "&lt;b&gt;bold&lt;/b&gt; &amp; <mark>neon</mark>" in shown
+    assert not re.search(r"<(b>bold|script|i>|u>|s>|q>)", shown)
+
+
+@pytest.mark.parametrize(
+    ("title", "text", "label"),
+    [
+        ("Neon", "A gas.", "Neon"),
+        ("", "A gas.", "A gas."),
+        (" ", None, "d"),
+        ("", "word " * 99, "word " * 14 + "word …"),
+    ],
+)
+def test_a_document_without_a_title_is_called_by_its_first_words(title, text, label):
+    assert Hit(1, 0.5, "d", title, (0,), text).label == label
+    assert label.split()[0] in Hits([Hit(1, 0.5, "d", title, (0,), text)], exact=False)._repr_html_()
+
+
+def test_an_excerpt_is_short_and_holds_the_most_matched_words():
+    words = [f"word{n}" for n in range(300)]
+    text = " ".join(words)
+    at = {word: text.index(word) for word in ("word200", "word205", "word20")}
+    matches = [Match(word, 0.1, (Span("text", start, start + len(word), word),)) for word, start in at.items()]
+    start, end = excerpt(text, matches)
+    assert "word200" in text[start:end]
+    assert "word205" in text[start:end]
+    assert 100 < end - start <= 161
+    assert text[start:end].split() == [word for word in words if word in text[start:end].split()]
+    assert sum(found for _, found in pieces(text, matches, "text", start, end)) == 2
+    assert excerpt("x" * 500, []) == (0, 160)
+    assert excerpt("", []) == (0, 0)
+
+
+def test_an_explanation_of_a_document_prints_no_control_character(tied):
+    hits = tied.search(QUERIES[0], k=1)
+    why = dataclasses.replace(hits[0].explain(), label="\x1b]0;owned\x07", query="a\x1b[2J")
+    assert "\x1b" not in str(why)
+    assert r"\x1b]0;owned" in str(why)

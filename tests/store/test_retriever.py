@@ -1,0 +1,778 @@
+"""The public face: search, explain, run, saving and loading, and every way an index can be broken."""
+
+import dataclasses
+import inspect
+import json
+import multiprocessing
+import os
+import pickle
+import re
+import shutil
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from dsi_experiments.rerankers.learned import LinearReranker
+
+import dsi
+from dsi import GenerativeRetriever, SearchConfig
+from dsi.contrastive.encoder import state_fingerprint
+from dsi.docids.clustering import DocidsConfig, assemble, build_tree
+from dsi.docids.schemes import Docids
+from dsi.docids.words.bm25 import BM25
+from dsi.measuring.diagnosis import diagnose, diagnosis_table
+from dsi.rerankers.reranking import save_reranker
+from dsi.search import generate
+from dsi.search.engine import Followed
+from dsi.search.explain.explanation import TracedSearch, explain
+from dsi.search.request import SearchOptions, SearchRequest
+from dsi.search.results import Hit, Hits, LevelTrace, SearchResult, Trace
+from dsi.search.walk import Walk
+from dsi.store.manifest import FORMAT_VERSION, PARTS
+from tests.store.test_updates import DOCUMENTS, small_index
+from tests.support.small import MINIPEDIA, WIDTH, random_generator, random_tied, random_tree
+
+RECORDS = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()]
+QUERIES = ["rivers", "noble gas", "the emperor of austria", "advertising signs", "capitals on the danube", "bees"]
+
+
+def index_of(
+    encoder, *, tied: bool, count: int = 60, leaf: int = 4, words: bool = False, **config
+) -> GenerativeRetriever:
+    """The first documents of Minipedia with a random generator."""
+    rows = RECORDS[:count]
+    documents = datasets.Dataset.from_dict({"doc_id": [r["_id"] for r in rows], "title": [r["title"] for r in rows]})
+    texts = encoder.document_texts([r["title"] for r in rows], [r["text"] for r in rows])
+    tree = build_tree(encoder.encode(texts, "document"), DocidsConfig(branching=4, max_leaf_size=leaf))
+    generator = random_tied(tree) if tied else random_generator(tree)
+    lexical = BM25(documents["doc_id"], [r["text"] for r in rows], k1=1.2, b=0.5) if words else None
+    search = SearchConfig(**{"alpha": 0.3, "beam_width": 4, **config})
+    return GenerativeRetriever(encoder, tree, generator, documents, search, lexical)
+
+
+@pytest.fixture
+def retriever(encoder):
+    return index_of(encoder, tied=True)
+
+
+@pytest.fixture
+def digits(encoder):
+    """An index with (level, digit) tokens."""
+    return index_of(encoder, tied=False, fusion="bound", ann_temperature=0.02, beam_width=12)
+
+
+def test_a_part_of_the_hits_is_hits_and_exact_only_from_the_first(retriever):
+    hits = retriever.search("which capitals are on the danube", k=5, method="exact")
+    assert (type(hits[:2]), hits[:2].exact, hits[1:].exact, hits[0].rank) == (Hits, True, False, 1)
+    assert hits[:2].explain(hits[1].doc_id).rank == 2
+    assert len(hits[1:].to_df()) == 4
+
+
+def test_one_query_gives_hits_and_several_give_lists(retriever):
+    hits = retriever.search("which capitals are on the danube", k=5)
+    assert isinstance(hits, Hits)
+    assert [hit.rank for hit in hits] == [1, 2, 3, 4, 5]
+    assert isinstance(hits[0], Hit)
+    assert isinstance(hits.exact, bool)
+    titles = dict(zip(retriever.documents.dataset["doc_id"], retriever.documents.dataset["title"], strict=True))
+    for hit in hits:
+        assert titles[hit.doc_id] == hit.title
+        assert retriever.tree.node(hit.digits) >= retriever.tree.num_inner
+    queries = ["a much longer query about rivers and capitals", "neon"]
+    several = retriever.search(queries, k=10, alpha=0.7, candidates=None, beam_width=20)
+    assert [len(found) for found in several] == [10, 10]
+    (alone,) = retriever.search(["neon"], k=10, alpha=0.7, beam_width=20)
+    assert [hit.doc_id for hit in alone] == [hit.doc_id for hit in several[1]]
+
+
+def dense_scores(retriever, queries) -> np.ndarray:
+    """[queries, documents] in the order of the document table."""
+    embeddings = retriever.encode_queries(queries).embeddings.numpy()
+    return embeddings @ retriever.tree.embeddings[retriever.tree.positions].T
+
+
+def check_best(retriever, hits: Hits, scores: np.ndarray) -> None:
+    """The hits are the best of all documents, with these scores [documents]."""
+    own = [scores[retriever.documents.rows[hit.doc_id]] for hit in hits]
+    assert [hit.score for hit in hits] == pytest.approx(own, rel=1e-5, abs=1e-6)
+    assert own == pytest.approx(np.sort(scores)[::-1][: len(hits)], rel=1e-5, abs=1e-6)
+
+
+def test_exact_search_is_flat_dense_search(retriever):
+    for hits, scores in zip(
+        retriever.search(QUERIES, 8, method="exact"), dense_scores(retriever, QUERIES), strict=True
+    ):
+        assert len(hits) == 8
+        assert hits.exact
+        check_best(retriever, hits, scores)
+
+
+def test_generate_finds_less_with_a_narrow_beam_and_all_with_a_wide_one(retriever):
+    scores = dense_scores(retriever, QUERIES)
+    rows, missed = retriever.documents.rows, 0
+    for hits, own in zip(retriever.search(QUERIES, 5, beam_width=1, alpha=1.0), scores, strict=True):
+        assert [hit.score for hit in hits] == pytest.approx([own[rows[hit.doc_id]] for hit in hits], rel=1e-5)
+        assert not hits.exact
+        missed += hits[0].score < own.max() - 1e-5
+    assert missed
+    for hits, own in zip(retriever.search(QUERIES, 5, beam_width=100), scores, strict=True):
+        assert hits.exact
+        check_best(retriever, hits, own)
+
+
+def test_a_default_search_walks_once_a_query_and_reads_a_small_part(encoder, monkeypatch):
+    retriever = index_of(encoder, tied=True, count=len(RECORDS), leaf=2, words=True, lexical_weight=0.05, candidates=5)
+    walk, walked = Walk.descend, []
+    monkeypatch.setattr(Walk, "descend", lambda *given: walked.append(given) or walk(*given))
+    found = retriever.search_encoded(retriever.encode_queries(QUERIES), k=5)
+    assert len(walked) == len(QUERIES)
+    nodes, documents = retriever.tree.num_inner, len(retriever.documents)
+    assert documents > 100
+    assert (found.read > 5).all()
+    assert (found.read < (nodes + documents) / 4).all()
+    assert not found.exact.any()
+    walked.clear()
+    everything = retriever.search_encoded(retriever.encode_queries(QUERIES), k=5, method="exact")
+    assert (everything.read == documents).all()
+    assert everything.exact.all()
+    assert not walked
+
+
+@pytest.mark.parametrize("outright", [0, 1000])
+def test_filters_hold_inside_the_walk_at_any_selectivity(retriever, monkeypatch, outright):
+    monkeypatch.setattr(generate, "_OUTRIGHT", outright)
+    query, doc_ids = "long rivers of europe", list(retriever.documents.dataset["doc_id"])
+    ranked = [hit.doc_id for hit in retriever.search(query, k=60, method="exact")]
+    (scores,) = dense_scores(retriever, [query])
+    for allow in (doc_ids[:30], ranked[-2:], [ranked[-1]], set(doc_ids)):
+        for options in ({"method": "exact"}, {"beam_width": 1}, {"beam_width": 100}):
+            hits = retriever.search(query, k=5, allow=allow, **options)
+            assert len(hits) == min(5, len(allow))
+            assert {hit.doc_id for hit in hits} <= set(allow)
+            own = [scores[retriever.documents.rows[hit.doc_id]] for hit in hits]
+            assert [hit.score for hit in hits] == pytest.approx(own, rel=1e-5)  # a filter changes no score
+            if hits.exact:
+                assert [hit.doc_id for hit in hits] == [doc_id for doc_id in ranked if doc_id in allow][:5]
+            assert hits.exact or (options == {"beam_width": 1} and not outright)
+    hits = retriever.search(query, k=5, deny=ranked[:3], beam_width=100)
+    assert [hit.doc_id for hit in hits] == ranked[3:8]
+    hits = retriever.search(query, k=5, allow=ranked[:3], deny=[ranked[1]])
+    assert [hit.doc_id for hit in hits] == [ranked[0], ranked[2]]
+    for method in ("generate", "exact"):
+        nothing = retriever.search(query, k=5, allow=[], method=method)
+        assert nothing == []
+        assert nothing.exact
+    assert [len(hits) for hits in retriever.search(["river", "neon"], k=5, allow=doc_ids[:2])] == [2, 2]
+
+
+def test_exact_search_over_paths_equals_a_beam_that_prunes_nothing(digits):
+    wide = digits.search(QUERIES, k=3, beam_width=60)
+    narrow = digits.search(QUERIES, k=3, beam_width=3)
+    assert not all(hits.exact for hits in narrow)
+    everything = digits.search(QUERIES, k=3, method="exact")
+    assert all(hits.exact for hits in everything)
+    for a, b, few in zip(wide, everything, narrow, strict=True):
+        assert [hit.doc_id for hit in a] == [hit.doc_id for hit in b]
+        assert not few.exact or [hit.doc_id for hit in few] == [hit.doc_id for hit in b]
+
+
+def test_the_beam_over_paths_is_at_least_as_wide_as_k(digits):
+    assert [len(hits) for hits in digits.search(QUERIES[:2], k=20, beam_width=1)] == [20, 20]
+    assert len(digits.search("river", k=80)) == 60
+
+
+@pytest.mark.parametrize("method", ["generate", "exact"])
+def test_extra_scores_of_documents_are_added(retriever, method):
+    queries = ["long rivers of europe", "neon"]
+    extra = np.random.default_rng(0).normal(size=(2, 60))
+    scores = dense_scores(retriever, queries) + extra
+    for hits, own in zip(retriever.search(queries, k=5, method=method, extra_scores=extra), scores, strict=True):
+        assert hits.exact  # all documents are among the `candidates` by extra_scores
+        check_best(retriever, hits, own)
+    with pytest.raises(ValueError, match=r"extra_scores must be \[queries, documents\] = \(1, 60\), got \(2, 60\)"):
+        retriever.search("river", extra_scores=extra)
+
+
+def test_extra_scores_find_documents_that_no_walk_reaches(retriever):
+    extra = np.zeros((1, 60))
+    worst = int(np.argmin(dense_scores(retriever, ["river"])))
+    extra[0, worst] = 100.0
+    hits = retriever.search("river", k=1, beam_width=2, candidates=3, extra_scores=extra)
+    assert hits[0].doc_id == list(retriever.documents.rows)[worst]
+    explanation = retriever.explain("river", k=1, beam_width=2, candidates=3, extra_scores=extra)
+    (first,) = (node for level in explanation.levels for node in level if node.rank == 1)
+    assert first.found_by == ("extra scores",)
+    plain = retriever.explain("river", k=1, beam_width=2, candidates=3)
+    nodes, others = (
+        [(node.digits, node.score, node.kept) for level in each.levels for node in level if node.documents > 1]
+        for each in (explanation, plain)
+    )
+    walked = {digits for digits, *_ in others}
+    assert [node for node in nodes if node[0] in walked] == others  # they steer no walk
+
+
+def test_extra_scores_and_words_join_paths_with_bounds(encoder):
+    digits = index_of(encoder, tied=False, words=True, fusion="bound", ann_temperature=0.02, beam_width=12)
+    scores = digits.lexical.scores(QUERIES)
+    by_hand = digits.search(QUERIES, k=8, extra_scores=np.float32(0.5) * scores)
+    assert digits.search(QUERIES, k=8, lexical_weight=0.5) == by_hand
+    assert digits.search(QUERIES, k=8, lexical_weight=0.0) != by_hand
+
+
+def test_bm25_joins_the_dense_scores_and_is_saved_with_the_index(encoder, tmp_path):
+    retriever = index_of(encoder, tied=True, words=True)
+    bm25 = retriever.lexical
+    queries = ["light noble gas", "electric current", "of the"]
+    scores = dense_scores(retriever, queries) + np.float32(0.5) * bm25.scores(queries)
+    for hits, own in zip(retriever.search(queries, k=8, lexical_weight=0.5, method="exact"), scores, strict=True):
+        check_best(retriever, hits, own)
+    found = retriever.search(queries, k=8, lexical_weight=0.5)
+    assert found != retriever.search(queries, k=8, lexical_weight=0)
+    assert found != retriever.search(queries, k=8)  # the index's own weight is 0
+    alone = retriever.search(queries[1], k=3, beam_width=1, lexical_weight=1e6)
+    words = np.argsort(-bm25.scores(queries)[1], kind="stable")[:1]
+    assert alone[0].doc_id == bm25.doc_ids[int(words[0])]
+
+    retriever.search_config = dataclasses.replace(retriever.search_config, lexical_weight=0.5)
+    assert "of a document = dense + 0.5 BM25" in str(retriever.explain(queries[0]))
+    retriever.save_pretrained(tmp_path / "index")
+    loaded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
+    assert (loaded.lexical.k1, loaded.lexical.b) == (1.2, 0.5)
+    assert loaded.search(queries, k=8) == found
+    shutil.rmtree(tmp_path / "index" / "lexical")
+    with pytest.raises(FileNotFoundError, match=r"lexical.* is missing from the index"):
+        GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
+
+
+def test_the_lexical_part_of_other_documents_is_refused(retriever, tmp_path):
+    BM25(["a", "b"], ["neon", "helium"]).save(tmp_path / "lexical")
+    with pytest.raises(ValueError, match="covers 2 documents, the document table has 60"):
+        BM25.load(tmp_path / "lexical", retriever.documents.dataset["doc_id"])
+
+
+def test_run_is_what_search_finds(retriever):
+    queries = {"q2": "long rivers of europe", "q1": "neon"}
+    run = retriever.run(queries, k=4)
+    for query_id, text in queries.items():
+        assert run[query_id] == pytest.approx({hit.doc_id: hit.score for hit in retriever.search(text, k=4)}, abs=1e-5)
+
+
+def test_a_collection_smaller_than_k_gives_all_of_it(retriever):
+    assert len(retriever.search("river", k=80)) == 60
+
+
+def test_non_ascii_and_unknown_words_are_answered(retriever):
+    for query in ("东京 naïve", "zzzz", "?"):
+        assert len(retriever.search(query, k=3)) == 3
+
+
+CALLS = {
+    "search": lambda r, **options: r.search("river", 5, **options),
+    "explain": lambda r, **options: r.explain("river", 5, **options),
+    "run": lambda r, **options: r.run({"q": "river"}, 5, **options),
+    "follow": lambda r, **options: r.follow(["river"], [["gold"]], **options),
+    "candidates": lambda r, **options: r.candidates(["river"], 5, **options),
+    "search_encoded": lambda r, **options: r.search_encoded(r.encode_queries(["river"]), 5, **options),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_call_takes_the_same_options_and_refuses_a_misspelt_one(retriever, name):
+    shown = inspect.signature(getattr(retriever, name)).parameters
+    assert set(SearchOptions.__annotations__) <= set(shown)
+    assert "options" not in shown
+    with pytest.raises(TypeError, match=rf"{name}\(\) has no option 'beam_with'; did you mean 'beam_width'\?"):
+        CALLS[name](retriever, beam_with=None)
+    CALLS[name](retriever, alpha=0.2, beam_width=8, where="doc_id <> 'neon'", deny=["helium"], method="generate")
+    CALLS[name](retriever, **dict.fromkeys(SearchOptions.__annotations__))  # None: as the index has it
+
+
+def test_the_options_are_those_of_the_record():
+    record = {field.name for field in dataclasses.fields(SearchRequest)} - {"k", "config", "allowed"}
+    config = {field.name for field in dataclasses.fields(SearchConfig)}
+    own = {"beta", "fusion", "ann_temperature"}  # of an index, not of a call
+    assert set(SearchOptions.__annotations__) == record | (config - own) | {"allow", "deny", "where"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": True}, "method must be a string, got True"),
+        ({"k": 2.5}, "k must be an integer, got 2.5"),
+        ({"k": "5"}, "k must be an integer, got '5'"),
+        ({"k": True}, "k must be an integer, got True"),
+        ({"alpha": "0.5"}, "alpha must be a number, got '0.5'"),
+        ({"beam_width": 10.0}, "beam_width must be an integer, got 10.0"),
+        ({"candidates": "3"}, "candidates must be an integer, got '3'"),
+        ({"allow": 3}, "allow must be a list or set of doc_ids, got 3"),
+        ({"allow": [None]}, "allow must hold doc_ids, which are strings, got None"),
+        ({"deny": [["neon"]]}, "deny must hold doc_ids, which are strings, got ['neon']"),
+        ({"lexical_weight": 1e300}, "lexical_weight must be between 0 and 1e6, got 1e+300"),
+        (
+            {"extra_scores": np.full((1, 60), np.nan)},
+            "extra_scores must be finite, from -1e30 to 1e30, got nan for query 0",
+        ),
+        ({"extra_scores": np.full((1, 60), 1e300)}, "extra_scores must be finite, from -1e30 to 1e30, got 1e+300"),
+        (
+            {"extra_scores": [[0.0] * 60]},
+            "must be a NumPy array of floats [queries, documents] = (1, 60), got list",
+        ),
+        ({"extra_scores": np.zeros((1, 60), dtype=complex)}, "= (1, 60), got an array of complex128"),
+        ({"extra_scores": np.full((1, 60), "1.0")}, "= (1, 60), got an array of <U3"),
+    ],
+)
+def test_values_of_the_wrong_type_or_size_are_refused(retriever, options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        retriever.search("river", **options)
+
+
+@pytest.mark.parametrize("method", ["generate", "exact"])
+@pytest.mark.parametrize("size", [-1e30, 1e30])
+def test_the_largest_values_give_finite_scores(retriever, digits, method, size):
+    extra = np.zeros((1, 60))
+    extra[0, 7] = size
+    for index in (retriever, digits):
+        for temperature in (1e-6, 1e6):
+            index.search_config = dataclasses.replace(index.search_config, ann_temperature=temperature)
+            hits = index.search("river", k=12, method=method, extra_scores=extra)
+            assert len(hits) == 12
+            assert np.isfinite([hit.score for hit in hits]).all()
+
+
+def test_doc_ids_may_be_any_iterable_and_numpy_takes_part(retriever):
+    doc_ids = list(retriever.documents.rows)
+    found = retriever.search(
+        "river", k=np.int64(2), allow=np.array(doc_ids[:2]), alpha=np.float32(0.3), method=np.str_("generate")
+    )
+    assert {hit.doc_id for hit in found} == set(doc_ids[:2])
+    denied = retriever.search("river", k=60, deny=np.array(doc_ids[:2]))
+    assert {hit.doc_id for hit in denied} == set(doc_ids[2:])
+    by_dictionary = retriever.search("river", k=2, allow=dict.fromkeys(doc_ids[:2]))
+    assert by_dictionary == found
+    queries = ["river", "neon"]
+    assert (
+        retriever.search(np.array(queries), k=3)
+        == retriever.search(iter(queries), k=3)
+        == retriever.search(queries, k=3)
+    )
+    retriever.remove(doc_id for doc_id in doc_ids[:2])
+    retriever.remove(np.array(doc_ids[2:4]))
+    assert list(retriever.documents.rows) == doc_ids[4:]
+
+
+def test_iterators_of_doc_ids_are_read(retriever):
+    first = retriever.search("river", k=3)
+    denied = retriever.search("river", k=3, deny=(hit.doc_id for hit in first))
+    assert not {hit.doc_id for hit in denied} & {hit.doc_id for hit in first}
+    allowed = retriever.search("river", k=3, allow=(hit.doc_id for hit in first))
+    assert [hit.doc_id for hit in allowed] == [hit.doc_id for hit in first]
+    with pytest.raises(TypeError, match=r"search\(\) takes a text or a list of texts; run\(\) takes"):
+        retriever.search({"q1": "river"})
+    with pytest.raises(TypeError, match="takes a list of queries, got the text 'rivers'"):
+        retriever.candidates("rivers")
+    with pytest.raises(TypeError, match="takes a list of documents, got one"):
+        retriever.add({"doc_id": "d1", "text": "a river"})
+
+
+@pytest.mark.parametrize("options", [
+    {"allow": ["neon", "gold", "jupiter", "muon", "hooke-s-law"]},
+    {"deny": ["FIRST"]},
+    {"where": "doc_id < 'n'"},
+    {"extra_scores": np.linspace(0, 30, 60)[None]},
+    {"method": "exact"},
+    {"beam_width": 1, "k": 30},
+])  # fmt: skip
+def test_explain_shows_the_search_that_answered_under_any_option(retriever, digits, options):
+    query = "which capitals are on the danube"
+    for index in (retriever, digits):
+        plain, own = index.search(query, k=3), {"k": 3, **options}
+        if "deny" in own:
+            own["deny"] = [plain[0].doc_id]
+        hits = index.search(query, **own)
+        changes = own.keys() & {"allow", "deny", "where", "extra_scores"}
+        assert not changes or [hit.doc_id for hit in hits] != [hit.doc_id for hit in plain]
+        explanation = index.explain(query, **own)
+        ranked = {node.rank: node for level in explanation.levels for node in level if node.rank}
+        assert {rank: node.digits for rank, node in ranked.items()} == {hit.rank: hit.digits for hit in hits}
+        for hit in hits:
+            assert ranked[hit.rank].score == pytest.approx(hit.score, rel=1e-5)
+            assert sum(ranked[hit.rank].parts.values()) == pytest.approx(hit.score, rel=1e-4)
+            assert ranked[hit.rank].label == hit.title
+
+
+def test_a_search_passes_through_few_files(encoder):
+    """From the public call to the answer: nine files in three rooms of dsi, and twelve of the packages below."""
+    retriever, root = index_of(encoder, tied=True, words=True, lexical_weight=0.1), Path(dsi.__file__).parent
+    retriever.search("x", k=5)  # makes what later searches read
+    touched = set()
+
+    def record(frame, event, _):
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(root):
+            touched.add(path.relative_to(root))
+
+    sys.setprofile(record)
+    try:
+        retriever.search("x", k=5)
+    finally:
+        sys.setprofile(None)
+    ours = {path for path in touched if path.parts[0] not in ("docids", "contrastive", "eval")}
+    assert len(ours) <= 9, sorted(map(str, ours))
+    assert len({path.parent for path in ours}) <= 3
+    assert len(touched) <= 21, sorted(map(str, touched))
+
+
+def test_explain_shows_the_walk_that_search_made(retriever, monkeypatch):
+    """Documents, their scores, and the nodes kept are those of the search itself."""
+    query, walk, reached = "which capitals are on the danube", Walk.descend, []
+    monkeypatch.setattr(Walk, "descend", lambda *given: reached.append(walk(*given)) or reached[-1])
+    hits = retriever.search(query, k=5)
+    (searched,) = reached
+    explanation = retriever.explain(query, k=5)
+    assert len(reached) == 2
+    tree = retriever.tree
+    kept = [node for level in explanation.levels for node in level if node.kept and node.rank is None]
+    ends = {tree.node(node.digits) for node in kept}
+    assert set(searched.nodes.tolist()) == {node for node in ends if tree.first_child[node] >= tree.num_inner}
+    below = [node for level in explanation.levels for node in level if tree.node(node.digits) >= tree.num_inner]
+    result = retriever.search_encoded(retriever.encode_queries([query]), k=100, candidates=60)
+    docids = [tree.digits(position) for position in result.positions[0].tolist()]
+    scores = dict(zip(docids, result.scores[0].tolist(), strict=True))
+    for node in below:
+        assert node.score == pytest.approx(scores[node.digits], rel=1e-5)
+    assert sorted(below, key=lambda node: -node.score)[:5] == sorted(
+        [node for node in below if node.rank], key=lambda node: node.rank
+    )
+    assert [node.label for node in below if node.rank == 1] == [hits[0].title]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda r: r.search("", 5), "Query 0 must be a text that is not empty, got ''"),
+        (lambda r: r.search(["fine", "  "], 5), "Query 1 must be a text that is not empty"),
+        (lambda r: r.search(None), "Queries must be a list of texts, in order, .* got None"),
+        (lambda r: r.search(b"river"), "Queries must be a list of texts, in order, .* got b'river'"),
+        (lambda r: r.search({"river"}), "Queries must be a list of texts, in order, .* got {'river'}"),
+        (lambda r: r.search([None]), "Query 0 must be a text that is not empty, got None"),
+        (lambda r: r.search(["river", b"neon"]), "Query 1 must be a text that is not empty, got b'neon'"),
+        (
+            lambda r: r.search("a \ud800"),
+            r"Query 0 must be Unicode text, got the lone surrogate '\\ud800' at character 3",
+        ),
+        (lambda r: r.search("a\0b"), r"Query 0 must be a text without NUL characters, got 'a\\x00b'"),
+        (lambda r: r.run({"q": None}), "Query 'q' must be a text that is not empty, got None"),
+        (lambda r: r.run({1: "river"}), "A query_id must be a string, got 1"),
+        (lambda r: r.explain(None), "Query 0 must be a text that is not empty, got None"),
+        (lambda r: r.explain(r.encode_queries(["a", "b"])), r"explain\(\) takes one query, got 2"),
+        (lambda r: r.encode_queries(["river"], batch_size=0), "batch_size must be at least 1, got 0"),
+        (lambda r: r.candidates([]), r"candidates\(\) takes at least one query, got none"),
+        (
+            lambda r: r.search_encoded(["river"]),
+            r"search_encoded\(\) takes what encode_queries\(\) returns, got \['river'\]",
+        ),
+        (
+            lambda r: r.follow(["river"], [[]]),
+            r"documents for each of the 1 queries, .* got 1 lists of lengths \[0\]",
+        ),
+        (lambda r: r.follow(["river"] * 2, [["neon"]]), "for each of the 2 queries, equally long .* got 1 lists"),
+        (
+            lambda r: r.follow(["a", "b"], [["neon"], ["neon", "gold"]]),
+            r"equally long .* got 2 lists of lengths \[1, 2\]",
+        ),
+        (lambda r: setattr(r, "search_config", 3), "search_config must be a SearchConfig, got 3"),
+        (
+            lambda r: dsi.rerank(r.candidates(["river"]), ["name"]),
+            "rerankers must be a Reranker or a list of them, got 'name' of type str",
+        ),
+        (lambda r: r.get("neonn"), r"get names the doc_id 'neonn', which is not in the index; did you mean 'neon'\?"),
+        (lambda r: r.get("nope"), "get names the doc_id 'nope', which is not in the index"),
+        (lambda r: r.get(3), "get must be a list or set of doc_ids, got 3"),
+        (lambda r: r.search("river", 0), r"k must be at least 1, got 0\."),
+        (lambda r: r.search("river", 5, alpha=2), r"alpha must be between 0 and 1, got 2"),
+        (lambda r: r.search("river", 5, allow=["nope"]), "allow names the doc_id 'nope', which is not in the index"),
+        (
+            lambda r: r.search("river", 5, deny="danube"),
+            "deny must be a list or set of doc_ids, got the string 'danube'",
+        ),
+    ],
+)
+def test_bad_calls_are_named(retriever, call, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        call(retriever)
+
+
+def test_explain_shows_the_way_to_the_answers_and_what_was_pruned(retriever, digits):
+    query = "which capitals are on the danube"
+    for index in (retriever, digits):
+        explanation = index.explain(query, k=3, beam_width=3)
+        hits = index.search(query, k=3, beam_width=3)
+        ranked = {node.rank: node for level in explanation.levels for node in level if node.rank}
+        assert [ranked[n].label for n in (1, 2, 3)] == [hit.title for hit in hits]
+        for hit in hits:
+            node = ranked[hit.rank]
+            assert node.digits == hit.digits
+            assert node.found_by == ("walk",)
+            for length in range(1, len(hit.digits)):  # every ancestor was kept
+                (above,) = [n for n in explanation.levels[length - 1] if n.digits == hit.digits[:length]]
+                assert above.kept
+                assert index is retriever or above.score >= node.score - 1e-5  # path scores only fall on the way down
+        assert any(not node.kept for level in explanation.levels for node in level)
+        printed = str(explanation)
+        assert query in printed
+        assert f"#1 {'.'.join(map(str, hits[0].digits))}" in printed
+        for level in explanation.levels:  # of a level's pruned nodes at least the best one below each parent is shown
+            for node in [node for node in level if not node.kept][:1]:
+                assert f"─ - {'.'.join(map(str, node.digits))}  {node.score:.3f}" in printed
+        kept_inner = [sum(n.kept and n.documents > 1 for n in level) for level in explanation.levels]
+        assert max(kept_inner) <= 3
+
+
+def test_a_docid_longer_than_pythons_stack_is_explained():
+    depth = 999  # the longest; with the frames of the test, more than the stack holds
+    assert sys.getrecursionlimit() <= 1000
+    longer = np.tile(np.arange(depth) % 2, (2, 1))
+    longer[1, -1] = 2
+    tree = assemble(Docids.from_paths([[2], *longer.tolist()]), np.eye(3, dtype=np.float32))
+    node, trace = 0, Trace()
+    while node < tree.num_inner:
+        children = tree.first_child[node] + np.arange(tree.num_children[node])
+        scores, kept = np.zeros((1, len(children)), dtype=np.float32), np.ones((1, len(children)), dtype=bool)
+        trace.levels.append(LevelTrace(children[None], scores, kept))
+        node = int(children[0])
+    result = SearchResult.empty(1, 1)
+    result.positions[0, 0], result.scores[0, 0] = 0, 1.0
+    followed = Followed(np.zeros((1, 1), dtype=int), np.zeros((1, 1, tree.depth), dtype=np.float32), {})
+    started = time.perf_counter()
+    names, search = [("a", "a"), ("b", "b"), ("c", "c")].__getitem__, TracedSearch(trace, result, followed)
+    explanation = explain("q", tree, names, SearchConfig(), search, "", tied=True)
+    lines = str(explanation).splitlines()
+    assert time.perf_counter() - started < 5
+    assert [len(node.digits) for node in explanation.levels[-1]] == [tree.depth] * 2
+    for level, own in list(zip(trace.levels, explanation.levels, strict=True))[::150]:
+        assert sorted(tree.node(node.digits) for node in own) == level.nodes[0].tolist()
+    assert len(lines) == 2 + sum(map(len, explanation.levels))
+
+
+def test_saving_loses_no_file_of_a_user(retriever, tmp_path, monkeypatch):
+    (tmp_path / "notes" / "sub").mkdir(parents=True)
+    (tmp_path / "notes" / "sub" / "mine.txt").write_text("mine")
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="notes holds 'sub', which would be lost; name a new folder"):
+        retriever.save_pretrained(tmp_path / "notes")
+    with pytest.raises(NotADirectoryError, match=r"thesis.txt is a file"):
+        retriever.save_pretrained(tmp_path / "thesis.txt")
+    with pytest.raises(ValueError, match="folder must name a folder, got ''"):
+        retriever.save_pretrained("")
+    monkeypatch.chdir(tmp_path / "notes")
+    for here in (".", "..", tmp_path / "notes"):
+        with pytest.raises(ValueError, match="is the current folder or one above it, and would be replaced"):
+            retriever.save_pretrained(here)
+    assert (tmp_path / "notes" / "sub" / "mine.txt").read_text() == (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+def test_saving_over_an_index_keeps_rerankers_and_other_files(retriever, tmp_path):
+    run = tmp_path / "run"
+    retriever.save_pretrained(run)
+    save_reranker(LinearReranker({"score": 1.0}), run, "linear")
+    (run / "notes.txt").write_text("mine")
+    (run / "notes.txt").chmod(0o600)
+    (run / ".gitattributes").write_text("mine")
+    for name in ("pseudo_queries", "docids-2", "logs"):
+        (run / name).mkdir()
+    (run / "config.toml").write_text("seed = 1")
+    retriever.save_pretrained(run)
+    assert {path.name for path in run.iterdir()} == {
+        *PARTS,
+        "manifest.json",
+        "notes.txt",
+        ".gitattributes",
+        "rerank",
+    } - {
+        "token_model",
+        "lexical",
+    }
+    assert (run / "notes.txt").read_text() == "mine"
+    assert os.name == "nt" or (run / "notes.txt").stat().st_mode & 0o777 == 0o600
+    assert dsi.load_rerankers(run, "linear")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+def test_whoever_may_read_the_folder_may_read_all_of_an_index(retriever, tmp_path):
+    retriever.save_pretrained(tmp_path / "run")
+    mode = (tmp_path / "run").stat().st_mode & 0o666
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "run").rglob("*") if path.is_file()} == {mode}
+
+
+def test_saved_and_loaded_answers_alike(retriever, tmp_path):
+    retriever.save_pretrained(tmp_path / "index")
+    loaded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
+    assert loaded.search_config == retriever.search_config
+    for query in ("rivers", "noble gas"):
+        assert loaded.search(query, k=5) == retriever.search(query, k=5)
+    retriever.save_pretrained(tmp_path / "index")  # over an existing one
+    assert {path.name for path in (tmp_path / "index").iterdir()} == {"encoder", "docids", "generator", "manifest.json"}
+
+
+def test_threads_get_the_answers_that_one_thread_gets(retriever):
+    doc_ids = list(retriever.documents.dataset["doc_id"])
+    calls = [
+        ("rivers", {}), ("noble gas", {"method": "exact"}), ("the emperor of austria and his long, long reign", {"alpha": 0.0}),
+        ("neon", {"allow": doc_ids[:7]}), (["bees", "advertising signs on a rainy night"], {"beam_width": 4}),
+    ]  # fmt: skip
+    alone = [retriever.search(query, k=4, **options) for query, options in calls]
+    rounds = 12
+
+    def work(offset: int) -> list[bool]:
+        order = [(n + offset) % len(calls) for n in range(rounds)]
+        return [retriever.search(calls[n][0], k=4, **calls[n][1]) == alone[n] for n in order]
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(work, range(8)))
+    assert all(same for row in answers for same in row)
+    assert [len(row) for row in answers] == [rounds] * 8
+
+
+def test_a_trace_tells_where_a_path_was_pruned():
+    first = LevelTrace(np.array([[1, 2, 3]]), np.float32([[0.5, 0.75, 0.25]]), np.array([[True, True, False]]))
+    second = LevelTrace(np.array([[4, 5, -1]]), np.float32([[2.0, 3.0, -np.inf]]), np.array([[False, True, False]]))
+    trace, paths = Trace([first, second]), np.array([[1, 5, 9], [3, 7, 8], [2, 4, -1]])  # nodes from 6 on are documents
+    assert trace.survivors(paths).tolist() == [[True, True, True], [False, True, True], [True, False, True]]
+    assert [trace.pruned_at(path, 6) for path in paths] == [None, (0, 0.25, 0.5), (1, 2.0, 3.0)]
+    assert Trace().pruned_at(paths[1], 6) is None
+
+
+def test_misses_are_search_errors_or_model_errors(retriever):
+    queries = {f"q{n}": text for n, text in enumerate(QUERIES)}
+    everything = retriever.run(queries, k=60, method="exact")
+    narrow = retriever.run(queries, k=2, beam_width=2)
+    docids = {hit.doc_id: hit.digits for hit in retriever.search("rivers", k=60)}
+    found = 0
+    for place in range(0, 60, 7):  # the right document at every depth of the true ranking
+        answers = {query_id: sorted(run, key=run.get, reverse=True)[place] for query_id, run in everything.items()}
+        misses = {miss.query_id: miss for miss in diagnose(retriever, queries, answers, k=2, beam_width=2)}
+        assert set(misses) == {query_id for query_id in queries if answers[query_id] not in narrow[query_id]}
+        for query_id, miss in misses.items():
+            assert miss.search_error == (everything[query_id][miss.doc_id] > min(narrow[query_id].values()))
+            digits = docids[miss.doc_id]
+            kept = {node.digits for level in retriever.explain(queries[query_id], 2, beam_width=2).levels
+                    for node in level if node.kept}  # fmt: skip
+            assert all(digits[:level] in kept for level in range(1, miss.level))
+            assert digits[: miss.level] not in kept or miss.level == len(digits)
+            found += miss.search_error
+    assert found > 0
+    table = diagnosis_table(list(misses.values()), 6, 2)
+    assert f"{len(misses)} of 6 queries without their document among 2" in table
+    assert "| left the beam at level |" in table
+
+
+def test_bfloat16_finds_nearly_the_same_and_is_never_saved(retriever, tmp_path):
+    retriever.save_pretrained(tmp_path / "index")
+    rounded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu", dtype="bfloat16")
+    queries = ["rivers", "noble gas", "the emperor of austria"]
+    for exact, other in zip(retriever.search(queries, k=5), rounded.search(queries, k=5), strict=True):
+        assert [hit.score for hit in other] == pytest.approx([hit.score for hit in exact], abs=0.1)
+        assert len({hit.doc_id for hit in exact} & {hit.doc_id for hit in other}) >= 3
+    assert state_fingerprint(rounded.generator) == state_fingerprint(
+        retriever.generator
+    )  # the generator itself is not touched
+    with pytest.raises(ValueError, match=r"weights are of torch.bfloat16; save one that was loaded in float32"):
+        rounded.save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match="dtype must be one of float32, bfloat16, got 'int4'"):
+        GenerativeRetriever.from_pretrained(tmp_path / "index", dtype="int4")
+
+
+def test_broken_indexes_are_refused_and_the_part_is_named(retriever, tmp_path):
+    good = tmp_path / "good"
+    retriever.save_pretrained(good)
+
+    def broken(name):
+        folder = tmp_path / name
+        shutil.copytree(good, folder)
+        return folder
+
+    with pytest.raises(FileNotFoundError, match="holds no finished index"):
+        GenerativeRetriever.from_pretrained(tmp_path / "nowhere")
+    folder = broken("missing")
+    (folder / "docids" / "documents.arrow").unlink()
+    with pytest.raises(FileNotFoundError, match=r"documents.arrow is missing from the index"):
+        GenerativeRetriever.from_pretrained(folder)
+    folder = broken("truncated")
+    weights = folder / "generator" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    with pytest.raises(ValueError, match=r"generator/model.safetensors was altered or truncated"):
+        GenerativeRetriever.from_pretrained(folder)
+    folder = broken("version")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "format_version": 99}))
+    with pytest.raises(ValueError, match=f"format version 99, this version reads {FORMAT_VERSION}"):
+        GenerativeRetriever.from_pretrained(folder)
+    folder = broken("mixed")
+    manifest["fingerprints"]["encoder"] = "0" * 64
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=r"manifest.json and encoder do not belong together"):
+        GenerativeRetriever.from_pretrained(folder)
+
+
+def test_parts_that_do_not_belong_together_are_refused(retriever, encoder):
+    other = random_tree(60, seed=9)
+    with pytest.raises(ValueError, match="generator was trained for docids"):
+        GenerativeRetriever(encoder, other, retriever.generator, retriever.documents.dataset)
+    with pytest.raises(ValueError, match="cover 60 documents, the document table has 59"):
+        GenerativeRetriever(encoder, retriever.tree, retriever.generator, retriever.documents.dataset.select(range(59)))
+    narrow = build_tree(np.random.default_rng(0).normal(size=(60, 7)).astype("f"), DocidsConfig(branching=4))
+    with pytest.raises(ValueError, match=f"embeddings of {WIDTH} .* need 7"):
+        GenerativeRetriever(encoder, narrow, random_generator(narrow), retriever.documents.dataset)
+
+
+def test_searching_leaves_no_gradients_and_changes_no_weights(retriever):
+    before = state_fingerprint(retriever.generator)
+    retriever.search("river", k=3)
+    assert state_fingerprint(retriever.generator) == before
+    assert all(p.grad is None for p in retriever.generator.parameters())
+    assert torch.is_grad_enabled()
+
+
+def test_an_index_remembers_what_its_decoder_was_taught_and_warns_of_a_wider_beam(retriever, tmp_path, recwarn):
+    otm = random_generator(retriever.tree, objective="otm")
+    parts, config = (retriever.encoder, retriever.tree, otm), SearchConfig(beam_width=10, fusion="bound")
+    GenerativeRetriever(*parts, retriever.documents.dataset, config).save_pretrained(tmp_path / "index")
+    loaded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
+    assert len(loaded.search("noble gases", k=10)) == 10
+    assert loaded.search("noble gases", alpha=0.0, beam_width=50).exact  # dense search alone: no decoder, no warning
+    assert loaded.search("noble gases", k=3, method="exact").exact
+    assert not recwarn
+    with pytest.warns(
+        UserWarning, match=r"objective 'otm' and a beam of 10; nodes outside that .* a beam of 50 may find worse"
+    ):
+        loaded.search("noble gases", beam_width=50)
+    (first,) = loaded.search("noble gases", k=1)
+    shown = f"#1 {'.'.join(map(str, first.digits))}  {first.score:.3f} "
+    assert shown in str(loaded.explain("noble gases", k=1))
+
+
+@pytest.mark.programs
+def test_a_retriever_is_pickled_as_the_folder_that_holds_it(encoder, tmp_path):
+    index = small_index(encoder, tied=True)
+    with pytest.raises(ValueError, match="this one has changes that none holds; call save_update or save_pretrained"):
+        pickle.dumps(index)
+    index.save_pretrained(tmp_path / "run")
+    index.search_config = dataclasses.replace(index.search_config, beam_width=3)
+    again = pickle.loads(pickle.dumps(index))
+    assert again.search_config == index.search_config
+    assert again.search("noble gas", k=5) == index.search("noble gas", k=5)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        assert pool.submit(index.search, "noble gas", k=5).result() == index.search("noble gas", k=5)
+    before = pickle.dumps(index)
+    index.add(DOCUMENTS[50:51])
+    with pytest.raises(ValueError, match="has changes that none holds"):
+        pickle.dumps(index)
+    index.save_update(tmp_path / "run")
+    assert len(pickle.loads(pickle.dumps(index)).documents) == 51
+    with pytest.raises(ValueError, match="was changed since the retriever was pickled; load the index there instead"):
+        pickle.loads(before)

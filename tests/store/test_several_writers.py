@@ -1,0 +1,432 @@
+"""Several processes and threads write to one folder and others load it meanwhile: no change is lost, no load fails."""
+
+import errno
+import fcntl
+import json
+import os
+import pickle
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from dsi_experiments.rerankers.learned import LinearReranker
+
+import dsi
+from dsi import GenerativeRetriever
+from dsi.commands.main import main
+from dsi.docids.files.processes import Processes
+from dsi.docids.files.storage import MappedFile, beside, read_while_unchanged, writing_to
+from dsi.rerankers.reranking import save_reranker
+from dsi.store import loading
+from dsi.store.loading import ChangedError, write_search_config
+from dsi.store.manifest import MOST_GENERATIONS
+from dsi.training import pipeline
+from tests.store.test_updates import DOCUMENTS, QUERIES, small_index
+from tests.support.kills import fork, status_of
+from tests.training.test_pipeline import write_settings
+
+pytestmark = pytest.mark.programs
+
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks processes")
+
+
+@pytest.fixture
+def run(encoder, tmp_path) -> Path:
+    """An index of the first 50 of `DOCUMENTS`."""
+    small_index(encoder).save_pretrained(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def load(run: Path) -> GenerativeRetriever:
+    return GenerativeRetriever.from_pretrained(run, device="cpu")
+
+
+def update(run: Path, number: int) -> None:
+    """Add one of `DOCUMENTS` by the command."""
+    document, corpus = DOCUMENTS[number], run.with_name(f"{number}.jsonl")
+    corpus.write_text(json.dumps({"_id": document["doc_id"], "title": document["title"], "text": document["text"]}))
+    if main(["update", str(run), "--device", "cpu", "--add", str(corpus)]):
+        raise RuntimeError
+
+
+def test_who_loaded_an_earlier_generation_cannot_save_over_a_later_one(run, tmp_path):
+    first, second = load(run), load(run)
+    first.add(DOCUMENTS[50:51])
+    assert first.save_update(run) == 2
+    first.add(DOCUMENTS[51:52])
+    assert first.save_update(run) == 3  # what it saved itself it knows
+    second.add(DOCUMENTS[52:53])
+    for save in (second.save_update, second.save_pretrained):
+        with pytest.raises(
+            ValueError, match=r"run \(generation 3 now\) was changed since .* Load the index again, repeat"
+        ):
+            save(run)
+    again = load(run)
+    again.add(DOCUMENTS[52:53])
+    assert again.save_update(run) == 4
+    assert {d["doc_id"] for d in DOCUMENTS[50:53]} <= set(load(run).documents.rows)
+    second.save_pretrained(tmp_path / "other")  # elsewhere it overwrites nothing of theirs
+    second.add(DOCUMENTS[53:54])
+    assert second.save_update(tmp_path / "other") == 3
+    with pytest.raises(FileNotFoundError, match="holds no finished index"):
+        second.save_update(tmp_path / "nowhere" / "run")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_an_index_in_its_last_generation_stays_loadable(run):
+    manifest = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps({**manifest, "generation": MOST_GENERATIONS}))
+    retriever = load(run)
+    retriever.add(DOCUMENTS[50:51])
+    with pytest.raises(ValueError, match=r"run can be updated no more"):
+        retriever.save_update(run)
+    assert len(load(run).documents.rows) == 50
+    retriever.save_pretrained(run)
+    assert len(load(run).documents.rows) == 51
+    retriever.add(DOCUMENTS[51:52])
+    assert retriever.save_update(run) == 3
+
+
+def test_a_place_that_may_not_be_written_is_named(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    retriever = load(run)
+    with pytest.raises(PermissionError, match=r"You may not write into .*; name another place, or change its mode"):
+        retriever.save_pretrained(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
+@pytest.mark.parametrize("name", [".run.lock", ".run.writer", ".run.queue"])
+def test_what_lies_where_a_lock_is_kept_is_refused(run, tmp_path, name, kind):
+    path, other = tmp_path / name, tmp_path / "other"
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to(other)
+    else:
+        path.mkdir()
+    retriever = load(run)
+    retriever.add(DOCUMENTS[50:51])
+    with pytest.raises(ValueError, match=f"{name} must be a file that this package writes, and is a link, a pipe or"):
+        retriever.save_update(run)
+    assert not other.exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+def test_pipes_and_links_in_an_index_that_is_saved_over_stay_what_they_are(run, tmp_path):
+    os.mkfifo(run / "own")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "file").write_text("mine")
+    (run / "link").symlink_to("../elsewhere")
+    retriever = load(run)
+    retriever.add(DOCUMENTS[50:51])
+    retriever.save_pretrained(run)
+    assert len(load(run).documents.rows) == 51
+    assert (run / "own").is_fifo()
+    assert (run / "link").is_symlink()
+    assert (tmp_path / "elsewhere" / "file").stat().st_nlink == 1
+
+
+def test_threads_that_save_one_retriever_lose_nothing(run):
+    retriever = load(run)
+
+    def add(number: int) -> None:
+        retriever.add(DOCUMENTS[number : number + 1])
+        retriever.save_update(run)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(add, range(50, 62)))
+    assert set(load(run).documents.rows) == {d["doc_id"] for d in DOCUMENTS[:62]}
+
+
+@forks
+@pytest.mark.parametrize("rounds", [3, pytest.param(100, marks=pytest.mark.fuzz)])
+def test_updates_at_once_wait_for_each_other(run, rounds):
+    retriever = load(run)
+    for _ in range(rounds):
+        children = [fork(lambda number=number: update(run, number)) for number in (50, 51)]
+        assert [status_of(child) for child in children] == [0, 0]
+        retriever = load(run)
+        new = {d["doc_id"] for d in DOCUMENTS[50:52]}
+        assert set(retriever.documents.rows) == {d["doc_id"] for d in DOCUMENTS[:52]}
+        retriever.remove(new)
+        retriever.save_update(run)
+
+
+@forks
+@pytest.mark.parametrize("loads", [10, pytest.param(200, marks=pytest.mark.fuzz)])
+def test_loads_during_updates_succeed(run, loads):
+    """The updates come one after another without a pause."""
+
+    def update_on_and_on() -> None:
+        retriever = load(run)
+        while True:
+            retriever.add(DOCUMENTS[50:52])
+            retriever.save_update(run)
+            retriever.remove([d["doc_id"] for d in DOCUMENTS[50:52]])
+            retriever.save_update(run)
+
+    child, sizes = fork(update_on_and_on), set()
+    try:
+        for _ in range(loads):
+            retriever = load(run)
+            assert retriever.lexical is not None
+            assert len(retriever.search(QUERIES, k=5)) == len(QUERIES)
+            sizes.add(len(retriever.documents))
+    finally:
+        os.kill(child, signal.SIGKILL)
+        assert status_of(child) == -signal.SIGKILL
+    assert sizes <= {50, 52}
+    assert int(json.loads((run / "manifest.json").read_text())["generation"]) > 3
+
+
+def test_an_index_saved_over_another_while_its_encoder_is_read_is_loaded_instead(run, monkeypatch):
+    """Saving as a whole replaces the folder: for a moment there is none, and the files are others than those checked."""
+    other, loads = load(run), []
+    other.add(DOCUMENTS[50:52])
+    read = loading.load_encoder
+
+    def replaced_first(*arguments):
+        loads.append(arguments)
+        if len(loads) == 1:
+            away = run.with_name("away")
+            run.rename(away)
+            try:
+                return read(*arguments)  # what it meets between the two renames
+            finally:
+                away.rename(run)
+                other.save_pretrained(run)
+        return read(*arguments)
+
+    monkeypatch.setattr(loading, "load_encoder", replaced_first)
+    assert len(load(run).documents) == 52
+    assert len(loads) == 2
+
+
+def test_a_file_that_an_update_removes_while_files_are_listed_is_left_out(run, monkeypatch):
+    listed = {path.name for path in map(Path, (file.path for file in loading.mapped_files(run)))}
+    find = MappedFile.at.__func__
+
+    def vanishing(cls, path):
+        if path.name == "documents.arrow":
+            path.unlink()
+        return find(cls, path)
+
+    monkeypatch.setattr(MappedFile, "at", classmethod(vanishing))
+    assert {Path(file.path).name for file in loading.mapped_files(run)} == listed - {"documents.arrow"}
+
+
+def test_a_folder_that_an_update_removes_while_files_are_listed_is_left_out(run, monkeypatch):
+    listed, scan = {Path(file.path) for file in loading.mapped_files(run)}, os.scandir
+
+    def vanishing(path="."):
+        if str(path) == str(run / "lexical"):
+            Path(path).rename(run.parent / "removed")
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    left = {path for path in listed if path.parent != run / "lexical"}
+    assert left < listed
+    assert {Path(file.path) for file in loading.mapped_files(run)} == left
+
+
+@pytest.mark.parametrize("changes", [0, 3, 1000])
+def test_reading_what_changes_is_repeated_and_has_an_end(tmp_path, changes):
+    path, reads = tmp_path / "file", []
+
+    def read() -> None:
+        reads.append(path)
+        if len(reads) <= changes:
+            path.write_text("+" * len(reads))
+            raise FileNotFoundError("as if an update had removed it")
+        raise ValueError("damaged")
+
+    with pytest.raises(BlockingIOError if changes == 1000 else ValueError, match=r"changed 20 times|damaged"):
+        read_while_unchanged(path, read)
+    assert len(reads) == min(changes + 1, 20)
+
+
+@forks
+def test_a_killed_writer_blocks_nobody_and_a_living_one_is_named(
+    run, beir, sentence_t5_folder, t5_folder, capsys, caplog
+):
+    config = write_settings(run.with_name("config.toml"), sentence_t5_folder, t5_folder)
+    ready = run.with_name("ready")
+
+    def write_long() -> None:
+        with writing_to(run):
+            ready.touch()
+            time.sleep(20)
+
+    child = fork(write_long)
+    while not ready.exists():
+        time.sleep(0.01)
+    train = ["train", "--config", str(config), "--data", str(beir()), "--output", str(run), "--device", "cpu"]
+    try:
+        assert main(train) == 2  # refused at once
+        assert f"{run} is being written by process {child} on " in capsys.readouterr().err
+        assert not (run / "config.toml").exists()
+        with pytest.raises(BlockingIOError, match="wait for its end or write to another folder"):
+            dsi.train(dsi.read_collection(beir()), run, config=config, device="cpu")
+        assert load(run).search(QUERIES, k=5)  # readers need not wait
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(update, run, 50)
+            time.sleep(0.3)
+            assert not waiting.done()
+            os.kill(child, signal.SIGKILL)
+            waiting.result()
+    finally:
+        assert status_of(child) == -signal.SIGKILL
+    assert "waiting for its end" in caplog.text
+    assert DOCUMENTS[50]["doc_id"] in load(run).documents.rows
+
+
+def test_only_one_of_the_processes_of_a_training_takes_the_folder(
+    tmp_path, beir, sentence_t5_folder, t5_folder, monkeypatch
+):
+    config = write_settings(tmp_path / "config.toml", sentence_t5_folder, t5_folder)
+    arguments = (tmp_path / "run", dsi.read_collection(beir()), dsi.Config.named(config))
+
+    def second(first_says: object) -> Processes:
+        return Processes(rank=1, count=2, gather=lambda own: [first_says, own])
+
+    with ThreadPoolExecutor(1) as pool, writing_to(tmp_path / "run"):
+        monkeypatch.setattr(pipeline, "launch", lambda _: second(None))
+        pool.submit(pipeline.TrainingRun, *arguments).result()
+        monkeypatch.setattr(pipeline, "launch", lambda _: second(BlockingIOError("somebody writes")))
+        with pytest.raises(BlockingIOError, match="somebody writes"):
+            pipeline.TrainingRun(*arguments)
+
+
+def test_a_thread_may_write_to_what_it_writes_to(run):
+    config = load(run).search_config
+    with writing_to(run), writing_to(run, wait=False):
+        write_search_config(run, config)
+        with ThreadPoolExecutor(1) as pool, pytest.raises(BlockingIOError, match=f"process {os.getpid()} "):
+            pool.submit(writing_to(run, wait=False).__enter__).result()
+    with writing_to(run, wait=False):
+        pass
+
+
+def test_the_lock_is_in_the_folder_where_its_parent_is_read_only(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != tmp_path)
+    with writing_to(tmp_path / "run"):
+        assert (tmp_path / "run" / ".lock").exists()
+    assert list(tmp_path.iterdir()) == [tmp_path / "run"]
+
+
+def test_writers_are_served_in_the_order_in_which_they_came(run):
+    """One that writes again and again stands behind those who wait, other threads and other processes."""
+    served, holding = [], threading.Event()
+
+    def hold() -> None:
+        with writing_to(run):
+            holding.set()
+            time.sleep(1.2)
+        with writing_to(run):
+            served.append("first again")
+
+    def write(name: str) -> None:
+        with writing_to(run):
+            served.append(name)
+            time.sleep(0.05)
+
+    with ThreadPoolExecutor(5) as pool:
+        pool.submit(hold)
+        holding.wait()
+        for number in range(4):
+            pool.submit(write, f"waiter {number}")
+            time.sleep(0.15)
+    assert served == [*(f"waiter {number}" for number in range(4)), "first again"]
+
+
+@forks
+def test_who_writes_without_a_pause_starves_nobody(run):
+    log = run.with_name("log")
+
+    def write_on_and_on() -> None:
+        while True:
+            with writing_to(run):
+                with log.open("a") as file:
+                    file.write("+")
+                time.sleep(0.02)
+
+    child = fork(write_on_and_on)
+    try:
+        while not log.exists():
+            time.sleep(0.01)
+        turns = []
+        for _ in range(10):
+            before = log.stat().st_size
+            with writing_to(run):
+                turns.append(log.stat().st_size - before)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        status_of(child)
+    assert max(turns) <= 2  # the one that is running, and perhaps the next
+
+
+@pytest.mark.parametrize(("code", "refused"), [(errno.ENOLCK, True), (errno.EOPNOTSUPP, True), (errno.ENOSYS, False)])
+@pytest.mark.filterwarnings("ignore:flock not supported")
+def test_a_file_system_without_locks_is_told_or_gets_a_file_as_a_lock(code, refused, tmp_path, monkeypatch):
+    def flock(file: object, operation: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    run = tmp_path / "run"
+    if refused:
+        with pytest.raises(OSError, match=r"file system of .*run cannot lock files \(.*\); use a folder on another"):
+            writing_to(run).__enter__()
+        return
+    with writing_to(run), ThreadPoolExecutor(1) as pool, pytest.raises(BlockingIOError, match="is being written by"):
+        pool.submit(writing_to(run, wait=False).__enter__).result()
+    with writing_to(run, wait=False):
+        pass
+
+
+def test_a_snapshot_of_before_cannot_be_saved_over_an_update(run):
+    retriever = GenerativeRetriever.from_pretrained(run, device="cpu")
+    snapshot = retriever.snapshot
+    retriever.add([{"doc_id": "new", "title": "Neretva", "text": "A river."}])
+    retriever.save_update(run)
+    assert "new" in pickle.loads(pickle.dumps(retriever.snapshot)).documents.rows
+    with pytest.raises(ValueError, match="was changed since"):
+        pickle.loads(pickle.dumps(snapshot))
+    snapshot.remove([next(iter(snapshot.documents.rows))])
+    with pytest.raises(ChangedError):
+        snapshot.save_update(run)
+    assert "new" in GenerativeRetriever.from_pretrained(run, device="cpu").documents.rows
+
+
+def test_a_reranker_is_saved_before_or_after_the_index_is_saved_over(run):
+    done = threading.Event()
+    with writing_to(run):
+        thread = threading.Thread(
+            target=lambda: (save_reranker(LinearReranker({"score": 1.0}), run, "mine"), done.set())
+        )
+        thread.start()
+        assert not done.wait(0.5)  # it waits for the writer
+    thread.join(20)
+    assert (run / "rerank" / "mine" / "reranker.json").exists()
+
+
+def test_an_update_removes_what_killed_trainings_and_saves_have_left(run):
+    left = [
+        run / ".docids.partial",
+        run / ".pseudo_queries.partial",
+        run / ".generator.previous",
+        beside(run, "partial"),
+    ]
+    for folder in left:
+        folder.mkdir()
+        (folder / "documents.arrow").write_text("removed words")
+    retriever = GenerativeRetriever.from_pretrained(run, device="cpu")
+    retriever.remove([next(iter(retriever.documents.rows))])
+    retriever.save_update(run)
+    assert not [folder for folder in left if folder.exists()]

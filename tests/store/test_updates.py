@@ -1,0 +1,452 @@
+"""An index updated while it is searched and on disk: exact answers, killed at every write, eight threads at once."""
+
+import json
+import math
+import os
+import shutil
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import datasets
+import numpy as np
+import pandas
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dsi import GenerativeRetriever, Hits, SearchConfig
+from dsi.commands.main import main
+from dsi.docids.clustering import DocidsConfig, build_tree
+from dsi.docids.updating import add_documents, remove_documents
+from dsi.docids.words.bm25 import BM25
+from dsi.generator.model import DocidGenerator
+from dsi.search.beam import BeamSearch
+from dsi.search.engine import QueryBatch
+from dsi.search.request import SearchRequest
+from dsi.store import updating
+from dsi.store.loading import write_search_config
+from tests.support.kills import fork, status_of
+from tests.support.small import (
+    MINIPEDIA,
+    WIDTH,
+    beam_search_for,
+    random_generator,
+    random_queries,
+    random_tied,
+    random_tree,
+)
+
+DOCUMENTS = [
+    {"doc_id": record["_id"], "title": record["title"], "text": record["text"]}
+    for record in map(json.loads, (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:80])
+]
+QUERIES = ["noble gas", "electric current", "which metal is light", "cloud chamber"]
+
+
+@pytest.fixture(params=["digits", "tied"])
+def retriever(request, encoder):
+    return small_index(encoder, tied=request.param == "tied")
+
+
+def small_index(encoder, *, tied: bool = False) -> GenerativeRetriever:
+    """The first 50 of `DOCUMENTS`, with a random generator."""
+    old = DOCUMENTS[:50]
+    documents = datasets.Dataset.from_dict({name: [d[name] for d in old] for name in ("doc_id", "title")})
+    texts = encoder.document_texts([d["title"] for d in old], [d["text"] for d in old])
+    tree = build_tree(encoder.encode(texts, "document"), DocidsConfig(branching=4, max_leaf_size=4))
+    bm25 = BM25(documents["doc_id"], [f"{d['title']} {d['text']}" for d in old], k1=1.2, b=0.5)
+    config = SearchConfig(alpha=0.3, beam_width=12, lexical_weight=0.05, fusion="bound")
+    generator = random_tied(tree) if tied else random_generator(tree)
+    return GenerativeRetriever(encoder, tree, generator, documents, config, bm25)
+
+
+def alike(found: list[Hits], expected: list[Hits]) -> bool:
+    """True for the same documents in the same order, with scores that differ by rounding at most."""
+    ids, scores = (
+        [[getattr(hit, name) for hits in each for hit in hits] for each in (found, expected)]
+        for name in ("doc_id", "score")
+    )
+    return ids[0] == ids[1] and bool(np.allclose(*scores, rtol=1e-5))
+
+
+def digits_of(retriever) -> dict[str, tuple[int, ...]]:
+    return {
+        doc_id: retriever.tree.digits(int(retriever.tree.positions[row]))
+        for doc_id, row in retriever.documents.rows.items()
+    }
+
+
+def test_added_documents_are_found_and_removed_ones_are_not(retriever, tmp_path):
+    before = digits_of(retriever)
+    retriever.add(DOCUMENTS[50:])
+    assert len(retriever.documents) == 80
+    assert {doc_id: digits for doc_id, digits in digits_of(retriever).items() if doc_id in before} == before
+    for document in DOCUMENTS[50::7]:
+        query = f"{document['title']} {document['text'][:60]}"
+        best = retriever.search(query, k=1, alpha=0, beam_width=1, lexical_weight=1.0)
+        assert best[0].doc_id == document["doc_id"]
+        assert best[0].title == document["title"]
+    removed = [d["doc_id"] for d in DOCUMENTS[10:70:3]]
+    retriever.remove(removed)
+    everything = retriever.search(QUERIES, k=60, beam_width=80)
+    for hits in everything:
+        assert len(hits) == 60  # all that are left, also by the decoder alone, also filtered
+        assert not {hit.doc_id for hit in hits} & set(removed)
+    for options in ({"alpha": 1}, {"method": "exact"}):
+        assert not {hit.doc_id for hit in retriever.search("gas", k=60, **options)} & set(removed)
+    left = [d["doc_id"] for d in DOCUMENTS if d["doc_id"] not in removed]
+    assert {hit.doc_id for hit in retriever.search("gas", k=5, allow=left[-5:])} == set(left[-5:])
+    titles = {d["doc_id"]: d["title"] for d in DOCUMENTS}
+    printed, gone = str(retriever.explain("gas", k=5)), {titles[doc_id] for doc_id in removed}
+    for hit in retriever.search("gas", k=5):
+        assert f"#{hit.rank} {'.'.join(map(str, hit.digits))}" in printed
+    assert not gone & {line.split("  ")[-1] for line in printed.splitlines()}
+    with pytest.raises(ValueError, match=rf"allow names the doc_id '{removed[0]}', which is not in the index"):
+        retriever.search("gas", allow=removed[:1])
+
+    # Words and vectors are those of an index made of what is left.
+    chosen = [d for d in DOCUMENTS if d["doc_id"] in left]
+    fresh = BM25(left, [f"{d['title']} {d['text']}" for d in chosen], k1=1.2, b=0.5)
+    np.testing.assert_allclose(retriever.lexical.scores(QUERIES), fresh.scores(QUERIES), rtol=1e-5)
+    texts = retriever.encoder.document_texts([d["title"] for d in chosen], [d["text"] for d in chosen])
+    np.testing.assert_allclose(
+        retriever.tree.embeddings[retriever.tree.positions], retriever.encoder.encode(texts, "document"), atol=1e-5
+    )
+    # Saved whole and loaded, it answers the same; and can be updated again.
+    retriever.save_pretrained(tmp_path / "index")
+    loaded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
+    assert alike(loaded.search(QUERIES, k=20, beam_width=40), retriever.search(QUERIES, k=20, beam_width=40))
+    loaded.add([DOCUMENTS[10]])
+    assert removed[0] in loaded.documents.rows
+
+
+def test_an_update_copies_nothing_large_of_what_stays(retriever):
+    before = retriever.tree, retriever.documents.dataset, retriever.lexical
+    retriever.add(DOCUMENTS[50:52])
+    retriever.remove([DOCUMENTS[50]["doc_id"]])
+    tree, table, words = retriever.tree, retriever.documents.dataset, retriever.lexical
+    for name in ("embeddings", "centroids"):
+        assert getattr(tree, name).parts[0] is getattr(before[0], name).parts[0]
+    assert words.scorer.postings.parts[0].lists is before[2].scorer.postings.parts[0].lists
+    assert len(table) == 51
+    assert retriever.documents.find([DOCUMENTS[51]["doc_id"], DOCUMENTS[50]["doc_id"], "\ud800"]) == {
+        DOCUMENTS[51]["doc_id"]: 50
+    }
+
+
+def test_only_blocks_of_the_table_that_change_are_copied():
+    table = pa.table({"doc_id": [str(n) for n in range(5000)], "title": ["x"] * 5000})
+    smaller = updating._without(table, [1030, 4999, 1031])
+    assert smaller["doc_id"].to_pylist() == [str(n) for n in range(5000) if n not in (1030, 1031, 4999)]
+    first, kept = table["doc_id"].chunk(0), smaller["doc_id"].chunk(0)
+    assert kept.buffers()[2].address == first.buffers()[2].address
+    larger = smaller
+    for n in range(30):
+        larger = updating._with(larger, pa.table({"doc_id": [f"new{n}"], "title": ["y"]}))
+    assert larger["doc_id"].to_pylist()[-31:] == ["4998", *(f"new{n}" for n in range(30))]
+    assert larger["doc_id"].num_chunks <= smaller["doc_id"].num_chunks
+    assert updating._with(table[:0], table)["doc_id"].to_pylist() == table["doc_id"].to_pylist()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    documents=st.integers(4, 60), branching=st.integers(2, 4), leaf=st.integers(1, 4), seed=st.integers(0, 100),
+    added=st.integers(0, 40), removed=st.integers(0, 30), k=st.integers(1, 8), extra=st.integers(0, 4),
+    alpha=st.sampled_from([0.0, 0.2, 0.7, 1.0]), fusion=st.sampled_from(["bound", "paper"]),
+)  # fmt: skip
+def test_any_updated_tree_is_searched_exactly(
+    documents, branching, leaf, seed, added, removed, k, extra, alpha, fusion
+):
+    rng = np.random.default_rng(seed)
+    original = random_tree(max(documents, branching), branching=branching, leaf=leaf, seed=seed)
+    decoder = beam_search_for(original, random_generator(original, layers=1, seed=seed)).decoder
+    tree = original
+    if added:
+        tree = add_documents(tree, rng.normal(size=(added, WIDTH)).astype(np.float32))
+    left = len(tree.positions) - min(removed, len(tree.positions) - 1)
+    tree = remove_documents(tree, rng.choice(len(tree.positions), len(tree.positions) - left, replace=False))
+    methods = BeamSearch(tree, decoder, torch.device("cpu")).methods
+    states, mask, embeddings = random_queries(2, seed=seed)
+    batch = QueryBatch(torch.arange(2), states, mask, embeddings, ["", ""])
+
+    def run(k: int, beam_width: int, method: str = "generate"):
+        config = SearchConfig(fusion=fusion, alpha=alpha, beam_width=beam_width)
+        return methods[method].retrieve(batch, SearchRequest(k, config))
+
+    everything, found = run(left, tree.num_documents + 10), run(k, k + extra)
+    assert sorted(everything.positions[0].tolist()) == sorted(np.flatnonzero(tree.doc_rows >= 0).tolist())
+    assert found.positions.shape[1] == min(k, left)
+    best = everything.scores[:, : min(k, left)]
+    assert (found.scores <= best + 1e-4).all()
+    for row in range(2):
+        if found.exact[row]:
+            np.testing.assert_allclose(found.scores[row], best[row], atol=1e-4, rtol=1e-5)
+    np.testing.assert_allclose(run(k, 1, "exact").scores, best, atol=1e-4, rtol=1e-5)
+    if alpha == 0 and fusion == "bound":
+        assert found.exact.all()
+    # To the decoder a document that came later is as probable as those beside it are on average.
+    if alpha == 1 and added and not removed:
+        probabilities = np.zeros((2, tree.num_documents))
+        np.put_along_axis(probabilities, everything.positions, np.exp(everything.scores), axis=1)
+        np.testing.assert_allclose(probabilities.sum(axis=1), 1, atol=1e-3)
+        for node in np.flatnonzero(tree.first_child >= tree.num_inner):
+            below = slice(tree.doc_start[node], tree.doc_end[node])
+            known = tree.trained[tree.num_inner :][below]
+            if known.any() and not known.all():
+                own = probabilities[:, below]
+                mean = own[:, known].mean(axis=1, keepdims=True)
+                np.testing.assert_allclose(
+                    own[:, ~known], np.broadcast_to(mean, own[:, ~known].shape), atol=1e-4, rtol=1e-3
+                )
+
+
+def test_the_command_updates_an_index_in_place(retriever, tmp_path, capsys):
+    run, corpus = tmp_path / "index", tmp_path / "new.jsonl"
+    retriever.save_pretrained(run)
+    new = [{"_id": d["doc_id"], "title": d["title"], "text": d["text"]} for d in DOCUMENTS[49:60]]
+    corpus.write_text("\n".join(map(json.dumps, new)), encoding="utf-8")
+    (tmp_path / "gone.txt").write_text(f"{DOCUMENTS[3]['doc_id']}\n")
+    common = ["update", str(run), "--device", "cpu"]
+    assert main([*common, "--add", str(corpus)]) == 2  # document 49 is there already
+    assert f"doc_id '{DOCUMENTS[49]['doc_id']}' is in the index already" in capsys.readouterr().err
+    remove = ["--remove", DOCUMENTS[49]["doc_id"], "--remove-file", str(tmp_path / "gone.txt")]
+    assert main([*common, "--add", str(corpus), *remove]) == 0
+    assert "2 documents removed, 11 added, 59 now; generation 2" in capsys.readouterr().out
+    assert main([*common, "--remove", DOCUMENTS[5]["doc_id"]]) == 0
+    assert "58 now; generation 3" in capsys.readouterr().out
+    assert sorted(path.name for path in run.iterdir()) == [
+        "docids-3", "encoder", "generator", "lexical-3", "manifest.json",
+    ]  # fmt: skip
+    loaded = GenerativeRetriever.from_pretrained(run, device="cpu")
+    gone = {DOCUMENTS[3]["doc_id"], DOCUMENTS[5]["doc_id"]}
+    assert set(loaded.documents.rows) == {d["doc_id"] for d in DOCUMENTS[:60]} - gone
+    for empty in (["--add", str(tmp_path / "empty.jsonl")], ["--remove-file", str(tmp_path / "empty.jsonl")]):
+        (tmp_path / "empty.jsonl").write_text("\n")
+        assert main([*common, *empty]) == 0  # a nightly job without news
+        assert "0 documents removed, 0 added, 58 now; generation 3" in capsys.readouterr().out
+    assert main(common) == 2
+    assert "There is nothing to do; give --add FILE" in capsys.readouterr().err
+    assert main([*common, "--add", str(tmp_path / "nothing.jsonl")]) == 2
+    assert "nothing.jsonl is no file that exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("documents", "message"),
+    [
+        ([{"doc_id": "", "text": "x"}], r"documents\[0\] must have a doc_id that is a text and not empty, got ''"),
+        ([{"doc_id": "a", "title": " ", "text": ""}], "Document 'a' has neither title nor text"),
+        ([{"doc_id": "a", "text": "x"}] * 2, "doc_id 'a' is in the index already, or comes twice"),
+    ],
+)
+def test_what_cannot_be_added_changes_nothing(retriever, documents, message):
+    before = retriever.search(QUERIES, k=5)
+    with pytest.raises(ValueError, match=message):
+        retriever.add(documents)
+    with pytest.raises(ValueError, match="cannot be left without documents"):
+        retriever.remove(list(retriever.documents.rows))
+    with pytest.raises(ValueError, match="remove names the doc_id 'nobody', which is not in the index"):
+        retriever.remove(["nobody"])
+    retriever.add([])
+    assert retriever.search(QUERIES, k=5) == before
+
+
+def test_what_an_index_is_made_of_can_be_added_too(retriever):
+    documents = retriever.documents
+    retriever.add([{"id": 7, "title": None, "text": "Gneiss is a rock.", "year": math.nan}])
+    retriever.add(pandas.DataFrame({"_id": [8, 9], "text": ["Basalt is a rock.", "Slate is a rock."]}))
+    assert {"7", "8", "9"} <= set(retriever.documents.rows)
+    with pytest.raises(TypeError, match=r"documents\[1\] must be a dictionary with doc_id and text, got 'Tuff'"):
+        retriever.add([{"doc_id": "x", "text": "Marl"}, "Tuff"])
+    assert len(retriever.documents) == len(documents) + 3
+
+
+def test_an_update_of_nothing_writes_nothing(retriever, tmp_path):
+    retriever.save_pretrained(tmp_path / "run")
+    before = (tmp_path / "run" / "manifest.json").read_text()
+    loaded, other = (GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu") for _ in range(2))
+    for index in (retriever, loaded):
+        index.add([])
+        index.remove([])
+        assert index.save_update(tmp_path / "run") == 1
+    assert (tmp_path / "run" / "manifest.json").read_text() == before
+    other.remove([next(iter(other.documents.rows))])
+    other.save_update(tmp_path / "run")
+    with pytest.raises(ValueError, match="was changed since this index was loaded"):
+        loaded.save_update(tmp_path / "run")
+
+
+def test_all_documents_can_be_replaced_by_one_command(retriever, tmp_path, capsys):
+    run, corpus = tmp_path / "run", tmp_path / "both.jsonl"
+    two = list(retriever.documents.rows)[:2]
+    retriever.remove(list(retriever.documents.rows)[2:])
+    retriever.save_pretrained(run)
+    lines = [{"_id": doc_id, "text": f"A new text, number {number}."} for number, doc_id in enumerate(two)]
+    corpus.write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, {"_id": 5, "text": "Another text."}]))
+    assert main(["update", str(run), "--device", "cpu", "--remove", *two, "--add", str(corpus)]) == 0
+    assert "2 documents removed, 3 added, 3 now" in capsys.readouterr().out
+    assert set(GenerativeRetriever.from_pretrained(run, device="cpu").documents.rows) == {*two, "5"}
+
+
+def test_a_tuning_meanwhile_is_not_undone(retriever, tmp_path):
+    retriever.save_pretrained(tmp_path / "run")
+    loaded = GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu")
+    write_search_config(tmp_path / "run", replace(loaded.search_config, beam_width=99))
+    for index in (retriever, loaded):
+        with pytest.raises(ValueError, match="was changed since this index was loaded"):
+            index.save_pretrained(tmp_path / "run")
+    assert GenerativeRetriever.from_pretrained(tmp_path / "run", device="cpu").search_config.beam_width == 99
+    loaded.search_config = replace(loaded.search_config, beam_width=99)
+    loaded.save_pretrained(tmp_path / "run")  # the same
+
+
+def test_an_update_of_another_index_is_refused(retriever, encoder, tmp_path):
+    retriever.save_pretrained(tmp_path / "index")
+    other_tree = build_tree(retriever.tree.embeddings[:][::-1].copy(), DocidsConfig(branching=5, max_leaf_size=3))
+    other = GenerativeRetriever(encoder, other_tree, random_generator(other_tree), retriever.documents.dataset)
+    with pytest.raises(ValueError, match="is not the index that was updated"):
+        other.save_update(tmp_path / "index")
+
+
+def test_a_loaded_index_does_not_need_its_folder_again(retriever, tmp_path):
+    """Another index may come in its place, or nothing: what is loaded is searched and updated as before."""
+    for name in ("index", "same"):
+        retriever.save_pretrained(tmp_path / name)
+    loaded, same = (GenerativeRetriever.from_pretrained(tmp_path / name, device="cpu") for name in ("index", "same"))
+    retriever.remove([d["doc_id"] for d in DOCUMENTS[:20]])
+    retriever.save_pretrained(tmp_path / "index")
+    for each in (loaded, same):
+        each.add(DOCUMENTS[50:70])
+    np.testing.assert_array_equal(loaded.lexical.scores(QUERIES), same.lexical.scores(QUERIES))
+    assert loaded.search(QUERIES, k=10) == same.search(QUERIES, k=10)
+    shutil.rmtree(tmp_path / "index")
+    for each in (loaded, same):
+        each.remove([DOCUMENTS[3]["doc_id"]])
+    assert loaded.search(QUERIES, k=10) == same.search(QUERIES, k=10)
+    assert str(loaded.explain("gas")) == str(same.explain("gas"))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system could end the process")
+@pytest.mark.parametrize("use", [
+    lambda own: own.search(QUERIES), lambda own: own.explain("gas"), lambda own: own.get(DOCUMENTS[0]["doc_id"]),
+    lambda own: own.add(DOCUMENTS[50:]), lambda own: own.remove([DOCUMENTS[0]["doc_id"]]), lambda own: own.save_pretrained("x"),
+], ids=["search", "explain", "get", "add", "remove", "save"])  # fmt: skip
+def test_a_file_that_is_cut_off_under_a_loaded_index_is_an_error(use, encoder, tmp_path):
+    """Reading what it lacks would end the process by SIGBUS."""
+    small_index(encoder, tied=True).save_pretrained(tmp_path / "index")
+    loaded = GenerativeRetriever.from_pretrained(tmp_path / "index", device="cpu")
+    names = (
+        "docids/docids.safetensors",
+        "docids/documents.arrow",
+        "lexical/terms.safetensors",
+        "generator/model.safetensors",
+    )
+    for path in (tmp_path / "index" / name for name in names):
+        data = path.read_bytes()
+        os.truncate(path, 8)
+
+        def work(path=path, data=data):
+            with pytest.raises(
+                OSError, match=f"{path} was cut off since it was loaded, at 8 of {len(data):,} bytes; restore"
+            ):
+                use(loaded)
+
+        assert status_of(fork(work)) == 0
+        path.write_bytes(data)
+    assert len(loaded.search("gas", k=3)) == 3
+
+
+@pytest.mark.programs
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process")
+@pytest.mark.parametrize("retriever", [pytest.param("digits", marks=pytest.mark.slow), "tied"], indirect=True)
+def test_killed_at_every_write_the_old_index_is_there_or_the_new(retriever, tmp_path, monkeypatch):
+    run = tmp_path / "index"
+    retriever.save_pretrained(run)
+    old = GenerativeRetriever.from_pretrained(run, device="cpu").search(QUERIES, k=20, beam_width=40)
+    retriever.add(DOCUMENTS[50:])
+    retriever.remove([DOCUMENTS[0]["doc_id"]])
+    new = retriever.search(QUERIES, k=20, beam_width=40)
+    outcomes: list[bool] = []
+    monkeypatch.setattr(
+        "dsi.store.loading.load_encoder", lambda *_: retriever.encoder
+    )  # the sums of its files are looked at
+    for writes in range(1, 1000):
+        status = status_of(fork(lambda: retriever.save_update(run), dies_at_write=writes))
+        found = GenerativeRetriever.from_pretrained(run, device="cpu").search(QUERIES, k=20, beam_width=40)
+        outcomes.append(alike(found, new))
+        assert outcomes[-1] or alike(found, old)
+        if status == 0:
+            break
+        assert status == 9
+        if outcomes[-1]:  # what is left only clears the old parts away
+            break
+    assert outcomes[0] is False
+    assert outcomes[-1] is True
+    assert len(outcomes) > 8
+    assert len(list(run.iterdir())) > 5  # the old parts, and perhaps partial ones
+    monkeypatch.undo()
+    loaded = GenerativeRetriever.from_pretrained(run, device="cpu")
+    loaded.remove([DOCUMENTS[1]["doc_id"]])
+    loaded.save_update(run)
+    assert len(list(run.iterdir())) == 5
+
+
+def test_threads_that_search_and_update_see_whole_updates(retriever):
+    soak(retriever, seconds=2)
+
+
+@pytest.mark.slow
+def test_a_minute_of_it(retriever):
+    soak(retriever, seconds=60)
+
+
+def soak(retriever: GenerativeRetriever, seconds: float) -> None:
+    """Eight threads search, filtered and not, while a ninth adds and removes documents: all answers are of whole states."""
+    block = DOCUMENTS[50:]
+    ids = {d["doc_id"] for d in block}
+    old_ids = [d["doc_id"] for d in DOCUMENTS[:50:5]]
+    options = [{}, {"allow": old_ids}, {"deny": old_ids}, {"alpha": 0.0}, {"method": "exact"}]
+
+    def answers() -> list:
+        return [retriever.search(QUERIES, k=6, **own) for own in options]
+
+    states = [answers()]
+    stop = threading.Event()
+
+    def search(number: int) -> list:
+        found = []
+        while not stop.is_set():
+            which = (number + len(found)) % len(options)
+            found.append((which, retriever.search(QUERIES, k=6, **options[which])))
+        return found
+
+    def update() -> None:
+        while not stop.is_set():
+            retriever.add(block)
+            states.append(answers())
+            retriever.remove(ids)
+            states.append(answers())
+
+    with ThreadPoolExecutor(9) as pool:
+        searches, updates = [pool.submit(search, n) for n in range(8)], pool.submit(update)
+        time.sleep(seconds)
+        stop.set()
+        updates.result()
+        found = [entry for future in searches for entry in future.result()]
+    assert len(states) > 2
+    assert states[1] != states[0]
+    assert states[-1] == states[0]  # without the block everything is as it was
+    for which, hits in found:
+        assert hits in [state[which] for state in states]
+
+
+def test_a_generator_of_the_original_tree_fits_an_updated_one():
+    original = random_tree(30)
+    generator = random_generator(original)
+    generator.check_tree(add_documents(original, np.ones((3, WIDTH), dtype=np.float32)))
+    with pytest.raises(ValueError, match="was trained for docids"):
+        generator.check_tree(add_documents(random_tree(31), np.ones((3, WIDTH), dtype=np.float32)))
+    assert isinstance(generator, DocidGenerator)

@@ -1,0 +1,110 @@
+"""Writes the public interface to tests/interface.txt, from the code: python -m tests.support.interface
+
+What the reference pages document is public: names with their signatures and fields. So are the settings, the options of the
+commands, and the entry points that other packages may name.
+"""
+
+import argparse
+import ast
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import dsi
+from dsi.commands.arguments import parser_of
+from dsi.commands.main import COMMANDS, command_modules
+from dsi.config import all_settings
+from dsi.docids import extensions
+
+ROOT = Path(__file__).parents[2]
+FILE = Path(__file__).with_suffix(".txt")
+_DOCUMENTED = re.compile(r"^::: ([\w.]+)\n    options: \{([^\n]*)\}", re.MULTILINE)
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def interface() -> str:
+    """Return the text of the file."""
+    parts = {
+        "names of dsi": sorted(f"dsi.{name}" for name in dsi.__all__),
+        "signatures": _signatures(),
+        "settings": (f"{s.section}{s.name} = {s.default!r}   {s.range}".rstrip() for s in all_settings()),
+        "commands": (line for command in COMMANDS for line in _options(command)),
+        "entry points": (extensions.SCHEMES, extensions.OBJECTIVES, extensions.RERANKERS, extensions.COMMANDS),
+    }
+    return "\n".join(line for title, lines in parts.items() for line in (f"# {title}", *lines, ""))
+
+
+def _signatures() -> Iterator[str]:
+    for page in ("dsi", "packages"):
+        text = (ROOT / "docs" / "reference" / f"{page}.md").read_text(encoding="utf-8")
+        for name, options in _DOCUMENTED.findall(text):
+            module, _, attribute = name.rpartition(".")
+            members, heading = (
+                re.search(pattern, options) for pattern in (r"members: \[(.*?)\]", r"heading: ([\w.]+)")
+            )
+            shown = members[1].split(", ") if members else None
+            yield from _signature(_definition(module, attribute), heading[1] if heading else name, shown)
+
+
+def _definition(module_name: str, name: str) -> ast.ClassDef | Function:
+    """The definition in the module's text, which reads the same on every Python."""
+    module = importlib.import_module(module_name)
+    tree = ast.parse(Path(module.__file__ or "").read_text(encoding="utf-8"))
+    found = next(node for node in tree.body if isinstance(node, ast.ClassDef | Function) and node.name == name)
+    _Constants(module).visit(found)
+    return found
+
+
+class _Constants(ast.NodeTransformer):
+    """Puts the values of a module's constants in the place of their names."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self.module = module
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        value = getattr(self.module, node.id, None)
+        return ast.Constant(value) if isinstance(value, int | float | str) else node
+
+
+def _signature(node: ast.ClassDef | Function, name: str, members: list[str] | None) -> Iterator[str]:
+    """The lines of a function, or of a class with its fields and those of its members that the pages show."""
+    if isinstance(node, Function):
+        yield _line(node, name)
+        return
+    yield f"class {name}({', '.join(ast.unparse(base) for base in node.bases)})"
+    for part in node.body:
+        if isinstance(part, ast.AnnAssign) and not ast.unparse(part.target).startswith("_"):
+            yield f"    {ast.unparse(part)}"
+        elif isinstance(part, Function) and _is_shown(part, members):
+            yield f"    {_line(part, part.name)}"
+
+
+def _is_shown(function: Function, members: list[str] | None) -> bool:
+    if any(ast.unparse(decorator) == "overload" for decorator in function.decorator_list):
+        return False
+    shown = not function.name.startswith("_") if members is None else function.name in members
+    return shown or function.name == "__init__"
+
+
+def _line(function: Function, name: str) -> str:
+    decorators = [ast.unparse(decorator) for decorator in function.decorator_list]
+    kinds = [kind for kind in decorators if kind in ("property", "classmethod") or kind.endswith(".setter")]
+    returns = f" -> {ast.unparse(function.returns)}" if function.returns else ""
+    return "".join(f"@{kind} " for kind in kinds) + f"{name}({ast.unparse(function.args)}){returns}"
+
+
+def _options(command: str) -> Iterator[str]:
+    for action in parser_of(command_modules()[command])._actions:
+        if action.dest != "help":
+            name = " ".join(action.option_strings) or str(action.metavar or action.dest)
+            default = None if action.default == argparse.SUPPRESS else action.default
+            facts = {"nargs": action.nargs, "default": default, "choices": action.choices}
+            about = ", ".join(f"{fact} {value}" for fact, value in facts.items() if value not in (None, []))
+            about += " required" if action.required and action.nargs != "*" else ""
+            yield f"dsi {command} {name}   {about}".rstrip()
+
+
+if __name__ == "__main__":
+    FILE.write_text(interface(), encoding="utf-8", newline="\n")

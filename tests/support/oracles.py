@@ -1,0 +1,166 @@
+"""Slow, literal implementations that tests compare the library with: one query, one document, one node at a time."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from dsi_experiments.benchmarks.reference import transformers_logits
+
+from dsi.docids.tree import DocidTree
+from dsi.generator.model import DocidGenerator
+
+
+def chain_logits(
+    tree: DocidTree, generator: DocidGenerator, states: torch.Tensor, mask: torch.Tensor, digits: torch.Tensor
+) -> torch.Tensor:
+    """[n, depth, largest fan-out] logits along n sequences of digits, by T5's own stack; states [n, length, width]."""
+    with torch.no_grad():
+        return transformers_logits(generator, tree, states, mask, digits)
+
+
+def level_log_p(tree: DocidTree, generator: DocidGenerator, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """[batch, documents, depth] the decoder's score of each node on the path to each document, 0 past the end.
+
+    By the definition of its objective's score, one query and one document at a time.
+    """
+    parents, digits = (torch.from_numpy(each).long() for each in tree.paths(np.arange(tree.num_documents)))
+    score, n = generator.config.score, tree.num_documents
+    result = torch.zeros(len(states), n, tree.depth)
+    for query in range(len(states)):
+        logits = chain_logits(tree, generator, states[query].expand(n, -1, -1), mask[query].expand(n, -1), digits)
+        for document in range(n):
+            for level in range(int((digits[document] >= 0).sum())):
+                children = int(tree.num_children[parents[document, level]])
+                own, digit = logits[document, level, :children], digits[document, level]
+                if score == "softmax path":
+                    result[query, document, level] = own.log_softmax(0)[digit]
+                else:
+                    prior = children if score == "sigmoid path" else int(tree.num_children[tree.levels[level]].sum())
+                    result[query, document, level] = torch.nn.functional.logsigmoid(own[digit] - np.log(prior))
+    return result
+
+
+def document_log_p(
+    tree: DocidTree, generator: DocidGenerator, states: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """[batch, documents] the decoder's score of every document: the sum along its path, or its own."""
+    levels = level_log_p(tree, generator, states, mask)
+    if generator.config.score != "node":
+        return levels.sum(dim=2)
+    last = torch.from_numpy((tree.paths(np.arange(tree.num_documents))[1] >= 0).sum(axis=1) - 1)
+    return levels.gather(2, last.expand(len(levels), -1)[:, :, None]).squeeze(2)
+
+
+def margin_of_paths(tree: DocidTree, margins: str, log_p: torch.Tensor, right: int, candidates: Sequence[int]) -> float:
+    """What the path to one document lacks of a margin of 1 before those to other nodes, at each level or for documents only.
+
+    Args:
+        tree: the docids.
+        margins: "prefixes" or "documents".
+        log_p: [documents, depth] of each step, 0 past the end.
+        right: position of the relevant document.
+        candidates: the nodes that are compared.
+    """
+    digits, hinges = tree.digits(right), {}
+    for node in candidates:
+        document, length = prefix(tree, node)
+        if tree.digits(document)[:length] == digits[:length] or (margins == "documents" and node < tree.num_inner):
+            continue
+        own = len(digits) if margins == "documents" else length
+        behind = float(log_p[document, :length].sum() - log_p[right, :own].sum())
+        hinges.setdefault(length, []).append(max(0.0, 1 + behind))
+    if margins == "documents":
+        return max([0.0, *(hinge for same in hinges.values() for hinge in same)])
+    return sum(sum(same) / len(same) for length, same in hinges.items() if length <= len(digits))
+
+
+def prefix(tree: DocidTree, node: int) -> tuple[int, int]:
+    """A document whose path leads through a node, and the number of digits up to the node."""
+    if node >= tree.num_inner:
+        return node - tree.num_inner, len(tree.digits(node - tree.num_inner))
+    return int(tree.doc_start[node]), next(depth for depth, level in enumerate(tree.levels) if node < level.stop)
+
+
+def children_of(tree: DocidTree, node: int) -> range:
+    """The children of an inner node."""
+    return range(int(tree.first_child[node]), int(tree.first_child[node]) + int(tree.num_children[node]))
+
+
+def estimated_target(tree: DocidTree, scores: Sequence[float], relevant: Sequence[float], node: int) -> float:
+    """zhat of a node (Zhuo et al. 2020, eq. 15), by its recursion; among children that tie for the best a positive one counts.
+
+    Args:
+        tree: the docids.
+        scores: of all nodes.
+        relevant: of all documents in docid order.
+        node: whose target is asked for.
+    """
+    if node >= tree.num_inner:
+        return float(relevant[node - tree.num_inner])
+    best = max(scores[child] for child in children_of(tree, node))
+    tied = [child for child in children_of(tree, node) if scores[child] == best]
+    return max(estimated_target(tree, scores, relevant, child) for child in tied)
+
+
+def bm25_scores(documents: Sequence[list[str]], query: Sequence[str], k1: float, b: float) -> list[float]:
+    """BM25 (Lucene's) of documents that are lists of words, for the words of a query; no stop words are dropped."""
+    mean, scores = sum(map(len, documents)) / len(documents), []
+    for own in documents:
+        score = 0.0
+        for word in query:
+            having = sum(word in other for other in documents)
+            rarity = math.log(1 + (len(documents) - having + 0.5) / (having + 0.5))
+            if word in own:
+                damping = k1 * (1 - b + b * len(own) / mean)
+                score += rarity * own.count(word) / (own.count(word) + damping)
+        scores.append(score)
+    return scores
+
+
+def bonus(tree: DocidTree, node: int) -> float:
+    """spread times sqrt(2 ln size) of the documents below an inner node that were not removed (`dsi.generator.bonus`)."""
+    positions = range(int(tree.doc_start[node]), int(tree.doc_end[node]))
+    own = tree.embeddings[[position for position in positions if tree.doc_rows[position] >= 0]].astype(np.float64)
+    if not len(own):
+        return 0.0
+    variance = max(0.0, float((own**2).sum(axis=1).mean() - (tree.centroids[node].astype(np.float64) ** 2).sum()))
+    return math.sqrt(variance * 2 * math.log(len(own)))
+
+
+def walk(
+    tree: DocidTree,
+    scores: Callable[[int, int], float],
+    beam_width: int,
+    allowed: Sequence[bool],
+    ends: Callable[[int], bool] | None = None,
+) -> tuple[list[int], bool]:
+    """The nodes where a walk ends, and whether it pruned any, one node at a time.
+
+    Args:
+        tree: the docids.
+        scores: of a node that is chosen at a level.
+        beam_width: nodes kept per level.
+        allowed: [places] True at documents that may be returned.
+        ends: whether a walk ends at a node; by default at those whose children are documents.
+    """
+    ends = ends or (lambda node: int(tree.first_child[node]) >= tree.num_inner)
+    beam, last, pruned, level = [0], [], False, 0
+    while beam:
+        last += [node for node in beam if ends(node)]
+        children = [child for node in beam if not ends(node) for child in children_of(tree, node)]
+        alive = [child for child in children if any(allowed[tree.doc_start[child] : tree.doc_end[child]])]
+        beam = sorted(sorted(alive, key=lambda node: -scores(level, node))[:beam_width])
+        pruned |= len(beam) < len(alive)
+        level += 1
+    return last, pruned
+
+
+def lloyd(points: np.ndarray, centroids: np.ndarray, steps: int) -> np.ndarray:
+    """Lloyd's algorithm, point by point: each centroid becomes the mean of the points that are nearest to it."""
+    for _ in range(steps):
+        own: list[list[np.ndarray]] = [[] for _ in centroids]
+        for point in points:
+            own[int(np.argmin(((centroids - point) ** 2).sum(axis=1)))].append(point)
+        centroids = np.array([np.mean(near, axis=0) if near else c for near, c in zip(own, centroids, strict=True)])
+    return centroids

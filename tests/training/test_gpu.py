@@ -1,0 +1,142 @@
+"""On a GPU: trained there, searched there, updated there, and the answers are those of the CPU. Run with -m gpu."""
+
+import numpy as np
+import pytest
+import torch
+
+import dsi
+from dsi import GenerativeRetriever
+from dsi.commands.main import main
+from dsi.contrastive import training as contrastive_training
+from dsi.contrastive.config import EncoderConfig
+from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.multi_vector import MultiVectorModel
+from dsi.contrastive.sparse import SparseModel
+from dsi.rerankers.cross_encoder import CrossEncoderReranker
+from dsi.training import teacher
+from dsi.training import trainer as generator_training
+from dsi.training.teacher import Teacher
+from tests.contrastive.test_sparse import save_model as save_sparse_model
+from tests.support.multi_vectors import save_multi_vector
+from tests.support.small import PROMPTS, save_cross_encoder, thin_out, write_collection
+from tests.training.test_pipeline import TIED, write_settings
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+GPU = "cuda"
+NEW = [{"doc_id": "new", "title": "Neretva", "text": "A river in Bosnia and Croatia."}]
+QUERIES = ["a river in Croatia", "noble gas", "which capitals are on the danube", "electric current"]
+TEXTS = ["The Danube flows past four capitals.", "Neon is a noble gas.", "x", "A current of one ampere. " * 20]
+LATE = {"tokens": {"bits": 8}, "search": {"beam_width": 10, "lexical_weight": 0.1, "token_weight": 0.5}}
+KINDS = {
+    "tied": TIED | LATE,
+    "tied, a T5 layer": TIED | LATE | {"generator": {**TIED["generator"], "num_layers": 1}},
+    "tied, bfloat16": TIED | LATE | {"bf16": True},
+    "digits": {},
+    "digits, taught": {"objective": {"name": "ce", "distillation": 0.5}},
+    "digits, optimal tree model": {"objective": {"name": "otm", "distillation": 0.0}},
+    "digits, encoder trained too": {"training": {"epochs": 2.0, "batch_size": 16, "train_encoder": True}},
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def trained(request, tmp_path_factory, sentence_t5_folder, t5_folder):
+    """An index of one kind trained on the GPU, its collection's folder, and the devices of its trainings."""
+    folder, devices = tmp_path_factory.mktemp("gpu"), []
+    settings = write_settings(folder / "config.toml", sentence_t5_folder, t5_folder)
+    config = dsi.config.read_config(settings).with_changes(KINDS[request.param])
+    data = thin_out(write_collection(folder / "collection"), dev=2, test=2)
+
+    def run(made, *arguments):
+        devices.append(made.args.device.type)
+        return run_trainer(made, *arguments)
+
+    run_trainer = generator_training.run_trainer
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (contrastive_training, generator_training):
+            patch.setattr(module, "run_trainer", run)
+        dsi.train(dsi.read_collection(data), folder / "run", config=config)
+    return folder / "run", data, devices
+
+
+def assert_same_answers(found, expected):
+    """The same scores in the same order; documents may change places where their scores differ by rounding."""
+    for own, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose([hit.score for hit in own], [hit.score for hit in other], rtol=1e-3, atol=1e-3)
+        scores = {hit.doc_id: hit.score for hit in other}
+        shared = [hit for hit in own if hit.doc_id in scores]
+        assert len(shared) >= len(own) - 1
+        assert [hit.score for hit in shared] == pytest.approx(
+            [scores[hit.doc_id] for hit in shared], rel=1e-3, abs=1e-3
+        )
+
+
+def test_both_trainings_run_on_the_gpu(trained):
+    _, _, devices = trained
+    assert devices == ["cuda", "cuda"]
+
+
+def test_answers_are_those_of_the_cpu(trained):
+    run, _, _ = trained
+    own, other = (GenerativeRetriever.from_pretrained(run, device=device) for device in (None, "cpu"))
+    assert (own.device.type, other.device.type) == ("cuda", "cpu")
+    for options in ({}, {"method": "exact"}, {"deny": [next(iter(own.documents.rows))]}, {"beam_width": 2}):
+        assert_same_answers(own.search(QUERIES, k=5, **options), other.search(QUERIES, k=5, **options))
+    assert own.explain(QUERIES[0]).result.scores == pytest.approx(other.explain(QUERIES[0]).result.scores, abs=1e-3)
+    rows = [list(own.documents.rows)[:3]] * len(QUERIES)
+    np.testing.assert_allclose(own.follow(QUERIES, rows).scores, other.follow(QUERIES, rows).scores, atol=1e-3)
+
+
+def test_an_index_updated_on_the_gpu_is_searched_on_the_cpu(trained, tmp_path):
+    run, _, _ = trained
+    retriever = GenerativeRetriever.from_pretrained(run, device=GPU)
+    removed = next(iter(retriever.documents.rows))
+    retriever.add(NEW)
+    retriever.remove([removed])
+    retriever.save_pretrained(tmp_path / "kept")
+    on_cpu = GenerativeRetriever.from_pretrained(tmp_path / "kept", device="cpu")
+    found = on_cpu.search(QUERIES, k=39, method="exact")
+    assert_same_answers(retriever.search(QUERIES, k=39, method="exact"), found)
+    assert all("new" in {hit.doc_id for hit in hits} and removed not in {hit.doc_id for hit in hits} for hits in found)
+
+
+def test_the_commands_take_the_gpu_by_default(trained, tmp_path, capsys):
+    run, data, _ = trained
+    assert main(["evaluate", str(run), "--data", str(data), "--untrained", "--results", str(tmp_path / "x.json")]) == 0
+    assert "generate" in capsys.readouterr().out
+    assert torch.cuda.get_device_name(0) in (tmp_path / "x.json").read_text()
+    assert main(["search", str(run), "--query", "noble gas", "-k", "3"]) == 0
+    assert main(["tune", str(run), "--data", str(data)]) == 0
+
+
+def test_embeddings_and_states_are_those_of_the_cpu(sentence_bert_folder):
+    config = EncoderConfig(name=str(sentence_bert_folder), **PROMPTS)
+    own, other = (Encoder.load(config, device=device).for_search() for device in (GPU, "cpu"))
+    np.testing.assert_allclose(own.encode(TEXTS, "document"), other.encode(TEXTS, "document"), atol=1e-5)
+    states = [encoder.forward(TEXTS, "query").states.numpy(force=True) for encoder in (own, other)]
+    np.testing.assert_allclose(*states, atol=1e-4)
+
+
+def test_vectors_of_other_models_are_those_of_the_cpu(tmp_path, tokenizer_folder):
+    many = save_multi_vector(tmp_path / "many", "modules")
+    vectors = [MultiVectorModel.load(str(many), device=device).vectors(TEXTS, "document") for device in (GPU, "cpu")]
+    for own, other in zip(*vectors, strict=True):
+        np.testing.assert_allclose(own, other, atol=1e-5)
+    sparse = save_sparse_model(tmp_path, tokenizer_folder, inference_free=False)
+    own, other = (SparseModel.load(str(sparse), device).encode(TEXTS, "document") for device in (GPU, "cpu"))
+    np.testing.assert_allclose(own.toarray(), other.toarray(), atol=1e-4)
+    cross = save_cross_encoder(tmp_path / "cross", tokenizer_folder)
+    pairs = [(query, text) for query in QUERIES for text in TEXTS]
+    scores = [CrossEncoderReranker(cross, device=device).score_pairs(pairs) for device in (GPU, "cpu")]
+    np.testing.assert_allclose(*scores, atol=1e-4)
+
+
+def test_a_teacher_on_the_gpu_finds_what_faiss_finds(monkeypatch):
+    monkeypatch.setattr(teacher, "_PRODUCTS", 700)  # blocks of 7 texts
+    rng = np.random.default_rng(0)
+    queries, documents = (rng.normal(size=(n, 8)).astype(np.float32) for n in (30, 100))
+    own, other = (Teacher.dense(queries, documents, 0.5, 5, torch.device(device)) for device in (GPU, "cpu"))
+    np.testing.assert_array_equal(own.positions, other.positions)
+    np.testing.assert_allclose(own.weights, other.weights, atol=1e-5)

@@ -1,0 +1,89 @@
+"""The paper's system from texts to answers: `paper-small` trained on a tiny collection, its answers against eq. 9 to 12."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+import dsi
+from dsi.commands.main import main
+from dsi.config import Config
+from dsi.search.engine import QueryBatch
+from tests.search.test_search import path_scores
+from tests.support.oracles import document_log_p
+from tests.support.small import thin_out
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    from tests.support.small import write_collection
+
+    folder = tmp_path_factory.mktemp("paper")
+    data = thin_out(write_collection(folder / "collection"), test=2)
+    config = Config.named("paper-small").with_changes(
+        {"pseudo_queries": {"per_document": 1}, "contrastive": {"epochs": 1.0}, "training": {"epochs": 2.0}}
+    )
+    collection = dsi.read_collection(data)
+    return collection, dsi.train(collection, folder / "run", config=config, device="cpu"), folder
+
+
+def test_the_small_system_is_the_papers_but_for_its_models():
+    paper, small = (dataclasses.asdict(Config.named(name)) for name in ("paper", "paper-small"))
+    assert paper["dev_queries"] == 0
+    assert (paper["docids"]["method"], paper["docids"]["branching"]) == ("kmeans", 10)
+    assert (paper["generator"]["docid_tokens"], paper["objective"]["name"]) == ("digits", "ce")
+    assert {name: paper["search"][name] for name in ("fusion", "alpha", "beta")} == {
+        "fusion": "paper", "alpha": 0.7, "beta": float("inf")
+    }  # fmt: skip
+    assert (paper["encoder"]["query_prompt"], paper["encoder"]["document_prompt"]) == ("Query: ", "Document: ")
+    differ = {(section, key) for section, own in paper.items() if isinstance(own, dict) for key in own
+              if own[key] != small[section][key]}  # fmt: skip
+    assert differ == {
+        ("pseudo_queries", "method"), ("encoder", "name"), ("generator", "decoder"), ("generator", "num_layers"),
+    }  # fmt: skip
+
+
+def test_the_index_has_a_fresh_t5_of_the_stated_shape(trained):
+    _, retriever, _ = trained
+    shape = retriever.encoder.model[0].auto_model.config
+    assert (shape.model_type, shape.d_model, shape.num_layers, shape.num_heads, shape.d_ff) == ("t5", 128, 2, 4, 512)
+    assert retriever.encoder.embedding_dim == retriever.generator.config.d_model == 128
+    assert len(retriever.generator.decoder.block) == 2
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0.7, np.inf), (0.7, 1.0), (0.3, np.inf), (0.0, np.inf), (0.7, 0.0)])
+def test_answers_are_those_of_equations_9_to_12(trained, alpha, beta):
+    collection, retriever, _ = trained
+    config = dataclasses.replace(retriever.search_config, alpha=alpha, beta=beta)
+    retriever.search_config, before = config, retriever.search_config
+    texts = list(collection.query_texts("test").values())[:6]
+    states, mask, embeddings, _ = retriever.encoder.forward(retriever.encoder.query_texts(texts), "query")
+    batch = QueryBatch(torch.arange(len(texts)), states, mask, embeddings, texts)
+    tree = retriever.tree
+    scores = path_scores(tree, retriever.generator, batch, config)
+    if beta == 0:
+        np.testing.assert_allclose(scores, document_log_p(tree, retriever.generator, states, mask), atol=1e-4)
+    doc_ids = list(retriever.documents.rows)
+    for method, options in (("generate", {"beam_width": 40}), ("generate", {}), ("exact", {})):
+        for row, hits in enumerate(retriever.search(texts, k=5, method=method, **options)):
+            own = {doc_ids[tree.doc_rows[position]]: score for position, score in enumerate(scores[row])}
+            assert [hit.score for hit in hits] == pytest.approx([own[hit.doc_id] for hit in hits], rel=1e-4, abs=1e-3)
+            if hits.exact:
+                best = sorted(own.values(), reverse=True)[:5]
+                assert [hit.score for hit in hits] == pytest.approx(best, rel=1e-4, abs=1e-3)
+            assert hits.exact or not (options or method == "exact")  # nothing is pruned
+    retriever.search_config = before
+
+
+def test_the_index_is_evaluated_and_searched_as_a_command(trained, capsys):
+    collection, retriever, folder = trained
+    evaluation = dsi.evaluate(retriever, collection)
+    names = [row.name for row in evaluation.rows]
+    assert {"BM25", "dense", "decoder only", "generate", "exact"} <= set(names)
+    assert evaluation.index == "generate"
+    for method in ("generate", "exact"):
+        query = next(iter(collection.query_texts("test").values()))
+        assert main(["search", str(folder / "run"), "--query", query, "--method", method, "--device", "cpu"]) == 0
+        printed = capsys.readouterr().out
+        assert retriever.search(query, method=method)[0].doc_id in printed

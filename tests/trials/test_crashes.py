@@ -1,0 +1,28 @@
+"""Crash trials; `DSI_MINUTES=60 python -m pytest -m slow -s tests/trials/test_crashes.py` runs an hour and prints counts."""
+
+import os
+import sys
+import time
+from random import Random
+
+import pytest
+
+from tests.store.test_updates import DOCUMENTS, small_index
+from tests.support.crashes import Trials
+
+MINUTES = float(os.environ.get("DSI_MINUTES", "1"))
+
+
+@pytest.mark.programs
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
+@pytest.mark.parametrize("seconds", [3, pytest.param(60 * MINUTES, marks=pytest.mark.slow, id="minutes")])
+def test_nothing_is_lost_or_wrong_whenever_updates_and_searches_are_killed(seconds, encoder, tmp_path, capsys):
+    index = small_index(encoder, tied=True)
+    index.keep_texts(index.documents.dataset.add_column("text", [d["text"] for d in DOCUMENTS[:50]]))
+    index.save_pretrained(tmp_path / "run")
+    fixed = {d["doc_id"]: (d["title"], d["text"]) for d in DOCUMENTS[:50]}
+    seed = int(os.environ.get("DSI_SEED", time.time_ns() % 10**6))
+    counts = Trials(tmp_path / "run", fixed, Random(seed)).go_on(seconds)
+    with capsys.disabled():
+        sys.stdout.write(f"\n{seconds:g} s, seed {seed}: {', '.join(f'{n} {name}' for name, n in counts.items())}\n")
+    assert min(counts["kills"], counts["updates"], counts["comparisons"]) > 0

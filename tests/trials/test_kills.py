@@ -1,0 +1,295 @@
+"""Training and updates that are killed, at chosen writes and at random moments, end as if not; training repairs its files."""
+
+import json
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import dsi
+from dsi import GenerativeRetriever, SearchConfig
+from dsi.commands.main import main
+from dsi.config import read_config
+from dsi.contrastive.trainers import last_checkpoint
+from dsi.docids.files.processes import ALONE
+from dsi.docids.files.storage import folder_sums, sha256, write_json
+from dsi.search.results import Hits
+from dsi.training import pipeline
+from dsi.training.pipeline import TrainingRun
+from dsi.training.stages import StageFolders
+from tests.support.kills import fork, kill_within, status_of
+from tests.support.small import thin_out
+from tests.training.test_pipeline import write_settings
+
+pytestmark = [
+    pytest.mark.programs,
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes"),
+]
+KILLS = int(os.environ.get("DSI_KILLS", "200"))
+"""Of the long trials."""
+QUERIES = ["noble gas", "which capitals are on the danube"]
+PARTS = ("pseudo_queries", "encoder", "docids", "lexical", "generator")
+TIMES = ("stage.json", "training.json")
+"""Files that say how long something took."""
+
+
+@pytest.fixture
+def config(tmp_path, sentence_t5_folder, t5_folder) -> Path:
+    """Few steps of training."""
+    steps: dict[str, dict[str, object]] = {
+        "training": {"epochs": 1.0, "batch_size": 32},
+        "contrastive": {"batch_size": 32},
+    }
+    return write_settings(tmp_path / "config.toml", sentence_t5_folder, t5_folder, **steps)
+
+
+@pytest.fixture
+def train(beir, config) -> Callable[..., None]:
+    """Trains a tiny index in a folder."""
+    common = ["train", "--config", str(config), "--data", str(thin_out(beir(), dev=4)), "--device", "cpu", "--output"]
+
+    def run(folder: Path, *more: str) -> None:
+        if main([*common, str(folder), *more]):
+            raise RuntimeError
+
+    return run
+
+
+def outputs(folder: Path) -> dict[str, str]:
+    """The sums of all files of an index but those that say how long something took."""
+    sums = {f"{part}/{name}": value for part in PARTS for name, value in folder_sums(folder / part).items()}
+    return {name: value for name, value in sums.items() if not name.endswith(TIMES)}
+
+
+def seen(folder: Path) -> tuple[dict[str, str], SearchConfig, list[Hits]]:
+    """What an index consists of and answers."""
+    assert not list((folder / "checkpoints").iterdir())
+    index = GenerativeRetriever.from_pretrained(folder, device="cpu")
+    return outputs(folder), index.search_config, index.search(QUERIES, k=10)
+
+
+@pytest.mark.parametrize("step", [71, pytest.param(23, marks=pytest.mark.slow)])
+def test_training_killed_at_writes_ends_as_if_not(train, tmp_path, step):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    train(whole)
+    for writes in range(7, 10_000, step):
+        status = status_of(fork(lambda: train(killed), dies_at_write=writes))
+        if status != 9:
+            break
+    assert status == 0
+    assert writes > 100
+    assert seen(killed) == seen(whole)
+
+
+@pytest.mark.parametrize("step", [15, pytest.param(5, marks=pytest.mark.slow)])
+def test_discarding_updates_killed_at_writes_leaves_the_updated_index_or_ends_as_a_training(train, tmp_path, step):
+    whole, killed, states = tmp_path / "whole", tmp_path / "killed", []
+    train(whole)
+    shutil.copytree(whole, killed)
+    update(killed, tmp_path, "new")
+    for writes in range(3, 10_000, step):
+        status = status_of(fork(lambda: train(killed, "--discard-updates"), dies_at_write=writes))
+        if status != 9:
+            break
+        if not (killed / "manifest.json").exists():
+            states.append("none")
+            continue
+        index = GenerativeRetriever.from_pretrained(killed, device="cpu")
+        states.append("updated" if "new" in index.documents.rows else "trained")
+    assert status == 0
+    assert list(dict.fromkeys(states))[:2] == ["updated", "none"]
+    assert states == sorted(states, key=["updated", "none", "trained"].index)
+    assert seen(killed) == seen(whole)
+
+
+def test_training_skips_checkpoints_that_were_cut_off(tmp_path):
+    state = {"weight": torch.ones(3)}
+
+    def write(step: int) -> Path:
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        save_file(state, folder / "model.safetensors")
+        torch.save(state, folder / "optimizer.pt")
+        (folder / "trainer_state.json").write_text("{}")
+        return folder
+
+    assert last_checkpoint(tmp_path) is last_checkpoint(tmp_path / "none") is None
+    cut = [write(step) for step in (20, 40, 60, 80, 100)]
+    (cut[0] / "trainer_state.json").unlink()
+    for folder, name in zip(cut[1:], ("trainer_state.json", "model.safetensors", "optimizer.pt"), strict=False):
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[: len(content) // 2])
+    (cut[4] / "model.safetensors").unlink()
+    last = write(9)
+    write(8)
+    assert last_checkpoint(tmp_path) == str(last)
+    assert not any(folder.exists() for folder in cut)
+
+
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_training_again_repairs_what_was_damaged(train, tmp_path, capsys, every):
+    run = tmp_path / "run"
+    train(run)
+    whole = seen(run)
+    for number, (name, part) in [*enumerate(FILES.items())][::every]:
+        damage(run / name, number)
+        if number % 2:
+            (run / "manifest.json").unlink()  # without it the stage itself has to know
+        elif part != "pseudo_queries":  # which no search needs
+            with pytest.raises((ValueError, FileNotFoundError), match="train again"):
+                GenerativeRetriever.from_pretrained(run, device="cpu")
+        capsys.readouterr()
+        train(run)
+        assert f"train: {part} " in capsys.readouterr().out
+        assert seen(run) == whole
+
+
+FILES = {
+    "pseudo_queries/queries.jsonl": "pseudo_queries", "encoder/model.safetensors": "encoder",
+    "docids/docids.safetensors": "docids", "docids/stage.json": "docids", "lexical/terms.safetensors": "lexical",
+    "generator/model.safetensors": "generator", "generator/config.json": "generator",
+}  # fmt: skip
+"""{file of an index: the stage that wrote it}."""
+
+
+def damage(path: Path, how: int) -> None:
+    """Flip a bit of a file in place, cut it, or remove it."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes([content[: len(content) // 3], content][how % 2])
+    if how % 3 == 2:
+        path.unlink()
+
+
+def test_a_training_goes_on_with_the_threads_that_it_began_with(config, beir, tmp_path, monkeypatch):
+    """Sums on another number of threads have other last bits."""
+    threads, train = [], pipeline.train_encoder
+
+    def watched(*arguments, **options) -> None:
+        threads.append(torch.get_num_threads())
+        train(*arguments, **options)
+
+    monkeypatch.setattr(pipeline, "train_encoder", watched)
+    before, run = (
+        torch.get_num_threads(),
+        TrainingRun(tmp_path / "run", dsi.read_collection(beir()), read_config(config), "cpu"),
+    )
+    try:
+        torch.set_num_threads(2)
+        run.generate_queries()
+        torch.set_num_threads(1)
+        run.train_encoder()
+        assert torch.get_num_threads() == 1
+        (tmp_path / "run" / "threads.json").unlink()
+        shutil.rmtree(tmp_path / "run" / "encoder")
+        run.train_encoder()
+    finally:
+        torch.set_num_threads(before)
+    assert threads == [2, 1]
+
+
+def test_a_stage_alone_refuses_damaged_input_and_the_store_is_not_believed(config, beir, tmp_path):
+    collection, store = dsi.read_collection(beir()), tmp_path / "store"
+    first, second = (TrainingRun(tmp_path / name, collection, read_config(config), "cpu", store) for name in "ab")
+    first.all_stages()
+    whole = outputs(tmp_path / "a")
+    for part in ("encoder/model.safetensors", "docids/docids.safetensors"):
+        damage(tmp_path / "a" / part, 1)  # in the store too: it is the same file
+    with pytest.raises(ValueError, match=r"model.safetensors was altered .* run `dsi train --stage encoder` .* again"):
+        first.build_docids()
+    second.all_stages()
+    assert second.seconds.keys() == {"encoder", "docids"}
+    first.seconds.clear()
+    first.all_stages()
+    assert not first.seconds  # the store is whole again
+    assert outputs(tmp_path / "a") == outputs(tmp_path / "b") == whole
+
+
+def test_a_store_gives_no_docids_in_the_format_of_another_version(config, beir, tmp_path, monkeypatch):
+    collection, store = dsi.read_collection(beir()), tmp_path / "store"
+    for name, made in (("a", {"encoder", "pseudo_queries", "docids"}), ("b", set()), ("c", {"docids"})):
+        if name == "c":
+            monkeypatch.setattr("dsi.training.pipeline.FORMAT_VERSION", 99)
+        run = TrainingRun(tmp_path / name, collection, read_config(config), "cpu", store)
+        for stage in (run.generate_queries, run.train_encoder, run.build_docids):
+            stage()
+        assert run.seconds.keys() == made
+
+
+def test_a_stage_is_up_to_date_if_its_files_are_and_those_it_was_made_from(tmp_path):
+    stages = StageFolders(tmp_path, None, ALONE)
+
+    def has_run(name: str, text: str = "", needs: tuple[str, ...] = ()) -> bool:
+        with stages.stage(name, "key", needs) as has_to_run:
+            if has_to_run:
+                with stages.writing(name, "key") as folder:
+                    (folder / "file").write_text(text)
+        return has_to_run
+
+    assert has_run("encoder", "one")
+    assert has_run("docids", needs=("encoder",))
+    assert not has_run("encoder")
+    for text, differs in (("one", False), ("two", True)):
+        (tmp_path / "encoder" / "file").unlink()
+        assert has_run("encoder", text)
+        assert has_run("docids", needs=("encoder",)) is differs
+    # Records of an earlier version have no sums: there the manifest tells.
+    for name in ("encoder", "docids"):
+        (tmp_path / name / "stage.json").write_text('{"key": "key", "seconds": 1.0}')
+    write_json(tmp_path / "manifest.json", {"files": {"encoder/file": sha256(tmp_path / "encoder" / "file")}})
+    assert not has_run("encoder")
+    assert not has_run("docids", needs=("encoder",))
+    (tmp_path / "encoder" / "file").write_text("tow")
+    assert has_run("encoder", "two")
+
+
+@pytest.mark.fuzz
+def test_training_killed_at_any_moment_ends_as_if_not(train, tmp_path):
+    """Each run is killed again and again, so that the next one goes on from what a kill left."""
+    chance, whole, kills, ended = random.Random(0), tmp_path / "whole", 0, 0
+    started = time.perf_counter()
+    train(whole)
+    longest, expected = time.perf_counter() - started, seen(whole)
+    while kills < KILLS:
+        killed, status = tmp_path / f"killed-{ended}", -9
+        while status == -9:
+            status = kill_within(longest, lambda folder=killed: train(folder), chance)
+            kills += status == -9
+        assert status == 0
+        assert seen(killed) == expected
+        shutil.rmtree(killed)
+        ended += 1
+
+
+@pytest.mark.fuzz
+def test_updates_killed_at_any_moment_are_whole_or_not_there(train, tmp_path):
+    chance, run, kills, done = random.Random(0), tmp_path / "run", 0, 0
+    train(run)
+    known = set(GenerativeRetriever.from_pretrained(run, device="cpu").documents.rows)
+    started = time.perf_counter()
+    assert status_of(fork(lambda: update(run, tmp_path, "first"))) == 0
+    longest, known = time.perf_counter() - started, known | {"first"}
+    while kills < KILLS:
+        new = f"new-{kills + done}"
+        status = kill_within(1.5 * longest, lambda doc_id=new: update(run, tmp_path, doc_id), chance)
+        kills, done = kills + (status == -9), done + (status == 0)
+        assert status in (0, -9)
+        found = set(GenerativeRetriever.from_pretrained(run, device="cpu").documents.rows)
+        assert found in ((known, known | {new}) if status else (known | {new},))
+        known = found
+    update(run, tmp_path, "last")
+    assert len([path for path in run.iterdir() if path.name.lstrip(".").startswith(("docids", "lexical"))]) == 2
+
+
+def update(run: Path, folder: Path, doc_id: str) -> None:
+    """Add a document by the command."""
+    corpus = folder / f"{doc_id}.jsonl"
+    corpus.write_text(json.dumps({"_id": doc_id, "title": doc_id, "text": "a new river"}))
+    if main(["update", str(run), "--device", "cpu", "--add", str(corpus)]):
+        raise RuntimeError

@@ -1,0 +1,605 @@
+"""`dsi reproduce` on 40 documents with tiny T5 models: every way to answer, shared stages, resuming, tables and figures."""
+
+import dataclasses
+import gzip
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dsi_experiments import dynamic, figure5, objectives_table, token_curves
+from dsi_experiments.descents import one_by_one
+from dsi_experiments.laboratory import METHODS, POINTS, Laboratory
+from dsi_experiments.objectives.rows import ROWS
+from dsi_experiments.rows import Rows
+from dsi_experiments.tables import REFERENCES, TABLES
+from transformers import Trainer
+
+from dsi.commands.main import main
+from dsi.config import Config, write_config
+from dsi.contrastive.config import EncoderConfig
+from dsi.contrastive.encoder import Encoder
+from dsi.docids.clustering import build_tree
+from dsi.docids.data.collection import read_collection
+from dsi.docids.files.processes import Processes
+from dsi.eval.measures import mean
+from dsi.eval.report import Measured, experiment_table
+from dsi.measuring.provenance import provenance
+from dsi.search.request import SearchConfig, SearchRequest
+from dsi.search.results import Trace
+from tests.generator.test_tree_models import table_rows
+from tests.support.small import thin_out
+
+
+@pytest.fixture(autouse=True)
+def no_checkpoints(monkeypatch):
+    """None of these trainings is killed."""
+    monkeypatch.setattr(Trainer, "_save_checkpoint", lambda *_: None)
+
+
+@pytest.fixture
+def config(tmp_path, sentence_t5_folder, t5_folder):
+    changes = {
+        "encoder": {"name": str(sentence_t5_folder), "document_length": 16},
+        "pseudo_queries": {"per_document": 2},
+        "contrastive": {"epochs": 1.0, "batch_size": 16, "temperature": 0.1},
+        "docids": {"branching": 4, "max_leaf_size": 4},
+        "generator": {"docid_tokens": "digits", "decoder": str(t5_folder)},
+        "objective": {"name": "ce", "distillation": 0.0},
+        "training": {"epochs": 1.0, "batch_size": 64, "learning_rate": 2e-3},
+        "search": {"beam_width": 10, "lexical_weight": 0.0, "token_weight": 0.0},
+    }
+    write_config(Config().with_changes(changes), tmp_path / "config.toml")
+    return tmp_path / "config.toml"
+
+
+@pytest.fixture
+def data(beir):
+    return thin_out(beir(), dev=6, test=2)
+
+
+def read_rows(path: Path) -> dict[str, dict[str, Any]]:
+    """{row: record} of a file of rows."""
+    records = json.loads(path.read_text())["rows"]
+    assert len({(record["row"], record["seed"]) for record in records}) == len(records)
+    return {record["row"]: record for record in records}
+
+
+def remove_row(path: Path, name: str) -> None:
+    """Take a row out of a file of rows, as if the command had been killed before it."""
+    records = json.loads(path.read_text())["rows"]
+    path.write_text(json.dumps({"rows": [record for record in records if record["row"] != name]}))
+
+
+def test_every_row_names_a_method_and_every_table_has_its_reference():
+    for table, rows in TABLES.items():
+        assert {row.method for row in rows} <= set(METHODS)
+        assert len({row.name for row in rows}) == len(rows)
+        assert REFERENCES[table] in {row.name for row in rows}
+    assert {row.method for rows in TABLES.values() for row in rows} == set(METHODS)
+    assert {row.points for rows in TABLES.values() for row in rows} == {"", *POINTS}
+
+
+@pytest.mark.slow
+def test_table3_shares_stages_resumes_and_writes_everything_down(config, data, tmp_path, capsys):
+    output = tmp_path / "out"
+    common = ["--data", str(data), "--config", str(config), "--output", str(output), "--device", "cpu"]
+    chosen = ["BM25, title", "DPR", "RRF", "QG (beta=0)", "DSI", "+QG, fused", "after search",
+              "on top of dense, fused (bound) +", "distilled ("]  # fmt: skip
+    assert main(["reproduce", "table3", *common, "--rows", *chosen]) == 0
+    printed = capsys.readouterr().out
+    table = (output / "table3.md").read_text()
+    assert table.strip() in printed
+    lines = {cells[0]: cells for cells in table_rows(table)[2:]}
+    assert list(lines) == [row.name for row in TABLES["table3"] if any(text in row.name for text in chosen)]
+    assert lines["DR-SCL+QG, fused (paper)"][1] == "61.70 / 79.80"  # published beside ours
+    assert lines["DSI+QG"][1] == "56.35 / 73.90"
+    assert "paired randomisation test against “RRF of BM25 and dense”" in table
+
+    # What rows have in common was trained once: fused rows and the decoder-only row are one generator.
+    records = read_rows(output / "table3.json")
+    assert set(records) == set(lines)
+    assert len(records) == 14
+    fused = [records[f"DR-SCL+QG, fused ({how})"]["config"] for how in ("paper", "bound")]
+    assert fused[0] == fused[1] == records["DR-SCL+QG (beta=0)"]["config"]
+    generators = list((output / "store" / "generator").iterdir())
+    assert len(generators) == 5  # QG; DSI; DSI+QG; on top of dense; distilled
+    embeddings = list((output / "store" / "embeddings").iterdir())
+    assert len(embeddings) == 3  # one an encoder: untrained (for DSI's docids), DPR, SCL
+    record = records["DR-SCL+QG, fused (bound)"]
+    assert set(record["measures"]) == set(record["queries"]) == {"Total", "Overlap", "No Overlap"}
+    assert {"commit", "versions", "hardware", "seconds", "settings", "seed", "config", "collection"} <= set(record)
+    assert record["seconds"]["generator"] > 0
+    assert records["DSI"]["config"]["training"]["epochs"] > 1.0  # as many steps as with pseudo-queries
+
+    # The two committed files are all that the table needs.
+    for name in ("table3.json", "table3.values.json.gz"):
+        (tmp_path / "kept" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "kept" / name).write_bytes((output / name).read_bytes())
+    assert main(["reproduce", "table3", "--output", str(tmp_path / "kept"), "--report-only"]) == 0
+    assert (tmp_path / "kept" / "table3.md").read_text() == table
+    assert capsys.readouterr().out.strip() == table.strip()
+    (tmp_path / "kept" / "table3.values.json.gz").unlink()
+    assert main(["reproduce", "table3", "--output", str(tmp_path / "kept"), "--report-only"]) == 2
+    assert "table3.values.json.gz does not exist; `dsi reproduce table3` with --data" in capsys.readouterr().err
+
+    # Done rows stay; a row whose record is gone is measured again without training.
+    trained = {path: path.stat().st_mtime_ns for path in generators}
+    values = (output / "table3.values.json.gz").read_bytes()
+    remove_row(output / "table3.json", "DSI+QG")
+    assert main(["reproduce", "table3", *common, "--rows", "DSI+QG", "HNSW"]) == 0
+    again = capsys.readouterr().out
+    assert "seed 0: DSI+QG" in again
+    assert "seed 0: DPR, HNSW" not in again
+    measured_again = read_rows(output / "table3.json")
+    assert measured_again["DSI+QG"]["measures"] == records["DSI+QG"]["measures"]
+    assert {name: own for name, own in measured_again.items() if name != "DSI+QG"} == {
+        name: own for name, own in records.items() if name != "DSI+QG"
+    }
+    assert (output / "table3.values.json.gz").read_bytes() == values
+    assert {path: path.stat().st_mtime_ns for path in trained} == trained
+    assert main(["reproduce", "table3", *common, "--rows", "nonsense"]) == 2
+    assert "No row's name contains ['nonsense']; the rows are: BM25" in capsys.readouterr().err
+
+
+def test_rows_are_kept_by_name_and_seed_with_values_in_the_same_bytes_every_time(tmp_path):
+    values = {"Hit@1": {"q2": 1.0, "q1": 0.0}, "nDCG@10": {"q2": 1.0, "q1": 0.63}}
+    rows = Rows(tmp_path / "a" / "table3.json")
+    assert rows.records() == []
+    assert rows.values() == {}
+    rows.put({"row": "BM25", "seed": 0, "key": "x", "share": 0.5}, values)
+    rows.put({"row": "dense", "seed": 0, "key": "y"}, {"Hit@1": {"other": 0.0}})  # of other queries
+    rows.put({"row": "BM25", "seed": 1, "key": "x"}, values)
+    rows.put({"row": "BM25", "seed": 0, "key": "z", "share": 0.7}, values)  # measured again: in its old place
+    assert [(record["row"], record["seed"], record["key"]) for record in Rows(rows.path).records()] == [
+        ("BM25", 0, "z"), ("dense", 0, "y"), ("BM25", 1, "x")
+    ]  # fmt: skip
+    assert rows.find("BM25", 0, "x") is None
+    assert rows.find("BM25", 0, "z") == rows.find("BM25", 0) == {"row": "BM25", "seed": 0, "key": "z", "share": 0.7}
+    assert rows.find("BM25", 2) is None
+    found = rows.values()
+    assert found == {("BM25", 0): values, ("dense", 0): {"Hit@1": {"other": 0.0}}, ("BM25", 1): values}
+    assert list(found["BM25", 0]["Hit@1"]) == ["q2", "q1"]
+    content = json.loads(gzip.decompress(rows.values_path.read_bytes()))
+    assert sorted(content["queries"].values()) == [["other"], ["q2", "q1"]]
+    assert [own["values"] for own in content["rows"][:1]] == [{"Hit@1": [1.0, 0.0], "nDCG@10": [1.0, 0.63]}]
+    assert rows.values_path.read_bytes()[4:8] == bytes(4)  # no time in the file: the same rows are the same bytes
+    assert {path.name for path in rows.path.parent.iterdir()} == {"table3.json", "table3.values.json.gz"}
+
+
+@pytest.mark.parametrize("content", [b"", b'{"rows": [{"ro', b"[]", b"{}", b'{"rows": 3}', b"\xff"])
+def test_a_damaged_file_of_rows_is_named(tmp_path, content):
+    rows = Rows(tmp_path / "tied.json")
+    rows.path.write_bytes(content)
+    with pytest.raises(
+        ValueError, match=r"tied.json is damaged; restore it, or remove tied.json and tied.values.json.gz"
+    ):
+        rows.find("kmeans", 0)
+    whole = gzip.compress(b'{"rows": [], "queries": {}}')
+    for values in (content, gzip.compress(content), whole[:-9], whole[:12] + b"x" + whole[13:]):
+        rows.values_path.write_bytes(values)
+        with pytest.raises(ValueError, match=r"tied.values.json.gz is damaged; restore it, or remove tied.json and"):
+            rows.values()
+
+
+def test_rows_whose_values_were_lost_are_named(tmp_path):
+    rows = Rows(tmp_path / "tied.json")
+    rows.put({"row": "kmeans", "seed": 0}, {"Hit@1": {"q": 1.0}})
+    rows.put({"row": "rq", "seed": 0}, {"Hit@1": {"q": 0.0}})
+    rows.values_path.unlink()
+    rows.put({"row": "pq", "seed": 0}, {"Hit@1": {"q": 0.0}})
+    message = "tied.values.json.gz has no values of kmeans, rq; remove tied.json to measure its rows again"
+    with pytest.raises(ValueError, match=message):
+        rows.values([("kmeans", 0), ("rq", 0), ("pq", 0)])
+    assert list(rows.values()) == [("pq", 0)]
+
+
+def test_rows_that_a_collection_does_not_allow_are_named_and_the_others_measured(config, data, tmp_path, capsys):
+    (data / "qrels" / "train.tsv").unlink()
+    common = ["--data", str(data), "--config", str(config), "--output", str(tmp_path / "out"), "--device", "cpu"]
+    assert main(["reproduce", "table3", *common, "--rows", "+ BM25", "Dense, before", "whole text"]) == 2
+    printed = capsys.readouterr()
+    names = ["BM25, title + whole text", "Dense, before contrastive training"]
+    assert [cells[0] for cells in table_rows(printed.out)[2:]] == names
+    assert "dsi: 3 of 5 rows could not be measured. Dense + BM25: There are no queries" in printed.err
+    common += ["--output", str(tmp_path / "none")]
+    assert main(["reproduce", "table3", *common, "--rows", "dense, fused (bound) +"]) == 2
+    assert "1 of 1 rows could not be measured" in capsys.readouterr().err
+    (data / "qrels" / "test.tsv").unlink()
+    assert main(["reproduce", "figure5", *common]) == 2
+    assert "has no queries to measure on; add qrels/test.tsv" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_systems_of_other_papers_are_rows_of_one_table(config, data, tmp_path):
+    output = tmp_path / "out"
+    common = ["--data", str(data), "--config", str(config), "--output", str(output), "--device", "cpu"]
+    chosen = ["dense + BM25", "DSI", "NCI", "GENRE", "RIPOR", "LTRGR", "PAG"]
+    assert main(["reproduce", "papers", *common, "--rows", *chosen]) == 0
+    records = read_rows(output / "papers.json")
+    names = [row.name for row in TABLES["papers"] if any(text in row.name for text in chosen)]
+    assert list(records) == names == [cells[0] for cells in table_rows((output / "papers.md").read_text())[2:]]
+    assert len(names) == 12
+    assert records["RIPOR"]["config"]["objective"]["name"] == "ripor"
+    assert records["DSI, semantic docids"]["config"]["training"]["train_encoder"]
+    depths = {json.loads(path.read_text())["depth"] for path in (output / "runs").glob("*/docids/diagnostics.json")}
+    assert min(depths) == 1 < max(depths)  # atomic docids: every document is a child of the root
+
+
+@pytest.mark.parametrize("points", list(POINTS))
+def test_docids_of_other_points_are_read_from_a_file_as_they_were_clustered(points, config, data, tmp_path):
+    laboratory = Laboratory(read_collection(data), Config.named(config), tmp_path / "out", "cpu")
+    own = laboratory.base.with_changes({"contrastive": {"learning_rate": 1e-2}})
+    (_, vectors), tree = POINTS[points](laboratory, own), laboratory.tree(own)
+    clustered = build_tree(tree.embeddings[tree.positions], own.docids, cluster_embeddings=vectors)
+    read = laboratory.clustered_on(points, own)
+    (path,) = (tmp_path / "out" / "docids").iterdir()
+    assert read.docids.method == str(path)
+    assert len(path.read_text().splitlines()) == 40
+    found = laboratory.tree(read)
+    assert found.fingerprint == clustered.fingerprint != tree.fingerprint  # the same paths to the same documents
+    assert found.paths(found.positions)[1].tolist() == clustered.paths(clustered.positions)[1].tolist()
+    np.testing.assert_array_equal(found.embeddings[:], tree.embeddings[tree.positions][found.doc_rows])
+    written = path.stat().st_mtime_ns, path.read_bytes()
+    assert laboratory.clustered_on(points, own) == read
+    assert (path.stat().st_mtime_ns, path.read_bytes()) == written
+    path.unlink()
+    assert laboratory.clustered_on(points, own) == read
+    assert path.read_bytes() == written[1]
+
+
+def test_points_of_other_docids(config, data, tmp_path):
+    collection = read_collection(data)
+    laboratory = Laboratory(collection, Config.named(config), tmp_path / "out", "cpu")
+    encoder, means = laboratory.query_means(laboratory.base)
+    texts = [[text] for text in encoder.document_texts(collection.documents["title"], collection.documents["text"])]
+    own = [encoder.encode(one, "document") for one in texts]
+    rows, pseudo = laboratory._training(laboratory.base).pseudo_queries()
+    asked = [(row, collection.queries[query_id]) for query_id, row in collection.pairs("train")]
+    for row, text in [*asked, *zip(rows, pseudo, strict=True)]:
+        own[row] = np.concatenate([own[row], encoder.encode(encoder.query_texts([text]), "query")])
+    np.testing.assert_allclose(means, [vectors.mean(axis=0) for vectors in own], atol=1e-5)
+    before, untrained = laboratory.untrained(laboratory.base)
+    texts = before.document_texts(collection.documents["title"], collection.documents["text"])
+    np.testing.assert_allclose(untrained, before.encode(texts, "document"), atol=1e-5)
+    pieces = laboratory.base.with_changes({"docids": {"segments": 2}})
+    with pytest.raises(ValueError, match=r"docids.segments must be 1 to cluster means with queries, .*, got 2; set it"):
+        laboratory.query_means(pieces)
+    titles = laboratory.base.with_changes({"docids": {"method": "title", "branching": 0, "max_leaf_size": 20}})
+    with pytest.raises(ValueError, match='The docid method "title" clusters nothing'):
+        laboratory.clustered_on("untrained", titles)
+    read = laboratory.clustered_on("untrained", pieces)
+    assert laboratory.tree(read).segments == 2  # a line a piece, in order
+
+
+@pytest.mark.slow
+def test_documents_below_the_beam_are_ranked_by_dense_scores(config, data, tmp_path):
+    collection = read_collection(data)
+    laboratory = Laboratory(collection, Config.named(config), tmp_path / "out", "cpu")
+    run, options = METHODS["clusters-10"](laboratory, laboratory.base)
+    index = laboratory.index(laboratory.base)
+    tree, doc_ids = index.retriever.tree, list(index.retriever.documents.rows)
+    snapshot, encoded = index.retriever.snapshot, index.encode("test", collection.query_texts("test"))
+    request = SearchRequest(10, dataclasses.replace(snapshot.search_config, **options))
+    dense, reached = index.run_dense("test"), 0
+    assert options["beam_width"] == 10
+    assert run.keys() == collection.query_texts("test").keys()
+    for row, batch in one_by_one(encoded):
+        query_id, trace = encoded.query_ids[row], Trace()
+        snapshot.engine.methods["generate"].retrieve(batch, request, trace)
+        below = {int(node) for level in trace.levels for node in level.nodes[0] if node >= tree.num_inner}
+        assert set(run[query_id]) == {doc_ids[tree.doc_rows[node - tree.num_inner]] for node in below}
+        assert run[query_id] == pytest.approx({doc_id: dense[query_id][doc_id] for doc_id in run[query_id]}, abs=1e-4)
+        reached += len(below) < tree.num_documents
+    assert reached  # some documents are below no node of the beam
+
+
+@pytest.mark.slow
+def test_a_plan_of_words_guides_the_beam_and_joins_the_scores(config, data, tmp_path, monkeypatch):
+    collection = read_collection(data)
+    laboratory = Laboratory(collection, Config.named(config), tmp_path / "out", "cpu")
+    monkeypatch.setattr("dsi_experiments.laboratory.PLANS", (0.3,))
+    run, options = METHODS["planned-10"](laboratory, laboratory.base)
+    index, queries = laboratory.index(laboratory.base), collection.query_texts("test")
+    snapshot = index.retriever.snapshot
+    words = laboratory.words.bm25.scores(list(queries.values()))
+    assert options["weight"] == 0.3
+    for row, query_id in enumerate(queries):
+        found = list(run[query_id])
+        request = SearchRequest(1, SearchConfig(alpha=1.0, beta=0.0))
+        rows = np.array([snapshot.documents.rows_of(found, "found")])
+        encoded = index.retriever.encode_queries([queries[query_id]])
+        log_p = snapshot.engine.follow_all(encoded, request, rows).scores[0]
+        scores = 0.5 * log_p + 0.5 * 0.3 * np.array([words[row, collection.rows[doc_id]] for doc_id in found])
+        assert list(run[query_id].values()) == pytest.approx(scores.tolist(), abs=1e-3)
+
+
+@pytest.mark.slow
+def test_tables_4_and_5_over_two_seeds_and_the_figure(config, data, tmp_path, capsys, monkeypatch):
+    output, drawn, draw, alphas = tmp_path / "out", [], figure5.grid_figure, (0.0, 0.3, 0.7, 1.0)
+    monkeypatch.setattr(figure5, "ALPHAS", alphas)
+    monkeypatch.setattr(figure5, "grid_figure", lambda values, *_: drawn.append(values))
+    common = ["--data", str(data), "--config", str(config), "--output", str(output), "--device", "cpu"]
+    assert main(["reproduce", "table4", *common, "--rows", "random weights", "sentence encoder"]) == 0
+    assert "sentence encoder" in capsys.readouterr().out
+    fresh, own = (row["config"]["encoder"]["name"] for row in read_rows(output / "table4.json").values())
+    assert fresh == f"fresh:{own}"
+    assert main(["reproduce", "table4", *common, "--rows", "loss"]) == 0
+    assert main(["reproduce", "table3", *common, "--rows", "query means"]) == 0
+    assert "seed 0: DR-SCL+QG, docids of query means (beta=0)" in capsys.readouterr().out
+    assert main(["reproduce", "table3", *common, "--rows", "query means"]) == 0
+    assert "seed 0: " not in capsys.readouterr().out
+    assert main(["reproduce", "table5", *common, "--seeds", "0", "1"]) == 0
+    files = sorted(path.name.split("-")[0] for path in (output / "docids").iterdir())
+    assert files == ["query", *["untrained"] * 3]  # of table 3; of DPR and SCL, and of SCL with seed 1
+    table = capsys.readouterr().out
+    assert "±" in table
+    assert "over 2 seeds" in table
+    assert main(["reproduce", "figure5", *common]) == 0
+    found = [row["found"] for row in read_rows(output / "figure5.json").values() if "Hit@1" in row["found"]]
+    assert len(found) == 1 + 4 * len(alphas)  # beta = 0 is the decoder alone, whatever alpha
+    grid = {cells[0]: cells[1:] for cells in table_rows((output / "figure5.md").read_text())[2:]}
+    assert list(grid) == ["0", "1", "2", "3", "inf"]
+    assert grid["0"] == len(alphas) * grid["0"][:1]
+    by_alpha = {cell["alpha"]: f"{cell['Hit@1']:.2f}" for cell in found if cell["beta"] == "inf"}
+    assert grid["inf"] == [by_alpha[alpha] for alpha in alphas]
+    before, report = read_rows(output / "figure5.json"), (output / "figure5.md").read_text()
+    remove_row(output / "figure5.json", "alpha 0.3, beta 2")  # as if it had been killed: the other cells stay
+    assert main(["reproduce", "figure5", "--output", str(output), "--report-only"]) == 2
+    assert "figure5.json lacks 1 cells of seed 0" in capsys.readouterr().err
+    assert main(["reproduce", "figure5", *common]) == 0
+    assert capsys.readouterr().out.count("figure5: ") == 1
+    assert read_rows(output / "figure5.json") == before
+    assert [len(values) for values in drawn] == [5 * len(alphas)] * 2
+    assert drawn[0] == drawn[1]
+    (output / "figure5.md").unlink()
+    monkeypatch.setattr(figure5, "grid_figure", draw)
+    assert main(["reproduce", "figure5", "--output", str(output), "--report-only"]) == 0
+    assert (output / "figure5.md").read_text() == report
+    assert (output / "figure5.png").stat().st_size > 5_000
+    assert (output / "figure5.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.slow
+def test_objectives_train_on_one_budget_and_are_searched_by_beam(config, data, tmp_path, capsys, monkeypatch):
+    assert {*objectives_table.NAMES, "ripor", "ltrgr"} == set(ROWS)  # these have tables of their own
+    names = ("ce", "tdm", "dtr")
+    monkeypatch.setattr(objectives_table, "NAMES", names)
+    output, drawn, draw = tmp_path / "out", [], objectives_table.lines_figure
+    monkeypatch.setattr(objectives_table, "lines_figure", lambda series, *_: drawn.append(list(series)))
+    common = ["--data", str(data), "--config", str(config), "--output", str(output), "--device", "cpu"]
+    assert main(["reproduce", "objectives", *common]) == 0
+    heads = ["decoder alone, Hit@1", *(f"beam {beam}" for beam in (1, 2, 5, 10, 20, 50))]
+    assert heads in table_rows(capsys.readouterr().out)
+    found = {name: row["found"] for name, row in read_rows(output / "objectives.json").items()}
+    assert list(found) == [*names, "ce, on as few examples as tdm"]
+    assert drawn == [list(found)[:count] for count in (1, 2, 3, 4) for _ in range(2)]  # two pictures after each row
+    control = found["ce, on as few examples as tdm"]
+    assert (control["epochs"], control["batch"], control["steps"]) == tuple(
+        found["tdm"][k] for k in ("epochs", "batch", "steps")
+    )
+    budgets = [found[name]["positions an example"] * found[name]["epochs"] for name in names]
+    assert max(budgets) < 1.02 * min(budgets)
+    assert found["dtr"]["positions an example"] > 3 * found["ce"]["positions an example"]
+    for name, record in found.items():
+        cells = {(cell["system"], cell["beam"]): cell for cell in record["cells"]}
+        assert len(cells) == 12, name
+        assert all(0 <= cell["Hit@1"] <= cell["Hit@10"] <= 100 for cell in cells.values())
+        assert cells["decoder alone", 50]["search errors"] == 0  # the whole tree
+        assert cells["decoder alone", 1]["search errors"] >= 0
+    before = (output / "objectives.md").read_text()
+    capsys.readouterr()
+    assert main(["reproduce", "objectives", *common]) == 0
+    assert "objectives: " not in capsys.readouterr().out  # nothing is measured twice
+    assert (output / "objectives.md").read_text() == before
+    (output / "objectives.md").unlink()
+    monkeypatch.setattr(objectives_table, "lines_figure", draw)
+    assert main(["reproduce", "objectives", "--output", str(output), "--report-only"]) == 0
+    assert (output / "objectives.md").read_text() == before
+    for system in ("decoder-alone", "fused"):
+        assert (output / f"objectives-{system}.png").stat().st_size > 5_000
+    assert main(["reproduce", "updates", "--output", str(output), "--report-only"]) == 2
+    assert "--report-only makes tables and dynamic, figure5, objectives again, not updates" in capsys.readouterr().err
+
+
+def test_of_several_processes_the_first_alone_writes_rows(config, data, tmp_path, monkeypatch):
+    common = ["--data", str(data), "--config", str(config), "--device", "cpu", "--rows", "BM25, title + whole"]
+    for rank in (1, 0):
+        processes = Processes(rank, 2, lambda own: [own, own])
+        monkeypatch.setattr("dsi_experiments.laboratory.launch", lambda _, processes=processes: processes)
+        assert main(["reproduce", "table3", *common, "--output", str(tmp_path / f"out-{rank}")]) == 0
+        assert (tmp_path / f"out-{rank}" / "table3.json").exists() == (rank == 0)
+        assert (tmp_path / f"out-{rank}" / "table3.values.json.gz").exists() == (rank == 0)
+
+
+@pytest.mark.slow
+def test_documents_added_to_an_index_are_found_beside_a_full_training(config, data, tmp_path, capsys):
+    output = tmp_path / "out"
+    common = ["--data", str(data), "--config", str(config), "--output", str(output), "--device", "cpu"]
+    assert main(["reproduce", "updates", *common]) == 0
+    table = capsys.readouterr().out
+    assert "4 of 40 documents added" in table
+    found = json.loads((output / "updates.json").read_text())
+    (part,) = output.glob("without-*")
+    assert len((part / "corpus.jsonl").read_text().splitlines()) == 36
+    assert found["before adding"]["of added documents"] == {"Hit@1": 0.0, "Hit@10": 0.0}
+    assert found["after adding"]["of added documents"]["Hit@10"] > 50  # dense and BM25 find them at once
+    assert found["after adding"]["of others"]["Hit@10"] > 50
+    assert sum(found["queries"].values()) == 66
+
+
+def test_generalisation_and_forgetting_of_a_hand_made_matrix():
+    # Trained on D0. D1 and D2 are found by 60 and 40 % when they come; in the end D0 has lost 15 points and D1 gained 5.
+    found = dynamic.summarise([[80.0], [70.0, 60.0], [65.0, 65.0, 40.0]])
+    assert found["GA"] == (60 + 40) / 2
+    assert found["F"] == ((80 - 65) + (60 - 65)) / 2
+    assert found["F0"] == 80 - 65
+    assert found["gap"] == (65 + 40) / 2 - 65
+
+
+def test_every_document_and_every_query_is_in_one_part():
+    parts = dynamic.split_documents(1003, 0)
+    assert [len(part) for part in parts] == [502, 100, 100, 100, 101, 100]
+    assert sorted(row for part in parts for row in part) == list(range(1003))
+    assert parts == dynamic.split_documents(1003, 0) != dynamic.split_documents(1003, 1)
+    qrels = {"q1": {"a": 1}, "q2": {"a": 2, "c": 1, "b": 1}, "q3": {"b": 1, "c": 0}, "q4": {"c": 0}}
+    assert dynamic.queries_of_parts(qrels, [{"a"}, {"b"}, {"c"}]) == [["q1"], ["q3"], ["q2"]]
+    with pytest.raises(ValueError, match="No test query asks for a document of D1; give a larger collection"):
+        dynamic.queries_of_parts(qrels, [{"a"}, {"d"}, {"b", "c"}])
+
+
+@pytest.mark.slow
+def test_a_collection_grows_step_by_step(config, data, tmp_path, capsys, monkeypatch):
+    output = tmp_path / "out"
+    common = ["--data", str(data), "--config", str(config), "--output", str(output), "--device", "cpu"]
+    longer = ("trained longer", {"training": {"epochs": 2.0}})
+    monkeypatch.setattr(dynamic, "ROWS", (*dynamic.ROWS[:1], longer))
+    assert main(["reproduce", "dynamic", *common]) == 0
+    printed = capsys.readouterr().out
+    (d0,) = output.glob("d0-*")
+    rows = read_rows(output / "dynamic.json")
+    first = dynamic.ROWS[0][0]
+    assert {name: list(row["found"]["systems"]) for name, row in rows.items()} == {
+        first: [*dynamic.BASELINES, *dynamic.GENERATIVE], "trained longer": list(dynamic.GENERATIVE)
+    }  # fmt: skip
+    assert len(list((output / "store" / "encoder").iterdir())) == 1  # the rows share it
+    assert len(list((output / "store" / "generator").iterdir())) == 2
+
+    # Only documents and queries of the first part are there to be trained on.
+    doc_ids = {json.loads(line)["_id"] for line in (d0 / "corpus.jsonl").read_text().splitlines()}
+    assert len(doc_ids) == 20
+    for split in ("train", "dev", "test"):
+        assert {line.split("\t")[1] for line in (d0 / "qrels" / f"{split}.tsv").read_text().splitlines()[1:]} <= doc_ids
+    found = rows[first]["found"]
+    assert [part["documents"] for part in found["parts"]] == [20, 4, 4, 4, 4, 4]
+    assert sum(part["queries"] for part in found["parts"]) == 66
+
+    # The values per query are what the matrix is the mean of, and a document is found only once it is there.
+    values = Rows(output / "dynamic.json").values()[first, 0]
+    for name, system in found["systems"].items():
+        matrix = system["Hit@10"]["matrix"]
+        assert [len(row) for row in matrix] == [1, 2, 3, 4, 5, 6]
+        steps = [sum(values[f"{name}, Hit@10, step {step}"].values()) for step in range(6)]
+        of_parts = zip(found["parts"], matrix[5], strict=True)
+        assert steps[5] == pytest.approx(sum(part["queries"] * value / 100 for part, value in of_parts), abs=0.1)
+        assert steps[0] == pytest.approx(found["parts"][0]["queries"] * matrix[0][0] / 100, abs=0.1)
+        assert system["Hit@10"]["GA"] == pytest.approx(mean({n: row[-1] for n, row in enumerate(matrix[1:])}), abs=0.02)
+    assert found["systems"]["dense"]["Hit@10"]["GA"] > 50
+    assert found["systems"]["BM25"]["Hit@1"]["GA"] > 50
+
+    # A line a system, then a table a system with a line a step.
+    table = (output / "dynamic.md").read_text()
+    assert table.strip() in printed
+    lines = [cells for cells in table_rows(table) if not set(cells[0]) <= {"-"}]
+    own = [f"{name}, {row}" for row in (first, "trained longer") for name in dynamic.GENERATIVE]
+    assert [cells[0] for cells in lines[:8]] == ["system", *dynamic.BASELINES, *own]
+    assert [cells[0] for cells in lines[8:15]] == ["BM25", "D0", *(f"D{step} added" for step in range(1, 6))]
+    assert len(lines) == 8 + 7 * 7
+
+    # As if it had been killed: the other row stays, nothing is trained again.
+    before = read_rows(output / "dynamic.json")
+    remove_row(output / "dynamic.json", "trained longer")
+    assert main(["reproduce", "dynamic", *common]) == 0
+    assert capsys.readouterr().out.count("dynamic: ") == 1
+    after = read_rows(output / "dynamic.json")
+    assert after[first] == before[first]
+    assert after["trained longer"]["found"]["systems"] == before["trained longer"]["found"]["systems"]
+    (output / "dynamic.md").unlink()
+    assert main(["reproduce", "dynamic", "--output", str(output), "--report-only"]) == 0
+    assert len(table_rows((output / "dynamic.md").read_text())) == len(table_rows(table))
+    assert main(["reproduce", "dynamic", "--output", str(output), "--seeds", "7", "--report-only"]) == 2
+    assert "has no rows of seed 7; `dsi reproduce dynamic` measures them" in capsys.readouterr().err
+
+
+def test_a_table_shows_means_deviations_and_significance():
+    queries = [f"q{n}" for n in range(40)]
+
+    def row(name: str, hits: int, seed: int) -> Measured:
+        values = {query: float(n < hits + seed) for n, query in enumerate(queries)}
+        share = 100 * float(np.mean(list(values.values())))
+        measures = {split: {"Hit@1": share, "Hit@10": share} for split in ("Total", "Overlap")}
+        measures["No Overlap"] = {"Hit@1": float("nan"), "Hit@10": float("nan")}
+        return Measured(name, {"Hit@1": values, "Hit@10": values}, {"measures": measures}, "DPR")
+
+    rows = [[row("weak", 10, 0), row("weak", 10, 2)], [row("strong", 30, 0), row("strong", 30, 2)]]
+    lines = experiment_table(rows, {"Total": 40, "Overlap": 40, "No Overlap": 0}, "strong").splitlines()
+    _, _, weak, strong = table_rows("\n".join(lines))
+    share = "27.50 ± 3.54 / 27.50 ± 3.54"
+    assert weak == ["weak", "61.25 / 83.80", share, share, "— / —", "0.0001", "0.0001"]
+    assert strong[-2:] == ["", ""]
+    assert lines[-1].startswith("Hit@1 / Hit@10 in percent, mean ± standard deviation over 2 seeds")
+
+
+def test_pictures_without_matplotlib_name_the_extra(monkeypatch, tmp_path):
+    from dsi.eval.figures import grid_figure
+
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "dr-scl\[figures\]"'):
+        grid_figure({(0.0, 0.0): 1.0}, "alpha", "beta", "", Path(tmp_path / "x"))
+
+
+def test_the_hardware_of_a_result_says_what_its_speed_depends_on(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False}, raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: ["H200", "A100", "H200"][i])
+    hardware = provenance()["hardware"]
+    assert hardware.endswith(f" without bfloat16, {torch.get_num_threads()} threads, 1 x A100, 2 x H200")
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
+    assert " with bfloat16, " in provenance()["hardware"]
+
+
+# Late interaction.
+
+
+def rerank(documents_ids, queries_embeddings, documents_embeddings):
+    """What PyLate's `rank.rerank` returns, by its definition."""
+    (ids,), (vectors,) = documents_ids, documents_embeddings
+    scores = [float((own @ queries_embeddings[0].T).max(dim=0).values.sum()) for own in vectors]
+    return [
+        sorted(
+            ({"id": name, "score": score} for name, score in zip(ids, scores, strict=True)),
+            key=lambda one: -one["score"],
+        )
+    ]
+
+
+def test_curves_of_late_interaction(data, tmp_path, monkeypatch, sentence_bert_folder):
+    encoder = Encoder.load(EncoderConfig(name=str(sentence_bert_folder), document_length=16), device="cpu")
+    monkeypatch.setattr(token_curves, "Encoder", SimpleNamespace(load=lambda _: encoder))
+    for name, values in {
+        "DIMS": (8, 16),
+        "BITS": (2, 8),
+        "POOLINGS": (1, 2),
+        "CANDIDATES": (3, 10),
+        "DEFAULT": (8, 2, 1),
+    }.items():
+        monkeypatch.setattr(token_curves, name, values)
+    monkeypatch.setitem(sys.modules, "pylate", ModuleType("pylate"))
+    monkeypatch.setitem(sys.modules, "pylate.rank", SimpleNamespace(rerank=rerank))
+    main(["reproduce", "tokens", "--data", str(data), "--output", str(tmp_path / "out")])
+    record = json.loads((tmp_path / "out" / "tokens.json").read_text())
+    size = {(own["dim"], own["bits"], own["pooling"]): own for own in record["sizes"]}
+    assert len(size) == 8
+    for dim, bits in ((8, 2), (8, 8), (16, 2), (16, 8)):
+        assert size[dim, bits, 1]["bytes"] == pytest.approx(size[8, 2, 1]["bytes"] * dim * bits / 16)
+        assert size[dim, bits, 2]["bytes"] < 0.6 * size[dim, bits, 1]["bytes"]
+    assert [(own["candidates"], sorted(own["ms"])) for own in record["candidates"]] == [
+        (3, ["PyLate", "ours"]),
+        (10, ["PyLate", "ours"]),
+    ]
+    assert {path.name for path in (tmp_path / "out").glob("tokens*")} == {
+        "tokens.json", "tokens.md", "tokens-bytes.png", "tokens-bytes.svg", "tokens-candidates.png", "tokens-candidates.svg",
+    }  # fmt: skip
+    curves = token_curves.Curves(read_collection(data, dev_queries=6))
+    vectors, rows, states = curves.tokens(16, 8, 1), np.array([4, 0, 7]), curves.test.states[0]
+    ours = token_curves.score(vectors, states, rows)
+    np.testing.assert_allclose(token_curves.pylate_rescorer()["PyLate"](vectors, states, rows), ours, atol=1e-5)
+
+
+def test_curves_need_a_collection(tmp_path, capsys):
+    assert main(["reproduce", "tokens", "--output", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err == "dsi: tokens is measured on a collection: give --data.\n"

@@ -19,10 +19,9 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 from threadpoolctl import threadpool_limits
 
-from dsi.contrastive.trainers import steps_made
-from dsi.docids.files.memory import watching_memory
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.progress import stage_line
+from dsi.docids.files.ram import free_memory
 from dsi.docids.files.storage import (
     digest,
     folder_sums,
@@ -37,12 +36,10 @@ from dsi.docids.files.storage import (
 )
 from dsi.store.loading import retire
 from dsi.store.manifest import PARTS
-from dsi.training.costs import Cost
+from dsi.training.inputs import STAGES
 
 logger = logging.getLogger(__name__)
 
-STAGES = ("pseudo_queries", "encoder", "token_model", "docids", "lexical", "generator")
-"""In the order in which they run."""
 _RECORD = "stage.json"
 _MOST_THREADS = 1_024
 
@@ -67,20 +64,13 @@ class StageFolders:
 
     Attributes:
         seconds: {stage: wall time} of the stages that ran.
-        memory: {stage: bytes of the process's own at most} of the same.
     """
 
     def __init__(self, folder: Path, store: Path | None, processes: Processes) -> None:
         self.folder, self.store, self.processes = folder, store, processes
         self.seconds: dict[str, float] = {}
-        self.memory: dict[str, int] = {}
         self._started: dict[str, float] = {}
         self._needed: dict[str, dict[str, str]] = {}
-
-    @property
-    def costs(self) -> dict[str, Cost]:
-        """{stage: what it took} of the stages that ran."""
-        return {stage: Cost(self.seconds[stage], memory) for stage, memory in self.memory.items()}
 
     @contextmanager
     def stage(self, name: str, key: str, needs: Sequence[str] = ()) -> Iterator[bool]:
@@ -101,10 +91,8 @@ class StageFolders:
                 stack.enter_context(stage_line(name, enabled=self.processes.is_main))
                 stack.enter_context(naming_full_disk(self.folder))
                 stack.enter_context(self._same_threads())
-                most = stack.enter_context(watching_memory())
+                free_memory()
             yield has_to_run
-            if has_to_run:
-                self.memory[name] = most()
         self.processes.wait()
         if has_to_run:
             self.seconds[name] = time.perf_counter() - started
@@ -212,14 +200,18 @@ class StageFolders:
         if name in PARTS:
             retire(self.folder)
 
-    def steps_made(self, name: str, key: str, needs: Sequence[str]) -> int:
-        """Return how many steps of its training a killed stage has made, from what earlier stages have left."""
-        return steps_made(self._work_folder(name, key, self._outputs(needs)))
-
-    def _work_folder(self, name: str, key: str, needed: Mapping[str, str] | None = None) -> Path:
+    def _work_folder(self, name: str, key: str) -> Path:
         """Return the folder named by all that a stage is made from: its key, and the outputs of earlier stages."""
-        made_from = self._needed[name] if needed is None else needed
-        return self.folder / "checkpoints" / f"{name}-{key[:12]}-{digest(made_from)[:12]}"
+        return self.folder / "checkpoints" / f"{name}-{key[:12]}-{digest(self._needed[name])[:12]}"
+
+    @property
+    def states(self) -> Path:
+        """Folder for what encoders make of texts, shared with the other runs of a store."""
+        return (self.store or self.folder) / "states"
+
+    def output_digest(self, name: str) -> str:
+        """Return a digest of the output on disk of a stage; "" if there is none."""
+        return _output(_record(self.folder / name))
 
 
 def stage_seconds(folder: Path) -> dict[str, float]:

@@ -98,7 +98,6 @@ def train_generator(
     *,
     seed: int = 0,
     bf16: bool = False,
-    checkpoints: bool = True,
 ) -> dict[str, float]:
     """Train `generator` in place; resumes from the last checkpoint in `work_folder`, if there is one.
 
@@ -112,7 +111,6 @@ def train_generator(
         reports: where losses go.
         seed: of shuffling.
         bf16: compute in bfloat16 if the device has instructions for it.
-        checkpoints: whether any are written.
 
     Returns:
         loss: mean training loss (nats per example); steps; seconds: counted from the first step, over all resumptions.
@@ -129,7 +127,6 @@ def train_generator(
             bf16=bf16,
             use_cpu=generator.device.type == "cpu",
             reports=reports,
-            checkpoints=checkpoints,
         ),
         per_device_train_batch_size=training.batch_size,
         weight_decay=WEIGHT_DECAY,
@@ -144,7 +141,7 @@ def train_generator(
         data_collator=examples.collate,
         callbacks=[_Account(), *reports.callbacks("generator")],
     )
-    run_trainer(trainer, "decoder", work_folder)
+    run_trainer(trainer, "decoder", work_folder, round(training.epochs * len(examples)))
     trainer.model.eval()
     return _Account.record(trainer.state)
 

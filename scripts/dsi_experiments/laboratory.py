@@ -272,7 +272,9 @@ class Laboratory:
 
     def _embeddings(self, config: Config, encoder: Encoder) -> Floats:
         store, config = self.output / "store", config.with_changes({"tokens": {"model": "", "bits": 0}})
-        return DocumentVectors(config, self.collection, encoder, store, store, self.processes).embeddings()
+        return DocumentVectors(
+            config, self.collection, encoder, store / "states", self.processes, shared=True
+        ).embeddings()
 
     def _seconds(self, config: Config) -> dict[str, float]:
         return stage_seconds(self._folder(config))

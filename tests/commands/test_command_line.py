@@ -147,21 +147,6 @@ def test_bad_arguments_are_one_line_before_the_libraries_load(arguments, message
     assert message in refusal(capsys, *filled.split())
 
 
-@pytest.mark.parametrize("megabytes", [300, 1200, 2500])
-def test_a_limit_of_memory_is_told_in_a_line(tmp_path, megabytes):
-    """The libraries would fail in many ways, some of which end the process."""
-    command = f'ulimit -v {megabytes * 1024}; exec "$0" -m dsi search "$1" --query gas'
-    (tmp_path / "manifest.json").write_text("{}")
-    run = subprocess.run(
-        ["bash", "-c", command, sys.executable, tmp_path], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert (run.returncode, run.stdout) == (2, "")
-    assert run.stderr == (
-        f"dsi: out of memory (ulimit -v is {megabytes / 1024:.1f} GiB, and the libraries need 3); raise the limit (ulimit -v), "
-        "or do less at once\n"
-    )
-
-
 def test_commands_send_no_telemetry(monkeypatch):
     monkeypatch.delenv("HF_HUB_DISABLE_TELEMETRY", raising=False)
     libraries.load_libraries()

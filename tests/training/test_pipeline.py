@@ -22,7 +22,7 @@ from dsi_experiments import figure5
 import dsi
 from dsi import GenerativeRetriever, load_rerankers
 from dsi.commands.main import find_command, main
-from dsi.commands.train import STAGES
+from dsi.commands.train import STAGE_METHODS
 from dsi.config import CONFIGS, Config, config_names, read_config, write_config
 from dsi.contrastive import blocks
 from dsi.contrastive.blocks import QueryTexts
@@ -293,7 +293,7 @@ def test_training_again_never_drops_updates_silently(config, beir, trained, caps
         manifest.unlink()
         if content:
             manifest.write_text(content)
-        for stage in ([], *(["--stage", name] for name in STAGES)):
+        for stage in ([], *(["--stage", name] for name in STAGE_METHODS)):
             assert main(["train", *stage, *arguments]) == 2
             assert "--discard-updates" in capsys.readouterr().err
         if content and content != "{":

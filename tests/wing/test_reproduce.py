@@ -108,7 +108,7 @@ def test_table3_shares_stages_resumes_and_writes_everything_down(config, data, t
     assert fused[0] == fused[1] == records["DR-SCL+QG (beta=0)"]["config"]
     generators = list((output / "store" / "generator").iterdir())
     assert len(generators) == 5  # QG; DSI; DSI+QG; on top of dense; distilled
-    embeddings = list((output / "store" / "embeddings").iterdir())
+    embeddings = list((output / "store" / "states").glob("documents-*"))
     assert len(embeddings) == 3  # one an encoder: untrained (for DSI's docids), DPR, SCL
     record = records["DR-SCL+QG, fused (bound)"]
     assert set(record["measures"]) == set(record["queries"]) == {"Total", "Overlap", "No Overlap"}

@@ -31,10 +31,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = command_line.parse_args(argv)
     load_libraries()
     from dsi.docids.clustering import DocidsConfig, build_tree
-    from dsi.docids.files.memory import watching_memory
     from dsi.docids.files.storage import write_json
     from dsi.docids.tree import diagnostics
     from dsi.measuring.provenance import provenance
+    from dsi_experiments.benchmarks.memory import watching_memory
 
     points = clustered_points(arguments.documents, arguments.dim, arguments.topics)
     started = time.perf_counter()

@@ -46,6 +46,7 @@ from dsi.search.results import Document, Hit, Hits, SearchResult
 from dsi.store import loading
 from dsi.store.candidates import candidates_of
 from dsi.store.documents import DocumentTable
+from dsi.store.manifest import configured_search, read_entries
 from dsi.store.updating import Content, with_documents, with_texts, without_documents
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -106,6 +107,9 @@ class GenerativeRetriever:
         dtype: of encoder and decoder in search; scores are always float32. torch.bfloat16 is faster on processors that have it.
         backend: what computes the encoder in search: "torch" or "onnx", as in `from_pretrained`.
 
+    Attributes:
+        configured_search: the search config as it was set before tuning, from which `dsi.tune` begins.
+
     Raises:
         ModuleNotFoundError: the backend is not installed.
         ValueError: the parts do not belong together, or the backend does not run in this dtype or on the encoder's device.
@@ -132,7 +136,7 @@ class GenerativeRetriever:
         self._on_disk: tuple[Path, Engine, SearchConfig] | None = None
         generator = generator.to(self.device)
         engine = _ENGINES[generator.config.docid_tokens].from_generator(generator, tree, lexical, self.device, dtype)
-        config = search_config or SearchConfig()
+        config = self.configured_search = search_config or SearchConfig()
         self._state = _State(encoder.for_search(dtype, backend), generator, config, DocumentTable(documents), engine)
 
     # The parts of the index.
@@ -495,7 +499,9 @@ class GenerativeRetriever:
     def _write(self, folder: Path) -> _State:
         """Write the whole index, and return what was written."""
         state = self._state
-        loading.replace_index(folder, state.encoder, state.generator, state.search_config, *state.content)
+        loading.replace_index(
+            folder, state.encoder, state.generator, state.search_config, *state.content, self.configured_search
+        )
         return state
 
     def _config_at(self, folder: Path) -> SearchConfig:
@@ -572,6 +578,7 @@ class GenerativeRetriever:
         retriever = cls(*parts, _DTYPES[dtype], backend)
         retriever._saved[local.resolve()], retriever._mapped = state, loading.mapped_files(local)
         retriever._on_disk = local.resolve(), retriever.engine, retriever.search_config
+        retriever.configured_search = configured_search(read_entries(local / "manifest.json"))
         return retriever
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -188,7 +188,7 @@ def write_manifest(
         "generation": 1 if tree.fingerprint == tree.origin_fingerprint else 2,  # training must not drop updates
         "parts": {name: name for name in CHANGING},
         "encoder": dataclasses.asdict(encoder.config),
-        **_search_entries(config, configured or config),
+        **_search_entries(config, configured),
         "fingerprints": {**_fingerprints(encoder), "docids": tree.fingerprint},
         "versions": package_versions(),
         "threads": torch.get_num_threads(),
@@ -201,14 +201,11 @@ def write_manifest(
 def write_search_config(folder: Path, config: SearchConfig, configured: SearchConfig | None = None) -> None:
     """Replace the search config of an index on disk; `configured` is how it was before tuning, by default the same."""
     with updating(folder):
-        manifest = {name: value for name, value in read_manifest(folder).items() if name != "configured"}
-        write_json(folder / "manifest.json", {**manifest, **_search_entries(config, configured or config)})
+        write_json(folder / "manifest.json", {**read_manifest(folder), **_search_entries(config, configured)})
 
 
-def _search_entries(config: SearchConfig, configured: SearchConfig) -> dict[str, Any]:
-    """Return what a manifest says of the search."""
-    before = {} if config == configured else {"configured": dataclasses.asdict(configured)}
-    return {"search": dataclasses.asdict(config), **before}
+def _search_entries(config: SearchConfig, configured: SearchConfig | None) -> dict[str, Any]:
+    return {"search": dataclasses.asdict(config), "configured": dataclasses.asdict(configured or config)}
 
 
 @contextmanager

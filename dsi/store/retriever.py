@@ -102,13 +102,10 @@ class GenerativeRetriever:
         tree: the docids.
         generator: the decoder trained for these docids.
         documents: table with doc_id, title, optional metadata and, for rerankers that read it, text; in collection order.
-        search_config: the default search config.
+        search_config: the default search config, kept as `configured_search`, from which `dsi.tune` begins.
         lexical: BM25 or a `SparseIndex` of the same documents, needed for `lexical_weight`.
         dtype: of encoder and decoder in search; scores are always float32. torch.bfloat16 is faster on processors that have it.
         backend: what computes the encoder in search: "torch" or "onnx", as in `from_pretrained`.
-
-    Attributes:
-        configured_search: the search config as it was set before tuning, from which `dsi.tune` begins.
 
     Raises:
         ModuleNotFoundError: the backend is not installed.
@@ -498,10 +495,8 @@ class GenerativeRetriever:
 
     def _write(self, folder: Path) -> _State:
         """Write the whole index, and return what was written."""
-        state = self._state
-        loading.replace_index(
-            folder, state.encoder, state.generator, state.search_config, *state.content, self.configured_search
-        )
+        models = (state := self._state).encoder, state.generator, state.search_config
+        loading.replace_index(folder, *models, *state.content, self.configured_search)
         return state
 
     def _config_at(self, folder: Path) -> SearchConfig:

@@ -58,7 +58,7 @@ UNKNOWN = {
     "ours": ("dsi",),
     "retrievers?": ("dsi.store.retriever",),
     "search(es|ing)?|searched": WALK,
-    "tables?": ("dsi.eval.tables", "dsi.eval.report"),
+    "tables?": ("dsi.eval.tables",),
     "texts": ("dsi.docids.data.collection", "dsi.contrastive.encoder"),
     "trained|training": ("dsi.training", "dsi.contrastive.training"),
     "trees": ("dsi.docids.tree", "dsi.docids.clustering"),

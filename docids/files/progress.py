@@ -61,7 +61,8 @@ class Bar(tqdm):
         if self._is_logged and self.total and self.done > self._before and now - Bar._spoken >= _SILENCE:
             Bar._spoken = now
             left = (now - self._started) / (self.done - self._before) * max(0, self.total - self.done)
-            outer = "" if Bar._open[0] is self else f"{Bar._open[0]._description}: "
+            outermost = Bar._open[0]._description
+            outer = "" if outermost == self._description else f"{outermost}: "
             far = f"{self.done:,} of {self.total:,}, {self.format_interval(left)} left"
             sys.stderr.write(f"{outer}{self._description}, {far}\n")
         return super().update(n)  # type: ignore[no-any-return]

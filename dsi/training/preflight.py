@@ -115,7 +115,7 @@ def check_index(folder: Path, collection: Collection, discard_updates: bool, rep
         replace: all of its documents may go.
 
     Raises:
-        FileExistsError: the folder is no run, and holds something by a name of its parts.
+        FileExistsError: the folder is no run, and holds other runs, or something by a name of its parts.
         ValueError: the index was updated, or the collection lacks documents of it (another title is another document).
     """
     _check_run(folder)
@@ -141,7 +141,7 @@ def check_apart(folder: Path, source: str | Path) -> None:
 
 
 def _check_run(folder: Path) -> None:
-    """Raise FileExistsError if a folder that is no run holds something by a name that training would replace."""
+    """Raise FileExistsError if a folder that is no run holds other runs, or something by a name that training would replace."""
     names = [name for name in ("pseudo_queries", *PARTS, "states", "checkpoints") if (folder / name).exists()]
     marks = [folder / name for name in ("manifest.json", "threads.json", *(f"{name}/stage.json" for name in names))]
     if any(mark.exists() for mark in marks):
@@ -153,6 +153,11 @@ def _check_run(folder: Path) -> None:
             names.append("config.toml")
         else:
             return
+    if run := next((path.parent for path in sorted(folder.glob("*/threads.json"))), None):
+        raise FileExistsError(
+            f"{folder} holds other runs, such as {run.name}, and an index would lie among them; name a folder of its own, "
+            f"such as {folder / 'NAME'}."
+        )
     if names:
         raise FileExistsError(
             f"{folder} is no run and holds {names[0]!r}, which training would replace; name a new folder."

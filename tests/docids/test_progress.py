@@ -153,7 +153,7 @@ def test_work_that_goes_on_says_every_half_minute_how_far_it_is(clock, capsys):
             bar.update(1_000)
         run(clock, 15, 15)
     assert capsys.readouterr().err.splitlines() == [
-        "docids: embeddings of documents, 13,000 of 20,000, 03:37 left", "docids: docids, 1 of 2, 00:15 left", "docids: 90 s",
+        "docids: embeddings of documents, 13,000 of 20,000, 03:37 left", "docids, 1 of 2, 00:15 left", "docids: 90 s",
     ]  # fmt: skip
 
 

@@ -256,6 +256,15 @@ def test_a_folder_of_a_user_is_no_run(name, content, config, beir, tmp_path, cap
     assert path.read_text() == content
 
 
+def test_an_index_never_lies_among_other_runs(config, beir, trained, tmp_path, capsys):
+    shutil.copytree(trained, tmp_path / "runs" / "first")
+    train = ["train", "--config", str(config), "--data", str(beir()), "--device", "cpu", "--output"]
+    assert main([*train, str(tmp_path / "runs")]) == 2
+    assert "runs holds other runs, such as first, and an index would lie among them" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["first"]
+    assert main([*train, str(tmp_path / "runs" / "first")]) == 0
+
+
 @pytest.mark.parametrize("stage", ["docids", "generator"])
 def test_a_stage_whose_input_is_not_there_writes_nothing(stage, config, beir, tmp_path, capsys):
     given = ["--config", str(config), "--data", str(beir()), "--output", str(tmp_path / "run"), "--device", "cpu"]

@@ -215,15 +215,18 @@ def evaluate(
         TypeError: `retriever` is none, or `collection` is none.
         ValueError: the split has no judgements, or the index has none of the collection's documents.
     """
+    # 1) what is measured
     _check(retriever, collection, split, depth)
     compare_documents(collection, retriever.documents.rows)
     measures = measures_for(collection.qrels[split])
     depth = max(ANSWERS, depth or max(map(cutoff, measures)))
+    # 2) the rows
     systems = _Systems(retriever, collection, split, depth, processes)
     systems.add_baselines(untrained)
     index = systems.add_index()
     systems.add_reranked(rerankers or {}, rerank_depth)
     rows, runs = systems.measure()
+    # 3) the record
     measures = tuple(name for name in measures if name in rows[0].values)
     splits = overlap_splits(collection.qrels[split], collection.overlap_documents(split))
     about = {

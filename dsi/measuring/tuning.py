@@ -97,6 +97,7 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
     Raises:
         ValueError: the collection has neither, or none of the index's documents.
     """
+    # 1) the queries: dev, or else train
     check_collection("tune", collection)
     compare_documents(collection, retriever.documents.rows)
     split = "dev" if collection.qrels["dev"] else "train"
@@ -105,8 +106,10 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
         raise ValueError(
             f"{collection.name} has no dev queries to tune on; add {collection.place_of('dev')}, or train queries."
         )
+    # 2) where to begin: the settings of [search]
     start = {name: getattr(retriever.configured_search, name) for name in _CHOSEN}
     config = retriever.search_config = dataclasses.replace(retriever.search_config, **start)
+    # 3) enough queries, and judgements, to choose on
     qrels = collection.qrels["dev"]
     judged = count_answered(qrels)
     if len(queries) < FEWEST_QUERIES:
@@ -120,6 +123,7 @@ def tune(retriever: GenerativeRetriever, collection: Collection) -> Tuning:
             "%d dev queries have a relevant document, too few to choose the weights of scores on; those of [search] stay.",
             judged,
         )
+    # 4) the choice
     tuning = choose(retriever, retriever.encode_queries(queries), qrels if judged >= FEWEST_QUERIES else {}, config)
     retriever.search_config = dataclasses.replace(config, **tuning.best)
     return tuning

@@ -82,7 +82,7 @@ class StageFolders:
             needs: earlier stages whose output it reads.
         """
         self._started[name] = started = time.perf_counter()
-        self._needed[name] = self.processes.first(self._outputs(needs) if self.processes.is_main else {})
+        self._needed[name] = self.processes.first({own: self.output_digest(own) for own in needs})
         has_to_run = self.processes.first(self.processes.is_main and not self._is_done(name, key))
         if not has_to_run:
             logger.info("%s: up to date", name)
@@ -155,7 +155,7 @@ class StageFolders:
         remedy = f"run `{command}` (or `dsi train` for all stages)"
         if not record:
             raise FileNotFoundError(f"{folder} is not there yet; {remedy} first.")
-        if damaged := _damaged(folder, record.get("files", {})):
+        if damaged := _damaged(folder, record["files"]):
             raise ValueError(f"{folder / damaged} was altered or removed since it was written; {remedy} again.")
         return folder
 
@@ -165,35 +165,20 @@ class StageFolders:
 
     def find(self, name: str, key: str) -> Path | None:
         """Return the folder of the run or of the store that holds the undamaged output with a key, None if neither does."""
-        folders = [self.folder / name, *([self.store / name / key[:16]] if self.store else [])]
-        for folder in folders:
-            record = _record(folder)
-            if record.get("key") == key and not _damaged(folder, record.get("files", {})):
-                return folder
-        return None
+        return next((folder for folder in self._places(name, key) if _is_intact(folder, key)), None)
 
-    def _listed(self, name: str) -> dict[str, str]:
-        """Return the sums of a stage's files in the manifest; records of an earlier version have none."""
-        listed = read_record(self.folder / "manifest.json").get("files", {})
-        return {file.removeprefix(f"{name}/"): value for file, value in listed.items() if file.startswith(f"{name}/")}
-
-    def _outputs(self, stages: Sequence[str]) -> dict[str, str]:
-        """Return a digest of the output on disk of some stages."""
-        return {stage: _output(_record(self.folder / stage)) for stage in stages}
+    def _places(self, name: str, key: str) -> list[Path]:
+        return [self.folder / name, *([self.store / name / key[:16]] if self.store else [])]
 
     def _is_done(self, name: str, key: str) -> bool:
-        """True if the output is there, perhaps now from the store."""
+        """True if the output is there, made from these outputs of earlier stages; perhaps now from the store."""
         recover_folder(self.folder / name)
-        needed = self._needed[name]
-        if _is_intact(self.folder / name, key, needed, self._listed(name)):
-            return True
-        shared = self.store and self.store / name / key[:16]
-        if not shared or not _is_intact(shared, key, needed, {}):
-            return False
-        with replace_folder(self.folder / name) as folder:
-            link_files(shared, folder)
-            self._retire(name)
-        return True
+        found = next((own for own in self._places(name, key) if _is_intact(own, key, self._needed[name])), None)
+        if found and found != self.folder / name:
+            with replace_folder(self.folder / name) as folder:
+                link_files(found, folder)
+                self._retire(name)
+        return found is not None
 
     def _retire(self, name: str) -> None:
         """Before a part of the index is replaced: the folder is no index from now on until the run ends."""
@@ -211,7 +196,8 @@ class StageFolders:
 
     def output_digest(self, name: str) -> str:
         """Return a digest of the output on disk of a stage; "" if there is none."""
-        return _output(_record(self.folder / name))
+        record = _record(self.folder / name)
+        return digest(record["files"]) if record else ""
 
 
 def stage_seconds(folder: Path) -> dict[str, float]:
@@ -225,11 +211,6 @@ def _record(folder: Path) -> dict[str, Any]:
     return read_record(folder / _RECORD)
 
 
-def _output(record: dict[str, Any]) -> str:
-    """Return a digest of a stage's output; empty if its record has no sums."""
-    return digest(record["files"]) if "files" in record else ""
-
-
 def _damaged(folder: Path, sums: Mapping[str, str]) -> str:
     """Return the first file that is not as it was written, "" if all are."""
     for name, expected in sums.items():
@@ -238,9 +219,9 @@ def _damaged(folder: Path, sums: Mapping[str, str]) -> str:
     return ""
 
 
-def _is_intact(folder: Path, key: str, needed: Mapping[str, str], listed: Mapping[str, str]) -> bool:
-    """True if a folder holds the output with this key, made from these outputs of earlier stages, as it was written."""
+def _is_intact(folder: Path, key: str, needed: Mapping[str, str] | None = None) -> bool:
+    """True if a folder holds the output with this key as it was written, made from the outputs `needed` of earlier stages."""
     record = _record(folder)
-    if record.get("key") != key or record.get("needs", needed) != needed:
+    if record.get("key") != key or needed not in (None, record["needs"]):
         return False
-    return not _damaged(folder, record.get("files", listed))
+    return not _damaged(folder, record["files"])

@@ -118,6 +118,7 @@ def train_generator(
     Raises:
         ValueError: the training diverged.
     """
+    # 1) how it is trained
     arguments = TrainingArguments(
         **trainer_settings(
             work_folder,
@@ -133,6 +134,7 @@ def train_generator(
         warmup_steps=0.05,
         remove_unused_columns=False,
     )
+    # 2) what is trained, on what
     trainer = _GeneratorTrainer(
         find_objective(objective.name)(_task(generator, examples, objective, arguments)),
         model=generator if encoder is None else WholeModel(encoder.model, generator),
@@ -141,6 +143,7 @@ def train_generator(
         data_collator=examples.collate,
         callbacks=[_Account(), *reports.callbacks("generator")],
     )
+    # 3) the training, and its record
     run_trainer(trainer, "decoder", work_folder, round(training.epochs * len(examples)))
     trainer.model.eval()
     return _Account.record(trainer.state)

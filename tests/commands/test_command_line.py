@@ -135,7 +135,7 @@ def no_libraries(monkeypatch):
         ("train-reranker {index} --data minipedia --kind ranknet --figure x", "boosted trees"),
         ("reproduce table3 --output out", "is measured on a collection: give --data and --config"),
         ("reproduce ltr --output out", "is measured on a folder of lists: give --data"),
-        ("benchmark-docids --documents 0", "argument --documents: must be a whole number, at least 1"),
+        ("benchmark-constraint --documents 0", "argument --documents: must be a whole number, at least 1"),
     ],
 )
 def test_bad_arguments_are_one_line_before_the_libraries_load(arguments, message, no_libraries, tmp_path, capsys):
@@ -182,22 +182,8 @@ def test_help_names_the_defaults(capsys):
     assert "(default: float32)" in shown
     assert "None" not in shown
     with pytest.raises(SystemExit):
-        main(["benchmark-decoding", "--help"])
+        main(["benchmark-constraint", "--help"])
     assert "(default: 1 8 64)" in capsys.readouterr().out
-
-
-@pytest.mark.programs
-def test_the_decoding_benchmark_finds_the_answers_of_transformers(capsys, tmp_path, monkeypatch):
-    from dsi_experiments.commands import benchmark_decoding
-
-    shape = {"d_model": 64, "d_ff": 256, "num_layers": 1, "num_heads": 4}
-    monkeypatch.setattr(benchmark_decoding, "SHAPES", {"tiny": shape})
-    call = ["benchmark-decoding", "--shapes", "tiny", "--documents", "60", "--rounds", "1", "--batches", "1", "3"]
-    assert main([*call, "--query-tokens", "4", "--results", str(tmp_path / "results.json")]) == 0
-    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
-    assert [(row["batch"], row["identical"]) for row in rows] == [(1, True), (3, True)]
-    assert main([*call, "--device", "gpu"]) == 2
-    assert "The device 'gpu' cannot be used here" in capsys.readouterr().err
 
 
 def test_train_query_generator_has_the_defaults_of_its_config():

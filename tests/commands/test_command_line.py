@@ -90,6 +90,7 @@ def no_libraries(monkeypatch):
         "evaluate",
         "tune",
         "update",
+        "serve",
         "arguments",
         "example",
     ):
@@ -207,12 +208,35 @@ def test_minipedia_is_a_collection_by_name_but_a_folder_of_that_name_goes_first(
 # How a command ends
 
 
-def test_an_interrupt_ends_with_130_and_a_closed_pipe_without_a_word(capsys):
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("trian", "did you mean 'train'?"),
+        ("evalute", "did you mean 'evaluate'?"),
+        ("query", "did you mean 'search'?"),
+        ("add", "did you mean 'update'?"),
+        ("index", "did you mean 'train'?"),
+        ("xyz", "dsi --help lists the commands."),
+        ("", "dsi --help lists the commands."),
+    ],
+)
+def test_a_wrong_command_is_answered_with_a_near_one_if_there_is_one(name, hint, capsys):
+    assert main([name]) == 2
+    assert capsys.readouterr().err == f"dsi: unknown command {name!r}; {hint}\n"
+
+
+def test_serve_without_its_extra_is_refused_before_the_libraries_load(no_libraries, monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    (tmp_path / "manifest.json").write_text("{}")
+    assert refusal(capsys, "serve", tmp_path) == 'dsi: fastapi is not installed; run pip install "dr-scl[server]".\n'
+
+
+def test_an_interrupt_ends_with_130_and_a_closed_pipe_is_silent(capsys):
     def interrupted(_):
         raise KeyboardInterrupt
 
     assert run_command(interrupted, []) == 130
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "\ndsi: interrupted\n"
     code = "import dsi.commands.main as m, sys; sys.exit(m.run_command(lambda _: [print('x' * 99) for _ in range(9999)], []))"
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=-1, stderr=-1, text=True) as process:
         process.stdout.readline()

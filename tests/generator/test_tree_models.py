@@ -215,7 +215,7 @@ def test_every_objective_learns_to_find_labels(objective, recwarn):
     assert losses[-1] < losses[0]
     best = model.search(features, 1, 5)[:, 0]
     right = np.asarray(relevant.todense())[np.arange(400), best]
-    assert right.mean() > 0.75  # of 40 labels 1.5 are relevant: chance is 0.04
+    assert right.mean() > 0.65  # of 40 labels 1.5 are relevant: chance is 0.04
     assert not [w for w in recwarn if "trained with a beam" in str(w.message)]
     if ROWS[objective].candidates == "beam":
         with pytest.warns(UserWarning, match="trained with a beam of 5; nodes outside that beam were never trained"):

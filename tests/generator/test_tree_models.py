@@ -208,14 +208,14 @@ FOR_LABELS = [name for name, row in ROWS.items() if not row.margins]
 def test_every_objective_learns_to_find_labels(objective, recwarn):
     features, relevant, tree = clustered_data()
     config = TreeModelConfig(
-        objective=objective, beam_width=5, random_nodes=10, epochs=12, batch_size=50, learning_rate=2e-2
+        objective=objective, beam_width=5, random_nodes=10, epochs=24, batch_size=50, learning_rate=5e-2
     )
     model = TreeModel(tree, 12, config)
     losses = model.fit(features, relevant)
     assert losses[-1] < losses[0]
     best = model.search(features, 1, 5)[:, 0]
     right = np.asarray(relevant.todense())[np.arange(400), best]
-    assert right.mean() > 0.65  # of 40 labels 1.5 are relevant: chance is 0.04
+    assert right.mean() > 0.7  # of 40 labels 1.5 are relevant: chance is 0.04
     assert not [w for w in recwarn if "trained with a beam" in str(w.message)]
     if ROWS[objective].candidates == "beam":
         with pytest.warns(UserWarning, match="trained with a beam of 5; nodes outside that beam were never trained"):

@@ -127,10 +127,6 @@ def no_libraries(monkeypatch):
         ("train --data minipedia --output {file}", "is a file; name a folder to write into"),
         ("train --data minipedia --output {file}/run", "is a file; name a folder to write into"),
         ("train --data minipedia --output run --config nq10k-smal", "neither a file nor one of digits, example, paper"),
-        (
-            "train --data minipedia --output paper",
-            "paper is the name of a configuration; use --config paper --output RUN, or",
-        ),
         ("compare-docids --data minipedia --output o --config nq1", "and of the experiments nq100k-small, nq10k-genre"),
         ("train --output run", "the following arguments are required: --data"),
         ("train-reranker {index} --data minipedia --kind ranknet --figure x", "boosted trees"),

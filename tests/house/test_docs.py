@@ -16,7 +16,8 @@ from tests.support.small import MINIPEDIA, save_cross_encoder
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("docids", "contrastive", "dsi", "eval")
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "results/README.md")]
+PAGES += sorted((ROOT / "docs").rglob("*.md"))
 RUN = [ROOT / "README.md", ROOT / "docs" / "index.md", *sorted((ROOT / "docs" / "use").glob("*.md"))]
 """Pages whose Python is run."""
 CONTRIBUTING = ROOT / "docs" / "develop" / "contributing.md"

@@ -215,7 +215,7 @@ def evaluate(
         TypeError: `retriever` is none, or `collection` is none.
         ValueError: the split has no judgements, or the index has none of the collection's documents.
     """
-    # 1) what is measured
+    # 1) the measures
     _check(retriever, collection, split, depth)
     compare_documents(collection, retriever.documents.rows)
     measures = measures_for(collection.qrels[split])
@@ -230,15 +230,10 @@ def evaluate(
     measures = tuple(name for name in measures if name in rows[0].values)
     splits = overlap_splits(collection.qrels[split], collection.overlap_documents(split))
     about = {
-        "collection": Path(collection.name).name,
-        "split": split,
-        "dtype": str(retriever.dtype).removeprefix("torch."),
-        "queries": {name: len(query_ids) for name, query_ids in splits.items()},
-        "documents": len(retriever.documents),
-        "depth": depth,
-        "measures": measures,
-        **provenance(),
-    }
+        "collection": Path(collection.name).name, "split": split, "dtype": str(retriever.dtype).removeprefix("torch."),
+        "queries": {name: len(query_ids) for name, query_ids in splits.items()}, "documents": len(retriever.documents),
+        "depth": depth, "measures": measures, **provenance(),
+    }  # fmt: skip
     return Evaluation(rows, index, measures, runs, splits, about)
 
 

@@ -1,11 +1,9 @@
 """Memory of this process and of its children, as the benchmarks report it (Linux). Knows nothing of what uses it."""
 
 import gc
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import psutil
 
@@ -13,12 +11,6 @@ from dsi.docids.files.ram import free_memory, give_back_memory
 
 _INTERVAL = 0.02
 """Seconds between two looks by default."""
-
-
-def resident_mib() -> float:
-    """Resident memory of this process in MiB, memory-mapped files included."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def family_memory() -> int:

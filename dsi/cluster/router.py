@@ -7,7 +7,6 @@ exact, and says how many documents were searched.
 """
 
 import logging
-import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,11 +17,10 @@ from typing import Any
 import datasets
 import numpy as np
 
-from dsi.cluster.cluster import Cluster
-from dsi.cluster.fleet import Fleet, ShardError
-from dsi.cluster.shards import Question, Share, check_shards, shard_edges
-from dsi.cluster.workers import Closes
-from dsi.docids.files.checks import plain
+from dsi.cluster.backends import Closes
+from dsi.cluster.fleet import Fleet
+from dsi.cluster.metrics import ShardMetrics
+from dsi.cluster.shards import Question, Share, shard_edges
 from dsi.docids.files.storage import content_fingerprint, read_while_unchanged
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import Lexical
@@ -32,7 +30,7 @@ from dsi.search.generate import TiedIndex
 from dsi.search.lists import cell_nodes
 from dsi.search.pools import Everything, Gathered, Pool, Sources
 from dsi.search.request import SearchRequest
-from dsi.search.results import EXTRA, WALK, WORDS, Floats, Ints, SearchResult, highest_and_rest
+from dsi.search.results import EXTRA, WALK, WORDS, Floats, Ints, SearchResult, ShardError, highest_and_rest
 from dsi.search.scores import DocumentScores
 from dsi.search.walk import Walk
 from dsi.store.documents import DocumentTable
@@ -156,7 +154,7 @@ class _Asking:
         """Return {row: what each shard contributes}, shards in order; the arguments are those of `ask`, and all rows."""
         parts: dict[int, list[Gathered]] = {row: [] for row in rows}
         for shard, answer in sorted(self.ask(method, rows_of, questions).items()):
-            for row, own in zip(rows_of[shard], answer.split(), strict=True):
+            for row, own in zip(rows_of[shard], answer, strict=True):
                 parts[row].append(own)
         return parts
 
@@ -371,7 +369,12 @@ class ShardedRetriever(GenerativeRetriever, Closes):
 
     keep_vectors = keep_texts  # type: ignore[assignment]
 
-    def _serve(self, folder: Path, fleet: Fleet, state: str) -> None:
+    def metrics(self) -> ShardMetrics:
+        """Return the numbers of the shards for Prometheus."""
+        return ShardMetrics(self.fleet)
+
+    def serve(self, folder: Path, fleet: Fleet, state: str) -> None:
+        """Have the shards of a fleet, which hold a state of the index in a folder, score its documents from now on."""
         self._folder, self.fleet, self._changing = folder, fleet, threading.RLock()
         self._refreshing, self._models = threading.Lock(), _models(read_entries(folder / "manifest.json"))
         engine = self._sharded(self.engine, self.tree, self.lexical, fleet, state)
@@ -389,63 +392,3 @@ def _models(manifest: Mapping[str, Any]) -> tuple[Any, dict[str, str]]:
     """Return what an update does not change: how the encoder reads texts, and the sums of the files of models."""
     files = manifest["files"].items()
     return manifest["encoder"], {name: value for name, value in files if name.split("/")[0] in _MODELS}
-
-
-def serve_shards(
-    run: str | Path,
-    *,
-    cluster: Cluster,
-    shards: int,
-    replicas: int = 1,
-    timeout: float = 1.0,
-    require_all: bool = False,
-    device: str | None = None,
-    dtype: str = "float32",
-    backend: str = "torch",
-) -> ShardedRetriever:
-    """Serve an index by shards, each a range of neighbouring children of the root, in processes of a cluster.
-
-    Example:
-        >>> with dsi.serve_shards("RUN", cluster=dsi.Cluster("local"), shards=2) as retriever:
-        ...     hits = retriever.search("rivers of europe")
-
-    Args:
-        run: folder of the index, which all machines see under this name.
-        cluster: where the shards run.
-        shards: how many.
-        replicas: processes for each of them, on different machines where there are several.
-        timeout: seconds that a search waits for a shard, in each of its rounds: one, and with late interaction a second one,
-            which does not ask a shard again that was late in the first. Then it returns what is there, with `coverage` below 1.
-        require_all: raise `ShardError` instead.
-        device: of the encoder.
-        dtype: of the encoder, "float32" or "bfloat16".
-        backend: "torch" or "onnx", what computes the encoder.
-
-    Raises:
-        FileNotFoundError: no index in the folder, or a machine does not see it.
-        ModuleNotFoundError: the backend is not installed.
-        ValueError: the index has no tied docid tokens, too many shards, a machine with another version, or a damaged index.
-        ShardError: a shard cannot load the index.
-    """
-    folder = Path(run).resolve()
-    for name, value in (("replicas", replicas), ("shards", shards)):
-        if plain(int, value, name) < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}.")
-    if not 0 < plain(float, timeout, "timeout") < math.inf:
-        raise ValueError(f"timeout must be a number of seconds above 0, got {timeout}.")
-    retriever = ShardedRetriever.from_pretrained(folder, device=device, dtype=dtype, backend=backend)
-    engine, state = retriever.engine, retriever._saved[folder]
-    if not isinstance(engine, TiedIndex):
-        raise ValueError(f"{folder} cannot be served by shards, which need tied docid tokens; serve it in one process.")
-    check_shards(engine.tree, shards)
-    cluster.check(folder)
-    fleet = Fleet(cluster.backend, str(folder), shards, replicas, timeout, require_all=require_all)
-    try:
-        fleet.load(state)
-    except BaseException:
-        fleet.close()
-        raise
-    cluster.fleets.append(fleet)
-    retriever._serve(folder, fleet, state)
-    logger.info("%s is served by %d shards with %d replicas each", folder, shards, replicas)
-    return retriever

@@ -1,4 +1,4 @@
-"""What a cluster runs on: workers that each hold one object, and functions that many processes run. Knows nothing of indexes.
+"""Workers that each hold one object, and functions that many processes run: a cluster needs no more. Knows nothing of indexes.
 
 `LocalBackend` holds the objects in this process, for trying, and runs functions in processes of joblib; `ray_backend` does both
 on the machines of a Ray cluster.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import BrokenExecutor, Future
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Protocol, Self
 
 from threadpoolctl import threadpool_limits
 
@@ -21,26 +21,12 @@ class LostError(RuntimeError):
     """The process that worked on a call died, or cannot be reached."""
 
 
-class Machine(NamedTuple):
-    """What must agree on all machines of a cluster.
-
-    Attributes:
-        name: of the machine, and the process that answered.
-        versions: of Python and this package.
-        sees: whether it sees a file that was asked for.
-    """
-
-    name: str
-    versions: str
-    sees: bool
-
-
 class Closes(ABC):
-    """What is closed at the end of a `with` block."""
+    """Closed at the end of a `with` block."""
 
     @abstractmethod
     def close(self) -> None:
-        """End what was started."""
+        """End all that was started."""
 
     def __enter__(self) -> Self:
         return self
@@ -77,13 +63,29 @@ class Backend(Closes):
 
     @abstractmethod
     def map(
-        self, function: Callable[..., Any], items: Iterable[tuple[Any, ...]], names: Sequence[str], threads: int
+        self,
+        function: Callable[..., Any],
+        items: Iterable[tuple[Any, ...]],
+        names: Sequence[str] = (),
+        threads: int = 1,
     ) -> list[Any]:
-        """As `Cluster.map`."""
+        """Return the results of a function of each item's values, in order; the work is done by all processes.
+
+        A result must depend on the item alone: Ray works again on an item whose process dies, three times at most.
+
+        Args:
+            function: importable by the processes.
+            items: the arguments of each call; drawn as processes become free.
+            names: of the items, for messages.
+            threads: that each call computes on.
+
+        Raises:
+            LostError: the process of an item died, on Ray three times.
+        """
 
     @abstractmethod
-    def machines(self, file: str) -> list[Machine]:
-        """Return each machine, and whether it sees a file."""
+    def machines(self, file: str) -> list[tuple[str, str, bool]]:
+        """Return (name, versions, whether it sees a file) of each machine."""
 
 
 class LocalBackend(Backend):
@@ -101,7 +103,11 @@ class LocalBackend(Backend):
         return LocalWorker(make(*args))
 
     def map(
-        self, function: Callable[..., Any], items: Iterable[tuple[Any, ...]], names: Sequence[str], threads: int
+        self,
+        function: Callable[..., Any],
+        items: Iterable[tuple[Any, ...]],
+        names: Sequence[str] = (),
+        threads: int = 1,
     ) -> list[Any]:
         """As in `Backend`."""
         from joblib import Parallel, delayed  # its processes do not import the program that starts them
@@ -114,7 +120,7 @@ class LocalBackend(Backend):
             raise LostError(f"A process died ({first_line(error)}); run again: finished work is kept.") from None
         return results
 
-    def machines(self, file: str) -> list[Machine]:
+    def machines(self, file: str) -> list[tuple[str, str, bool]]:
         """As in `Backend`."""
         return [this_machine(file)]
 
@@ -166,9 +172,9 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-def this_machine(file: str) -> Machine:
-    """Return the machine that this runs on, and whether it sees a file."""
-    return Machine(f"{platform.node()} (process {os.getpid()})", versions(), Path(file).exists())
+def this_machine(file: str) -> tuple[str, str, bool]:
+    """Return (name, versions, whether it sees a file) of the machine that this runs on."""
+    return f"{platform.node()} (process {os.getpid()})", versions(), Path(file).exists()
 
 
 def versions() -> str:

@@ -3,7 +3,7 @@
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,7 +39,7 @@ class Cluster(Closes):
 
     Raises:
         ModuleNotFoundError: Ray is not installed.
-        ConnectionError: there is no such cluster.
+        ConnectionError: no Ray cluster answers at the address.
         ValueError: it runs another version of Python or Ray, or `processes` is below 1.
     """
 
@@ -67,30 +67,7 @@ class Cluster(Closes):
     @property
     def processes(self) -> Processes:
         """The cluster for the code that builds an index: this process gives the work away."""
-        return _Workers(cluster=self)
-
-    def map(
-        self,
-        function: Callable[..., Any],
-        items: Iterable[tuple[Any, ...]],
-        *,
-        names: Sequence[str] = (),
-        threads: int = 1,
-    ) -> list[Any]:
-        """Return the results of a function of each item's values, in order; the work is done by all processes.
-
-        A result must depend on the item alone: Ray works again on an item whose process dies, three times at most.
-
-        Args:
-            function: importable by the processes.
-            items: the arguments of each call; drawn as processes become free.
-            names: of the items, for messages.
-            threads: that each call computes on.
-
-        Raises:
-            LostError: the process of an item died, on Ray three times.
-        """
-        return self.backend.map(function, items, names, threads)
+        return _Workers(backend=self.backend)
 
     def check(self, folder: Path) -> None:
         """Raise unless all machines see a folder and have our versions; make the folder.
@@ -108,55 +85,29 @@ class Cluster(Closes):
         finally:
             seen.unlink(missing_ok=True)
         ours = backends.versions()
-        for machine in machines:
-            if machine.versions != ours:
-                raise ValueError(
-                    f"The machine {machine.name} has {machine.versions}, this one has {ours}; install the same."
-                )
-            if not machine.sees:
+        for name, theirs, sees in machines:
+            if theirs != ours:
+                raise ValueError(f"The machine {name} has {theirs}, this one has {ours}; install the same.")
+            if not sees:
                 raise FileNotFoundError(
-                    f"The machine {machine.name} does not see {folder}; put it on a folder that all machines share."
+                    f"The machine {name} does not see {folder}; put it on a folder that all machines share."
                 )
 
     # Serving.
 
-    def serve(
-        self,
-        run: str | Path,
-        *,
-        shards: int,
-        replicas: int = 1,
-        timeout: float = 1.0,
-        require_all: bool = False,
-        **options: Any,
-    ) -> ShardedRetriever:
-        """Serve an index by shards; `serve_shards` describes the arguments, `options` are those of the encoder."""
-        # 1) Check the arguments, and load the index for the router.
-        folder = Path(run).resolve()
-        for name, value in (("replicas", replicas), ("shards", shards)):
-            if plain(int, value, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
-        if not 0 < plain(float, timeout, "timeout") < math.inf:
-            raise ValueError(f"timeout must be a number of seconds above 0, got {timeout}.")
-        retriever = ShardedRetriever.from_pretrained(folder, **options)
-        engine, state = retriever.engine, retriever._saved[folder]
-        if not isinstance(engine, TiedIndex):
-            raise ValueError(
-                f"{folder} cannot be served by shards, which need tied docid tokens; serve it in one process."
-            )
-        check_shards(engine.tree, shards)
-        self.check(folder)
-        # 2) Start the shards, and return when each of them answers.
-        fleet = Fleet(self.backend, str(folder), shards, replicas, timeout, require_all=require_all)
+    def serve(self, run: str | Path, **options: Any) -> ShardedRetriever:
+        """Serve an index by shards; `serve_shards` describes the options."""
+        return serve_shards(run, cluster=self, **options)
+
+    def start(self, retriever: ShardedRetriever, folder: Path, fleet: Fleet) -> None:
+        """Return when all shards of a fleet have loaded the index of a retriever, and score its documents."""
         try:
-            fleet.load(state)
+            fleet.load(retriever._saved[folder])
         except BaseException:
             fleet.close()
             raise
         self._fleets = [*(own for own in self._fleets if not own.is_closed), fleet]
-        retriever.serve(folder, fleet, state)
-        logger.info("%s is served by %d shards with %d replicas each", folder, shards, replicas)
-        return retriever
+        retriever.serve(folder, fleet)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,10 +115,10 @@ class _Workers(Processes):
     """One process that has its work done by a cluster.
 
     Attributes:
-        cluster: does it.
+        backend: of the cluster.
     """
 
-    cluster: Cluster
+    backend: Backend
 
     @property
     def are_remote(self) -> bool:
@@ -179,7 +130,7 @@ class _Workers(Processes):
         names = [f"{work.__name__.strip('_')} {piece}" for piece in pieces]
         torch = sys.modules.get("torch")
         threads = torch.get_num_threads() if torch else 1
-        return self.cluster.map(work, map(values, pieces), names=names, threads=threads)
+        return self.backend.map(work, map(values, pieces), names, threads)
 
 
 def serve_shards(
@@ -206,11 +157,11 @@ def serve_shards(
         shards: how many.
         replicas: processes for each of them, on different machines where there are several.
         timeout: seconds that a search waits for a shard, in each of its rounds: one, and with late interaction a second one,
-            which does not ask a shard again that was late in the first. Then it returns what is there, with `coverage` below 1.
+            which does not ask a shard again that was late in the first. Then it answers without it, with `coverage` below 1.
         require_all: raise `ShardError` instead.
         device: of the encoder.
         dtype: of the encoder, "float32" or "bfloat16".
-        backend: "torch" or "onnx", what computes the encoder.
+        backend: of the encoder, "torch" or "onnx".
 
     Raises:
         FileNotFoundError: no index in the folder, or a machine does not see it.
@@ -218,5 +169,21 @@ def serve_shards(
         ValueError: the index has no tied docid tokens, too many shards, a machine with another version, or a damaged index.
         ShardError: a shard cannot load the index.
     """
-    encoder = {"device": device, "dtype": dtype, "backend": backend}
-    return cluster.serve(run, shards=shards, replicas=replicas, timeout=timeout, require_all=require_all, **encoder)
+    # 1) Check the arguments, and load the index for the router.
+    folder = Path(run).resolve()
+    for name, value in (("replicas", replicas), ("shards", shards)):
+        if plain(int, value, name) < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}.")
+    if not 0 < plain(float, timeout, "timeout") < math.inf:
+        raise ValueError(f"timeout must be a number of seconds above 0, got {timeout}.")
+    retriever = ShardedRetriever.from_pretrained(folder, device=device, dtype=dtype, backend=backend)
+    engine = retriever.engine
+    if not isinstance(engine, TiedIndex):
+        raise ValueError(f"{folder} cannot be served by shards, which need tied docid tokens; serve it in one process.")
+    check_shards(engine.tree, shards)
+    cluster.check(folder)
+    # 2) Start the shards.
+    fleet = Fleet(cluster.backend, str(folder), shards, replicas, timeout, require_all=require_all)
+    cluster.start(retriever, folder, fleet)
+    logger.info("%s is served by %d shards with %d replicas each", folder, shards, replicas)
+    return retriever

@@ -142,7 +142,7 @@ class _Question:
     """A question to one shard that has no answer yet.
 
     Attributes:
-        args: of the method of `Shard`.
+        args: of the method of `ShardIndex`.
         hedge_at: when a second replica is asked; infinite once it was.
         asked: the replicas that have it, or had it.
         calls: {future answer: (replica, when it was asked)} of those that have not answered.
@@ -239,7 +239,7 @@ class Fleet(Closes):
         """Return {shard: answer} of the shards that answer within the timeout.
 
         Args:
-            method: of `Shard`.
+            method: of `ShardIndex`.
             state: of the index.
             questions: {shard: further arguments}.
             kind: questions of one kind take about the same time.
@@ -287,7 +287,7 @@ class Fleet(Closes):
         question.asked.append(replica)
         with self._lock:
             replica.calls += 1
-        future = replica.worker.call(method, state, *question.args)
+        future = replica.worker.call("answer", method, state, *question.args)
         question.calls[future] = replica, sent
         future.add_done_callback(lambda done: self._answered(replica, sent, done.exception()))
 

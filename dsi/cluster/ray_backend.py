@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
-from dsi.cluster.backends import Backend, LostError, Machine, Worker, first_line, run, this_machine
+from dsi.cluster.backends import Backend, LostError, Worker, first_line, run, this_machine
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class RayBackend(Backend):
 
     Raises:
         ModuleNotFoundError: Ray is not installed.
-        ConnectionError: there is no such cluster.
+        ConnectionError: no Ray cluster answers at the address.
         ValueError: it runs another version of Python or Ray.
     """
 
@@ -59,7 +59,11 @@ class RayBackend(Backend):
         return RayWorker(self._ray, actor.remote(*args))
 
     def map(
-        self, function: Callable[..., Any], items: Iterable[tuple[Any, ...]], names: Sequence[str], threads: int
+        self,
+        function: Callable[..., Any],
+        items: Iterable[tuple[Any, ...]],
+        names: Sequence[str] = (),
+        threads: int = 1,
     ) -> list[Any]:
         """As in `Backend`; a task whose process dies runs again, three times at most."""
         ray, results, running = self._ray, dict[int, Any](), dict[Any, int]()
@@ -87,18 +91,18 @@ class RayBackend(Backend):
         except self._ray.exceptions.RayError as error:
             raise meaning(self._ray, error) from None
 
-    def machines(self, file: str) -> list[Machine]:
+    def machines(self, file: str) -> list[tuple[str, str, bool]]:
         """As in `Backend`."""
         task = self._ray.remote(num_cpus=0)(this_machine)
         asked = [task.options(scheduling_strategy=_on(node, soft=False)).remote(file) for node in self._nodes()]
-        machines: list[Machine] = self._ray.get(asked)
+        machines: list[tuple[str, str, bool]] = self._ray.get(asked)
         return machines
 
     def _nodes(self) -> list[str]:
         return [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
 
     def close(self) -> None:
-        """Leave the cluster, if this entered it: Ray then ends what it runs for this process."""
+        """Leave the cluster, if this entered it: Ray then ends the tasks and actors of this process."""
         if self._connected:
             self._ray.shutdown()
 
@@ -110,7 +114,7 @@ def _on(node: str, *, soft: bool) -> Any:
 
 
 def _connect(ray: Any, address: str) -> None:
-    """Enter a Ray cluster; `RayBackend` says what is raised."""
+    """Enter a Ray cluster; raises as `RayBackend`."""
     try:
         with _own_sigterm():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)

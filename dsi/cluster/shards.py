@@ -1,6 +1,6 @@
-"""A shard: the documents below some neighbouring children of the root, and what scores them in a process of their own.
+"""A shard: the documents below some neighbouring children of the root, which a process of their own scores.
 
-A shard maps the files of the index, and reads of them what belongs to its documents; its share of the words is in memory. It
+A shard maps the files of the index, and reads of them the parts of its documents; its share of the words is in memory. It
 keeps two generations, so that searches which began before an update end with the old one. It walks no tree: a question brings
 the nodes below which it scores documents. Its numbers of nodes are those of the whole tree. Imports nothing heavy, so that it
 is back soon after it died.
@@ -104,20 +104,14 @@ class Share:
         start, end = (self.local(edge).astype(np.int32) for edge in (tree.doc_start, tree.doc_end))
         codes = None if tree.codes is None else self._vectors(tree.codes)
         tokens = None if tree.tokens is None else self._tokens(tree.tokens)
-        return DocidTree(
-            tree.first_child,
-            tree.num_children,
-            start,
-            end,
-            doc_rows,
-            tree.centroids,
-            self._vectors(tree.embeddings),
-            codes,
-            tree.trained,
-            tree.origin,
-            tree.segments,
-            tokens,
-        )
+        own: dict[str, Any] = {
+            "doc_start": start,
+            "doc_end": end,
+            "doc_rows": doc_rows,
+            "codes": codes,
+            "tokens": tokens,
+        }
+        return dataclasses.replace(tree, embeddings=self._vectors(tree.embeddings), **own)
 
     def _vectors(self, vectors: Vectors) -> Vectors:
         return Vectors((vectors.numbers(self._selection),), vectors.codec)
@@ -141,7 +135,7 @@ class Question(NamedTuple):
     """A batch of queries for one shard; everything but nodes is by the shard's own numbers.
 
     Attributes:
-        queries: [batch, dim] what scores documents.
+        queries: [batch, dim] vectors that score documents.
         terms: [batch] of the lexical part; None if it takes no part.
         lexical_weight: of the lexical scores.
         extra: [batch, documents] the caller's scores of the shard's documents, or None.
@@ -175,7 +169,7 @@ class ShardIndex:
         self.generation = int(manifest["generation"])
         docids, lexical = (folder / manifest["parts"].get(part, part) for part in ("docids", "lexical"))
         tree = DocidTree.load(docids / "docids.safetensors", check=False)  # the router has
-        # The manifest says what there must be: an update may have removed files of this state meanwhile.
+        # The manifest lists the files that must be there: an update may have removed files of this state meanwhile.
         files = [folder / name for name in manifest["files"]]
         if docids / "tokens.safetensors" in files:
             tree = dataclasses.replace(
@@ -207,7 +201,7 @@ class ShardIndex:
         return np.unpackbits(question.allowed, count=self.tree.num_documents).astype(bool)
 
     def gather(self, question: Question, nodes: Sequence[Ints] | None) -> list[Gathered]:
-        """Return what the sources contribute; without nodes all documents that may be returned."""
+        """Return the documents that each source finds; without nodes all documents that may be returned."""
         scores, allowed, batch = self._scores(question), self._allowed(question), range(len(question.queries))
         sources = PoolSources(self.tree, self.listed, scores, question.most, allowed, self._occupied)
         if nodes is None:
@@ -248,7 +242,7 @@ class ShardIndex:
 
 
 def _scorer(files: Sequence[Path], documents: int, rows: Rows) -> TermScorer:
-    """Return what scores the terms of the documents in some rows, from the files of the lexical part of an index."""
+    """Return the scorer of the terms of the documents in some rows, from the files of the lexical part of an index."""
     if any(file.name == "vocab.index.json" for file in files):
         folder = files[0].parent
         return BM25.load(folder, range(documents)).scorer.select(rows)  # type: ignore[arg-type]  # only their number is read
@@ -295,24 +289,11 @@ class Shard:
             return self.load()
         return self._born, {state: index.generation for state, index in self._states.items()}
 
-    def gather(self, state: str, question: Question, nodes: Sequence[Ints] | None) -> list[Gathered]:
-        """As `ShardIndex.gather`."""
-        return self._in(state).gather(question, nodes)
-
-    def rescore(
-        self, state: str, question: Question, pools: Sequence[tuple[Ints, Floats]]
-    ) -> list[tuple[Ints, Floats]]:
-        """As `ShardIndex.rescore`."""
-        return self._in(state).rescore(question, pools)
-
-    def best(self, state: str, question: Question, k: int) -> list[Gathered]:
-        """As `ShardIndex.best`."""
-        return self._in(state).best(question, k)
-
-    def _in(self, state: str) -> ShardIndex:
+    def answer(self, method: str, state: str, *args: Any) -> Any:
+        """Return the result of a method of the `ShardIndex` of a state of the index."""
         if state not in self._states:
             raise GenerationError(
                 f"Shard {self._number} holds {', '.join(own[:8] for own in self._states)} of {self._folder}, the search needs "
                 f"{state[:8]}; refresh the router or the folder of this worker."
             )
-        return self._states[state]
+        return getattr(self._states[state], method)(*args)

@@ -71,7 +71,7 @@ class FakeWorker:
         self.go_on()
 
     def _answer(self, method: str, *args: Any) -> Any:
-        if not self.states and method == "gather":
+        if not self.states and method == "answer":
             raise GenerationError("none")
         if not self.states and self.disk.problem:
             raise FileNotFoundError(self.disk.problem)
@@ -80,8 +80,8 @@ class FakeWorker:
             if self.errors:
                 raise self.errors.pop()
             self.states[self.disk.state] = self.disk.generation
-        if method == "gather":
-            if args[0] not in self.states:
+        if method == "answer":
+            if args[1] not in self.states:
                 raise GenerationError("another state")
             return self.process
         return f"machine:{id(self)}:{self.process}", dict(self.states)
@@ -181,10 +181,10 @@ def test_a_replica_that_cannot_load_its_shard_again_is_replaced_by_the_other():
 
 def test_a_question_to_a_process_that_cannot_load_its_shard_is_asked_elsewhere():
     with served() as (fleet, backend):
-        backend.workers[0].held = {"status", "gather"}
+        backend.workers[0].held = {"status", "answer"}
         fleet.replicas[0][1].calls += 1
         answer = in_thread(lambda: fleet.ask("gather", "one", {0: ()}, 1))
-        wait_until(lambda: any(method == "gather" for method, _, _ in backend.workers[0].calls))
+        wait_until(lambda: any(method == "answer" for method, _, _ in backend.workers[0].calls))
         with backend.workers[0].lock:  # another process has come for this one, unseen
             backend.disk.problem, backend.workers[0].states = "no such file", {}
             backend.workers[0].release()
@@ -218,7 +218,7 @@ def test_a_slow_question_goes_to_a_replica_that_comes_back_after_the_time_to_hed
         fleet._times["gather", 1].extend([0.01] * 20)
         backend.workers[0].die("status")
         wait_until(lambda: not fleet.all[0].states)
-        backend.workers[1].held = {"gather"}
+        backend.workers[1].held = {"answer"}
         answer = in_thread(lambda: fleet.ask("gather", "one", {0: ()}, 1))
         time.sleep(0.2)
         assert not answer.done()
@@ -304,7 +304,7 @@ def test_a_replica_that_was_pinged_when_it_was_to_load_is_not_killed_while_it_lo
 def test_an_update_does_not_wait_for_a_replica_that_hangs(monkeypatch):
     with served(shards=2) as (fleet, backend):
         hung = backend.workers[0]
-        hung.held = {"status", "load", "gather"}
+        hung.held = {"status", "load", "answer"}
         backend.disk.update("two")
         in_thread(lambda: fleet.load("two")).result(SECONDS)
         assert (fleet.state, fleet.is_complete) == ("two", True)

@@ -5,7 +5,6 @@ with other places begin on other machines. Knows nothing of indexes.
 """
 
 import logging
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,7 +35,6 @@ class RayBackend(Backend):
     """
 
     def __init__(self, address: str, processes: int | None = None) -> None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing leaves the machine
         try:
             import ray
         except ModuleNotFoundError:
@@ -67,7 +65,7 @@ class RayBackend(Backend):
     ) -> list[Any]:
         """As in `Backend`; a task whose process dies runs again, three times at most."""
         ray, results, running = self._ray, dict[int, Any](), dict[Any, int]()
-        task = ray.remote(num_cpus=1, max_retries=_ATTEMPTS - 1, scheduling_strategy="SPREAD")(run)
+        task = ray.remote(num_cpus=1, max_retries=_ATTEMPTS - 1)(run)
         queue = enumerate(items)
         while True:
             for number, item in islice(queue, self.size - len(running)):

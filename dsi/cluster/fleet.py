@@ -33,7 +33,7 @@ _SLOWER, _LOAD_TIME = 5.0, 600.0
 _PING, _LOST_PING = 1.0, 0.1
 """Seconds between probes of a replica that lives, and of one that does not."""
 _POLL = 0.01
-"""Seconds between looks at replicas that somebody waits for."""
+"""Seconds between two checks of replicas that somebody waits for."""
 _RECENT = 500
 """Calls whose times are kept."""
 _ENOUGH = 20

@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = search_options(arguments)
     if arguments.json:
         from dsi.server.searches import Explainer
-        from dsi.server.topics import Topics
+        from dsi.store.topics import Topics
 
         topics = Topics(retriever.tree, retriever.documents)
         explainer = Explainer(retriever, topics, arguments.query, arguments.k, options)

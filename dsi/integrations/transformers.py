@@ -1,14 +1,12 @@
 """`generate` of transformers over identifiers: a logits processor for any model, and search with seq2seq models of others.
 
-Knows the docid tree; our own generators and their search take no part.
+Our own generators and their search take no part.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, LogitsProcessor, LogitsProcessorList
@@ -17,79 +15,41 @@ from dsi.contrastive.devices import check_device, choose_device
 from dsi.contrastive.encoder import quiet_transformers
 from dsi.docids.files.checks import plain, text
 from dsi.docids.files.progress import progress
-from dsi.docids.tree import DocidTree
-from dsi.integrations.tries import Trie, token_rows
 from dsi.search.engine import ids_and_texts
+from dsi.tries import Trie
 
 _BATCH = 32
 _QUERY_LENGTH = 512
 _DROPPED = -1e8
 """Beams that `generate` dropped have scores of -1e9 and less."""
+_FACTOR = 6364136223846793005
+"""A row's fingerprint is the sum of its tokens, each times a power of it."""
 
 
-class DocidLogitsProcessor(LogitsProcessor):
-    """Lets `generate` write identifiers only, as `prefix_allowed_tokens_fn` over a trie does, without a loop over beams.
+class TrieProcessor(LogitsProcessor):
+    """Lets one call of `generate` write the identifiers of a trie only: beams, sampling, assisted decoding, padded prompts.
+
+    Between two steps it finds by its tokens the row that each row goes on from, so a step costs the same after many tokens.
 
     Example:
-        >>> processor = DocidLogitsProcessor.from_identifiers([[5, 6], [5, 7, 8]], end=1)
-        >>> processor(torch.tensor([[0, 5]]), torch.zeros(1, 9)).isfinite().nonzero()[:, 1].tolist()
+        >>> trie = Trie.from_tokens([[5, 6], [5, 7, 8]], closing=[1])
+        >>> TrieProcessor(trie, prompt_length=1)(torch.tensor([[0, 5]]), torch.zeros(1, 9)).isfinite().nonzero()[:, 1].tolist()
         [6, 7]
 
     Args:
-        trie: the identifiers.
-        prompt_length: tokens before the identifier: 1 for an encoder-decoder, the length of the prompt for a decoder.
+        trie: the identifiers; one that was built after an update takes part in the calls that begin after it.
+        prompt_length: columns before the first generated token; by default those of the first step.
+        prior: [prompts, nodes] of `Trie.prior`, added to the logits of identifiers.
+        weight: of the prior.
     """
 
-    def __init__(self, trie: Trie, *, prompt_length: int = 1) -> None:
-        self.trie, self.prompt_length = trie, plain(int, prompt_length, "prompt_length")
-
-    @classmethod
-    def from_identifiers(
-        cls, identifiers: Sequence[Sequence[int]], end: int, *, prompt_length: int = 1
-    ) -> "DocidLogitsProcessor":
-        """Return a processor for identifiers.
-
-        Args:
-            identifiers: the tokens of each, without the end token.
-            end: the token that ends an identifier, the model's `eos_token_id`.
-            prompt_length: tokens before the identifier.
-
-        Raises:
-            ValueError: no identifiers, or one that is empty, equal to another or the start of another.
-        """
-        names = [f"number {number}" for number in range(len(identifiers))]
-        return cls(Trie.from_rows(token_rows(identifiers, names, end), end), prompt_length=prompt_length)
-
-    @classmethod
-    def from_tree(
-        cls, tree: DocidTree, tokens: Sequence[Sequence[int]], end: int, *, prompt_length: int = 1
-    ) -> "DocidLogitsProcessor":
-        """Return a processor for the docids of a tree; those of removed documents are no identifiers.
-
-        Args:
-            tree: the docids.
-            tokens: for each level the token of each digit.
-            end: the token that ends a docid.
-            prompt_length: tokens before the docid.
-
-        Raises:
-            ValueError: the tokens are not those of the tree's levels and digits.
-        """
-        sizes = [len(level_tokens) for level_tokens in tokens]
-        if len(sizes) != tree.depth or any(size < most for size, most in zip(sizes, tree.fan_out, strict=True)):
-            raise ValueError(f"tokens must have {tree.fan_out} digits by level, got {sizes}.")
-        if any(
-            len(set(level_tokens)) < len(level_tokens) or min(level_tokens) < 0 or end in level_tokens
-            for level_tokens in tokens
-        ):
-            raise ValueError("tokens must be different for the digits of a level, at least 0, and none the end token.")
-        _, digits = tree.paths(tree.by_row)  # [places, depth]
-        rows = np.full(digits.shape, -1, dtype=np.int64)
-        for level, level_tokens in enumerate(tokens):
-            rows[:, level] = np.where(
-                digits[:, level] < 0, -1, np.asarray(level_tokens, dtype=np.int64)[digits[:, level]]
-            )
-        return cls(Trie.from_rows(rows, end), prompt_length=prompt_length)
+    def __init__(
+        self, trie: Trie, *, prompt_length: int | None = None, prior: Tensor | None = None, weight: float = 1.0
+    ) -> None:
+        self.trie, self.prior, self.weight = trie, prior, weight
+        self._prompt = None if prompt_length is None else plain(int, prompt_length, "prompt_length")
+        self._longest = 0
+        self._seen = self._state = torch.zeros(0, dtype=torch.int64)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Return the scores [n, vocabulary] with -inf for every token that goes on with no identifier.
@@ -99,18 +59,48 @@ class DocidLogitsProcessor(LogitsProcessor):
             scores: [n, vocabulary] of the next token.
 
         Raises:
-            ValueError: the vocabulary lacks a token of the identifiers, or `input_ids` is shorter than the prompt.
+            ValueError: the vocabulary lacks a token of the identifiers, `input_ids` is shorter than the prompt, or of another
+                call of `generate`.
         """
-        depth = input_ids.shape[1] - self.prompt_length
-        if depth < 0 or self.trie.largest >= scores.shape[1]:
-            raise ValueError(
-                f"The identifiers need tokens up to {self.trie.largest} after a prompt of {self.prompt_length}; the model has "
-                f"{scores.shape[1]} tokens, and {input_ids.shape[1]} were given."
-            )
         if self.trie.keys.device != scores.device:
             self.trie = self.trie.to(scores.device)
-        tokens = self.trie.allowed(self.trie.follow(input_ids[:, self.prompt_length :]), depth)  # [n, widest]
-        return torch.full_like(scores, -math.inf).scatter_(1, tokens, scores.gather(1, tokens))
+            self.prior = self.prior if self.prior is None else self.prior.to(scores.device)
+        return self.trie.constrain(scores, self.state(input_ids), self.prior, self.weight)
+
+    def state(self, input_ids: Tensor) -> Tensor:
+        """Return the states [n] of rows [n, length]: from those of the step before, or from the end of the prompt."""
+        length = input_ids.shape[1]
+        self._prompt = length if self._prompt is None else self._prompt
+        before = self._seen
+        parents = self._parents(input_ids)
+        if parents is None:
+            if length < self._prompt or (self._longest and length > self._longest + 1):
+                raise ValueError(
+                    f"This processor began after a prompt of {self._prompt} tokens and has seen {self._longest}, got {length}; "
+                    "make one for each call of generate."
+                )
+            state, new = self.trie.start(len(input_ids)), input_ids[:, self._prompt :]
+        else:
+            state, new = self._state[parents], input_ids[:, before.shape[1] :]
+        for column in new.unbind(1):
+            state = self.trie.step(state, column)
+        self._seen, self._state, self._longest = input_ids.clone(), state, max(self._longest, length)
+        return state
+
+    def _parents(self, input_ids: Tensor) -> Tensor | None:
+        """Return the row of the step before that each row goes on from [n], None if one goes on from none."""
+        width = self._seen.shape[-1]
+        if not len(self._seen) or input_ids.shape[1] < width:
+            return None
+        begun = input_ids[:, :width]
+        parents = (_fingerprints(begun)[:, None] == _fingerprints(self._seen)).byte().argmax(1)
+        return parents if torch.equal(self._seen[parents], begun) else None
+
+
+def _fingerprints(rows: Tensor) -> Tensor:
+    """Return a number for each of rows [n, length], that differs between almost all of them."""
+    factors = torch.full((rows.shape[1],), _FACTOR, dtype=torch.int64, device=rows.device).cumprod(0)  # modulo 2^64
+    return (rows * factors).sum(1)
 
 
 class Seq2SeqRetriever:
@@ -122,7 +112,7 @@ class Seq2SeqRetriever:
         identifiers: {doc_id: text of its identifier}, as the model was trained to write it.
 
     Raises:
-        ValueError: an identifier is empty, or to the tokenizer equal to another or the start of another.
+        ValueError: an identifier is empty, or to the tokenizer equal to another.
     """
 
     def __init__(self, model: Any, tokenizer: Any, identifiers: Mapping[str, str]) -> None:
@@ -134,10 +124,9 @@ class Seq2SeqRetriever:
             self._tokens(text(identifier, f"The identifier of {doc_id!r}"))
             for doc_id, identifier in identifiers.items()
         ]
-        rows = token_rows(tokens, [repr(doc_id) for doc_id in identifiers], self._end)
-        self._processor = DocidLogitsProcessor(Trie.from_rows(rows, self._end))
-        self._doc_ids = {tuple(row): doc_id for doc_id, row in zip(identifiers, tokens, strict=True)}
-        self._longest = rows.shape[1]
+        self._doc_ids, self._longest = list(identifiers), max(map(len, tokens), default=0)
+        self._trie = Trie.from_tokens(tokens, [self._end], names=[repr(doc_id) for doc_id in identifiers])
+        self._trie = self._trie.to(model.device)
 
     @classmethod
     def from_pretrained(
@@ -200,7 +189,7 @@ class Seq2SeqRetriever:
         output = self.model.generate(
             input_ids=read["input_ids"].to(self.model.device),
             attention_mask=read["attention_mask"].to(self.model.device),
-            logits_processor=LogitsProcessorList([self._processor]),
+            logits_processor=LogitsProcessorList([TrieProcessor(self._trie, prompt_length=1)]),
             num_beams=beam_width,
             num_return_sequences=k,
             max_new_tokens=self._longest + 1,
@@ -212,10 +201,11 @@ class Seq2SeqRetriever:
             return_dict_in_generate=True,
             output_scores=True,
         )
-        rows = output.sequences[:, 1:].tolist()
+        written = output.sequences[:, 1:]
+        state = self._trie.step(self._trie.start(len(written)), written)[:, -1]
+        numbers = self._trie.number(state).tolist()  # a row that is padded after its end stays at its end
         answers: list[dict[str, float]] = [{} for _ in texts]
-        for number, (row, score) in enumerate(zip(rows, output.sequences_scores.tolist(), strict=True)):
-            doc_id = self._doc_ids.get(tuple(row[: row.index(self._end)] if self._end in row else row))
-            if doc_id is not None and score > _DROPPED:
-                answers[number // k].setdefault(doc_id, score)
+        for row, (number, score) in enumerate(zip(numbers, output.sequences_scores.tolist(), strict=True)):
+            if number >= 0 and score > _DROPPED:
+                answers[row // k].setdefault(self._doc_ids[number], score)
         return answers

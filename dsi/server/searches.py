@@ -8,8 +8,8 @@ from typing import Any
 from dsi.search.engine import encode_queries
 from dsi.search.explain.explanation import ExplainedNode, Explanation
 from dsi.search.results import Match, excerpt
-from dsi.server.topics import Topics
 from dsi.store.retriever import GenerativeRetriever
+from dsi.store.topics import Topics
 
 _PRUNED_SHOWN = 8
 """Pruned children of a node that are shown, the best ones."""

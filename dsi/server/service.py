@@ -17,10 +17,10 @@ from dsi.docids.files.checks import shown
 from dsi.server.batching import Batcher
 from dsi.server.searches import Explainer, Json, answers, shown_config
 from dsi.server.settings import ServerSettings
-from dsi.server.topics import Topics
 from dsi.store.documents import DocumentTable
 from dsi.store.loading import ChangedError
 from dsi.store.retriever import GenerativeRetriever
+from dsi.store.topics import Topics
 
 logger = logging.getLogger(__name__)
 

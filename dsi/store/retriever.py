@@ -131,6 +131,7 @@ class GenerativeRetriever:
         self._mapped: tuple[MappedFile, ...] = ()
         # Where it was saved last, or loaded from: the folder, the engine of its documents, its search config.
         self._on_disk: tuple[Path, Engine, SearchConfig] | None = None
+        self._generation = 0  # there
         generator = generator.to(self.device)
         engine = _ENGINES[generator.config.docid_tokens].from_generator(generator, tree, lexical, self.device, dtype)
         config = self.configured_search = search_config or SearchConfig()
@@ -167,6 +168,11 @@ class GenerativeRetriever:
     def engine(self) -> Engine:
         """What searches encoded queries and returns docid positions; for measurements and extensions."""
         return self._state.engine
+
+    @property
+    def generation(self) -> int:
+        """Of the index on disk: 1 after training, one more with every update; 0 if no folder holds these documents."""
+        return self._generation if self._on_disk and self._on_disk[1] is self._state.engine else 0
 
     @property
     def snapshot(self) -> "GenerativeRetriever":
@@ -490,7 +496,7 @@ class GenerativeRetriever:
             if target in self._saved and loading.index_state(target):
                 loading.check_known(target, self._saved.values(), (self._config_at(target), self.search_config))
             state = self._write(target)
-            self._saved[target] = loading.index_state(target)
+            self._saved[target], self._generation = loading.index_state(target), loading.generation_of(target)
             self._on_disk = target, state.engine, state.search_config
 
     def _write(self, folder: Path) -> _State:
@@ -527,7 +533,7 @@ class GenerativeRetriever:
                 loading.check_known(target, self._saved.values())
                 return loading.generation_of(target)
             generation = loading.write_update(target, self._saved.values(), state.encoder, *state.content)
-            self._saved[target] = loading.index_state(target)
+            self._saved[target], self._generation = loading.index_state(target), generation
             self._on_disk = target, state.engine, self._config_at(target)
         return generation
 
@@ -573,6 +579,7 @@ class GenerativeRetriever:
         retriever = cls(*parts, _DTYPES[dtype], backend)
         retriever._saved[local.resolve()], retriever._mapped = state, loading.mapped_files(local)
         retriever._on_disk = local.resolve(), retriever.engine, retriever.search_config
+        retriever._generation = loading.generation_of(local)
         retriever.configured_search = configured_search(read_entries(local / "manifest.json"))
         return retriever
 

@@ -26,9 +26,9 @@ from dsi.docids.schemes.file import read_docids, write_docids
 from dsi.docids.schemes.lloyd import train_kmeans
 from dsi.docids.tree import DocidTree, diagnostics
 from dsi.docids.updating import add_documents, remove_documents
-from dsi.integrations.transformers import DocidLogitsProcessor
 from dsi.training.docids_stage import TitleTokens, sources_digest
 from dsi.training.pipeline import TrainingRun
+from dsi.tries import Trie
 from tests.docids.test_docids import shared, walk
 from tests.support.foreign import install
 from tests.support.small import WIDTH
@@ -717,7 +717,7 @@ def test_an_index_of_titles_is_trained_searched_and_updated_and_keeps_the_tokens
     for doc_id, own in tokens.items():
         assert model.tokens([titles[run.collection.rows[doc_id]]])[0][: len(own)] == own
     end = run.encoder().model.tokenizer.eos_token_id
-    DocidLogitsProcessor.from_identifiers([[token for token in own if token != end] for own in tokens.values()], end)
+    Trie.from_tokens([[token for token in own if token != end] for own in tokens.values()], [end])
     check_updates(run.folder)
 
 

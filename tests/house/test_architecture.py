@@ -29,7 +29,8 @@ MAY_IMPORT = {
 FRONT = ("__init__", "__main__")
 """Modules of dsi outside the rooms: they open the package and the command."""
 ROOMS = (
-    "generator", "search", "config", "store", "rerankers", "measuring", "training", "integrations", "server", "commands",
+    "generator", "search", "config", "store", "tries", "rerankers", "measuring", "training", "integrations", "server",
+    "commands",
     "cluster",
 )  # fmt: skip
 """Of dsi: each imports only those before it, and itself; the last is an extension, which only the public face imports."""

@@ -164,3 +164,29 @@ def lloyd(points: np.ndarray, centroids: np.ndarray, steps: int) -> np.ndarray:
             own[int(np.argmin(((centroids - point) ** 2).sum(axis=1)))].append(point)
         centroids = np.array([np.mean(near, axis=0) if near else c for near, c in zip(own, centroids, strict=True)])
     return centroids
+
+
+def legal_tokens(
+    identifiers: Sequence[Sequence[int]],
+    closing: Sequence[int],
+    opening: Sequence[int],
+    vocabulary: int,
+    written: Sequence[int],
+) -> set[int]:
+    """The tokens that may follow what a row has written: free text, and identifiers between marks."""
+    ended = {(*own, *closing) for own in identifiers}
+    free: list[int] = []
+    inside: list[int] | None = None if opening else []
+    for token in written:
+        if inside is None:
+            free.append(token)
+            if opening and free[-len(opening) :] == list(opening):
+                inside, free = [], []
+        elif tuple(inside) not in ended:
+            inside.append(token)
+            if opening and tuple(inside) in ended:
+                inside = None
+    if inside is None:
+        return set(range(vocabulary))
+    begun = {own[len(inside)] for own in ended if len(own) > len(inside) and own[: len(inside)] == tuple(inside)}
+    return begun or {closing[-1]}

@@ -27,7 +27,7 @@ _MEANT = {
 """{name in other programs: our command}."""
 _WING = "dr-scl-experiments"
 _OF_THE_WING = (
-    "reproduce", "results", "compare-docids", "train-reranker", "train-query-generator", "benchmark-constraint",
+    "reproduce", "results", "compare-docids", "train-reranker", "train-query-generator", "benchmark-identifiers",
     "benchmark-search", "benchmark-serving", "benchmark-scale", "benchmark-index",
 )  # fmt: skip
 """Commands of the distribution `_WING`."""

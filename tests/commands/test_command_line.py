@@ -133,7 +133,7 @@ def no_libraries(monkeypatch):
         ("train-reranker {index} --data minipedia --kind ranknet --figure x", "boosted trees"),
         ("reproduce table3 --output out", "is measured on a collection: give --data and --config"),
         ("reproduce ltr --output out", "is measured on a folder of lists: give --data"),
-        ("benchmark-constraint --documents 0", "argument --documents: must be a whole number, at least 1"),
+        ("benchmark-identifiers --tokenizer x --titles 0", "argument --titles: must be a whole number, at least 1"),
     ],
 )
 def test_bad_arguments_are_one_line_before_the_libraries_load(arguments, message, no_libraries, tmp_path, capsys):
@@ -165,8 +165,8 @@ def test_help_names_the_defaults(capsys):
     assert "(default: float32)" in shown
     assert "None" not in shown
     with pytest.raises(SystemExit):
-        main(["benchmark-constraint", "--help"])
-    assert "(default: 1 8 64)" in capsys.readouterr().out
+        main(["benchmark-identifiers", "--help"])
+    assert "(default: 1 10 64)" in capsys.readouterr().out
 
 
 def test_train_query_generator_has_the_defaults_of_its_config():

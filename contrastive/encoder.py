@@ -6,6 +6,7 @@ Turns documents and queries into texts of the right length, and texts into embed
 
 import hashlib
 import logging
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, T5Config, T5EncoderModel
 from transformers.utils import logging as transformers_logging
 
-from dsi.contrastive.config import FRESH, FRESH_T5, PACKAGED, EncoderConfig
+from dsi.contrastive.config import FRESH, FRESH_T5, LONGEST_INPUT, LONGEST_PROMPT, PACKAGED, EncoderConfig
 from dsi.contrastive.devices import check_device
 from dsi.contrastive.inference import for_inference
 from dsi.contrastive.onnx_runtime import check_backend, for_onnx_runtime
@@ -40,6 +41,7 @@ from dsi.docids.files.progress import Bar
 from dsi.docids.files.progress import progress as show_progress
 from dsi.docids.files.storage import sha256
 from dsi.docids.files.untrusted import catching_panics, reading
+from dsi.docids.words.sentences import SENTENCE_END
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +55,26 @@ _EXAMPLE_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d
 
 _CHARACTERS, _MORE = 16, 16
 """Characters of a text that are read for a token at first, and tokens that are read beyond those that are needed."""
+
+
+_OVERLAP, _MARGIN, _LEAST_ROOM = 32, 4, 16
+"""Tokens that a piece repeats of the one before at most, that are left free because a piece cut out of a text may have a few
+more than it had there, and that a text has beside prompt and special tokens at least."""
+_SPACE = re.compile(r"\s+")
+
+
+class DocumentCut(NamedTuple):
+    """Where a document is cut into pieces.
+
+    Attributes:
+        spans: first character, and one past the last, of each piece of the text.
+        title_end: characters of the title before each piece.
+        is_whole: whether title and text are read to their ends.
+    """
+
+    spans: tuple[tuple[int, int], ...]
+    title_end: int
+    is_whole: bool = True
 
 
 class EncodedTexts(NamedTuple):
@@ -187,27 +209,47 @@ class Encoder:
 
     def document_texts(self, titles: Sequence[str], texts: Sequence[str]) -> list[str]:
         """Return the title, a space, and the first `document_length` tokens of the text, for each document."""
-        return [first for (first,) in self.segment_texts(titles, texts, 1)]
+        return [first for (first,) in self.piece_texts(titles, texts, self.cut(titles, texts, 1))]
 
-    def segment_texts(self, titles: Sequence[str], texts: Sequence[str], segments: int) -> list[list[str]]:
-        """Return up to `segments` pieces of `document_length` tokens per document, at least one, each after the title."""
-        pieces: list[list[str]] = [[] for _ in texts]
-        rest = list(texts)
-        for segment in range(segments):
-            bodies = self._cut(rest, self.config.document_length)
-            for document, title, body in zip(pieces, titles, bodies, strict=True):
-                if body.strip() or segment == 0:
-                    document.append(f"{title} {body}".strip())
-            rest = [text[len(body) :] for text, body in zip(rest, bodies, strict=True)]
-        return pieces
+    def piece_texts(self, titles: Sequence[str], texts: Sequence[str], cuts: Sequence[DocumentCut]) -> list[list[str]]:
+        """Return the pieces of each document that `cut` found, each after the title."""
+        return [
+            [piece_text(title, text, span, own.title_end) for span in own.spans]
+            for title, text, own in zip(titles, texts, cuts, strict=True)
+        ]
 
-    def bodies(self, text: str, segments: int) -> list[str]:
-        """Return the parts of a text that `segment_texts` puts after the title."""
-        bodies: list[str] = []
-        while len(bodies) < segments and (text.strip() or not bodies):
-            bodies += self._cut([text], self.config.document_length)
-            text = text[len(bodies[-1]) :]
-        return bodies
+    def cut(self, titles: Sequence[str], texts: Sequence[str], pieces: int) -> list[DocumentCut]:
+        """Return where each document is cut into pieces that the encoder reads to their ends, at most `pieces` of them.
+
+        A document that is read whole, its text of at most `document_length` tokens, is one piece. Of any other one a piece has
+        at most `piece_length` tokens of the text; longer ones, up to `document_length`, where there would be too many. All
+        have the title before them, of which each reads at most a quarter of the model's tokens. With `pieces` = 1 a document is
+        its title with the first `document_length` tokens of its text, as long as that may be.
+        """
+        length, limit = self.config.document_length, self._room
+        most = max(1, pieces * min(length, limit)) + _MORE
+        cuts = []
+        for title, text, of_title, offsets in zip(
+            titles, texts, self._offsets(titles, limit + 1), self._offsets(texts, most), strict=True
+        ):
+            if len(offsets) <= length and len(of_title) + len(offsets) <= limit:
+                cuts.append(DocumentCut(((0, len(text)),), len(title)))
+            elif pieces == 1:
+                end = offsets[length - 1][1] if len(offsets) > length else len(text)
+                cuts.append(DocumentCut(((0, end),), len(title), is_whole=False))
+            else:
+                of_title = of_title[: limit // 4]
+                longest = min(length, limit - len(of_title) - _MARGIN)
+                cuts.append(_cut_text(title, of_title, text, offsets, (self.config.piece_length, longest), pieces))
+        return cuts
+
+    @property
+    def _room(self) -> int:
+        """Tokens of title and text that the model reads beside prompt and special tokens."""
+        limit, tokenizer = self.model.max_seq_length, self.model.tokenizer
+        (prompt,) = self._offsets([self.model.prompts["document"] or ""], LONGEST_PROMPT)
+        taken = len(prompt) + tokenizer.num_special_tokens_to_add()
+        return max(_LEAST_ROOM, min(limit or LONGEST_INPUT, LONGEST_INPUT) - taken)
 
     def query_texts(self, queries: Sequence[str]) -> list[str]:
         """Return the first `query_length` tokens of each query; warns once if a query is cut."""
@@ -268,11 +310,6 @@ class Encoder:
             for token, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
         ]
 
-    def reads_whole(self, text: str) -> bool:
-        """True if no token of a text made by `document_texts` is beyond the model's own limit."""
-        limit, spans = self.model.max_seq_length, self.spans(text, "document")
-        return limit is None or len(spans) < limit or not has_words(text[max(span.end for span in spans) :])
-
     @cached_property
     def _special(self) -> Tensor:
         return torch.tensor(self.model.tokenizer.all_special_ids, device=self.model.device)
@@ -324,8 +361,15 @@ class Encoder:
 
     def _cut(self, texts: Sequence[str], length: int) -> list[str]:
         """Return the longest prefix of each text that has at most `length` tokens; a long text is read no further."""
-        prefixes, rest, most = list(texts), list(range(len(texts))), length + _MORE
-        size = _CHARACTERS * most
+        return [
+            text if len(offsets) <= length else text[: offsets[length - 1][1]]
+            for text, offsets in zip(texts, self._offsets(texts, length + _MORE), strict=True)
+        ]
+
+    def _offsets(self, texts: Sequence[str], most: int) -> list[list[tuple[int, int]]]:
+        """Return the first and last character of each of the first `most` tokens of texts, which are read no further."""
+        found: list[list[tuple[int, int]]] = [[] for _ in texts]
+        rest, size = list(range(len(texts))), _CHARACTERS * most
         while rest:
             heads = [_head(texts[number], size) for number in rest]
             with self._tokenizing, catching_panics():
@@ -337,9 +381,96 @@ class Encoder:
                 if len(offsets) < most and len(head) < len(texts[number]):
                     longer.append(number)
                 else:
-                    prefixes[number] = head[: max((end for _, end in offsets[:length]), default=0)]
+                    found[number] = offsets
             rest, size = longer, 4 * size
-        return prefixes
+        return found
+
+
+def piece_text(title: str, text: str, span: tuple[int, int], title_end: int) -> str:
+    """Return a piece of a text after the first `title_end` characters of its title, as the encoder reads it."""
+    return f"{title[:title_end]} {text[span[0] : span[1]]}".strip()
+
+
+def _cut_text(
+    title: str,
+    of_title: Sequence[tuple[int, int]],
+    text: str,
+    offsets: Sequence[tuple[int, int]],
+    lengths: tuple[int, int],
+    pieces: int,
+) -> DocumentCut:
+    """Return the pieces of a long text, as short as their number allows.
+
+    Args:
+        title: of the document.
+        of_title: first and last character of the tokens that each piece reads of it.
+        text: of the document.
+        offsets: of its tokens.
+        lengths: tokens of the text in a piece, wished and at most.
+        pieces: how many, at most.
+    """
+    title_end = len(title) if not of_title or not has_words(title[of_title[-1][1] :]) else of_title[-1][1]
+    length, longest = min(lengths), lengths[1]
+    spans = piece_spans(text, offsets, length, pieces)
+    while has_words(text[spans[-1][1] :]) and length < longest:
+        length = min(longest, length + max(1, length // 4))
+        spans = piece_spans(text, offsets, length, pieces)
+    is_whole = title_end == len(title) and not has_words(text[spans[-1][1] :])
+    return DocumentCut(tuple(spans), title_end, is_whole)
+
+
+def piece_spans(text: str, offsets: Sequence[tuple[int, int]], length: int, pieces: int) -> list[tuple[int, int]]:
+    """Return the characters start to end of the pieces of a text, all about as long; nothing of it lies between two of them.
+
+    A piece ends with a sentence if one ends in its second half, else with a word. The next one repeats its last tokens, a
+    quarter of the length and 32 at most, from the beginning of a sentence or word on.
+
+    >>> tokens = [(0, 1), (2, 3), (4, 5), (5, 6), (7, 8), (9, 10), (11, 12)]
+    >>> piece_spans("a b c. d e f", tokens, 5, 3)
+    [(0, 7), (5, 12)]
+
+    Args:
+        text: of a document.
+        offsets: first and last character of its tokens.
+        length: tokens of a piece, at most.
+        pieces: how many, at most.
+    """
+    starts = np.array([start for start, _ in offsets] or [0])
+    edges = [  # tokens that begin a sentence, and those that begin a word
+        np.searchsorted(starts, [found.end() for found in edge.finditer(text, 0, int(starts[-1]))])
+        for edge in (SENTENCE_END, _SPACE)
+    ]
+    overlap = min(_OVERLAP, length // 4)
+    count = max(1, -(-(len(starts) - overlap) // (length - overlap)))
+    even = -(-(len(starts) + (count - 1) * overlap) // count) + _OVERLAP // 2  # a sentence may end before it
+    length, first, spans = min(length, even), 0, list[tuple[int, int]]()
+    while len(spans) < pieces and first + length < len(starts):
+        end = _edge(edges, first + length // 2 + 1, first + length, last=True) or first + length
+        spans.append((int(starts[first]) if spans else 0, int(starts[end])))
+        first = _edge(edges, end - overlap, end - 1, last=False) or end - overlap
+    if len(spans) < pieces:
+        spans.append((int(starts[first]) if spans else 0, len(text)))
+    return spans
+
+
+def _edge(edges: Sequence[NDArray[np.integer]], least: int, most: int, *, last: bool) -> int:
+    """Return the first or last number from `least` to `most` of the first list that has one; 0 if none has. Lists ascend."""
+    for numbers in edges:
+        own = numbers[np.searchsorted(numbers, least) : np.searchsorted(numbers, most, side="right")]
+        if len(own):
+            return int(own[-1 if last else 0])
+    return 0
+
+
+def warn_cut(cut: int, documents: int, pieces: int, encoder: Encoder) -> None:
+    """Warn that an encoder does not read some documents to their ends, in at most this many pieces each."""
+    if cut:
+        read = min(encoder.config.document_length, encoder.model.max_seq_length or LONGEST_INPUT)
+        most = f"{pieces} pieces of at most {read} tokens" if pieces > 1 else f"{read} tokens"
+        logger.warning(
+            "%d of %d documents are longer than the encoder reads (%s; docids.pieces): only words find what follows.",
+            cut, documents, most,
+        )  # fmt: skip
 
 
 def has_words(text: str) -> bool:

@@ -116,8 +116,9 @@ class Share:
             codes,
             tree.trained,
             tree.origin,
-            tree.segments,
-            tokens,
+            tree.pieces,
+            tree.piece_cost,
+            tokens=tokens,
         )
 
     def _vectors(self, vectors: Vectors) -> Vectors:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsi.docids.files.checks import printable
+from dsi.docids.words.sentences import SENTENCE_END
 
 if TYPE_CHECKING:
     import pandas
@@ -22,6 +23,7 @@ Bools = NDArray[np.bool_]
 
 WALK, WORDS, EXTRA = 1, 2, 4
 """Where a document was found: below the nodes that the walk kept, by words, by extra_scores; several add up."""
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 _LABEL, _EXCERPT = 80, 160
 """Characters of a text that stand for a missing title, and that are printed below one."""
 _LONG, _MANY, _BLOCK = 2**14, 128, 256
@@ -130,6 +132,7 @@ class Hit:
         digits: its docid, a path in the tree.
         text: None if the index keeps no texts.
         metadata: {column: value}, without missing values.
+        passage_span: first character, and one past the last, of the best piece of its text; None if the text is one piece.
         search: that found it; None after reranking.
     """
 
@@ -140,6 +143,7 @@ class Hit:
     digits: tuple[int, ...]
     text: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    passage_span: tuple[int, int] | None = None
     search: ClassVar[AnsweredSearch | None] = None  # no field: `dataclasses.asdict` would copy the index
 
     def found_by(self, search: AnsweredSearch | None) -> "Hit":
@@ -152,6 +156,11 @@ class Hit:
         """The title; without one the first words of the text, or else the doc_id."""
         return label_of(self.doc_id, self.title, self.text)
 
+    @property
+    def passage(self) -> str | None:
+        """The piece of the text that scored best, the whole text if it is one piece; None if the index keeps no texts."""
+        return self.text if self.text is None or self.passage_span is None else self.text[slice(*self.passage_span)]
+
     def explain(self) -> Any:
         """Return why the document is here: the `DocumentExplanation` with its parts, its way down the tree and matched words.
 
@@ -161,12 +170,26 @@ class Hit:
         return _known(self.search).explain(self.doc_id)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the attributes that JSON can hold, without text and metadata where there are none."""
-        names = ("rank", "score", "doc_id", "title", "digits", "text", "metadata")
+        """Return the attributes that JSON can hold, without text and metadata where there are none.
+
+        With `passage_span` and `passage` where the text has several pieces.
+        """
+        names = ["rank", "score", "doc_id", "title", "digits", "text", "metadata", "passage_span"]
+        names += ["passage"] * (self.passage_span is not None)
         return {name: value for name in names if (value := getattr(self, name)) is not None and value != {}}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Hit, (self.rank, self.score, self.doc_id, self.title, self.digits, self.text, dict(self.metadata))
+        own = (
+            self.rank,
+            self.score,
+            self.doc_id,
+            self.title,
+            self.digits,
+            self.text,
+            dict(self.metadata),
+            self.passage_span,
+        )
+        return Hit, own
 
 
 def label_of(doc_id: str, title: str, text: str | None) -> str:
@@ -244,7 +267,7 @@ class Hits(list[Hit]):
         return _known(self._search).explain(doc_id)
 
     def to_df(self) -> "pandas.DataFrame":
-        """Return a table with a row a hit: rank, score, doc_id, title, digits, text, and the metadata.
+        """Return a table with a row a hit: rank, score, doc_id, title, digits, text, passage, and the metadata.
 
         Raises:
             ModuleNotFoundError: pandas is not installed.
@@ -253,7 +276,7 @@ class Hits(list[Hit]):
             import pandas
         except ModuleNotFoundError:
             raise ModuleNotFoundError("hits.to_df() needs pandas; run pip install pandas.", name="pandas") from None
-        names = ["rank", "score", "doc_id", "title", "digits", "text"]
+        names = ["rank", "score", "doc_id", "title", "digits", "text", "passage"]
         rows = [
             {name: getattr(hit, name) for name in names}
             | {f"metadata.{name}" if name in names else name: value for name, value in hit.metadata.items()}
@@ -270,11 +293,12 @@ class Hits(list[Hit]):
 
     __repr__ = __str__
 
-    def format(self, mark: Callable[[str], str] = str) -> str:
-        """Return the hits as lines: rank, score, doc_id and title, then the part of the text that matches best.
+    def format(self, mark: Callable[[str], str] = str, width: int | None = None) -> str:
+        """Return the hits as lines: rank, score, doc_id and title, then the part of the passage that matches best.
 
         Args:
             mark: applied to matched words.
+            width: at which the passage is wrapped between words; it is one line by default.
         """
         lines = [f'"{printable(self.query)}"  ({self._summary})']
         for hit, matches in zip(self, self.matches(), strict=True):
@@ -282,8 +306,10 @@ class Hits(list[Hit]):
             docid = ".".join(map(str, hit.digits))
             lines.append(f"{hit.rank:4d}  {hit.score:9.4f}  {printable(hit.doc_id)}  {title}  [{docid}]")
             if hit.text:
-                text = _marked_excerpt(hit.text, matches, _line, mark)
-                lines.append(f"{'':17}{' '.join(text.split())}")
+                text = _marked_excerpt(hit, matches, _line, mark)
+                lines.append(
+                    _wrapped(f"{'':17}{' '.join(text.split())}", width) if width else f"{'':17}{' '.join(text.split())}"
+                )
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -293,7 +319,7 @@ class Hits(list[Hit]):
             title = hit.title if hit.title.strip() else hit.label  # without a title there is no word of it to mark
             label = _marked(pieces(title, matches, "title"), escape, mark)
             facts = [hit.doc_id, *(f"{name}: {value}" for name, value in hit.metadata.items())]
-            body = f"<br>{_marked_excerpt(hit.text, matches, escape, mark)}" if hit.text else ""
+            body = f"<br>{_marked_excerpt(hit, matches, escape, mark)}" if hit.text else ""
             items.append(f"<li><b>{label}</b> {hit.score:.3f}{body}<br><small>{escape(' · '.join(facts))}</small></li>")
         return f"<div><b>{escape(self.query)}</b>: {self._summary}<ol>{''.join(items)}</ol></div>"
 
@@ -338,35 +364,61 @@ def _marked(found_in: Iterable[tuple[str, bool]], shown: Callable[[str], str], m
     return "".join(mark(shown(piece)) if found else shown(piece) for piece, found in found_in)
 
 
-def _marked_excerpt(
-    text: str, matches: Sequence[Match], shown: Callable[[str], str], mark: Callable[[str], str]
-) -> str:
-    """Return the excerpt of a text as `_marked` does, with dots where it is cut."""
-    start, end = excerpt(text, matches)
+def _wrapped(line: str, width: int) -> str:
+    """Return a line as several of at most `width` characters, each with its indent; escape sequences have no width."""
+    indent = " " * (len(line) - len(line.lstrip()))
+    lines = [indent]
+    for word in line.split():
+        if len(lines[-1]) > len(indent) and len(_ESCAPE.sub("", f"{lines[-1]} {word}")) > width:
+            lines.append(indent)
+        lines[-1] += f" {word}" if len(lines[-1]) > len(indent) else word
+    return "\n".join(lines)
+
+
+def _marked_excerpt(hit: Hit, matches: Sequence[Match], shown: Callable[[str], str], mark: Callable[[str], str]) -> str:
+    """Return the excerpt of a hit's passage as `_marked` does, with dots where it is cut."""
+    text = hit.text or ""
+    start, end = excerpt(text, matches, within=hit.passage_span)
     marked = _marked(pieces(text, matches, "text", start, end), shown, mark)
     return f"{'… ' * (start > 0)}{marked}{' …' * (end < len(text))}"
 
 
-def excerpt(text: str, matches: Sequence[Match], width: int = _EXCERPT) -> tuple[int, int]:
+def excerpt(
+    text: str, matches: Sequence[Match], width: int = _EXCERPT, within: tuple[int, int] | None = None
+) -> tuple[int, int]:
     """Return the ends of the part of a text, about `width` characters at the ends of words, that holds the most matched words.
+
+    Words count by their share. It begins with a sentence where one of several such parts does.
 
     >>> excerpt("of all rivers the danube is long", [Match("danube", 0.5, (Span("text", 18, 24, "danube"),))], 10)
     (14, 24)
+
+    Args:
+        text: of a document.
+        matches: the words of the query that it matches.
+        width: characters.
+        within: first character, and one past the last, of the part of the text that is shown; all of it by default.
     """
-    if len(text) <= width:
-        return 0, len(text)
+    first, last = within or (0, len(text))
+    if last - first <= width:
+        return first, last
     clear = [match for match in matches if match.is_clear]
     spans = sorted(
-        {(span.start, span.end, match.word) for match in clear for span in match.spans if span.field == "text"}
+        (span.start, span.end, match)
+        for match in clear
+        for span in match.spans
+        if span.field == "text" and first <= span.start and span.end <= last
     )
-    starts = [0, *(max(0, first - width // 5) for first, _, _ in spans)]
-    inside = [
-        len({word for first, last, word in spans if start <= first and last <= start + width}) for start in starts
+    sentences = [first, *(end.end() for end in SENTENCE_END.finditer(text, first, last))]
+    starts = [*sentences, *(max(first, start - width // 5) for start, _, _ in spans)]
+    gains = [
+        sum({match.word: match.share for a, b, match in spans if start <= a and b <= start + width}.values())
+        for start in starts
     ]
-    start = min(starts[int(np.argmax(inside))], len(text) - width)
-    begin = text.rfind(" ", 0, start) + 1 if start else 0
+    start = min(starts[int(np.argmax(gains))], last - width)
+    begin = start if start in sentences else max(first, text.rfind(" ", first, start) + 1)
     end = text.rfind(" ", begin, begin + width + 1)
-    return begin, end if begin < end and begin + width < len(text) else min(len(text), begin + width)
+    return begin, end if begin < end and begin + width < last else min(last, begin + width)
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 
 from dsi.config import LEXICAL_WEIGHT, Config
 from dsi.contrastive.blocks import DocumentTexts, encode_blocks, encode_token_blocks, read_token_blocks
-from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.encoder import Encoder, warn_cut
 from dsi.contrastive.query_tokens import JudgedQueries, QueryExample, query_examples, train_query_head
 from dsi.contrastive.tokens import TokenHead, tell_empty
 from dsi.docids.data.collection import Collection
-from dsi.docids.files.declarations import LARGEST
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.storage import digest
 from dsi.docids.token_vectors import TokenVectors
@@ -25,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class DocumentVectors:
-    """Vectors of the documents of a collection, or of their segments; what a killed run has made is used again.
+    """Vectors of the documents of a collection, or of their pieces; what a killed run has made is used again.
 
     Args:
         config: of the run.
@@ -46,17 +45,17 @@ class DocumentVectors:
         processes: Processes,
     ) -> None:
         self._config, self._collection, self._encoder, self._processes = config, collection, encoder, processes
-        self._texts = DocumentTexts(encoder, collection.documents, config.docids.segments)
+        self._texts = DocumentTexts(encoder, collection.documents, config.docids.most_pieces)
         self._tokens = config.has_token_vectors
         self._folder = store / "embeddings" / self._identity[:16] if store else folder
 
     @property
     def _identity(self) -> str:
         """Return a digest of all that the vectors depend on."""
-        encoder, segments = self._encoder, self._config.docids.segments
+        encoder, pieces = self._encoder, self._config.docids.most_pieces
         identity = [encoder.fingerprint, dataclasses.asdict(encoder.config), self._collection.digest]
-        if segments > 1:
-            identity.append(str(segments))
+        if pieces > 1:
+            identity.append(str(pieces))
         if self._tokens:
             identity.append(dataclasses.asdict(self._config.tokens))
         if self._tokens and encoder.token_model:
@@ -71,20 +70,19 @@ class DocumentVectors:
 
     def tell_cut(self) -> None:
         """Say how many documents the encoder does not read to their ends."""
-        cut, sample = self._texts.count_cut()
-        if cut:
-            segments, limit = self._config.docids.segments, self._encoder.model.max_seq_length
-            read = min(self._config.encoder.document_length, limit or LARGEST)
-            logger.warning(
-                "%.0f %% of the documents are longer than the encoder reads of them (%s%d tokens); the rest is not embedded.",
-                max(1.0, 100 * cut / sample), f"{segments} times " if segments > 1 else "", read,
-            )  # fmt: skip
+        documents, pieces = len(self._collection.documents), self._config.docids.most_pieces
+        warn_cut(self._texts.count_cut, documents, pieces, self._encoder)
+
+    @property
+    def texts(self) -> DocumentTexts:
+        """The texts that are embedded."""
+        return self._texts
 
     def embeddings(self) -> NDArray[np.float32]:
         """Return the embeddings [n, dim], memory-mapped, and write what `tokens` reads; all processes call it."""
         head, model = self._head, self._encoder.token_model
         if head and model:
-            whole = self._collection.full_texts() if self._config.docids.segments == 1 else self._texts
+            whole = self._collection.full_texts() if self._config.docids.most_pieces == 1 else self._texts
             encode_token_blocks(model, head, whole, self._folder, self._processes)
             head = None
         return encode_blocks(self._encoder, self._texts, "document", self._folder, self._processes, head)
@@ -124,7 +122,7 @@ def examples_of_split(
         collection: queries, judgements and documents.
         split: of the queries.
         encoder: of the queries.
-        embeddings: [n, embedding_dim] of the documents or their segments.
+        embeddings: [n, embedding_dim] of the documents or their pieces.
         rows: [n] row of the document table of each, ascending.
         words: BM25 of the documents.
         rng: draws the queries.

@@ -214,7 +214,7 @@ class Forecast:
         return Cost(_timed(lambda _: model.save(self._work / "token_model"), 1), model.nbytes, {})
 
     def _docids_stage(self) -> Cost:
-        config, count, model = self._config, round(self._total * self._segments), self._fast.token_model
+        config, count, model = self._config, round(self._total * self._pieces), self._fast.token_model
         own_tokens = config.has_token_vectors and not model
         head = TokenHead(np.eye(config.tokens.dim, self._encoder.token_dim, dtype=np.float32), config.tokens.bits)
 
@@ -226,7 +226,7 @@ class Forecast:
 
         seconds = seconds_for(encode, len(self._texts), count + (min(SAMPLE, count) if own_tokens else 0))
         if model:  # reads whole texts, in a pass of its own
-            whole = FullTexts(self._documents)[:] if config.docids.segments == 1 else self._texts
+            whole = FullTexts(self._documents)[:] if config.docids.most_pieces == 1 else self._texts
             seconds += seconds_for(lambda many: head.encode_with(model, whole[:many]), len(whole), count)
         if own_tokens:
             seconds += self._query_token_seconds(head)
@@ -257,7 +257,7 @@ class Forecast:
     def _generator_stage(self) -> Cost:
         config, training = self._config, self._config.training
         pseudo = self._pseudo_count
-        queries, documents = len(self._pairs) + pseudo, round(self._total * self._segments) if training.documents else 0
+        queries, documents = len(self._pairs) + pseudo, round(self._total * self._pieces) if training.documents else 0
         seconds, steps, memory = 0.0, 0, 2 * self._vectors
         if not training.train_encoder and training.epochs:
             seconds, memory = self._query_seconds(queries), memory + self._pass_memory
@@ -309,7 +309,7 @@ class Forecast:
     @cached_property
     def _tree(self) -> DocidTree:
         """A tree as large as that of the collection, of random vectors."""
-        count = min(round(self._total * self._segments), _MOST_DOCUMENTS)
+        count = min(round(self._total * self._pieces), _MOST_DOCUMENTS)
         return assemble(Docids(_paths(count, self._config.docids)), self._random_vectors(count))
 
     def _random_vectors(self, count: int) -> Floats:
@@ -345,9 +345,11 @@ class Forecast:
         return seconds_for(lambda n: self._encoder.encode(self._texts[:n], "document"), len(self._texts), count)
 
     @cached_property
-    def _segments(self) -> float:
-        """Segments a document, on average."""
-        return len(DocumentTexts(self._encoder, self._documents, self._config.docids.segments)) / len(self._documents)
+    def _pieces(self) -> float:
+        """Pieces a document, on average."""
+        return len(DocumentTexts(self._encoder, self._documents, self._config.docids.most_pieces)) / len(
+            self._documents
+        )
 
     @cached_property
     def _fast(self) -> Encoder:
@@ -377,7 +379,7 @@ class Forecast:
 
     @property
     def _vectors(self) -> int:
-        return round(4 * self._total * self._segments * self._encoder.embedding_dim)
+        return round(4 * self._total * self._pieces * self._encoder.embedding_dim)
 
 
 def _paths(count: int, config: DocidsConfig) -> Ints:

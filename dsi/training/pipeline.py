@@ -372,7 +372,7 @@ class TrainingRun:
             documents = vectors.embeddings()
             read = scheme_input(
                 self.collection, encoder, config, documents, embeddings, self.processes,
-                checkpoint=self.config.title_checkpoint, seed=self.config.seed, folder=work,
+                checkpoint=self.config.title_checkpoint, seed=self.config.seed, folder=work, pieces=vectors.texts,
             )  # fmt: skip
             docids = make_docids(read)
             if not self.processes.is_main:
@@ -384,7 +384,8 @@ class TrainingRun:
                     self.collection.documents,
                     folder,
                     self.config.vectors,
-                    config.segments,
+                    vectors.texts,
+                    config.most_pieces,
                     vectors.tokens(documents),
                     text_megabytes=self.config.text_megabytes,
                 )

@@ -56,9 +56,9 @@ class DocumentTexts(LazyTexts):
         return np.repeat(np.arange(len(self._documents)), self._cuts[1])
 
     @property
-    def spans(self) -> NDArray[np.int32]:
-        """[texts, 2] first character, and one past the last, of the document's text."""
-        return self._cuts[0][:, :2]
+    def spans(self) -> NDArray[np.int32] | None:
+        """[texts, 2] first character, and one past the last, of the document's text; None if every document is one text."""
+        return self._cuts[0][:, :2] if len(self) > len(self._documents) else None
 
     @property
     def count_cut(self) -> int:

@@ -209,13 +209,13 @@ class Encoder:
 
     def document_texts(self, titles: Sequence[str], texts: Sequence[str]) -> list[str]:
         """Return the title, a space, and the first `document_length` tokens of the text, for each document."""
-        return [first for (first,) in self.piece_texts(titles, texts, self.cut(titles, texts, 1))]
+        return [first for (first,) in self.piece_texts(titles, texts, 1)]
 
-    def piece_texts(self, titles: Sequence[str], texts: Sequence[str], cuts: Sequence[DocumentCut]) -> list[list[str]]:
-        """Return the pieces of each document that `cut` found, each after the title."""
+    def piece_texts(self, titles: Sequence[str], texts: Sequence[str], pieces: int) -> list[list[str]]:
+        """Return the pieces of each document as `cut` finds them, each after the title."""
         return [
             [piece_text(title, text, span, own.title_end) for span in own.spans]
-            for title, text, own in zip(titles, texts, cuts, strict=True)
+            for title, text, own in zip(titles, texts, self.cut(titles, texts, pieces), strict=True)
         ]
 
     def cut(self, titles: Sequence[str], texts: Sequence[str], pieces: int) -> list[DocumentCut]:
@@ -362,7 +362,7 @@ class Encoder:
     def _cut(self, texts: Sequence[str], length: int) -> list[str]:
         """Return the longest prefix of each text that has at most `length` tokens; a long text is read no further."""
         return [
-            text if len(offsets) <= length else text[: offsets[length - 1][1]]
+            text[: max((end for _, end in offsets[:length]), default=0)]
             for text, offsets in zip(texts, self._offsets(texts, length + _MORE), strict=True)
         ]
 

@@ -1,6 +1,7 @@
 """The records of a search: its result, the hits that users see, and a trace of how it came about. Knows no index."""
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -302,7 +303,7 @@ class Hits(list[Hit]):
         """
         lines = [f'"{printable(self.query)}"  ({self._summary})']
         for hit, matches in zip(self, self.matches(), strict=True):
-            title = _marked(pieces(hit.title, matches, "title"), _line, mark)
+            title = _marked(cut_at_matches(hit.title, matches, "title"), _line, mark)
             docid = ".".join(map(str, hit.digits))
             lines.append(f"{hit.rank:4d}  {hit.score:9.4f}  {printable(hit.doc_id)}  {title}  [{docid}]")
             if hit.text:
@@ -317,7 +318,7 @@ class Hits(list[Hit]):
         mark, items = "<mark>{}</mark>".format, []
         for hit, matches in zip(self, self.matches(), strict=True):
             title = hit.title if hit.title.strip() else hit.label  # without a title there is no word of it to mark
-            label = _marked(pieces(title, matches, "title"), escape, mark)
+            label = _marked(cut_at_matches(title, matches, "title"), escape, mark)
             facts = [hit.doc_id, *(f"{name}: {value}" for name, value in hit.metadata.items())]
             body = f"<br>{_marked_excerpt(hit, matches, escape, mark)}" if hit.text else ""
             items.append(f"<li><b>{label}</b> {hit.score:.3f}{body}<br><small>{escape(' · '.join(facts))}</small></li>")
@@ -334,12 +335,12 @@ class Hits(list[Hit]):
         return f"{count}; {'proven: no other scores higher' if self.exact else 'others may score higher'}"
 
 
-def pieces(
+def cut_at_matches(
     text: str, matches: Sequence[Match], part: str, start: int = 0, end: int | None = None
 ) -> list[tuple[str, bool]]:
-    """Cut characters start to end of a title or text into pieces, with True for matched words.
+    """Cut characters start to end of a title or text at the ends of matched words, which get True.
 
-    >>> pieces("rivers of europe", [Match("river", 0.5, (Span("title", 0, 6, "rivers"),))], "title")
+    >>> cut_at_matches("rivers of europe", [Match("river", 0.5, (Span("title", 0, 6, "rivers"),))], "title")
     [('rivers', True), (' of europe', False)]
     """
     end = len(text) if end is None else end
@@ -379,7 +380,7 @@ def _marked_excerpt(hit: Hit, matches: Sequence[Match], shown: Callable[[str], s
     """Return the excerpt of a hit's passage as `_marked` does, with dots where it is cut."""
     text = hit.text or ""
     start, end = excerpt(text, matches, within=hit.passage_span)
-    marked = _marked(pieces(text, matches, "text", start, end), shown, mark)
+    marked = _marked(cut_at_matches(text, matches, "text", start, end), shown, mark)
     return f"{'… ' * (start > 0)}{marked}{' …' * (end < len(text))}"
 
 
@@ -388,7 +389,8 @@ def excerpt(
 ) -> tuple[int, int]:
     """Return the ends of the part of a text, about `width` characters at the ends of words, that holds the most matched words.
 
-    Words count by their share. It begins with a sentence where one of several such parts does.
+    Words count by their share, half if the title has them too. It begins with the sentence of its first matched word, if that
+    is in its first half.
 
     >>> excerpt("of all rivers the danube is long", [Match("danube", 0.5, (Span("text", 18, 24, "danube"),))], 10)
     (14, 24)
@@ -403,22 +405,31 @@ def excerpt(
     if last - first <= width:
         return first, last
     clear = [match for match in matches if match.is_clear]
+    gains = {match.word: match.share / (1 + any(span.field == "title" for span in match.spans)) for match in clear}
     spans = sorted(
-        (span.start, span.end, match)
-        for match in clear
-        for span in match.spans
-        if span.field == "text" and first <= span.start and span.end <= last
+        {
+            (span.start, span.end, match.word)
+            for match in clear
+            for span in match.spans
+            if span.field == "text" and first <= span.start and span.end <= last
+        }
     )
     sentences = [first, *(end.end() for end in SENTENCE_END.finditer(text, first, last))]
-    starts = [*sentences, *(max(first, start - width // 5) for start, _, _ in spans)]
-    gains = [
-        sum({match.word: match.share for a, b, match in spans if start <= a and b <= start + width}.values())
+    starts = [first, *(_before(start, sentences, width) for start, _, _ in spans)]
+    found = [
+        sum(gains[word] for word in {word for a, b, word in spans if start <= a and b <= start + width})
         for start in starts
     ]
-    start = min(starts[int(np.argmax(gains))], last - width)
+    start = max(first, min(starts[int(np.argmax(found))], last - width))
     begin = start if start in sentences else max(first, text.rfind(" ", first, start) + 1)
     end = text.rfind(" ", begin, begin + width + 1)
     return begin, end if begin < end and begin + width < last else min(last, begin + width)
+
+
+def _before(start: int, sentences: Sequence[int], width: int) -> int:
+    """Return where an excerpt with a word at `start` begins: with its sentence if that is near, else a little before it."""
+    sentence = sentences[bisect_right(sentences, start) - 1]
+    return sentence if start - sentence <= width // 2 else max(sentence, start - width // 5)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from datasets.fingerprint import generate_random_fingerprint
 from numpy.typing import NDArray
 
-from dsi.contrastive.encoder import Encoder, warn_cut
+from dsi.contrastive.encoder import Encoder, piece_text, warn_cut
 from dsi.contrastive.tokens import TokenHead, tell_empty
 from dsi.docids.data.records import COLUMNS, document_record
 from dsi.docids.data.sources import memory_records
@@ -62,7 +62,11 @@ def with_documents(
     metadata = _metadata_columns([record["metadata"] for record in records], doc_ids, old.schema)
     cuts = encoder.cut(titles, texts, content.tree.pieces)
     warn_cut(sum(not own.is_whole for own in cuts), len(cuts), content.tree.pieces, encoder)
-    pieces = [text for own in encoder.piece_texts(titles, texts, cuts) for text in own]
+    pieces = [
+        piece_text(title, text, span, own.title_end)
+        for title, text, own in zip(titles, texts, cuts, strict=True)
+        for span in own.spans
+    ]
     full_texts = [f"{title} {text}" for title, text in zip(titles, texts, strict=True)]
     embeddings, tokens = _encode(content.tree, encoder, pieces, full_texts)
     places = np.repeat(np.arange(len(cuts)), [len(own.spans) for own in cuts])

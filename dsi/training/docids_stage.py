@@ -180,8 +180,8 @@ def save_docids_stage(
     documents: datasets.Dataset,
     folder: Path,
     vectors: VectorsConfig,
-    pieces: DocumentTexts | None = None,
-    most_pieces: int = 1,
+    pieces: int = 1,
+    spans: NDArray[np.int32] | None = None,
     tokens: TokenVectors | None = None,
     *,
     text_megabytes: int = 0,
@@ -194,15 +194,14 @@ def save_docids_stage(
         documents: their table.
         folder: to write into.
         vectors: how they are kept.
-        pieces: of the documents; none if each is one.
-        most_pieces: of a document.
+        pieces: of a document, at most.
+        spans: [N, 2] characters start to end of each in its text; None if each document is one.
         tokens: of the documents, or of their pieces.
         text_megabytes: the documents' texts are written if they take at most this much.
     """
-    spans = pieces.spans if pieces is not None and len(pieces) > len(documents) else None
     tree = assemble(docids, embeddings, tokens, spans)
-    if most_pieces > 1:
-        tree = replace(tree, pieces=most_pieces, piece_cost=piece_cost(tree.embeddings, tree.centroids[0]))
+    if pieces > 1:
+        tree = replace(tree, pieces=pieces, piece_cost=piece_cost(tree.embeddings, tree.centroids[0]))
     tree = tree.stored_as(vectors)
     save_docids(tree, documents, folder, texts=_keeps_texts(documents, text_megabytes))
     write_json(folder / "diagnostics.json", diagnostics(tree, docids.collisions))

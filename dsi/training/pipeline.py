@@ -384,8 +384,8 @@ class TrainingRun:
                     self.collection.documents,
                     folder,
                     self.config.vectors,
-                    vectors.texts,
                     config.most_pieces,
+                    vectors.texts.spans,
                     vectors.tokens(documents),
                     text_megabytes=self.config.text_megabytes,
                 )

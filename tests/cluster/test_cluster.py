@@ -52,7 +52,7 @@ def runs(tmp_path_factory, sentence_bert_folder, collection) -> dict[str, Path]:
     }
     changes = {
         "plain": {"docids": {"branching": 5, "max_leaf_size": 3}},
-        "places": {"docids": {"branching": 5, "max_leaf_size": 3, "segments": 3}},
+        "places": {"docids": {"branching": 5, "max_leaf_size": 3, "pieces": 3}},
         "codes": {"docids": {"branching": 5, "max_leaf_size": 3}, "vectors": {"code_bytes": 8}},
     }
     for name, own in changes.items():

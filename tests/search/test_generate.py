@@ -72,7 +72,7 @@ def random_case(seed: int) -> Case:
     rows = np.repeat(np.arange(documents), several) if several > 1 else None
     points = rng.normal(size=(documents * several, WIDTH)).astype(np.float32)
     tree = assemble(Docids(paths, rows), points)
-    tree = replace(tree, segments=several)
+    tree = replace(tree, pieces=several)
     chance = np.random.default_rng([seed, 1])
     with_tokens = seed % 2 == 0
     if with_tokens:

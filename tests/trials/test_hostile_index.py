@@ -990,7 +990,7 @@ def rich_index(tmp_path_factory, tokenizer_folder):
     )
     points = np.repeat(encoder.encode(documents["title"], "document"), 2, axis=0)
     made = build_tree(points, DocidsConfig(branching=4, max_leaf_size=4))
-    tree = replace(made, doc_rows=made.doc_rows // 2, segments=2, tokens=random_tokens(100, np.random.default_rng(0)))
+    tree = replace(made, doc_rows=made.doc_rows // 2, pieces=2, tokens=random_tokens(100, np.random.default_rng(0)))
     tree = tree.stored_as(VectorsConfig("float32", code_bytes=WIDTH // 4))
     sparse = SparseModel.load(str(save_sparse_model(folder / "sparse", tokenizer_folder, inference_free=True)), "cpu")
     lexical = SparseIndex.from_texts(documents["doc_id"], documents["text"], sparse)

@@ -43,7 +43,7 @@ class QueryExample(NamedTuple):
 
     Attributes:
         states: [tokens, state_dim] of its tokens that are not special ones, of length 1, in half precision.
-        positives: one row a relevant document: its segment that is nearest to the query.
+        positives: one row a relevant document: its piece that is nearest to the query.
         relevant: all rows of relevant documents.
         negatives: other rows with the highest scores.
     """

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, SupportsI
 import numpy as np
 from numpy.typing import NDArray
 
-from dsi.docids.files.checks import printable
+from dsi.docids.files.checks import counted, printable
 from dsi.docids.words.sentences import SENTENCE_END
 
 if TYPE_CHECKING:
@@ -30,6 +30,10 @@ _LABEL, _EXCERPT = 80, 160
 _LONG, _MANY, _BLOCK = 2**14, 128, 256
 """Of at least `_LONG` scores, `_MANY` for each that is looked for, few are sorted: those that reach a floor, which maxima of
 blocks of at most `_BLOCK` give."""
+
+
+class ShardError(RuntimeError):
+    """The shards of an index cannot answer a search, or not completely where that is required."""
 
 
 @dataclass(frozen=True)
@@ -327,7 +331,7 @@ class Hits(list[Hit]):
     @property
     def _summary(self) -> str:
         """How many there are, and what is proven of a search."""
-        count = f"{len(self)} document{'s' * (len(self) != 1)}"
+        count = counted(len(self), "document")
         if self.missing:
             count += f"; {self.coverage:.0%} of the documents were searched"
         if not self or not self._search:

@@ -55,7 +55,7 @@ def config(sentence_bert_folder):
     def make(model: Path | str, **changes) -> Config:
         sections = {
             "encoder": {"name": str(sentence_bert_folder), **PROMPTS, "document_length": 16},
-            "docids": {"branching": 5, "max_leaf_size": 3},
+            "docids": {"branching": 5, "max_leaf_size": 3, "pieces": 1},
             "tokens": {"model": str(model), "bits": 8},
             "search": SEARCH,
             "dev_queries": 0,

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dsi.contrastive.encoder import PLURALS, Encoder, TokenModel, piece_text
+from dsi.contrastive.cutting import piece_text
+from dsi.contrastive.encoder import PLURALS, Encoder, TokenModel
 from dsi.contrastive.multi_vector import MultiVectorModel
 from dsi.contrastive.tokens import TokenHead
 from dsi.docids.data.collection import LazyTexts

@@ -6,7 +6,6 @@ Turns documents and queries into texts of the right length, and texts into embed
 
 import hashlib
 import logging
-import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from transformers import AutoModel, T5Config, T5EncoderModel
 from transformers.utils import logging as transformers_logging
 
 from dsi.contrastive.config import FRESH, FRESH_T5, LONGEST_INPUT, LONGEST_PROMPT, PACKAGED, EncoderConfig
+from dsi.contrastive.cutting import DocumentCut, cut_text, has_words, piece_text
 from dsi.contrastive.devices import check_device
 from dsi.contrastive.inference import for_inference
 from dsi.contrastive.onnx_runtime import check_backend, for_onnx_runtime
@@ -41,7 +41,6 @@ from dsi.docids.files.progress import Bar
 from dsi.docids.files.progress import progress as show_progress
 from dsi.docids.files.storage import sha256
 from dsi.docids.files.untrusted import catching_panics, reading
-from dsi.docids.words.sentences import SENTENCE_END
 
 logger = logging.getLogger(__name__)
 
@@ -57,24 +56,9 @@ _CHARACTERS, _MORE = 16, 16
 """Characters of a text that are read for a token at first, and tokens that are read beyond those that are needed."""
 
 
-_OVERLAP, _MARGIN, _LEAST_ROOM = 32, 4, 16
-"""Tokens that a piece repeats of the one before at most, that are left free because a piece cut out of a text may have a few
-more than it had there, and that a text has beside prompt and special tokens at least."""
-_SPACE = re.compile(r"\s+")
-
-
-class DocumentCut(NamedTuple):
-    """Where a document is cut into pieces.
-
-    Attributes:
-        spans: first character, and one past the last, of each piece of the text.
-        title_end: characters of the title before each piece.
-        is_whole: whether title and text are read to their ends.
-    """
-
-    spans: tuple[tuple[int, int], ...]
-    title_end: int
-    is_whole: bool = True
+_MARGIN, _LEAST_ROOM = 4, 16
+"""Tokens left free, as a piece cut out of a text may have more than it had there; least tokens of a text beside the
+prompt and special tokens."""
 
 
 class EncodedTexts(NamedTuple):
@@ -240,7 +224,7 @@ class Encoder:
             else:
                 of_title = of_title[: limit // 4]
                 longest = min(length, limit - len(of_title) - _MARGIN)
-                cuts.append(_cut_text(title, of_title, text, offsets, (self.config.piece_length, longest), pieces))
+                cuts.append(cut_text(title, of_title, text, offsets, (self.config.piece_length, longest), pieces))
         return cuts
 
     @property
@@ -386,82 +370,6 @@ class Encoder:
         return found
 
 
-def piece_text(title: str, text: str, span: tuple[int, int], title_end: int) -> str:
-    """Return a piece of a text after the first `title_end` characters of its title, as the encoder reads it."""
-    return f"{title[:title_end]} {text[span[0] : span[1]]}".strip()
-
-
-def _cut_text(
-    title: str,
-    of_title: Sequence[tuple[int, int]],
-    text: str,
-    offsets: Sequence[tuple[int, int]],
-    lengths: tuple[int, int],
-    pieces: int,
-) -> DocumentCut:
-    """Return the pieces of a long text, as short as their number allows.
-
-    Args:
-        title: of the document.
-        of_title: first and last character of the tokens that each piece reads of it.
-        text: of the document.
-        offsets: of its tokens.
-        lengths: tokens of the text in a piece, wished and at most.
-        pieces: how many, at most.
-    """
-    title_end = len(title) if not of_title or not has_words(title[of_title[-1][1] :]) else of_title[-1][1]
-    length, longest = min(lengths), lengths[1]
-    spans = piece_spans(text, offsets, length, pieces)
-    while has_words(text[spans[-1][1] :]) and length < longest:
-        length = min(longest, length + max(1, length // 4))
-        spans = piece_spans(text, offsets, length, pieces)
-    is_whole = title_end == len(title) and not has_words(text[spans[-1][1] :])
-    return DocumentCut(tuple(spans), title_end, is_whole)
-
-
-def piece_spans(text: str, offsets: Sequence[tuple[int, int]], length: int, pieces: int) -> list[tuple[int, int]]:
-    """Return the characters start to end of the pieces of a text, all about as long; nothing of it lies between two of them.
-
-    A piece ends with a sentence if one ends in its second half, else with a word. The next one repeats its last tokens, a
-    quarter of the length and 32 at most, from the beginning of a sentence or word on.
-
-    >>> tokens = [(0, 1), (2, 3), (4, 5), (5, 6), (7, 8), (9, 10), (11, 12)]
-    >>> piece_spans("a b c. d e f", tokens, 5, 3)
-    [(0, 7), (5, 12)]
-
-    Args:
-        text: of a document.
-        offsets: first and last character of its tokens.
-        length: tokens of a piece, at most.
-        pieces: how many, at most.
-    """
-    starts = np.array([start for start, _ in offsets] or [0])
-    edges = [  # tokens that begin a sentence, and those that begin a word
-        np.searchsorted(starts, [found.end() for found in edge.finditer(text, 0, int(starts[-1]))])
-        for edge in (SENTENCE_END, _SPACE)
-    ]
-    overlap = min(_OVERLAP, length // 4)
-    count = max(1, -(-(len(starts) - overlap) // (length - overlap)))
-    even = -(-(len(starts) + (count - 1) * overlap) // count) + _OVERLAP // 2  # a sentence may end before it
-    length, first, spans = min(length, even), 0, list[tuple[int, int]]()
-    while len(spans) < pieces and first + length < len(starts):
-        end = _edge(edges, first + length // 2 + 1, first + length, last=True) or first + length
-        spans.append((int(starts[first]) if spans else 0, int(starts[end])))
-        first = _edge(edges, end - overlap, end - 1, last=False) or end - overlap
-    if len(spans) < pieces:
-        spans.append((int(starts[first]) if spans else 0, len(text)))
-    return spans
-
-
-def _edge(edges: Sequence[NDArray[np.integer]], least: int, most: int, *, last: bool) -> int:
-    """Return the first or last number from `least` to `most` of the first list that has one; 0 if none has. Lists ascend."""
-    for numbers in edges:
-        own = numbers[np.searchsorted(numbers, least) : np.searchsorted(numbers, most, side="right")]
-        if len(own):
-            return int(own[-1 if last else 0])
-    return 0
-
-
 def warn_cut(cut: int, documents: int, pieces: int, encoder: Encoder) -> None:
     """Warn that an encoder does not read some documents to their ends, in at most this many pieces each."""
     if cut:
@@ -471,11 +379,6 @@ def warn_cut(cut: int, documents: int, pieces: int, encoder: Encoder) -> None:
             "%d of %d documents are longer than the encoder reads (%s; docids.pieces): only words find what follows.",
             cut, documents, most,
         )  # fmt: skip
-
-
-def has_words(text: str) -> bool:
-    """True if a text has a letter or a digit: what a cut leaves out may be space, or characters that nobody sees."""
-    return any(map(str.isalnum, text))
 
 
 def _head(text: str, size: int) -> str:

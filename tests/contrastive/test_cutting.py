@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsi.contrastive.config import EncoderConfig
-from dsi.contrastive.encoder import Encoder, piece_spans
+from dsi.contrastive.cutting import piece_spans
+from dsi.contrastive.encoder import Encoder
 
 SCRIPTS = {
     "english": "The river is long. Four capitals stand on its banks! Is it deep? It is, in the old town and beyond. ",

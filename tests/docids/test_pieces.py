@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import dsi
 from dsi import GenerativeRetriever, SearchConfig
-from dsi.config import read_config
+from dsi.config import Config, read_config
 from dsi.contrastive.blocks import DocumentTexts
 from dsi.docids.clustering import DocidsConfig, assemble
 from dsi.docids.files.processes import ALONE
@@ -610,3 +610,61 @@ def test_schemes_are_compared_with_pieces_by_name(beir, tmp_path):
     config = comparison.config("kmeans+3")
     assert (config.docids.method, config.docids.pieces, config.seed) == ("kmeans", 3, 1)
     assert comparison.config("kmeans").docids.pieces == 1
+
+
+def test_short_collections_are_as_without_pieces_and_long_documents_join_them(
+    beir, tmp_path, sentence_bert_folder, caplog
+):
+    collection = dsi.read_collection(beir())
+    config = (
+        Config()
+        .without_training()
+        .with_changes(
+            {
+                "encoder": {"name": str(sentence_bert_folder), "piece_length": 40},
+                "docids": {"branching": 4, "max_leaf_size": 4},
+                "dev_queries": 0,
+            }
+        )
+    )
+    plain = config.with_changes({"docids": {"pieces": 1}})
+    own, before = (
+        dsi.train(collection, tmp_path / name, config=used, device="cpu")
+        for name, used in (("pieces", config), ("plain", plain))
+    )
+    assert own.tree.spans is None
+    assert own.tree.pieces == 100
+    assert own.tree.fingerprint == before.tree.fingerprint
+    np.testing.assert_array_equal(own.tree.embeddings[:], before.tree.embeddings[:])
+    np.testing.assert_array_equal(own.tree.tokens.parts[0].codes, before.tree.tokens.parts[0].codes)
+    for query in QUERIES:
+        hits = own.search(query, 40)
+        assert [(hit.doc_id, hit.score) for hit in hits] == [
+            (hit.doc_id, hit.score) for hit in before.search(query, 40)
+        ]
+        assert all(hit.passage_span is None and hit.passage == hit.text for hit in hits)
+
+    filler = "a river is long and deep and full of water . " * 30
+    documents = [
+        {"doc_id": "long", "title": "Gas", "text": f"{filler}helium is a noble gas of the sun . {filler}"},
+        {"doc_id": "endless", "title": "Endless", "text": filler * 100},
+    ]
+    caplog.clear()
+    own.add(documents)
+    (line,) = [record.getMessage() for record in caplog.records if "longer than" in record.getMessage()]
+    assert line.startswith("1 of 2 documents are longer than the encoder reads (100 pieces of at most 256 tokens")
+    assert own.tree._problem() == ""
+    hit = next(
+        hit for hit in own.search("helium is a noble gas of the sun", 42, method="exact") if hit.doc_id == "long"
+    )
+    start, end = hit.passage_span
+    assert hit.passage == documents[0]["text"][start:end]
+    assert 0 < end - start < 400
+    own.save_update(tmp_path / "pieces")
+    loaded = GenerativeRetriever.from_pretrained(tmp_path / "pieces", device="cpu")
+    again = next(
+        other for other in loaded.search("helium is a noble gas of the sun", 42, method="exact") if other == hit
+    )
+    assert again.passage_span == hit.passage_span
+    assert "characters" in str(hit.explain())
+    assert loaded.candidates(["helium"], 42).hits()[0][0].passage is not None

@@ -40,7 +40,7 @@ NUMBERS = [
 ]
 MAY_BE_ZERO = {
     "seed", "dev_queries", "text_megabytes", "docids.branching",
-    "contrastive.negatives", "tokens.bits", "tokens.epochs", "vectors.code_bytes", "generator.num_layers",
+    "docids.pieces", "contrastive.negatives", "tokens.bits", "tokens.epochs", "vectors.code_bytes", "generator.num_layers",
     "objective.distillation", "training.epochs", "search.alpha", "search.beta",
     "search.lexical_weight", "search.token_weight",
 }  # fmt: skip

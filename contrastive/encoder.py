@@ -55,7 +55,10 @@ _PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
 _USUAL = (
     ("query", "which noble gas glows in signs"),
     ("query", "capital cities on the Danube"),
-    ("document", "The Danube flows through ten countries, and through Vienna, Bratislava, Budapest and Belgrade, to the Black Sea."),
+    (
+        "document",
+        "The Danube flows through ten countries, and through Vienna, Bratislava and Budapest, to the Black Sea.",
+    ),
     ("document", "Neon is a noble gas. It glows reddish orange in advertising signs when a current flows through it."),
 )
 """Texts from which the usual length of an embedding is taken, where lengths count."""
@@ -424,7 +427,10 @@ def check_similarity(model: SentenceTransformer, name: str) -> None:
 def own_prompt(model: Any, kind: str) -> str:
     """Return the prompt that a model of sentence-transformers has for a kind of text, "" if it has none."""
     default = model.default_prompt_name
-    names = [*_PROMPTS[kind], *([] if default in _PROMPTS["query"] else [default])]  # of queries, it is not for documents
+    names = [
+        *_PROMPTS[kind],
+        *([] if default in _PROMPTS["query"] else [default]),
+    ]  # of queries, it is not for documents
     return next((model.prompts[name] for name in names if model.prompts.get(name)), "")
 
 
@@ -438,7 +444,8 @@ def _choose_prompt(model: SentenceTransformer, kind: str, given: str | None) -> 
     others = sorted(name for name, prompt in model.prompts.items() if prompt)
     if kind == "query" and others and not own and not own_prompt(model, "document"):
         logger.warning(
-            "The encoder has prompts for other tasks alone (%s); set encoder.query_prompt to use one.", ", ".join(others)
+            "The encoder has prompts for other tasks alone (%s); set encoder.query_prompt to use one.",
+            ", ".join(others),
         )
     return own
 

@@ -33,7 +33,6 @@ from transformers.utils import logging as transformers_logging
 from dsi.contrastive.config import FRESH, FRESH_T5, LONGEST_INPUT, PACKAGED, EncoderConfig
 from dsi.contrastive.devices import check_device
 from dsi.contrastive.inference import for_inference
-from dsi.contrastive.onnx_runtime import check_backend, for_onnx_runtime
 from dsi.contrastive.untrusted import (
     check_finite,
     check_inputs,
@@ -171,7 +170,9 @@ class Encoder:
             ValueError: the device cannot be used, an index may not hold the model, or the folder holds no encoder, or code.
         """
         check_device(device)
-        encoder = cls(_load_stored(folder, device) if folder else cls._configured(config, device), config)
+        with _unadvised():
+            model = _load_stored(folder, device) if folder else cls._configured(config, device)
+        encoder = cls(model, config)
         encoder._source = config, folder, device
         return encoder
 
@@ -365,23 +366,11 @@ class Encoder:
             for row, states, own, embedding in zip(rows, encoded.states, kept, encoded.embeddings, strict=True):
                 yield row, states[own], embedding
 
-    def for_search(self, dtype: torch.dtype = torch.float32, backend: str = "torch") -> "Encoder":
-        """Return a copy for fast inference; later changes to the weights do not affect it.
-
-        Args:
-            dtype: of weights and arithmetic.
-            backend: "torch", or "onnx" for ONNX Runtime; see `dsi.contrastive.onnx_runtime`. A `token_model` stays in torch.
-
-        Raises:
-            ModuleNotFoundError: the backend is not installed.
-            ValueError: no such backend, or it does not run on the encoder's device, or in this dtype.
-        """
-        check_backend(backend, dtype)
-        fast = (
-            for_inference(self.model, dtype) if backend == "torch" else for_onnx_runtime(self.model, self.fingerprint)
-        )
+    def for_search(self, dtype: torch.dtype = torch.float32) -> "Encoder":
+        """Return a copy for fast inference in a dtype; later changes to the weights do not affect it."""
         encoder = object.__new__(Encoder)  # a copy made by `copy` would be loaded again, as one that is pickled
-        encoder.__dict__ |= self.__dict__ | {"model": fast, "usual_length": self.usual_length, "_source": None}
+        encoder.__dict__ |= self.__dict__ | {"usual_length": self.usual_length, "_source": None}
+        encoder.model = for_inference(self.model, dtype)  # type: ignore[assignment]
         encoder.token_model = self.token_model and self.token_model.for_search(dtype)
         return encoder
 
@@ -544,6 +533,21 @@ def without_hub() -> Iterator[None]:
             yield
         finally:
             constants.HF_HUB_OFFLINE = offline
+
+
+@contextmanager
+def _unadvised() -> Iterator[None]:
+    """Hide the advice of sentence-transformers to load half precision in float32, which an `Encoder` computes in anyway."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "inference may be significantly slower" not in record.getMessage()
+
+    theirs = logging.getLogger("sentence_transformers.base.model")
+    theirs.addFilter(is_other)
+    try:
+        yield
+    finally:
+        theirs.removeFilter(is_other)
 
 
 class _Quiet:

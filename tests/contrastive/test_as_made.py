@@ -213,7 +213,7 @@ def test_a_table_of_token_vectors_embeds_gives_states_and_knows_where_tokens_lie
         torch.testing.assert_close(vector, mean / mean.norm())
     spans = static.spans(TEXTS[1], "document")
     assert len(spans) == int(encoded.mask[1].sum())
-    assert [TEXTS[1][span.start : span.end] for span in spans][:2] == ["The", "Danube"]
+    assert (spans[0].start, spans[0].end, spans[-1].end) == (0, 3, len(TEXTS[1]))
     assert static.query_texts(["noble gas " * 300])[0].split() == ["noble", "gas"] * 128
     assert static.reads_whole("noble gas " * 300)
 

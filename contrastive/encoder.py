@@ -33,6 +33,7 @@ from transformers.utils import logging as transformers_logging
 from dsi.contrastive.config import FRESH, FRESH_T5, LONGEST_INPUT, PACKAGED, EncoderConfig
 from dsi.contrastive.devices import check_device
 from dsi.contrastive.inference import for_inference
+from dsi.contrastive.prompts import choose_prompt
 from dsi.contrastive.untrusted import (
     check_finite,
     check_inputs,
@@ -49,8 +50,6 @@ logger = logging.getLogger(__name__)
 PLURALS = {"query": "queries", "document": "documents"}
 """{kind of text: its plural, for progress bars}."""
 
-_PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
-"""{kind of text: names of its prompt, as sentence-transformers looks for them}."""
 _USUAL = (
     ("query", "which noble gas glows in signs"),
     ("query", "capital cities on the Danube"),
@@ -151,7 +150,7 @@ class Encoder:
         self.model = model.float().eval()
         self.config = config
         own = {"query": config.query_prompt, "document": config.document_prompt}
-        self.model.prompts = {kind: _choose_prompt(model, kind, prompt) for kind, prompt in own.items()}
+        self.model.prompts = {kind: choose_prompt(model, kind, prompt) for kind, prompt in own.items()}
         self.model.default_prompt_name = None
         self._is_cosine, self._is_static = model.similarity_fn_name == "cosine", isinstance(model[0], StaticEmbedding)
         self.tokenizer: Any = model.tokenizer
@@ -411,32 +410,6 @@ def check_similarity(model: SentenceTransformer, name: str) -> None:
             f"encoder.name {name!r} must compare embeddings by cosine or dot, got {similarity}; choose another model, or save "
             'it with model.similarity_fn_name = "cosine".'
         )
-
-
-def own_prompt(model: Any, kind: str) -> str:
-    """Return the prompt that a model of sentence-transformers has for a kind of text, "" if it has none."""
-    default = model.default_prompt_name
-    names = [
-        *_PROMPTS[kind],
-        *([] if default in _PROMPTS["query"] else [default]),
-    ]  # of queries, it is not for documents
-    return next((model.prompts[name] for name in names if model.prompts.get(name)), "")
-
-
-def _choose_prompt(model: SentenceTransformer, kind: str, given: str | None) -> str:
-    """Return the prompt of the config, or else the model's own; logs a replaced one, and prompts that none chose."""
-    own = own_prompt(model, kind)
-    if given is not None:
-        if own and own != given:
-            logger.warning("encoder.%s_prompt = %r replaces the model's own prompt %r.", kind, given, own)
-        return given
-    others = sorted(name for name, prompt in model.prompts.items() if prompt)
-    if kind == "query" and others and not own and not own_prompt(model, "document"):
-        logger.warning(
-            "The encoder has prompts for other tasks alone (%s); set encoder.query_prompt to use one.",
-            ", ".join(others),
-        )
-    return own
 
 
 def has_words(text: str) -> bool:

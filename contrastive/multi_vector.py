@@ -25,12 +25,12 @@ from dsi.contrastive.encoder import (
     TokenModel,
     TokenSpan,
     hub_answers,
-    own_prompt,
     quiet_transformers,
     state_fingerprint,
     without_hub,
 )
 from dsi.contrastive.inference import for_inference
+from dsi.contrastive.prompts import own_prompt
 from dsi.contrastive.untrusted import PROBE, check_finite, check_inputs, check_model, write_model
 from dsi.docids.files.checks import shown
 from dsi.docids.files.storage import digest

@@ -214,7 +214,7 @@ def test_a_table_of_token_vectors_embeds_gives_states_and_knows_where_tokens_lie
     spans = static.spans(TEXTS[1], "document")
     assert len(spans) == int(encoded.mask[1].sum())
     assert (spans[0].start, spans[0].end, spans[-1].end) == (0, 3, len(TEXTS[1]))
-    assert static.query_texts(["noble gas " * 300])[0].split() == ["noble", "gas"] * 128
+    assert len(static.spans(static.query_texts(["gas " * 300])[0], "query")) == static.config.query_length
     assert static.reads_whole("noble gas " * 300)
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from dsi.measuring.runs import BM25Runs, DenseRuns, IndexRuns, generator_only, l
 from dsi.rerankers.reranking import rerank
 from dsi.search.candidates import Candidates, Reranker
 from dsi.search.engine import Method
-from dsi.search.generate import WordsOnly
+from dsi.search.generate import DenseAndWords, WordsOnly
 from dsi.store.documents import DocumentTable
 from dsi.store.retriever import GenerativeRetriever
 
@@ -280,7 +280,8 @@ class _Systems:
         """Add the index, searched in several ways; returns the name of the row with its own search config."""
         lexical, method = self.retriever.lexical, self.retriever.search_config.method
         if lexical:
-            self._add(f"{DENSE} + {lexical.name}", lambda: self.systems.tune(learned=False, on_dev=self.split != "dev"))
+            changes = partial(self.systems.tune, learned=False, on_dev=self.split != "dev")
+            self._add(f"{DENSE} + {lexical.name}", changes, DenseAndWords)
         if self.retriever.engine.is_tied:
             self._add_controls()
         else:

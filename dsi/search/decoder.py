@@ -2,8 +2,8 @@
 
 Computes the same numbers as `DocidGenerator.decoder`. It is faster because cross-attention keys and values are computed once
 per query and shared by its beams; query, key and value projections are one matrix product; the norms' constants are folded into
-the weights, which are packed for the CPU; and only the digits of the current level get logits. Knows nothing of trees, scores
-or fusion.
+the weights, which are packed for the CPU; and only the digits of the current level get logits. Knows nothing of trees and
+scores.
 """
 
 import copy

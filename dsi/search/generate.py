@@ -17,7 +17,6 @@ from dsi.docids.files.threads import one_thread
 from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import LARGE
 from dsi.docids.words.bm25 import Lexical
-from dsi.docids.words.term_scores import Terms
 from dsi.generator.base import Generator
 from dsi.generator.tied import TiedGenerator
 from dsi.search.engine import FEATURE_TEMPERATURE, Engine, Followed, Method, QueryBatch, Siblings, count_documents
@@ -80,17 +79,7 @@ class TiedIndex(Engine):
 
     def document_scores(self, batch: QueryBatch, request: SearchRequest) -> DocumentScores:
         """Return what scores documents."""
-        config = request.config
-        extra = None if request.extra_scores is None else request.extra_scores[batch.rows.numpy()]
-        lexical = self.lexical if config.lexical_weight else None
-        scorer, terms = (None, list[Terms]()) if lexical is None else (lexical.scorer, lexical.query_terms(batch.texts))
-        tokens = None
-        if config.token_weight and self.tree.tokens is not None:
-            with one_thread():
-                tokens = [self.tree.tokens.project(batch.word_states(row)) for row in range(len(batch.texts))]
-        return DocumentScores(
-            self.tree, batch.vectors, scorer, terms, config.lexical_weight, extra, tokens, config.token_weight
-        )
+        return DocumentScores.from_request(self.tree, self.lexical, batch, request)
 
     def sources(self, scores: DocumentScores, request: SearchRequest, count: int) -> Sources:
         """Return what gathers the documents of pools, `count` from each source."""
@@ -195,13 +184,17 @@ class Exact(Method):
     """
 
     def __init__(self, index: TiedIndex) -> None:
-        self.index = index
+        self.index: Engine = index
+        self.all_documents = index.all_documents
+
+    def everything(self, batch: QueryBatch, request: SearchRequest) -> Everything:
+        """Return what scores all documents."""
+        return self.all_documents(batch, request)
 
     def retrieve(self, batch: QueryBatch, request: SearchRequest, trace: Trace | None = None) -> SearchResult:
         """Return the top k of all documents that may be returned."""
-        tree, allowed = self.index.tree, request.allowed
-        everything = self.index.all_documents(batch, request)
-        k = min(request.k, count_documents(tree, allowed))
+        everything = self.everything(batch, request)
+        k = min(request.k, count_documents(self.index.tree, request.allowed))
         result = SearchResult.empty(len(batch.texts), k)
         for row, pool in enumerate(everything.best(k)):
             pool.put(result, row, k)
@@ -209,6 +202,22 @@ class Exact(Method):
         if trace is not None:
             trace.add_documents(result.positions, result.scores, result.sources)
         return result
+
+
+class DenseAndWords(Exact):
+    """Scores all documents of an index with any docid tokens by dense and lexical scores: a baseline.
+
+    Args:
+        index: the index that is searched.
+    """
+
+    def __init__(self, index: Engine) -> None:
+        self.index: Engine = index
+
+    def everything(self, batch: QueryBatch, request: SearchRequest) -> Everything:
+        """Return what scores all documents."""
+        tree, lexical = self.index.tree, self.index.lexical
+        return AllDocuments(tree, DocumentScores.from_request(tree, lexical, batch, request), request.allowed)
 
 
 class Generate(Method):

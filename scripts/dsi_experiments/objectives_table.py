@@ -113,7 +113,7 @@ def measure(index: IndexRuns, split: str) -> list[Cell]:
     cells = []
     for system, options in (
         ("decoder alone", generator_only(index.retriever)),
-        ("fused", index.tune(fusion="bound", lexical=False)),
+        ("fused", index.tune(lexical=False)),
     ):
         scores = index.scores(split, right, **options)
         for beam_width in BEAMS:

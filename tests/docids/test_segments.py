@@ -41,7 +41,7 @@ from dsi.training.docids_stage import save_docids_stage
 from dsi.training.generator_stage import GeneratorStage
 from dsi.training.pipeline import TrainingRun
 from tests.store.test_updates import DOCUMENTS, QUERIES
-from tests.support.oracles import document_log_p
+from tests.support.oracles import path_scores
 from tests.support.small import WIDTH, random_generator, random_queries, random_tied
 from tests.training.test_pipeline import TIED, write_settings
 
@@ -150,9 +150,8 @@ def test_answers_are_the_best_documents_by_their_best_places(
     methods, batch = engine_of(tree, generator, bm25).methods, query_batch(seed)
     allowed = (tree.doc_rows >= 0) & ((tree.doc_rows % 3 > 0) | (not filtered))
     config = SearchConfig(
-        alpha=alpha, beta=beta, ann_temperature=0.5, lexical_weight=weight, fusion="bound",
-        candidates=1,
-    )  # fmt: skip
+        alpha=alpha, beta=beta, ann_temperature=0.5, lexical_weight=weight if kind == "tied" else 0.0, candidates=1
+    )
 
     def search(method: str, beam_width: int):
         own = dataclasses.replace(config, beam_width=beam_width)
@@ -163,9 +162,8 @@ def test_answers_are_the_best_documents_by_their_best_places(
 
     words = np.float32(weight) * bm25.scores(batch.texts)
     if kind == "digits":
-        log_p = document_log_p(tree, generator, batch.states, batch.mask).numpy()
-        dense = place_scores(tree, batch.vectors, words) / 0.5
-        scores = log_p if beta == 0 else alpha * log_p + (1 - alpha) * dense
+        queries = batch.states, batch.mask, batch.embeddings
+        scores = path_scores(tree, generator, *queries, alpha, beta, 0.5).numpy()
     else:
         scores = place_scores(tree, batch.vectors, words)
     count = min(k, len(set(tree.doc_rows[allowed].tolist())))
@@ -184,15 +182,12 @@ def test_answers_are_the_best_documents_by_their_best_places(
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    tree=random_trees, k=st.integers(1, 6), seed=st.integers(0, 99), fusion=st.sampled_from(["paper", "bound", "tied"])
-)
-def test_a_document_is_found_once_with_the_score_that_its_path_has(tree, k, seed, fusion):
-    generator = random_tied(tree, seed=seed) if fusion == "tied" else random_generator(tree, layers=1, seed=seed)
+@given(tree=random_trees, k=st.integers(1, 6), seed=st.integers(0, 99), tied=st.booleans())
+def test_a_document_is_found_once_with_the_score_that_its_path_has(tree, k, seed, tied):
+    generator = random_tied(tree, seed=seed) if tied else random_generator(tree, layers=1, seed=seed)
     bm25 = BM25([str(n) for n in range(tree.num_rows)], texts(tree.num_rows, seed))
     engine, batch = engine_of(tree, generator, bm25), query_batch(seed)
-    own = {} if fusion == "tied" else {"fusion": fusion}
-    request = SearchRequest(k, SearchConfig(alpha=0.5, beam_width=10_000, **own))
+    request = SearchRequest(k, SearchConfig(alpha=0.5, beam_width=10_000))
     followed = engine.follow(batch, request, np.tile(np.arange(tree.num_rows), (3, 1)))
     for name in ("generate", "exact"):
         found = engine.methods[name].retrieve(batch, request)
@@ -202,7 +197,7 @@ def test_a_document_is_found_once_with_the_score_that_its_path_has(tree, k, seed
             assert len(set(rows.tolist())) == len(rows) == min(k, tree.num_rows)
             np.testing.assert_allclose(found.scores[query], scores[rows], rtol=1e-4, atol=1e-4)
             np.testing.assert_allclose(found.scores[query], np.sort(scores)[::-1][: len(rows)], rtol=1e-4, atol=1e-4)
-            if fusion != "paper":  # documents whose places tie may have either
+            if tied:  # documents whose places tie may have either
                 assert followed.positions[query, rows].tolist() == found.positions[query].tolist()
 
 
@@ -299,7 +294,7 @@ def index_of(encoder, *, tied: bool = False) -> GenerativeRetriever:
     tree = assemble(make_docids(SchemeInput(vectors, config, rows=rows)), vectors)
     object.__setattr__(tree, "segments", 3)
     bm25 = BM25(documents["doc_id"], [f"{d['title']} {d['text']}" for d in old], k1=1.2, b=0.5)
-    search = SearchConfig(alpha=0.3, beam_width=12, lexical_weight=0.05, fusion="bound")
+    search = SearchConfig(alpha=0.3, beam_width=12, lexical_weight=0.05 if tied else 0.0)
     generator = random_tied(tree) if tied else random_generator(tree)
     return GenerativeRetriever(encoder, tree, generator, documents, search, bm25)
 

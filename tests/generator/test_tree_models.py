@@ -1,6 +1,5 @@
 """Tree models: targets and beams against slow definitions and the paper's numbers, every objective, bad input."""
 
-import dataclasses
 import json
 import math
 
@@ -21,9 +20,8 @@ from dsi.docids.clustering import DocidsConfig
 from dsi.docids.tree import DocidTree
 from dsi.eval.measures import regret
 from dsi.generator.families import FamilyTree
-from dsi.search.request import SearchConfig, SearchRequest
 from tests.support.oracles import children_of, estimated_target
-from tests.support.small import beam_search_for, random_batch, random_generator, random_tree
+from tests.support.small import random_tree
 
 CPU = torch.device("cpu")
 shapes = {"documents": st.integers(4, 60), "branching": st.sampled_from([2, 3, 10]), "seed": st.integers(0, 1000)}
@@ -58,18 +56,6 @@ def test_ranking_by_the_best_document_below_loses_nothing_at_any_beam(documents,
     found = targets.search(scores, k, k)
     assert found.tolist() == eta.topk(k, dim=1).indices.tolist()  # Proposition 1
     assert regret(eta.numpy(), found.numpy()).max() == 0
-    # The retriever's own search over node scores is the same beam.
-    search, batch = beam_search_for(tree, random_generator(tree, layers=1)), random_batch(3)
-    queries = search.queries(batch, SearchRequest(k, SearchConfig(alpha=0.0)))
-    of_nodes = dataclasses.replace(queries.config, fusion="bound")  # a node's score is its own, no sum along the path
-    queries = dataclasses.replace(queries, config=of_nodes, node_scores=lambda nodes: _gather(scores, nodes))
-    result = search.result(search.descend(queries, k, k, None))
-    assert result.positions.tolist() == found.tolist()
-
-
-def _gather(scores: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
-    """[batch, …] scores [batch, nodes] of nodes [batch, …]."""
-    return scores.gather(1, nodes.flatten(1)).view_as(nodes)
 
 
 @settings(max_examples=10, deadline=None)

@@ -36,7 +36,7 @@ def retriever(beir, encoder):
     texts = encoder.document_texts(list(documents["title"]), list(documents["text"]))
     tree = build_tree(encoder.encode(texts, "document"), DocidsConfig(branching=3, max_leaf_size=3))
     lexical = BM25(documents["doc_id"], collection.full_texts())
-    settings = SearchConfig(fusion="bound", alpha=0.4, beam_width=20, ann_temperature=0.1, lexical_weight=0.1)
+    settings = SearchConfig(alpha=0.4, beam_width=20, ann_temperature=0.1)
     return GenerativeRetriever(encoder, tree, random_generator(tree), documents, settings, lexical)
 
 

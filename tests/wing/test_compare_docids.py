@@ -229,7 +229,7 @@ def test_survival_and_search_errors_are_those_of_single_traced_searches(kind, be
     vectors = encoder.encode(encoder.document_texts(documents["title"], documents["text"]), "document")
     tree = build_tree(vectors, DocidsConfig(branching=3, max_leaf_size=3))
     generator = random_tied(tree) if kind == "tied" else random_generator(tree)
-    config = SearchConfig(fusion="bound")
+    config = SearchConfig()
     retriever = dsi.GenerativeRetriever(encoder, tree, generator, documents, config, None)
     pairs = list(reversed(collection.pairs("test")))[::10]
     answers = {query_id: documents[row]["doc_id"] for query_id, row in pairs}

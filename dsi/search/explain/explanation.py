@@ -96,8 +96,7 @@ class Explanation:
         if self.tied:
             tokens = f" + {config.token_weight:.3g} tokens" if self.tokens else ""
             return f"score of a node = q.v + bonus, of a document = dense{words}{tokens}"
-        dense = f"that of the best document below{words}" if config.fusion == "bound" else "centroids along the path"
-        return f"score = generator along the path + {dense}"
+        return "score = generator along the path + centroids along the path"
 
     __repr__ = __str__
 

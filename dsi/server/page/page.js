@@ -52,7 +52,7 @@ function limitSliders() {
     $(name).step = heaviest / 40;
   }
   $("lexical-name").textContent = lexical ?? "";
-  const takesWords = lexical !== null && (tied || (config.fusion === "bound" && config.beta !== 0));
+  const takesWords = lexical !== null && tied;
   for (const [name, taken] of [["candidates", tied], ["lexical_weight", takesWords], ["token_weight", tokens]]) {
     $(name).closest(".setting").hidden = $(name).disabled = !taken;
   }

@@ -303,9 +303,7 @@ class Hits(list[Hit]):
         count = f"{len(self)} document{'s' * (len(self) != 1)}"
         if self.missing:
             count += f"; {self.coverage:.0%} of the documents were searched"
-        if not self or not self._search:
-            return count
-        return f"{count}; {'proven: no other scores higher' if self.exact else 'others may score higher'}"
+        return f"{count}; proven: no other scores higher" if self and self._search and self.exact else count
 
 
 def pieces(

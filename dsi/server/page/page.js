@@ -118,9 +118,9 @@ function searchSoon() {
 
 function show({ answers: [answer], milliseconds }, picture) {
   const { hits, exact } = answer;
-  const proven = exact ? "Proven: no other document scores higher." : "Not proven: another document may score higher.";
+  const proven = exact ? " Proven: no other document scores higher." : "";
   const count = `${hits.length} answer${hits.length === 1 ? "" : "s"}`;
-  say(hits.length ? `${count} in ${Math.round(milliseconds)} ms. ${proven}` : "No document may be returned.");
+  say(hits.length ? `${count} in ${Math.round(milliseconds)} ms.${proven}` : "No document may be returned.");
   $("found").hidden = false;
   const drawn = answersBelow(picture);
   $("answers").replaceChildren(...hits.map((hit) => answerOf(hit, drawn.get(hit.rank))));

@@ -30,7 +30,7 @@ from dsi.generator.tied import TiedGenerator
 from dsi.search.engine import QueryBatch
 from dsi.search.generate import TiedIndex
 from dsi.search.lists import cell_nodes
-from dsi.search.pools import Everything, Gathered, Pool, Sources
+from dsi.search.pools import Everything, Pool, Sources
 from dsi.search.request import SearchRequest
 from dsi.search.results import EXTRA, WALK, WORDS, Floats, Ints, SearchResult, highest_and_rest
 from dsi.search.scores import DocumentScores
@@ -152,11 +152,11 @@ class _Asking:
         rows: Sequence[int],
         rows_of: Mapping[int, Sequence[int]],
         questions: Mapping[int, tuple[Any, ...]],
-    ) -> dict[int, list[Gathered]]:
+    ) -> dict[int, list[Pool]]:
         """Return {row: what each shard contributes}, shards in order; the arguments are those of `ask`, and all rows."""
-        parts: dict[int, list[Gathered]] = {row: [] for row in rows}
+        parts: dict[int, list[Pool]] = {row: [] for row in rows}
         for shard, answer in sorted(self.ask(method, rows_of, questions).items()):
-            for row, own in zip(rows_of[shard], answer.split(), strict=True):
+            for row, own in zip(rows_of[shard], answer, strict=True):
                 parts[row].append(own)
         return parts
 
@@ -177,14 +177,14 @@ class _Asking:
 class ShardedSources(_Asking, Sources):
     """Gathers the documents of pools from the shards."""
 
-    def outright(self, rows: Sequence[int], documents: Ints) -> list[Gathered]:
+    def outright(self, rows: Sequence[int], documents: Ints) -> list[Pool]:
         """As in `Sources`."""
         shards = [number for number, share in enumerate(self.index.shares) if np.isin(documents, share.rows).any()]
         asked: dict[int, Sequence[int]] = dict.fromkeys(shards, rows)
         questions = {shard: (self.question(shard, rows, tokens=False), None) for shard in shards}
         return [merge(own, self.index.tree) for own in self.gathered("gather", rows, asked, questions).values()]
 
-    def gather(self, rows: Sequence[int], nodes: Sequence[Ints]) -> list[Gathered]:
+    def gather(self, rows: Sequence[int], nodes: Sequence[Ints]) -> list[Pool]:
         """As in `Sources`."""
         tree, edges = self.index.tree, self.index.edges
         owners = [np.searchsorted(edges, tree.doc_start[ends], side="right") - 1 for ends in nodes]
@@ -230,10 +230,10 @@ class ShardedDocuments(_Asking, Everything):
         asked: dict[int, Sequence[int]] = dict.fromkeys(range(len(self.index.shares)), rows) if k else {}
         questions = {shard: (self.question(shard, rows, tokens=True), k) for shard in asked}
         for own in self.gathered("best", rows, asked, questions).values():
-            yield merge(own, self.index.tree).pool()
+            yield merge(own, self.index.tree)
 
 
-def merge(parts: Sequence[Gathered], tree: DocidTree, count: int = 0, *, walked: bool = True) -> Gathered:
+def merge(parts: Sequence[Pool], tree: DocidTree, count: int = 0, *, walked: bool = True) -> Pool:
     """Return what shards contribute to the pool of one query as one process would: the best `count` of each source.
 
     Args:
@@ -243,36 +243,36 @@ def merge(parts: Sequence[Gathered], tree: DocidTree, count: int = 0, *, walked:
         walked: whether the walk of the query ended at any node.
     """
     if not parts:
-        nothing = np.zeros(0, dtype=np.float32)
-        return Gathered(np.zeros(0, dtype=np.int64), nothing, nothing, nothing, np.zeros(0, dtype=np.uint8), np.inf)
-    columns = [np.concatenate(column) for column in zip(*(part[:5] for part in parts), strict=True)]
+        return Pool(np.zeros(0, dtype=np.int64), np.zeros((1, 0), np.float32), np.zeros(0, dtype=np.uint8), (np.inf,))
+    positions, sources = (np.concatenate([part[field] for part in parts]) for field in (0, 2))
+    values = np.concatenate([part.parts for part in parts], axis=1)
     if tree.most_places > 1:
-        columns = _once(tree.doc_rows[columns[0]], columns)
-    sources = columns[4]
-    cut, rest, extra_cut = (max(values) for values in zip(*(part[5:8] for part in parts), strict=True))
-    limits = [cut if walked else np.inf, rest, extra_cut]
-    for number, (bit, values) in enumerate(zip((WALK, WORDS, EXTRA), columns[1:4], strict=True) if count else ()):
-        own = np.flatnonzero(sources & bit)
-        if len(own) > count:
-            if bit == WORDS:  # of equal ones those first in the document table are taken, as in one process
-                own = own[np.argsort(tree.doc_rows[columns[0][own]])]
-            kept, highest_left_out = highest_and_rest(values[own], count)
-            sources[np.delete(own, kept)] &= ~np.uint8(bit)
-            limits[number] = max(limits[number], highest_left_out)
+        positions, values, sources = _once(tree.doc_rows[positions], positions, values, sources)
+    cuts = [max(own) for own in zip(*(part.cuts for part in parts), strict=True)]
+    if not walked:
+        cuts[0] = np.inf
     if count:
-        columns = [column[sources > 0] for column in columns]
-    positions, dense, lexical, extra, sources = columns
+        for number, bit in enumerate((WALK, WORDS, EXTRA)[: len(values)]):
+            own = np.flatnonzero(sources & bit)
+            if len(own) > count:
+                if bit == WORDS:  # of equal ones those first in the document table are taken, as in one process
+                    own = own[np.argsort(tree.doc_rows[positions[own]])]
+                kept, highest_left_out = highest_and_rest(values[number, own], count)
+                sources[np.delete(own, kept)] &= ~np.uint8(bit)
+                cuts[number] = max(cuts[number], highest_left_out)
+        found = sources > 0
+        positions, values, sources = positions[found], values[:, found], sources[found]
     read, compared = sum(part.read for part in parts), sum(part.compared for part in parts)
-    return Gathered(positions, dense, lexical, extra, sources, limits[0], limits[1], limits[2], read, compared)
+    return Pool(positions, values, sources, tuple(cuts), read, compared)
 
 
-def _once(rows: Ints, columns: list[Any]) -> list[Any]:
+def _once(rows: Ints, positions: Ints, values: Floats, sources: Ints) -> tuple[Ints, Floats, Ints]:
     """Return each document once, found by all that found it anywhere; in docid order."""
     _, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
-    sources = np.zeros(len(first), dtype=np.uint8)
-    np.bitwise_or.at(sources, inverse, columns[4])
-    order = np.argsort(columns[0][first])
-    return [*(column[first][order] for column in columns[:4]), sources[order]]
+    found_by = np.zeros(len(first), dtype=np.uint8)
+    np.bitwise_or.at(found_by, inverse, sources)
+    order = np.argsort(positions[first])
+    return positions[first][order], values[:, first[order]], found_by[order]
 
 
 class ShardedRetriever(GenerativeRetriever, Closes):

@@ -9,7 +9,7 @@ back soon after it died.
 import dataclasses
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from dsi.docids.words.bm25 import BM25
 from dsi.docids.words.postings import read_postings
 from dsi.docids.words.term_scores import Terms, TermScorer
 from dsi.search.lists import ListedDocuments
-from dsi.search.pools import AllDocuments, Gathered, PoolSources
+from dsi.search.pools import AllDocuments, Pool, PoolSources
 from dsi.search.results import Bools, Floats, Ints
 from dsi.search.scores import DocumentScores
 
@@ -162,41 +162,6 @@ class Question(NamedTuple):
     token_weight: float = 0.0
 
 
-class Answer(NamedTuple):
-    """The documents of a shard for a batch of queries, one query after another.
-
-    Attributes:
-        counts: [batch] how many each query has.
-        documents: of all queries, with docid positions of the whole tree.
-        cuts: [batch, 3] `Gathered.cut`, `rest` and `extra_cut`.
-        read: [batch] how many document vectors were scored.
-        compared: [batch] how many documents were scored by late interaction.
-    """
-
-    counts: Ints
-    documents: tuple[Ints, Floats, Floats, Floats, Ints]
-    cuts: Floats
-    read: Ints
-    compared: Ints
-
-    @classmethod
-    def join(cls, gathered: Sequence[Gathered], share: Share) -> "Answer":
-        """Return what was gathered for each query."""
-        columns = [np.concatenate(column) for column in zip(*(own[:5] for own in gathered), strict=True)]
-        columns[0] = share.positions[columns[0]]
-        counts = np.array([len(own.positions) for own in gathered])
-        cuts = np.array([[own.cut, own.rest, own.extra_cut] for own in gathered], dtype=np.float64)
-        read, compared = np.array([(own.read, own.compared) for own in gathered]).T
-        return cls(counts, tuple(columns), cuts, read, compared)  # type: ignore[arg-type]
-
-    def split(self) -> list[Gathered]:
-        """Return what was gathered, query by query."""
-        ends = np.cumsum(self.counts)[:-1]
-        columns = zip(*(np.split(column, ends) for column in self.documents), strict=True)
-        rest = zip(columns, self.cuts.tolist(), self.read.tolist(), self.compared.tolist(), strict=True)
-        return [Gathered(*own, *cuts, read, compared) for own, cuts, read, compared in rest]  # type: ignore[call-arg]
-
-
 class ShardIndex:
     """The documents of one shard in one state of the index.
 
@@ -242,7 +207,7 @@ class ShardIndex:
             return None
         return np.unpackbits(question.allowed, count=self.tree.num_documents).astype(bool)
 
-    def gather(self, question: Question, nodes: Sequence[Ints] | None) -> Answer:
+    def gather(self, question: Question, nodes: Sequence[Ints] | None) -> list[Pool]:
         """Return what the sources contribute; without nodes all documents that may be returned."""
         scores, allowed, batch = self._scores(question), self._allowed(question), range(len(question.queries))
         sources = PoolSources(self.tree, self.listed, scores, question.most, allowed, self._occupied)
@@ -251,10 +216,13 @@ class ShardIndex:
         else:
             found = sources.gather(batch, nodes)
         if question.terms is not None:  # summed in the order of terms, so that equal documents of two shards are equal
-            places = [(row, self.tree.doc_rows[own.positions]) for row, own in enumerate(found)]
-            words = [scores.lexical_scores(*pair) for pair in places]
-            found = [own._replace(lexical=lexical) for own, lexical in zip(found, words, strict=True)]
-        return Answer.join(found, self.share)
+            for row, own in enumerate(found):
+                own.parts[1] = scores.lexical_scores(row, self.tree.doc_rows[own.positions])
+        return self._whole(found)
+
+    def _whole(self, pools: Iterable[Pool]) -> list[Pool]:
+        """Return pools with docid positions of the whole tree."""
+        return [pool._replace(positions=self.share.positions[pool.positions]) for pool in pools]
 
     def rescore(self, question: Question, pools: Sequence[tuple[Ints, Floats]]) -> list[tuple[Ints, Floats]]:
         """Return documents' best places and their scores with late interaction."""
@@ -265,19 +233,12 @@ class ShardIndex:
         ]
         return [(self.share.positions[positions], own) for positions, own in rescored]
 
-    def best(self, question: Question, k: int) -> Answer:
+    def best(self, question: Question, k: int) -> list[Pool]:
         """Return the best of all documents."""
         if not len(self.share.rows):  # all of them were removed
-            nothing = np.zeros(0, dtype=np.float32)
-            none = Gathered(_NO_ROWS, nothing, nothing, nothing, np.zeros(0, dtype=np.uint8))
-            return Answer.join([none] * len(question.queries), self.share)
-        pools = AllDocuments(self.tree, self._scores(question), self._allowed(question)).best(k)
-        found = []
-        for pool in pools:
-            zeros = np.zeros(len(pool.positions), dtype=np.float32)
-            own = Gathered(pool.positions, pool.scores, zeros, zeros, pool.sources)
-            found.append(own._replace(read=pool.read, compared=pool.compared))
-        return Answer.join(found, self.share)
+            nothing = Pool(_NO_ROWS, np.zeros((1, 0), dtype=np.float32), np.zeros(0, dtype=np.uint8))
+            return [nothing] * len(question.queries)
+        return self._whole(AllDocuments(self.tree, self._scores(question), self._allowed(question)).best(k))
 
 
 def _scorer(files: Sequence[Path], documents: int, rows: Rows) -> TermScorer:
@@ -330,7 +291,7 @@ class Shard:
         """Return which process this is, and {state of the index that it holds: generation}."""
         return self._born, {state: index.generation for state, index in self._states.items()}
 
-    def gather(self, state: str, question: Question, nodes: Sequence[Ints] | None) -> Answer:
+    def gather(self, state: str, question: Question, nodes: Sequence[Ints] | None) -> list[Pool]:
         """As `ShardIndex.gather`."""
         return self._in(state).gather(question, nodes)
 
@@ -340,7 +301,7 @@ class Shard:
         """As `ShardIndex.rescore`."""
         return self._in(state).rescore(question, pools)
 
-    def best(self, state: str, question: Question, k: int) -> Answer:
+    def best(self, state: str, question: Question, k: int) -> list[Pool]:
         """As `ShardIndex.best`."""
         return self._in(state).best(question, k)
 

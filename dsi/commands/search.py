@@ -171,7 +171,7 @@ class _Searches:
     def _reranked(self, queries: "Sequence[str] | dict[str, str]") -> "Candidates":
         from dsi.rerankers.reranking import rerank
 
-        features = any(reranker.uses_features for reranker in self.rerankers)
+        features = next((own.features for own in self.rerankers if own.features), None)
         return rerank(self.retriever.candidates(queries, self.most, features=features, **self.options), self.rerankers)
 
     def _show_error(self, line: str, error: ValueError) -> None:

@@ -319,7 +319,10 @@ class _Systems:
         def row(chain: Sequence[Reranker]) -> tuple[Run, dict[str, Any]]:
             if not made:
                 queries = self.systems.encode(self.split, self.collection.query_texts(self.split))
-                candidates = self.retriever.candidates(queries, k)
+                features = next(
+                    (own.features for several in rerankers.values() for own in several if own.features), None
+                )
+                candidates = self.retriever.candidates(queries, k, features=features)
                 texts_of = candidates.texts_of or DocumentTable(self.collection.documents).texts_of
                 made.append(dataclasses.replace(candidates, texts_of=texts_of))
             started = time.perf_counter()

@@ -37,7 +37,7 @@ class CrossEncoderReranker(Reranker):
         >>> from dsi.rerankers.cross_encoder import CrossEncoderReranker
         >>> retriever = dsi.GenerativeRetriever.from_pretrained("RUN")
         >>> retriever.keep_texts(dsi.read_collection("DIR").documents)
-        >>> candidates = retriever.candidates(["noble gases"], k=20, features=False)
+        >>> candidates = retriever.candidates(["noble gases"], k=20)
         >>> reranked = dsi.rerank(candidates, CrossEncoderReranker("CROSS-ENCODER"))
 
     Args:

@@ -16,7 +16,7 @@ k-th document. Ties break in docid order. A document with several places scores 
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -33,7 +33,7 @@ from dsi.generator.base import Generator
 from dsi.generator.objectives import log_prior
 from dsi.search.decoder import DecoderCache, FastDecoder, search_decoder
 from dsi.search.dense import DenseScores
-from dsi.search.engine import FEATURE_TEMPERATURE, Engine, Followed, Method, QueryBatch, Siblings, count_documents
+from dsi.search.engine import Engine, Followed, Method, QueryBatch, count_documents
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import WALK, Ints, LevelTrace, SearchResult, Trace
 
@@ -222,20 +222,6 @@ class BeamSearch(Engine):
         _, digits = self.tree.paths(positions.ravel())
         nodes = np.where(digits.reshape(generative.shape) >= 0, generative + dense, np.nan)
         return Followed(positions, nodes, {"generator": generative[:, :, -1], "encoder": dense[:, :, -1]})
-
-    def siblings(self, batch: QueryBatch, positions: Ints) -> Iterator[Siblings]:
-        """Yield for each level the scores of the nodes on the paths to docids [batch, n], and of their siblings."""
-        on_device = torch.from_numpy(positions).long().to(self.device)
-        decoder_only = SearchRequest(1, SearchConfig(alpha=1.0, beta=0.0))
-        paths = self.follow_paths(batch, decoder_only, on_device)
-        digits = self.tree.paths(positions.ravel())[1].reshape(*positions.shape, -1)
-        for level, (nodes, generative) in enumerate(paths.siblings):
-            shape = (*positions.shape, -1)
-            dense = self.dense.dot(batch.embeddings.float(), nodes.clamp(min=0)) / FEATURE_TEMPERATURE
-            by_generator, by_encoder, valid = (
-                tensor.numpy(force=True).reshape(shape) for tensor in (generative, dense, nodes >= 0)
-            )
-            yield Siblings(by_generator, by_encoder, valid, np.maximum(digits[:, :, level], 0))
 
     def result(self, descent: Descent) -> SearchResult:
         """Return the documents of a descent, with a certificate if nothing that was pruned could be better."""

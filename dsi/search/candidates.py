@@ -24,6 +24,9 @@ from dsi.search.results import Hit, Hits
 Floats = NDArray[np.floating]
 Ints = NDArray[np.integer]
 Bools = NDArray[np.bool_]
+Features = Callable[..., tuple[NDArray[np.float32], tuple[str, ...]]]
+"""Computes features [queries, k, features], 0 at padding, and their names, given the engine that searched, the encoded queries,
+the result, and the titles of the answers."""
 R = TypeVar("R", bound="Reranker")
 T = TypeVar("T")
 
@@ -122,7 +125,7 @@ class Candidates:
         if missing and not self.names:
             raise ValueError(
                 f"The reranker reads the feature {missing[0]!r}, but these candidates were made without features; make them "
-                "with retriever.candidates(…, features=True), which is the default."
+                "with retriever.candidates(…, features=reranker.features)."
             )
         if missing:
             raise ValueError(
@@ -228,11 +231,11 @@ class Reranker(ABC):
 
     Attributes:
         kind: its name in reranker.json.
-        uses_features: whether `score` reads the candidates' features, which take another pass of the decoder.
+        features: computes the features that `score` reads; None if it reads none.
     """
 
     kind: ClassVar[str]
-    uses_features: ClassVar[bool] = False
+    features: ClassVar[Features | None] = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

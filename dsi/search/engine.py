@@ -6,7 +6,7 @@ score.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, ClassVar, NamedTuple, Self
@@ -24,9 +24,6 @@ from dsi.docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
 from dsi.search.request import SearchConfig, SearchRequest, check_extra_scores
 from dsi.search.results import Bools, Floats, Ints, SearchResult, Trace
-
-FEATURE_TEMPERATURE = 0.05
-"""Of softmaxes over siblings, which features of rerankers read; search has none."""
 
 
 class QueryBatch(NamedTuple):
@@ -211,68 +208,6 @@ class Followed(NamedTuple):
         return np.asarray(np.sum(list(self.parts.values()), axis=0, dtype=np.float32))
 
 
-class Siblings(NamedTuple):
-    """Scores of the nodes on the paths to documents, and of their siblings, at one level.
-
-    Attributes:
-        generative: [batch, n, fan_out] the generator's.
-        dense: [batch, n, fan_out] the encoder's.
-        valid: [batch, n, fan_out] True at siblings that exist.
-        digits: [batch, n] which sibling is on the path; arbitrary past the end.
-    """
-
-    generative: Floats
-    dense: Floats
-    valid: Bools
-    digits: Ints
-
-
-class DigitScores(NamedTuple):
-    """Log-probabilities of the digits of docids, [batch, n, depth], 0 past the end.
-
-    Attributes:
-        generative: by the generator.
-        dense: by the encoder.
-        entropy: of the generator's choice at that level.
-        margin: of the digit over the best other, by the generator.
-    """
-
-    generative: Floats
-    dense: Floats
-    entropy: Floats
-    margin: Floats
-
-    @classmethod
-    def from_siblings(cls, levels: Sequence[Siblings]) -> "DigitScores":
-        """Return those of softmaxes over siblings."""
-        columns = [_digit_scores(level) for level in levels]
-        return cls(*(np.stack(column, axis=2) for column in zip(*columns, strict=True)))
-
-
-def _digit_scores(level: Siblings) -> tuple[Floats, Floats, Floats, Floats]:
-    """[batch, n] each: log-probabilities by generator and encoder, the generator's entropy and margin, at one level."""
-    exists = level.valid.any(axis=2)
-    digits = level.digits[:, :, None]
-    log_p, dense_log_p = (_log_softmax(scores, level.valid) for scores in (level.generative, level.dense))
-    generative, dense = (
-        np.where(exists, np.take_along_axis(values, digits, axis=2)[:, :, 0], 0) for values in (log_p, dense_log_p)
-    )
-    entropy = -(np.where(level.valid, np.exp(log_p), 0) * log_p).sum(axis=2)
-    others = np.where(level.valid, log_p, -np.inf)
-    np.put_along_axis(others, digits, -np.inf, axis=2)
-    best = others.max(axis=2, initial=-np.inf)
-    margin = np.where(exists & (best > -np.inf), generative - np.where(best > -np.inf, best, 0), 0)
-    return tuple(np.asarray(v, dtype=np.float32) for v in (generative, dense, entropy, margin))  # type: ignore[return-value]
-
-
-def _log_softmax(scores: Floats, valid: Bools) -> Floats:
-    """[batch, n, fan_out] log-softmax over valid siblings, 0 elsewhere."""
-    masked = np.where(valid, scores, -np.inf)
-    highest = np.where(valid.any(axis=2), masked.max(axis=2, initial=-np.inf), 0)[:, :, None]
-    total = np.exp(masked - highest).sum(axis=2, keepdims=True)
-    return np.where(valid, masked - highest - np.log(total.clip(1e-30)), 0)
-
-
 class Engine(ABC):
     """Searches one index at one moment.
 
@@ -322,14 +257,6 @@ class Engine(ABC):
         None if late interaction takes no part.
         """
         return None
-
-    def digit_scores(self, batch: QueryBatch, positions: Ints) -> DigitScores:
-        """Return log-probabilities of the digits of docids [batch, n], from softmaxes over siblings."""
-        return DigitScores.from_siblings(list(self.siblings(batch, positions)))
-
-    @abstractmethod
-    def siblings(self, batch: QueryBatch, positions: Ints) -> Iterator[Siblings]:
-        """Yield for each level the scores of the nodes on the paths to docids [batch, n], and of their siblings."""
 
     def search(
         self,
@@ -403,12 +330,6 @@ def count_documents(tree: DocidTree, allowed: Bools | None) -> int:
     if tree.most_places == 1:
         return int(np.count_nonzero(allowed))
     return len(np.unique(tree.doc_rows[allowed]))
-
-
-def path_nodes(tree: DocidTree, positions: Ints) -> Ints:
-    """[n, depth] the nodes on the paths to docid positions [n], from the children of the root on; -1 past the document."""
-    parents, digits = tree.paths(positions)
-    return np.where(digits >= 0, tree.first_child[parents] + digits, -1)
 
 
 def check_parts(options: Mapping[str, Any], engine: Engine) -> None:

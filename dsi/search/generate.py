@@ -6,7 +6,7 @@ Neither knows folders or texts of documents.
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Self
 
@@ -19,10 +19,10 @@ from dsi.docids.vectors import LARGE
 from dsi.docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
 from dsi.generator.tied import TiedGenerator
-from dsi.search.engine import FEATURE_TEMPERATURE, Engine, Followed, Method, QueryBatch, Siblings, count_documents
+from dsi.search.engine import Engine, Followed, Method, QueryBatch, count_documents
 from dsi.search.lists import ListedDocuments
 from dsi.search.pools import AllDocuments, Everything, Pool, PoolSources, Sources
-from dsi.search.request import SearchConfig, SearchRequest
+from dsi.search.request import SearchRequest
 from dsi.search.results import Bools, Floats, Ints, SearchResult, Trace, highest_and_rest
 from dsi.search.scores import DocumentScores
 from dsi.search.walk import NodeScores, Reached, Walk
@@ -127,29 +127,6 @@ class TiedIndex(Engine):
                 inner = nodes >= 0
                 scores[row, inner, level] = node_scores.scores(level, row, nodes[inner].astype(np.int64))
         return scores
-
-    def siblings(self, batch: QueryBatch, positions: Ints) -> Iterator[Siblings]:
-        """Yield for each level the scores of the nodes on the paths to docids [batch, n], and of their siblings."""
-        tree, occupied, vectors = self.tree, self.tree.doc_rows >= 0, batch.vectors
-        scorers = [self.walk.node_scores(batch, SearchConfig(alpha=alpha)) for alpha in (1.0, 0.0)]
-        parents, digits = (array.reshape(*positions.shape, -1) for array in tree.paths(positions.ravel()))
-        for level, fan_out in enumerate(tree.fan_out):
-            above = np.maximum(parents[:, :, level], 0)
-            children = tree.first_child[above][:, :, None].astype(np.int64) + np.arange(fan_out)  # [batch, n, fan_out]
-            exists = (np.arange(fan_out) < tree.num_children[above][:, :, None]) & (parents[:, :, level] >= 0)[
-                :, :, None
-            ]
-            is_inner, documents = children < tree.num_inner, (children - tree.num_inner).clip(0, tree.num_documents - 1)
-            exists &= is_inner | occupied[documents]
-            scores = np.zeros((2, *children.shape), dtype=np.float32)  # by generator and by encoder
-            for row, vector in enumerate(vectors):
-                inner, leaf = exists[row] & is_inner[row], exists[row] & ~is_inner[row]
-                scores[:, row, leaf] = tree.embeddings.dots(vector, documents[row][leaf])
-                if inner.any():
-                    for own, scorer in zip(scores, scorers, strict=True):
-                        own[row][inner] = scorer.scores(level, row, children[row][inner])
-            generative, dense = scores / np.float32(FEATURE_TEMPERATURE)
-            yield Siblings(generative, dense, exists, np.maximum(digits[:, :, level], 0))
 
     def alive(self, allowed: Bools | None) -> Bools | None:
         """[inner nodes] True at those above an allowed document; None if all documents are allowed."""
@@ -260,7 +237,7 @@ class Generate(Method):
             else:
                 reached = [Reached(_NO_NODES, pruned=True, read=0)] * len(rows)
                 gathered = search.sources.gather(rows, [_NO_NODES] * len(rows))
-            pools = search.rescore(rows, [documents.pool() for documents in gathered])
+            pools = search.rescore(rows, gathered)
             short = []
             for row, end, pool in zip(rows, reached, pools, strict=True):
                 search.put(result, row, end, pool)
@@ -315,8 +292,9 @@ class _Search:
         """Return the best of pools, their scores with late interaction; if few documents may be returned, all of them."""
         if not self.scores.has_tokens:
             return pools
-        kept = [highest_and_rest(pool.scores, self.count if self.few is None else len(pool.scores)) for pool in pools]
-        chosen = [(pool.positions[which], pool.scores[which]) for pool, (which, _) in zip(pools, kept, strict=True)]
+        scores = [pool.scores for pool in pools]
+        kept = [highest_and_rest(own, self.count if self.few is None else len(own)) for own in scores]
+        chosen = [(p.positions[which], own[which]) for p, own, (which, _) in zip(pools, scores, kept, strict=True)]
         rescored = self.sources.rescore(rows, chosen)
         return [self._rescored(*parts) for parts in zip(pools, kept, rescored, strict=True)]
 
@@ -325,7 +303,7 @@ class _Search:
         order = np.argsort(positions)
         order = order[scores[order] > -np.inf]  # a shard may have died since
         bound = max(pool.bound, cut) + self.scores.most_by_tokens
-        return Pool(positions[order], scores[order], pool.sources[which][order], bound, pool.read, len(order))
+        return Pool(positions[order], scores[None, order], pool.sources[which][order], (bound,), pool.read, len(order))
 
     def put(self, result: SearchResult, row: int, reached: Reached, pool: Pool) -> None:
         """Put the answer of one query into a result."""

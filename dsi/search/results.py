@@ -405,36 +405,6 @@ class Trace:
         """Take the documents that were scored completely, each [batch, n]."""
         self.positions, self.scores, self.sources = positions, scores, sources
 
-    def survivors(self, paths: Ints) -> Bools:
-        """[n, depth] True at the nodes of paths that the search did not prune.
-
-        A node that was not scored was not pruned: below the last nodes of a walk all documents are read. For one query.
-
-        Args:
-            paths: [n, depth] nodes, one a level from the children of the root on.
-        """
-        kept = np.ones(paths.shape, dtype=bool)
-        for level, candidates in enumerate(self.levels):
-            kept[:, level] = ~np.isin(paths[:, level], candidates.nodes[~candidates.kept])
-        return kept
-
-    def pruned_at(self, path: Ints, num_inner: int) -> tuple[int, float, float] | None:
-        """Return where the search pruned an inner node on a path: the level from 0, its score, and the lowest score kept there.
-
-        None if it pruned none. The lowest score is that of an inner node, infinite if none was kept. For one query.
-
-        Args:
-            path: [depth] nodes, one a level from the children of the root on.
-            num_inner: number of inner nodes of the tree; nodes from there on are documents.
-        """
-        pruned = ~self.survivors(path[None])[0] & (path >= 0) & (path < num_inner)
-        if not pruned.any():
-            return None
-        level = int(pruned.argmax())
-        candidates = self.levels[level]
-        kept = candidates.scores[candidates.kept & (candidates.nodes < num_inner)]
-        return level, float(candidates.scores[candidates.nodes == path[level]][0]), float(kept.min(initial=np.inf))
-
 
 def highest(scores: Floats, count: int) -> Ints:
     """[count] the indices of the highest of scores [n], ascending; of equal ones the first.

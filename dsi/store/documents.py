@@ -173,7 +173,7 @@ class DocumentTable:
         deny: Collection[str] | None = None,
         where: Where | None = None,
     ) -> NDArray[np.bool_] | None:
-        """Return a mask [documents], True if all three filters let a document through; None if they exclude none: a search without.
+        """Return a mask [documents], True if all filters let a document through; None if they exclude none.
 
         Raises:
             ValueError: an unknown doc_id, or a condition that does not fit the columns.

@@ -27,7 +27,7 @@ from dsi.docids.vectors import VectorKind, VectorsConfig
 from dsi.docids.words.bm25 import Lexical
 from dsi.generator.base import Generator
 from dsi.search.beam import BeamSearch
-from dsi.search.candidates import Candidates
+from dsi.search.candidates import Candidates, Features
 from dsi.search.engine import EncodedQueries, Engine, Followed, check_parts, encode_queries, encoded_queries
 from dsi.search.explain.explanation import Explanation
 from dsi.search.explain.why import AnsweredQuery
@@ -303,7 +303,7 @@ class GenerativeRetriever:
         queries: Sequence[str] | Mapping[str, str] | EncodedQueries,
         k: int = 100,
         *,
-        features: bool = True,
+        features: Features | None = None,
         **options: Unpack[SearchOptions],
     ) -> Candidates:
         """Return the top k documents of each query as candidates for `dsi.rerank`.
@@ -311,7 +311,7 @@ class GenerativeRetriever:
         Args:
             queries: texts, {query_id: text}, or the output of `encode_queries`.
             k: documents per query.
-            features: compute the features of learned rerankers; takes one more pass of the decoder.
+            features: computes the features that a learned reranker reads, its `features`; none by default.
             **options: see `SearchOptions`.
         """
         index = self.snapshot
@@ -319,7 +319,7 @@ class GenerativeRetriever:
         result = index.engine.search(encoded, index.request("candidates", k, options))
         if not encoded.count:
             raise ValueError("candidates() takes at least one query, got none.")
-        return candidates_of(index.engine, index.documents, encoded, result, features=features)
+        return candidates_of(index.engine, index.documents, encoded, result, features)
 
     @shows_options
     def config_for(self, k: int = 10, **options: Unpack[SearchOptions]) -> SearchConfig:

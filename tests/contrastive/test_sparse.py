@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from dsi_experiments.rerankers.features import compute_features
 from sentence_transformers import SparseEncoder
 from sentence_transformers.base.modules import Router, Transformer
 from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, SpladePooling
@@ -216,7 +217,7 @@ def test_it_joins_the_scores_of_documents_and_finds_some(retriever):
     by_words = retriever.explain(QUERIES[0], k=3, beam_width=1, lexical_weight=1e6)
     assert "of a document = dense + 1e+06 learned sparse" in str(by_words)
     assert "words" in next(node for level in by_words.levels for node in level if node.rank == 1).found_by
-    assert retriever.candidates(QUERIES, k=3).names[-5:-1] == (
+    assert retriever.candidates(QUERIES, k=3, features=compute_features).names[-5:-1] == (
         "learned sparse", "learned sparse, share of the best", "learned sparse, 1 / rank", "words of the document"
     )  # fmt: skip
 

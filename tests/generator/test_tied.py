@@ -6,6 +6,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from dsi_experiments.rerankers.features import DigitScores, Siblings, siblings
 
 from dsi.config import Config
 from dsi.docids.tree import DocidTree
@@ -14,7 +15,7 @@ from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.objectives import Estimate, Task
 from dsi.generator.states import Embeddings
 from dsi.generator.tied import LevelOutputs, TiedGenerator
-from dsi.search.engine import DigitScores, QueryBatch, Siblings
+from dsi.search.engine import QueryBatch
 from dsi.search.generate import TiedIndex
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.training.examples import DocidExamples
@@ -220,6 +221,6 @@ def test_digit_scores_of_tied_tokens_multiply_to_a_distribution():
     tree = random_tree(40, branching=3, leaf=3)
     index, batch = TiedIndex(tree, random_tied(tree), None), query_batch(2)
     positions = np.tile(np.arange(40), (2, 1))
-    scores = index.digit_scores(batch, positions)
+    scores = DigitScores.from_siblings(list(siblings(index, batch, positions)))
     for each in (scores.generative, scores.dense):
         np.testing.assert_allclose(np.exp(each.sum(axis=2)).sum(axis=1), 1, rtol=1e-4)

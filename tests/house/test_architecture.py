@@ -47,7 +47,6 @@ UNKNOWN = {
     "Hub": ("huggingface_hub.HfApi", "dsi.store.hub"),
     "decoders?": ("dsi.generator.model", "dsi.search.decoder"),
     "docids|identifiers": DOCIDS,
-    "features": ("dsi.search.features",),
     "generators?": ("dsi.generator", "dsi.search.decoder"),
     "indexes": ("dsi.store.retriever", "dsi.store"),
     "launchers": ("accelerate",),

@@ -154,9 +154,16 @@ def test_a_filter_that_allows_nothing_gives_an_empty_answer(indexes, kind, metho
 def test_a_filter_that_excludes_nothing_changes_no_answer(indexes, kind, method):
     index, queries = indexes[kind], ["river", "noble gas", "light"]
     plain = index.search(queries, k=5, method=method)
-    assert method == "exact" or kind == "digits" or not all(hits.exact for hits in plain)  # a whole scan would prove them
+    assert (
+        method == "exact" or kind == "digits" or not all(hits.exact for hits in plain)
+    )  # a whole scan would prove them
     ids = list(index.documents.rows)
-    for nothing in ({"allow": ids}, {"deny": []}, {"where": "doc_id <> 'nope'"}, {"allow": ids, "where": "doc_id > ''"}):
+    for nothing in (
+        {"allow": ids},
+        {"deny": []},
+        {"where": "doc_id <> 'nope'"},
+        {"allow": ids, "where": "doc_id > ''"},
+    ):
         found = index.search(queries, k=5, method=method, **nothing)
         assert [(list(hits), hits.exact) for hits in found] == [(list(hits), hits.exact) for hits in plain]
         assert str(index.explain(queries[0], method=method, **nothing)) == str(index.explain(queries[0], method=method))

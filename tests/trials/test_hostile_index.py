@@ -75,7 +75,10 @@ def index(tmp_path_factory, sentence_t5_folder):
     retriever.save_pretrained(folder)
     rng = np.random.default_rng(0)
     lists = JudgedLists(rng.normal(size=(40, 2)), rng.integers(0, 2, 40).astype(float), [20, 20], FEATURES)
-    small, candidates = {"trees": 3, "leaves": 4, "min_leaf": 2}, retriever.candidates(QUERIES, k=10)
+    small, candidates = (
+        {"trees": 3, "leaves": 4, "min_leaf": 2},
+        retriever.candidates(QUERIES, k=10, features=LinearReranker.features),
+    )
     rerankers = {
         "linear": LinearReranker({"score": 1.0}),
         "ranknet": RankNet(FEATURES, RankNetConfig(hidden=4)),

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from dsi_experiments import docid_schemes as docids
-from dsi_experiments.descents import descend
+from dsi_experiments.descents import descend, survivors
 from dsi_experiments.docids_report import SYSTEMS
 from dsi_experiments.laboratory import Laboratory, answer
 from dsi_experiments.rows import Rows
@@ -23,6 +23,7 @@ from dsi.docids.schemes import FILE, SCHEMES, SchemeInput, make_docids
 from dsi.measuring.diagnosis import diagnose, errors_by_level
 from dsi.measuring.runs import generator_only
 from dsi.search.request import SearchConfig
+from dsi.search.results import LevelTrace, Trace
 from tests.generator.test_tree_models import table_rows
 from tests.support.small import random_generator, random_tied
 from tests.training.test_pipeline import TIED, write_settings
@@ -220,6 +221,15 @@ def test_trees_are_of_one_size_and_titles_need_titles(beir):
     qrels = dict.fromkeys(("train", "dev", "test"), judged)
     collection = dsi.read_collection(beir(untitled, '{"_id": "q", "text": "a"}', **qrels))
     assert "title" not in docids.schemes_for(collection)
+
+
+def test_a_trace_says_which_paths_were_pruned():
+    first = LevelTrace(np.array([[1, 2, 3]]), np.float32([[0.5, 0.75, 0.25]]), np.array([[True, True, False]]))
+    second = LevelTrace(np.array([[4, 5, -1]]), np.float32([[2.0, 3.0, -np.inf]]), np.array([[False, True, False]]))
+    paths = np.array([[1, 5, 9], [3, 7, 8], [2, 4, -1]])
+    assert survivors(Trace([first, second]), paths).tolist() == [
+        [True, True, True], [False, True, True], [True, False, True]
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["tied", pytest.param("digits", marks=pytest.mark.slow)])

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.files.checks import printable
-from dsi.search.engine import EncodedQueries, Engine, count_documents, encode_queries, path_nodes
-from dsi.search.explain.explanation import ExplainedNode, Explanation, TracedSearch, explain, trace_search
+from dsi.search.engine import EncodedQueries, Engine, count_documents, encode_queries
+from dsi.search.explain.explanation import ExplainedNode, Explanation, explain
 from dsi.search.explain.matches import StoredText, matched_words
 from dsi.search.request import SearchRequest
 from dsi.search.results import Hit, Match, SearchResult, label_of
@@ -141,16 +141,9 @@ class AnsweredQuery:
     @cached_property
     def explanation(self) -> Explanation:
         """The search as a tree."""
-        lexical = self.engine.lexical if self.request.config.lexical_weight else None
-        name, tied = lexical.name if lexical else "", self.engine.is_tied
-        names, config = self.documents.names, self.request.config
-        return explain(self.query, self.engine.tree, names, config, self._traced, name, tied=tied)
-
-    @cached_property
-    def _traced(self) -> TracedSearch:
-        traced = trace_search(self.engine, self.encoded, self.request)
-        self._noted(traced.result)
-        return traced
+        explanation = explain(self.engine, self.encoded, self.request, self.documents.names)
+        self._note(explanation.result)
+        return explanation
 
     def matches(self, hits: Sequence[Hit]) -> list[list[Match]]:
         """Return the words of the query that each of its hits matches."""
@@ -195,7 +188,7 @@ class AnsweredQuery:
             last_score=_last(result) if result.counts[0] else None,
             parts={name: float(values[0, 0]) for name, values in followed.parts.items()},
             path=self._path(position, followed.nodes[0, 0].tolist(), rank),
-            level=None if pruned is None else pruned.level,
+            level=None if pruned is None else len(pruned.digits),
             returned_by=returned_by,
             reason=reason,
             matches=matches,
@@ -204,9 +197,9 @@ class AnsweredQuery:
     def search(self, k: int | None = None, **changes: Any) -> SearchResult:
         """Return the search with some options changed."""
         request = replace(self.request, k=k or self.request.k, config=replace(self.request.config, **changes))
-        return self._noted(self.engine.search(self.encoded, request))
+        return self._note(self.engine.search(self.encoded, request))
 
-    def _noted(self, result: SearchResult) -> SearchResult:
+    def _note(self, result: SearchResult) -> SearchResult:
         """Return a result after noting which shards it lacks."""
         self._missing.update(result.missing[0])
         return result
@@ -232,15 +225,6 @@ class AnsweredQuery:
         """All documents that may be returned, by an exact search."""
         return self.search(count_documents(self.engine.tree, self.request.allowed), method="exact")
 
-    def pruned(self, position: int) -> "Pruned | None":
-        """Return where the walk left out the document at a docid position; None if it did not."""
-        tree = self.engine.tree
-        pruned = self._traced.trace.pruned_at(path_nodes(tree, np.array([position]))[0], tree.num_inner)
-        if pruned is None:
-            return None
-        level, score, lowest = pruned
-        return Pruned(level + 1, tree.digits(position)[: level + 1], score, lowest)
-
     def _path(self, position: int, scores: Sequence[float], rank: int | None) -> list[Step]:
         """Return the nodes on the way to a docid position, with what the search did with each."""
         state, path, digits = "kept", [], self.engine.tree.digits(position)
@@ -256,15 +240,25 @@ class AnsweredQuery:
             path.append(Step(digits[:level], score if math.isfinite(score) else None, state))
         return path
 
+    def pruned(self, position: int) -> "Pruned | None":
+        """Return where the walk left out the document at a docid position; None if it did not."""
+        digits = self.engine.tree.digits(position)
+        for length in range(1, len(digits)):
+            node = self._known.get(digits[:length])
+            if node is not None and node.score is not None and not node.kept:
+                beside = self.explanation.levels[length - 1]
+                kept = [other.score for other in beside if other.kept and not other.doc_id and other.score is not None]
+                return Pruned(node.digits, node.score, min(kept, default=math.inf))
+        return None
+
     @cached_property
     def _known(self) -> dict[tuple[int, ...], ExplainedNode]:
         return {node.digits: node for level in self.explanation.levels for node in level}
 
 
 class Pruned(NamedTuple):
-    """Where the walk left a document out: the level, the node, its score, and the lowest score that was kept there."""
+    """The node where the walk left a document out, its score, and the lowest score of a node that was kept at its level."""
 
-    level: int
     digits: tuple[int, ...]
     score: float
     lowest: float
@@ -320,10 +314,8 @@ class _Reasons:
         if self.pruned is None:
             return f"it was not among the candidates that get the complete score (candidates: {self.answered.request.pool})."
         shown, kept = _distinct(self.pruned.score, self.pruned.lowest)
-        node = ".".join(map(str, self.pruned.digits))
-        return (
-            f"its node {node} left the walk at level {self.pruned.level}: it scores {shown}, the last node kept {kept}."
-        )
+        node, level = ".".join(map(str, self.pruned.digits)), len(self.pruned.digits)
+        return f"its node {node} left the walk at level {level}: it scores {shown}, the last node kept {kept}."
 
     def _remedy(self, k: int) -> tuple[str, dict[str, Any] | None]:
         """Return which search returns the document, found by searching."""

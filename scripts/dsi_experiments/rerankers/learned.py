@@ -14,6 +14,7 @@ from dsi.contrastive.untrusted import load_weights
 from dsi.docids.files.declarations import Count, Positive, Whole, settings
 from dsi.docids.files.untrusted import RESTORE
 from dsi.search.candidates import Candidates, Floats, Reranker
+from dsi_experiments.rerankers.features import compute_features
 from dsi_experiments.rerankers.lists import JudgedLists, list_lambdas
 
 _SCALE = 1e-6
@@ -27,7 +28,7 @@ class FeatureReranker(Reranker):
         names: of the features it reads.
     """
 
-    uses_features = True
+    features = staticmethod(compute_features)
     names: tuple[str, ...]
 
     def predict(self, features: Floats) -> Floats:

@@ -23,6 +23,7 @@ from dsi.rerankers.reranking import rerank, save_reranker
 from dsi.search.candidates import Bools, Candidates, Floats, Ints, Reranker
 from dsi.store.retriever import GenerativeRetriever
 from dsi_experiments.rerankers.boosting import BoostedTrees, BoostingConfig
+from dsi_experiments.rerankers.features import compute_features
 from dsi_experiments.rerankers.kinds import WITH_IMPORTANCE
 from dsi_experiments.rerankers.learned import LinearReranker, RankNet, RankNetConfig
 from dsi_experiments.rerankers.lists import JudgedLists, exact_weight, lambdas, split_folds
@@ -180,7 +181,7 @@ def train_reranker(
         >>> trained = train_reranker(retriever, dsi.read_collection("DIR"), "lambdasmart")
         >>> trained.quality.folds
         5
-        >>> candidates = retriever.candidates(["which capitals are on the danube"], k=20)
+        >>> candidates = retriever.candidates(["which capitals are on the danube"], k=20, features=compute_features)
         >>> hits = dsi.rerank(candidates, trained.reranker).hits()[0]
         >>> folder = trained.save("RUN")
     """
@@ -210,7 +211,7 @@ def judge_candidates(
     if not queries:
         raise ValueError(f"{collection.name} has no judged queries of the split {split!r} to learn from.")
     encoded = retriever.encode_queries(queries, show_progress=show_progress)
-    candidates = rerank(retriever.candidates(encoded, k), after)
+    candidates = rerank(retriever.candidates(encoded, k, features=compute_features), after)
     path = Path(collection.name) / "qrels" / "diversity.qrels"
     subtopics = read_subtopics(path) if path.exists() else None
     return JudgedCandidates(candidates, {q: collection.qrels[split][q] for q in queries}, subtopics)
